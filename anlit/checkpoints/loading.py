@@ -89,7 +89,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     saved, record = content["hyper_parameters"].items(), content["anlit"]
     settings = {name: value for name, value in saved if not name.startswith("_") and name != "optimizer"}
     try:
-        model = _rebuild(content, settings, file, changes)
+        model = rebuild(content, settings | changes, file)
     except UserError:
         raise
     except UNREADABLE as error:
@@ -131,8 +131,8 @@ def _unreadable(file: Path, error: BaseException) -> UserError:
     return UserError(f"{file} cannot be read as a checkpoint ({reason(error)}): choose another one from a run folder")
 
 
-def _rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path, changes: dict[str, Any]) -> LanguageModel:
-    """The model with its weights, on the CPU in float32.
+def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> LanguageModel:
+    """The model with its weights, in float32 on torch's default device.
 
     Raises UserError if it names a class that may not be built or its settings do not fit its weights, ValueError if a
     class refuses a setting.
@@ -142,7 +142,7 @@ def _rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path, chan
     _check_sizes(settings, weights, architecture, file)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
-        model = build_from_plain(architecture, settings | changes, f"{file}: model")
+        model = build_from_plain(architecture, settings, f"{file}: model")
     model.configure_model()
     for name, weight in model.state_dict().items():
         if name in weights and weights[name].is_floating_point() != weight.is_floating_point():

@@ -2,17 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from anlit.checkpoints.location import require_path
 from anlit.commands.score import model_options, read_documents
 from anlit.errors import UserError
 from anlit.reporting.text import echo, json_line
 from anlit.sentences import ToolParser, at_least
-
-if TYPE_CHECKING:
-    from anlit.inference.generation import OnToken
-    from anlit.inference.text import CheckpointTokenizer
 
 
 def parser() -> ToolParser:
@@ -27,8 +22,7 @@ def parser() -> ToolParser:
     add = parser.add_argument
     add("prompt", nargs="*", metavar="PROMPT", help="text to continue (default: standard input)")
     add("--prompts", metavar="FILE", help='text (one prompt), .jsonl of {"prompt": …}, or - for stdin')
-    longest = "the most tokens of a continuation (default: 100)"
-    add("--max_tokens", type=at_least(1), default=100, metavar="N", help=longest)
+    add("--max_tokens", type=at_least(1), default=100, metavar="N", help="tokens at most (default: 100)")
     add("--samples", type=at_least(1), default=1, metavar="N", help="continuations of each prompt (default: 1)")
     add("--temperature", type=float, default=1.0, metavar="X", help="0 for the most probable token (default: 1)")
     add("--top_k", type=at_least(1), metavar="K", help="draw among the K most probable tokens")
@@ -45,42 +39,47 @@ def main(argv: list[str]) -> None:
     require_path(given.checkpoint)
     prompts = read_prompts(given.prompt, given.prompts)
 
+    from tokenizers.decoders import DecodeStream
+
     from anlit.checkpoints.loading import load_checkpoint  # after the checks: torch takes seconds
-    from anlit.inference import generation
+    from anlit.data.tokenizer import vocabulary_size
+    from anlit.inference.generation import Request, Sampling, generate
     from anlit.inference.text import text_of
 
-    sampling = generation.Sampling(given.temperature, given.top_k, given.top_p, given.seed)
+    sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     checkpoint = load_checkpoint(given.checkpoint, given.device)
     text = text_of(checkpoint, given.tokenizer)
     asked = [(prompt, sample) for prompt in prompts for sample in range(given.samples)]
-    requests = [generation.Request(text.prompt(prompt, checkpoint), sample) for prompt, sample in asked]
+    requests = [Request(text.prompt(prompt, checkpoint), sample) for prompt, sample in asked]
     streams = len(requests) == 1 and not given.json
-    on_token = _stream(prompts[0], text) if streams else lambda number, token: None
-    decoder = checkpoint.model.model
-    continuations = generation.generate(
-        decoder, requests, given.max_tokens, sampling, text.ending, given.batch_size, text.size, on_token
+    decoding = DecodeStream(skip_special_tokens=True)  # waits until all bytes of a character are there
+
+    def show(number: int, token: int) -> None:
+        if streams:
+            echo(decoding.step(text.tokenizer, token) or "", end="")
+
+    if streams:
+        echo(prompts[0], end="")
+    decoder, n_allowed = checkpoint.model.model, vocabulary_size(text.tokenizer)
+    continuations = generate(
+        decoder, requests, given.max_tokens, sampling, text.ending, given.batch_size, n_allowed, show
     )
-    for number, ((prompt, sample), request, tokens) in enumerate(zip(asked, requests, continuations, strict=True)):
-        continuation = text.decode(tokens.tokens)
+    for number, ((prompt, sample), request, own) in enumerate(zip(asked, requests, continuations, strict=True)):
         if given.json:
-            record = {"prompt": prompt, "prompt_tokens": list(request.prompt), "sample": sample, "text": continuation}
-            echo(json_line({**record, **vars(tokens)}))
-        elif not streams:
+            record = {"prompt": prompt, "prompt_tokens": list(request.prompt), "sample": sample}
+            echo(json_line({**record, "text": text.decode(own.tokens), **vars(own)}))
+        elif streams:
+            echo()
+        else:
             name = f"prompt {number // given.samples + 1}"
             name += f", sample {sample + 1}" if given.samples > 1 else ""
-            echo(f"--- {name}\n{prompt}{continuation}\n")
+            echo(f"--- {name}\n{prompt}{text.decode(own.tokens)}\n")
 
 
 def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
-    """Prompts from the command line, from a file, or from standard input if there is neither.
+    """The prompts `texts` and those of `file`, read as `anlit score` reads texts; "-" is one on standard input.
 
-    Args:
-        texts: The prompts of the command line.
-        file: Of texts as `anlit score` reads them, in records the field `prompt`; `-` for standard input, which is one
-            prompt.
-
-    Raises:
-        UserError: There is no prompt, one is empty, or the file cannot be read.
+    Without both, standard input is the prompt. Raises UserError if there is none, one is empty, or the file is damaged.
     """
     prompts = list(texts)
     if file is not None and file != "-":
@@ -93,16 +92,3 @@ def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
         if not prompt:
             raise UserError(f"prompt {number} of {len(prompts)} is empty: give at least one token of text to continue")
     return prompts
-
-
-def _stream(prompt: str, text: "CheckpointTokenizer") -> "OnToken":
-    """Print the prompt, and return what prints the tokens of the only continuation as they come."""
-    from tokenizers.decoders import DecodeStream
-
-    stream = DecodeStream(skip_special_tokens=True)  # waits until all bytes of a character are there
-    echo(prompt, end="")
-
-    def on_token(number: int, token: int | None) -> None:
-        echo("\n" if token is None else stream.step(text.tokenizer, token) or "", end="")
-
-    return on_token

@@ -1,17 +1,22 @@
 """`anlit score`: writes the log-likelihood of every token of texts, as parquet."""
 
-import argparse
 import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import tee
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.reporting.text import echo
 from anlit.sentences import ToolParser, at_least
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from anlit.inference.scoring import Scores
 
 
 def parser() -> ToolParser:
@@ -48,10 +53,39 @@ def main(argv: list[str]) -> None:
     """Score the files, write the table and print the totals; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
     require_path(given.checkpoint)
-    for name in given.files:
-        if not Path(name).is_file():
-            raise UserError(f"{name} {'is a folder' if Path(name).is_dir() else 'does not exist'}: give a file of text")
-    totals = score_files(given, shlex.join(["anlit", "score", *argv]))
+
+    from anlit.checkpoints.loading import describe, load_checkpoint  # after the check: torch takes seconds
+    from anlit.inference.scoring import byte_ranges, score, write_table
+    from anlit.inference.text import text_of
+
+    checkpoint = load_checkpoint(given.checkpoint, given.device)
+    text, length = text_of(checkpoint, given.tokenizer), given.length or checkpoint.training_length
+    stride = given.stride if given.stride is not None else max(1, length // 2)
+    totals: dict[str, float] = dict.fromkeys(("documents", "tokens", "scored", "bytes", "nats"), 0)
+
+    def encoded() -> Iterator[tuple[list[int], "np.ndarray", str]]:
+        for document, where in read_documents(given.files, given.field):
+            encoding = text.tokenizer.encode(document, add_special_tokens=False)
+            if not encoding.ids:
+                raise UserError(f"{where}: the tokenizer makes no tokens of its text: leave it out")
+            yield encoding.ids, byte_ranges(document, encoding.offsets), where
+
+    def scored() -> Iterator[tuple["Scores", "np.ndarray", str]]:
+        read, kept = tee(encoded())
+        documents = (tokens for tokens, _, _ in read)
+        scores = score(checkpoint.model.model, documents, length, stride, text.ending, given.batch_size)
+        for own, (_, ranges, where) in zip(scores, kept, strict=True):
+            known = own.rank > 0
+            totals["documents"] += 1
+            totals["tokens"] += len(known)
+            totals["scored"] += int(known.sum())
+            totals["bytes"] += int(ranges[-1, 1]) - (0 if known[0] else int(ranges[0, 1]))  # of the scored tokens
+            totals["nats"] -= float(own.log_likelihood[known].sum(dtype=float))
+            yield own, ranges, where
+
+    command = shlex.join(["anlit", "score", *argv])
+    record: dict[str, Any] = {"command": command, "length": length, "stride": stride, **describe(checkpoint)}
+    write_table(Path(given.output), text.tokenizer, record, scored())
     totals["nats_per_token"] = totals["nats"] / totals["scored"] if totals["scored"] else math.nan
     totals["bits_per_byte"] = totals["nats"] / math.log(2) / totals["bytes"] if totals["bytes"] else math.nan
     words = (
@@ -59,51 +93,6 @@ def main(argv: list[str]) -> None:
         "{nats:,.4f} nats, {nats_per_token:.4f} per token, {bits_per_byte:.4f} bits per byte"
     )
     echo(json.dumps(totals) if given.json else words.format(output=given.output, **totals))
-
-
-def score_files(given: argparse.Namespace, command: str) -> dict[str, float]:
-    """Score the files and write the table.
-
-    Returns:
-        Totals: documents, tokens, scored (tokens), bytes (of the scored tokens), nats (minus their log-likelihoods).
-
-    Raises:
-        UserError: A file, the checkpoint, its tokenizer or a setting is wrong.
-    """
-    import numpy as np
-
-    from anlit.checkpoints.loading import describe, load_checkpoint  # after the checks: torch takes seconds
-    from anlit.inference.scoring import Scores, byte_offsets, score, write_table
-    from anlit.inference.text import text_of
-
-    checkpoint = load_checkpoint(given.checkpoint, given.device)
-    text, length = text_of(checkpoint, given.tokenizer), given.length or checkpoint.training_length
-    stride = given.stride if given.stride is not None else max(1, length // 2)
-    offsets: list[tuple[np.ndarray, str]] = []
-    totals: dict[str, float] = dict.fromkeys(("documents", "tokens", "scored", "bytes", "nats"), 0)
-
-    def tokens() -> Iterator[np.ndarray]:
-        for document, where in read_documents(given.files, given.field):
-            encoding = text.tokenizer.encode(document, add_special_tokens=False)
-            if not encoding.ids:
-                raise UserError(f"{where}: the tokenizer makes no tokens of its text: leave it out")
-            offsets.append((byte_offsets(document, encoding.offsets), where))
-            yield np.array(encoding.ids)
-
-    def scored() -> Iterator[tuple[Scores, np.ndarray, str]]:
-        for scores in score(checkpoint.model.model, tokens(), length, stride, text.ending, given.batch_size):
-            byte_ranges, source = offsets.pop(0)
-            known = ~np.isnan(scores.log_likelihood)
-            totals["documents"] += 1
-            totals["tokens"] += len(byte_ranges)
-            totals["scored"] += int(known.sum())
-            totals["bytes"] += int(byte_ranges[-1, 1]) - (0 if known[0] else int(byte_ranges[0, 1]))
-            totals["nats"] -= float(scores.log_likelihood[known].sum(dtype=np.float64))
-            yield scores, byte_ranges, source
-
-    record: dict[str, Any] = {"command": command, "length": length, "stride": stride, **describe(checkpoint)}
-    write_table(Path(given.output), text.tokenizer, record, scored())
-    return totals
 
 
 def read_documents(files: Sequence[str], field: str) -> Iterator[tuple[str, str]]:
@@ -118,9 +107,10 @@ def read_documents(files: Sequence[str], field: str) -> Iterator[tuple[str, str]
     from anlit.data.preparation.formats import Columns, read_file
 
     for name in files:
+        if not Path(name).is_file():  # a pipe may never end
+            raise UserError(f"{name} {'is a folder' if Path(name).is_dir() else 'is no file'}: give a file of text")
+    for name in files:
         try:
-            if Path(name).exists() and not Path(name).is_file():  # a pipe may never end
-                raise OSError(0, "it is no regular file")
             for record in read_file(name, Path(name), Columns(field, max_document_bytes=1 << 40)):
                 if record.text is None:
                     raise UserError(f"{name}, {record.where}: {record.detail}: correct it, or leave it out")

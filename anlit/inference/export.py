@@ -10,7 +10,7 @@ from anlit.errors import UserError
 from anlit.inference.huggingface import builtin_models, custom_code
 from anlit.inference.text import CheckpointTokenizer, MissingTokenizerError, text_of
 from anlit.models.fold import FOLDED, fold
-from anlit.reporting.files import write_json
+from anlit.reporting.files import write_json, writing
 
 
 def export_model(
@@ -33,13 +33,11 @@ def export_model(
         text = text_of(loaded, tokenizer)
     except MissingTokenizerError:
         text = None
-    try:
+    with writing(folder):
         if form == "huggingface":
             write_huggingface(loaded, folder, text)
         else:
             _write_safetensors(loaded, folder, text, folded)
-    except OSError as error:
-        raise UserError(f"--output {output} cannot be written ({error.strerror}): give a writable folder") from error
     return folder
 
 
@@ -81,13 +79,13 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path, text: CheckpointToke
         record, weights = builtin_models.configuration(decoder, length, family), builtin_models.weights(decoder)
     else:
         record, weights = custom_code.exported(checkpoint)
-    end = text.ending.token if text is not None else None
+    end = text.ending.token if text else None
     special = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
-    write_folder(folder, weights, {**record, **special, "dtype": "float32"}, text.content if text is not None else None)
+    write_folder(folder, weights, {**record, **special, "dtype": "float32"}, text.content if text else None)
     if family is None:
         shutil.copyfile(custom_code.CODE, folder / custom_code.CODE.name)
     write_json(folder / "generation_config.json", {**special, "do_sample": False})
-    if text is not None:
+    if text:
         name = text.tokenizer.id_to_token(end) if end is not None else None
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",

@@ -4,7 +4,6 @@ Shorter prompts of a batch are padded on the left. A row depends on the others o
 products.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -109,10 +108,6 @@ class Sampling:
         return tokens.gather(-1, torch.minimum(index, last))[:, 0]
 
 
-OnToken = Callable[[int, int | None], None]
-"""Called with the number of a request and its new token, None when it is finished."""
-
-
 @torch.inference_mode()
 def generate(
     decoder: Decoder,
@@ -122,7 +117,7 @@ def generate(
     ending: Ending = Ending(),
     batch_size: int = 8,
     n_allowed: int | None = None,
-    on_token: OnToken = lambda number, token: None,
+    on_token: Callable[[int, int], None] = lambda number, token: None,
 ) -> list[Continuation]:
     """Continue every request by at most `max_tokens` tokens.
 
@@ -130,7 +125,7 @@ def generate(
         decoder: The network, in eval mode.
         requests: Continued `batch_size` at a time, in this order.
         n_allowed: Draw only tokens below this; the other tokens of a rounded-up vocabulary have no text.
-        on_token: Called with every token at once.
+        on_token: Called at once with the number of the request and its new token.
 
     Raises:
         UserError: A prompt is empty or has a token outside the vocabulary, a batch does not fit into memory, or the
@@ -139,8 +134,6 @@ def generate(
     vocabulary = decoder.embedding.num_embeddings
     for request in requests:
         check_prompt(request.prompt, vocabulary)
-    longest = max((len(request.prompt) for request in requests), default=0) + max_tokens
-    check_memory(decoder, min(batch_size, len(requests)), longest)
     continuations = [Continuation() for _ in requests]
     for numbers in _batches(decoder, requests, max_tokens, batch_size):
         batch = _Batch(decoder, [requests[number].prompt for number in numbers], max_tokens, ending)
@@ -159,11 +152,9 @@ def generate(
                     continuation.log_likelihood.append(chance)
                     on_token(number, token)
                     continuation.finish = "length" if step + 1 == max_tokens else None
-                if continuation.finish is not None:
-                    on_token(number, None)
             if all(continuations[number].finish for number in numbers):
                 break
-            batch.go_on(tokens)
+            batch.read(tokens[:, None])
     return continuations
 
 
@@ -176,21 +167,6 @@ def check_prompt(tokens: Sequence[int], vocabulary: int) -> None:
         raise UserError(
             f"the prompt has the token {wrong}, but the model knows 0 to {vocabulary - 1} only: "
             "give the tokenizer that it was trained with, or other tokens"
-        )
-
-
-def check_memory(decoder: Decoder, rows: int, length: int) -> None:
-    """Raise UserError if the keys and values of `rows` × `length` tokens do not fit into the device's memory."""
-    weight = decoder.embedding.weight
-    needed = rows * decoder.cache_bytes(length, weight.element_size())
-    if weight.is_cuda:
-        available = torch.cuda.get_device_properties(weight.device).total_memory
-    else:
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > available:
-        raise UserError(
-            f"{rows} rows of {length:,} tokens need {needed / 1e9:.1f} GB for their keys, and {weight.device} "
-            f"has {available / 1e9:.1f} GB: {SMALLER}"
         )
 
 
@@ -222,23 +198,20 @@ class _Batch:
         device = decoder.embedding.weight.device
         width = max(map(len, prompts))
         padding = [width - len(prompt) for prompt in prompts]
-        rows = np.stack([np.pad(np.asarray(prompt), (n, 0)) for prompt, n in zip(prompts, padding, strict=True)])
-        self.ids: Tensor | None = None  # one document per row, unless a prompt has several
-        if ending.token is not None and any(ending.token in prompt for prompt in prompts):
-            ids = np.zeros((len(prompts), width + 1), dtype=np.int64)  # the last is that of the continuation
-            for row, prompt, n in zip(ids, prompts, padding, strict=True):
-                row[n:] = document_ids(np.array([[*prompt, -1]]), ending.token, ending.at)
-            self.ids = torch.from_numpy(ids).to(device)
+        rows = np.stack([np.pad([*prompt, -1], (n, 0)) for prompt, n in zip(prompts, padding, strict=True)])
+        ids = np.zeros_like(rows)  # the last is that of the continuation
+        if ending.token is not None:
+            for own, row, n in zip(ids, rows, padding, strict=True):
+                own[n:] = document_ids(row[None, n:], ending.token, ending.at)
+        self.ids = torch.from_numpy(ids).to(device) if ids.any() else None  # None: a document per row
         self.cache = KeyValueCache(width + max_tokens, torch.tensor(padding, device=device) if any(padding) else None)
-        self.logits = self._read(torch.from_numpy(rows).to(device), None if self.ids is None else self.ids[:, :-1])
+        self.read(torch.from_numpy(rows[:, :-1]).to(device), slice(-1))
 
-    def go_on(self, tokens: Tensor) -> None:
-        """Read one more token of each row, (B,)."""
-        self.logits = self._read(tokens[:, None], None if self.ids is None else self.ids[:, -1:])
-
-    def _read(self, tokens: Tensor, ids: Tensor | None) -> Tensor:
+    def read(self, tokens: Tensor, columns: slice = slice(-1, None)) -> None:
+        """Read (B, Q) tokens, those of the prompts or one more of each continuation."""
+        ids = None if self.ids is None else self.ids[:, columns]
         with enough_memory(len(tokens), self.cache.n_read + tokens.shape[1], tokens.device, SMALLER):
-            return self.decoder(tokens, ids, cache=self.cache, n_logits=1)[:, 0]
+            self.logits = self.decoder(tokens, ids, cache=self.cache, n_logits=1)[:, 0]
 
 
 def finite(logits: Tensor) -> Tensor:

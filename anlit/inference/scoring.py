@@ -83,15 +83,14 @@ def windows(n_inputs: int, length: int, stride: int) -> Iterator[Window]:
 class _Sequence:
     """A document that is being scored: its tokens with the separator, and the scores so far."""
 
-    def __init__(self, tokens: np.ndarray, ending: Ending) -> None:
-        self.offset = int(ending.token is not None)  # of the row against the tokens
-        self.row, self.ids = tokens, np.zeros(len(tokens), np.int64)
-        if ending.token is not None:
-            self.row = np.concatenate(([ending.token], tokens))
-            self.ids = document_ids(self.row[None], ending.token, ending.at)[0]
-        self.left = len(self.row) - 1
+    def __init__(self, tokens: Sequence[int], ending: Ending) -> None:
+        before = [] if ending.token is None else [ending.token]
+        self.row = np.array([*before, *tokens])
+        separator = -1 if ending.token is None else ending.token
+        self.ids = document_ids(self.row[None], separator, ending.at)[0]
+        self.offset, self.left = len(before), len(self.row) - 1  # of the row against the tokens; inputs to score
         rank, n_context = np.zeros((2, len(tokens)), np.int32)
-        self.scores = Scores(tokens, np.full(len(tokens), np.nan, np.float32), rank, n_context)
+        self.scores = Scores(self.row[self.offset :], np.full(len(tokens), np.nan, np.float32), rank, n_context)
 
     def note(self, window: Window, log_likelihood: np.ndarray, rank: np.ndarray) -> None:
         scored = slice(window.first + 1 - self.offset, window.end + 1 - self.offset)
@@ -102,9 +101,9 @@ class _Sequence:
 
 def score(
     decoder: Decoder,
-    documents: Iterable[np.ndarray],
+    documents: Iterable[Sequence[int]],
     length: int,
-    stride: int | None = None,
+    stride: int,
     ending: Ending = Ending(),
     batch_size: int | None = None,
 ) -> Iterator[Scores]:
@@ -112,15 +111,14 @@ def score(
 
     Args:
         decoder: The network, in eval mode.
-        documents: Their tokens, (n,) integers with n ≥ 1, without separators.
+        documents: Their tokens, one or more, without separators.
         length: Tokens in a window.
-        stride: Tokens by which windows advance; None for half of `length`.
+        stride: Tokens by which windows advance.
         batch_size: Windows in a forward pass; None to choose it by size. It does not change the scores.
 
     Raises:
         UserError: A setting is out of range, a token is outside the vocabulary, or memory does not suffice.
     """
-    stride = max(1, length // 2) if stride is None else stride
     if not 1 <= stride <= length:
         raise UserError(f"--stride {stride} must be between 1 and the window's {length} tokens")
     vocabulary = decoder.embedding.num_embeddings
@@ -129,8 +127,8 @@ def score(
     sequences: deque[_Sequence] = deque()
     waiting: list[tuple[_Sequence, Window]] = []
     for tokens in documents:
-        check_prompt(tokens.tolist(), vocabulary)
-        sequences.append(_Sequence(np.asarray(tokens, np.int64), ending))
+        check_prompt(tokens, vocabulary)
+        sequences.append(_Sequence(tokens, ending))
         for window in windows(len(sequences[-1].row) - 1, length, stride):
             waiting.append((sequences[-1], window))
             if len(waiting) == rows:
@@ -189,35 +187,38 @@ def write_table(
         raise UserError(f"--output {path} is a folder: give the name of a file, such as {path}/scores.parquet")
     schema = SCHEMA.with_metadata({"anlit": json.dumps(record)})
     text_of = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
+
+    waiting: list[pa.Table] = []
+    n_waiting = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-            waiting: list[pa.Table] = []
-            for number, (scores, offsets, source) in enumerate(documents):
+            for number, (scores, ranges, source) in enumerate(documents):
                 n = len(scores.tokens)
                 columns = {
                     "document": np.full(n, number),
                     "position": np.arange(n),
                     "token": scores.tokens,
                     "text": [text_of(token) for token in scores.tokens.tolist()],
-                    "byte_start": offsets[:, 0],
-                    "byte_end": offsets[:, 1],
+                    "byte_start": ranges[:, 0],
+                    "byte_end": ranges[:, 1],
                     "n_context": scores.n_context,
-                    "log_likelihood": pa.array(scores.log_likelihood, mask=np.isnan(scores.log_likelihood)),
+                    "log_likelihood": pa.array(scores.log_likelihood, mask=scores.rank == 0),
                     "rank": pa.array(scores.rank, mask=scores.rank == 0),
                     "source": [source] * n,
                 }
                 waiting.append(pa.Table.from_pydict(columns, schema=schema))
-                if sum(map(len, waiting)) >= ROW_GROUP:
+                n_waiting += n
+                if n_waiting >= ROW_GROUP:
                     writer.write_table(pa.concat_tables(waiting))
-                    waiting = []
+                    waiting, n_waiting = [], 0
             if waiting:
                 writer.write_table(pa.concat_tables(waiting))
     except OSError as error:
         raise UserError(f"--output {path} cannot be written ({error.strerror or error}): name another") from error
 
 
-def byte_offsets(text: str, characters: Sequence[tuple[int, int]]) -> np.ndarray:
+def byte_ranges(text: str, characters: Sequence[tuple[int, int]]) -> np.ndarray:
     """Ranges of UTF-8 bytes for ranges of characters, (n, 2) int64."""
     if text.isascii():
         return np.array(characters, np.int64).reshape(-1, 2)

@@ -1,19 +1,18 @@
 """The tokenizer of a checkpoint, and how its documents end."""
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from anlit.checkpoints.exported import read_settings
 from anlit.checkpoints.loading import Checkpoint
-from anlit.checkpoints.location import CHECKPOINTS, is_exported
-from anlit.data.storage.manifest import MANIFEST, TOKENIZER, read_bytes
+from anlit.checkpoints.location import is_exported
+from anlit.data.storage.manifest import TOKENIZER, read_bytes
 from anlit.data.storage.remote import is_remote
 from anlit.data.tokenizer import END_OF_DOCUMENT, parse_tokenizer, vocabulary_size
 from anlit.errors import UserError
@@ -32,11 +31,6 @@ class CheckpointTokenizer:
     content: bytes
     """The content of tokenizer.json."""
     ending: Ending
-
-    @property
-    def size(self) -> int:
-        """Number of tokens in the tokenizer's vocabulary."""
-        return vocabulary_size(self.tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without separators."""
@@ -62,10 +56,7 @@ class CheckpointTokenizer:
 
 def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointTokenizer:
     """The tokenizer of a checkpoint: the named one (a tokenizer.json, or a folder or address that has it), else that of
-    its run or exported folder, else that of its data.
-
-    The separator of documents is that of the training data; if the checkpoint does not name these, that of the manifest
-    beside the tokenizer.
+    its run or exported folder, else that of its data. The separator of documents is that of the training data.
 
     Raises:
         MissingTokenizerError: There is none.
@@ -73,13 +64,23 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointT
     """
     content, path = _named(tokenizer) if tokenizer is not None else _find(checkpoint)
     parsed = parse_tokenizer(content, path)
-    _check(checkpoint, content, parsed)
-    own = read_settings(checkpoint.file) if is_exported(checkpoint.file) else {}
-    records = (own, checkpoint.trained_on or {}, _manifest(path.rpartition("/")[0] or "."))
-    record = next((each for each in records if each.get("end_of_document") is not None), {})
-    known = record.get("end_of_document")
-    is_token = isinstance(known, int) and not isinstance(known, bool) and 0 <= known < checkpoint.model.vocab_size
-    end = known if is_token else parsed.token_to_id(END_OF_DOCUMENT)
+    trained_on, vocabulary = checkpoint.trained_on or {}, checkpoint.model.vocab_size
+    then, now = trained_on.get("tokenizer_sha256"), sha256(content).hexdigest()
+    if then and then != now:
+        raise UserError(
+            f"{checkpoint.file} was trained with another tokenizer ({then[:12]}…) than this one ({now[:12]}…): "
+            "set --tokenizer to the tokenizer.json of its data"
+        )
+    if (size := vocabulary_size(parsed)) > vocabulary:
+        raise UserError(
+            f"the tokenizer has {size:,} tokens, but the model knows {vocabulary:,}: "
+            "set --tokenizer to the one that it was trained with"
+        )
+    record = read_settings(checkpoint.file) if is_exported(checkpoint.file) else {}
+    record = record if record.get("end_of_document") is not None else trained_on
+    end = record.get("end_of_document")
+    if type(end) is not int or not 0 <= end < vocabulary:
+        end = parsed.token_to_id(END_OF_DOCUMENT)
     return CheckpointTokenizer(
         parsed, content, Ending(end, "start" if record.get("document_token_at") == "start" else "end")
     )
@@ -98,42 +99,14 @@ def _named(tokenizer: str) -> tuple[bytes, str]:
 
 def _find(checkpoint: Checkpoint) -> tuple[bytes, str]:
     """The content of tokenizer.json in the run folder, the exported one or that of the data, and its path."""
-    file, data = checkpoint.file, (checkpoint.trained_on or {}).get("path")
-    folders = [str(file)] if is_exported(file) else [str(file.parent.parent)] if file.parent.name == CHECKPOINTS else []
-    if isinstance(data, str) and not is_remote(data):  # a checkpoint may not make us read an address
-        folders.append(data)
+    file, data = checkpoint.file, str((checkpoint.trained_on or {}).get("path") or "")
+    folders = [str(file if is_exported(file) else checkpoint.run or ""), data]
+    folders = [folder for folder in folders if folder and not is_remote(folder)]  # no file may make us read an address
     for folder in folders:
         path = f"{folder}/{TOKENIZER}"
-        try:
+        with suppress(OSError):
             return read_bytes(path), path
-        except FileNotFoundError:
-            continue
     looked = f" (looked in {', '.join(folders)})" if folders else ""
     raise MissingTokenizerError(
         f"{file} has no tokenizer{looked}: set --tokenizer to its tokenizer.json, or to the address of its data"
     )
-
-
-def _manifest(folder: str) -> dict[str, Any]:
-    """The manifest of a prepared folder; empty if there is none."""
-    try:
-        manifest = json.loads(read_bytes(f"{folder}/{MANIFEST}"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return manifest if isinstance(manifest, dict) else {}
-
-
-def _check(checkpoint: Checkpoint, content: bytes, tokenizer: Tokenizer) -> None:
-    then = (checkpoint.trained_on or {}).get("tokenizer_sha256")
-    now = sha256(content).hexdigest()
-    if then and then != now:
-        raise UserError(
-            f"{checkpoint.file} was trained with another tokenizer ({then[:12]}…) than this one ({now[:12]}…): "
-            "set --tokenizer to the tokenizer.json of its data"
-        )
-    size = checkpoint.model.vocab_size
-    if vocabulary_size(tokenizer) > size:
-        raise UserError(
-            f"the tokenizer has {vocabulary_size(tokenizer):,} tokens, but the model knows {size:,}: "
-            "set --tokenizer to the one that it was trained with"
-        )

@@ -102,7 +102,7 @@ def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, capsys) -> Non
     [
         ([""], "prompt 1 of 1 is empty: give at least one token"),
         (["the", "--top_p", "2"], "--top_p 2 must be a probability"),
-        (["the", "--prompts", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["the", "--prompts", "nowhere.txt"], "nowhere.txt is no file: give a file of text"),
         (["the", "--prompts", "bad.jsonl"], 'bad.jsonl, line 2: the field "prompt" is missing'),
         (["the", "--tokenizer", "other.json"], "was trained with another tokenizer"),
         (["the", "--tokenizer", "bad.jsonl"], "is not a tokenizer.json"),

@@ -87,11 +87,11 @@ def test_what_cannot_be_scored_is_refused() -> None:
     with pytest.raises(UserError, match="--stride 17 must be between 1 and the window's 16"):
         list(score(model, DOCUMENTS, LENGTH, LENGTH + 1))
     with pytest.raises(UserError, match="the token 29, but the model knows 0 to 28 only"):
-        list(score(model, [np.array([1, 29])], LENGTH))
+        list(score(model, [np.array([1, 29])], LENGTH, STRIDE))
     with torch.no_grad():
         model.head.weight[4, 4] = torch.nan
     with pytest.raises(UserError, match="logits are not finite"):
-        list(score(model, DOCUMENTS, LENGTH))
+        list(score(model, DOCUMENTS, LENGTH, STRIDE))
 
 
 @pytest.fixture(scope="module")

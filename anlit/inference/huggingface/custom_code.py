@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anlit import LogBias, SlidingWindow, WarmStart
-from anlit.attention import mechanisms as kinds
+import anlit
 from anlit.attention.mechanism import Mechanism
 from anlit.checkpoints.loading import Checkpoint
 from anlit.errors import UserError
@@ -23,17 +22,15 @@ from anlit.models.fold import Stored, fold
 CODE = Path(__file__).parent / "modeling_anlit.py"
 """Copied into the folders. Only this file imports transformers."""
 ARCHITECTURES = {"GPT": "GPT", "NGPT": "NGPT", "FoldedNGPT": "NGPT", "AnGPT": "AnGPT", "FoldedAnGPT": "AnGPT"}
-LEARNED = ("strength", "decay")
-"""The names of the mechanisms' coefficient."""
-CONSTANTS: dict[str, tuple[str, ...]] = {
-    "Plain": (),
-    "ScaleInvariant": ("tau",),
-    "LogN": ("b", "c"),
-    "SqrtLogN": ("a", "b", "c"),
-    "ExpectedMaximum": (),
-    "BetaScaling": (),
-    "LogBias": ("tau",),
-    "ALiBi": (),
+CONSTANTS: dict[type, tuple[str, ...]] = {
+    anlit.Plain: (),
+    anlit.ScaleInvariant: ("tau",),
+    anlit.LogN: ("b", "c"),
+    anlit.SqrtLogN: ("a", "b", "c"),
+    anlit.ExpectedMaximum: (),
+    anlit.BetaScaling: (),
+    anlit.LogBias: ("tau",),
+    anlit.ALiBi: (),
 }
 """The mechanisms that the code supports, and their settings apart from the coefficient."""
 
@@ -94,18 +91,18 @@ def _qk_norm(norm: Any) -> dict[str, Any] | None:
 
 def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
     """A layer's mechanism as plain values; a coefficient per head or one for all is a list of numbers."""
-    if isinstance(mechanism, SlidingWindow):
+    if isinstance(mechanism, anlit.SlidingWindow):
         return {**_mechanism(mechanism.mechanism), "window": mechanism.window}
-    if isinstance(mechanism, WarmStart):
+    if isinstance(mechanism, anlit.WarmStart):
         return {**_mechanism(mechanism.mechanism), "share": float(mechanism.share)}
-    name = type(mechanism).__name__
-    if name not in CONSTANTS or type(mechanism) is not getattr(kinds, name):
-        raise _refusal(f"attention {name}")
-    plain: dict[str, Any] = {"name": name, **{key: getattr(mechanism, key) for key in CONSTANTS[name]}}
-    for key in LEARNED:
-        if (coefficient := getattr(mechanism, key, None)) is not None:
-            plain["strength"] = torch.as_tensor(coefficient()).flatten().tolist()
-    if isinstance(mechanism, LogBias):
+    kind = type(mechanism)
+    if kind not in CONSTANTS:
+        raise _refusal(f"attention {kind.__name__}")
+    plain: dict[str, Any] = {"name": kind.__name__, **{key: getattr(mechanism, key) for key in CONSTANTS[kind]}}
+    coefficient = getattr(mechanism, "strength", None) or getattr(mechanism, "decay", None)
+    if coefficient is not None:
+        plain["strength"] = torch.as_tensor(coefficient()).flatten().tolist()
+    if isinstance(mechanism, anlit.LogBias):
         plain["g"] = _mechanism(mechanism.g)
     return plain
 

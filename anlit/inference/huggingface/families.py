@@ -22,6 +22,7 @@ OPTIONAL = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6,
 """What transformers takes if a key of `SETTINGS` is missing; a family may have other values. The rest must be there."""
 
 TYPES: dict[str, type] = {
+    "model_type": str,
     **dict.fromkeys([key for key in SETTINGS if key not in OPTIONAL], int),
     **dict.fromkeys(("sliding_window", "no_rope_layer_interval", "max_window_layers"), int),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), dict),
@@ -102,15 +103,6 @@ FAMILIES = {
     ),
 }
 """By `model_type`. An export takes the first that fits."""
-
-UNFIT = {
-    "olmo2": "its blocks normalise only what they add to h, and all heads of queries or keys together",
-    "qwen2": "its queries, keys and values have biases",
-    "qwen3_moe": "its MLPs are mixtures of experts",
-    "mixtral": "its MLPs are mixtures of experts",
-    "gemma3_text": "its MLP is gated by a GELU, and its norms and embeddings are scaled in another way",
-}
-"""Families that are often asked for, and why GPT+ cannot be one of them."""
 
 
 def our_names(n_layers: int) -> dict[str, str]:

@@ -16,6 +16,8 @@ from transformers import Cache, DynamicCache, GenerationMixin, PretrainedConfig,
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 EULER_GAMMA = 0.5772156649015329
+PLAIN: tuple[Any, Any, Any] = (1.0, 1.0, 0.0)
+"""g, a and m of plain attention."""
 
 
 class TokenPositions:
@@ -33,14 +35,10 @@ class TokenPositions:
         self.distance = (self.queries[:, :, None] - self.keys[:, None]).clamp_min(0)[:, None].float()  # (B, 1, T, S)
         self.visible = visible.expand(len(self.keys), -1, -1)[:, None]
 
-    def seen(self, window: int | None) -> Tensor:
-        """Whether query i sees key j: (B, 1, T, S)."""
-        return self.visible if window is None else self.visible & (self.distance < window)
-
-    def n_visible(self, window: int | None) -> Tensor:
-        """n_i, (B, 1, T)."""
-        n = self.queries[:, None] + 1
-        return (n if window is None else n.clamp_max(window)).float()
+    def seen(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """Whether query i sees key j, (B, 1, T, S), and n_i, (B, 1, T, 1)."""
+        n = (self.queries[:, None, :, None] + 1).float()
+        return (self.visible, n) if window is None else (self.visible & (self.distance < window), n.clamp_max(window))
 
 
 def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
@@ -58,61 +56,44 @@ def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
 
-def gain(mechanism: dict[str, Any], n: Tensor, d_head: int) -> Tensor | None:
-    """g(n) for n (B, 1, T), (B, H or 1, T); None if it is 1."""
-    name = mechanism["name"]
-    strength = torch.tensor(mechanism.get("strength", [1.0]), device=n.device)[:, None]  # (H or 1, 1)
-    if name == "LogN":
-        return strength * torch.log(mechanism["b"] * n + mechanism["c"])
-    if name == "SqrtLogN":
-        return strength * (mechanism["a"] + torch.sqrt(2 * torch.log(mechanism["b"] * n + mechanism["c"])))
-    if name == "BetaScaling":
-        return strength * n ** (2 / (d_head - 1))
-    if name == "ExpectedMaximum":
-        log_n = torch.log(n + 2)
-        u = torch.sqrt(2 * log_n)
-        return u - (torch.log(log_n) + math.log(4 * math.pi) - 2 * EULER_GAMMA) / (2 * u)
-    if name == "LogBias":
-        return gain(mechanism["g"], n, d_head)
-    return None
+def general_form(mechanism: dict[str, Any], n: Tensor, t: Tensor, n_heads: int, d_head: int) -> list[Any]:
+    """g(n) (B, H or 1, T, 1), a(t) and m(t) (B, H or 1, T, S), for n (B, 1, T, 1) and t (B, 1, T, S).
 
-
-def distance_gain(mechanism: dict[str, Any], t: Tensor) -> Tensor | None:
-    """a(t) for t (B, 1, T, S); None if it is 1."""
-    if mechanism["name"] == "ScaleInvariant":
-        return torch.sqrt(2 * torch.log1p(t / mechanism["tau"]) + 1)
-    return None
-
-
-def distance_bias(mechanism: dict[str, Any], t: Tensor, n_heads: int) -> Tensor | None:
-    """m(t) for t (B, 1, T, S), (B, H or 1, T, S); None if it is 0."""
-    name = mechanism["name"]
-    if name == "ScaleInvariant":
-        decay = torch.tensor(mechanism["strength"], device=t.device)[:, None, None]
-        return -decay * torch.log1p(t / mechanism["tau"])
-    if name == "LogBias":
-        return -torch.log1p(t / mechanism["tau"])
-    if name == "ALiBi":
-        heads = torch.arange(1, n_heads + 1, device=t.device, dtype=t.dtype)[:, None, None]
-        return -(2 ** (-8 * heads / n_heads)) * t
-    return None
-
-
-def _shared(start: float, end: Tensor | None, share: float) -> Tensor | None:
-    return end if end is None or share == 1 else start + share * (end - start)
+    A function that is constant is a number. With a share p, in a warm start, g and a are 1 + p(g − 1), m is pm.
+    """
+    strength = torch.tensor(mechanism.get("strength", [1.0]), device=n.device)[:, None, None]  # (H or 1, 1, 1)
+    g, a, m = PLAIN
+    match mechanism:
+        case {"name": "LogN", "b": b, "c": c}:
+            g = strength * torch.log(b * n + c)
+        case {"name": "SqrtLogN", "a": offset, "b": b, "c": c}:
+            g = strength * (offset + torch.sqrt(2 * torch.log(b * n + c)))
+        case {"name": "BetaScaling"}:
+            g = strength * n ** (2 / (d_head - 1))
+        case {"name": "ExpectedMaximum"}:
+            log_n = torch.log(n + 2)
+            u = torch.sqrt(2 * log_n)
+            g = u - (torch.log(log_n) + math.log(4 * math.pi) - 2 * EULER_GAMMA) / (2 * u)
+        case {"name": "ScaleInvariant", "tau": tau}:
+            a, m = torch.sqrt(2 * torch.log1p(t / tau) + 1), -strength * torch.log1p(t / tau)
+        case {"name": "LogBias", "tau": tau, "g": inner}:
+            g, m = general_form(inner, n, t, n_heads, d_head)[0], -torch.log1p(t / tau)
+        case {"name": "ALiBi"}:
+            heads = torch.arange(1, n_heads + 1, device=t.device, dtype=t.dtype)[:, None, None]
+            m = -(2 ** (-8 * heads / n_heads)) * t
+    share = mechanism.get("share", 1.0)
+    return [end if share == 1 else start + share * (end - start) for start, end in zip(PLAIN, (g, a, m), strict=True)]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: dict[str, Any], tokens: TokenPositions) -> Tensor:
     """softmax(a·g·S + m) v: q (B, H, T, D), k and v (B, G, S, D), each shared by H/G heads → (B, H, T, D)."""
     n_heads, d_head = q.shape[1], q.shape[-1]
     k, v = (x.repeat_interleave(n_heads // x.shape[1], dim=1) for x in (k, v))
-    window, share = mechanism.get("window"), mechanism.get("share", 1.0)  # the share of a mechanism in a warm start
-    g = _shared(1, gain(mechanism, tokens.n_visible(window), d_head), share)
-    q = q if g is None else q * g[..., None].to(q.dtype)
-    a = _shared(1, distance_gain(mechanism, tokens.distance), share)
-    m = _shared(0, distance_bias(mechanism, tokens.distance, n_heads), share)
-    bias = torch.where(tokens.seen(window), torch.zeros((), device=q.device) if m is None else m, float("-inf"))
-    if a is None:
+    visible, n = tokens.seen(mechanism.get("window"))
+    g, a, m = general_form(mechanism, n, tokens.distance, n_heads, d_head)
+    q = (q * g).to(q.dtype)
+    bias = torch.where(visible, m, float("-inf"))
+    if isinstance(a, float):
         return scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
     logits = torch.addcmul(bias, (q @ k.mT * d_head**-0.5).float(), a)
     return logits.softmax(-1).to(v.dtype) @ v
@@ -207,23 +188,21 @@ class AnlitBlock(nn.Module):
         norms = (RMSNorm(self.d_head, norm["eps"], norm["gain"]) if norm else nn.Identity() for _ in range(2))
         self.norm_q, self.norm_k = norms
 
-    def heads(self, h: Tensor) -> tuple[Tensor, ...]:
-        """h (B, T, d) → q, k, v, each (B, heads, T, D)."""
-        return tuple(W(h).unflatten(-1, (-1, self.d_head)).transpose(1, 2) for W in (self.W_q, self.W_k, self.W_v))
+    def turned(self, q: Tensor, k: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k with norm and rotation for positions `index` (B, T), the norm before RoPE."""
+        return rotate(self.norm_q(q), self.rotation, index), rotate(self.norm_k(k), self.rotation, index)
 
     def attend(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
-        """W_o · Attn(q, k, v), the norm before RoPE."""
-        q, k, v = self.heads(h)
-        q, k = (rotate(y, self.rotation, tokens.queries) for y in (self.norm_q(q), self.norm_k(k)))
-        k, v = self.with_past(past, k, self.norm_v(v))
+        """W_o · Attn(q, k, v) of h (B, T, d), after the keys and values of the cache."""
+        maps = (self.W_q, self.W_k, self.W_v)
+        q, k, v = (W(h).unflatten(-1, (-1, self.d_head)).transpose(1, 2) for W in maps)  # (B, heads, T, D)
+        q, k = self.turned(q, k, tokens.queries)
+        v = self.norm_v(v)
+        k, v = (k, v) if past is None else past.update(k, v, self.layer)
         return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), h))
 
     def mlp(self, h: Tensor) -> Tensor:
         return self.W_d(self.W_u(h) * silu(self.W_z(h)))
-
-    def with_past(self, past: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the cache followed by those of this call: (B, H, S, D)."""
-        return (k, v) if past is None else past.update(k, v, self.layer)
 
 
 class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
@@ -257,9 +236,8 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
         past = next((value for value in rest.values() if isinstance(value, Cache)), None)
         if past is None and (self.config.use_cache if use_cache is None else use_cache):
             past = DynamicCache()
-        n_seen = past.get_seq_length() if past is not None else 0
-        n_queries = input_ids.shape[1]
-        tokens = TokenPositions(attention_mask, n_queries, n_seen + n_queries, input_ids.device)
+        n_keys = input_ids.shape[1] + (0 if past is None else past.get_seq_length())
+        tokens = TokenPositions(attention_mask, input_ids.shape[1], n_keys, input_ids.device)
         h = self.embedding(input_ids)
         for block in self.blocks:
             h = block(h, tokens, past)
@@ -330,16 +308,11 @@ class NGPTBlock(AnlitBlock):
         h = unit(torch.lerp(h, unit(self.attend(h, tokens, past)), self.alpha_A))
         return unit(torch.lerp(h, unit(self.mlp(h)), self.alpha_M))
 
-    def attend(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
-        q, k, v = self.heads(h)
+    def turned(self, q: Tensor, k: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (self.norm_qk(rotate(y, self.rotation, index)) for y in (q, k))
         s_qk = self.s_qk.view(-1, 1, self.d_head)
-        q, k = (self.norm_qk(rotate(y, self.rotation, tokens.queries)) for y in (q, k))
-        if q.shape == k.shape:
-            q, k = q * s_qk, k * s_qk
-        else:  # heads that share keys have each their own s_qk
-            q = q * s_qk.square()
-        k, v = self.with_past(past, k, self.norm_v(v))
-        return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), h))
+        # heads that share keys have each their own s_qk
+        return (q * s_qk, k * s_qk) if q.shape == k.shape else (q * s_qk.square(), k)
 
 
 class NGPTForCausalLM(AnlitForCausalLM):
