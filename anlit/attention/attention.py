@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from anlit.attention import cache
 from anlit.attention.backends import BACKENDS, BackendName, choose, prepare, unsupported_reason
-from anlit.attention.backends.eager import QUERIES_PER_BLOCK
+from anlit.attention.backends.eager import QUERIES_PER_BLOCK, distances, masked_bias
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
@@ -33,8 +33,7 @@ class Attention(nn.Module):
     def __init__(self, mechanism: Mechanism, backend: str, dropout: float = 0.0, qk_clip: float | None = None) -> None:
         super().__init__()
         choose(backend, mechanism, dropout=dropout)
-        self.mechanism, self.backend = mechanism, backend
-        self.dropout = dropout
+        self.mechanism, self.backend, self.dropout = mechanism, backend, dropout
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
         self._selections: Selections | None = None
         self._backends: dict[tuple[str, torch.dtype, bool, int], str] = {}
@@ -62,10 +61,9 @@ class Attention(nn.Module):
         self._backends.clear()
 
     def backend_for(self, q: Tensor) -> str:
-        """The name of the back end for queries like `q`, (B, H, T, D). It is looked up once for each kind of queries.
+        """The name of the back end for queries like `q`, (B, H, T, D), looked up once for each kind of queries.
 
-        Raises:
-            UserError: The back end that the settings name cannot compute this on the device or in the precision of `q`.
+        Raises UserError if the back end that the settings name cannot compute this on its device or in its precision.
         """
         case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2])
         if case not in self._backends:
@@ -93,8 +91,8 @@ class Attention(nn.Module):
         for first in range(0, q.shape[-2], QUERIES_PER_BLOCK):
             end = min(first + QUERIES_PER_BLOCK, q.shape[-2])
             scores = grouped_product(q[..., first:end, :], k[..., :end, :].mT) * q.shape[-1] ** -0.5
-            visible = documents.visible(first, end, self.mechanism.window)
-            clip.observe(scores.masked_fill(~visible, float("-inf")))
+            t = distances(end - first, end, q.device)
+            clip.observe(scores + masked_bias(None, t, documents, self.mechanism.window, first, scores.dtype))
 
 
 def attention_layers(model: nn.Module) -> list[Attention]:

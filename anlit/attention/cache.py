@@ -32,8 +32,7 @@ class KeyValueCache:
 
     def __init__(self, max_length: int, padding: Tensor | None = None) -> None:
         self.max_length, self._padding = max_length, padding
-        self.n_read = 0
-        """Slots that are filled so far."""
+        self.n_read = 0  # slots that are filled so far
         self._begin: Tensor | None = None  # (B or 1, 1) the slot at which each row's current document began
         self._last_ids: Tensor | None = None  # (B, 1) the id of that document
         self._layers: dict[nn.Module, LayerCache] = {}
@@ -50,11 +49,10 @@ class KeyValueCache:
         """
         assert self.n_read + n_tokens <= self.max_length, (self.n_read, n_tokens, self.max_length)
         begins = self._begins(n_tokens, document_ids, device)
-        documents = Continuation(self, begins, self.n_read, n_tokens, device)
         self._begin = None if begins is None else begins[:, -1:]
         self._last_ids = None if document_ids is None else document_ids[:, -1:]
         self.n_read += n_tokens
-        return documents
+        return Continuation(self, begins, self.n_read - n_tokens, n_tokens, device)
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor, window: int | None) -> list[Tensor]:
         """Add a layer's new keys and values, (B, G, Q, D); returns what its new queries may see, (B, G, K, D)."""
@@ -69,8 +67,7 @@ class KeyValueCache:
         if document_ids is not None:
             before = document_ids[:, :1] if self._last_ids is None else self._last_ids
             starts = starts | (document_ids != torch.cat((before, document_ids[:, :-1]), 1))
-        begins = torch.where(starts, slots, 0 if self._begin is None else self._begin)
-        return begins.cummax(dim=1).values
+        return torch.where(starts, slots, 0 if self._begin is None else self._begin).cummax(dim=1).values
 
 
 class Continuation(Documents):
@@ -89,12 +86,11 @@ class Continuation(Documents):
     def _positions(self) -> Tensor | None:
         if self.begins is None and not self.n_before:
             return None
-        slots = torch.arange(self.n_before, self.n_before + self.length, device=self.device)[None]
-        return slots if self.begins is None else slots - self.begins
+        return self._index[None] + self.n_before - (0 if self.begins is None else self.begins)
 
     @property
     def rotary_positions(self) -> Tensor:
-        return torch.arange(self.length, device=self.device)[None] if self.positions is None else self.positions
+        return self._index[None] if self.positions is None else self.positions
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation) -> Tensor:
@@ -103,11 +99,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Con
     A fused kernel computes one query, if the mechanism has no a(t) and the kernel needs no copy of the keys.
     """
     if q.shape[-2] == 1 and not mechanism.scales_with_distance:
-        n_keys = k.shape[-2]
-        _, m = distance_tables(mechanism, n_keys, q)
-        mask = None
-        if m is not None or documents.are_masked:
-            mask = masked_bias(m, distances(1, n_keys, q.device), documents, None, 0, q.dtype)
+        _, m = distance_tables(mechanism, k.shape[-2], q)
+        is_masked, t = m is not None or documents.are_masked, distances(1, k.shape[-2], q.device)
+        mask = masked_bias(m, t, documents, None, 0, q.dtype) if is_masked else None
         if k.shape[1] == q.shape[1] or sdpa.reads_groups(q, mask):
             return sdpa.fused(with_gain(q, mechanism, documents), k, v, mask)
     return eager.attend(q, k, v, mechanism, documents, 0.0)
@@ -138,5 +132,5 @@ class LayerCache:
         whole = [torch.cat(parts, -2) for parts in zip(older, new, strict=True)]
         self.size = min(self.window - 1, n_older + n_new)  # what later queries may see moves to the front
         for buffer, part in zip(self.buffers, whole, strict=True):
-            buffer[..., : self.size, :] = part[..., part.shape[-2] - self.size :, :]
+            buffer[..., : self.size, :] = part[..., n_older + n_new - self.size :, :]
         return whole

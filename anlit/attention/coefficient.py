@@ -14,8 +14,8 @@ Learned = Literal["never", "globally", "per_layer", "per_head"]
 class Coefficient(nn.Module):
     """A constant or learned factor of a mechanism.
 
-    A learned one is a parameter of shape (1,) or (H,), because 0-d parameters cannot be sharded, and `initial` is its
-    initial value. Like all parameters that are not matrices it has no weight decay.
+    A learned one is a parameter of shape (1,) or (H,), because 0-d parameters cannot be sharded, that starts at
+    `initial`. Like all parameters that are not matrices it has no weight decay.
     """
 
     def __init__(self, initial: float, learned: Learned = "never", n_heads: int = 1) -> None:
@@ -70,8 +70,7 @@ class Reference(nn.Module):
 
 def shared_coefficients(model: nn.Module) -> list[Coefficient]:
     """The coefficients that `Reference`s in `model` point to, each once, in order of first appearance."""
-    coefficients = [part.coefficient for part in model.modules() if isinstance(part, Reference)]
-    return list(dict.fromkeys(coefficients))
+    return list(dict.fromkeys(part.coefficient for part in model.modules() if isinstance(part, Reference)))
 
 
 def learned_coefficients(model: nn.Module) -> list[Coefficient]:

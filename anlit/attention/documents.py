@@ -27,11 +27,11 @@ class Documents:
         self.max_length = length
         """The length of the sequence in tokens; with a cache, its final length."""
         self._cu_seqlens, self._longest = cu_seqlens, longest
-        self._masks: dict[int | None, Tensor] = {}
         self._packing: tuple[Tensor, Tensor] | None = None
         self._bounds: tuple[Tensor, Tensor] | None = None  # no cached_property, which torch cannot trace
+        self._masks: dict[int | None, Tensor] = {}
         self.flex_masks: dict[int | None, Any] = {}
-        """FlexAttention's masks for all layers, by window."""
+        """Masks for all layers, by window; FlexAttention's own."""
         self.positions = self._positions()
         """Each token's position in its document, (B, T) integers from 0; None if all tokens are one document."""
 
@@ -40,16 +40,19 @@ class Documents:
         """Positions for RoPE: `positions`, or None for 0, 1 … T−1."""
         return self.positions
 
+    @property
+    def _index(self) -> Tensor:
+        return torch.arange(self.length, device=self.device)
+
     def n_visible(self, dtype: torch.dtype, window: int | None = None) -> Tensor:
         """n_i, the number of keys that query i may see, its own included: (B or 1, T)."""
-        index = torch.arange(self.length, device=self.device)
-        n = (index[None] if self.positions is None else self.positions) + 1
+        n = (self._index[None] if self.positions is None else self.positions) + 1
         return (n if window is None else n.clamp_max(window)).to(dtype)
 
     def _positions(self) -> Tensor | None:
         if self.ids is None:
             return None
-        index = torch.arange(self.length, device=self.device)
+        index = self._index
         starts = torch.ones_like(self.ids, dtype=torch.bool)
         starts[:, 1:] = self.ids[:, 1:] != self.ids[:, :-1]
         return index - torch.where(starts, index, 0).cummax(dim=1).values
@@ -58,7 +61,7 @@ class Documents:
     def bounds(self) -> tuple[Tensor, Tensor] | None:
         """Where the document of each token begins and ends (exclusive), each (B, T) int32; None for one document."""
         if self.positions is not None and self._bounds is None:
-            index = torch.arange(self.length, device=self.device)
+            index = self._index
             next_starts = torch.where(self.positions == 0, index, self.length).roll(-1, 1)
             next_starts[:, -1] = self.length
             self._bounds = (index - self.positions).int(), next_starts.flip(1).cummin(1).values.flip(1).int()
@@ -72,7 +75,7 @@ class Documents:
         """
         if self._cu_seqlens is not None and self.ids is not None:
             return self._cu_seqlens
-        positions = torch.arange(self.length, device=self.device) if self.positions is None else self.positions
+        positions = self._index if self.positions is None else self.positions
         begins = (positions.flatten() == 0).nonzero().flatten()
         return torch.cat((begins, begins.new_tensor([positions.numel()]))).int()
 
@@ -92,11 +95,6 @@ class Documents:
             self._packing = sizes
         return self._packing
 
-    def visible(self, first_query: int, end_query: int, window: int | None = None, first_key: int = 0) -> Tensor:
-        """Whether queries [first_query, end_query) see keys [first_key, end_query): (B or 1, 1, queries, keys)."""
-        queries = torch.arange(first_query, end_query, device=self.device)[:, None]
-        return self.sees(first_query, queries - torch.arange(first_key, end_query, device=self.device), window)
-
     def sees(self, first: int, distances: Tensor, window: int | None) -> Tensor:
         """Whether queries from token number `first` on see keys at `distances` (rows, K) back: (B or 1, 1, rows, K)."""
         near = distances >= 0 if window is None else (distances >= 0) & (distances < window)
@@ -105,13 +103,13 @@ class Documents:
         return near & (distances <= self.positions[:, None, first : first + len(distances), None])
 
     def mask(self, window: int | None = None) -> Tensor:
-        """`visible` for all queries at once, (B or 1, 1, T, T); computed once per batch and shared by the layers.
+        """Whether queries see keys, (B or 1, 1, T, T); computed once per batch and shared by the layers.
 
         A compiled layer reads it but does not store it: to store it would give the next layer another graph.
         """
-        if window in self._masks:
-            return self._masks[window]
-        mask = self.visible(0, self.length, window)
-        if not torch.compiler.is_compiling():
-            self._masks[window] = mask
+        mask = self._masks.get(window)
+        if mask is None:
+            mask = self.sees(0, self._index[:, None] - self._index, window)
+            if not torch.compiler.is_compiling():
+                self._masks[window] = mask
         return mask

@@ -36,8 +36,7 @@ class BinnedMeans:
 
     def add(self, values: dict[str, Tensor], n: Tensor) -> None:
         """Add each statistic's values, (B, H, Q), of queries with context lengths n, (B, Q); NaN is left out."""
-        edges = torch.tensor(self.edges, device=n.device)
-        bins = (torch.bucketize(n, edges, right=True) - 1).flatten()
+        bins = (torch.bucketize(n, torch.tensor(self.edges, device=n.device), right=True) - 1).flatten()
         for name, value in values.items():
             by_head = value.double().transpose(0, 1).flatten(1)  # (H, B·Q)
             is_finite = by_head.isfinite()
@@ -82,16 +81,15 @@ def observe(
 ) -> None:
     """Add the statistics of one layer's queries; q, k, v as `Attention.forward` gets them."""
     n_sequences, n_heads, length, _ = q.shape
-    wide = torch.promote_types(q.dtype, torch.float32)
-    q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    begins = torch.arange(length, device=q.device)[None]
-    begins = begins - (begins if documents.positions is None else documents.positions)
+    q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
+    index = torch.arange(length, device=q.device)[None]
+    begins = index - (index if documents.positions is None else documents.positions)
     size = min(QUERIES_PER_BLOCK, max(16, BLOCK_ELEMENTS // (n_sequences * n_heads * length)))
     for first in range(0, length, size):
         end = min(first + size, length)
         block = logits(q, k, layer.mechanism, documents, first, end)
         values = statistics(block, begins[:, first:end], spans)
         values["squared_average"] = squared_average(block, v[..., :end, :])
-        n = (torch.arange(first + 1, end + 1, device=q.device) - begins[:, first:end]).expand(n_sequences, -1)
+        n = (index + 1 - begins)[:, first:end].expand(n_sequences, -1)
         values["n"] = n[:, None].expand(-1, n_heads, -1)
         record.add(values, n)

@@ -47,8 +47,8 @@ class QKClip(nn.Module):
 def shrink(queries: tuple[ScaledLinear, nn.Module], keys: tuple[ScaledLinear, nn.Module], factors: Tensor) -> None:
     """Multiply each head's scores by the square of its entry of `factors`, (H,), in (0, 1].
 
-    `queries` and `keys` are W_q and W_k, each with the norm that follows it. If that norm has a gain, the gain is
-    multiplied instead of W's rows. All heads share the gain, so it takes the smallest factor.
+    `queries` and `keys` are W_q and W_k, each with the norm that follows it. If that has a gain, the gain is multiplied
+    instead of W's rows. All heads share the gain, so it takes the smallest factor.
     """
     n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
     for (W, norm), of_heads in zip((queries, keys), divided(factors, n_kv_heads), strict=True):
@@ -61,8 +61,7 @@ def shrink(queries: tuple[ScaledLinear, nn.Module], keys: tuple[ScaledLinear, nn
 def divided(factors: Tensor, n_kv_heads: int) -> tuple[Tensor, Tensor]:
     """Factors of queries, (H,), and of keys, (G,), whose product is the square of `factors`, (H,), for every head.
 
-    A key takes the largest factor of the heads that share it, so that no head makes it smaller than another one needs;
-    the queries take the rest.
+    A key takes the largest factor of the heads that share it, the queries take the rest.
     """
     keys = factors.unflatten(0, (n_kv_heads, -1)).amax(1)
     return factors.square() / keys.repeat_interleave(len(factors) // n_kv_heads), keys

@@ -36,7 +36,7 @@ def ranges(longest: int) -> list[Range]:
 
 
 def within(logits: Tensor, span: Range) -> Tensor:
-    """The logits of keys at distances in `span`, −∞ for other keys. Keys that are in no query's range are cut off."""
+    """The logits of keys at distances in `span`, −∞ for others; keys that are in no query's range are cut off."""
     n_queries, n_keys = logits.shape[-2:]
     low, high = max(0, n_keys - n_queries - span.end + 1), max(0, n_keys - span.first)
     queries = torch.arange(n_keys - n_queries, n_keys, device=logits.device)
@@ -50,22 +50,10 @@ def log_total(logits: Tensor) -> Tensor:
     return total.masked_fill(total == -math.inf, math.nan)
 
 
-def weight_within(logits: Tensor, span: Range, total: Tensor | None = None) -> Tensor:
-    """Σ w over the visible keys at distances in `span`; `total` is `log_total(logits)`, None to compute it."""
-    return (log_total(within(logits, span)) - (log_total(logits) if total is None else total)).exp()
-
-
 def entropy(logits: Tensor) -> Tensor:
     """−Σ w ln w in nats, from 0 (one key has all the weight) to ln K (every key has the same)."""
     weights = _softmax(logits)
     return torch.special.entr(weights).sum(-1) if logits.shape[-1] else weights.new_full(weights.shape[:-1], math.nan)
-
-
-def weight_on(logits: Tensor, keys: Tensor) -> Tensor:
-    """The weight of one key per query, NaN if it is not visible; `keys`, (B or 1, Q) int64, are their indices."""
-    index = keys[:, None, :, None].expand(*logits.shape[:-1], 1)
-    chosen = logits.to(_wide(logits)).gather(-1, index)[..., 0]
-    return (chosen.masked_fill(chosen == -math.inf, math.nan) - log_total(logits)).exp()
 
 
 def squared_average(logits: Tensor, v: Tensor) -> Tensor:
@@ -89,15 +77,16 @@ def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: i
     `attention_sink` is the weight on `first_keys`, (B or 1, Q) int64, where each query's document begins.
     """
     total = log_total(logits)
+    first_key = logits.gather(-1, first_keys[:, None, :, None].expand(*logits.shape[:-1], 1))
     values = {
         "entropy": entropy(logits),
         "inverse_largest_weight": (total - logits.to(total.dtype).amax(-1)).exp(),
         "participation": _softmax(logits).square().sum(-1),
-        "attention_sink": weight_on(logits, first_keys),
-        f"weight_latest_{latest}": weight_within(logits, Range(0, latest), total),
+        "attention_sink": (log_total(first_key) - total).exp(),
+        f"weight_latest_{latest}": (log_total(within(logits, Range(0, latest))) - total).exp(),
     }
     for span in spans:
-        values[f"weight_{span}"] = weight_within(logits, span, total)
+        values[f"weight_{span}"] = (log_total(within(logits, span)) - total).exp()
         if span.end - span.first > 1:
             values[f"entropy_{span}"] = entropy(within(logits, span))  # their sum is 1 there ([SI], figure 2)
     return values

@@ -36,9 +36,10 @@ def select_at_first_batch(module: Any) -> None:
                 _log.info(str(selection))
                 made[selection.spec] = selection
         module.selections = module.trainer.strategy.broadcast(Selections(label, list(made.values())))
-        use(module.selections, module.model)
+        for block in module.model.blocks:
+            block.attention.use_selections(module.selections)
 
-    if _blocks_on_auto(module.model):
+    if any(block.attention.backend == "auto" for block in module.model.blocks):
         module.model.before_attention = select
 
 
@@ -49,24 +50,15 @@ def use_saved(decoder: Any, plain: Any, device: torch.device) -> Selections | No
     """
     selections = Selections.from_plain(plain)
     if selections is not None and selections.device == device_label(device):
-        use(selections, decoder)
+        for block in decoder.blocks:
+            block.attention.use_selections(selections)
     return selections
-
-
-def use(selections: Selections, decoder: Any) -> None:
-    for block in decoder.blocks:
-        block.attention.use_selections(selections)
-
-
-def _blocks_on_auto(decoder: Any) -> list[Any]:
-    return [block for block in decoder.blocks if block.attention.backend == "auto"]
 
 
 def trials_of(module: Any, h: Tensor, documents: Documents) -> list[Trial]:
     """Every kind of attention in the run: each mechanism of the layers, at each length of the data's schedule.
 
-    There are no candidates on a CPU, with dropout, and in a run that is too short to repay a trial. `h`, (B, T, d), and
-    `documents` are those of a batch in training or validation.
+    There are no candidates on a CPU, with dropout, and in a run that is too short. `h`, (B, T, d), is a batch's.
     """
     trainer, device, rows, length = module.trainer, h.device, *h.shape[:2]
     data = getattr(trainer, "datamodule", None)
@@ -75,7 +67,7 @@ def trials_of(module: Any, h: Tensor, documents: Documents) -> list[Trial]:
     is_short = 0 < trainer.max_steps * trainer.accumulate_grad_batches < FEWEST_BATCHES
     mean = rows * length // max(1, len(documents.cu_seqlens) - 1) if documents.are_masked else None
     compiled, dtype = device.type != "cpu" and module.runtime.compiles_on(device.type), computing_dtype(h)
-    blocks = {mechanism_name(block.attention.mechanism): block for block in _blocks_on_auto(module.model)}
+    blocks = {mechanism_name(block.attention.mechanism): block for block in module.model.blocks}
     trials = []
     for (name, block), length in product(blocks.items(), lengths):
         mechanism, dropout = block.attention.mechanism, block.attention.dropout

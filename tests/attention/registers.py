@@ -44,7 +44,7 @@ def compile_kernel(
     function = getattr(importlib.import_module(f"anlit.attention.backends.triton.{kernel}"), kernel)
     padded = max(16, 1 << (width - 1).bit_length())
     dtype, pointer, products = PRECISIONS[precision]
-    blocks = getattr(blocks_for(padded, dtype, capability), kernel)
+    blocks = getattr(blocks_for(padded, dtype, divmod(capability, 10)), kernel)
     has_lines = form != "plain" and dtype in TOLERANCES
     unused = ["tables"] if form == "plain" else []
     unused += [] if has_lines else ["lines", "far_start"]

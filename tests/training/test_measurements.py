@@ -81,7 +81,7 @@ def test_values_are_means_over_heads_and_queries(low: bool) -> None:
         values = layer_statistics(model, batch, 2)
     for number, (q, k, _, documents) in enumerate(captured):
         scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
-        weights = scores.masked_fill(~documents.visible(0, 16), -math.inf).softmax(-1)
+        weights = scores.masked_fill(~documents.mask(), -math.inf).softmax(-1)
         heads = torch.special.entr(weights).sum(-1).mean((0, 2))
         logged = [values[f"attention/layer_0{number}/entropy{which}"] for which in ("", "_min", "_max")]
         assert logged == pytest.approx([heads.mean().item(), heads.min().item(), heads.max().item()], rel=1e-5)

@@ -33,18 +33,17 @@ are more, the backward pass recomputes them from the logits' log-sum-exp."""
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
     """That the model is not on a CPU."""
-    if q is not None and q.device.type != "cpu":
-        return f"it is made for CPUs, and the model is on {q.device.type}"
-    return None
+    if q is None or q.device.type == "cpu":
+        return None
+    return f"it is made for CPUs, and the model is on {q.device.type}"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
     """softmax(a·g·S + m) v, computed in float32 at least."""
     a, m = distance_tables(mechanism, q.shape[-2], q)
     q, dtype = with_gain(q, mechanism, documents), v.dtype
-    starts = documents.bounds[0] if documents.bounds is not None else None
-    need_gradients = [x for x in (q, k, v, a, m) if x is not None and x.requires_grad]
-    keeps = torch.is_grad_enabled() and len(need_gradients) > 0  # torch 2.11 cannot compile bool of a list
+    starts, _ = documents.bounds or (None, None)
+    keeps = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, a, m))
     q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
     return blockwise_attention(q, k, v, a, m, starts, mechanism.window, keeps)[0].to(dtype)
 
@@ -55,7 +54,10 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 
 class Block(NamedTuple):
-    """Queries [first, end) of sequences [row, end_row), and the keys [begin, end) that some of them see."""
+    """Queries [first, end) of sequences [row, end_row), and the keys [begin, end) that some of them see.
+
+    `queries` and `keys` are the parts of x, (B, H, T, …), that belong to them, as views.
+    """
 
     row: int
     end_row: int
@@ -64,7 +66,6 @@ class Block(NamedTuple):
     end: int
 
     def queries(self, x: Tensor) -> Tensor:
-        """The part of x (B, H, T, …) that belongs to these queries, a view; `keys` alike."""
         return x[self.row : self.end_row, :, self.first : self.end]
 
     def keys(self, x: Tensor) -> Tensor:
@@ -86,18 +87,16 @@ def blocks(n_rows: int, length: int, starts: Tensor | None, window: int | None) 
 
 
 class Tables:
-    """a and m over distance, as matrices for blocks.
+    """a and m over distance, as matrices for blocks, in the precision of `like`.
 
     The last key of a block is at its last query. So the matrix of every block is the lower right part of one
     QUERIES × T matrix, whose entry (x, y) is for the distance (T − 1 − y) − (QUERIES − 1 − x). Invisible keys have
-    m = −∞. Matrices have the precision and device of `like`.
+    m = −∞.
     """
 
     def __init__(self, a: Tensor | None, m: Tensor | None, length: int, window: int | None, like: Tensor) -> None:
         self.length, self.window, self.has_bias = length, window, m is not None
-        column = torch.arange(length, device=like.device)
-        row = torch.arange(QUERIES, device=like.device)
-        distance = (length - 1 - column) - (QUERIES - 1 - row[:, None])
+        distance = (length - torch.arange(length)) - (QUERIES - torch.arange(QUERIES)[:, None])
         self.index = distance.clamp(0, length - 1)
         visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
         values = like.new_zeros(1, 1, 1) if m is None else m.to(like).reshape(-1, length)[:, self.index]
@@ -120,7 +119,7 @@ class Tables:
         if starts is not None:
             begins = starts[block.row : block.end_row, block.first : block.end]
             if begins[0, -1] > block.begin:  # else all queries of the block are in one document
-                keys = torch.arange(block.begin, block.end, device=scores.device)
+                keys = torch.arange(block.begin, block.end)
                 scores.masked_fill_((keys < begins[..., None])[:, None], -math.inf)
         return scores
 
@@ -139,7 +138,7 @@ def blockwise_attention(
     out, kept, offset = empty_heads(q), _kept(q, window, keeps), 0
     length, width = q.shape[-2:]
     with torch.autocast(q.device.type, enabled=False):
-        rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
+        rows, k, v = (x.contiguous() for x in (q * width**-0.5, k, v))
         tables = Tables(a, m, length, window, q)
         for block in blocks(len(q), length, starts, window):
             logits = tables.to_logits(grouped_product(block.queries(rows), block.keys(k).mT), block, starts)
@@ -149,8 +148,8 @@ def blockwise_attention(
                 offset += logits.numel()
             else:
                 weights = logits.softmax(-1)
-            if kept.dim() == 3:  # log Z, because the largest weight is exp(largest logit)/Z
-                block.queries(kept)[:] = logits.amax(-1) - weights.amax(-1).log()
+                if kept.numel():  # log Z, because the largest weight is exp(largest logit)/Z
+                    block.queries(kept)[:] = logits.amax(-1) - weights.amax(-1).log()
             block.queries(out)[:] = grouped_product(weights, block.keys(v))
     return out, kept
 
@@ -164,8 +163,7 @@ def blockwise_attention_backward(
     length, width = q.shape[-2:]
     dq, offset = torch.empty_like(q, memory_format=torch.contiguous_format), 0
     with torch.autocast(q.device.type, enabled=False):
-        rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
-        upstream = upstream.contiguous()
+        rows, k, v, upstream = (x.contiguous() for x in (q * width**-0.5, k, v, upstream))
         tables = Tables(a, m, length, window, q)
         dk, dv = torch.zeros_like(k), torch.zeros_like(v)
         d_gain = torch.zeros_like(tables.gain) if of_tables and tables.gain is not None else None
@@ -183,9 +181,11 @@ def blockwise_attention_backward(
             d_weights = grouped_product(gradient, block.keys(v).mT)
             d_logits = torch.ops.aten._softmax_backward_data.out(d_weights, weights, -1, q.dtype, grad_input=d_weights)
             if d_bias is not None:
-                _add_to(tables.part(d_bias, block), d_logits)
+                part = tables.part(d_bias, block)
+                part += d_logits.sum_to_size(part.shape)
             if d_gain is not None:
-                _add_to(tables.part(d_gain, block), d_logits * grouped_product(queries, keys.mT))
+                part = tables.part(d_gain, block)
+                part += (d_logits * grouped_product(queries, keys.mT)).sum_to_size(part.shape)
             if tables.gain is not None:
                 d_logits.mul_(tables.part(tables.gain, block))
             torch.mul(grouped_product(d_logits, keys), width**-0.5, out=block.queries(dq))
@@ -196,15 +196,11 @@ def blockwise_attention_backward(
     return dq, dk, dv, da, dm
 
 
-def _add_transposed_product(total: Tensor, x: Tensor, y: Tensor) -> None:
+def _add_transposed_product(total: Tensor, *factors: Tensor) -> None:
     """total (B, G, K, D) += xᵀ y, summed over the heads of a group; x (B, H, N, K), y (B, H, N, D)."""
-    n_groups = total.shape[1]
-    total.view(-1, *total.shape[2:]).baddbmm_(_rows(x, n_groups).mT, _rows(y, n_groups))
-
-
-def _rows(x: Tensor, n_groups: int) -> Tensor:
-    """(B, H, M, N) → (B·G, H/G·M, N), a view if G is H."""
-    return x.reshape(len(x) * n_groups, -1, x.shape[-1])
+    flat = total.view(-1, *total.shape[2:])
+    x, y = (factor.reshape(len(flat), -1, factor.shape[-1]) for factor in factors)  # a view if G is H
+    flat.baddbmm_(x.mT, y)
 
 
 def _kept(q: Tensor, window: int | None, keeps: bool) -> Tensor:
@@ -214,11 +210,6 @@ def _kept(q: Tensor, window: int | None, keeps: bool) -> Tensor:
         return q.new_empty(0)
     n_weights = sum((b.end - b.first) * (b.end - b.begin) for b in blocks(1, T, None, window)) * B * H
     return q.new_empty(n_weights) if n_weights <= KEPT_WEIGHTS else q.new_empty(B, H, T)
-
-
-def _add_to(total: Tensor, gradient: Tensor) -> None:
-    """total (H or 1, queries, keys) += gradient (sequences, H, queries, keys), summed over the missing axes."""
-    total += gradient.sum(0) if len(total) > 1 else gradient.sum((0, 1))
 
 
 @blockwise_attention.register_fake

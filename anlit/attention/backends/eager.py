@@ -25,9 +25,8 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> None:
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
     """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); q and k of unit root mean square.
 
-    Queries are taken in blocks of 512. If there are several, the backward pass recomputes each block's logits, so
-    memory grows with 512·T and not with T². Keys before a block's window are not read. If there are more keys than
-    queries, as with a cache, the queries belong to the last keys.
+    Queries are taken in blocks of 512, so memory grows with 512·T and not with T². Keys before a block's window are not
+    read. If there are more keys than queries, as with a cache, the queries belong to the last keys.
     """
     n_before = k.shape[-2] - q.shape[-2]
     a, m = distance_tables(mechanism, k.shape[-2], q)
@@ -50,10 +49,9 @@ def by_blocks(block: Callable[..., Tensor], q: Tensor, *shared: Tensor | None) -
     """
     if q.shape[-2] <= QUERIES_PER_BLOCK:
         return block(0, q, *shared)
-    parts = enumerate(q.split(QUERIES_PER_BLOCK, -2))
-    return torch.cat(
-        [checkpoint(block, n * QUERIES_PER_BLOCK, rows, *shared, use_reentrant=False) for n, rows in parts], dim=-2
-    )
+    firsts, parts = range(0, q.shape[-2], QUERIES_PER_BLOCK), q.split(QUERIES_PER_BLOCK, -2)
+    done = [checkpoint(block, *own, *shared, use_reentrant=False) for own in zip(firsts, parts, strict=True)]
+    return torch.cat(done, -2)
 
 
 def first_key(first: int, window: int | None) -> int:
@@ -62,10 +60,7 @@ def first_key(first: int, window: int | None) -> int:
 
 
 def logits(q: Tensor, k: Tensor, mechanism: Mechanism, documents: Documents, first: int, end: int) -> Tensor:
-    """L of queries [first, end) over keys [0, end): (B, H, end − first, end) in float32 at least, −∞ if not visible.
-
-    For measurements. `attend` makes the tables of a and m once for all blocks.
-    """
+    """L of queries [first, end) over keys [0, end): (B, H, end − first, end) in float32 at least, −∞ if not visible."""
     a, m = distance_tables(mechanism, end, q)
     rows = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)[..., first:end, :]
     return _logits(rows, k[..., :end, :], a, m, documents, mechanism.window, first)
@@ -81,10 +76,7 @@ def distance_tables(mechanism: Mechanism, length: int, like: Tensor) -> tuple[Te
 def tables_are_learned(mechanism: Mechanism) -> bool:
     """Whether a(t) or m(t) has a gradient, because of the mechanism's parameters or of what it shares."""
     learned = [p for part in (*learned_coefficients(mechanism), mechanism) for p in part.parameters()]
-    if not learned:
-        return False
-    distances = torch.arange(2.0, device=learned[0].device)
-    tables = mechanism.distance_gain(distances), mechanism.distance_bias(distances)
+    tables = distance_tables(mechanism, 2, learned[0]) if learned else ()
     return any(table is not None and table.requires_grad for table in tables)
 
 
@@ -114,10 +106,8 @@ def distances(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
 def masked_bias(
     m: Tensor | None, t: Tensor, documents: Documents, window: int | None, first: int, dtype: torch.dtype
 ) -> Tensor:
-    """m at distances t, (queries, keys), of queries from number `first` on, −∞ where a key is not visible.
-
-    It is (B or 1, H or 1, queries, keys).
-    """
+    """m at distances t, (queries, keys), of queries from number `first` on, −∞ where a key is not visible:
+    (B or 1, H or 1, queries, keys)."""
     is_all = t.shape == (documents.length, documents.length)
     visible = documents.mask(window) if is_all else documents.sees(first, t, window)
     values = torch.zeros((), device=t.device) if m is None else m[..., t.clamp_min(0)]
@@ -131,10 +121,8 @@ def empty_heads(like: Tensor) -> Tensor:
 
 
 def count_flops(forward: Any, backward: Any, window: int) -> None:
-    """Let torch's FLOP counter count the products of a kernel over the visible pairs of sequences of one document.
-
-    `window` is the number of this argument among those that follow q. Packed documents need less, but shapes do not
-    tell their lengths. Recomputation is not counted.
+    """Let torch's FLOP counter count a kernel's products over the visible pairs of sequences of one document, without
+    recomputation. `window` is the number of this argument among those that follow q.
     """
 
     def flops(products: int, q_shape: torch.Size, width: int | None) -> int:

@@ -21,11 +21,8 @@ from anlit.attention.mechanisms.sliding_window import SlidingWindow
 
 READS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 """Whether PyTorch's kernel takes keys that heads share; that of torch 2.11 does not."""
-WIDEST_HEAD = 256
-OLDEST = (8, 0)
-"""The first compute capability that has bfloat16 in its matrix units."""
-
-
+WIDEST_HEAD, OLDEST = 256, (8, 0)
+"""OLDEST is the first compute capability that has bfloat16 in its matrix units."""
 HAS_PACKAGE = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
 """Whether flash-attn 2 is there: flash-attn-4 alone has a folder of this name without a file of its own, so no origin.
 Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
@@ -61,25 +58,22 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
     """softmax(g·S + m) v."""
-    rows = q.shape[0]
-    m = mechanism.distance_bias(torch.ones(1, device=q.device))
+    rows, m = q.shape[0], mechanism.distance_bias(torch.ones(1, device=q.device))
     if m is None and not READS_GROUPS:
         k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
-    is_grouped = k.shape[1] != q.shape[1]
     window = (-1 if mechanism.window is None else mechanism.window - 1, 0)
     q = with_gain(q, mechanism, documents)
     starts, longest = documents.packing(rows)
     qkv = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B·T, H or G, D)
     given: tuple[Any, ...] = (*qkv, starts, starts, longest.shape[0], longest.shape[0])
     if m is None:
-        grouped: dict[str, Any] = {"enable_gqa": True} if is_grouped else {}
+        grouped: dict[str, Any] = {} if k.shape[1] == q.shape[1] else {"enable_gqa": True}
         out = varlen.varlen_attn(*given, window_size=window, **grouped)
     else:
         from flash_attn import flash_attn_varlen_func
 
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        slopes = -m[:, 0].float()  # m(t) = −slope·t
         out = flash_attn_varlen_func(
-            *given, causal=True, window_size=window, alibi_slopes=slopes, deterministic=deterministic
-        )
+            *given, causal=True, window_size=window, alibi_slopes=-m[:, 0].float(),  # m(t) = −slope·t
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
     return out.unflatten(0, (rows, -1)).transpose(1, 2)  # type: ignore[union-attr]

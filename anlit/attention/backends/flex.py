@@ -28,8 +28,6 @@ RECOMPILE_LIMIT = 64
 """Compilations in one process, for different shapes and mechanisms, before PyTorch stops compiling with a warning."""
 WIDEST_FLASH_HEAD = {9: 256, 10: 128}
 """Of FlashAttention-4, by the major compute capability: Hopper, Blackwell."""
-
-
 _PLACES = getattr(importlib.util.find_spec("flash_attn"), "submodule_search_locations", None) or ()
 HAS_FLASH_4 = any((Path(place) / "cute" / "interface.py").is_file() for place in _PLACES)
 """Whether flash-attn-4 is there, found once without importing flash_attn, which flash-attn 2 may be."""
@@ -83,8 +81,8 @@ def runs_on_flash_4(q: Tensor, *tables: Tensor | None) -> bool:
     """Whether FlashAttention-4's kernel can compute it: in 16 bits, and without a gradient of the tables."""
     if not HAS_FLASH_4 or not q.is_cuda or q.element_size() != 2 or q.shape[-1] % 8:
         return False
-    is_narrow = q.shape[-1] <= WIDEST_FLASH_HEAD.get(gpu_generation(), 0)
-    return is_narrow and not any(table is not None and table.requires_grad for table in tables)
+    are_learned = any(table is not None and table.requires_grad for table in tables)
+    return not are_learned and q.shape[-1] <= WIDEST_FLASH_HEAD.get(gpu_generation(), 0)
 
 
 @cache
@@ -105,17 +103,14 @@ def block_mask(documents: Documents, window: int | None) -> BlockMask:
     """
     if window in documents.flex_masks:
         return documents.flex_masks[window]
-    length, device = documents.length, documents.device
-    first = torch.arange(0, length, BLOCK, device=device)
+    length, ids = documents.length, documents.ids
+    first = torch.arange(0, length, BLOCK, device=documents.device)  # of the queries in a row of blocks, of the keys
     last = (first + BLOCK - 1).clamp_max(length - 1)
-    queries, keys = first[:, None], first  # the first query of each row of blocks, the first key of each column
-    any_visible = keys <= queries
-    all_visible = last <= queries
+    any_visible = (first <= first[:, None])[None]  # (1, blocks of queries, blocks of keys)
+    all_visible = (last <= first[:, None])[None]
     if window is not None:
-        any_visible = any_visible & (queries - last < window)
-        all_visible = all_visible & (last[:, None] - keys < window)
-    any_visible, all_visible = any_visible[None], all_visible[None]  # (1, blocks of queries, blocks of keys)
-    ids = documents.ids
+        any_visible = any_visible & (first[:, None] - last < window)
+        all_visible = all_visible & (last[:, None] - first < window)
     if ids is not None:
         # A block of keys shares a document with the queries if the id of its last key reaches that of their first.
         any_visible = any_visible & (ids[:, None, last] >= ids[:, first, None])
@@ -128,9 +123,10 @@ def block_mask(documents: Documents, window: int | None) -> BlockMask:
         return seen if ids is None else seen & (ids[b, i] == ids[b, j])
 
     listed = (*_as_list(any_visible & ~all_visible), *_as_list(all_visible))
-    mask = BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length))
-    documents.flex_masks[window] = mask
-    return mask
+    documents.flex_masks[window] = BlockMask.from_kv_blocks(
+        *listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length)
+    )
+    return documents.flex_masks[window]
 
 
 def _as_list(blocks: Tensor) -> tuple[Tensor, Tensor]:

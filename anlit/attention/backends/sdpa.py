@@ -22,9 +22,8 @@ PRIORITY = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.E
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
     """That the mechanism has an a(t). It runs on every device."""
-    if mechanism.scales_with_distance:
-        return "its gain a(t) changes logits by distance, which scaled_dot_product_attention cannot"
-    return None
+    reason = "its gain a(t) changes logits by distance, which scaled_dot_product_attention cannot"
+    return reason if mechanism.scales_with_distance else None
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
@@ -40,15 +39,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     a CPU into a T × T mask, which is faster. On a CPU, long packed documents are computed one by one. On other devices
     keys of earlier documents are masked, because reading the lengths would wait; `flash` and `triton` skip them.
     """
-    length, window = q.shape[-2], mechanism.window
+    window, on_cpu = mechanism.window, q.device.type == "cpu"
     q = with_gain(q, mechanism, documents)
-    _, m = distance_tables(mechanism, length, q)
-    on_cpu = q.device.type == "cpu"
+    _, m = distance_tables(mechanism, q.shape[-2], q)
     if documents.are_masked:
         if on_cpu and _are_long(documents):
             return _one_by_one(q, k, v, m, window, documents, dropout)
     elif on_cpu or (m is None and window is None):
-        return _call(q, k, v, _bias(m, window, length, q), dropout)
+        return _call(q, k, v, _bias(m, window, q.shape[-2], q), dropout)
 
     def block(first: int, q: Tensor, k: Tensor, v: Tensor, m: Tensor | None) -> Tensor:
         begin, end = eager.first_key(first, window), first + q.shape[-2]
@@ -87,8 +85,7 @@ def _bias(m: Tensor | None, window: int | None, length: int, like: Tensor) -> Te
 
 def _call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
     """Attention of sequences that are one document each, (B, H, T, D), with the upper left of `bias`, if any."""
-    length = q.shape[-2]
-    mask = None if bias is None else bias[..., :length, :length]
+    mask = None if bias is None else bias[..., : q.shape[-2], : q.shape[-2]]
     return fused(q, k, v, mask, dropout, is_causal=mask is None)
 
 
@@ -98,11 +95,8 @@ def fused(
     """PyTorch's kernel for q (B, H, T, D), k and v (B, G, K, D), which are copied for every head if it needs that."""
     if not reads_groups(q, mask):
         k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
-    is_grouped = k.shape[1] != q.shape[1]
     with sdpa_kernel(PRIORITY, set_priority=True) if prefers_cudnn(q, mask) else nullcontext():
-        return scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=is_grouped
-        )
+        return scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, enable_gqa=k.shape[1] != q.shape[1])
 
 
 def prefers_cudnn(q: Tensor, mask: Tensor | None) -> bool:

@@ -20,12 +20,10 @@ class SlidingWindow(Mechanism):
         super().__init__()
         if width < 1:
             raise ValueError(f"SlidingWindow's width must be at least 1 key, not {width}")
-        if mechanism.window is not None:
-            raise ValueError(
-                f"SlidingWindow's mechanism already has a window, of {mechanism.window} keys: name one width"
-            )
-        self.width, self.mechanism = width, mechanism
-        self.window = width
+        if (inner := mechanism.window) is not None:
+            raise ValueError(f"SlidingWindow's mechanism already has a window, of {inner} keys: name one width")
+        self.width = self.window = width
+        self.mechanism = mechanism
 
     @property
     def scales_with_distance(self) -> bool:

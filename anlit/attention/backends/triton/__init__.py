@@ -42,13 +42,13 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
         return f"its heads are at most {WIDEST} wide, not {q.shape[-1]}"
     if q.dtype not in DTYPES:
         return f"it computes in bfloat16, float16 or float32, not {str(q.dtype).removeprefix('torch.')}"
-    if q.device.type == "cuda":
-        if torch.version.hip is None and torch.cuda.get_device_capability(q.device) < OLDEST:
-            return f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
-        return None
-    if q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
-        return None
-    return f"it runs on a GPU, not on {q.device.type} (on cpu, for tests, with TRITON_INTERPRET=1)"
+    is_interpreted = q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if q.device.type != "cuda" and not is_interpreted:
+        return f"it runs on a GPU, not on {q.device.type} (on cpu, for tests, with TRITON_INTERPRET=1)"
+    is_nvidia = q.device.type == "cuda" and torch.version.hip is None
+    if is_nvidia and torch.cuda.get_device_capability(q.device) < OLDEST:
+        return f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
+    return None
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
@@ -58,8 +58,7 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
     """softmax(a·g·S + m) v."""
-    length = q.shape[-2]
-    q = with_gain(q, mechanism, documents)
+    q, length = with_gain(q, mechanism, documents), q.shape[-2]
     tables, coefficient, tangents = tables_of(mechanism, q)
     lines, far_start = linear_tables(tables, q.shape[-1], q.dtype)
     bounds = documents.bounds or (None, None)

@@ -23,8 +23,6 @@ class Blocks(NamedTuple):
 
 
 class KernelBlocks(NamedTuple):
-    """The blocks of each kernel."""
-
     forward: Blocks
     backward_queries: Blocks
     backward_keys: Blocks
@@ -32,20 +30,17 @@ class KernelBlocks(NamedTuple):
 
 SMALL = KernelBlocks(*[Blocks(16, 16, 4, 1)] * 3)
 """For the interpreter: tests need many blocks in short sequences."""
-
 SINGLE = {
     64: KernelBlocks(Blocks(64, 32, 8, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
     256: KernelBlocks(Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 4, 1)),
 }
 """float32, by the largest head width. It needs twice the memory and has no matrix units; it serves as a reference."""
-
 HALF_8 = {
     64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2)),
     128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2)),
     256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1)),
 }
 """bfloat16 and float16 on compute capability 8.x, by the largest head width."""
-
 HALF_9 = {
     64: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2)),
     128: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2), Blocks(32, 128, 8, 2)),
@@ -54,10 +49,10 @@ HALF_9 = {
 """The same from 9.0 on."""
 
 
-def blocks_for(width_padded: int, dtype: torch.dtype, capability: int | None) -> KernelBlocks:
-    """The blocks for heads of `width_padded`, a power of two up to 256. `capability` is 80, 90 …, or None for a CPU."""
+def blocks_for(width_padded: int, dtype: torch.dtype, capability: tuple[int, int] | None) -> KernelBlocks:
+    """The blocks for heads of `width_padded`, a power of two up to 256; `capability` is a GPU's, None for a CPU."""
     if capability is None:
         return SMALL
-    half = HALF_9 if capability >= 90 else HALF_8
+    half = HALF_9 if capability >= (9, 0) else HALF_8
     by_width = SINGLE if dtype == torch.float32 else half
     return next(blocks for widest, blocks in by_width.items() if width_padded <= widest)

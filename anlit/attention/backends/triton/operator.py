@@ -3,15 +3,14 @@
     anlit::triton_attention(
         q, k, v, coefficient, tables, tangents, lines, far_start, starts, ends, window) -> (out, lse)
 
-q of shape (B, H, T, D), k and v (B, H_kv, T, D) with H_kv a divisor of H. Query i of head h sees the keys
-starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T + PADDING, 2)
-float32, holds (gain, bias) by distance i−j. With last size 1 it holds the biases only, and None is for no biases: the
-gain is then log2(e)/√D. Kernels may read entries past distance T − 1 but do not use them. `lines` and `far_start` are
-what `linear_tables` makes of the tables, or None. `starts` and `ends`, (B, T) int32, are the bounds of each token's
-document. out is stored (B, T, H, D), viewed (B, H, T, D); lse (B, H, T) float32 is in base 2.
-
-`coefficient`, (H or 1,) or None, is a learned number on which the tables depend, there for its gradient alone, and
-`tangents`, shaped like the tables, their derivative by it; of last size 1 if only the biases depend on it.
+q is (B, H, T, D), k and v (B, G, T, D) with G a divisor of H. Query i of head h sees the keys starts_i ≤ j ≤ i with
+j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T + PADDING, 2) float32, holds (gain, bias)
+by distance i−j; with last size 1 the biases only, and None is for no biases: the gain is then log2(e)/√D. Kernels may
+read entries past distance T − 1 but do not use them. `lines` and `far_start` are what `linear_tables` makes of them, or
+None. `starts` and `ends`, (B, T) int32, are the bounds of each token's document. out is stored (B, T, H, D), viewed
+(B, H, T, D); lse (B, H, T) float32 is in base 2. `coefficient`, (H or 1,) or None, is a learned number on which the
+tables depend, there for its gradient alone, and `tangents` the tables' derivative by it; of last size 1 if only the
+biases depend on it.
 """
 
 import math
@@ -59,7 +58,7 @@ def triton_attention_backward(
     from anlit.attention.backends.triton.backward_keys import backward_keys
     from anlit.attention.backends.triton.backward_queries import backward_queries
 
-    dq, dk, dv, d_coefficient = _gradients(q, k, coefficient)
+    dq, dk, dv, d_coefficient = _gradients(d_out, q, k, v, coefficient)
     q, k, v, d_out = (_with_contiguous_rows(x) for x in (q, k, v, d_out))
     B, H, T, _ = q.shape
     blocks = _blocks(q)
@@ -87,21 +86,14 @@ def triton_attention_backward(
 
 
 @triton_attention.register_fake
-def _(q, *_):
-    return _outputs(q)
+def _outputs(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return empty_heads(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @triton_attention_backward.register_fake
-def _(d_out, q, k, v, coefficient, *_):
-    return _gradients(q, k, coefficient)
-
-
-def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    B, H, T, _ = q.shape
-    return empty_heads(q), q.new_empty(B, H, T, dtype=torch.float32)
-
-
-def _gradients(q: Tensor, k: Tensor, coefficient: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gradients(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, coefficient: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_coefficient = q.new_empty(0, dtype=torch.float32) if coefficient is None else torch.empty_like(coefficient)
     return empty_heads(q), empty_heads(k), empty_heads(k), of_coefficient
 
@@ -109,9 +101,9 @@ def _gradients(q: Tensor, k: Tensor, coefficient: Tensor | None) -> tuple[Tensor
 def _check(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, *tables: Tensor | None) -> None:
     """Kernels follow pointers: what does not fit would be read from other memory."""
     B, H, T, D = q.shape
-    assert k.shape == v.shape == (B, k.shape[1], T, D), f"k {tuple(k.shape)}, v {tuple(v.shape)}, q {tuple(q.shape)}"
-    assert H % k.shape[1] == 0, f"{k.shape[1]} heads of keys do not divide {H} heads of queries"
-    assert q.dtype == k.dtype == v.dtype, f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
+    assert k.shape == v.shape == (B, k.shape[1], T, D), (q.shape, k.shape, v.shape)
+    assert H % k.shape[1] == 0, (q.shape, k.shape)
+    assert q.dtype == k.dtype == v.dtype, (q.dtype, k.dtype, v.dtype)
     for table in tables:
         assert table is None or tuple(table.shape) in [(h, T + PADDING, n) for h in (1, H) for n in (1, 2)], table.shape
         assert table is None or (table.dtype, table.is_contiguous()) == (torch.float32, True)
@@ -119,7 +111,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, *tables: Tens
 
 
 def _with_contiguous_rows(x: Tensor) -> Tensor:
-    """`x` with contiguous rows. The kernels follow the other strides."""
+    """The kernels follow the other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -138,10 +130,7 @@ def _padded(q: Tensor) -> int:
 
 def _blocks(q: Tensor) -> KernelBlocks:
     """The blocks for heads as those of `q`, on its device."""
-    capability = None
-    if q.device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(q.device)
-        capability = 10 * major + minor
+    capability = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None
     return blocks_for(_padded(q), q.dtype, capability)
 
 
@@ -153,10 +142,12 @@ def _scale(q: Tensor) -> float:
 def _constants(q: Tensor, k: Tensor, tables: Tensor | None, blocks: Blocks) -> dict[str, Any]:
     """What a kernel is compiled for."""
     exact = torch.get_float32_matmul_precision() == "highest" or q.dtype != torch.float32
-    sizes = {"block_m": blocks.block_m, "block_n": blocks.block_n, "width": q.shape[-1], "width_padded": _padded(q)}
-    heads = {"n_heads": q.shape[1], "group": q.shape[1] // k.shape[1]}
-    forms = {"pairs": tables is not None and tables.shape[-1] == 2, "precision": "ieee" if exact else "tf32"}
-    return {**sizes, **heads, **forms, "num_warps": blocks.warps, "num_stages": blocks.stages}
+    return {
+        "block_m": blocks.block_m, "block_n": blocks.block_n, "width": q.shape[-1], "width_padded": _padded(q),
+        "n_heads": q.shape[1], "group": q.shape[1] // k.shape[1], "precision": "ieee" if exact else "tf32",
+        "pairs": tables is not None and tables.shape[-1] == 2,
+        "num_warps": blocks.warps, "num_stages": blocks.stages,
+    }  # fmt: skip
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:

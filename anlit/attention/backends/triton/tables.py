@@ -13,6 +13,7 @@ c = 2, τ = 10 and bfloat16, tiles are far from t = 2,592 on, in float16 from 7,
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,20 +48,13 @@ def coefficient_of(mechanism: Mechanism) -> Coefficient | None:
 
 
 def tables_of(mechanism: Mechanism, like: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """What the operator reads of a mechanism, for queries such as `like`, (B, H, T, D): each None if there is none.
-
-    They are the tables, as `interleave` returns them, without a gradient; the learned number on which they depend, (H
-    or 1,), each head's on its own; and their derivative by it, (H or 1, T + PADDING, 2 or 1), of last size 1 if only
-    m(t) depends on it.
-    """
+    """The operator's `tables`, `coefficient` and `tangents` for queries such as `like`, (B, H, T, D)."""
     length, width = like.shape[-2] + PADDING, like.shape[-1]
     a, m = distance_tables(mechanism, length, like)
     tables = interleave(a, m, width)
     if tables is None or not tables.requires_grad:
         return tables, None, None
-    coefficient = coefficient_of(mechanism)
-    assert coefficient is not None
-    assert coefficient.value is not None
+    coefficient: Any = coefficient_of(mechanism)
 
     def packed(value: Tensor) -> Tensor | None:
         with coefficient.replaced_by(value):
@@ -83,11 +77,10 @@ def interleave(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
 
 
 def linear_tables(tables: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """The lines of all far tiles, and where they begin; None and None if there are none.
+    """The lines of all far tiles, and where they begin, for heads of `width` in `dtype`; None and None without any.
 
     The lines are (H or 1, lines, 4 or 2) float32: slope and level of the gain, then of the bias, at distance
     STEP·index. They begin at (H or 1,) int32, the distance from which on a tile's first query and key are far.
-    `tables` are the kernels', for heads of `width` in `dtype`.
     """
     if tables is None or dtype not in TOLERANCES or tables.shape[1] - PADDING <= SHORTEST:
         return None, None
