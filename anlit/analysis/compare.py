@@ -4,18 +4,19 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from anlit.analysis.comparison import Comparison, compare_groups
+from anlit.analysis.comparison import Comparison, compare_groups, record_runs, refuse_other_report
+from anlit.analysis.comparison_report import section, show, sources
 from anlit.analysis.notes import refuse_other_tokenizers
 from anlit.analysis.statistics import Summary
 from anlit.configuration import ARCHITECTURES
 from anlit.errors import UserError
-from anlit.reading import read_json
-from anlit.reporting.files import output_folder, writing
+from anlit.reporting.files import output_folder, write_json, writing
+from anlit.reporting.page import listed, write_page
+from anlit.reporting.text import code, literal
 from anlit.runs.folders import find_runs, load_run
 from anlit.runs.groups import Group, group_runs
 
 STANDARD = ARCHITECTURES["GPT"]
-MEASURE = "--measure_steps"
 TimeSteps = Callable[[list[Group], Path], None]
 
 
@@ -43,18 +44,32 @@ def compare(
     refuse_other_tokenizers(groups)
     folder = output_folder(output)
     named = [] if baseline is None else ["--baseline", baseline]
-    command = shlex.join(["anlit", "compare", *runs, "--output", output, *named, *([MEASURE] if time_steps else [])])
-    _refuse_other_comparison(folder, command, {str(run.folder) for run in loaded})
+    measured = ["--measure_steps"] if time_steps else []
+    command = shlex.join(["anlit", "compare", *runs, "--output", output, *named, *measured])
+    names = {str(run.folder) for run in loaded}
+    refuse_other_report(folder / "convergence.json", lambda record: {*map(str, record.get("runs") or ())} <= names)
     if time_steps is not None:
         time_steps([chosen, *(group for group in groups if group is not chosen)], folder)
     comparison = compare_groups(every, chosen, loaded, folder, command, notes=notes)
-    from anlit.analysis import comparison_report, plots  # matplotlib takes a second: errors do not wait for it
+    from anlit.analysis import plots  # matplotlib takes a second: errors do not wait for it
 
     with writing(folder):
         plots.plot_convergence(comparison)
-        comparison_report.write(comparison)
-    comparison_report.show(comparison)
+        _write(comparison)
+    show(comparison)
     return comparison
+
+
+def _write(comparison: Comparison) -> None:
+    """Writes report.html, report.md and convergence.json."""
+    counted = [run for result in comparison.results for run in result.group.counted]
+    raw = comparison.raw() | record_runs([comparison])
+    write_json(comparison.output / "convergence.json", raw, indent=None)
+    write_page(comparison.output, "report", [
+        "# Convergence", f"Baseline: **{literal(comparison.baseline.label)}**", "## Comparison", *section(comparison),
+        "## Notes and warnings", listed(comparison.notes) or "None.",
+        *sources(comparison.runs, comparison.label_of, counted, [f"compared with: {code(comparison.command)}"]),
+    ])  # fmt: skip
 
 
 def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:
@@ -72,21 +87,6 @@ def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[s
     standard = [group for group in groups if group.architecture == STANDARD]
     if not standard:
         raise UserError(f"No {STANDARD} run to compare with: name the baseline with --baseline, one of {labels}.")
-    ended = [group for group in standard if not group.unfinished] or standard
-    best = min(ended, key=lambda group: Summary(group.final_losses()).mean or 0.0)
-    if len(standard) == 1:
-        return best, []
-    return best, [f"Baseline: of {len(standard)} {STANDARD} groups, {best.label!r} has the lowest mean final loss."]
-
-
-def _refuse_other_comparison(folder: Path, command: str, runs: set[str]) -> None:
-    """Raises:
-    UserError: `folder` has the report of another command on other runs.
-    """
-    path = folder / "convergence.json"
-    if path.exists():
-        record = read_json(path, {"runs": [str], "command": str}, "remove it, or give another --output")
-        same = str(record.get("command")).removesuffix(f" {MEASURE}") == command.removesuffix(f" {MEASURE}")
-        if not same and set(record.get("runs") or ()) != runs:
-            raise UserError(f"--output {folder} has the report of another comparison ({record.get('command')}): "
-                            "give another folder, or remove that report")  # fmt: skip
+    best = min(standard, key=lambda group: (group.unfinished, Summary(group.final_losses()).mean))
+    note = f"Baseline: of {len(standard)} {STANDARD} groups, {best.label!r} has the lowest mean final loss."
+    return best, [note] * (len(standard) > 1)

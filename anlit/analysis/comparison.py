@@ -1,16 +1,81 @@
-"""A comparison of configurations with a baseline, for `anlit compare` and for studies alike."""
+"""A comparison of configurations with a baseline, for `anlit compare` and for studies alike.
+
+The seconds of a run include other work of the machine: two runs of the same model can differ by half. So
+`anlit.benchmarks.runs` lets the models of all configurations take training steps in turns in one process, and writes
+`paired_steps.json`, which is read here:
+
+    speed-up in wall-clock = speed-up in tokens × (the baseline's time per token / this configuration's)
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from anlit.analysis.notes import notes_on, refuse_other_tokenizers
-from anlit.analysis.statistics import Interval, SpeedUp, Summary, Test, difference, holm, product, speed_up
-from anlit.analysis.wall_clock import StepTimes, read_step_times, usable
-from anlit.runs.folders import Run
+from anlit.analysis.statistics import (
+    Interval,
+    SpeedUp,
+    Summary,
+    Test,
+    difference,
+    holm,
+    median_with_interval,
+    product,
+    speed_up,
+)
+from anlit.errors import UserError
+from anlit.reading import read_json
+from anlit.runs.folders import RECORD_SCHEMA, Run, hardware_label
 from anlit.runs.groups import Group
+
+STEPS = "paired_steps.json"
+STEPS_SCHEMA = RECORD_SCHEMA | {"arms": [{"key": str, "seconds_per_token": [(int, float)]}]}
+LEFT_OUT = "Speed-ups in wall-clock are left out, because"
+NOT_MEASURED = (
+    f"{LEFT_OUT} no steps were timed in turns: add --measure_steps. The seconds of "
+    "runs that were trained one after another include other work of the machine."
+)
+
+
+class StepTimes:
+    """The content of paired_steps.json, `record`; `seconds` per token, one value for each round, by `Group.key`."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        self.seconds: dict[str, list[float]] = {
+            arm.get("key", ""): [float(value) for value in arm.get("seconds_per_token") or ()]
+            for arm in record.get("arms") or []
+        }
+
+    def ratio(self, group: Group, baseline: Group) -> Interval | None:
+        """The time per token of `group` over that of `baseline`, round by round; None if one was not timed."""
+        ours, theirs = self.seconds.get(group.key), self.seconds.get(baseline.key)
+        if not ours or not theirs or len(ours) != len(theirs):
+            return None
+        return median_with_interval([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def read_step_times(folder: Path) -> StepTimes | None:
+    """The steps that were timed for the report in `folder`; None if there are none."""
+    advice = "remove it and measure again with --measure_steps"
+    return StepTimes(read_json(folder / STEPS, STEPS_SCHEMA, advice)) if (folder / STEPS).exists() else None
+
+
+def _usable(steps: StepTimes | None, groups: Sequence[Group]) -> tuple[StepTimes | None, list[str]]:
+    """`steps` if it holds for these groups, and one sentence for each reason that it does not."""
+    trained = {run.hardware for group in groups for run in group.counted}
+    if len(trained) > 1:
+        return None, [f"{LEFT_OUT} the runs were trained on different hardware."]
+    if steps is None:
+        return None, [NOT_MEASURED]
+    if {timed := hardware_label(steps.record)} != trained:
+        where = trained.pop() or "hardware that they did not record"
+        return None, [f"{LEFT_OUT} steps were timed on {timed} and the runs were trained on {where}."]
+    missing = [group.label for group in groups if group.key not in steps.seconds]
+    return steps, [f"{label}: no steps were timed for it; measure again with --measure_steps." for label in missing]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,15 +102,10 @@ class Result:
 
     @property
     def wall_clock(self) -> Interval | None:
-        """The speed-up in wall-clock; None without `time`, or if the speed-up in tokens has no mean.
-
-        Its interval combines that of `time` with the one over seeds, if there are several.
-        """
-        if self.time is None or self.speedup.mean is None:
+        """The speed-up in wall-clock, its interval from that of `time` and of the speed-up in tokens; None without."""
+        if self.time is None or self.speedup.interval is None:
             return None
-        mean, test, time = self.speedup.mean, self.speedup.test, self.time
-        tokens = Interval(mean, test.low, test.high) if test else Interval(mean, mean, mean)
-        return product(tokens, Interval(1 / time.median, 1 / time.high, 1 / time.low))
+        return product(self.speedup.interval, Interval(1 / self.time.median, 1 / self.time.high, 1 / self.time.low))
 
     @property
     def summaries(self) -> dict[str, Summary]:
@@ -131,13 +191,11 @@ def compare_groups(
         steps: Times of interleaved steps (default: those that were measured for `output`).
 
     Raises:
-        UserError: Two runs have different tokenizers, or the runs of a group have no training tokens in common.
+        UserError: Two runs have different tokenizers.
     """
     groups = [group for group in every if group.counted]
     refuse_other_tokenizers(groups)
-    timed, left_out = usable(steps or read_step_times(output), groups)
-    for group in groups:
-        group.mean()
+    timed, left_out = _usable(steps or read_step_times(output), groups)
     others = []
     for group in (group for group in groups if group is not baseline):
         test = difference(group.loss_by_seed(), baseline.loss_by_seed())
@@ -156,7 +214,8 @@ def record_runs(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The runs of comparisons for `write_json`: what all their files say once, and what each says beside it."""
     runs = {str(run.folder): (run, comparison.label_of(run)) for comparison in comparisons[::-1]
             for run in comparison.runs}  # fmt: skip
-    shared = {name: _common([getattr(run, name) for run, _ in runs.values()]) for name in ("config", "record")}
+    shared = {name: reduce(_common, [getattr(run, name) for run, _ in runs.values()] or [{}])
+              for name in ("config", "record")}  # fmt: skip
     return {
         "paired_steps": next((comparison.steps.record for comparison in comparisons if comparison.steps), None),
         "shared": shared,
@@ -171,20 +230,28 @@ def record_runs(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _common(mappings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The entries that all mappings have, those of mappings within them too."""
-    shared: dict[str, Any] = {}
-    for key, value in mappings[0].items() if mappings else ():
-        values: list[Any] = [each.get(key) for each in mappings]
-        if all(isinstance(each, dict) for each in values):
-            shared |= {key: common} if (common := _common(values)) else {}
-        elif value is not None and all(each == value for each in values):
-            shared[key] = value
-    return shared
+def _common(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """The entries that both mappings have, those of mappings within them too."""
+    pairs = {key: (value, theirs[key]) for key, value in ours.items() if key in theirs}
+    return {key: _common(a, b) if isinstance(a, dict) and isinstance(b, dict) else a
+            for key, (a, b) in pairs.items() if a == b or (isinstance(a, dict) and isinstance(b, dict))}  # fmt: skip
 
 
 def _without(mapping: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a mapping that are not in `shared`."""
-    rest = {key: _without(value, shared.get(key) or {}) if isinstance(value, dict) else value
-            for key, value in mapping.items() if isinstance(value, dict) or key not in shared}  # fmt: skip
-    return {key: value for key, value in rest.items() if value != {} or key not in shared}
+    """The entries of a mapping that are not in `shared`, which has no others."""
+    rest = dict(mapping)
+    for key, value in shared.items():
+        rest[key] = _without(mapping[key], value) if isinstance(value, dict) else {}
+        if rest[key] == {}:
+            del rest[key]
+    return rest
+
+
+def refuse_other_report(path: Path, is_same: Callable[[dict[str, Any]], bool]) -> None:
+    """Raises a UserError if there is a report's JSON at `path`, and it is not the same comparison's or study's."""
+    if path.exists():
+        schema = {"runs": list, "command": str, "path": str, "budget": str}
+        record = read_json(path, schema, "remove it, or give another --output")
+        if not is_same(record):
+            raise UserError(f"--output {path.parent} has another report ({record.get('command')}): give another "
+                            "folder, or remove that report")  # fmt: skip

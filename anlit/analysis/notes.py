@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from anlit.analysis.statistics import SpeedUp
 from anlit.configuration import init_args
 from anlit.errors import UserError
-from anlit.runs.folders import Curve, Run, commit_label, hardware_label
+from anlit.runs.folders import Run, commit_label, hardware_label
 from anlit.runs.groups import Group, differing, records, short_names, show
 
 TASK = ("context_length", "vocab_size")
@@ -35,12 +37,10 @@ def refuse_other_tokenizers(groups: Sequence[Group]) -> None:
 def notes_on(speedups: dict[Group, SpeedUp], every: Sequence[Group], runs: Sequence[Run]) -> list[str]:
     """All notes, given the speed-up of each compared group, the baseline first; all groups, and all runs."""
     (baseline, *others), groups = speedups, [group for group in every if group.counted]
-    notes = [note for group in speedups for note in _parted(group)]
-    notes += [note for group in others for note in _pairing(group, baseline, speedups[group])]
-    notes += [note for group in every for note in _states(group)]
+    notes = [note for group in every for note in _states(group)]
     notes += [f"{run.folder}: not counted, because it has no config.yaml." for run in runs if not run.config]
     for group in groups:
-        notes += [*_within(group), *(_against(group, baseline) if group is not baseline else ())]
+        notes += [*_within(group), *(_against(group, baseline, speedups[group]) if group in others else ())]
     return [*notes, *_across([run for group in groups for run in group.counted]), *unstable_throughput(groups)]
 
 
@@ -58,22 +58,6 @@ def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
     return (low, high) if high[0] - low[-1] > GAP * within else None
 
 
-def _parted(group: Group) -> Iterator[str]:
-    if groups := parted(group.final_losses()):
-        low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in groups)
-        yield (f"{group.label}: TWO GROUPS of final losses, {low} and {high}; the mean lies between them and says "
-               "nothing.")  # fmt: skip
-
-
-def _pairing(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
-    """How a speed-up was paired, where the baseline or the group has several seeds."""
-    pairs, runs = len(speedup.values), max(len(group.counted), len(baseline.counted))
-    if not speedup.paired and runs > 1:
-        yield f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's mean curve."
-    elif speedup.paired and pairs < runs:
-        yield f"{group.label}: its speed-up is of the {pairs} seeds that it has in common with the baseline."
-
-
 def _states(group: Group) -> Iterator[str]:
     """Whether the numbers of a group do not come from all its runs, or from unfinished ones."""
     states = Counter(run.state for run in group.runs if run not in group.counted)
@@ -81,14 +65,17 @@ def _states(group: Group) -> Iterator[str]:
     if not group.counted:
         yield f"{group.label}: not counted, because none of its runs can be compared ({others})."
     elif others:
-        share = f"{len(group.counted)} of {len(group.runs)} runs"
-        yield f"{group.label}: {share} are counted; left out: {others}."
+        yield f"{group.label}: {len(group.counted)} of {len(group.runs)} runs are counted; left out: {others}."
     if group.counted and group.unfinished:
         yield f"{group.label}: UNFINISHED, its final loss is the last one so far."
 
 
 def _within(group: Group) -> Iterator[str]:
     """Differences between the runs of a group."""
+    if groups := parted(group.final_losses()):
+        low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in groups)
+        yield (f"{group.label}: TWO GROUPS of final losses, {low} and {high}; the mean lies between them and says "
+               "nothing.")  # fmt: skip
     seeds = Counter(run.seed for run in group.counted)
     if twice := ", ".join(str(seed) for seed, count in seeds.items() if count > 1):
         yield f"{group.label}: seed {twice} occurs more than once, so its runs are not independent."
@@ -98,8 +85,13 @@ def _within(group: Group) -> Iterator[str]:
         yield f"{group.label}: a run has no recorded status; it is taken as finished."
 
 
-def _against(group: Group, baseline: Group) -> Iterator[str]:
-    """Differences from the baseline in what is learned, for how long and by how large a model."""
+def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
+    """Differences from the baseline in seeds, in what is learned, for how long and by how large a model."""
+    pairs, runs = len(speedup.values), max(len(group.counted), len(baseline.counted))
+    if not speedup.paired and runs > 1:
+        yield f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's mean curve."
+    elif speedup.paired and pairs < runs:
+        yield f"{group.label}: its speed-up is of the {pairs} seeds that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():
         kind = "validated differently" if "val" in key.rsplit(".", 1)[-1] else "trained differently"
@@ -132,29 +124,16 @@ def _across(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def unstable_throughput(groups: Sequence[Group]) -> Iterator[str]:
-    """One sentence for each run whose halves, and each configuration whose seeds, were not equally fast."""
-    for group in groups:
-        rates: list[tuple[float, str]] = []
-        for run in group.counted:
-            name, curve, settings = run.folder.name, run.curve.finite(), init_args(run.config.get("data"))
-            grows = any(key.endswith("context_schedule") and settings[key] is not None for key in settings)
-            middle = (len(curve) - 1) // 2 + 1
-            halves = [] if len(curve) < LEAST_HALVED or grows else [_rate(curve, 1, middle), _rate(curve, middle, -1)]
-            if all(halves) and _apart(halves, THROUGHPUT_APART):
-                yield (f"{name}: unstable throughput, {halves[0]:,.0f} tokens/s in its first half and "
-                       f"{halves[1]:,.0f} in its second; its seconds are not comparable.")  # fmt: skip
-            if len(curve) > 1 and (rate := _rate(curve, 0, -1)):
-                rates.append((rate, name))
-        if rates and _apart([rate for rate, _ in rates], THROUGHPUT_APART):
-            (low, slowest), (high, fastest) = min(rates), max(rates)
-            yield (f"{group.label}: unstable throughput between seeds, {low:,.0f} tokens/s in {slowest} and "
-                   f"{high:,.0f} in {fastest}.")  # fmt: skip
-
-
-def _rate(curve: Curve, first: int, last: int) -> float:
-    """Training tokens per second between two validations; 0 where times are not known."""
-    seconds = float(curve.seconds[last] - curve.seconds[first])
-    return float(curve.tokens[last] - curve.tokens[first]) / seconds if seconds > 0 else 0.0
+    """One sentence for each run whose halves were not equally fast; a growing context would explain it."""
+    for run in (run for group in groups for run in group.counted):
+        curve, settings = run.curve.finite(), init_args(run.config.get("data"))
+        if len(curve) < LEAST_HALVED or any(settings[key] for key in settings if key.endswith("context_schedule")):
+            continue
+        ends = [1, (len(curve) - 1) // 2 + 1, -1]
+        first, second = np.diff(curve.tokens[ends]) / np.diff(curve.seconds[ends])
+        if _apart([first, second], THROUGHPUT_APART):  # not where times are not known, NaN
+            yield (f"{run.folder.name}: unstable throughput, {first:,.0f} tokens/s in its first half and "
+                   f"{second:,.0f} in its second; its seconds are not comparable.")  # fmt: skip
 
 
 def _task(group: Group) -> dict[str, Any]:

@@ -13,7 +13,7 @@ LATE, TALLEST = 0.2, 2.5
 FEW = 12
 """Up to this number of validation points, each is marked."""
 Units = tuple[tuple[float, float, str], ...]
-TOKENS: Units = ((1e9, 1e9, " (billions)"), (1e6, 1e6, " (millions)"), (1e3, 1e3, " (thousands)"))
+TOKENS: Units = ((1e9, 1e9, " (billions)"), (1e6, 1e6, " (millions)"), (1e3, 1e3, " (thousands)"), (0, 1, ""))
 SECONDS: Units = ((3 * 3600, 3600, " (hours)"), (120, 60, " (minutes)"), (0, 1, " (seconds)"))
 """Units of an axis: from which length on, size, name."""
 
@@ -28,12 +28,11 @@ class Panel(NamedTuple):
 
 def panels_of(comparison: Comparison) -> list[Panel]:
     """A panel over training tokens and, if steps were timed in turns, one over time at their speed."""
-    tokens = {result.label: 1.0 for result in comparison.results}
-    axes = [("by training tokens", "training tokens", tokens, TOKENS)]
+    axes = [("by training tokens", "training tokens", {result.label: 1.0 for result in comparison.results}, TOKENS)]
     if comparison.steps is not None:
         seconds = float(np.median(comparison.steps.seconds.get(comparison.baseline.group.key, (np.nan,))))
-        times = {result.label: seconds * result.time.median for result in comparison.others if result.time is not None}
-        times |= {comparison.baseline.label: seconds}
+        times = {comparison.baseline.label: seconds}
+        times |= {result.label: seconds * result.time.median for result in comparison.others if result.time is not None}
         axes.append(("by time, at the speed of steps in turns", "training time", times, SECONDS))
     panels = []
     for title, label, per_token, units in axes:
@@ -50,37 +49,32 @@ def plot_convergence(comparison: Comparison) -> None:
     A legend below has losses and speed-ups; nothing is written on the curves.
     """
     results, baseline = comparison.results, comparison.baseline
-    styles = line_styles([result.label for result in results])
-    panels = panels_of(comparison)
+    styles, panels = line_styles([result.label for result in results]), panels_of(comparison)
     with style(8):
         size = (TEXT, 2.9 + 0.16 * (len(results) + 1))
         figure, ((first, *rest),) = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
         for ax, panel in zip((first, *rest), panels, strict=True):
+            longest = 0.0
             for result in (result for result in results if result.label in panel.per_token):
                 curve, sd = result.group.mean()
                 look, x = styles[result.label], curve.tokens * panel.per_token[result.label]
+                longest = max(longest, x[-1])
                 ax.plot(x, curve.loss, color=look.colour, linestyle=look.dash, linewidth=1.4, marker=look.marker,
                         markersize=3.5, markevery=max(1, len(x) // FEW),
                         label=_legend(result, result is baseline))  # fmt: skip
-                if len(result.group.counted) > 1:
-                    ax.fill_between(x, curve.loss - sd, curve.loss + sd, color=look.colour, alpha=0.18, linewidth=0)
+                ax.fill_between(x, curve.loss - sd, curve.loss + sd, color=look.colour, alpha=0.18, linewidth=0)
             target = float(baseline.group.mean()[0].loss[-1])
             ax.axhline(target, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1,
                        label=f"final loss of {baseline.label}; bands: ± standard deviation over seeds")  # fmt: skip
-            longest = max(float(line.get_xdata()[-1]) for line in ax.get_lines()[:-1])
             ax.set(title=panel.title, xlabel=panel.label, xlim=(0, longest * 1.02))
             ax.grid()
         first.set(ylim=_limits(results), ylabel="validation loss (nats per token)")
-        handles, labels = first.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=1)
+        figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=1)
         save(figure, comparison.plot)
 
 
 def _limits(results: tuple[Result, ...]) -> tuple[float, float]:
-    """y range of the late part of all curves, with a margin.
-
-    A curve far above the baseline, which is the first, does not count and may leave the picture.
-    """
+    """y range of the late part of all curves, with a margin; one far above the baseline's, the first, may leave it."""
     curves = [result.group.mean() for result in results]
     tops = [float(curve.loss[curve.tokens >= LATE * curve.tokens[-1]].max()) for curve, _ in curves]
     low = min(float((curve.loss - sd).min()) for curve, sd in curves)
@@ -93,5 +87,4 @@ def _legend(result: Result, is_baseline: bool) -> str:
     loss, seeds = result.final_loss, len(result.group.counted)
     spread = f" ± {loss.sd:.4f} ({seeds} seeds)" if loss.sd is not None else " (1 seed)"
     speedup = "" if is_baseline else f", speed-up in tokens {result.speedup.words}"
-    unfinished = ", unfinished" if result.group.unfinished else ""
-    return f"{result.label}: {loss.mean:.4f}{spread}{speedup}{unfinished}"
+    return f"{result.label}: {loss.mean:.4f}{spread}{speedup}{', unfinished' * result.group.unfinished}"

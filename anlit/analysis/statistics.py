@@ -25,6 +25,7 @@ from anlit.runs.groups import mean_curve
 CONFIDENCE = 0.95
 NO_SPREAD = 1e-9
 """Values with a smaller relative spread differ by rounding only, which no test can judge."""
+LOG_TEST = "t-test of the logarithm"
 SeededCurves = Sequence[tuple[Hashable, Curve]]
 """Seeds and validation curve (without NaN) of each run of a configuration."""
 
@@ -52,8 +53,7 @@ def mean_sd(summary: Summary, digits: int) -> str:
         return NONE
     if not math.isfinite(summary.mean):
         return "not finite"
-    sd = f" ± {summary.sd:,.{digits}f}" if summary.sd is not None else ""
-    return f"{summary.mean:,.{digits}f}{sd}"
+    return f"{summary.mean:,.{digits}f}" + (f" ± {summary.sd:,.{digits}f}" if summary.sd is not None else "")
 
 
 class Interval(NamedTuple):
@@ -63,6 +63,9 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} … {self.high:.2f})"
+
 
 def median_with_interval(values: Sequence[float]) -> Interval:
     """The median, and an interval between two of the sorted values with at least 95 % confidence.
@@ -71,10 +74,8 @@ def median_with_interval(values: Sequence[float]) -> Interval:
     reach 95 %: the interval is from the smallest to the largest.
     """
     ordered = np.sort(np.asarray(values, dtype=float))
-    n = len(ordered)
-    below = scipy.special.bdtr(np.arange(n), n, 0.5)  # probability of at most 0, 1 … values below the true median
-    outside = max(0, int(np.sum(below < (1 - CONFIDENCE) / 2)) - 1)  # values outside at each end
-    return Interval(float(np.median(ordered)), float(ordered[outside]), float(ordered[n - 1 - outside]))
+    outside = max(0, int(scipy.stats.binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5)) - 1)  # at each end
+    return Interval(float(np.median(ordered)), float(ordered[outside]), float(ordered[-1 - outside]))
 
 
 def product(a: Interval, b: Interval) -> Interval:
@@ -96,10 +97,7 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> tuple[float, Interval] 
 
 @dataclass(frozen=True)
 class Test:
-    """A difference of means with its 95 % interval; `n` seeds of ours and of theirs.
-
-    `p` is two-sided: the probability of so large a difference between seeds of one normal distribution.
-    """
+    """A difference of means with its 95 % interval, and the two-sided p of Student's test; `n` seeds of both sides."""
 
     method: str
     n: tuple[int, int]
@@ -139,8 +137,7 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     corrected: list[float | None] = [None] * len(values)
     largest = 0.0
     for rank, (value, place) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * value))
-        corrected[place] = largest
+        corrected[place] = largest = max(largest, min(1.0, (len(known) - rank) * value))
     return corrected
 
 
@@ -153,8 +150,7 @@ def _one_sample(values: NDArray[np.float64], method: str) -> Test | None:
 
 def _t_test(method: str, n: tuple[int, int], mean: float, error: float, freedom: float) -> Test:
     """Student's test of a mean with a standard error, which is not 0, and degrees of freedom."""
-    half = _half_width(error, freedom)
-    p = 2 * float(scipy.special.stdtr(freedom, -abs(mean) / error))
+    half, p = _half_width(error, freedom), 2 * float(scipy.special.stdtr(freedom, -abs(mean) / error))
     return Test(method, n, float(mean), float(mean - half), float(mean + half), p)
 
 
@@ -180,18 +176,21 @@ class SpeedUp:
     @property
     def mean(self) -> float | None:
         """The geometric mean; None unless every pair has a value."""
-        logs = [math.log(value) for value in self.values if value is not None]
-        return math.exp(sum(logs) / len(logs)) if logs and None not in self.values else None
+        return None if None in self.values else math.exp(np.log(np.array(self.values, float)).mean())
 
     @property
     def test(self) -> Test | None:
         """The t-test of the logarithm against 0 with its interval; None without a mean or with fewer than two pairs."""
-        if self.mean is None:
-            return None
-        test = _one_sample(np.log(np.array(self.values, dtype=float)), "t-test of the logarithm")
-        if test is None:
+        if self.mean is None or (test := _one_sample(np.log(np.array(self.values, float)), LOG_TEST)) is None:
             return None
         return replace(test, difference=math.exp(test.difference), low=math.exp(test.low), high=math.exp(test.high))
+
+    @property
+    def interval(self) -> Interval | None:
+        """The mean with the interval of `test`, which is empty for one pair; None without a mean."""
+        if self.mean is None:
+            return None
+        return Interval(self.mean, self.test.low, self.test.high) if self.test else Interval(*[self.mean] * 3)
 
     @property
     def words(self) -> str:
@@ -199,8 +198,7 @@ class SpeedUp:
         if self.mean is None:
             reached = sum(value is not None for value in self.values)
             return f"{reached} of {len(self.values)} seeds" if reached else "not reached"
-        interval = f" ({self.test.low:.2f} … {self.test.high:.2f})" if self.test else ""
-        return f"{'≥ ' if self.bound else ''}{self.mean:.2f}{interval}"
+        return ("≥ " if self.bound else "") + (str(self.interval) if self.test else f"{self.mean:.2f}")
 
 
 def tokens_to_loss(curve: Curve, loss: float) -> float | None:
@@ -208,11 +206,8 @@ def tokens_to_loss(curve: Curve, loss: float) -> float | None:
     below = np.flatnonzero(curve.loss <= loss)
     if len(below) == 0:
         return None
-    i = int(below[0])
-    if i == 0:
-        return float(curve.tokens[0])
-    part = (curve.loss[i - 1] - loss) / (curve.loss[i - 1] - curve.loss[i])
-    return float(curve.tokens[i - 1] + part * (curve.tokens[i] - curve.tokens[i - 1]))
+    around = slice(max(0, below[0] - 1), below[0] + 1)
+    return float(np.interp(-loss, -curve.loss[around], curve.tokens[around]))
 
 
 def speed_up(baseline: SeededCurves, others: SeededCurves) -> SpeedUp:

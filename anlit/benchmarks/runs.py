@@ -21,7 +21,7 @@ import torch
 
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
-from anlit.analysis.wall_clock import FILE
+from anlit.analysis.comparison import STEPS
 from anlit.attention.selection import Selections
 from anlit.attention.trial import first_line
 from anlit.benchmarks.harness import Ready
@@ -49,7 +49,7 @@ PRECISION = 0.02
 
 
 def time_steps(groups: list[Group], folder: Path) -> None:
-    """Time steps of every group's configuration in turns and write `FILE` into `folder`.
+    """Time steps of every group's configuration in turns and write `STEPS` into `folder`.
 
     Raises:
         UserError: A configuration cannot be built, or its steps fail.
@@ -69,7 +69,7 @@ def time_steps(groups: list[Group], folder: Path) -> None:
         torch.cuda.empty_cache()
     name = device_name(device) if device.type == "cuda" else "cpu"
     record["hardware"] |= {"threads": torch.get_num_threads(), "devices": [name]}
-    write_json(folder / FILE, record | {"waiting": os.environ.get("OMP_WAIT_POLICY")})
+    write_json(folder / STEPS, record | {"waiting": os.environ.get("OMP_WAIT_POLICY")})
 
 
 def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:

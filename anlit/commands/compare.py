@@ -1,7 +1,7 @@
 """`anlit compare`: a report on trained runs."""
 
 from anlit.analysis.compare import STANDARD, compare
-from anlit.analysis.wall_clock import FILE
+from anlit.analysis.comparison import STEPS
 from anlit.sentences import ToolParser
 
 
@@ -23,7 +23,7 @@ def parser() -> ToolParser:
     )
     add("--baseline", metavar="NAME", help=baseline)
     steps = "time training steps of all configurations in turns on this machine, for the speed-up in wall-clock; "
-    add("--measure_steps", action="store_true", help=f"{steps}{FILE} in DIR keeps them for later calls")
+    add("--measure_steps", action="store_true", help=f"{steps}{STEPS} in DIR keeps them for later calls")
     return parser
 
 

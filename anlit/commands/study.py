@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from anlit.analysis.comparison import read_step_times, refuse_other_report
 from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import launch, reuse, submit
 from anlit.analysis.study.plan import Study, Trial, read_config, read_study
-from anlit.analysis.study.results import planned, refuse_other_study, results_of, select, tune
+from anlit.analysis.study.results import planned, results_of, select, tune
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
-from anlit.analysis.wall_clock import read_step_times
 from anlit.commands import COMMANDS
 from anlit.errors import UserError
 from anlit.reporting.files import output_folder
@@ -33,18 +33,15 @@ def main(argv: list[str]) -> int:
             raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
     study = read_study(given.config, given.budget)
     output = Path(given.output or f"runs/{study.label}")
-    cores = os.cpu_count() or 1
-    jobs, threads = given.jobs, given.threads or max(1, cores // given.jobs)
-    refuse_other_study(study, output)
+    identity = Path(study.path).stem, study.budget
+    refuse_other_report(output / "report.json", lambda record: identity == (
+        Path(str(record.get("path"))).stem, record.get("budget")))  # fmt: skip
     if not given.report_only:
         check_study(study)
     if given.dry_run:
-        echo(overview(study, jobs))
+        echo(overview(study, given.jobs))
         return 0
-    typed, again = (
-        shlex.join(["anlit", "study", *argv]),
-        ["study", *(word for word in argv if word != "--retry_failed")],
-    )
+    typed = shlex.join(["anlit", "study", *argv])
     if given.report_only:
         if not output.is_dir():
             raise UserError(f"--report_only finds no folder {output}: give --output, the folder of the study's runs")
@@ -55,12 +52,14 @@ def main(argv: list[str]) -> int:
             forget_failure(output / trial.name)
     try:
         if given.slurm is None:
-            echo(overview(study, jobs))
+            echo(overview(study, given.jobs))
         for trials in _phases(study, output):
             reuse(trials, output, given.reuse)
             if given.slurm is None:
-                launch(trials, output, jobs, threads)
-            elif array := submit(trials, output, again, shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0):
+                launch(trials, output, given.jobs, given.threads or max(1, (os.cpu_count() or 1) // given.jobs))
+                continue
+            again = ["study", *(word for word in argv if word != "--retry_failed")]
+            if array := submit(trials, output, again, shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0):
                 echo(f"submitted as job array {array}; the study goes on by itself when it has ended")
                 return 0
         _time_steps(study, output, typed)
@@ -73,7 +72,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> ToolParser:
     """The options of the command."""
-    parser = _StudyParser(
+    parser = ToolParser(
         prog="anlit study",
         description="Trains the runs that a study's YAML asks for (a tuning grid for each arm, then its best setting "
         "on several seeds) and writes report.html and report.md. Started again, it goes on: finished runs are kept, "
@@ -95,21 +94,9 @@ def parser() -> ToolParser:
     add("--jobs", type=at_least(1), default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
     threads = "CPU threads of each run (default: the cores divided by --jobs)"
     add("--threads", type=at_least(1), metavar="N", help=threads)
-    add("--slurm", nargs="?", const="", metavar="OPTIONS", help="submit job arrays; in quotes, options of sbatch")
+    slurm = 'submit job arrays, with options of sbatch: --slurm="--time=1:00 --gpus-per-node=1"'
+    add("--slurm", nargs="?", const="", metavar="OPTIONS", help=slurm)
     return parser
-
-
-class _StudyParser(ToolParser):
-    """Takes `--slurm "--gpus-per-node=1"` for `--slurm=--gpus-per-node=1`; argparse would take it for two options."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words: list[str] = []
-        for word in args:
-            if words[-1:] == ["--slurm"] and word.startswith("-") and word.split("=")[0] not in self.options:
-                words[-1] += f"={word}"
-            else:
-                words.append(word)
-        return super().parse_known_args(words, namespace)
 
 
 def check_study(study: Study) -> None:
@@ -147,18 +134,10 @@ def _refusal(trial: Trial, study: Study, sentence: str) -> UserError:
     """The parser's sentence, with the arm and the file that has the key."""
     sentence = sentence.lstrip("-")
     key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
-    below = [config for config in trial.arm.configs if key in _keys(read_config(config))]
+    below = [config for config in trial.arm.configs if f"'{key}':" in str(read_config(config))]
     in_study = any(key == name.rsplit(".", 1)[-1] for name in trial.settings)
     file = study.path if in_study or not below else below[-1]
     return UserError(f"arm '{trial.arm.name}', {file}: {sentence}")
-
-
-def _keys(content: Any) -> Iterator[str]:
-    """Every key of nested mappings, whatever its depth."""
-    if isinstance(content, dict):
-        for key, value in content.items():
-            yield str(key)
-            yield from _keys(value)
 
 
 def _phases(study: Study, output: Path) -> Iterator[list[Trial]]:
@@ -200,9 +179,8 @@ def _after(study: Study, output: Path) -> None:
         stamp = output / name / f"{name}.json"
         if stamp.is_file() and stamp.stat().st_mtime > newest:
             continue
-        words: list[str] = []
-        for word in shlex.split(template):
-            words += map(str, done) if word == "{runs}" else [word.replace("{output}", str(output / name))]
+        words = shlex.split(template.replace("{runs}", shlex.join(map(str, done))))
+        words = [word.replace("{output}", str(output / name)) for word in words]
         echo(f"{name}: {template}")
         if code := subprocess.run([sys.executable, "-m", *words]).returncode:
             echo(f"{name}: FAILED with exit code {code}; the report is without it")
@@ -222,7 +200,6 @@ def _recompute(folders: list[Path]) -> int:
     from anlit.analysis.study.report import recompute
 
     for folder in folders:
-        for comparison in recompute(folder):
-            for result in comparison.others:
-                echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
+        for result in (result for comparison in recompute(folder) for result in comparison.others):
+            echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
     return 0

@@ -145,7 +145,7 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command:
         header = {"command": command, **environment(), "device": None, "checkpoints": [], "data": None}
         record = jsonable(header | evaluation.measured(paths), evaluation.digits)
         with writing(folder):
-            write_json(folder / f"{name}.json", record)
+            write_json(folder / f"{name}.json", record, indent=None)
     try:
         report, sources = evaluation.report(record), _provenance(record)
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:

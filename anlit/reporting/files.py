@@ -40,9 +40,11 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Replace `path` atomically by `content` as JSON, see `jsonable`."""
-    write_text(path, json.dumps(jsonable(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
+    """Replace `path` atomically by `content` as JSON, see `jsonable`; without `indent` in one line without spaces."""
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(jsonable(content), ensure_ascii=False, indent=indent, separators=separators, allow_nan=False)
+    write_text(path, text + "\n")
 
 
 def jsonable(value: Any, digits: int | None = None) -> Any:

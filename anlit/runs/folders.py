@@ -144,14 +144,14 @@ class Run:
 def commit_label(launch: dict[str, Any]) -> str | None:
     """The short commit of a launch, with `+dirty` if the tree had uncommitted changes; None if not recorded."""
     git = mapping(launch.get("git"))
-    return str(git["commit"])[:10] + ("+dirty" if git.get("dirty") else "") if git.get("commit") else None
+    return str(git["commit"])[:10] + "+dirty" * bool(git.get("dirty")) if git.get("commit") else None
 
 
 def hardware_label(record: dict[str, Any]) -> str | None:
     """The hardware of a record in words: devices, with the processor if it is the device; None if not recorded."""
     hardware = mapping(record.get("hardware"))
     devices = [str(device) for device in hardware.get("devices") or []]
-    if devices and all(device == "cpu" for device in devices):
+    if {*devices} == {"cpu"}:
         return f"{hardware.get('cpu') or 'unnamed'} cpu, {hardware.get('cores', '?')} cores"
     return ", ".join(devices) or None
 
@@ -162,16 +162,17 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
     for given in paths:
         if not Path(given).is_dir():
             raise UserError(f"{given} is not a folder: give run folders or folders that hold run folders.")
-        found = False
+        runs = []
         for folder, below, files in os.walk(given):
             below.sort()
-            if (CONFIG in files and (METRICS in files or RECORD in files)) or {METRICS, RECORD} <= set(files):
+            if len({CONFIG, METRICS, RECORD} & set(files)) > 1:
                 below.clear()
-                folders.setdefault(Path(folder).resolve(), Path(folder))
-                found = True
-        if not found:
+                runs.append(Path(folder))
+        if not runs:
             raise UserError(f"{given} holds no run folder: a run folder has {CONFIG} with {METRICS} or {RECORD}; give "
                             "the run_dir of a training or a folder above it.")  # fmt: skip
+        for run in runs:
+            folders.setdefault(run.resolve(), run)
     return list(folders.values())
 
 
@@ -179,8 +180,7 @@ def load_run(folder: Path) -> Run:
     """Reads one run folder; missing files give an empty configuration, record or curve, damaged ones a UserError."""
     config = read_yaml(folder / CONFIG, (dict, type(None)), LEAVE_OUT) if (folder / CONFIG).exists() else {}
     record = read_json(folder / RECORD, RECORD_SCHEMA, LEAVE_OUT) if (folder / RECORD).exists() else {}
-    curve, bits = _read_validation(folder / METRICS)
-    return Run(folder, mapping(config), record, curve, bits)
+    return Run(folder, mapping(config), record, *_read_validation(folder / METRICS))
 
 
 def _read_validation(path: Path) -> tuple[Curve, float | None]:

@@ -71,21 +71,16 @@ class Group:
         return [(run.seeds, run.curve.finite()) for run in self.counted]
 
     def mean(self) -> tuple[Curve, NDArray[np.float64]]:
-        """`mean_curve` of the counted runs; UserError if they have no training tokens in common."""
-        try:
-            return mean_curve([curve for _, curve in self.seeded_curves()])
-        except ValueError as error:
-            raise UserError(f"The runs of {self.label!r} have no training tokens in common: leave out the one that "
-                            "ended early.") from error  # fmt: skip
+        """`mean_curve` of the counted runs."""
+        return mean_curve([curve for _, curve in self.seeded_curves()])
 
 
 def group_runs(runs: list[Run]) -> list[Group]:
     """Groups in the order of their first run; runs without a configuration are in none."""
     members: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.config:
-            members.setdefault(json.dumps(learned_settings(run), sort_keys=True, default=str), []).append(run)
-    settings = [learned_settings(group[0]) for group in members.values()]
+    for run in (run for run in runs if run.config):
+        members.setdefault(json.dumps(learned_settings(run), sort_keys=True, default=str), []).append(run)
+    settings = [learned_settings(first) for first, *_ in members.values()]
     labels = _labels([f"{first.architecture}, {first.attention}" for first, *_ in members.values()], settings)
     return [Group(label, tuple(group), own)
             for label, group, own in zip(labels, members.values(), settings, strict=True)]  # fmt: skip
@@ -96,13 +91,12 @@ def learned_settings(run: Run) -> dict[str, Any]:
 
     A recorded hash of the data replaces the paths; initial weights are True, because each seed has its own.
     """
-    unlearned = [f"{key}." for key in UNLEARNED]
-    if run.attention == "plain":  # the same as null
-        unlearned.append("model.init_args.attention.")
+    plain = ("model.init_args.attention",) if run.attention == "plain" else ()  # the same as null
+    unlearned = tuple(f"{key}." for key in UNLEARNED + plain)
     kept = {}
     for key, value in flatten(run.config):
         is_path = key.startswith("data.") and key.rsplit(".", 1)[-1].rsplit("_", 1)[-1] in PATHS
-        if not f"{key}.".startswith(tuple(unlearned)) and not (is_path and run.content_hash):
+        if not f"{key}.".startswith(unlearned) and not (is_path and run.content_hash):
             kept[key] = True if key == "initial_weights" else value
     hashes = {"data.content": run.content_hash, "data.tokenizer": run.tokenizer_hash}
     return kept | {key: value[:12] for key, value in hashes.items() if value}
@@ -110,7 +104,6 @@ def learned_settings(run: Run) -> dict[str, Any]:
 
 def differing(settings: list[dict[str, Any]]) -> list[str]:
     """Keys whose values differ, those of the model first. If a class differs, its arguments are left out."""
-
     keys = [key for key in {key: None for each in settings for key in each}
             if len({repr(each.get(key)) for each in settings}) > 1]  # fmt: skip
     keys.sort(key=lambda key: (*(not key.startswith(f"{section}.") for section in SECTIONS), key))
@@ -129,30 +122,26 @@ def short_names(keys: list[str]) -> dict[str, str]:
 
 def show(value: Any) -> str:
     """A setting's value in a label: no module path, no trailing zeros."""
-    if value is None:
-        return "none"
-    if isinstance(value, float):
-        return f"{value:g}"
     if _is_class(value):
         name = value.rsplit(".", 1)[-1]
         return SPELLED.get(name, name)
-    return str(value)
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     """Pointwise mean over runs and the sample standard deviation of the loss (0 for one run).
 
     It has all validation points in the range of tokens that every curve covers, between its own points linearly;
-    ValueError if there is no such range.
+    UserError if there is no such range.
     """
     if len(curves) == 1:
         return curves[0], np.zeros(len(curves[0]))
-    low = max(curve.tokens[0] for curve in curves)
-    high = min(curve.tokens[-1] for curve in curves)
+    low, high = max(curve.tokens[0] for curve in curves), min(curve.tokens[-1] for curve in curves)
     grid = np.unique(np.concatenate([curve.tokens for curve in curves]))
     grid = grid[(grid >= low) & (grid <= high)]
     if len(grid) == 0:
-        raise ValueError("the curves have no range in common")
+        raise UserError("Runs that differ only in seeds have no range of tokens in common: leave out the one that "
+                        "ended early.")  # fmt: skip
     losses, seconds = (np.stack([np.interp(grid, curve.tokens, getattr(curve, name)) for curve in curves])
                        for name in ("loss", "seconds"))  # fmt: skip
     return Curve(grid, seconds.mean(0), losses.mean(0)), losses.std(0, ddof=1)
@@ -178,14 +167,12 @@ def records(runs: Iterable[Run], name: str) -> list[dict[str, Any]]:
 
 def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
     """`plain` labels made distinct by the settings in which runs of one label differ."""
-    labels = list(plain)
-    for label in set(plain):
-        bearers = [i for i, other in enumerate(plain) if other == label]
-        names = short_names(differing([settings[i] for i in bearers]))
-        for i in bearers if len(bearers) > 1 else ():
-            values = {name: settings[i].get(key) for key, name in names.items()}
-            words = [show(value) if _is_class(value) else f"{name}={show(value)}" for name, value in values.items()]
-            labels[i] = ", ".join([label, *words[:MOST_SETTINGS]]) + (", …" if len(words) > MOST_SETTINGS else "")
+    labels: list[str] = []
+    for label, own in zip(plain, settings, strict=True):
+        alike = [other for bearer, other in zip(plain, settings, strict=True) if bearer == label]
+        values = {name: own.get(key) for key, name in short_names(differing(alike)).items()}
+        words = [show(value) if _is_class(value) else f"{name}={show(value)}" for name, value in values.items()]
+        labels.append(", ".join([label, *words[:MOST_SETTINGS]]) + (", …" if len(words) > MOST_SETTINGS else ""))
     earlier = [labels[:i].count(label) for i, label in enumerate(labels)]
     return [f"{label} ({n + 1})" if n else label for label, n in zip(labels, earlier, strict=True)]
 

@@ -1,9 +1,9 @@
 """Synthetic run folders, written in the layout that training writes."""
 
 import copy
-import csv
 import json
 from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,11 @@ def write_run(folder: Path, config: Any, record: dict[str, Any], points: Points,
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "run.json").write_text(json.dumps(RECORD | record))
-    names = ["step", "train/loss", "val/loss", "val/tokens", "val/seconds", "val/bits_per_byte"]
-    with (folder / "metrics.csv").open("w", newline="") as file:
-        log = csv.writer(file)
-        log.writerow(names)
-        for tokens, loss in points:
-            log.writerow([int(tokens // 10), loss, "", "", "", ""])
-            log.writerow([int(tokens // 10), "", loss, tokens, seconds_of(tokens), loss / 3])
+    rows = ["step,train/loss,val/loss,val/tokens,val/seconds,val/bits_per_byte"]
+    for tokens, loss in points:
+        rows.append(f"{tokens // 10:.0f},{loss},,,,")
+        rows.append(f"{tokens // 10:.0f},,{loss},{tokens},{seconds_of(tokens)},{loss / 3}")
+    (folder / "metrics.csv").write_text("\n".join(rows) + "\n")
 
 
 @pytest.fixture
@@ -79,10 +77,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         config = copy.deepcopy(CONFIG)
         for key, value in {"model.class_path": model, "run_dir": str(folder), **seeds, **(settings or {})}.items():
             *path, last = key.split(".")
-            node = config
-            for part in path:
-                node = node[part]
-            node[last] = value
+            reduce(dict.__getitem__, path, config)[last] = value
         write_run(folder, config, record or {}, points, seconds_of)
         return folder
 

@@ -9,6 +9,7 @@ from scipy import stats
 
 from anlit.analysis.notes import parted
 from anlit.analysis.statistics import difference, holm, power_law, speed_up
+from anlit.errors import UserError
 from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve
 
@@ -97,8 +98,7 @@ def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
     paired = speed_up([(1, easy), (2, hard)], [(2, quick_hard), (1, quick_easy), (3, quick_hard)])
     assert paired.values == (2.0, 2.0)
     without = speed_up([(1, easy), (2, hard)], [(3, quick_easy), (4, quick_hard)])
-    assert not without.paired
-    assert without.words == "1 of 2 seeds"  # the hard seed never gets to the mean curve's end
+    assert (without.paired, without.words) == (False, "1 of 2 seeds"), "the hard one never gets to the mean curve's end"
 
 
 def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> None:
@@ -106,7 +106,7 @@ def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> 
     mean, sd = mean_curve([first, curve((100, 5.0), (300, 3.0))])
     assert (mean.tokens.tolist(), mean.loss.tolist()) == ([100, 200, 300], [4.5, 3.5, 2.5])
     assert sd == pytest.approx([np.sqrt(0.5)] * 3)
-    with pytest.raises(ValueError, match="no range"):
+    with pytest.raises(UserError, match="no range"):
         mean_curve([first, curve((400, 1.0))])
 
 

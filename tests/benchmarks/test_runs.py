@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from anlit.analysis.wall_clock import FILE, read_step_times
+from anlit.analysis.comparison import STEPS, read_step_times
 from anlit.benchmarks import harness, runs
 from anlit.cli import main
 from anlit.errors import UserError
@@ -71,7 +71,7 @@ def test_rounds_go_on_until_the_ratios_are_precise(
     monkeypatch.setattr(harness, "seconds_of_calls", pretended)
     monkeypatch.setattr(runs, "MOST", 40)
     time_steps(tmp_path, make(tmp_path / "a", "GPT"), make(tmp_path / "b", "AnGPT"))
-    arms = json.loads((tmp_path / FILE).read_text())["arms"]
+    arms = json.loads((tmp_path / STEPS).read_text())["arms"]
     assert [len(arm["seconds_per_token"]) for arm in arms] == [rounds, rounds]
 
 

@@ -123,10 +123,10 @@ def test_mistake(
     rows.append([code(f"anlit {typed}"), "2", code(sentence)])
 
 
-def test_a_right_study_passes_and_slurms_options_may_stand_apart(folder: Path, monkeypatch, capsys) -> None:
+def test_a_right_study_passes(folder: Path, monkeypatch, capsys) -> None:
     """`anlit study` reads the configuration of every run before the first one starts."""
     monkeypatch.chdir(folder)
-    assert main(["study", "--config", "study.yaml", "--dry_run", "--slurm", "--gpus-per-node=1 --ntasks=1"]) == 0
+    assert main(["study", "--config", "study.yaml", "--dry_run", "--slurm=--ntasks=1"]) == 0
     assert "tuning: 2 runs" in capsys.readouterr().out
 
 

@@ -24,8 +24,7 @@ def cost_of(run: Trial) -> Cost:
     """The cost of a run by its configuration. Each sequence counts as one document, which gives an upper bound."""
     config = configuration_of(run)
     model, data, trainer = init_args(config.get("model")), init_args(config.get("data")), mapping(config.get("trainer"))
-    sizes = DEFAULTS | {"vocab_size": data.get("vocab_size", DEFAULTS["vocab_size"])}
-    sizes |= {key: value for key, value in model.items() if value is not None}
+    sizes = DEFAULTS | {key: value for key, value in (*data.items(), *model.items()) if value is not None}
     d, layers, vocabulary, length = (sizes[key] for key in ("d_model", "n_layers", "vocab_size", "context_length"))
     linear = layers * (4 * d * d + 3 * d * (sizes.get("d_ff") or 4 * d)) + vocabulary * d
     devices = trainer.get("devices", 1)
@@ -38,8 +37,7 @@ def cost_of(run: Trial) -> Cost:
 def overview(study: Study, jobs: int) -> str:
     """What `--dry_run` prints: the runs of both phases by arm, their tokens and estimated hours."""
     pace = mapping(study.content.get("pace"))
-    rate = None if pace.get("flops_per_second") is None else float(pace["flops_per_second"])
-    lines, total = [f"{study.title} ({study.label})"], 0.0
+    rate, lines, total = float(pace.get("flops_per_second") or 0), [f"{study.title} ({study.label})"], 0.0
     for arm in study.arms:
         tuned, seeds = (
             f"{len(arm.points)} settings × {len(study.tuning_seeds)} tuning seeds",
@@ -49,15 +47,12 @@ def overview(study: Study, jobs: int) -> str:
     measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms})
     for phase, runs in (("tuning", study.tuning_runs()), ("measuring", measured)):
         costs = [cost_of(run) for run in runs]
-        line = f"{phase}: {len(runs)} runs, {sum(cost.tokens for cost in costs):,.0f} tokens"
-        if rate is not None and runs:
-            hours = sum(cost.flops / rate + SECONDS_TO_START for cost in costs) / 3600 / jobs
-            total += hours
-            line += f", about {hours:.2f} h"
-        lines.append(line)
-    if rate is None:
-        estimate = "none, because the study's YAML has no `pace: {flops_per_second: …}` for this budget"
-    else:
+        hours = sum(cost.flops / rate + SECONDS_TO_START for cost in costs) / 3600 / jobs if rate else 0.0
+        words = f", about {hours:.2f} h" if hours else ""
+        lines.append(f"{phase}: {len(runs)} runs, {sum(cost.tokens for cost in costs):,.0f} tokens{words}")
+        total += hours
+    estimate = "none, because the study's YAML has no `pace: {flops_per_second: …}` for this budget"
+    if rate:
         estimate = f"{total:.2f} h with --jobs {jobs}, each run at {rate:.3g} FLOP/s ({pace.get('measured') or ''})"
     return "\n".join([*lines, f"estimate: {estimate}"])
 

@@ -13,11 +13,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO
 
 from anlit.analysis.study.plan import Trial
 from anlit.analysis.study.state import LOG, PREEMPTED, note_end, note_start, read_launches, state_of
@@ -37,23 +40,6 @@ exec bash {train} "$@"
 """
 
 
-class _Job(NamedTuple):
-    """A run that is under way, with the lock it holds."""
-
-    folder: Path
-    process: subprocess.Popen[bytes]
-    lock: IO[bytes]
-    started: float
-
-    def end(self, code: int) -> str:
-        """Note the exit code and release the lock; returns how the run ended, in words."""
-        note_end(self.folder, code)
-        self.lock.close()
-        state, minutes = state_of(self.folder), (time.monotonic() - self.started) / 60
-        ending = "done" if state.status == "finished" else f"{state.status.upper()} {state.reason}".strip()
-        return f"{self.folder.name}: {ending} after {minutes:.1f} min"
-
-
 def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int) -> None:
     """Train those of `runs` that are not finished and have not failed, each in its folder under `output`.
 
@@ -61,41 +47,51 @@ def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int) -> None:
     checkpoints, and KeyboardInterrupt is raised. A SIGKILL leaves them training; whoever starts the study again waits
     for them as for those of another launcher, because the lock belongs to the training process.
     """
-    pending, jobs, waited = list(runs), list[_Job](), set[str]()
-    n_done, began, environment = 0, time.monotonic(), os.environ | {"OMP_NUM_THREADS": str(threads)}
-    with _signals() as signals:
-        while (pending or jobs) and not signals:
-            for job in [job for job in jobs if job.process.poll() is not None]:
-                jobs.remove(job)
-                n_done, n_left = n_done + 1, len(jobs) + len(pending)
-                hours = (time.monotonic() - began) / n_done * n_left / 3600
-                echo(job.end(job.process.returncode) + (f"; {n_left} to go, about {hours:.1f} h" if n_left else ""))
-            for run in list(pending):
-                folder = output / run.name
-                if state_of(folder).has_ended:
-                    pending.remove(run)
-                elif len(jobs) < n_jobs and (lock := try_lock(folder)) is not None:
-                    state = state_of(folder)
-                    if state.has_ended:  # the lock's last holder has just finished it
-                        lock.close()
-                        continue
-                    pending.remove(run)
-                    echo(f"{run.name}: {'continued' if state.status == 'interrupted' else 'started'}")
-                    note_start(folder, "local")
-                    with (folder / LOG).open("ab") as log:
-                        options: Any = {"stdout": log, "stderr": log, "env": environment, "pass_fds": [lock.fileno()]}
-                        process = subprocess.Popen(command(run, folder), **options)
-                    jobs.append(_Job(folder, process, lock, time.monotonic()))
-                elif len(jobs) < n_jobs and run.name not in waited:
-                    waited.add(run.name)
-                    echo(f"{run.name}: another process trains it, waiting")
-            time.sleep(POLL_SECONDS if pending or jobs else 0)
-        for job in jobs:
-            job.process.terminate()
-        for job in jobs:  # interrupted whatever the exit code is: a run that is still starting dies of the signal
-            job.end(0 if job.process.wait() == 0 else PREEMPTED)
-        if signals:
-            raise KeyboardInterrupt
+    pending, stopping, waited = deque(runs), threading.Event(), set[str]()
+
+    def work() -> None:
+        while pending and not stopping.is_set():
+            with suppress(IndexError):  # another thread took the last
+                run = pending.popleft()
+                if (lock := try_lock(output / run.name)) is None:
+                    if run.name not in waited:
+                        waited.add(run.name)
+                        echo(f"{run.name}: another process trains it, waiting")
+                    pending.append(run)
+                    stopping.wait(POLL_SECONDS)
+                    continue
+                with lock:
+                    if not state_of(output / run.name).has_ended:
+                        echo(f"{_train(run, output / run.name, threads, lock, stopping)}; {len(pending)} wait")
+
+    with ThreadPoolExecutor(n_jobs) as pool:
+        before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            for worker in as_completed([pool.submit(work) for _ in range(n_jobs)]):
+                worker.result()
+        finally:
+            stopping.set()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _train(run: Trial, folder: Path, threads: int, lock: IO[bytes], stopping: threading.Event) -> str:
+    """Train a run to its end, or until `stopping`; returns how it ended, in words."""
+    echo(f"{run.name}: {'continued' if state_of(folder).status == 'interrupted' else 'started'}")
+    note_start(folder, "local")
+    began, environment = time.monotonic(), os.environ | {"OMP_NUM_THREADS": str(threads)}
+    with (folder / LOG).open("ab") as log, subprocess.Popen(
+        command(run, folder), stdout=log, stderr=log, env=environment, pass_fds=[lock.fileno()]
+    ) as process:  # fmt: skip
+        while process.poll() is None and not stopping.wait(POLL_SECONDS):
+            pass
+        if stopping.is_set():
+            process.terminate()
+    # Interrupted whatever its exit code is, when it was told to stop: a run that is still starting dies of the signal.
+    note_end(folder, PREEMPTED if process.returncode and stopping.is_set() else process.returncode)
+    state, minutes = state_of(folder), (time.monotonic() - began) / 60
+    ending = "done" if state.status == "finished" else f"{state.status.upper()} {state.reason}".strip()
+    return f"{run.name}: {ending} after {minutes:.1f} min"
 
 
 def command(run: Trial, run_dir: Path) -> list[str]:
@@ -113,19 +109,6 @@ def try_lock(folder: Path) -> IO[bytes] | None:
         file.close()
         return None
     return file
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects signals. An exception in a handler could leave a lock inside `subprocess` taken."""
-    seen: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: seen.append(number))
-              for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def submit(runs: list[Trial], output: Path, again: list[str], options: list[str], at_once: int) -> str | None:
@@ -156,8 +139,7 @@ def submit(runs: list[Trial], output: Path, again: list[str], options: list[str]
     listing.write_text("".join(shlex.join(run.options(output / run.name)) + "\n" for run in todo))
     script.write_text(SCRIPT.format(options=shlex.quote(str(listing)), train=TRAIN))
     # Slurm reads the #SBATCH options of the submitted file only; the name of the log is our own.
-    directives = [option for option in re.findall(r"^#SBATCH (\S+)$", TRAIN.read_text(), re.MULTILINE)
-                  if not option.startswith("--output")]  # fmt: skip
+    directives = re.findall(r"^#SBATCH (?!--output)(\S+)$", TRAIN.read_text(), re.MULTILINE)
     tasks = f"0-{len(todo) - 1}" + (f"%{at_once}" if at_once else "")
     array = _sbatch(*directives, f"--array={tasks}", f"--output={folder}/%A_%a.out", *options, str(script))
     for run in todo:
@@ -186,17 +168,12 @@ def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
     The hash is of all settings and configuration files, not of the code, whose commit the report lists for each run.
     Files become hard links, or copies on another file system.
     """
-    finished: dict[str, Path] = {}
-    for folder in (folder for study in studies for folder in sorted(study.iterdir())):
-        if not folder.name.startswith(PARTIAL) and state_of(folder).status == "finished":
-            finished.setdefault(settings_hash(folder.name), folder)
+    folders = [folder for study in studies for folder in sorted(study.iterdir()) if not folder.name.startswith(PARTIAL)]
+    finished = {settings_hash(each.name): each for each in folders[::-1] if state_of(each).status == "finished"}
     for run in runs:
-        source, folder, partial = (
-            finished.get(settings_hash(run.name)),
-            output / run.name,
-            output / (PARTIAL + run.name),
-        )
+        source, folder = finished.get(settings_hash(run.name)), output / run.name
         if source is not None and not folder.exists():
+            partial = output / (PARTIAL + run.name)
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(source, partial, symlinks=True, copy_function=_link)
             partial.rename(folder)  # a kill before it leaves no half of a run

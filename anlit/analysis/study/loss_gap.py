@@ -1,4 +1,8 @@
-"""The section `loss_gap`: every arm's loss minus the baseline's, at each point of their common `vary`."""
+"""The sections `loss_gap` and `onset`: arms minus a baseline, seed by seed.
+
+`loss_gap` has the losses at each point of a common `vary`. `onset` is about a skill such as copying, which a level of
+the loss needs: the tokens until each run is there, and the loss a fixed number of tokens later.
+"""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,27 +11,26 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
-from anlit.analysis.statistics import SpeedUp, Summary, mean_difference, mean_sd, speed_up
+from anlit.analysis.statistics import SpeedUp, Summary, mean_difference, mean_sd, speed_up, tokens_to_loss
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.trend import UNITS, apart, named
 from anlit.errors import UserError
 from anlit.reporting.figure import BASELINE_LINE, COLUMN, INK, line_styles, save, style
-from anlit.reporting.table import markdown_table
-from anlit.reporting.text import short_number
+from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.text import literal, short_number
 
 COLUMNS = 3
 """Panels in a row."""
 
 
 class Gap(NamedTuple):
-    """An arm against the baseline at one point of `vary`, on the seeds that both have."""
+    """An arm against the baseline at one point of `vary`; final losses by seed, of the seeds that both have."""
 
     panel: str
     title: str
     x: float
     speedup: SpeedUp
     ours: dict[Any, float]
-    """Final losses by seed, nats per token."""
     theirs: dict[Any, float]
 
     @property
@@ -75,12 +78,12 @@ def _gaps(results: StudyResults, baseline: str, each: str, over: str) -> list[Ga
         if base == baseline or against is None or not (point.losses and against.losses):
             continue
         arm, other = results.group(point.arm), results.group(against.arm)
-        ours, theirs = arm.loss_by_seed() if arm else {}, other.loss_by_seed() if other else {}
+        ours, theirs = (group.loss_by_seed() if group else {} for group in (arm, other))
         if arm and other and (common := [seed for seed in ours if seed in theirs]):
             speedup = speed_up(other.seeded_curves(), arm.seeded_curves())
             panel, title = str(point.arm.varied.shown[each]), results.study.title_of(base)
-            gaps.append(Gap(panel, title, against.number(over), speedup, {seed: ours[seed] for seed in common},
-                            {seed: theirs[seed] for seed in common}))  # fmt: skip
+            paired = ({seed: own[seed] for seed in common} for own in (ours, theirs))
+            gaps.append(Gap(panel, title, against.number(over), speedup, *paired))
     panels = list(dict.fromkeys(gap.panel for gap in gaps))
     return sorted(gaps, key=lambda gap: (panels.index(gap.panel), gap.x))
 
@@ -116,3 +119,39 @@ def draw(gaps: list[Gap], baseline: str, each: str, over: str, path: Path) -> No
                   for title, look in styles.items()]  # fmt: skip
         figure.legend(handles=legend, loc="outside lower center", ncols=3, title="dots: seeds; lines: their means")
         save(figure, path)
+
+
+def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
+    """Options: `loss`, the level in nats per token; `after`, a number of tokens; `baseline`, the name of an arm."""
+    level, after, baseline = float(options["loss"]), float(options["after"]), options["baseline"]
+    arms = {arm.name: arm for arm in results.study.arms}
+    if baseline not in arms:
+        raise UserError(f"the section 'onset' of {results.study.path} has the baseline '{baseline}', which is none of "
+                        + ", ".join(arms))  # fmt: skip
+    curves = {name: {run.seeds: run.curve.finite() for run in results.measured(arm) if run.complete}
+              for name, arm in arms.items()}  # fmt: skip
+    millions: dict[str, dict[Any, float]] = {name: {} for name in arms}
+    later: dict[str, dict[Any, float]] = {name: {} for name in arms}
+    for name, seed, curve in ((name, *item) for name, seeds in curves.items() for item in seeds.items()):
+        if (tokens := tokens_to_loss(curve, level)) is not None:
+            millions[name][seed] = tokens / 1e6
+            if tokens + after <= curve.tokens[-1]:
+                later[name][seed] = float(np.interp(tokens + after, curve.tokens, curve.loss))
+    title, base, rows = "## Onset", literal(arms[baseline].title), []
+    for name in filter(curves.get, arms):
+        gaps = [NONE if name == baseline else mean_difference(own[name], own[baseline], ".3f")
+                for own in (millions, later)]  # fmt: skip
+        each = [short_number(1e6 * millions[name][seed]) if seed in millions[name] else NONE for seed in curves[name]]
+        loss = mean_sd(Summary([later[name].get(seed) for seed in curves[name]]), 3)
+        rows.append([literal(arms[name].title), ", ".join(each), gaps[0], loss, gaps[1]])
+    if not rows:
+        return [title, "No run has finished yet."]
+    return [
+        title,
+        f"The onset is where a run's validation loss first is {level:g} nats per token, linear between points. The "
+        f"loss after it is that of {short_number(after)} training tokens later; {NONE} where the run ends before. "
+        f"Differences are from {base}, over the seeds that both have, with 95 % intervals of a paired t-test.",
+        markdown_table(
+            ["arm", "onset of each seed, tokens", f"minus that of {base}, 10⁶ tokens",
+             f"loss {short_number(after)} tokens after it", f"minus that of {base}"], rows, left=(0, 1)),
+    ]  # fmt: skip

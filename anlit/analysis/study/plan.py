@@ -1,14 +1,7 @@
-"""From a study's YAML to the list of its runs, each with a folder whose name follows from its settings.
-
-    title, question      what the report is headed with
-    shared, arms         {configs: [files], settings: {dotted key: value}, tune: grid, vary: grid}
-    seeds, tuning_seeds  a number (of initial weights and data order), or a mapping of settings
-    budgets              name → settings that are merged over all others for that budget
-    comparisons          [{title, baseline, arms: [names]}]; `baseline` alone compares all arms
-    sections             what the report shows, see `anlit.analysis.study.report`
+"""From a study's YAML, see docs/studies.md, to the list of its runs.
 
 Every point of `vary` is a separate arm and is measured. Every point of `tune` is trained on the tuning seeds; the one
-with the lowest validation loss is measured on the seeds.
+with the lowest validation loss is measured on the seeds. The name of a run's folder follows from its settings.
 """
 
 import hashlib
@@ -23,11 +16,12 @@ from anlit.errors import UserError
 from anlit.reading import read_yaml
 from anlit.shipped import configuration_file
 
-KEYS = frozenset(
-    {"title", "question", "shared", "arms", "seeds", "tuning_seeds", "equal_tuning", "budgets", "baseline"}
-    | {"comparisons", "sections", "pace", "after"}
-)
-ARM_KEYS = frozenset({"title", "configs", "settings", "tune", "vary"})
+KEYS = {
+    "title", "question", "shared", "arms", "seeds", "tuning_seeds", "equal_tuning", "budgets", "baseline",
+    "comparisons", "sections", "pace", "after",
+}  # fmt: skip
+ARM_KEYS = {"title", "configs", "settings", "tune", "vary"}
+COMPARISON_KEYS = {"title", "baseline", "arms"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +39,7 @@ class Setting:
     @property
     def name(self) -> str:
         """`lr=0.004_size=d128`, for folders."""
-        return "_".join(f"{key}={plain(value)}" for key, value in self.shown.items())
+        return self.words.replace(", ", "_")
 
 
 UNCHANGED = Setting({}, {})
@@ -196,18 +190,14 @@ def read_study(path: str, budget: str | None) -> Study:
         UserError: A file or the budget does not exist, a key is not known, or `_refuse_unfair`.
     """
     content = read_config(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is no study: give a mapping with `arms`")
-    budgets = content.get("budgets") or {}
-    if budget is None and budgets:
-        raise UserError(f"{path} has several budgets: choose one with --budget {'|'.join(map(str, budgets))}")
-    if budget is not None and budget not in budgets:
-        known = f"choose one of {', '.join(map(str, budgets))}" if budgets else "it lists none, so leave --budget out"
-        raise UserError(f"--budget {budget} is none of {path}'s: {known}")
-    content = {key: value for key, value in content.items() if key != "budgets"}
-    content = merged(content, budgets[budget] or {}) if budget is not None else content
-    if unknown := set(content) - KEYS:
-        raise UserError(f"{path} has the unknown key '{min(unknown)}': the known ones are {', '.join(sorted(KEYS))}")
+    _require_keys(path, content, KEYS)
+    budgets = content.get("budgets") or {None: {}}
+    if budget not in budgets:
+        known = ", ".join(map(str, filter(None, budgets)))
+        fix = f"the budgets {known}: choose one with --budget" if known else "no budgets: leave --budget out"
+        raise UserError(f"{path} has {fix}")
+    content = merged(content, budgets[budget] or {})
+    _require_keys(path, content, KEYS)
     if not isinstance(content.get("arms"), dict) or not content["arms"]:
         raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
     arms = tuple(arm for name, spec in content["arms"].items() for arm in _arms(name, spec, content, path))
@@ -226,15 +216,20 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if value is not None or key not in above}
 
 
+def _require_keys(where: str, part: Any, known: set[str]) -> None:
+    """Raises a UserError if `part` is no mapping, or has a key that is not known."""
+    if not isinstance(part, dict):
+        raise UserError(f"{where} must be a mapping with keys of {', '.join(sorted(known))}")
+    if unknown := sorted({*map(str, part)} - known):
+        raise UserError(f"{where} has the unknown key '{unknown[0]}': the known ones are {', '.join(sorted(known))}")
+
+
 def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]:
     """The arms of an entry of the YAML, one for each point of its `vary`."""
     shared = content.get("shared") or {}
-    for where, part in ((f"arm '{name}'", spec), ("shared", shared)):
-        if not isinstance(part, dict) or set(part) - ARM_KEYS:
-            raise UserError(f"{where} of {path} must be a mapping with keys of {', '.join(sorted(ARM_KEYS))}")
+    _require_keys(f"arm '{name}' of {path}", spec, ARM_KEYS)
+    _require_keys(f"shared of {path}", shared, ARM_KEYS)
     configs = (*spec.get("configs", ()), *shared.get("configs", ()))
-    if not configs:
-        raise UserError(f"arm '{name}' of {path} names no configuration files: give `configs: [model/gpt.yaml]`")
     for config in configs:
         configuration_file(config, f"configs of arm '{name}' in {path}:")
     fixed = (shared.get("settings") or {}) | (spec.get("settings") or {})
@@ -258,23 +253,17 @@ def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> 
 
 
 def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> tuple[PlannedComparison, ...]:
-    entries = content.get("comparisons")
-    if entries is None:
-        entries = [{"title": "All arms", "baseline": content["baseline"]}] if content.get("baseline") else []
-    comparisons, names = [], {name for arm in arms for name in (arm.name, arm.base)}
-    for entry in entries:
-        if not isinstance(entry, dict) or "baseline" not in entry or set(entry) - {"title", "baseline", "arms"}:
-            raise UserError(f"a comparison of {path} must be a mapping with `baseline`, `title` and `arms`: {entry}")
-        chosen = entry.get("arms")
-        members = [arm for arm in arms if chosen is None or {arm.name, arm.base} & set(chosen)]
-        if unknown := [name for name in chosen or () if name not in names]:
-            raise UserError(f"a comparison of {path} names the arm '{unknown[0]}', which is none of its arms: choose "
-                            "among " + ", ".join(arm.name for arm in arms))  # fmt: skip
-        baseline = next((arm for arm in members if arm.name == entry["baseline"]), None)
-        if baseline is None:
-            raise UserError(f"a comparison of {path} has the baseline '{entry['baseline']}', which is none of its "
-                            "arms: choose one of " + ", ".join(arm.name for arm in members or arms))  # fmt: skip
-        comparisons.append(PlannedComparison(str(entry.get("title") or "Comparison"), baseline, tuple(members)))
+    """Those of the YAML, or the one of all arms with its `baseline`, if it has one."""
+    all_arms = [{"title": "All arms", "baseline": content["baseline"]}] if content.get("baseline") else []
+    comparisons, named = [], {arm.name: arm for arm in arms}
+    for entry in content.get("comparisons", all_arms):
+        _require_keys(where := f"a comparison of {path}", entry, COMPARISON_KEYS)
+        chosen, baseline = {*map(str, entry.get("arms") or named)}, str(entry.get("baseline"))
+        if unknown := {baseline} - {*named} | chosen - {*named, *(arm.base for arm in arms)}:
+            raise UserError(f"{where} names '{min(unknown)}', which is none of its arms: choose among "
+                            + ", ".join(named))  # fmt: skip
+        members = tuple(arm for arm in arms if {arm.name, arm.base} & {*chosen, baseline})
+        comparisons.append(PlannedComparison(str(entry.get("title") or "Comparison"), named[baseline], members))
     return tuple(comparisons)
 
 
@@ -293,9 +282,8 @@ def _refuse_unfair(study: Study) -> None:
     if not seeds and not is_tuned:
         raise UserError(f"{path} has neither seeds nor anything to tune: give `seeds: [1, 2, 3]`")
     for seed, tuned in itertools.product(seeds, tuning_seeds) if is_tuned else ():
-        common = seed.settings.keys() & tuned.settings.keys()
-        differs = any(seed.settings[key] != tuned.settings[key] for key in common)
-        if (common and not differs) or seed.settings == tuned.settings:
+        ours, theirs = seed.settings.items(), tuned.settings.items()
+        if ours <= theirs or theirs <= ours:
             raise UserError(f"{path} measures on the seed {seed.shown.get('seed', seed.name)}, on which it also tunes: "
                             "give `seeds` and `tuning_seeds` without a common one")  # fmt: skip
     if study.content.get("equal_tuning", True) and len({len(arm.points) for arm in study.arms}) > 1:

@@ -6,37 +6,33 @@ A section of it is a function of the results and of the options in the YAML; `ar
     tuning        {}                           what each arm's grid found, and where it was too narrow
     trend         {value, over, arms}          loss, or the best value of a setting, over another value; a power law
     loss_gap      {baseline, each, over}       losses minus the baseline's at each point of `vary`
-    scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling`
+    scaling       {resamples}                  L(N, D) and L(C), see `anlit.analysis.study.scaling`
     onset         {loss, after, baseline}      when each run's loss falls below a level, and the loss some tokens later
     dynamics      {arms}                       norms, steps and rotations over training, see `TrainingDynamics`
     embed         {name}                       the report of one of the study's `after` commands
 
-`anlit study --recompute FOLDER…` makes the comparisons of a recorded study anew, by today's definitions, from the runs
-and curves in its report.json: their numbers, their sections of report.md and their pictures. What needs more than
-curves (tuning, scaling, dynamics) stays as it was recorded.
+`anlit study --recompute FOLDER…` makes the comparisons of a recorded study anew from the curves in its report.json:
+their numbers, their sections of report.md and their pictures. What needs more than curves stays as it was recorded.
 """
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from anlit.analysis.comparison import Comparison, compare_groups, record_runs
+from anlit.analysis.comparison import Comparison, StepTimes, compare_groups, record_runs
 from anlit.analysis.comparison_report import section, sources
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.statistics import Summary, mean_sd
 from anlit.analysis.study.dynamics import dynamics
-from anlit.analysis.study.loss_gap import loss_gap
-from anlit.analysis.study.onset import onset
+from anlit.analysis.study.loss_gap import loss_gap, onset
 from anlit.analysis.study.plan import Study, merged
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.scaling import scaling
 from anlit.analysis.study.trend import trend
-from anlit.analysis.wall_clock import StepTimes
 from anlit.errors import UserError
 from anlit.reading import read_json
 from anlit.reporting.files import jsonable, write_json, write_text
@@ -57,7 +53,7 @@ NOT_COMPARED = "no run can be compared, see Failures."
 def write(results: StudyResults) -> Path:
     """Write report.html, report.md and report.json to the study's folder; returns the path of the page."""
     results.output.mkdir(parents=True, exist_ok=True)
-    write_json(results.output / "report.json", _raw(results))
+    write_json(results.output / "report.json", _raw(results), indent=None)
     return write_page(results.output, "report", _paragraphs(results))
 
 
@@ -90,7 +86,7 @@ def _paragraphs(results: StudyResults) -> list[str]:
         str(study.content.get("question") or "").strip(),
         _progress(results),
         *_sections(results),
-        *([] if "tuning" in dict(study.sections) else _winners(results)),
+        *([] if "tuning" in dict(study.sections) else _tuning(results, {})),
         "## Failures",
         markdown_table(["run", "why"], failed, left=(0, 1)) if failed else "No run failed.",
         *sources(read, lambda run: labels.get(run.folder), read, made),
@@ -123,7 +119,7 @@ def _progress(results: StudyResults) -> str:
     if left := [arm.title for arm in results.study.arms if arm.name not in results.selected]:
         sentences.append(f"Not measured, because their tuning has not ended or failed everywhere: {'; '.join(left)}.")
     ends = [float(run.curve.seconds[-1]) for *_, run in results.runs if run is not None and len(run.curve)]
-    if hours := sum(seconds for seconds in ends if not math.isnan(seconds)) / 3600:
+    if hours := np.nansum(ends) / 3600:
         sentences.append(f"{hours:.2f} hours of training in all.")
     return " ".join(sentences)
 
@@ -141,9 +137,7 @@ def _sections(results: StudyResults) -> list[str]:
 
 
 def require_sections(study: Study) -> None:
-    """Raises:
-    UserError: A section, or an arm that one names, is not known.
-    """
+    """Raises a UserError if a section, or an arm that one names, is not known."""
     known = dict.fromkeys(arm.base for arm in study.arms)
     for name, options in study.sections:
         if name not in SECTIONS:
@@ -156,27 +150,30 @@ def require_sections(study: Study) -> None:
 
 def _convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
     parts: list[str] = []
-    explained = False
-    for planned, comparison in results.comparisons:
+    for number, (planned, comparison) in enumerate(results.comparisons):
         if comparison is None:
             parts += [f"## {planned.title}", f"The baseline, {planned.baseline.title}, has no finished run yet."]
             continue
-        plot_convergence(comparison)
-        missing = [f"{arm.title}: {NOT_COMPARED}" for arm in planned.arms if results.group(arm) is None]
-        parts += [f"## {planned.title}", *section(comparison, explained), listed([*comparison.notes, *missing])]
-        explained = True
+        missing = [f"- {arm.title}: {NOT_COMPARED}" for arm in planned.arms if results.group(arm) is None]
+        parts += [f"## {planned.title}", *_compared(comparison, missing, explained=number > 0)]
     return parts
 
 
-def _winners(results: StudyResults) -> list[str]:
-    """Each tuned arm's best setting, and where its grid was too narrow; a report without `tuning` has this too."""
+def _compared(comparison: Comparison, missing: list[str], explained: bool) -> list[str]:
+    """A comparison in Markdown with its notes and picture; `missing` are lines on arms that are not in it."""
+    plot_convergence(comparison)
+    return [*section(comparison, explained), "\n".join(filter(None, [listed(comparison.notes), *missing]))]
+
+
+def _tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
+    """Each tuned arm's best setting, where its grid was too narrow, and all settings; every report has this."""
     if not results.tunings:
         return []
     seeds = [seed.name for seed in results.study.tuning_seeds]
     counts = sorted({len(tuning.points) for tuning in results.tunings})
     equal = f"{counts[0]} settings for each arm"
     budget = equal if len(counts) == 1 else f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
-    rows = []
+    rows, settings = [], []
     for tuning in results.tunings:
         best, second, *_ = tuning.points
         states = [state for point in tuning.points for state in point.states]
@@ -186,6 +183,9 @@ def _winners(results: StudyResults) -> list[str]:
             tuning.arm.title, f"{done} of {len(states)}", str(failed), best.setting.words if known else NONE,
             _loss(best.loss), _loss(second.loss), "; ".join(tuning.edges) or ("inside the grid" if known else NONE),
         ])  # fmt: skip
+        for point in tuning.points:
+            words = ", ".join(literal(f"{state.status} {state.reason}".strip()) for state in point.states)
+            settings.append([tuning.arm.title, point.setting.words, _loss(point.loss), words])
     head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
     return [
         "## Tuning",
@@ -193,15 +193,9 @@ def _winners(results: StudyResults) -> list[str]:
         "the measurement does not use, in full length. The best by final validation loss (nats per token) is measured. "
         "A best value at the edge of its grid means that a wider grid might find a better one.",
         markdown_table(head, rows),
+        "## Tuning, all settings",
+        markdown_table(["arm", "setting", "validation loss", "state"], settings, left=(0, 1, 3)),
     ]
-
-
-def _tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
-    rows = [[tuning.arm.title, point.setting.words, _loss(point.loss), ", ".join(
-             literal(f"{state.status} {state.reason}".strip()) for state in point.states)]
-            for tuning in results.tunings for point in tuning.points]  # fmt: skip
-    table = markdown_table(["arm", "setting", "validation loss", "state"], rows, left=(0, 1, 3))
-    return [*_winners(results), "## Tuning, all settings", table] if rows else []
 
 
 def _embed(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -232,9 +226,17 @@ def recompute(folder: Path) -> list[Comparison]:
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise UserError(f"{path} is no report of a study ({error}): give the folder of one") from error
     record |= {"comparisons": [comparison.raw() for comparison in comparisons], **record_runs(comparisons)}
-    write_text(path, json.dumps(jsonable(record, DIGITS), ensure_ascii=False, separators=(",", ":")) + "\n")
+    write_json(path, jsonable(record, DIGITS), indent=None)
     if page.is_file():
-        _rewrite(page, comparisons)
+        sections = page.read_text(encoding="utf-8").split("\n## ")
+        for number, comparison in enumerate(comparisons):
+            for place, old in enumerate(sections):
+                if f"({comparison.plot.name})" in old:
+                    title, *lines = old.splitlines()
+                    missing = [line for line in lines if line.endswith(NOT_COMPARED)]  # of arms that are not recorded
+                    parts = [title, *_compared(comparison, missing, explained=number > 0)]
+                    sections[place] = "\n\n".join(filter(None, parts)) + "\n"
+        write_text(page, "\n## ".join(sections).rstrip("\n") + "\n")
     return comparisons
 
 
@@ -258,18 +260,3 @@ def _run(name: str, run: dict[str, Any], shared: dict[str, Any]) -> Run:
     curve = Curve(*(np.array(run["curve"][key], dtype=np.float64) for key in ("tokens", "seconds", "loss")))
     config, record = (merged(shared[part], run[part]) for part in ("config", "record"))
     return Run(Path(name), config, record, curve, run["bits_per_byte"])
-
-
-def _rewrite(page: Path, comparisons: Sequence[Comparison]) -> None:
-    """Replaces each comparison's section of report.md, which is known by its picture, and the picture."""
-    sections = page.read_text(encoding="utf-8").split("\n## ")
-    for number, comparison in enumerate(comparisons):
-        for place, old in enumerate(sections):
-            if f"({comparison.plot.name})" in old:
-                plot_convergence(comparison)
-                title, *lines = old.splitlines()
-                missing = [line for line in lines if line.endswith(NOT_COMPARED)]  # of arms that are not recorded
-                notes = "\n".join(filter(None, [listed(comparison.notes), *missing]))
-                parts = [title, *section(comparison, explained=number > 0), notes]
-                sections[place] = "\n\n".join(part for part in parts if part) + "\n"
-    write_text(page, "\n## ".join(sections).rstrip("\n") + "\n")

@@ -10,7 +10,6 @@ from anlit.analysis.comparison import Comparison, compare_groups
 from anlit.analysis.study.plan import Arm, PlannedComparison, Setting, Study, Trial
 from anlit.analysis.study.state import State, state_of
 from anlit.errors import UserError
-from anlit.reading import read_json
 from anlit.runs.folders import Run, load_run
 from anlit.runs.groups import Group, learned_settings
 
@@ -62,22 +61,18 @@ def select(study: Study, tunings: list[Tuning]) -> dict[str, Setting]:
 
 
 def edges_of(settings: tuple[Setting, ...], best: Setting) -> list[str]:
-    """Settings of `best` whose value is the largest or smallest of several.
-
-    Only points that share all other settings with `best` are compared, because only these bound it. A point that leaves
-    the setting at its default has no value to compare.
-    """
+    """Settings of `best` whose value is the largest or smallest of points that differ in nothing else."""
     edges = []
     for key, value in best.shown.items():
-        rest = {name: other for name, other in best.shown.items() if name != key}
-        line = [each.shown for each in settings if {**each.shown, key: value} == best.shown]
-        values = {shown[key] for shown in line if key in shown}
-        numbers = sorted(each for each in values if isinstance(each, int | float) and not isinstance(each, bool))
+        line = [each.shown[key] for each in settings if each.shown == best.shown | {key: each.shown.get(key)}]
+        numbers = sorted(set(filter(is_number, line)))
         if len(numbers) > 1 and value in (numbers[0], numbers[-1]):
-            end = "smallest" if value == numbers[0] else "largest"
-            unset = " that were set; the default was tried too" if rest in line else ""
-            edges.append(f"{key} {value:g} is the {end} of {len(numbers)}{unset}")
+            edges.append(f"{key} {value:g} is the {'smallest' if value == numbers[0] else 'largest'} of {len(numbers)}")
     return edges
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Point(NamedTuple):
@@ -94,12 +89,10 @@ class Point(NamedTuple):
 
     def number(self, name: str) -> float:
         """A value as a number; UserError if the study's configurations have no such number."""
-        numbers = {key: value for key, value in self.values.items()
-                   if isinstance(value, int | float) and not isinstance(value, bool)}  # fmt: skip
-        if name not in numbers:
+        if not is_number(self.values.get(name)):
             raise UserError(f"a section asks for '{name}', which is no number of arm '{self.arm.name}': give one of "
-                            + ", ".join(numbers))  # fmt: skip
-        return float(numbers[name])
+                            + ", ".join(key for key, value in self.values.items() if is_number(value)))  # fmt: skip
+        return float(self.values[name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,10 +125,9 @@ class StudyResults:
         comparisons = []
         for number, planned in enumerate(self.study.comparisons, 1):
             groups = {arm: group for arm in planned.arms if (group := self.group(arm)) is not None}
-            runs = [run for group in groups.values() for run in group.runs]
-            given = runs, self.output, self.command, f"{number}-"
-            baseline = groups.get(planned.baseline)
-            comparisons.append((planned, compare_groups([*groups.values()], baseline, *given) if baseline else None))
+            every, baseline = list(groups.values()), groups.get(planned.baseline)
+            given = [run for group in every for run in group.runs], self.output, self.command, f"{number}-"
+            comparisons.append((planned, compare_groups(every, baseline, *given) if baseline else None))
         return comparisons
 
     def points(self) -> list[Point]:
@@ -168,16 +160,3 @@ def results_of(study: Study, output: Path, command: str = "") -> StudyResults:
 def planned(study: Study, selected: dict[str, Setting]) -> list[Trial]:
     """The runs of both phases, the measured ones as far as their settings are selected."""
     return [*study.tuning_runs(), *study.measured_runs(selected)]
-
-
-def refuse_other_study(study: Study, output: Path) -> None:
-    """Raises:
-    UserError: `output` has the report of another study, or of another budget.
-    """
-    path = output / "report.json"
-    if path.exists():
-        record = read_json(path, {"path": str, "budget": str}, "remove it, or give another --output")
-        theirs = (Path(str(record.get("path"))).stem, record.get("budget"))
-        if theirs != (Path(study.path).stem, study.budget):
-            raise UserError(f"--output {output} has the report of another study ({theirs[0]}, budget "
-                            f"{theirs[1] or 'none'}): give another folder, or remove that report")  # fmt: skip

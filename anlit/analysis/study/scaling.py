@@ -12,7 +12,6 @@ Intervals are percentiles over fits to runs that are drawn with replacement. Wit
 """
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +22,24 @@ from scipy import optimize, special
 
 from anlit.analysis.study.results import StudyResults
 from anlit.reporting.figure import COLUMN, line_styles, save, style
-from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.table import markdown_table
 
 Array = NDArray[np.float64]
 HUBER_DELTA = 1e-3
 LEAST_RUNS = 6
 """One more than the law has parameters."""
-LEAST_RESAMPLES = 20
 STARTS = np.array([*itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.5), (0.2, 0.6), (0.2, 0.6))])
 """log A, log B, log E, a, b. Fewer than the paper's 4,500: with centred data most starts agree."""
 BOUNDS = ((-30.0, -30.0, -10.0, 0.01, 0.01), (10.0, 10.0, 5.0, 3.0, 3.0))
 """Of the loss's parts at the middle run, log E, a, b."""
 BEYOND = 10.0
 """The frontier is drawn, dotted, up to this multiple of the largest compute."""
-EXPONENTS: dict[str, Callable[[Array], Array]] = {
-    "a (of N)": lambda laws: laws[3],
-    "b (of D)": lambda laws: laws[4],
-    "N* ∝ C^": lambda laws: laws[4] / (laws[3] + laws[4]),
-    "L(C) − E ∝ C^−": lambda laws: laws[3] * laws[4] / (laws[3] + laws[4]),
-    "E": lambda laws: laws[0],
-}
-"""What tables show of laws, arrays of E, A, B, a, b: (5, laws)."""
+
+
+def exponents(laws: Array) -> dict[str, Array]:
+    """What tables show of laws, arrays of E, A, B, a, b: (5, laws)."""
+    e, _, _, a, b = laws
+    return {"a (of N)": a, "b (of D)": b, "N* ∝ C^": b / (a + b), "L(C) − E ∝ C^−": a * b / (a + b), "E": e}
 
 
 def predicted_loss(laws: Array, parameters: Array | float, tokens: Array | float) -> Array:
@@ -78,7 +74,8 @@ def fit_law(runs: Array, starts: Array = STARTS) -> Array:
     if runs.shape[1] < LEAST_RUNS or not _is_determined(runs):
         raise ValueError("a law of five numbers needs six runs or more, of three sizes and three lengths at least")
     log_n, log_d, log_l = np.log(runs)
-    n, d = log_n - log_n.mean(), log_d - log_d.mean()  # centred, the five numbers hardly depend on one another
+    middle_n, middle_d = log_n.mean(), log_d.mean()  # centred, the five numbers hardly depend on one another
+    n, d = log_n - middle_n, log_d - middle_d
 
     def terms(x: Array) -> Array:
         return np.stack([x[0] - x[3] * n, x[1] - x[4] * d, np.full_like(log_l, x[2])])
@@ -92,20 +89,16 @@ def fit_law(runs: Array, starts: Array = STARTS) -> Array:
 
     fits = []
     for log_a, log_b, log_e, a, b in starts:
-        x = np.clip([log_a - a * log_n.mean(), log_b - b * log_d.mean(), log_e, a, b], *BOUNDS)
+        x = np.clip([log_a - a * middle_n, log_b - b * middle_d, log_e, a, b], *BOUNDS)
         fits.append(optimize.least_squares(error, x, slopes, BOUNDS, loss="huber", f_scale=HUBER_DELTA, max_nfev=2000))
     log_a, log_b, log_e, a, b = min(fits, key=lambda fit: float(fit.cost)).x
-    scale_a, scale_b = np.exp(log_a + a * log_n.mean()), np.exp(log_b + b * log_d.mean())
-    return np.array([np.exp(log_e), scale_a, scale_b, a, b])
+    return np.array([np.exp(log_e), np.exp(log_a + a * middle_n), np.exp(log_b + b * middle_d), a, b])
 
 
 def fit(runs: Array, resamples: int = 200, seed: int = 0) -> Array:
     """The law, and after it `resamples` laws of its bootstrap, fits to as many runs drawn with replacement.
 
-    These fits start from the law itself. Draws that leave an exponent undetermined are repeated.
-
-    Raises:
-        ValueError: See `fit_law`.
+    These start from the law itself. Draws that leave an exponent undetermined are repeated. ValueError: see `fit_law`.
     """
     law, n_runs = fit_law(runs), runs.shape[1]
     start = np.array([[np.log(law[1]), np.log(law[2]), np.log(law[0]), law[3], law[4]]])
@@ -140,27 +133,28 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
     ]
     if not fitted:
         return parts
-    path = results.output / "scaling.png"
-    draw(runs, fitted, path)
+    _draw(runs, fitted, results.output / "scaling.png")
     largest = max((6 * own[0] * own[1]).max() for own in runs.values())
+    laws_table = [[title, *map(_with_interval, exponents(laws).values()), str(runs[title].shape[1])]
+                  for title, laws in fitted.items()]  # fmt: skip
+    predictions = []
+    for flops, (title, laws) in itertools.product((largest / 10, largest, largest * BEYOND), fitted.items()):
+        (n, *_), (d, *_) = best_split(laws, flops)
+        note = "extrapolated" if flops > largest else ""
+        lowest = _with_interval(loss_of_compute(laws, flops))
+        predictions.append([title, f"{flops:.2g}", f"{n:.2g}", f"{d:.2g}", lowest, note])
     return [
         *parts,
-        f"![loss over compute]({path.name})",
+        "![loss over compute](scaling.png)",
         "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: extrapolated**, as is "
         "where no run is near the best split of N and D.",
-        markdown_table(["", *EXPONENTS, "runs"], [
-            [title, *(_exponent(values(laws)) for values in EXPONENTS.values()), str(runs[title].shape[1])]
-            for title, laws in fitted.items()
-        ]),
+        markdown_table(["", *exponents(laws), "runs"], laws_table),
         f"Compute-optimal predictions; those beyond {largest:.2g} FLOPs are extrapolated:",
-        markdown_table(["", "FLOPs", "N*", "D*", "L(C)", "95 % interval", ""], [
-            _prediction(title, laws, flops, "extrapolated" if flops > largest else "")
-            for flops in (largest / 10, largest, largest * BEYOND) for title, laws in fitted.items()
-        ]),
-    ]  # fmt: skip
+        markdown_table(["", "FLOPs", "N*", "D*", "L(C)", ""], predictions),
+    ]
 
 
-def draw(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> None:
+def _draw(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> None:
     """Writes loss over compute: runs as dots, L(C) as lines with bands, dotted where extrapolated."""
     styles = line_styles(list(runs))
     heights: list[float] = []
@@ -186,13 +180,5 @@ def draw(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> None:
         save(figure, path)
 
 
-def _exponent(values: Array) -> str:
-    low, high = interval(values) if len(values) > LEAST_RESAMPLES else (None, None)
-    return f"{values[0]:.3f}" + ("" if low is None else f" ({low:.3f} … {high:.3f})")
-
-
-def _prediction(title: str, laws: Array, flops: float, note: str) -> list[str]:
-    (n, *_), (d, *_) = best_split(laws, flops)
-    losses = loss_of_compute(laws, flops)
-    span = "{:.3f} … {:.3f}".format(*interval(losses)) if len(losses) > 1 else NONE
-    return [title, f"{flops:.2g}", f"{n:.2g}", f"{d:.2g}", f"{losses[0]:.3f}", span, note]
+def _with_interval(values: Array) -> str:
+    return f"{values[0]:.3f}" + (" ({:.3f} … {:.3f})".format(*interval(values)) if len(values) > 1 else "")

@@ -31,15 +31,16 @@ def state_of(folder: Path) -> State:
     """The state of the run in `folder`."""
     record, launches = _record(folder), read_launches(folder)
     status, code = record.get("status"), launches[-1].get("exit_code") if launches else None
+    log = (folder / LOG).read_text(errors="replace").strip() if (folder / LOG).is_file() else ""
+    last_line = log.rpartition("\n")[2].strip()
     if status == "finished":
         return State("finished")
     if status == "failed":
-        return State("failed", str(record.get("error") or "").partition("\n")[0] or _last_line(folder))
+        return State("failed", str(record.get("error") or "").partition("\n")[0] or last_line)
     if code == PREEMPTED or status == "interrupted":
         return State("interrupted")
     if code is not None:
-        reason = f"killed by signal {-code}" if code < 0 else _last_line(folder) or f"exit code {code}"
-        return State("failed", reason)
+        return State("failed", f"killed by signal {-code}" if code < 0 else last_line or f"exit code {code}")
     if sum(str(launch.get("how")).startswith("slurm") for launch in launches) >= MOST_LOST:
         return State("failed", f"ended {MOST_LOST} times without saying why, see {LOG}")
     return State("interrupted") if launches or record else State("pending")
@@ -68,12 +69,6 @@ def read_launches(folder: Path) -> list[dict[str, Any]]:
     """One entry per start: {started, how, ended, exit_code}; the last two are missing if the end was not seen."""
     advice = "remove it, and the run goes on from its last checkpoint"
     return list(read_json(folder / LAUNCHES, LAUNCHES_SCHEMA, advice)) if (folder / LAUNCHES).exists() else []
-
-
-def _last_line(folder: Path) -> str:
-    """The last line of the run's log that is not empty."""
-    text = (folder / LOG).read_text(errors="replace") if (folder / LOG).is_file() else ""
-    return ["", *text.strip().splitlines()][-1].strip()
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -50,36 +50,33 @@ def test_a_budget_is_merged_over_the_study(folder: Path) -> None:
     assert not small.tuning_runs()
     assert len(small.measured_runs({"gpt": small.arms[0].points[0]})) == 1
     assert len(read_study(path, "1gpu").tuning_runs()) == 6
-    for budget, words in ((None, "cpu|1gpu"), ("8gpu", "choose one of cpu, 1gpu")):
-        with pytest.raises(UserError, match=words.replace("|", r"\|")):
+    for budget in (None, "8gpu"):
+        with pytest.raises(UserError, match=r"study\.yaml has the budgets cpu, 1gpu: choose one with --budget"):
             read_study(path, budget)
 
 
 def test_what_varies_are_arms_of_their_own(folder: Path) -> None:
-    arms = {"gpt": {"configs": ["gpt.yaml"], "vary": {"model.init_args.tau": [0.1, 10]}}}
-    study = read_study(write_study(folder, arms=arms, baseline="gpt_tau=10"), None)
-    assert [(arm.name, arm.title, arm.settings) for arm in study.arms] == [
+    """And unequal tuning is allowed where it is said."""
+    arms = {"gpt": {"configs": ["gpt.yaml"], "vary": {"model.init_args.tau": [0.1, 10]}}, "tuned": STUDY["arms"]["gpt"]}
+    study = read_study(write_study(folder, arms=arms, baseline="gpt_tau=10", equal_tuning=False), None)
+    assert [(arm.name, arm.title, arm.settings) for arm in study.arms[:2]] == [
         ("gpt_tau=0.1", "gpt, tau 0.1", {"model.init_args.tau": 0.1}),
         ("gpt_tau=10", "gpt, tau 10", {"model.init_args.tau": 10}),
     ]
     assert study.comparisons[0].baseline is study.arms[1]
 
 
-def test_unequal_tuning_is_allowed_where_it_is_said(folder: Path) -> None:
-    arms = STUDY["arms"] | {"ngpt": {"configs": ["gpt.yaml"]}}
-    assert len(read_study(write_study(folder, arms=arms, equal_tuning=False), None).arms) == 3
-
-
 @pytest.mark.parametrize(("changes", "words"), [
     ({"arms": None}, "lists no arms"),
     ({"arm": {}}, "unknown key 'arm'"),
     ({"arms": {"gpt": {"configs": ["no.yaml"]}}}, "configs of arm .gpt. in .*: no.yaml does not exist"),
-    ({"arms": {"gpt": {"config": "gpt.yaml"}}}, "arm 'gpt'.* must be a mapping with keys of"),
+    ({"arms": {"gpt": {"config": "gpt.yaml"}}}, "arm 'gpt' of study.yaml has the unknown key 'config'"),
+    ({"arms": {"gpt": ["gpt.yaml"]}}, "arm 'gpt' of study.yaml must be a mapping with keys of"),
     ({"arms": {"gpt": {"configs": ["gpt.yaml"], "tune": 3}}}, "tune of arm 'gpt'"),
-    ({"baseline": "lstm"}, "baseline 'lstm', which is none of its arms"),
-    ({"comparisons": [{"baseline": "gpt", "arms": ["ngtp"]}]}, "names the arm 'ngtp', which is none of its arms"),
-    ({"comparisons": [{"title": "All"}]}, "must be a mapping with `baseline`"),
-    ({"comparisons": [{"baseline": "gpt", "arm": ["gpt"]}]}, "must be a mapping with `baseline`"),
+    ({"baseline": "lstm"}, "names 'lstm', which is none of its arms: choose among gpt, angpt"),
+    ({"comparisons": [{"baseline": "gpt", "arms": ["ngtp"]}]}, "names 'ngtp', which is none of its arms"),
+    ({"comparisons": [{"title": "All"}]}, "names 'None', which is none of its arms"),
+    ({"comparisons": [{"baseline": "gpt", "arm": ["gpt"]}]}, "a comparison of study.yaml has the unknown key 'arm'"),
     ({"seeds": [], "tuning_seeds": []}, "neither seeds nor anything to tune"),
     ({"seeds": [0, 1], "tuning_seeds": [0]}, "measures on the seed 0, on which it also tunes"),
     ({"seeds": [1, {"seed_everything": 0}], "tuning_seeds": [0]}, "measures on the seed .*0, on which it also tunes"),

@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from scipy import stats
 
+from anlit.analysis.comparison import STEPS
 from anlit.analysis.study import loss_gap, trend
 from anlit.analysis.study.plan import UNCHANGED, Study, read_study
 from anlit.analysis.study.report import show, write
 from anlit.analysis.study.results import StudyResults, results_of
-from anlit.analysis.wall_clock import FILE
 from anlit.commands.study import main
 from anlit.errors import UserError
 from anlit.reporting.text import minus
@@ -81,7 +81,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
         study = trained(folder)
         arms = [{"key": results(study).group(arm).key, "seconds_per_token": [1.0 + 0.25 * (arm.base == "angpt")] * 6}
                 for arm in study.arms]  # fmt: skip
-        (folder / "out" / FILE).write_text(json.dumps({"hardware": HARDWARE, "arms": arms}))
+        (folder / "out" / STEPS).write_text(json.dumps({"hardware": HARDWARE, "arms": arms}))
         report(study)
     return Page(folder / "out" / "report.md")
 
@@ -107,9 +107,9 @@ def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Page) -> 
 
     test = stats.ttest_rel(ours, theirs)
     low, high = test.confidence_interval()
-    shown = [minus(f"{fmean(ours) - fmean(theirs):+.4f}"), minus(f"{low:+.4f} … {high:+.4f}")]
-    assert page.row("anGPT", 8)[1:6] == ["3", *shown, "paired t-test", f"p = {test.pvalue:.4f}"]
-    assert page.row("anGPT", 8)[7] == f"{words}, p = {logs.pvalue:.4f}"
+    shown = minus(f"{fmean(ours) - fmean(theirs):+.4f} ({low:+.4f} … {high:+.4f})")
+    p = f"p = {test.pvalue:.4f}"
+    assert f", {shown} from the baseline: significant by the paired t-test, n = 3, {p}, Holm {p}; speed-up" in page.text
 
 
 def test_tuning_names_the_best_the_failed_and_the_edges(page: Page) -> None:
@@ -180,7 +180,7 @@ def test_a_report_of_nothing_obeys_no_markup_in_its_title_and_is_not_written_ove
         assert words in page.with_suffix(".md").read_text()
     assert "<script>" not in page.read_text()
     (folder / "study.yaml").rename(folder / "other.yaml")
-    with pytest.raises(UserError, match="report of another study"):
+    with pytest.raises(UserError, match=r"--output out has another report .* give another folder, or remove that"):
         main(["--config", "other.yaml", "--output", "out", "--report_only"])
 
 

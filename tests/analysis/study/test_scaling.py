@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from anlit.analysis.study.scaling import (
-    EXPONENTS,
     STARTS,
     best_split,
+    exponents,
     fit,
     fit_law,
     interval,
@@ -26,9 +26,9 @@ def runs(noise: float = 0.0) -> np.ndarray:
 
 def test_the_intervals_hold_the_true_exponents() -> None:
     laws = fit(runs(0.003), resamples=60)
-    for name, values in EXPONENTS.items():
-        low, high = interval(values(laws))
-        assert low < values(TRUE) < high, name
+    for name, values in exponents(laws).items():
+        low, high = interval(values)
+        assert low < exponents(TRUE)[name] < high, name
         assert high - low < 0.2
     low, high = interval(loss_of_compute(laws, 1e18))
     assert low < loss_of_compute(TRUE, 1e18) < high
@@ -48,7 +48,7 @@ def test_the_best_split_is_a_minimum_and_keeps_to_the_compute() -> None:
         assert best < predicted_loss(TRUE, 1.1 * n, d / 1.1)
         assert best < predicted_loss(TRUE, n / 1.1, 1.1 * d)
     excess = [float(loss_of_compute(TRUE, flops)) - TRUE[0] for flops in (1e18, 1e20)]
-    assert np.log(excess[0] / excess[1]) / np.log(100) == pytest.approx(EXPONENTS["L(C) − E ∝ C^−"](TRUE))
+    assert np.log(excess[0] / excess[1]) / np.log(100) == pytest.approx(exponents(TRUE)["L(C) − E ∝ C^−"])
 
 
 def test_too_few_runs_are_refused() -> None:
