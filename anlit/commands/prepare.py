@@ -6,7 +6,7 @@ import shlex
 from dataclasses import fields
 from pathlib import Path
 
-from anlit.data.preparation.prepare import RunOptions, prepare
+from anlit.data.preparation.prepare import prepare
 from anlit.data.preparation.recipes import CORPORA, Options, recipe_of
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError
@@ -32,17 +32,18 @@ def main(argv: list[str]) -> int:
         if arguments.workers is not None:
             raise UserError("--workers counts processes of this machine, and --cluster has its own: leave one out.")
         output, chosen["source"] = (path and os.path.abspath(path) for path in (output, arguments.source))
-    options = RunOptions(
-        workers=arguments.workers,
-        cluster=arguments.cluster,
-        skip_bad=arguments.on_bad == "skip",
-        verify=arguments.verify,
-        command=command_line(corpus, output, arguments),
-    )
     try:
         recipe = recipe_of(corpus, Options(**chosen))
         finished = Path(output, MANIFEST).is_file()
-        manifest = prepare(output, recipe, options)
+        manifest = prepare(
+            output,
+            recipe,
+            command_line(corpus, output, arguments),
+            workers=arguments.workers,
+            cluster=arguments.cluster,
+            skip_bad=arguments.on_bad == "skip",
+            verify=arguments.verify,
+        )
         if finished:
             say(f"{output} is finished, with {manifest['tokens']:,} tokens: nothing is left to do.")
     except KeyboardInterrupt:
@@ -84,10 +85,10 @@ def parser() -> ToolParser:
     add("--workers", type=at_least(1), help="processes (one per core)")
     add("--cluster", metavar="ADDRESS", help="work on a Dask cluster, such as tcp://scheduler:8786")
     add("--on_bad", choices=("stop", "skip"), default="stop", help="a document that cannot be used (%(default)s)")
-    add("--max_document_bytes", type=int, default=Options.max_document_bytes, help="(%(default)s)")
+    add("--max_document_bytes", type=at_least(1), default=Options.max_document_bytes, help="(%(default)s)")
     add("--text_field", default="text", help="the field that holds a document's text (%(default)s)")
     add("--pattern", default=Options.pattern, help="TextFiles: which files (%(default)s)")
-    add("--val_tokens", type=int, default=Options.val_tokens, help="FineWeb (%(default)s)")
+    add("--val_tokens", type=at_least(1), default=Options.val_tokens, help="FineWeb (%(default)s)")
     add("--val_fraction", type=float, help="others (OpenWebText: 10,000 documents; else 0.05)")
     add("--include_site_packages", action="store_true", help="PythonSources: installed packages too")
     add("--verify", action="store_true", help="check every chunk's checksum in a finished folder")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anlit.data.module import TokenShards
-from anlit.data.preparation.prepare import RunOptions, prepare
+from anlit.data.preparation.prepare import prepare
 from anlit.data.preparation.recipes import FINEWEB_VAL_TOKENS, Options, python_sources, text_files
 from anlit.data.tokenizer import END_OF_DOCUMENT
 from anlit.errors import UserError
@@ -95,7 +95,7 @@ class PythonSources(TokenShards):
 
     def prepare_data(self) -> None:
         """Make the shards, once per node."""
-        prepare(self.path, python_sources(self.options), RunOptions(command="anlit fit with the same --data"))
+        prepare(self.path, python_sources(self.options), "anlit fit with the same --data")
 
 
 class TextFiles(TokenShards):
@@ -139,4 +139,4 @@ class TextFiles(TokenShards):
 
     def prepare_data(self) -> None:
         """Make the shards, once per node; UserError if there are no files to make them from."""
-        prepare(self.path, text_files(self.options), RunOptions(command="anlit fit with the same --data"))
+        prepare(self.path, text_files(self.options), "anlit fit with the same --data")

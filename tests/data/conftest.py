@@ -40,6 +40,12 @@ def tmp_path() -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """The folder to prepare."""
+    return tmp_path / "out"
+
+
 @pytest.fixture(scope="session")
 def place() -> Iterator[Path]:
     """Of what all preparations share."""

@@ -137,13 +137,14 @@ def _parquet_files(
     return files
 
 
-def fineweb_bin(folder: Path, token_documents: Sequence[Sequence[int]], tokens_per_file: int) -> list[Path]:
+def fineweb_bin(
+    folder: Path, token_documents: Sequence[Sequence[int]], tokens_per_file: int, end: int = GPT2_END_OF_DOCUMENT
+) -> list[Path]:
     """kjj0/fineweb10B-gpt2: fineweb_val_000000.bin, fineweb_train_000001.bin, …, in the order of the stream.
 
-    Each document comes after its token 50256; the stream is cut every `tokens_per_file` tokens, in the middle of
-    documents too.
+    Each document comes after the token `end`; the stream is cut in the middle of documents too.
     """
-    stream = [token for document in token_documents for token in (GPT2_END_OF_DOCUMENT, *document)]
+    stream = [token for document in token_documents for token in (end, *document)]
     files = []
     for number, start in enumerate(range(0, len(stream), tokens_per_file)):
         name = f"fineweb_{'train' if number else 'val'}_{number:06d}.bin"

@@ -25,10 +25,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from anlit.cli import main
 from anlit.data.preparation import executors
 from anlit.data.preparation.encode import encode_task
-from anlit.data.preparation.prepare import RunOptions, prepare
+from anlit.data.preparation.prepare import prepare
 from anlit.data.preparation.recipes import CORPORA, Options, Recipe
 from tests.data.layouts import END_OF_DOCUMENT, cut, documents, json_lines, write
 
@@ -46,7 +45,13 @@ def recipe_of(corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL
 
 def make(folder: Path, recipe: Recipe, workers: int = 1, **options: Any) -> dict[str, Any]:
     """Prepare `folder` in this process; the manifest."""
-    return prepare(folder, recipe, RunOptions(workers=workers, command="anlit prepare", **options))
+    return prepare(folder, recipe, "anlit prepare", workers=workers, **options)
+
+
+def assert_makes(folder: Path, recipe: Recipe, like: Path, **options: Any) -> None:
+    """Preparing, or going on with it, gives the same files as another folder has."""
+    make(folder, recipe, **options)
+    assert hashes(folder) == hashes(like), folder
 
 
 def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
@@ -81,16 +86,12 @@ def write_texts(folder: Path, texts: list[str]) -> Path:
     return folder
 
 
-def is_held_out(text: str, fraction: float) -> bool:
-    """Whether the hash of a text puts it on the side of validation."""
-    return int(sha256(text.encode()).hexdigest()[:8], 16) < fraction * 2**32
-
-
 def by_split(texts: Iterable[str], fraction: float) -> dict[str, list[str]]:
-    """The streams that texts make of which a fraction is held out."""
+    """The streams that texts make of which a fraction is held out: those with the smallest hashes."""
     streams: dict[str, list[str]] = {"val": [], "train": []}
     for text in texts:
-        streams["val" if is_held_out(text, fraction) else "train"].append(text)
+        is_held_out = int(sha256(text.encode()).hexdigest()[:8], 16) < fraction * 2**32
+        streams["val" if is_held_out else "train"].append(text)
     return streams
 
 
@@ -121,10 +122,10 @@ def _tokenizer(content: bytes) -> Tokenizer:
     return tokenizer
 
 
-def encoded(path: str | Path, texts: Iterable[str]) -> list[int]:
+def encoded(path: str | Path, texts: Iterable[str], end_of_document: str = END_OF_DOCUMENT) -> list[int]:
     """The stream that texts make with a tokenizer.json: each and then its end-of-document token."""
     tokenizer = _tokenizer(Path(path).read_bytes())
-    end = tokenizer.token_to_id(END_OF_DOCUMENT)
+    end = tokenizer.token_to_id(end_of_document)
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     return [token for encoding in encodings for token in [*encoding.ids, end]]
 
@@ -222,11 +223,7 @@ Process = multiprocessing.context.ForkProcess
 
 
 def start(work: Callable[[], Any], output: Path | None = None) -> Process:
-    """`work` in a forked process with a session of its own, to which all processes that it starts belong.
-
-    Args:
-        output: file for what it prints.
-    """
+    """`work` in a forked process with a session of its own; what it and its children print goes to `output`."""
 
     def run() -> None:
         os.setsid()
@@ -241,15 +238,6 @@ def start(work: Callable[[], Any], output: Path | None = None) -> Process:
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     return process
-
-
-def start_command(arguments: Sequence[str], output: Path | None = None) -> Process:
-    """`anlit …` in a forked process of its own session."""
-
-    def command() -> None:
-        raise SystemExit(main(list(arguments)))
-
-    return start(command, output)
 
 
 def finish(process: Process, seconds: float = 60) -> int | None:

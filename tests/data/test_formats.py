@@ -8,15 +8,12 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from anlit.data.preparation.formats import Columns, Record, holds_many, parts_of, read_bin_tokens, read_file
-from anlit.errors import UserError
-from tests.data.layouts import bin_tokens
+from anlit.data.preparation.formats import Columns, Record, holds_many, parts_of, read_file
 
 COLUMNS = Columns(subset="meta.redpajama_set_name")
 TEXTS = [
@@ -24,28 +21,25 @@ TEXTS = [
     *("größe 漢字 🦜 \u2028 \u0085 \x00 \r\n", "<|endoftext|>", "\ufeff", " ", "long " * 100_000, "last"),
 ]
 NAMES = [f"RedPajama{number % 3}" for number in range(len(TEXTS))]
-
-
-def json_line(number: int, text: str) -> bytes:
-    record = {"text": text, "meta": {"redpajama_set_name": NAMES[number % 3]}}
-    return json.dumps(record, ensure_ascii=number % 2 == 0).encode() + b"\n"
-
-
-LINES = b"".join(json_line(number, text) for number, text in enumerate(TEXTS))
+LINES = b"".join(
+    json.dumps({"text": text, "meta": {"redpajama_set_name": name}}, ensure_ascii=number % 2 == 0).encode() + b"\n"
+    for number, (text, name) in enumerate(zip(TEXTS, NAMES, strict=True))
+)
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    ".jsonl": bytes,
-    ".jsonl.zst": lambda content: zstandard.ZstdCompressor(write_checksum=True).compress(content),
-    ".jsonl.gz": gzip.compress,
+    "": bytes,
+    ".zst": lambda content: zstandard.ZstdCompressor(write_checksum=True).compress(content),
+    ".gz": gzip.compress,
 }
 # Two frames, and a line that begins in one and ends in the other; the first zstd frame does not know its size.
 COMPRESSOR = zstandard.ZstdCompressor().compressobj()
-ZSTD = COMPRESSOR.compress(LINES[:5000]) + COMPRESSOR.flush() + COMPRESS[".jsonl.zst"](LINES[5000:])
+ZSTD = COMPRESSOR.compress(LINES[:5000]) + COMPRESSOR.flush() + COMPRESS[".zst"](LINES[5000:])
 GZIP = gzip.compress(LINES[:5000]) + gzip.compress(LINES[5000:])
 
 
-def parquet_table() -> pa.Table:
+def parquet_table(kind: pa.DataType = pa.string()) -> pa.Table:
     names = [{"redpajama_set_name": name, "other": number} for number, name in enumerate(NAMES)]
-    return pa.table({"id": list(range(len(TEXTS))), "meta": names, "text": pa.array(TEXTS, pa.string())})
+    texts = pa.array(TEXTS, pa.string()).cast(kind)
+    return pa.table({"id": list(range(len(TEXTS))), "meta": names, "text": texts})
 
 
 def write_all(path: Path) -> Path:
@@ -67,8 +61,11 @@ def problems(read: list[Record]) -> list[tuple[str, str]]:
     return [(record.where, record.problem) for record in read if record.problem is not None]
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.zst", ".json.gz", ".parquet"])
-@pytest.mark.parametrize("part_bytes", [900, 9000, 1 << 30])
+@pytest.mark.parametrize(
+    ("ending", "part_bytes"),
+    [(".jsonl", 900), (".jsonl", 9000), (".jsonl", 1 << 30), (".jsonl.zst", 900), (".json.gz", 900),
+     (".parquet", 900), (".parquet", 1 << 30)],
+)  # fmt: skip
 def test_every_record_once(tmp_path: Path, ending: str, part_bytes: int) -> None:
     read = records(write_all(tmp_path / f"part_0{ending}"), part_bytes=part_bytes)
     unit = "row" if ending == ".parquet" else "line"
@@ -78,55 +75,67 @@ def test_every_record_once(tmp_path: Path, ending: str, part_bytes: int) -> None
     ]
 
 
-def test_parts_of_a_parquet_file_are_read_without_the_others(tmp_path: Path) -> None:
-    """Each in proportion to its bytes: so a large file is shared by many workers."""
-    path = tmp_path / "a.parquet"
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_parts_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
     texts = [f"{number} " + "".join(random.Random(number).choices("abcdefgh", k=500)) for number in range(400)]
-    pq.write_table(pa.table({"text": texts}), path, row_group_size=10)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    if ending == ".parquet":
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=10)
     read = [[r.text for r in read_file(path.name, path, Columns(), part, 8)] for part in range(8)]
     assert [text for part in read for text in part] == texts
     assert all(35 <= len(part) <= 65 for part in read)
 
 
 def test_the_format_follows_from_the_name() -> None:
-    names = ("x.JSONL.zst", "b.jsonl", "c.parquet", "d.md", "e.json.gz", "f.json", "g.txt.gz")
-    assert [name for name in names if holds_many(name)] == ["x.JSONL.zst", "b.jsonl", "c.parquet", "e.json.gz"]
-    in_parts = [name for name in (*names, "a.JSONL") if parts_of(name, 10 << 20, 1 << 20) == 10]
+    names = ("x.JSONL.zst", "b.jsonl", "c.parquet", "d.md", "e.json.gz", "f.json", "g.txt.gz", "a.JSONL")
+    assert [name for name in names if holds_many(name)] == [
+        "x.JSONL.zst",
+        "b.jsonl",
+        "c.parquet",
+        "e.json.gz",
+        "a.JSONL",
+    ]
+    in_parts = [name for name in names if parts_of(name, 10 << 20, 1 << 20) == 10]
     assert in_parts == ["b.jsonl", "c.parquet", "a.JSONL"]  # the others cannot be entered in the middle
 
 
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_compressed_text_is_one_document(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "text", "problem"),
+    [(b"a\r\nb\n\xc3\xa4", "a\r\nb\nä", None), (b"", None, "empty"), (b"gr\xf6\xdfe", None, "not_utf8"),
+     (bytes(100 << 20), None, "too_long")],
+)  # fmt: skip
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_plain_text_is_one_document(
+    tmp_path: Path, ending: str, content: bytes, text: str | None, problem: str | None
+) -> None:
     path = tmp_path / f"a.txt{ending}"
-    path.write_bytes(COMPRESS[f".jsonl{ending}"](b"a\nb"))
-    (record,) = records(path, Columns())
-    assert (record.text, record.where) == ("a\nb", "the file")
-    path.write_bytes(path.read_bytes()[:-3])
-    assert problems(records(path, Columns())) == [("the file", "truncated")]
-    path.write_bytes(COMPRESS[f".jsonl{ending}"](bytes(100 << 20)))
-    assert problems(records(path, Columns(max_document_bytes=1 << 20))) == [("the file", "too_long")]
+    path.write_bytes(COMPRESS[ending](content))
+    (record,) = records(path, Columns(max_document_bytes=20), part_bytes=1)
+    assert (record.where, record.text, record.problem) == ("the file", text, problem)
+    if ending and text:
+        path.write_bytes(path.read_bytes()[:-3])
+        assert problems(records(path)) == [("the file", "truncated")]
 
 
 BAD_LINES = [
-    (b'{"text": "gr\xf6\xdfe"}', "not_utf8", "byte 0xf6 at position 13 is not valid UTF-8"),
-    (rb'{"text": "\ud800 x"}', "not_utf8", "half of a surrogate pair"),
+    (b'{"text": "gr\xf6\xdfe"}', "not_utf8", "it is not UTF-8 ('utf-8' codec can't decode byte 0xf6 in position 12"),
+    (rb'{"text": "\ud800 x"}', "not_utf8", "it is not UTF-8 ('utf-8' codec can't encode character '\\ud800'"),
     (b'{"text": "cut', "not_json", "the line is not JSON (Unterminated string"),
     (b"[" * 100_000, "not_json", "the line is not JSON ("),
     (b'{"text": "a", "n": ' + b"1" * 5000 + b"}", "not_json", "the line is not JSON ("),
     (b'["text"]', "not_json", "not a JSON object"),
-    (b"{}", "no_text_field", 'the field "text" is missing or null'),
+    (b"{}", "no_text_field", 'the field "text" is missing or null and not a string'),
     (b'{"text": null}', "no_text_field", 'the field "text" is missing or null'),
-    (b'{"text": 7}', "no_text_field", 'the field "text" is a number and not a string'),
-    (b'{"text": ["a"]}', "no_text_field", 'the field "text" is a list'),
+    (b'{"text": ["a"]}', "no_text_field", "the field \"text\" is ['a'] and not a string"),
     (b'{"text": ""}', "empty", "its text is empty"),
     ('{"text": "äääää"}'.encode(), "too_long", "has 10 bytes, more than --max_document_bytes 9"),
-    (b'{"text": "aaaaaaaaaa"}', "too_long", "has 10 bytes, more than --max_document_bytes 9"),
 ]
 
 
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str) -> None:
-    path, good = tmp_path / f"a{ending}", b'{"text": "123456789"}\n'
+    path, good = tmp_path / f"a.jsonl{ending}", b'{"text": "123456789"}\n'
     path.write_bytes(COMPRESS[ending](b"".join(good + line + b"\n" for line, _, _ in BAD_LINES) + good))
     read = records(path, Columns(max_document_bytes=9))
     assert [record.text for record in read[::2]] == ["123456789"] * (len(BAD_LINES) + 1)
@@ -136,18 +145,13 @@ def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str) -> None:
         assert detail in bad.detail
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
+@pytest.mark.parametrize("part_bytes", [1, 9, 1 << 20])
+def test_blank_lines_marks_and_carriage_returns_are_no_text(tmp_path: Path, part_bytes: int) -> None:
+    for content, expected in (
         (b'\n{"text": "a"}\n \r\n{"text": "b"}\n\n', [("line 2", "a"), ("line 4", "b")]),  # blank lines count
         (b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n', [("line 1", "a"), ("line 2", "b")]),
-    ],
-)
-def test_blank_lines_marks_and_carriage_returns_are_no_text(
-    tmp_path: Path, content: bytes, expected: list[tuple[str, str]]
-) -> None:
-    (tmp_path / "a.jsonl").write_bytes(content)
-    for part_bytes in (1, 9, 1 << 20):
+    ):
+        (tmp_path / "a.jsonl").write_bytes(content)
         read = records(tmp_path / "a.jsonl", Columns(), part_bytes)
         assert [(record.where, record.text) for record in read] == expected
 
@@ -175,7 +179,7 @@ def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> Non
         tracemalloc.stop()
     assert (first.text, last.text, last.where) == ("a", "c", "line 3")
     assert (bad.where, bad.problem) == ("line 2", "too_long")
-    assert "--max_document_bytes 1048576" in bad.detail
+    assert bad.detail == "it has 67,108,876 bytes, more than --max_document_bytes 1048576"
     assert peak < 24 << 20
 
 
@@ -195,27 +199,12 @@ def test_a_cut_file_gives_what_came_before_the_cut(tmp_path: Path, ending: str, 
 
 def test_damaged_compressed_data(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.zst"
-    path.write_bytes(ZSTD + b"something else")
-    *good, last = records(path)
-    assert [record.text for record in good] == TEXTS
-    assert (last.problem, last.where) == ("damaged", f"line {len(TEXTS) + 1}")
-    assert re.search(r"damaged before byte [\d,]+ \(.+\)", last.detail)
-    path.write_bytes(ZSTD[:-4] + bytes(4))  # the checksum of all
-    assert problems(records(path))[-1][1] == "damaged"
-    path.write_bytes(b"not compressed")
-    assert problems(records(path)) == [("line 1", "damaged")]
-
-
-def test_plain_text_is_one_document(tmp_path: Path) -> None:
-    for content, text, problem in (
-        (b"a\r\nb\n\xc3\xa4", "a\r\nb\nä", None),
-        (b"", None, "empty"),
-        (b"gr\xf6\xdfe", None, "not_utf8"),
-        (b"x" * 21, None, "too_long"),
-    ):
-        (tmp_path / "a.txt").write_bytes(content)
-        (record,) = records(tmp_path / "a.txt", Columns(max_document_bytes=20), part_bytes=1)
-        assert (record.where, record.text, record.problem) == ("the file", text, problem)
+    for content in (ZSTD + b"something else", ZSTD[:-4] + bytes(4), b"not compressed"):  # the second: a checksum
+        path.write_bytes(content)
+        *good, last = records(path)
+        assert [record.text for record in good] == TEXTS[: len(good)]
+        assert (last.problem, last.where) == ("damaged", f"line {len(good) + 1}")
+        assert re.search(r"damaged before byte [\d,]+ \(.+\)", last.detail)
 
 
 @pytest.mark.parametrize("checksums", [False, True])
@@ -242,7 +231,7 @@ def test_a_broken_row_group_costs_its_own_rows(tmp_path: Path, checksums: bool) 
 def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
     path = write_all(tmp_path / "a.parquet")
     whole = path.read_bytes()
-    for content in (whole[:-5], whole[: len(whole) // 2], b"", b"PAR1", whole[:-200] + b"\xff" * 180 + whole[-20:]):
+    for content in (whole[:-5], b"", whole[:-200] + b"\xff" * 180 + whole[-20:]):
         path.write_bytes(content)
         (bad,) = records(path, part_bytes=9000)
         assert (bad.where, bad.problem) == ("the file", "damaged")
@@ -251,59 +240,28 @@ def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.binary()])
 def test_parquet_texts_of_other_types(tmp_path: Path, kind: pa.DataType) -> None:
-    path, table = tmp_path / "a.parquet", parquet_table()
-    pq.write_table(table.set_column(2, "text", table["text"].cast(kind)), path)
-    assert [record.text for record in records(path)] == TEXTS
+    pq.write_table(parquet_table(kind), tmp_path / "a.parquet")
+    assert [record.text for record in records(tmp_path / "a.parquet")] == TEXTS
 
 
 @pytest.mark.parametrize(
-    ("columns", "problem", "detail"),
-    [
-        (Columns("content"), "no_text_field", 'there is no column "content" (its columns: id, meta, text)'),
-        (Columns("meta"), "no_text_field", 'the column "meta" has type struct'),
-        (Columns("id"), "no_text_field", 'the column "id" has type int64 and not string'),
-        (Columns(subset="meta.name"), "no_subset_field", 'there is no column "meta.name"'),
-    ],
-)
-def test_parquet_without_the_column_is_one_fault_a_file(
-    columns: Columns, problem: str, detail: str, tmp_path: Path
+    ("columns", "problem", "missing"),
+    [(Columns("content"), "no_text_field", "content"), (Columns("meta"), "no_text_field", "meta"),
+     (Columns("id"), "no_text_field", "id"), (Columns(subset="meta.name"), "no_subset_field", "meta.name")],
+)  # fmt: skip
+def test_parquet_without_a_column_of_strings_is_one_fault_a_file(
+    columns: Columns, problem: str, missing: str, tmp_path: Path
 ) -> None:
     (bad,) = records(write_all(tmp_path / "a.parquet"), columns, part_bytes=9000)
     assert (bad.where, bad.problem) == ("the file", problem)
-    assert detail in bad.detail
+    assert f'there is no column "{missing}" of strings (its columns: id int64, meta struct<' in bad.detail
 
 
 def test_bad_parquet_rows(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
     values = pa.array([b"good", b"gr\xf6\xdfe", None, b"", b"far too long", b"good too"])
-    pq.write_table(pa.table({"text": pa.Array.from_buffers(pa.string(), 6, values.buffers())}), path)
-    assert pq.read_schema(path).field("text").type == pa.string()
-    read = records(path, Columns(max_document_bytes=10))
+    texts = pa.Array.from_buffers(pa.string(), 6, values.buffers())  # not all of it is UTF-8
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    read = records(tmp_path / "a.parquet", Columns(max_document_bytes=10))
     expected = ["not_utf8", "no_text_field", "empty", "too_long"]
     assert problems(read) == [(f"row {row}", problem) for row, problem in enumerate(expected, 2)]
     assert [record.text for record in read if record.text] == ["good", "good too"]
-
-
-def test_token_files(tmp_path: Path) -> None:
-    path = tmp_path / "fineweb_train_000001.bin"
-    for tokens, parts in (([50256, 1, 65535, 256, 7], [[50256, 1], [65535, 256, 7]]), ([], [[], []])):
-        path.write_bytes(bin_tokens(tokens))
-        assert read_bin_tokens(path).dtype == np.uint16
-        assert read_bin_tokens(path).tolist() == tokens
-        assert [read_bin_tokens(path, part, 2).tolist() for part in (0, 1)] == parts
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (bin_tokens([1, 2, 3], magic=20240521), r"begins with \[20240521, 1\] instead of \[20240520, 1\]"),
-        (bin_tokens([1, 2, 3], version=2), r"begins with \[20240520, 2\]"),
-        (bin_tokens([1, 2, 3], count=4), "has 1,030 bytes where the 4 tokens of its header make 1,032"),
-        (bin_tokens([1, 2, 3], count=-1), "has 1,030 bytes where the -1 tokens"),
-        (bytes(1023), "is not a file of tokens, it has 1,023 bytes"),
-    ],
-)
-def test_wrong_token_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "x.bin").write_bytes(content)
-    with pytest.raises(UserError, match=rf"x\.bin .*{message}"):
-        read_bin_tokens(tmp_path / "x.bin")

@@ -7,7 +7,6 @@ A stream is a split ("val"), or a split and a subset ("train/RedPajamaC4"). Ever
 done when its record is there and its chunks have their sizes. Doing it twice changes nothing.
 """
 
-import json
 import re
 import zlib
 from collections import Counter, defaultdict
@@ -21,20 +20,20 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.formats import Record, parts_of, read_bin_tokens, read_file
+from anlit.data.preparation.formats import Record, parts_of, read_file
 from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import SourceFile, file_sha256
-from anlit.data.storage.manifest import SPLITS, TASKS, TOKENIZER, VAL, checked_path
-from anlit.data.storage.shards import CHUNK_HEADER_BYTES, chunk_bytes
+from anlit.data.storage.manifest import TASKS, TOKENIZER, VAL
+from anlit.data.storage.shards import CHUNK_HEADER_BYTES
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 
+BIN_BEGINNING, BIN_HEADER_BYTES = [20240520, 1], 1024  # format and version; the number of tokens follows
 BATCH_BYTES = 1 << 20  # text given to the tokenizer at once
 RECORD_BYTES = 256  # what a record without text counts for in a batch
-NO_TOKENS = np.empty(0, np.uint16)
 SKIPPED_LISTED = 1000  # of one task
 COUNTS = ("documents", "bytes", "tokens")
-WHAT_CHANGES = ("st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")  # whenever a file's content does
+KEPT = "what is done so far is kept"
 SEPARATOR_INSIDE = "the tokenizer makes the end-of-document token out of its text, which would cut it in two"
 WRONG_FOR_A_FOLDER = re.compile(r"[^\w.-]|^\.")  # "." and ".." would lead elsewhere
 
@@ -47,8 +46,7 @@ class Piece(NamedTuple):
     parts: int
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """What a worker encodes at once."""
 
     number: int
@@ -73,7 +71,7 @@ class Job:
 
 
 def tasks_of(files: list[SourceFile], recipe: Recipe) -> list[Task]:
-    """Runs of at least `task_bytes`, of files or of parts of them: a function of the names and sizes alone."""
+    """Runs of at least `task_bytes`, of files or parts of them: a function of the names and sizes alone."""
     tasks: list[Task] = []
     pieces: list[Piece] = []
     size = 0
@@ -84,10 +82,10 @@ def tasks_of(files: list[SourceFile], recipe: Recipe) -> list[Task]:
         for part in range(parts):
             pieces.append(Piece(file, part, parts))
             size += file.size // parts
-            if size >= recipe.task_bytes:
+            if size >= recipe.task_bytes or (file is files[-1] and part == parts - 1):
                 tasks.append(Task(len(tasks), tuple(pieces), size))
                 pieces, size = [], 0
-    return [*tasks, Task(len(tasks), tuple(pieces), size)] if pieces else tasks
+    return tasks
 
 
 def record_path(folder: Path, task: int) -> Path:
@@ -96,36 +94,6 @@ def record_path(folder: Path, task: int) -> Path:
 
 def chunk_name(task: int, number: int) -> str:
     return f"chunk-{task:06d}-{number:03d}.bin"
-
-
-def read_record(folder: Path, task: int) -> dict[str, Any] | None:
-    """The record of a task; None if there is none, or it is not what a task writes."""
-    try:
-        record = json.loads(record_path(folder, task).read_bytes())
-        numbers, texts = [], []
-        for name, stream in record["streams"].items():
-            if checked_path(name, str(folder), most_parts=2).split("/")[0] not in SPLITS:
-                return None
-            numbers += [stream[key] for key in COUNTS]
-            for tokens, crc32 in stream["chunks"]:
-                numbers += [tokens, crc32]
-        for file in record["files"]:
-            numbers += file.get("skipped", {}).values()
-            texts += [file["name"], file["sha256"], *(text for skip in file.get("skipped_list", []) for text in skip)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    is_right = all(type(number) is int and number >= 0 for number in numbers)
-    return record if is_right and all(isinstance(text, str) for text in texts) else None
-
-
-def lost_chunks(folder: Path, task: int, record: dict[str, Any], dtype: np.dtype, checksums: bool) -> Iterator[Path]:
-    """The chunks of a record that are missing or have another size or, if asked for, another checksum."""
-    for name, stream in record["streams"].items():
-        for number, (tokens, crc32) in enumerate(stream["chunks"]):
-            path = folder / name / chunk_name(task, number)
-            is_whole = path.is_file() and path.stat().st_size == chunk_bytes(tokens, dtype)
-            if not is_whole or (checksums and zlib.crc32(path.read_bytes()) != crc32):
-                yield path
 
 
 class _Streams:
@@ -147,11 +115,12 @@ class _Streams:
             self._write(stream, bytes(begun[:full]))
             del begun[:full]
 
-    def end(self) -> None:
-        """Write what is left."""
+    def end(self) -> dict[str, dict[str, Any]]:
+        """Write what is left; the counts and chunks of each stream."""
         for stream, begun in self._begun.items():
             if begun:
                 self._write(stream, bytes(begun))
+        return {name: stream for name, stream in self.counts.items() if stream["chunks"]}
 
     def _write(self, stream: str, tokens: bytes) -> None:
         """A chunk in litdata's format with one item: number of items, where it begins and ends, the item."""
@@ -164,7 +133,7 @@ class _Streams:
         chunks.append((len(tokens) // self.job.dtype.itemsize, zlib.crc32(content)))
 
     def stream_of(self, record: Record, split: str) -> str:
-        """Where a document of a file of `split` belongs; the first ones of the corpus may be held out."""
+        """The stream of a document in a file of `split`; the first ones of the corpus may be held out."""
         splits = self.job.recipe.splits
         split = splits.of_text(record.text or "", split)
         if self.task.number == 0 and self.counts[VAL]["tokens"] < splits.first_tokens:
@@ -175,69 +144,62 @@ class _Streams:
 def encode_task(job: Job, task: Task) -> int:
     """Write a task's chunks and then its record; the number of its tokens. Runs in worker processes.
 
-    Raises:
-        UserError: a document cannot be used, and bad ones are not to be skipped; a file is changed meanwhile; or the
-            first task is too small for the tokens that are held out from it.
-        OSError: a file cannot be read or written.
+    Raises OSError, or UserError for a document that cannot be used and is not to be skipped, a file that is changed
+    meanwhile, or a first task that is too small for the tokens that are held out from it.
     """
     streams = _Streams(job, task)
     files = [_encode_piece(job, piece, streams) for piece in task.pieces]
-    held_out, to_hold_out = streams.counts[VAL]["tokens"], job.recipe.splits.first_tokens
-    if task.number == 0 and held_out < to_hold_out:
-        raise UserError(
-            f"The first part of the corpus has {held_out:,} tokens, too few to hold out {to_hold_out:,} of them: set "
-            "--val_tokens to a smaller number."
-        )
-    streams.end()
-    used = {name: stream for name, stream in streams.counts.items() if stream["chunks"]}
+    wanted = job.recipe.splits.first_tokens
+    if task.number == 0 and (n_tokens := streams.counts[VAL]["tokens"]) < wanted:
+        said = f"has {n_tokens:,} tokens, too few to hold out {wanted:,} of them: set --val_tokens to a smaller number"
+        raise UserError(f"The first part of the corpus {said}.")
+    used = streams.end()
     write_json(record_path(job.folder, task.number), {"streams": used, "files": files})
     return sum(stream["tokens"] for stream in used.values())
 
 
 def _encode_piece(job: Job, piece: Piece, streams: _Streams) -> dict[str, Any]:
     """The record of a piece, which has to stay as it is while it is read."""
-    file, split = piece.file, job.recipe.splits.of_file(piece.file)
+    file = piece.file
     path = job.recipe.source.fetched(file, job.folder / TASKS)
     before = path.stat()
     sha256 = file_sha256(path, piece.part, piece.parts)
-    encode = _copy_tokens if job.recipe.tokenized else _encode_text
-    counted = encode(job, piece, path, split, streams)
+    counts = (_copy_tokens if job.recipe.tokenized else _encode_text)(job, piece, path, streams)
     after = path.stat()
-    has_changed = any(getattr(before, key) != getattr(after, key) for key in WHAT_CHANGES)
+    has_changed = (before.st_ino, before.st_ctime_ns) != (after.st_ino, after.st_ctime_ns)
     if has_changed or (file.sha256 and piece.parts == 1 and sha256 != file.sha256):
         raise UserError(
-            f"{path} was changed while it was read: repeat the command when nothing writes to it any more; what is "
-            "done so far is kept."
+            f"{path} was changed while it was read: repeat the command when nothing writes to it any more; {KEPT}."
         )
     part = {"part": f"{piece.part + 1} of {piece.parts}"} if piece.parts > 1 else {}
-    return {"name": file.name, **part, "sha256": sha256, **counted}
+    return {"name": file.name, **part, "sha256": sha256, **counts}
 
 
-def _encode_text(job: Job, piece: Piece, path: Path, split: str, streams: _Streams) -> dict[str, Any]:
-    assert job.tokenizer_sha256 is not None
-    tokenizer = _load_tokenizer(job.folder / TOKENIZER, job.tokenizer_sha256)
-    counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
-    skipped: Counter[str] = Counter()
+def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:
+    tokenizer = _load_tokenizer(job.folder / TOKENIZER, str(job.tokenizer_sha256))
+    split = job.recipe.splits.of_file(piece.file)
+    counts, skipped = Counter(dict.fromkeys(COUNTS, 0)), Counter[str]()
     listed: list[tuple[str, str, str]] = []
     for records in _batches(read_file(piece.file.name, path, job.recipe.columns, piece.part, piece.parts)):
         texts = [record.text for record in records if record.text is not None]
         encoded = tokenizers.encode_documents(tokenizer, texts, job.end_of_document, job.dtype)
         for record in records:
-            tokens = NO_TOKENS if record.text is None else next(encoded)
-            is_cut = (tokens[:-1] == job.end_of_document).any()
-            problem, detail = ("separator", SEPARATOR_INSIDE) if is_cut else (record.problem, record.detail)
-            if problem is None:
-                streams.add(streams.stream_of(record, split), tokens, record.size)
-                counts.update(documents=1, bytes=record.size, tokens=len(tokens))
-                continue
+            problem, detail = record.problem, record.detail
+            if record.text is not None:
+                tokens = next(encoded)
+                if not (tokens[:-1] == job.end_of_document).any():
+                    streams.add(streams.stream_of(record, split), tokens, record.size)
+                    counts.update(documents=1, bytes=record.size, tokens=len(tokens))
+                    continue
+                problem, detail = "separator", SEPARATOR_INSIDE
             if not job.skip_bad:
                 raise UserError(
                     f"{path if piece.file.path else piece.file.name}, {record.where}: {detail}. Repair the file, or "
-                    "leave such documents out with --on_bad skip; what is done so far is kept."
+                    f"leave such documents out with --on_bad skip; {KEPT}."
                 )
-            skipped[problem] += 1
+            skipped[str(problem)] += 1
             if len(listed) < SKIPPED_LISTED:
-                listed.append((record.where, problem, detail))
+                listed.append((record.where, str(problem), detail))
     return {**counts, **({"skipped": skipped, "skipped_list": listed} if skipped else {})}
 
 
@@ -260,14 +222,25 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
     yield batch
 
 
-def _copy_tokens(job: Job, piece: Piece, path: Path, split: str, streams: _Streams) -> dict[str, Any]:
-    """A part of a .bin file. Its documents are counted by the token that each begins with."""
-    tokens = read_bin_tokens(path, piece.part, piece.parts)
+def _copy_tokens(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:
+    """A part of a .bin file, as kjj0/fineweb10B-gpt2 has them: a header of 256 int32, tokens of uint16.
+
+    Its documents are counted by the token that each begins with.
+    """
+    size = path.stat().st_size
+    header, n_tokens = np.fromfile(path, "<i4", 3).tolist(), (size - BIN_HEADER_BYTES) // 2
+    if size < BIN_HEADER_BYTES or header != [*BIN_BEGINNING, n_tokens] or size % 2:
+        raise UserError(
+            f"{path} is not a whole file of tokens: with {size:,} bytes it has to begin with "
+            f"{[*BIN_BEGINNING, n_tokens]} and begins with {header}. Fetch the file again, or leave it out."
+        )
+    start, stop = (n_tokens * part // piece.parts for part in (piece.part, piece.part + 1))
+    tokens = np.fromfile(path, "<u2", stop - start, offset=BIN_HEADER_BYTES + start * 2)
     if (largest := int(tokens.max(initial=0))) >= job.vocab_size:
         raise UserError(
             f"{path} holds token {largest}, and the vocabulary has {job.vocab_size}: "
             "it is damaged, or was made with another tokenizer (--tokenizer)."
         )
     documents = int((tokens == job.end_of_document).sum())
-    streams.add(split, tokens.astype(job.dtype, copy=False), 0, documents)
+    streams.add(job.recipe.splits.of_file(piece.file), tokens.astype(job.dtype, copy=False), 0, documents)
     return dict(zip(COUNTS, (documents, 0, len(tokens)), strict=True))

@@ -7,8 +7,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 
 from rich import progress as rich_progress
@@ -27,22 +27,22 @@ PR_SET_PDEATHSIG = 1  # Linux sends a process this signal when the one that has 
 def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str | None) -> None:
     """Encode the tasks that are not done, in any order, and show how far it is; errors are those of `encode_task`.
 
-    Args:
-        workers: processes on this machine; with fewer than two, this process does the work. One that is killed raises
-            BrokenProcessPool.
-        cluster: address of a Dask scheduler, whose workers see the same files; UserError if there is none.
+    They run on a Dask `cluster`, whose workers see the same files, in `workers` processes on this machine, or in this
+    one. UserError if there is no such cluster, BrokenExecutor if a worker is killed.
     """
     tasks = [task for task, done in is_done.items() if not done]
-    workers = min(workers, len(tasks))
     parts_left = Counter(piece.file for task in tasks for piece in task.pieces)
-    alone = nullcontext() if workers < 2 else _processes(workers)
-    with alone if cluster is None else _cluster(cluster) as executor, _Progress(is_done) as progress:
+    n_files = len({piece.file for task in is_done for piece in task.pieces})
+    progress = _Progress(sum(task.size for task in is_done), sum(task.size for task in tasks), n_files)
+    alone = nullcontext() if min(workers, len(tasks)) < 2 else _processes(min(workers, len(tasks)))
+    with alone if cluster is None else _cluster(cluster) as executor, progress:
         for task, n_tokens in _results(executor, job, tasks):
-            progress.count(task, n_tokens)
             for piece in task.pieces:
                 parts_left[piece.file] -= 1
                 if parts_left[piece.file] == 0:
+                    del parts_left[piece.file]
                     job.recipe.source.release(piece.file, job.folder / TASKS)
+            progress.count(task.size, n_tokens, len(parts_left))
 
 
 def _results(executor: Executor | None, job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, int]]:
@@ -103,37 +103,28 @@ def _cluster(address: str) -> Iterator[Executor]:
     with client:
         try:
             yield client.get_executor(pure=False, retries=1)
-        except KilledWorker as error:
-            raise UserError(
-                "Workers of the cluster were killed again and again in one task, perhaps for want of memory: what is "
-                "done so far is kept; repeat the command with more memory for each."
-            ) from error
+        except KilledWorker as error:  # in one task, again and again
+            raise BrokenExecutor from error
 
 
 class _Progress(rich_progress.Progress):
     """A bar on a terminal, a line every half minute in a log: files, tokens, their rate and the time that is left."""
 
-    def __init__(self, is_done: Mapping[Task, bool]) -> None:
-        done = [task for task in is_done if is_done[task]]
+    def __init__(self, size: int, size_left: int, n_files: int) -> None:
         columns = (rich_progress.BarColumn(), rich_progress.DownloadColumn(), "{task.description}")
         left = rich_progress.TimeRemainingColumn(elapsed_when_finished=True)
         super().__init__(*columns, left, console=console(stderr=True), disable=not sys.stderr.isatty())
-        self.n_done, self.n_files, self.n_tokens = _files(done), round(_files(is_done)), 0
-        self.last_line = time.monotonic()
-        self.add_task("", total=sum(task.size for task in is_done), completed=sum(task.size for task in done))
+        self.n_files, self.n_tokens, self.last_line = n_files, 0, time.monotonic()
+        self.add_task("", total=size, completed=size - size_left)
 
-    def count(self, task: Task, tokens: int) -> None:
+    def count(self, size: int, tokens: int, files_left: int) -> None:
         """One task more is done."""
-        bar = self.tasks[0]
-        self.n_done, self.n_tokens = self.n_done + _files([task]), self.n_tokens + tokens
+        (bar,) = self.tasks
+        self.n_tokens += tokens
         rate = self.n_tokens / max(bar.elapsed or 0.0, 1e-3)
-        counts = f"{self.n_done:,.0f} of {self.n_files:,} files, {self.n_tokens:,} tokens, {rate:,.0f} tokens/s"
-        self.update(bar.id, advance=task.size, description=counts)
+        files = f"{self.n_files - files_left:,} of {self.n_files:,} files"
+        counts = f"{files}, {self.n_tokens:,} tokens, {rate:,.0f} tokens/s"
+        self.update(bar.id, advance=size, description=counts)
         if self.disable and time.monotonic() - self.last_line > LINE_EVERY_SECONDS:
             self.last_line = time.monotonic()
             say(f"{bar.percentage:.1f}%, {counts}, {(bar.time_remaining or 0) / 60:,.0f} min left")
-
-
-def _files(tasks: Iterable[Task]) -> float:
-    """How many files the tasks have; a part of one counts as much as it is of it."""
-    return sum(1 / piece.parts for task in tasks for piece in task.pieces)

@@ -3,6 +3,7 @@
 huggingface_hub makes the requests and repeats what fails, except the first contact, which must not take long.
 """
 
+import os
 import re
 import tempfile
 import time
@@ -11,7 +12,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx2
 from filelock import FileLock
@@ -22,11 +23,11 @@ from anlit.data.preparation.sources import Listing, Source, SourceFile, file_sha
 from anlit.data.storage.manifest import checked_path
 from anlit.errors import UserError
 
-T = TypeVar("T")
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 CONTACT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0  # huggingface_hub's listing has no time limit
+LOCAL_COPY = "prepare from a local copy with --source DIR"
 WAITS = (1.0, 4.0, 15.0)
 """Seconds between attempts while the hub is busy, or its store refuses a link: the next attempt has a fresh one."""
 BUSY = (429, 503)
@@ -42,7 +43,7 @@ class HubFiles(Source):
 
     Args:
         repo_id: "owner/name"; anything else is a UserError.
-        revision: branch, tag or commit; what a branch stands for is looked up once.
+        revision: branch, tag or commit.
         patterns: of the wanted files; `*` stands for anything, folders too.
     """
 
@@ -54,6 +55,7 @@ class HubFiles(Source):
         self.settings = {"repository": repo_id, "revision": revision}
 
     def listing(self) -> Listing:
+        get_session().timeout = ANSWER_SECONDS
         self.commit = self.commit or self._patiently(self._look_up)
         files = {}
         for entry in self._patiently(self._entries):
@@ -64,7 +66,7 @@ class HubFiles(Source):
         if not files:
             raise UserError(
                 f"The dataset {self.repo_id} has no file that matches {' or '.join(self.patterns)} in its revision "
-                f"{self.revision}: set --revision to one that has, or prepare from a local copy with --source DIR."
+                f"{self.revision}: set --revision to one that has, or {LOCAL_COPY}."
             )
         return Listing([files[name] for name in sorted(files, key=natural)])
 
@@ -75,15 +77,13 @@ class HubFiles(Source):
         return str(info.sha)
 
     def _entries(self) -> list[RepoFile]:
-        """The files of the folders that the patterns lie in."""
-        get_session().timeout = ANSWER_SECONDS
-        entries: list[RepoFile] = []
-        for folder in sorted({re.split(r"[*?\[]", pattern)[0].rpartition("/")[0] for pattern in self.patterns}):
-            where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
-            with suppress(errors.EntryNotFoundError):  # no such folder
-                tree = HfApi(_address()).list_repo_tree(self.repo_id, folder or None, **where)
-                entries += [entry for entry in tree if isinstance(entry, RepoFile)]
-        return entries
+        """The files of the folder that all patterns lie in; none if there is no such."""
+        folder = os.path.commonpath([re.split(r"[*?\[]", name)[0].rpartition("/")[0] for name in self.patterns])
+        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
+        with suppress(errors.EntryNotFoundError):
+            tree = HfApi(_address()).list_repo_tree(self.repo_id, folder or None, **where)
+            return [entry for entry in tree if isinstance(entry, RepoFile)]
+        return []
 
     def fetched(self, file: SourceFile, folder: Path) -> Path:
         """The file in `folder`, under a name of ours, where it may already be; other processes wait for its end.
@@ -100,7 +100,7 @@ class HubFiles(Source):
                     return arrived.replace(target)
         raise UserError(
             f"{file.name} of the dataset {self.repo_id} arrived damaged (its size or its SHA-256 differs): repeat the "
-            "command, check the network and its proxies, or prepare from a local copy with --source DIR."
+            f"command, check the network and its proxies, or {LOCAL_COPY}."
         )
 
     def release(self, file: SourceFile, folder: Path) -> None:
@@ -115,15 +115,15 @@ class HubFiles(Source):
         where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "etag_timeout": CONTACT_SECONDS}
         return hf_hub_download(self.repo_id, file.name, local_dir=folder, library_name="anlit", **where)
 
-    def _patiently(self, request: Callable[[], T]) -> T:
+    def _patiently(self, request: Callable[[], Any]) -> Any:
         """The answer to a request, made again while the hub is busy; UserError for a failure that stays."""
         for wait in (*WAITS, None):
             try:
                 return request()
             except FAILURES as error:
                 if wait is None or not (_status(error) in BUSY or _is_refused_link(error)):
-                    remedy = "prepare from a local copy with --source DIR"
-                    raise _refused(error, f"the dataset {self.repo_id}", self.revision, remedy) from error
+                    dataset = f"the dataset {self.repo_id}"
+                    raise _refused(error, dataset, LOCAL_COPY, self.revision) from error
                 time.sleep(wait)
         raise AssertionError
 
@@ -133,8 +133,7 @@ def fetch_tokenizer(repo_id: str) -> Path:
     try:
         return Path(hf_hub_download(repo_id, "tokenizer.json", etag_timeout=CONTACT_SECONDS, library_name="anlit"))
     except FAILURES as error:
-        remedy = "give a local tokenizer.json with --tokenizer FILE"
-        raise _refused(error, f"the model {repo_id}", "main", remedy) from error
+        raise _refused(error, f"the model {repo_id}", "give a local tokenizer.json with --tokenizer FILE") from error
 
 
 def _address() -> str:
@@ -152,25 +151,22 @@ def _is_refused_link(error: Exception) -> bool:
     return error.response.url.netloc != httpx2.URL(_address()).netloc
 
 
-def _refused(error: Exception, what: str, revision: str, remedy: str) -> UserError:
+def _refused(error: Exception, what: str, remedy: str, revision: str = "main") -> UserError:
     """The error in one sentence."""
-    login = f"log in with `hf auth login` or set HF_TOKEN, or {remedy}"
-    status = _status(error)
+    status, login = _status(error), "log in with `hf auth login` or set HF_TOKEN"
+    is_elsewhere = _is_refused_link(error) or isinstance(error, errors.EntryNotFoundError)
     if constants.HF_HUB_OFFLINE:
-        return UserError(f"HF_HUB_OFFLINE is set, so {what} is not fetched: unset it, or {remedy}.")
-    if isinstance(error, errors.EntryNotFoundError) and status is not None:
-        return UserError(f"The hub has {what}, but not all of its files: {remedy}.")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return UserError(f"The hub has {what}, but no revision {revision} of it: set --revision to one that it has.")
-    if _is_refused_link(error):
-        clock = "check this machine's clock and proxies, try again later"
-        return UserError(f"The store of {what} refuses the hub's links (status {status}): {clock}, or {remedy}.")
-    if isinstance(error, errors.GatedRepoError):
-        return UserError(f"The hub asks for consent before it gives {what}: accept the terms on its page and {login}.")
-    if status in (401, 403, 404):
-        return UserError(f"The hub has no {what[4:]}, or it is private (status {status}): {login}.")
-    if status is not None:
-        return UserError(f"The hub fails to give {what} (status {status}): try again later, or {remedy}.")
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    check = "check the network, HF_ENDPOINT and proxies"
-    return UserError(f"{_address()} cannot be reached for {what} ({reason}): {check}, or {remedy}.")
+        said = f"HF_HUB_OFFLINE is set, so {what} is not fetched: unset it"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        said = f"The hub has {what}, but no revision {revision} of it: set --revision to one that it has"
+    elif isinstance(error, errors.GatedRepoError):
+        said = f"The hub asks for consent before it gives {what}: accept the terms on its page and {login}"
+    elif status in (401, 403, 404) and not is_elsewhere:
+        said = f"The hub has no {what[4:]}, or it is private (status {status}): {login}"
+    elif isinstance(error, errors.HfHubHTTPError):
+        where = f"status {status} of {error.response.url.host}"
+        said = f"The hub fails to give {what} ({where}): try again later, check this machine's clock and proxies"
+    else:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        said = f"{_address()} cannot be reached for {what} ({reason}): check the network, HF_ENDPOINT and proxies"
+    return UserError(f"{said}, or {remedy}.")

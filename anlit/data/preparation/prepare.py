@@ -13,26 +13,27 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Mapping
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.encode import Job, Task, lost_chunks, read_record, record_path, tasks_of
+from anlit.data.preparation.encode import KEPT, Job, Task, record_path, tasks_of
 from anlit.data.preparation.executors import run_tasks
 from anlit.data.preparation.formats import read_file
 from anlit.data.preparation.hub import COMMIT, HubFiles, fetch_tokenizer
-from anlit.data.preparation.publish import forget, publish
+from anlit.data.preparation.publish import forget, join, publish
 from anlit.data.preparation.recipes import BPE, HUB_TOKENIZERS, NO_TOKENIZER, Recipe
-from anlit.data.preparation.sources import Listing, Source, file_sha256
+from anlit.data.preparation.sources import Listing, Source, file_sha256, lines_sha256
 from anlit.data.storage.manifest import MANIFEST, TASKS, TOKENIZER, TRAIN, read_manifest, read_tokenizer
-from anlit.data.storage.shards import check_chunks, sources_of
+from anlit.data.storage.shards import check_chunks, lost_chunk, sources_of
 from anlit.errors import UserError
+from anlit.reading import read_json
 from anlit.reporting.files import replacing, write_json
 from anlit.reporting.provenance import cores
 from anlit.reporting.text import say, without_control_codes
@@ -42,50 +43,73 @@ PLAN = "plan.json"
 PLANNED = ("settings", "commit", "files_sha256", "tokenizer_sha256")
 TOKENIZER_BYTES = 256 << 20  # text that a BPE is trained on, at most
 GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT = 50257, 50256
+PUT_BACK = "put the old one back, or remove that folder and repeat the command"
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How to prepare: nothing here changes what the shards hold."""
-
-    workers: int | None = None  # processes; by default one for each core this process may use
-    cluster: str | None = None  # address of a Dask scheduler, whose workers do the work instead
-    skip_bad: bool = False
-    """Leave out documents that cannot be used, count and list them; otherwise the first one stops the preparation."""
-    verify: bool = False  # compare the checksum of every chunk of a finished folder, not only its size
-    command: str = ""  # the command that makes the folder, for the manifest and the errors of those who read it
-
-
-def prepare(path: str | Path, recipe: Recipe, options: RunOptions | None = None) -> dict[str, Any]:
+def prepare(
+    path: str | Path,
+    recipe: Recipe,
+    command: str,
+    workers: int | None = None,
+    cluster: str | None = None,
+    skip_bad: bool = False,
+    verify: bool = False,
+) -> dict[str, Any]:
     """Make `path` the prepared folder of `recipe`: begin it, go on, or do again what is missing in it; its manifest.
+
+    Args:
+        command: the one that makes the folder, for the manifest and the errors of those who read it.
+        workers: processes; by default one for each core that this process may use.
+        cluster: address of a Dask scheduler, whose workers do the work instead.
+        skip_bad: leave out documents that cannot be used, count and list them; otherwise the first one is an error.
+        verify: compare the checksum of every chunk of a finished folder, not only its size.
 
     Raises UserError if the folder holds something else, a source or a document cannot be used, or the disk is full.
     """
-    options = options or RunOptions()
     target = Path(path)
     with _plain_errors(target):
-        if not _is_finished(target, recipe, options.verify):
-            for file in target.rglob("*"):
-                if file.is_symlink():
-                    raise UserError(f"{file} is a symbolic link, and nothing is written through one: remove that link.")
-            with _lock(target):
-                if not _is_finished(target, recipe, options.verify, say):  # another process may have been faster
-                    _make(target, recipe, options)
-        return read_manifest(str(target))
+        if _what_is_lost(target, recipe, verify) is None:
+            return read_manifest(str(target))
+        for file in target.rglob("*"):
+            if file.is_symlink():
+                raise UserError(f"{file} is a symbolic link, and nothing is written through one: remove that link.")
+        with _locked(target):
+            lost = _what_is_lost(target, recipe, verify)
+            if lost is None:  # another process was faster
+                return read_manifest(str(target))
+            if lost:
+                say(f"{lost}: making again what is lost.")
+            plan, listing, job = _begin(target, recipe, skip_bad)
+            tasks = tasks_of(listing.files, recipe)
+            done = {task: _is_done(job, task, verify) for task in tasks}
+            size = sum(task.size for task in tasks) / 1e6
+            say(f"Preparing {recipe.corpus}: {len(listing.files):,} files, {size:,.1f} MB.")
+            (target / MANIFEST).unlink(missing_ok=True)  # a folder that is mended is unfinished until its end
+            run_tasks(job, done, workers or cores(), cluster)
+            records = {task.number: json.loads(record_path(target, task.number).read_bytes()) for task in tasks}
+            publish(job, plan, listing, records, command)
+            manifest = read_manifest(str(target))
+            parts = [f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]]
+            skipped = sum(reason["count"] for reason in manifest["skipped"].values())
+            say(f"{target}: {', '.join(parts)}; {manifest['documents']:,} documents, {skipped:,} skipped.")
+            return manifest
 
 
-def _is_finished(
-    target: Path, recipe: Recipe, checksums: bool, tell: Callable[[str], None] = lambda line: None
-) -> bool:
-    """Whether a folder has its manifest and all that a reader needs; UserError for a folder of something else.
+def _what_is_lost(target: Path, recipe: Recipe, checksums: bool) -> str | None:
+    """What a finished folder lacks that a reader needs; None: nothing; "": it is not finished.
 
-    Args:
-        checksums: compare those of the chunks, too.
-        tell: is told what is missing.
+    Raises UserError for a folder of something else.
     """
     if not (target / MANIFEST).is_file():
-        _refuse_foreign(target)
-        return False
+        if target.exists() and not target.is_dir():
+            raise UserError(f"{target} is a file: choose a folder with --output, or --data.path.")
+        there = [path.name for path in sorted(target.glob("*")) if path.name != LOCK]
+        if there and TASKS not in there:
+            raise UserError(
+                f"{target} is not a prepared folder, it has no {MANIFEST} but {there[0]}: "
+                "choose a new one with --output, or --data.path."
+            )
+        return ""
     manifest = read_manifest(str(target))
     _refuse_differences(target, manifest.get("settings"), recipe.settings())
     try:
@@ -95,29 +119,11 @@ def _is_finished(
         if manifest["tokenizer_sha256"] is not None:
             read_tokenizer(str(target), manifest)
     except UserError as error:
-        tell(f"{re.split(': (?:copy|put) ', str(error))[0]}: making again what is lost.")
-        return False
-    return True
+        return re.split(": (?:copy|put) ", str(error))[0]
+    return None
 
 
-def _has_tokenizer(target: Path, sha256: str | None) -> bool:
-    path = target / TOKENIZER
-    return sha256 is None or (path.is_file() and file_sha256(path) == sha256)
-
-
-def _refuse_foreign(target: Path) -> None:
-    if target.exists() and not target.is_dir():
-        raise UserError(f"{target} is a file: choose a folder with --output, or --data.path.")
-    if target.is_dir() and not (target / TASKS).is_dir():
-        foreign = [path for path in sorted(target.iterdir()) if path.name != LOCK]
-        if foreign:
-            raise UserError(
-                f"{target} is not a prepared folder, it has no {MANIFEST} but {foreign[0].name}: "
-                "choose a new one with --output, or --data.path."
-            )
-
-
-def _refuse_differences(target: Path, then: Any, now: dict[str, Any]) -> None:
+def _refuse_differences(target: Path, then: Any, now: Mapping[str, Any]) -> None:
     """Raise UserError if an existing folder's settings differ; what is not known now is not compared."""
     then = then if isinstance(then, dict) else {}
     differs = [
@@ -133,37 +139,14 @@ def _refuse_differences(target: Path, then: Any, now: dict[str, Any]) -> None:
         )
 
 
-def _make(target: Path, recipe: Recipe, options: RunOptions) -> None:
-    """Do what is not done yet, and publish."""
-    plan, listing, content = _begin(target, recipe)
-    vocab_size, end_of_document = GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT
-    if content is not None:
-        tokenizer = tokenizers.parse_tokenizer(content, str(target / TOKENIZER))
-        vocab_size = tokenizers.vocabulary_size(tokenizer)
-        end_of_document = tokenizers.end_of_document_id(tokenizer, recipe.options.end_of_document)
-    fetching = recipe if isinstance(recipe.source, HubFiles) else replace(recipe, source=Source())
-    job = Job(target, fetching, plan["tokenizer_sha256"], vocab_size, end_of_document, options.skip_bad)
-    tasks = tasks_of(listing.files, recipe)
-    done = {task: _is_done(job, task, options.verify) for task in tasks}
-    say(f"Preparing {recipe.corpus}: {len(listing.files):,} files, {sum(task.size for task in tasks) / 1e6:,.1f} MB.")
-    (target / MANIFEST).unlink(missing_ok=True)  # a folder that is mended is unfinished until its end
-    run_tasks(job, done, options.workers or cores(), options.cluster)
-    records = [read_record(target, task.number) for task in tasks]
-    manifest = publish(job, plan, listing, [record for record in records if record], options.command)
-    parts = [f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]]
-    skipped = sum(reason["count"] for reason in manifest["skipped"].values())
-    say(f"{target}: {', '.join(parts)}; {manifest['documents']:,} documents, {skipped:,} skipped.")
+def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any], Listing, Job]:
+    """What is fixed before the first task, and written down: a preparation that goes on keeps to it.
 
-
-def _begin(target: Path, recipe: Recipe) -> tuple[dict[str, Any], Listing, bytes | None]:
-    """What is fixed before the first task: the settings, the hub's commit, the files, the tokenizer's content.
-
-    It is written down, and a preparation that goes on keeps to it. One whose first task is not done begins anew: its
-    command may have been a mistake. UserError if settings or files are others, or the tokenizer cannot be had.
+    One whose first task is not done begins anew: its command may have been a mistake. UserError if settings or files
+    are others, or the tokenizer cannot be had.
     """
-    settings = recipe.settings()
-    then: dict[str, Any] | None = None
-    if (target / MANIFEST).is_file() or read_record(target, 0) is not None:
+    settings, then = recipe.settings(), None
+    if (target / MANIFEST).is_file() or record_path(target, 0).is_file():
         then = _read_plan(target)
         _refuse_differences(target, then["settings"], settings)
         recipe.source.commit = then["commit"]
@@ -173,48 +156,43 @@ def _begin(target: Path, recipe: Recipe) -> tuple[dict[str, Any], Listing, bytes
     recipe.splits.check(listing.files)
     (target / TASKS).mkdir(exist_ok=True)
     content = _tokenizer(target, recipe, listing, then)
-    tokenizer_sha256 = None if content is None else hashlib.sha256(content).hexdigest()
-    plan = dict(zip(PLANNED, (settings, recipe.source.commit, listing.sha256(), tokenizer_sha256), strict=True))
+    sha256 = None if content is None else hashlib.sha256(content).hexdigest()
+    files = (f"{file.name}\t{file.size}\t{file.sha256}\t{file.split}" for file in listing.files)
+    plan = dict(zip(PLANNED, (settings, recipe.source.commit, lines_sha256(files), sha256), strict=True))
     if then is not None and plan != then:
-        raise UserError(
-            f"The source files or the tokenizer are not those that {target} was begun with: put the old files back, or "
-            "remove that folder and repeat the command."
-        )
-    if content is not None and not _has_tokenizer(target, tokenizer_sha256):
+        raise UserError(f"The source files or the tokenizer are not what {target} was begun with: {PUT_BACK}.")
+    vocab_size, end_of_document = GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT
+    if content is not None:
+        tokenizer = tokenizers.parse_tokenizer(content, str(target / TOKENIZER))
+        vocab_size = tokenizers.vocabulary_size(tokenizer)
+        end_of_document = tokenizers.end_of_document_id(tokenizer, recipe.options.end_of_document)
         with replacing(target / TOKENIZER) as temporary:
             temporary.write_bytes(content)
     write_json(target / TASKS / PLAN, plan)
-    return plan, listing, content
+    fetching = recipe if isinstance(recipe.source, HubFiles) else replace(recipe, source=Source())
+    return plan, listing, Job(target, fetching, sha256, vocab_size, end_of_document, skip_bad)
 
 
 def _read_plan(target: Path) -> dict[str, Any]:
     """What a folder was begun with, or UserError. Its commit is the only part that becomes an address."""
-    path = target / MANIFEST if (target / MANIFEST).is_file() else target / TASKS / PLAN
-    try:
-        content = json.loads(path.read_bytes())
-        plan = {key: content[key] for key in PLANNED}
-        if plan["commit"] is None or COMMIT.fullmatch(plan["commit"]):
-            return plan
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise _damaged(path)
+    path, advice = target / TASKS / PLAN, "copy the folder again, or remove it and repeat the command"
+    if (target / MANIFEST).is_file():
+        path = target / MANIFEST
+    plan = read_json(path, {}, advice)
+    if (commit := plan.get("commit")) is not None and not COMMIT.fullmatch(str(commit)):
+        raise UserError(f"{path} cannot be used (its commit is {commit!r:.50}): {advice}")
+    return {key: plan.get(key) for key in PLANNED}
 
 
-def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} is missing or damaged: copy the folder again, or remove it and repeat the command.")
-
-
-def _tokenizer(target: Path, recipe: Recipe, listing: Listing, then: dict[str, Any] | None) -> bytes | None:
-    """The content of the folder's tokenizer.json: what is there, one that exists elsewhere, or one trained on the text.
-
-    Raises UserError if it cannot be fetched or is none, or the vocabulary is too small for a trained one.
-    """
+def _tokenizer(target: Path, recipe: Recipe, listing: Listing, then: Mapping[str, Any] | None) -> bytes | None:
+    """The content of the folder's tokenizer.json: what is there, that of another file, or one trained on the text."""
     if recipe.tokenizer == NO_TOKENIZER:
         if not recipe.tokenized:
             raise UserError("--tokenizer none is for files that hold tokens already: choose gpt2, gpt-neox or a file.")
         return None
-    if then is not None and _has_tokenizer(target, then["tokenizer_sha256"]):
-        return (target / TOKENIZER).read_bytes()
+    own = target / TOKENIZER
+    if then is not None and own.is_file() and file_sha256(own) == then["tokenizer_sha256"]:
+        return own.read_bytes()
     if recipe.tokenizer == BPE:
         say(f"Training the tokenizer: {recipe.options.vocab_size:,} tokens.")
         trained = tokenizers.train_bpe(_training_texts(target, recipe, listing), recipe.options.vocab_size)
@@ -239,50 +217,49 @@ def _training_texts(target: Path, recipe: Recipe, listing: Listing) -> Iterator[
 
 def _is_done(job: Job, task: Task, checksums: bool) -> bool:
     """Whether a task has its record and its chunks; UserError for a file that is younger and has another content."""
-    record = read_record(job.folder, task.number)
-    if record is None or len(record["files"]) != len(task.pieces):
-        return False
-    written = record_path(job.folder, task.number).stat().st_mtime_ns
-    for (file, *part), then in zip(task.pieces, record["files"], strict=True):
-        if file.path and file.path.stat().st_ctime_ns > written and file_sha256(file.path, *part) != then["sha256"]:
-            raise UserError(
-                f"{file.path} is not what {job.folder} was begun with: put the old file back, or remove that folder "
-                "and repeat the command."
-            )
-    return not any(lost_chunks(job.folder, task.number, record, job.dtype, checksums))
+    path = record_path(job.folder, task.number)
+    try:
+        record = json.loads(path.read_bytes())
+        streams, _ = join({task.number: record}, job.dtype)
+        files = list(zip(task.pieces, (file["sha256"] for file in record["files"]), strict=True))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False  # it is absent, or not what a task writes
+    for (file, *part), sha256 in files:
+        if file.path is None or file.path.stat().st_ctime_ns <= path.stat().st_mtime_ns:
+            continue
+        if file_sha256(file.path, *part) != sha256:
+            raise UserError(f"{file.path} is not what {job.folder} was begun with: {PUT_BACK}.")
+    return not any(lost_chunk(f"{job.folder}/{name}", stream["chunks"], checksums) for name, stream in streams.items())
 
 
 @contextmanager
-def _lock(target: Path) -> Iterator[None]:
-    """Keep a second process away from the same folder; waits for it and says so.
+def _locked(target: Path) -> Iterator[None]:
+    """Keep other processes away from the folder; waits for one that has it.
 
-    The lock is the operating system's and ends with its process, however that ends. Its empty file stays.
+    The lock ends with its process, however that ends. Its empty file stays.
     """
     target.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target / LOCK)
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         say(f"Another process is preparing {target}: waiting for it.")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager
 def _plain_errors(target: Path) -> Iterator[None]:
     """Turn every failure into one sentence, which says that the finished part is kept."""
-    kept = "what is done so far is kept, repeat the command to go on"
+    kept = f"{KEPT}, repeat the command to go on"
     try:
         yield
     except UserError as error:  # names of files may hold line breaks
         raise UserError(without_control_codes(str(error))) from error
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"A worker process was killed, perhaps for want of memory: {kept} (with fewer --workers if it recurs)."
-        ) from error
+    except BrokenExecutor as error:
+        memory = "perhaps for want of memory"
+        raise UserError(f"A worker process was killed, {memory}: {kept} (with fewer workers if it recurs).") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(f"The disk of {target} is full: free some space; {kept}.") from error

@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import platform
 import shutil
 from collections import Counter
-from collections.abc import Iterable
-from importlib.metadata import version
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ import numpy as np
 
 from anlit.data.preparation.encode import COUNTS, SKIPPED_LISTED, Job, chunk_name
 from anlit.data.preparation.sources import Listing
-from anlit.data.storage.manifest import FORMAT_VERSION, MANIFEST, SPLITS, TASKS, TRAIN, VAL
-from anlit.data.storage.shards import INDEX, chunk_bytes
+from anlit.data.storage.manifest import FORMAT_VERSION, MANIFEST, SPLITS, TASKS, TRAIN, VAL, checked_path
+from anlit.data.storage.shards import INDEX, Chunk, chunk_bytes
 from anlit.errors import UserError
-from anlit.reporting.files import TEMPORARY, replacing, write_json
+from anlit.reporting.files import TEMPORARY, write_json
+from anlit.reporting.provenance import versions
 
 LITDATA_NUMPY_NUMBER = {"uint16": 5, "int32": 2}
 """litdata's numbers for the types of tokens, `litdata.constants._NUMPY_DTYPES_MAPPING`."""
@@ -25,31 +24,34 @@ Streams = dict[str, dict[str, Any]]
 
 
 def publish(
-    job: Job, plan: dict[str, Any], listing: Listing, records: list[dict[str, Any]], command: str
-) -> dict[str, Any]:
-    """Finish the folder; its manifest. Every file is a function of the records: doing it twice changes nothing.
+    job: Job, plan: dict[str, Any], listing: Listing, records: Mapping[int, dict[str, Any]], command: str
+) -> None:
+    """Finish the folder. Every file is a function of the records: doing it twice changes nothing.
 
     Raises UserError if there is nothing to train on, or nothing to validate with.
     """
-    streams = join_streams(records, job.dtype)
-    splits = {split: _of_split(streams, split) for split in SPLITS if _of_split(streams, split)}
-    for split in (TRAIN, VAL):
-        if split not in splits:
-            forget(job.folder)
-            raise UserError(
-                f"The corpus leaves no document for {split}, it has {len(listing.files):,} file(s): prepare more text, "
-                "or hold out another part of it (--val_fraction, --val_tokens)."
-            )
+    streams, skipped = join(records, job.dtype, listing.skipped)
+    splits: dict[str, dict[str, Any]] = {}
+    for split in SPLITS:
+        own = {name.partition("/")[2]: stream for name, stream in streams.items() if name.split("/")[0] == split}
+        if own:
+            subsets = {name: _sum([stream]) for name, stream in own.items() if name}
+            splits[split] = _sum(own.values()) | ({"subsets": subsets} if subsets else {})
+    if missing := [split for split in (TRAIN, VAL) if split not in splits]:
+        forget(job.folder)
+        raise UserError(
+            f"The corpus leaves no document for {missing[0]}, it has {len(listing.files):,} file(s): prepare more text "
+            "or hold out another part of it (--val_fraction, --val_tokens)."
+        )
     for name, stream in streams.items():
-        with replacing(job.folder / name / INDEX) as temporary:
-            temporary.write_text(index_text(stream["chunks"], job.dtype), encoding="utf-8")
+        write_json(job.folder / name / INDEX, _index(stream["chunks"], job.dtype))
     _remove_leftovers(job.folder, streams)
     identity = {
-        "streams": {name: [(chunk["dim"], chunk["crc32"]) for chunk in streams[name]["chunks"]] for name in streams},
+        "streams": {name: [(chunk.tokens, chunk.crc32) for chunk in streams[name]["chunks"]] for name in streams},
         "end_of_document": job.end_of_document,
         "dtype": job.dtype.name,
     }
-    manifest = {
+    manifest: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "corpus": job.recipe.corpus,
         "command": command,
@@ -59,19 +61,15 @@ def publish(
         **_sum(streams.values()),
         "splits": list(splits),
         **splits,
-        "skipped": _skipped(listing, records),
+        "skipped": skipped,
         "vocab_size": job.vocab_size,
         "dtype": job.dtype.name,
         "end_of_document": job.end_of_document,
         "document_token_at": "start" if job.recipe.tokenized else "end",
         "content_sha256": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
-        "versions": {
-            "python": platform.python_version(),
-            **{package: version(package) for package in ("anlit", "tokenizers", "pyarrow", "zstandard")},
-        },
+        "versions": versions(),
     }
     write_json(job.folder / MANIFEST, manifest)
-    return manifest
 
 
 def forget(folder: Path) -> None:
@@ -85,34 +83,41 @@ def forget(folder: Path) -> None:
 
 def _remove_leftovers(folder: Path, streams: Streams) -> None:
     """Remove what was fetched, temporary files of killed processes, and chunks of tasks that were done anew."""
-    named = {folder / name / chunk["filename"] for name in streams for chunk in streams[name]["chunks"]}
-    chunks = [path for split in SPLITS for path in (folder / split).rglob("chunk-*.bin") if path not in named]
-    for path in [*chunks, *folder.rglob(f"*{TEMPORARY}*"), *(folder / TASKS).glob("source-*")]:
+    named = {folder / name / chunk.filename for name in streams for chunk in streams[name]["chunks"]}
+    chunks = {path for split in SPLITS for path in (folder / split).rglob("chunk-*.bin")}
+    for path in [*(chunks - named), *folder.rglob(f"*{TEMPORARY}*"), *(folder / TASKS).glob("source-*")]:
         path.unlink(missing_ok=True)
     for path in (folder / TASKS).glob("download-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def join_streams(records: list[dict[str, Any]], dtype: np.dtype) -> Streams:
-    """The streams of all tasks, one after the other, with their chunks as litdata's index.json has them."""
+def join(
+    records: Mapping[int, dict[str, Any]], dtype: np.dtype, skipped: Mapping[str, list[str]] = {}
+) -> tuple[Streams, dict[str, dict[str, Any]]]:
+    """The counts and `Chunk`s of each stream, and for each reason what was left out: how often, and the first places.
+
+    `records` are in the order of their tasks' numbers; `skipped` has files that were left out before. Raises KeyError,
+    TypeError, ValueError or AttributeError for a record that is not what a task writes.
+    """
     streams: Streams = {}
-    for task, record in enumerate(records):
+    counts = Counter({reason: len(names) for reason, names in skipped.items()})
+    places = {reason: list(names) for reason, names in skipped.items()}
+    for task, record in records.items():
         for name, stream in record["streams"].items():
+            if checked_path(name, "A record", most_parts=2).split("/")[0] not in SPLITS:
+                raise ValueError(name)
             total = streams.setdefault(name, {**dict.fromkeys(COUNTS, 0), "chunks": []})
             for key in COUNTS:
                 total[key] += stream[key]
             for number, (tokens, crc32) in enumerate(stream["chunks"]):
-                size = chunk_bytes(tokens, dtype)
-                file = {"filename": chunk_name(task, number), "chunk_bytes": size, "crc32": crc32}
-                total["chunks"].append({**file, "chunk_size": 1, "dim": tokens})
-    return dict(sorted(streams.items()))
-
-
-def _of_split(streams: Streams, split: str) -> dict[str, Any]:
-    """The counts of a split and of each of its subsets; {} if there is none of it."""
-    own = {name: stream for name, stream in streams.items() if name.split("/")[0] == split}
-    subsets = {name.split("/")[1]: _sum([stream]) for name, stream in own.items() if "/" in name}
-    return own and _sum(own.values()) | ({"subsets": subsets} if subsets else {})
+                total["chunks"].append(Chunk(chunk_name(task, number), chunk_bytes(tokens, dtype), tokens, crc32))
+        for file in record["files"]:
+            for reason, count in file.get("skipped", {}).items():
+                counts[reason] += count
+            for where, reason, _ in file.get("skipped_list", ()):
+                places.setdefault(reason, []).append(f"{file['name']}, {where}")
+    listed = {reason: {"count": n, "listed": places.get(reason, [])[:SKIPPED_LISTED]} for reason, n in counts.items()}
+    return dict(sorted(streams.items())), dict(sorted(listed.items()))
 
 
 def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -122,28 +127,14 @@ def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {**total, "bytes": total["bytes"] or None, "chunks": sum(len(stream["chunks"]) for stream in chosen)}
 
 
-def _skipped(listing: Listing, records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What was left out: for each reason how often, and where (the first `SKIPPED_LISTED` places)."""
-    counts = Counter({reason: len(names) for reason, names in listing.skipped.items()})
-    listed = {reason: list(names) for reason, names in listing.skipped.items()}
-    for file in (file for record in records for file in record["files"]):
-        counts.update(file.get("skipped", {}))
-        for where, reason, _ in file.get("skipped_list", ()):
-            listed.setdefault(reason, []).append(f"{file['name']}, {where}")
-    return {
-        reason: {"count": n, "listed": listed.get(reason, [])[:SKIPPED_LISTED]} for reason, n in sorted(counts.items())
-    }
-
-
-def index_text(chunks: list[dict[str, Any]], dtype: np.dtype) -> str:
+def _index(chunks: list[Chunk], dtype: np.dtype) -> dict[str, Any]:
     """litdata's index.json, as its own writer makes it for a `TokensLoader`."""
     config = {
-        "chunk_bytes": max(chunk["chunk_bytes"] for chunk in chunks),
-        "chunk_size": None,
-        "compression": None,
+        "chunk_bytes": max(chunk.size for chunk in chunks),
+        **dict.fromkeys(("chunk_size", "compression", "encryption")),
         "data_format": [f"no_header_numpy:{LITDATA_NUMPY_NUMBER[dtype.name]}"],
         "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
-        "encryption": None,
         "item_loader": "TokensLoader",
     }
-    return json.dumps({"chunks": chunks, "config": config}, sort_keys=True)
+    keys = ("filename", "chunk_bytes", "dim", "crc32")
+    return {"chunks": [dict(zip(keys, chunk, strict=True)) | {"chunk_size": 1} for chunk in chunks], "config": config}

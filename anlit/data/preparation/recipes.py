@@ -34,7 +34,6 @@ OPENWEBTEXT_VAL_FRACTION = 10_000 / 8_013_769  # as many documents as the papers
 VAL_FRACTION = 0.05
 SLIMPAJAMA_SUBSET = "meta.redpajama_set_name"
 PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
-MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -42,32 +41,24 @@ class Splits:
     """The rule that divides documents into training, validation and test; by default all are trained on."""
 
     folders: Mapping[str, str] = field(default_factory=dict)  # beginning of a file's name → split of its documents
-    fraction: float = 0.0
-    """Part of the documents that is held out by a hash of the text: it stays in its split whatever else changes, with
-    its copies. (The papers hold out random documents, without looking whether training has the same text again.)"""
-    first_tokens: int = 0
-    """Tokens of the first task that are held out, whole documents: the one that has the last of them goes with them."""
+    fraction: float = 0.0  # of the documents, held out by a hash of the text: copies are on one side
+    first_tokens: int = 0  # of the first task that are held out, with the rest of the document that has the last
 
     def of_file(self, file: SourceFile) -> str:
-        """The split of a file's documents."""
         known = (split for beginning, split in self.folders.items() if file.name.startswith(beginning))
         return file.split or next(known, TRAIN)
 
     def of_text(self, text: str, split: str) -> str:
         """The split of one document in a file of `split`."""
-        if self.fraction and is_held_out(hashlib.sha256(text.encode()).hexdigest(), self.fraction):
-            return VAL
-        return split
+        held_out = self.fraction and is_held_out(hashlib.sha256(text.encode()).hexdigest(), self.fraction)
+        return VAL if held_out else split
 
     def check(self, files: list[SourceFile]) -> None:
         """Raise UserError for a corpus whose file names alone show that a split would be empty."""
         there = {self.of_file(file) for file in files}
-        for beginning, split in self.folders.items():
-            if split != TEST and split not in there:
-                raise UserError(
-                    f"The corpus has no file whose name begins with {beginning} for the {split} split: "
-                    "set --source to a complete copy in the hub's layout."
-                )
+        if missing := [name for name, split in self.folders.items() if split not in (TEST, *there)]:
+            said = f"no file whose name begins with {missing[0]}: set --source to a complete copy in the hub's layout"
+            raise UserError(f"The corpus has {said}.")
 
 
 @dataclass(frozen=True)
@@ -89,13 +80,8 @@ class Options:
     max_document_bytes: int = Columns.max_document_bytes
     include_site_packages: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("max_document_bytes", "val_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}.")
-
     def held_out(self, default: float = VAL_FRACTION) -> float:
-        """The part of the documents that is held out; UserError unless it leaves some on both sides."""
+        """The part of the documents that is held out; UserError if that is none or all."""
         fraction = default if self.val_fraction is None else self.val_fraction
         if not 0 < fraction < 1:
             raise UserError(f"val_fraction must be between 0 and 1, not {fraction}.")
@@ -118,33 +104,26 @@ class Recipe:
     options: Options
     own_tokenizer: str = "gpt2"
     subset: str | None = None  # the field that names a document's subset
-    tokenized: bool = False
-    """The source files hold tokens already, each document after its end-of-document token (.bin)."""
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    """More settings that are compared with those of an existing folder."""
-    chunk_bytes: int = 64 * MIB
-    task_bytes: int = 64 * MIB
-    """Source bytes that a task has at least; its chunks are its own, so they should not be small."""
+    tokenized: bool = False  # whether the source files hold tokens, each document after its separator (.bin)
+    origin: Mapping[str, Any] = field(default_factory=dict)  # more settings to compare with an existing folder's
+    chunk_bytes: int = 64 << 20
+    task_bytes: int = 64 << 20  # of the source files, at least
 
     @property
     def tokenizer(self) -> str:
-        """gpt2, gpt-neox, the path of a tokenizer.json, bpe (trained on the corpus), or none for .bin files."""
+        """gpt2, gpt-neox, the path of a tokenizer.json, bpe, or none."""
         return self.options.tokenizer or self.own_tokenizer
 
     @property
     def columns(self) -> Columns:
-        """Which fields are read."""
         return Columns(self.options.text_field, self.subset, self.options.max_document_bytes)
 
     def settings(self) -> dict[str, Any]:
-        """The settings that an existing folder must have been made with; UserError if the tokenizer is no file.
-
-        A tokenizer's file counts by its content's hash: it is the same wherever it lies.
-        """
+        """The settings that an existing folder must have been made with; UserError if the tokenizer is no file."""
         tokenizer = self.tokenizer
         if tokenizer not in (*HUB_TOKENIZERS, BPE, NO_TOKENIZER):
             tokenizers.load_tokenizer(tokenizer)
-            tokenizer = "sha256:" + file_sha256(tokenizer)
+            tokenizer = "sha256:" + file_sha256(tokenizer)  # the same file wherever it lies
         files = sorted(f"{name}\t{path.stat().st_size}" for name, path in self.source.paths.items())
         return {
             "corpus": self.corpus,

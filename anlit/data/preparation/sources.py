@@ -3,11 +3,11 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from anlit.data.preparation.formats.compressed import read_range
+from anlit.data.preparation.formats.base import read_range
 from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
 
@@ -23,16 +23,11 @@ class SourceFile:
     path: Path | None = None  # where it lies; None: on the hub
 
 
-@dataclass
-class Listing:
+class Listing(NamedTuple):
     """A corpus's files in the order in which they are prepared, and what was left out of it by reason."""
 
     files: list[SourceFile]
-    skipped: dict[str, list[str]] = field(default_factory=dict)
-
-    def sha256(self) -> str:
-        """Hash over all that is known of the files, wherever they lie."""
-        return lines_sha256(f"{file.name}\t{file.size}\t{file.sha256}\t{file.split}" for file in self.files)
+    skipped: Mapping[str, list[str]] = {}
 
 
 class Source:
@@ -53,7 +48,7 @@ class Source:
         return file.path
 
     def release(self, file: SourceFile, folder: Path) -> None:
-        """The file is not needed any more: a fetched copy is removed."""
+        """Remove a fetched copy, which is not needed any more."""
 
 
 class LocalFiles(Source):
@@ -63,17 +58,16 @@ class LocalFiles(Source):
     """
 
     def __init__(self, root: str | Path, *layouts: Sequence[str]) -> None:
-        self.root, self.layouts = Path(root), layouts
-        found = ({name: path for glob in layout for name, path in list_files(root, glob).items()} for layout in layouts)
-        self.paths = next(filter(None, found), {})
+        self.root, self.wanted = Path(root), " or ".join(layouts[0])
+        there = ({name: path for glob in layout for name, path in list_files(root, glob).items()} for layout in layouts)
+        self.paths = next(filter(None, there), {})
 
     def listing(self) -> Listing:
-        if not self.root.is_dir():
-            raise UserError(f"There is no folder {self.root}: set --source to the folder that holds the corpus.")
         if not self.paths:
+            lack = f"{self.root} has no file that matches {self.wanted}"
             raise UserError(
-                f"{self.root} has no file that matches {' or '.join(self.layouts[0])}: "
-                "set --source to the folder that holds the corpus in the hub's layout."
+                f"{lack if self.root.is_dir() else f'There is no folder {self.root}'}: set --source to the folder that "
+                "holds the corpus in the hub's layout."
             )
         files = [SourceFile(name, path.stat().st_size, path=path) for name, path in self.paths.items()]
         return Listing(sorted(files, key=lambda file: (natural(file.name), file.name)))
@@ -84,10 +78,6 @@ class DistinctTexts(Source):
 
     The files are read once beforehand: what is not text is left out, copies are dropped, and the documents are put in
     the order of their content hashes, which is a shuffled order and the same wherever the files lie.
-
-    Args:
-        paths: the files, by labels that do not depend on where the corpus lies.
-        nothing: the error about a corpus without any files.
     """
 
     def __init__(self, paths: Mapping[str, Path], val_fraction: float, nothing: str) -> None:
@@ -100,14 +90,16 @@ class DistinctTexts(Source):
         skipped: dict[str, list[str]] = {}
         distinct: dict[str, SourceFile] = {}
         for label, path in self.paths.items():
-            problem, content = _read(path)
-            sha256 = hashlib.sha256(content).hexdigest()
-            if problem is None and sha256 in distinct:
+            try:
+                content = path.read_bytes()
+                problem = "" if content.decode() else "empty"
+            except (OSError, UnicodeDecodeError) as error:
+                problem, content = "unreadable" if isinstance(error, OSError) else "not_utf8", b""
+            file = SourceFile(label, len(content), hashlib.sha256(content).hexdigest(), TRAIN, path)
+            if not problem and distinct.setdefault(str(file.sha256), file) is not file:
                 problem = "duplicate"
-            if problem is not None:
+            if problem:
                 skipped.setdefault(problem, []).append(label)
-            else:
-                distinct[sha256] = SourceFile(label, len(content), sha256, TRAIN, path)
         files = [distinct[sha256] for sha256 in sorted(distinct)]
         if len(files) < 2:
             raise UserError(
@@ -146,14 +138,3 @@ def file_sha256(path: str | Path, part: int = 0, parts: int = 1) -> str:
     for piece in read_range(Path(path), size * part // parts, size * (part + 1) // parts):
         digest.update(piece)
     return digest.hexdigest()
-
-
-def _read(path: Path) -> tuple[str | None, bytes]:
-    """The reason to leave a file out, and what is in it."""
-    try:
-        content = path.read_bytes()
-        return None if content.decode() else "empty", content
-    except OSError:
-        return "unreadable", b""
-    except UnicodeDecodeError:
-        return "not_utf8", b""

@@ -31,9 +31,7 @@ def cache_root() -> Path:
 class ChunkCache:
     """The local copies of a source's chunks, in a folder named by their address and what they hold.
 
-    Args:
-        limit_bytes: size of the whole cache, all sources and runs together. Above it the least recently used chunks
-            are removed.
+    Above `limit_bytes` in all, of all sources and runs, the least recently used chunks are removed.
     """
 
     def __init__(self, source: Source, limit_bytes: int) -> None:
@@ -54,11 +52,7 @@ class ChunkCache:
         return True
 
     def fetch(self, chunk: Chunk, wait: bool = True) -> None:
-        """Fetch the chunk, unless the cache has it; UserError if that cannot be. Who opens it checks its content.
-
-        Args:
-            wait: whether to wait for another thread or process that is fetching it.
-        """
+        """Fetch the chunk, unless the cache has it or (without `wait`) another is fetching it; UserError on failure."""
         if self.has(chunk):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -89,14 +83,11 @@ class ChunkCache:
 
 
 class TokenStore:
-    """Random access to the tokens of a source.
+    """Random access to the tokens of a source; `cache_bytes` is the size of the cache of all remote ones.
 
     Files are read with pread, never mapped, so that a process's memory does not grow with what it has read. The
     CRC-32 of each chunk is checked the first time that a process opens it. It can be pickled, and used after a fork.
     Reading raises UserError for a chunk that is missing or damaged, or has tokens beyond the vocabulary.
-
-    Args:
-        cache_bytes: size of the cache of all remote sources.
     """
 
     def __init__(self, source: Source, cache_bytes: int = 0) -> None:
@@ -165,32 +156,28 @@ class TokenStore:
         if number not in self._open:
             while len(self._open) >= OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
-            self._open[number] = self._checked_file(self.source.chunks[number], number in self._checked)
-            self._checked.add(number)
+            self._open[number] = self._opened(number)
         self._open.move_to_end(number)
         return self._open[number]
 
-    def _checked_file(self, chunk: Chunk, was_checked: bool) -> int:
+    def _opened(self, number: int) -> int:
         """Open a chunk's file and, the first time, check all of it; a bad copy in the cache is fetched again once."""
-        problem: str | None = None
-        for _ in range(1 if self.cache is None else 2):
-            descriptor = self._open_file(chunk)
-            problem = None if was_checked else problem_with(descriptor, chunk)
-            if problem is None:
-                return descriptor
-            os.close(descriptor)
-            if self.cache is not None:
-                self.cache.path(chunk).unlink(missing_ok=True)
-        raise self.source.damaged(chunk, str(problem))
-
-    def _open_file(self, chunk: Chunk) -> int:
-        path = f"{self.source.folder}/{chunk.filename}" if self.cache is None else str(self.cache.path(chunk))
-        while True:
+        chunk, attempts, problem = self.source.chunks[number], 1 if self.cache is None else 2, "it is missing"
+        while attempts:
             if self.cache is not None:
                 self.cache.fetch(chunk)
+            path = f"{self.source.folder}/{chunk.filename}" if self.cache is None else self.cache.path(chunk)
             try:
-                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError as error:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
                 if self.cache is None:
-                    raise self.source.damaged(chunk, "it is missing") from error
-                # Another process has just removed it from the cache to make room: fetch it again.
+                    break
+                continue  # another process has just removed it to make room
+            if number in self._checked or not (problem := problem_with(descriptor, chunk) or ""):
+                self._checked.add(number)
+                return descriptor
+            os.close(descriptor)
+            attempts -= 1
+            if self.cache is not None:
+                self.cache.path(chunk).unlink(missing_ok=True)
+        raise self.source.damaged(chunk, problem)

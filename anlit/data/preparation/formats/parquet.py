@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from anlit.data.preparation.formats.base import MB, Columns, Record, record_of
+from anlit.data.preparation.formats.base import MB, THE_FILE, Columns, Record, record_of
 
 BATCH_ROWS = 256  # about 1 MB of web text
 READ_BYTES = MB  # of a column at once, where pyarrow would otherwise load a row group's whole column
@@ -19,13 +19,15 @@ READ_BYTES = MB  # of a column at once, where pyarrow would otherwise load a row
 
 def read(path: Path, columns: Columns, part: int, parts: int) -> Iterator[Record]:
     """Records of one part, see `read_file`: the row groups whose data begin in it."""
-    file = _open(path)
-    problem = ("damaged", file) if isinstance(file, str) else _missing_column(file.schema_arrow, columns)
+    try:
+        file = pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True)
+        problem = _missing_column(file.schema_arrow, columns)
+    except (pa.ArrowException, OSError) as error:
+        problem = "damaged", f"it has no readable parquet footer ({_reason(error)}), all its rows are lost"
     if problem is not None:
         if part == 0:  # once for the file
-            yield Record(("the file", 0, None), None, *problem)
+            yield Record(THE_FILE, None, *problem)
         return
-    assert isinstance(file, pq.ParquetFile)
     with file:
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         sizes = [sum(group.column(n).total_compressed_size for n in range(group.num_columns)) for group in groups]
@@ -34,14 +36,6 @@ def read(path: Path, columns: Columns, part: int, parts: int) -> Iterator[Record
             if start * parts // max(1, sum(sizes)) == part:
                 yield from _read_group(file, number, first_row, group.num_rows, columns)
             start, first_row = start + size, first_row + group.num_rows
-
-
-def _open(path: Path) -> pq.ParquetFile | str:
-    """The file, or what is wrong with its footer."""
-    try:
-        return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        return f"it has no readable parquet footer ({_reason(error)}), all its rows are lost"
 
 
 def _reason(error: Exception) -> str:
@@ -53,31 +47,25 @@ def _reason(error: Exception) -> str:
 
 def _missing_column(schema: pa.Schema, columns: Columns) -> tuple[str, str] | None:
     """Problem and detail if the text or the subset is not there as strings."""
-    wanted = {"no_text_field": columns.text, "no_subset_field": columns.subset}
-    for problem, dotted in wanted.items():
-        if dotted is None:
-            continue
-        kind: pa.DataType = pa.struct(list(schema))
-        for name in dotted.split("."):
-            if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
-                return problem, f'there is no column "{dotted}" (its columns: {", ".join(schema.names)})'
-            kind = kind.field(name).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if kind not in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()):
-            return problem, f'the column "{dotted}" has type {kind} and not string'
+    (empty,) = schema.empty_table().to_batches() or [pa.RecordBatch.from_pylist([], schema)]
+    for problem, name in (("no_text_field", columns.text), ("no_subset_field", columns.subset)):
+        try:
+            if name is not None:
+                _values(empty, name)
+        except (KeyError, pa.ArrowException):
+            there = ", ".join(f"{field.name} {field.type}" for field in schema)
+            return problem, f'there is no column "{name}" of strings (its columns: {there})'
     return None
 
 
 def _read_group(file: pq.ParquetFile, group: int, first: int, rows: int, columns: Columns) -> Iterator[Record]:
     """The rows [first, first + rows) of the file, which are its row group `group`."""
-    names = [columns.text] if columns.subset is None else [columns.text, columns.subset]
+    names = [name for name in (columns.text, columns.subset) if name is not None]
     index, reason = first, "it ends early"
     try:
         for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=names, use_threads=False):
-            texts, *others = [_values(batch, name) for name in names]
-            subsets = others[0] if others else [None] * len(texts)
-            for text, subset in zip(texts, subsets, strict=True):
-                yield record_of(("row", index + 1, None), text, subset, columns)
+            for text, *subset in zip(*(_values(batch, name) for name in names), strict=True):
+                yield record_of(("row", index + 1, None), text, subset[0] if subset else None, columns)
                 index += 1
     except (pa.ArrowException, OSError) as error:
         reason = _reason(error)
@@ -91,6 +79,4 @@ def _values(batch: pa.RecordBatch, dotted: str) -> list[bytes | None]:
     """One column as bytes: pyarrow does not check strings when reading and would raise when making them."""
     name, *inner = dotted.split(".")
     column = batch.column(name)
-    if inner:
-        column = pc.struct_field(column, inner)
-    return column.cast(pa.large_binary()).to_pylist()
+    return (pc.struct_field(column, inner) if inner else column).cast(pa.large_binary()).to_pylist()
