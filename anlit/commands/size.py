@@ -23,8 +23,7 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
 
     from anlit.commands.parser import ConfigurationParser, hide_library_messages, read_command  # torch
-    from anlit.sizing.estimate import estimate
-    from anlit.sizing.report import show
+    from anlit.sizing.estimate import estimate, show
 
     hide_library_messages()
     cli = read_command(ConfigurationParser, ["fit", *fit_arguments])
@@ -64,8 +63,7 @@ def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     Raises:
         UserError: Strategy and number of GPUs contradict each other.
     """
-    trainer, model = settings.trainer, settings.model.init_args
-    data = settings.data.init_args if "init_args" in settings.data else settings.data
+    trainer, model, data = settings.trainer, settings.model.init_args, settings.data.get("init_args", settings.data)
     devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1
     gpus = options.gpus or devices * trainer.num_nodes
     configured: Any = {"class_path": trainer.strategy} if isinstance(trainer.strategy, str) else trainer.strategy
@@ -79,15 +77,8 @@ def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     if tokens is None and trainer.max_steps > 0:
         tokens = float(trainer.max_steps) * batch_size * accumulate * gpus * model.context_length
     return Plan(
-        gpus=gpus,
-        strategy=strategy,
-        precision=PRECISIONS.get(str(trainer.precision), "32-true"),
+        gpus, strategy, PRECISIONS.get(str(trainer.precision), "32-true"),
         gather=configured.get("init_args.gather_dtype") or "float32",
-        checkpoint_every=model.get("runtime.recompute_every") or None,
-        batch_size=batch_size,
-        length=model.context_length,
-        accumulate=accumulate,
-        gpu=options.gpu,
-        mfu=options.mfu,
-        tokens=tokens,
-    )
+        checkpoint_every=model.get("runtime.recompute_every") or None, batch_size=batch_size,
+        length=model.context_length, accumulate=accumulate, gpu=options.gpu, mfu=options.mfu, tokens=tokens,
+    )  # fmt: skip

@@ -1,52 +1,38 @@
-"""Computes bytes per GPU, tokens per second and days from a model and a plan of the run."""
+"""Bytes per GPU, tokens per second and days from a model and a plan of the run, and their tables for the terminal."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from anlit.models.flops import flops_per_token
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
+from anlit.reporting.table import SafeConsole, Table
 from anlit.sizing.plan import DENSE_BF16, GPU_BYTES, Plan
-from anlit.sizing.trace import step_memory
+from anlit.sizing.trace import Role, step_memory
 
 FRAGMENTATION = 0.05
 """Allowance for memory that the allocator reserves but does not use; small, because all blocks have equal shapes."""
 CONTEXT_BYTES = 1.5e9
 """Our allowance for other memory on the GPU: CUDA context, cuBLAS workspaces, NCCL's buffers."""
+NAMES: dict[Role, str] = {
+    "parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer state",
+    "weight copies": "copies of weights for computing", "blocks": "activations of the blocks",
+    "rest": "logits, loss and workspace",
+}  # fmt: skip
+"""Names for users of the roles in a trace."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The needs of a plan; memory in bytes on one GPU.
+def estimate(model: LanguageModel, plan: Plan) -> dict[str, Any]:
+    """The needs of a model (on the meta device) under a plan, as `anlit size --json` writes them.
 
-    Args:
-        parameters: Number of parameters by role, and `total`.
-        memory: Memory by purpose.
-        peak: Its sum, which `torch.cuda.max_memory_allocated` would report.
-        allowance: For fragmentation and memory outside torch.
-        fits: Whether peak and allowance are within `gpu_bytes`.
-        cache_bytes: Of the keys and values of one generated sequence of the plan's length, in bfloat16.
-        flops_per_token: FLOPs of a training step per token, for sequences of one document.
-        tokens_per_second: Of all GPUs together.
-        days: For the plan's tokens; None if it has none.
+    Returns:
+        `plan`; `parameters`: their number by role, and `total`. In bytes on one GPU: `memory` by purpose, `peak`: its
+        sum, which `torch.cuda.max_memory_allocated` would report, `allowance`: for fragmentation and memory outside
+        torch, `gpu_bytes`; `fits`: whether there is room. `cache_bytes`: keys and values of one generated sequence of
+        the plan's length, in bfloat16. `flops_per_token`: of a training step, for sequences of one document.
+        `tokens_per_second`: of all GPUs. `days`: for the plan's tokens; None if it has none.
     """
-
-    plan: Plan
-    parameters: dict[str, int]
-    memory: dict[str, float]
-    peak: float
-    allowance: float
-    gpu_bytes: float
-    fits: bool
-    cache_bytes: int
-    flops_per_token: float
-    tokens_per_second: float
-    days: float | None
-
-
-def estimate(model: LanguageModel, plan: Plan) -> Estimate:
-    """Size a model (on the meta device) under a plan."""
     groups = parameter_groups(model.model)
     parameters = {group["name"]: sum(p.numel() for p in group["params"]) for group in groups}
     memory, gpu_bytes = memory_by_purpose(model, plan), GPU_BYTES[plan.gpu]
@@ -54,19 +40,19 @@ def estimate(model: LanguageModel, plan: Plan) -> Estimate:
     allowance = FRAGMENTATION * peak + CONTEXT_BYTES
     flops = flops_per_token(model.model, plan.length)
     rate = plan.gpus * DENSE_BF16[plan.gpu] * plan.mfu / flops
-    return Estimate(
-        plan=plan,
-        parameters=parameters | {"total": sum(parameters.values())},
-        memory=memory,
-        peak=peak,
-        allowance=allowance,
-        gpu_bytes=gpu_bytes,
-        fits=peak + allowance <= gpu_bytes,
-        cache_bytes=model.model.cache_bytes(plan.length, torch.bfloat16.itemsize),
-        flops_per_token=flops,
-        tokens_per_second=rate,
-        days=plan.tokens / rate / 86_400 if plan.tokens is not None else None,
-    )
+    return {
+        "plan": plan,
+        "parameters": parameters | {"total": sum(parameters.values())},
+        "memory": memory,
+        "peak": peak,
+        "allowance": allowance,
+        "gpu_bytes": gpu_bytes,
+        "fits": peak + allowance <= gpu_bytes,
+        "cache_bytes": model.model.cache_bytes(plan.length, torch.bfloat16.itemsize),
+        "flops_per_token": flops,
+        "tokens_per_second": rate,
+        "days": plan.tokens / rate / 86_400 if plan.tokens is not None else None,
+    }
 
 
 def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
@@ -77,14 +63,7 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
     and the next one. One block has its gradient complete, with a float32 copy that is being reduced.
     """
     traced = step_memory(model, plan)
-    memory: dict[str, float] = {
-        "parameters": traced["parameters"],
-        "gradients": traced["gradients"],
-        "optimizer state": traced["optimizer"],
-        "copies of weights for computing": traced["weight copies"],
-        "activations of the blocks": traced["blocks"],
-        "logits, loss and workspace": traced["rest"],
-    }
+    memory: dict[str, float] = {name: traced[role] for role, name in NAMES.items()}
     if plan.strategy == "ddp":
         # DDP's buckets are never freed. Gradients are views into them (gradient_as_bucket_view, as in ddp.yaml).
         memory["gradients"] = plan.kept_bytes * model.model.n_parameters()
@@ -93,3 +72,35 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
         outer, block, width = model.model.n_parameters() - sum(blocks), max(blocks), plan.gathered_bytes
         memory["FSDP's gathered weights and gradients"] = 2 * width * outer + 2 * width * block + (width + 4) * block
     return {name: size for name, size in memory.items() if size}
+
+
+def show(console: SafeConsole, result: dict[str, Any]) -> None:
+    """Print parameters, memory per GPU and time of one run."""
+    plan: Plan = result["plan"]
+    parameters = [[name, f"{number:,}"] for name, number in result["parameters"].items()]
+    console.print(Table("Model", ["parameters", "number"], parameters))
+    cache = f"{result['cache_bytes'] / 1e6:,.3g} MB"
+    console.print(f"Keys and values of one sequence of {plan.length:,} tokens, to generate in bfloat16: {cache}.\n")
+
+    recompute = "none" if plan.checkpoint_every is None else f"every {plan.checkpoint_every}"
+    title = f"{plan.gpus} × {plan.gpu}, {plan.strategy}, {plan.precision}, batch {plan.batch_size} × {plan.length}, "
+    memory = {
+        **result["memory"],
+        "peak": result["peak"],
+        f"fragmentation ({FRAGMENTATION:.0%}), CUDA and NCCL (allowance)": result["allowance"],
+        f"{'fits' if result['fits'] else 'DOES NOT FIT'} {result['gpu_bytes'] / 1e9:.0f} GB":
+            result["peak"] + result["allowance"],
+    }  # fmt: skip
+    rows = [[name, f"{size / 1e9:.2f}"] for name, size in memory.items()]
+    head = ["memory on one GPU at the peak of a step", "GB"]
+    console.print(Table(f"{title}blocks recomputed: {recompute}", head, rows))
+
+    time = [
+        ["FLOPs per token, forward and backward", f"{result['flops_per_token']:.3e}"],
+        ["tokens per second", f"{result['tokens_per_second']:,.0f}"],
+    ]
+    if result["days"] is not None:
+        time.append([f"days for {plan.tokens:.3g} tokens", f"{result['days']:.3g}"])
+    title = f"at {plan.mfu:.0%} of {DENSE_BF16[plan.gpu] / 1e12:.0f} TFLOP/s (dense bf16)"
+    console.print(Table(title, ["time", ""], time))
+    console.print("FLOPs are for sequences of one document. Activations are those of uncompiled blocks.")

@@ -8,13 +8,13 @@ follows the code for all settings, without formulas.
 import copy
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
+from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -87,16 +87,20 @@ class LiveMemory(TorchDispatchMode):
         size, role = self._live.pop(key)
         self.bytes[role] -= size
 
-    @contextmanager
-    def keeping(self, role: Role) -> Iterator[None]:
-        """Give `role` to tensors that are made inside, have the role `rest` and are live at the end."""
-        before = set(self._live)
-        yield
-        for key, (size, former) in self._live.items():
-            if key not in before and former == "rest":
-                self._live[key] = size, role
-                self.bytes[former] -= size
-                self.bytes[role] += size
+    def keeping(self, role: Role, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """`call`, with `role` for tensors that it makes, that have the role `rest` and are live at its end."""
+
+        def watched(*arguments: Any) -> Tensor:
+            before = set(self._live)
+            result = call(*arguments)
+            for key, (size, former) in self._live.items():
+                if key not in before and former == "rest":
+                    self._live[key] = size, role
+                    self.bytes[former] -= size
+                    self.bytes[role] += size
+            return result
+
+        return watched
 
 
 def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
@@ -112,20 +116,33 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
     weight = plan.kept_bytes / plan.gathered_bytes / (plan.gpus if plan.is_sharded else 1)
     memory = LiveMemory({"parameters": weight, "gradients": weight, "optimizer": weight})
     model = copy.deepcopy(model)
-    decoder = model.model
-    # Tables of positions from earlier use are not fake.
-    with FakeTensorMode(allow_non_fake_inputs=True), _chunks_of_a_gpu(), memory:
-        _fake_parameters(decoder, torch.bfloat16 if plan.gathered_bytes == 2 else torch.float32)
+    decoder = model.model.to(torch.bfloat16 if plan.gathered_bytes == 2 else torch.float32)
+
+    def record_gradient(parameter: Tensor) -> None:
+        memory.assign([parameter.grad], "gradients")  # type: ignore[list-item]
+
+    def optimize() -> None:
+        memory.default = "optimizer"
+        optimizer.step()
+        memory.default = "rest"
+
+    # Tables of positions from earlier use are not fake, and the loss takes the chunks of a GPU.
+    with FakeTensorMode(allow_non_fake_inputs=True), mock.patch.dict(CHUNK_NUMBERS, clear=True), memory:
+        decoder.to_empty(device="cpu")
+        decoder._tie()
         parameters = list(decoder.parameters())
         memory.assign(parameters, "parameters")
         _stand_in_for_kernels(decoder, plan.batch_size)
-        _watch_blocks(decoder, memory, plan.checkpoint_every)
+        for number, block in enumerate(decoder.blocks):
+            recompute = plan.checkpoint_every is not None and number % plan.checkpoint_every == 0
+            run = partial(checkpoint, block.forward, use_reentrant=False) if recompute else block.forward
+            block.forward = memory.keeping("blocks", run)
         optimizer = model.make_optimizer(parameter_groups(decoder))
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(partial(_record_gradient, memory))
+            parameter.register_post_accumulate_grad_hook(record_gradient)
             parameter.grad = torch.empty_like(parameter)
-            _record_gradient(memory, parameter)
-        _optimize(optimizer, memory)  # creates the optimizer's state
+            record_gradient(parameter)
+        optimize()  # creates the optimizer's state
         tokens = torch.empty(plan.batch_size, plan.length, dtype=torch.int64)
         targets, ids = tokens.clone(), tokens.clone()
         if plan.accumulate == 1:
@@ -135,53 +152,8 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
             loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        _optimize(optimizer, memory)
+        optimize()
     return memory.peak
-
-
-@contextmanager
-def _chunks_of_a_gpu() -> Iterator[None]:
-    """Make the loss use the chunk size of a GPU, although the traced tensors are on the CPU."""
-    cpu_size = CHUNK_NUMBERS.pop("cpu")
-    try:
-        yield
-    finally:
-        CHUNK_NUMBERS["cpu"] = cpu_size
-
-
-def _fake_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace parameters and buffers on the meta device by fake ones on the CPU, floating-point ones in `dtype`."""
-    new: dict[int, Tensor] = {}
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, old in tensors.items():
-                if old is not None and id(old) not in new:
-                    fake = torch.empty(old.shape, dtype=dtype if old.is_floating_point() else old.dtype)
-                    new[id(old)] = nn.Parameter(fake) if isinstance(old, nn.Parameter) else fake
-                tensors[name] = None if old is None else new[id(old)]  # type: ignore[assignment]
-
-
-def _optimize(optimizer: torch.optim.Optimizer, memory: LiveMemory) -> None:
-    memory.default = "optimizer"
-    optimizer.step()
-    memory.default = "rest"
-
-
-def _record_gradient(memory: LiveMemory, parameter: Tensor) -> None:
-    assert parameter.grad is not None
-    memory.assign([parameter.grad], "gradients")
-
-
-def _watch_blocks(decoder: Any, memory: LiveMemory, checkpoint_every: int | None) -> None:
-    """Wrap every block's forward: tensors that stay live after it have the role `blocks`."""
-
-    def watched(forward: Callable[..., Tensor], recompute: bool, *arguments: Any) -> Tensor:
-        with memory.keeping("blocks"):
-            return checkpoint(forward, *arguments, use_reentrant=False) if recompute else forward(*arguments)
-
-    for number, block in enumerate(decoder.blocks):
-        recompute = checkpoint_every is not None and number % checkpoint_every == 0
-        block.forward = partial(watched, block.forward, recompute)
 
 
 class _FusedAttention(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
@@ -24,13 +25,11 @@ def build(name: str, device: str = "cpu", **settings: object) -> LanguageModel:
         return getattr(anlit, name)(**settings)  # type: ignore[no-any-return]
 
 
-def training(
-    model: LanguageModel, batch_size: int, length: int, autocast: bool, device: str
-) -> tuple[Callable[[], None], torch.optim.Optimizer]:
-    """One training step in Lightning's order as a function, and its optimizer."""
+def training(model: LanguageModel, length: int, autocast: bool, device: str) -> tuple[Callable[[], None], Any]:
+    """One training step of 4 sequences in Lightning's order as a function, and its optimizer."""
     decoder = model.model
     optimizer = model.make_optimizer(parameter_groups(decoder))
-    tokens = torch.randint(model.vocab_size, (batch_size, length), device=device)
+    tokens = torch.randint(model.vocab_size, (4, length), device=device)
     targets, ids = tokens.clone(), torch.zeros_like(tokens)
 
     def step() -> None:
@@ -44,9 +43,9 @@ def training(
     return step, optimizer
 
 
-def peak_on_cpu(model: LanguageModel, batch_size: int, length: int, autocast: bool) -> float:
+def peak_on_cpu(model: LanguageModel, length: int, autocast: bool) -> float:
     """Peak bytes from the allocator's events: parameters, gradients, optimizer state and what the step allocates."""
-    step, optimizer = training(model, batch_size, length, autocast, "cpu")
+    step, optimizer = training(model, length, autocast, "cpu")
     step()  # makes the optimizer's state and the tables of positions
     held = [*model.model.parameters()]
     for part in getattr(optimizer, "_parts", [optimizer]):
@@ -62,16 +61,16 @@ def peak_on_cpu(model: LanguageModel, batch_size: int, length: int, autocast: bo
 @pytest.mark.parametrize(
     ("name", "shape", "backend", "autocast"),
     [
-        *((name, SMALL, "eager", name == "NGPT") for name in ARCHITECTURES),
         *((name, DEEPER, "eager", name != "NGPT") for name in ARCHITECTURES),
         ("AnGPT", SMALL, "sdpa", False),
+        ("NGPT", SMALL, "eager", True),
     ],
 )
 def test_the_estimate_is_within_ten_percent_of_the_real_peak(name, shape, backend, autocast) -> None:
     settings = {**shape, "backend": backend, "document_masking": False}
     plan = Plan(batch_size=4, length=shape["context_length"], precision="bf16-mixed" if autocast else "32-true")
     estimated = step_memory(build(name, "meta", **settings), plan).total()
-    measured = peak_on_cpu(build(name, **settings), 4, shape["context_length"], autocast)
+    measured = peak_on_cpu(build(name, **settings), shape["context_length"], autocast)
     assert estimated == pytest.approx(measured, rel=0.1)
 
 
@@ -79,16 +78,16 @@ def test_the_optimizers_state_is_what_the_optimizer_makes() -> None:
     for optimizer, bytes_per_matrix_weight in ((anlit.AdamW, 8), (anlit.MuonAdamW, 4)):
         model = build("GPT", "meta", **SMALL, optimizer=optimizer)
         sizes = estimate(model, Plan(batch_size=1, length=128, precision="32-true"))
-        others = sizes.parameters["total"] - sizes.parameters["matrices"]
-        expected = bytes_per_matrix_weight * sizes.parameters["matrices"] + 8 * others
+        others = sizes["parameters"]["total"] - sizes["parameters"]["matrices"]
+        expected = bytes_per_matrix_weight * sizes["parameters"]["matrices"] + 8 * others
         # beside it, AdamW's step counters, and for a moment what the step computes with
-        assert expected <= sizes.memory["optimizer state"] < 1.05 * expected
+        assert expected <= sizes["memory"]["optimizer state"] < 1.05 * expected
 
 
 def test_sharding_divides_what_it_shards() -> None:
     model = build("GPT", "meta", **SMALL, document_masking=False)
-    whole = estimate(model, Plan(batch_size=1, length=128)).memory
-    quarter = estimate(model, Plan(batch_size=1, length=128, gpus=4, strategy="fsdp")).memory
+    whole = estimate(model, Plan(batch_size=1, length=128))["memory"]
+    quarter = estimate(model, Plan(batch_size=1, length=128, gpus=4, strategy="fsdp"))["memory"]
     assert quarter["parameters"] == pytest.approx(whole["parameters"] / 4, rel=1e-4)
     assert quarter["optimizer state"] == pytest.approx(whole["optimizer state"] / 4, rel=1e-4)
     assert quarter["activations of the blocks"] == whole["activations of the blocks"]
@@ -101,21 +100,14 @@ def test_recomputing_blocks_leaves_their_inputs_and_one_block() -> None:
     assert blocks[8] - blocks[4] == pytest.approx(4 * 64 * 128 * 64 * 4, rel=0.3)  # h (B, T, d) of each, little more
 
 
-def test_days_follow_from_tokens_flops_and_gpus() -> None:
-    model = build("GPT", "meta", **SMALL)
-    sizes = estimate(model, Plan(gpus=8, strategy="ddp", gpu="A100", mfu=0.5, length=128, batch_size=1, tokens=1e12))
-    assert sizes.days == pytest.approx(1e12 * sizes.flops_per_token / (8 * 312e12 * 0.5) / 86_400)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_estimate_is_within_ten_percent_of_a_gpus_peak(name: str) -> None:
     settings = {"vocab_size": 50304, "n_layers": 6, "d_model": 768, "n_heads": 12, "document_masking": False}
     estimated = step_memory(build(name, "meta", **settings), Plan(batch_size=4, length=1024)).total()
-    step, _ = training(build(name, **settings).cuda(), 4, 1024, True, "cuda")
+    step, _ = training(build(name, **settings).cuda(), 1024, True, "cuda")
     step()
     torch.cuda.reset_peak_memory_stats()
     step()
-    measured = torch.cuda.max_memory_allocated()
-    assert estimated == pytest.approx(measured, rel=0.1)
+    assert estimated == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
