@@ -17,23 +17,19 @@ from anlit.sentences import ToolParser
 
 NAMES_OF_FILES = ("CHECKPOINT", "DIR", "FILE", "FOLDER", "PATH", "RUN")
 """How --help calls a file or a folder."""
+USAGE = """\
+anlit {version}: train and compare GPT+, nGPT and anGPT
 
+usage: anlit COMMAND [OPTIONS]
 
-def usage() -> str:
-    """The overview that `anlit` and `anlit --help` print."""
-    commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
-    return (
-        f"anlit {anlit.__version__}: train and compare GPT+, nGPT and anGPT\n\n"
-        f"usage: anlit COMMAND [OPTIONS]\n\ncommands:\n{commands}\n\n"
-        "anlit COMMAND --help lists the options of one command; anlit fit --print_config prints the resolved YAML;\n"
-        "anlit fit --model.help AnGPT and --data.help PythonSources explain one class's settings.\n"
-        "anlit --print_completion bash prints the completion of commands and files for a shell (bash, zsh, tcsh).\n"
-        "Every command takes --import MODULE, for a model, a mechanism or data of your own that a checkpoint names.\n"
-    )
+commands:
+{commands}
 
-
-def _module(command: str) -> Any:
-    return importlib.import_module(f"anlit.commands.{FILES.get(command, command)}")
+anlit COMMAND --help lists the options of one command; anlit fit --print_config prints the resolved YAML;
+anlit fit --model.help AnGPT and --data.help PythonSources explain one class's settings.
+anlit --print_completion bash prints the completion of commands and files for a shell (bash, zsh, tcsh).
+Every command takes --import MODULE, for a model, a mechanism or data of your own that a checkpoint names.
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,25 +39,11 @@ def main(argv: list[str] | None = None) -> int:
     sentence on standard error says what. 75: the run was preempted (SIGTERM, SIGUSR1), its checkpoint is written.
     130: a tool was interrupted by Ctrl-C.
     """
-    arguments = sys.argv[1:] if argv is None else argv
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        echo(usage())
-        return 0
-    if arguments[0] in ("-V", "--version"):
-        echo(f"anlit {anlit.__version__}")
-        return 0
-    if arguments[0] not in (*COMMANDS, "--print_completion"):
-        return _fail(f"unknown command '{arguments[0]}': choose one of {', '.join(COMMANDS)}")
     logging.setLogRecordFactory(VisibleRecord)
     RUN_FOLDER.set("")
     try:
-        if arguments[0] == "--print_completion":
-            echo(_completion(" ".join(arguments[1:]) or "bash"))
-            return 0
         try:
-            command, given = arguments[0], _import_modules(arguments[1:])
-            make_torchmetrics_lazy()
-            return _module(command).main([command, *given] if command in (*LIGHTNING, *EVALUATIONS) else given) or 0
+            return _run(*(sys.argv[1:] if argv is None else argv) or ["--help"])
         finally:
             sys.stdout.flush()  # otherwise Python notices at its end, and complains, that nobody reads
     except UserError as error:
@@ -72,6 +54,27 @@ def main(argv: list[str] | None = None) -> int:
         return _fail("interrupted", 130)
     except Exception as error:
         return _fail(unforeseen(error), 1)
+
+
+def _run(command: str, *arguments: str) -> int:
+    if command in ("-h", "--help", "help"):
+        commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
+        echo(USAGE.format(version=anlit.__version__, commands=commands))
+    elif command in ("-V", "--version"):
+        echo(f"anlit {anlit.__version__}")
+    elif command == "--print_completion":
+        echo(_completion(" ".join(arguments) or "bash"))
+    elif command in COMMANDS:
+        given = _import_modules([*arguments])
+        make_torchmetrics_lazy()
+        return _module(command).main([command, *given] if command in (*LIGHTNING, *EVALUATIONS) else given) or 0
+    else:
+        raise UserError(f"unknown command '{command}': choose one of {', '.join(COMMANDS)}")
+    return 0
+
+
+def _module(command: str) -> Any:
+    return importlib.import_module(f"anlit.commands.{FILES.get(command, command)}")
 
 
 def _completion(shell: str) -> str:
@@ -106,10 +109,8 @@ def _import_modules(arguments: list[str]) -> list[str]:
         try:
             importlib.import_module(module)
         except (ImportError, ValueError) as error:
-            raise UserError(
-                f"--import {module} fails ({error}): give the dotted name of an installed module, or set PYTHONPATH to "
-                "the folder that contains it"
-            ) from error
+            fix = "give the dotted name of an installed module, or set PYTHONPATH to the folder that contains it"
+            raise UserError(f"--import {module} fails ({error}): {fix}") from error
     return others
 
 
@@ -123,10 +124,6 @@ def _is_stdout_closed() -> bool:
     return closed
 
 
-def _fail(sentence: str, exit_code: int = UserError.exit_code) -> int:
+def _fail(sentence: str, exit_code: int) -> int:
     echo(f"anlit: error: {sentence}", sys.stderr)
     return exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,11 +20,9 @@ LARGEST_BYTES = 2**28
 DEEPEST = 100
 """Lists and mappings within each other."""
 TOO_DEEP = f"it is nested deeper than {DEEPEST} lists and mappings"
-MOST_VALUES = 1_000_000
-"""Values in a YAML file, each counted as often as an alias repeats it."""
-LONG_STRING = 1000
-"""Characters of a string in YAML that count as one value."""
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MOST_VALUES, LONG_STRING = 1_000_000, 1000
+"""Values in a YAML file, each counted as often as an alias repeats it; characters that count as one value."""
+TOO_MUCH = f"it expands to more than {MOST_VALUES:,} values"
 
 
 def read_text(path: str | Path) -> str:
@@ -39,20 +37,15 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json(path: str | Path, schema: Any = object, advice: str = "repair or remove it") -> Any:
-    """The content of a JSON file.
+    """The content of a JSON file that is as `schema` says.
 
-    Args:
-        schema: What it must be.
-        advice: What the user can do about a damaged one.
-
-    Raises:
-        UserError: It cannot be read, is no JSON, or is not as `schema` says. The message names the file.
+    Raises UserError, which names the file, the reason and `advice`, if it cannot be read or is not so.
     """
     return _read(path, _parse_json, schema, advice)
 
 
 def read_yaml(path: str | Path, schema: Any = object, advice: str = "correct it there") -> Any:
-    """The content of a YAML file; arguments and errors are those of `read_json`."""
+    """The content of a YAML file, as `read_json`."""
     return _read(path, parse_yaml, schema, advice)
 
 
@@ -68,7 +61,7 @@ def _read(path: str | Path, parse: Callable[[str], Any], schema: Any, advice: st
 def read_rows(path: str | Path, advice: str = "repair it or leave the run out") -> list[dict[str, str]]:
     """The rows of a CSV file by its header, with "" for an empty cell. A last line without an end is left out.
 
-    Raises UserError if it cannot be read, or has other rows than its header says. The message names the file.
+    Raises UserError, which names the file, if it cannot be read, or has other rows than its header says.
     """
     try:
         lines = read_text(path).splitlines(keepends=True)
@@ -94,17 +87,50 @@ def number(row: dict[str, str], column: str, path: str | Path) -> float:
         raise _unreadable(path, ValueError(said), "repair it or leave the run out") from error
 
 
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    def flatten_mapping(self, node: Any) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > MOST_VALUES:  # merges of merges multiply
+            raise ValueError(TOO_MUCH)
+
+
 def parse_yaml(text: str) -> Any:
     """The content of YAML. Raises YAMLError, or ValueError if it is nested too deep or its aliases expand too far."""
-    _refuse_large(text)
-    return yaml.load(text, Loader=LOADER)
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):  # before anything is built: the loader calls itself for each level
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(TOO_DEEP)
+    try:
+        return _bounded(yaml.load(text, Loader=_Loader), MOST_VALUES)
+    except RecursionError as error:  # aliases of aliases
+        raise ValueError(TOO_DEEP) from error
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return _bounded(json.loads(text))
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+
+
+def _bounded(content: Any, most: float = math.inf) -> Any:
+    """`content`. Raises ValueError for more than `most` values, counted as often as they occur, or deeper ones."""
+    level, total = [content], 0
+    for _ in range(DEEPEST + 1):
+        parts = [value for value in level if isinstance(value, dict | list)]
+        total += sum(map(len, parts)) + sum(len(value) // LONG_STRING for value in level if isinstance(value, str))
+        if total > most:
+            raise ValueError(TOO_MUCH)
+        level = [inner for part in parts for inner in (part.values() if isinstance(part, dict) else part)]
+        if not level:
+            return content
+    raise ValueError(TOO_DEEP)
 
 
 def check(value: Any, schema: Any, name: str = "", complete: bool = False) -> None:
-    """Raises:
-    ValueError: `value` is not as `schema` says, or lacks a part of it where it must be complete. The message names
-        the part, such as `hardware.devices`.
-    """
+    """Raises ValueError, which names the part, such as `hardware.devices`, if `value` is not as `schema` says, or lacks
+    a part of it where it must be complete."""
     kind: Any = type(schema) if isinstance(schema, dict | list) else schema
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kind) or (isinstance(value, bool) and not {bool, object} & {*kinds}):
@@ -122,48 +148,6 @@ def check(value: Any, schema: Any, name: str = "", complete: bool = False) -> No
                 check(value[key], part, inner, complete)
             elif complete:
                 raise ValueError(f"{inner} is missing")
-
-
-def _parse_json(text: str) -> Any:
-    def require_shallow(value: Any, depth: int = 0) -> None:
-        if depth > DEEPEST:
-            raise ValueError(TOO_DEEP)
-        if isinstance(value, dict | list):
-            for item in value.values() if isinstance(value, dict) else value:
-                require_shallow(item, depth + 1)
-
-    try:
-        content = json.loads(text)
-    except RecursionError as error:
-        raise ValueError(TOO_DEEP) from error
-    require_shallow(content)
-    return content
-
-
-def _refuse_large(text: str) -> None:
-    """Count the values that a YAML text expands to, and their depth, from its events alone: nothing is built."""
-    anchors: dict[str, tuple[int, int]] = {}
-    nodes: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # that are open: anchor, values, levels below
-    for event in yaml.parse(text, Loader=LOADER):
-        if isinstance(event, yaml.CollectionStartEvent):
-            nodes.append((event.anchor, 1, 0))
-        elif isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
-            if isinstance(event, yaml.AliasEvent):
-                if event.anchor not in anchors:
-                    raise ValueError(f"its alias *{event.anchor} is within itself or unknown")
-                anchor, (values, depth) = None, anchors[event.anchor]
-            elif isinstance(event, yaml.ScalarEvent):
-                anchor, values, depth = event.anchor, 1 + len(event.value) // LONG_STRING, 0
-            else:
-                anchor, values, depth = nodes.pop()
-            if anchor is not None:
-                anchors[anchor] = values, depth
-            above, more, deepest = nodes[-1]
-            nodes[-1] = above, more + values, max(deepest, depth + 1)
-            if more + values > MOST_VALUES:
-                raise ValueError(f"it expands to more than {MOST_VALUES:,} values")
-        if len(nodes) + nodes[-1][2] > DEEPEST + 1:
-            raise ValueError(TOO_DEEP)
 
 
 def _unreadable(path: str | Path, error: Exception, advice: str) -> UserError:

@@ -37,17 +37,13 @@ _KINDS = {
     "int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list",
     "dict": "a mapping", "numbers": "integers such as 1,2",
 }  # fmt: skip
-NO_GPU = (
-    "trainer.accelerator needs a GPU, and none was found: set --trainer.accelerator cpu --trainer.devices 1, or check "
-    "with nvidia-smi"
-)
 ADVICE = {
-    "No supported gpu backend found": NO_GPU,
-    "CUDAAccelerator": NO_GPU,
+    "No supported gpu backend found|CUDAAccelerator": "trainer.accelerator needs a GPU, and none was found: set "
+    "--trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
     "CPUAccelerator": "trainer.devices is no number of processes: give --trainer.devices 1 or more on CPU",
-    "Timer(duration=": "trainer.max_time is no duration: give DD:HH:MM:SS, such as 00:12:00:00 for twelve hours",
+    "Timer.duration=": "trainer.max_time is no duration: give DD:HH:MM:SS, such as 00:12:00:00 for twelve hours",
 }
-"""Words of a message of Lightning's → the sentence that the user gets instead."""
+"""A pattern in a message of Lightning's → the sentence that the user gets instead."""
 
 
 class ToolParser(argparse.ArgumentParser):
@@ -84,27 +80,15 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def sentence(message: str, options: Collection[str], program: str) -> str:
-    """The cause in what a parser said.
-
-    Args:
-        options: All that may be given, for "did you mean".
-        program: The whole command, such as `anlit fit`.
-    """
+    """The cause in what a parser said. `options`: all that may be given; `program`: the whole command, `anlit fit`."""
     message, see = message.strip(), f"{program} --help lists the options"
     if match := _UNKNOWN.search(message):
-        name, owner, key = _first(match), _owner(message, match), _key(message[: match.start()])
-        if not owner and match[1] and not name.startswith("-"):
-            return f"{program} does not know what to do with {name}: {see}"
-        if owner:
-            name, options = name.lstrip("-"), _settings_of(owner)
-            see = "the class has none, so leave it out, or choose a class that has it"
-        what = f"an option of {program}" if name.startswith("-") else f"a setting of {owner or program}"
-        return f"{'.'.join([*key, name])} is not {what}: {_suggestion(name, options, see)}"
-    key = _key(message)
+        return _unknown(message, match, options, program, see)
+    key = ".".join(keys := _key(message))
     if match := _NO_MAPPING.search(message):
-        return f"{'.'.join(key)}={_first(match)} is of the wrong type: give a mapping, or a file that has one"
+        return f"{key}={_first(match)} is of the wrong type: give a mapping, or a file that has one"
     if match := _MISSING.search(message):
-        names = [f"--{'.'.join([*key, name])}" if key else name for name in match[1].split(", ")]
+        names = [f"--{'.'.join([*keys, name])}" if keys else name for name in match[1].split(", ")]
         names = [name.replace(f"{program.split()[-1]}.", "--", 1) for name in names]
         names = [f"{name} ({classes})" if (classes := classes_for(name.lstrip("-"))) else name for name in names]
         fix = "give it in a --config FILE or as an option" if "--config" in options else see
@@ -118,10 +102,34 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
         return f"{message.removeprefix('argument ').replace(': ', ' ', 1)}: {see}"
     value = next(iter(_VALUE.findall(message)), "")
     if match := _NO_CLASS.search(message):
-        return no_class(".".join(key), _first(match) or value)
+        return no_class(key, _first(match) or value)
     if kinds := [kind or f"one of {values}" for kind, values in _EXPECTED.findall(message) if kind != "NoneType"]:
-        return f"{'.'.join(key)}={value} is of the wrong type: give {' or '.join(dict.fromkeys(map(_kind, kinds)))}"
+        return f"{key}={value} is of the wrong type: give {' or '.join(dict.fromkeys(map(_kind, kinds)))}"
     return f"{' '.join(message.split())[:400]}: {see}"
+
+
+def _unknown(message: str, match: re.Match[str], options: Collection[str], program: str, see: str) -> str:
+    """The sentence about an option, or a setting of a class, that there is not."""
+    name, keys = _first(match), _key(message[: match.start()])
+    after = _OWNER_AFTER.match(message, message.find("Got value", match.end()))
+    owner = after[1] if after else "".join(_OWNER.findall(message[: match.start()])[-1:])
+    if not owner and match[1] and not name.startswith("-"):
+        return f"{program} does not know what to do with {name}: {see}"
+    if owner:
+        from anlit.settings import parameters_of  # torch
+
+        module, _, kind = owner.rpartition(".")
+        known = parameters_of(getattr(importlib.import_module(module), kind))
+        name, options = name.lstrip("-"), [parameter.name for parameter in known if parameter.name != "params"]
+        see = "the class has none, so leave it out, or choose a class that has it"
+    what = f"an option of {program}" if name.startswith("-") else f"a setting of {owner or program}"
+    wanted, plain, fix = name.lstrip("-"), [option.lstrip("-") for option in options], see
+    close = [near for part in (wanted, wanted.split(".")[0]) for near in difflib.get_close_matches(part, plain, n=1)]
+    if close:
+        fix = f"did you mean {name.removesuffix(wanted)}{close[0]}?"
+    elif options and wanted == name and len(options) < 40:
+        fix = f"choose one of {', '.join(options)}"
+    return f"{'.'.join([*keys, name])} is not {what}: {fix}"
 
 
 def no_class(key: str, value: Any) -> str:
@@ -133,27 +141,20 @@ def no_class(key: str, value: Any) -> str:
 
 def classes_for(name: str) -> str:
     """The classes that a key such as `attention` offers, found by the file that they lie in; "" for other keys."""
-    match name:
-        case "model":
-            names = ["GPT", "NGPT", "AnGPT"]
-        case "data":
-            names = [*public_classes("anlit.data.corpora"), "Mixture", "TokenShards", "NeedleInHaystack"]
-        case "attention":
-            names = [*public_classes("anlit.attention.mechanisms")]
-        case "positions":
-            names = [name for name in public_classes("anlit.layers.positions") if name != "Positions"]
-        case "optimizer":
-            names = [f"anlit.{name}" for name in public_classes("anlit.optim.optimizers")]
-            names += ["the path of a torch optimizer such as torch.optim.SGD"]
-        case _:
-            return ""
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+    rooms = {"data": "data.corpora", "attention": "attention.mechanisms", "positions": "layers.positions",
+             "optimizer": "optim.optimizers"}  # fmt: skip
+    prefix = "anlit." if name == "optimizer" else ""  # torch has an AdamW too
+    names = [f"{prefix}{kind}" for kind in public_classes(f"anlit.{rooms[name]}")] if name in rooms else []
+    names += {"model": ["GPT", "NGPT", "AnGPT"], "data": ["Mixture", "TokenShards", "NeedleInHaystack"],
+              "optimizer": ["the path of a torch optimizer such as torch.optim.SGD"]}.get(name, [])  # fmt: skip
+    names = [kind for kind in names if kind != "Positions"]
+    return f"{', '.join(names[:-1])} or {names[-1]}" if names else ""
 
 
 def of_lightning(error: Exception) -> str:
     """The sentence for an error of Lightning's about the Trainer's settings."""
     message = " ".join(str(error).split())
-    known = (advice for words, advice in ADVICE.items() if words in message)
+    known = (advice for pattern, advice in ADVICE.items() if re.search(pattern, message))
     return next(known, f"trainer: {message.split('. ')[0].rstrip('.')}")
 
 
@@ -165,31 +166,6 @@ def _key(message: str) -> list[str]:
     """The keys of the nested "Parser key" lines: model, attention, tau."""
     keys = _KEY.findall(message)
     return [key for key, before in zip(keys, ["", *keys], strict=False) if key != before]
-
-
-def _owner(message: str, match: re.Match[str]) -> str:
-    """The class that an unknown setting was given to; "" outside of classes."""
-    after = _OWNER_AFTER.match(message, message.find("Got value", match.end()))
-    before = _OWNER.findall(message[: match.start()])
-    return after[1] if after else before[-1] if before else ""
-
-
-def _settings_of(class_path: str) -> list[str]:
-    from anlit.settings import parameters_of  # with torch
-
-    module, _, name = class_path.rpartition(".")
-    kind = getattr(importlib.import_module(module), name)
-    return [parameter.name for parameter in parameters_of(kind) if parameter.name != "params"]
-
-
-def _suggestion(name: str, options: Collection[str], see: str) -> str:
-    """The option that was meant, else all if they are few."""
-    wanted, plain = name.lstrip("-"), [option.lstrip("-") for option in options]
-    for part in (wanted, wanted.split(".")[0]):
-        if close := difflib.get_close_matches(part, plain, n=1):
-            return f"did you mean {name.removesuffix(wanted)}{close[0]}?"
-    few = options and wanted == name and len(options) < 40
-    return f"choose one of {', '.join(options)}" if few else see
 
 
 def _kind(name: str) -> str:

@@ -49,7 +49,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, nn.Module):
         return module_to_plain_values(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -60,7 +60,6 @@ def build_from_plain(kind: type[T], arguments: Mapping[str, Any], where: str) ->
 
     Args:
         kind: A class that the caller trusts. Its annotations decide which other classes may be used.
-        arguments: The arguments in a file.
         where: The file and the key, for messages.
 
     Raises:
@@ -76,8 +75,7 @@ def build_from_plain(kind: type[T], arguments: Mapping[str, Any], where: str) ->
 def subclass_named(base: type[T], path: str, where: str) -> type[T]:
     """The imported subclass of `base` that a file names, by its dotted path or its bare name.
 
-    Raises:
-        UserError: There is none, or there are several.
+    Raises UserError if there is none, or there are several.
     """
     package, name = path.partition(".")[0], path.rpartition(".")[2]
     family = [base]
@@ -106,8 +104,7 @@ def _path_of(kind: type) -> str:
 
 
 def parameters_of(kind: type) -> list[Any]:
-    """The arguments of a constructor as the parser of the command line resolves them, also through **kwargs; each with
-    `name`, `annotation` and `default`."""
+    """The arguments of a constructor, each with `name`, `annotation` and `default`, also those behind **kwargs."""
     return list(get_signature_parameters(kind, None))
 
 
@@ -117,19 +114,22 @@ def _annotations(kind: type) -> dict[str, Any]:
 
 
 def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
-    """`value` converted to the type of `annotation`."""
+    """`value` as the type of `annotation`, for an argument of `owner`. Of a union None is tried first."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return _first_fit(inner, value, owner, where)
+        for choice in (choices := sorted(inner, key=lambda choice: choice is not type(None))):
+            try:
+                return _convert(choice, value, owner, where)
+            except UserError:
+                if choice is choices[-1]:
+                    raise
     if (annotation is Any or (annotation in (list, dict) and isinstance(value, annotation))) and is_plain(value):
         return value
-    if annotation in (None, type(None)) and value is None:
-        return None
     if origin is Literal and any(value == choice and type(value) is type(choice) for choice in inner):
         return value
     if annotation is float and type(value) is int and abs(value) < LARGEST_NUMBER:
         return float(value)
-    if annotation in SCALARS and type(value) is annotation:
+    if annotation in (*SCALARS, None) and type(value) is (annotation or type(None)):
         return value
     if origin in (list, Sequence) and isinstance(value, list):
         return [_convert(inner[0], part, owner, f"{where}.{number}") for number, part in enumerate(value)]
@@ -137,23 +137,11 @@ def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
         kinds = [inner[0]] * len(value) if inner[-1] is ... else inner
         return tuple(_convert(kind, part, owner, where) for kind, part in zip(kinds, value, strict=True))
     if origin in (dict, Mapping) and isinstance(value, dict):
-        key, of = inner
-        return {_convert(key, k, owner, where): _convert(of, v, owner, where) for k, v in value.items()}
+        return {_convert(inner[0], k, owner, where): _convert(inner[1], v, owner, where) for k, v in value.items()}
     if _is_ours(annotation, owner) and isinstance(value, str | dict):
         return _build_part(annotation, value, where)
     kind = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
     raise UserError(f"{where} is {shown(value)}, which cannot be read as {kind}: give another value")
-
-
-def _first_fit(choices: Sequence[Any], value: Any, owner: type, where: str) -> Any:
-    """`value` as one of the types of a union. The error is that of the last type that is not None."""
-    errors: list[UserError] = []
-    for choice in sorted(choices, key=lambda choice: choice is not type(None)):  # None first
-        try:
-            return _convert(choice, value, owner, where)
-        except UserError as error:
-            errors.append(error)
-    raise errors[-1]
 
 
 def _build_part(base: type, value: str | dict[str, Any], where: str) -> Any:

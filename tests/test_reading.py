@@ -32,12 +32,12 @@ FIELD = "9" * 1_000_000
 HEADER = "step,val/tokens,val/loss\n"
 DAMAGED = {
     "run.json": {
-        "interrupted": '{"status": "fini', "list": "[]", "nul": "\0\0\0", "nested": "[" * 60_000,
-        "kinds": '{"hardware": {"devices": 3}}', "kind": '{"status": 7}', "field": '{"git": {"commit": ' + FIELD + "}}",
+        "interrupted": '{"status": "fini', "nul": "\0\0\0", "nested": "[" * 60_000,
+        "kinds": '{"hardware": {"devices": 3}}', "field": '{"git": {"commit": ' + FIELD + "}}",
     },
     "metrics.csv": {
-        "json": "[1, 2]\n3, 4\n", "nul": f"{HEADER}1,\0,2\n", "word": f"{HEADER}1,8,low\n",
-        "field": f"{HEADER}1,{FIELD},2\n", "wide": f"{HEADER}1,2,3,4\n", "quoted": f'{HEADER}"1,2,3\n',
+        "json": "[1, 2]\n3, 4\n", "word": f"{HEADER}1,8,low\n", "field": f"{HEADER}1,{FIELD},2\n",
+        "wide": f"{HEADER}1,2,3,4\n", "quoted": f'{HEADER}"1,2,3\n',
     },
     "config.yaml": {name: BOMBS[name] for name in ("merged", "nul")},
 }  # fmt: skip
@@ -71,22 +71,17 @@ def test_compare_names_a_damaged_file(name: str, kind: str, run: Path, tmp_path:
     assert len(said) < 600
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("run.json", "interrupted"), ("run.json", "kinds"), ("metrics.csv", "json")]
-)
+@pytest.mark.parametrize(("name", "kind"), [("run.json", "interrupted"), ("metrics.csv", "json")])
 def test_fit_continues_no_run_with_a_damaged_file(name: str, kind: str, run: Path, tmp_path: Path, capsys) -> None:
     copy = copied(run, tmp_path)
     (copy / name).write_text(DAMAGED[name][kind])
-    more = ["--ckpt_path=last", "--trainer.max_steps=4"]
-    assert f"{copy / name} cannot be read (" in one_sentence(
-        capsys, "fit", f"--config={copy}/config.yaml", f"--run_dir={copy}", *more
-    )
+    fit = ["fit", f"--config={copy}/config.yaml", f"--run_dir={copy}", "--ckpt_path=last", "--trainer.max_steps=4"]
+    assert f"{copy / name} cannot be read (" in one_sentence(capsys, *fit)
 
 
-@pytest.mark.parametrize("kind", ["aliases", "nested"])
-def test_a_config_that_expands_too_far_is_refused(kind: str, run: Path, tmp_path: Path, capsys) -> None:
+def test_a_config_that_expands_too_far_is_refused(run: Path, tmp_path: Path, capsys) -> None:
     copy = copied(run, tmp_path)
-    (copy / "config.yaml").write_text(BOMBS[kind])
+    (copy / "config.yaml").write_text(BOMBS["aliases"])
     for command in (["validate", f"--config={copy}/config.yaml"], ["generate", copy, "the", "--device", "cpu"]):
         assert f"{copy / 'config.yaml'} " in one_sentence(capsys, *command)
 
@@ -94,9 +89,7 @@ def test_a_config_that_expands_too_far_is_refused(kind: str, run: Path, tmp_path
 STUDY = "title: T\nseeds: [1]\nshared: {configs: [run.yaml]}\narms: {gpt: {title: GPT+}}\nbaseline: gpt\n"
 
 
-@pytest.mark.parametrize(
-    "content", ["[", "{}", '[{"exit_code": "x"}]', "[1]", '["\\u0000"]', '[{"how": 3}]', "[" * 60_000]
-)
+@pytest.mark.parametrize("content", ["[", "{}", '[{"exit_code": "x"}]'])
 def test_a_study_names_damaged_launches(content: str, run: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(run / "config.yaml", tmp_path / "run.yaml")
@@ -108,7 +101,7 @@ def test_a_study_names_damaged_launches(content: str, run: Path, tmp_path: Path,
     assert "launches.json cannot be read (" in one_sentence(capsys, *given)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"arms": 3}', '{"arms": [{"seconds_per_token": ["a"]}]}', '"\\u0000"'])
+@pytest.mark.parametrize("content", ["{", '{"arms": [{"seconds_per_token": ["a"]}]}'])
 def test_compare_names_damaged_timings(content: str, run: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "paired_steps.json").write_text(content)
@@ -121,12 +114,11 @@ def test_compare_names_damaged_timings(content: str, run: Path, tmp_path: Path, 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
 def test_what_is_no_file_is_not_read(make: Callable[[Path], object], run: Path, tmp_path: Path, capsys) -> None:
     """Without the check the first two never end."""
-    for name in ("run.json", "metrics.csv", "config.yaml"):
-        copy = copied(run, tmp_path / name)
-        (copy / name).unlink()
-        make(copy / name)
-        said = one_sentence(capsys, "compare", copy, run, "--output", tmp_path / "out")
-        assert f"{copy / name} cannot be read (it is no regular file)" in said
+    copy = copied(run, tmp_path)
+    (copy / "metrics.csv").unlink()
+    make(copy / "metrics.csv")
+    said = one_sentence(capsys, "compare", copy, run, "--output", tmp_path / "out")
+    assert f"{copy / 'metrics.csv'} cannot be read (it is no regular file)" in said
     make(path := tmp_path / "strange")
     for command in (
         ["fit", f"--config={path}"],
@@ -152,9 +144,8 @@ def test_yaml_that_expands_is_refused(kind: str, tmp_path: Path) -> None:
     ("value", "schema", "said"),
     [
         ({"a": {"b": [1]}}, {"a": {"b": [str]}}, "an entry of a.b is int in place of str"),
-        ({"a": True}, {"a": int}, "a is bool in place of int"),
+        ({"a": True}, {"a": (int, float)}, "a is bool in place of int or float"),
         ([], {"a": int}, "its content is list in place of dict"),
-        ({"a": "1"}, {"a": (int, float)}, "a is str in place of int or float"),
     ],
 )
 def test_a_schema_names_the_part(value: object, schema: object, said: str) -> None:

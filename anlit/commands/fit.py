@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
-from anlit.commands.parser import ConfigurationParser, hide_library_messages, origin, read_command
+from anlit.commands.parser import ConfigurationParser, origin, read_command
 from anlit.commands.run_folder import (
     checkpoint_to_continue,
     checkpoint_to_evaluate,
@@ -185,7 +185,6 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(format="%(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     flush_denormals()  # before torch starts its threads
-    hide_library_messages()
     refusals.listen()
     try:
         read_command(

@@ -1,19 +1,24 @@
 """The parser of `anlit fit | validate | test`, for whoever reads a configuration: fit itself, size, study.
 
 `ConfigurationParser` adds anlit's own settings to LightningCLI's. A subclass says what is made of the parsed
-configuration.
+configuration. `check` refuses what a configuration may not say, before any object is made.
 """
 
 import inspect
 import logging
+import re
 import warnings
 from argparse import ArgumentError
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pydoc import locate
 from typing import Any, TypeVar
 
 import lightning as L
 import torch
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from torch import nn
 
 import anlit.attention.mechanisms
 import anlit.data.corpora
@@ -21,14 +26,14 @@ import anlit.data.mixture
 import anlit.data.needle
 import anlit.models
 import anlit.training.callbacks  # noqa: F401  short class names in YAML are those of imported classes
-from anlit.commands.checks import check
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.language_model import LanguageModel
 from anlit.reading import read_yaml
-from anlit.sentences import sentence
+from anlit.sentences import no_class, sentence
+from anlit.settings import parameters_of, shown
 from anlit.shipped import with_configuration_files
 
 TRAINER_DEFAULTS = {
@@ -84,16 +89,56 @@ OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
 """anlit's own, beside those of LightningCLI: name, type, default, help."""
 
 
-def hide_library_messages() -> None:
-    """Hide the warnings and messages of Lightning and its libraries that are of no use to users; show all others."""
-    for pattern in WARNINGS:
-        warnings.filterwarnings("ignore", pattern)
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
-        logging.getLogger(name).addFilter(_is_useful)
+SIZES = ("context_length", "d_ff", "d_head", "d_model", "n_heads", "n_kv_heads", "n_layers", "vocab_size")
+COUNTS = ("checkpoint_every_n_steps", "trainer.accumulate_grad_batches", "trainer.num_nodes")
+AMOUNTS = ("gradient_clip_val", "limit_test_batches", "limit_val_batches", "log_every_n_steps")
+RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
+    ("1 or more", lambda x: x >= 1, [*COUNTS, *(f"model.{size}" for size in SIZES)]),
+    ("0 or more", lambda x: x >= 0, ["model.optimizer.lr", "model.optimizer.weight_decay", "model.z_loss",
+                                     *(f"trainer.{amount}" for amount in AMOUNTS)]),
+    ("more than 0", lambda x: x > 0, ["trainer.limit_train_batches", "trainer.val_check_interval"]),
+    ("0 to 4294967295", lambda x: 0 <= x < 1 << 32, ["seed_everything"]),
+    ("0 or more, or -1 for no limit", lambda x: x >= -1, ["trainer.max_epochs", "trainer.max_steps"]),
+    ("1 or more, or -1 for all devices", lambda x: x >= 1 or x == -1, ["trainer.devices"]),
+]  # fmt: skip
+"""What to give, its condition, and the settings that it is for. What a constructor checks itself is not here."""
+RANGE_OF = {key: (holds, words) for words, holds, keys in RANGES for key in keys}
 
 
-def _is_useful(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(MESSAGES)
+def check(config: Namespace) -> None:
+    """Raises UserError if a configuration names a callable that is not a class, or a number is out of its range.
+
+    The parser also accepts functions: any function if the key needs a callable, such as `model.init_args.optimizer`,
+    else those whose annotation returns the right type. Both would be called.
+    """
+    for key, owner, name, value in _settings(config.as_dict(), ""):
+        if name == "class_path":
+            if not inspect.isclass(locate(value)):
+                raise UserError(no_class(key, shown(value)))
+        elif callable(value) and not isinstance(value, type | nn.Module):
+            defaults = parameters_of(owner) if inspect.isclass(owner) else []
+            if not any(parameter.name == name and parameter.default is value for parameter in defaults):
+                raise UserError(no_class(key, shown(getattr(value, "__qualname__", value))))
+        if isinstance(value, str) and key == "trainer.devices" and re.fullmatch(r"-?\d+", value):
+            value = int(value)  # it may be a text such as `0,1`, so the parser leaves `0` a text
+        holds, words = RANGE_OF.get(key, (None, ""))
+        if holds and isinstance(value, int | float) and not isinstance(value, bool) and not holds(value):
+            raise UserError(f"{key}={value} is out of range: give {words}")
+
+
+def _settings(part: Any, key: str, owner: Any = None) -> Iterator[tuple[str, Any, str, Any]]:
+    """Every value below `part`, at any depth: its key with dots and without `init_args` (`model.optimizer.lr`), the
+    class that the argument belongs to (None outside of classes), the argument's name, and the value."""
+    if isinstance(part, list | tuple):
+        for number, value in enumerate(part):
+            yield from _settings(value, f"{key}.{number}", owner)
+    elif isinstance(part, dict):
+        path = part.get("class_path")
+        for name, value in part.items():
+            within = name in ("class_path", "init_args") and isinstance(path, str)
+            below = key if within else f"{key}.{name}".lstrip(".")
+            yield below, owner, str(name), value
+            yield from _settings(value, below, locate(str(path)) if within else None)
 
 
 class ConfigurationParser(CommandLine):
@@ -106,8 +151,7 @@ class ConfigurationParser(CommandLine):
         return {name: known[name] | {"weights_only"} for name in ("fit", "validate", "test")}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Restrict jsonargparse: refuse the functions on its list, make no objects for keys of type Any, and read the
-        files that a configuration names from this machine only. Lightning would read `s3://…` too."""
+        """Refuse the functions on jsonargparse's list, make no objects for keys of type Any, read no `s3://…`."""
         set_parsing_settings(
             import_path_denylist=[], instantiate_subclass_spec_in_any=False, config_read_mode_fsspec_enabled=False
         )
@@ -123,11 +167,8 @@ class ConfigurationParser(CommandLine):
 
     def read(self, arguments: list[str]) -> Any:
         """The configuration of further arguments of the subcommand. Raises UserError if it is wrong."""
-        try:
-            config = self.parser.parse_args(_with_checked_files(arguments))[arguments[0]]
-        except ArgumentError as error:
-            raise _refusal(error, arguments[0]) from error
-        check(config)
+        config = _in_sentences(lambda: self.parser.parse_args(_with_checked_files(arguments)), arguments[0])
+        check(config := config[arguments[0]])
         return config
 
     def model_of(self, config: Any) -> LanguageModel:
@@ -158,45 +199,41 @@ class ConfigurationParser(CommandLine):
 
 
 Parser = TypeVar("Parser", bound=ConfigurationParser)
+T = TypeVar("T")
 
 
 def read_command(kind: type[Parser], arguments: list[str], **settings: Any) -> Parser:
     """Parse the arguments of `fit` or one of its siblings, and let `kind` make and run what they say.
 
-    Args:
-        kind: What to do with the configuration.
-        arguments: They begin with the subcommand, whose parser alone is built: each takes a second.
-        settings: Further ones of LightningCLI.
+    `arguments` begin with the subcommand, whose parser alone is built: each takes a second. `settings` are further ones
+    of LightningCLI. Messages of Lightning and its libraries that are of no use to users are hidden.
 
     Raises:
         UserError: The configuration is wrong.
     """
+    for pattern in WARNINGS:
+        warnings.filterwarnings("ignore", pattern)
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+        logging.getLogger(name).addFilter(_is_useful)
     arguments = _with_checked_files(arguments)
     command = arguments[0]
     only = {command: kind.subcommands()[command]}
     kind = type(kind.__name__, (kind,), {"subcommands": staticmethod(lambda: only), "__doc__": kind.__doc__})
-    try:
-        return kind(
-            model_class=LanguageModel,
-            datamodule_class=TokenShards,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            auto_configure_optimizers=False,
-            seed_everything_default=1,
-            trainer_defaults=TRAINER_DEFAULTS,
-            parser_kwargs={command: {"exit_on_error": False}, "exit_on_error": False},
-            args=arguments,
-            **settings,
-        )
-    except ArgumentError as error:
-        raise _refusal(error, command) from error
+    make = partial(
+        kind,
+        model_class=LanguageModel, datamodule_class=TokenShards, subclass_mode_model=True, subclass_mode_data=True,
+        auto_configure_optimizers=False, seed_everything_default=1, trainer_defaults=TRAINER_DEFAULTS,
+        parser_kwargs={command: {"exit_on_error": False}, "exit_on_error": False}, args=arguments, **settings,
+    )  # fmt: skip
+    return _in_sentences(make, command)
+
+
+def _is_useful(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(MESSAGES)
 
 
 def _with_checked_files(arguments: list[str]) -> list[str]:
-    """The arguments with the paths of their configuration files.
-
-    Raises UserError, which names the file, if one is missing or damaged.
-    """
+    """The arguments with the paths of their configuration files; UserError if one is missing or damaged."""
     arguments = with_configuration_files(arguments)
     for argument in arguments:
         if argument.startswith("--config="):
@@ -204,12 +241,14 @@ def _with_checked_files(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def _refusal(error: ArgumentError, command: str) -> UserError:
-    """The parser's error about the arguments of a subcommand in one sentence."""
-    trainer = (f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters)
-    own = (name for name, *_ in OWN_SETTINGS)
-    names = [*trainer, "model", "data", "config", *own, "ckpt_path", "seed_everything"]
-    return UserError(sentence(str(error), [f"--{name}" for name in names], f"anlit {command}"))
+def _in_sentences(parse: Callable[[], T], command: str) -> T:
+    """What `parse` returns; the parser's error about the arguments of a subcommand becomes one sentence."""
+    try:
+        return parse()
+    except ArgumentError as error:
+        names = [*(f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters), "model", "data", "config",
+                 *(name for name, *_ in OWN_SETTINGS), "ckpt_path", "seed_everything"]  # fmt: skip
+        raise UserError(sentence(str(error), [f"--{name}" for name in names], f"anlit {command}")) from error
 
 
 def origin(error: BaseException) -> BaseException:

@@ -22,10 +22,9 @@ def main(argv: list[str]) -> int:
     if not 0 < options.mfu <= 1:
         raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
 
-    from anlit.commands.parser import ConfigurationParser, hide_library_messages, read_command  # torch
+    from anlit.commands.parser import ConfigurationParser, read_command  # torch
     from anlit.sizing.estimate import estimate, show
 
-    hide_library_messages()
     cli = read_command(ConfigurationParser, ["fit", *fit_arguments])
     settings = cli.config["fit"]
     result = estimate(cli.model_of(settings), plan_of(options, settings))

@@ -114,9 +114,8 @@ def check_study(study: Study) -> None:
             raise UserError(f"after of {study.path} has {name}: {template}, which is no command of anlit's: give one "
                             "such as `anlit lengths {runs} --output {output}`")  # fmt: skip
 
-    from anlit.commands.parser import ConfigurationParser, hide_library_messages, read_command  # torch
+    from anlit.commands.parser import ConfigurationParser, read_command  # torch
 
-    hide_library_messages()
     cli: ConfigurationParser | None = None
     # Each arm at each of its points once, with a seed; and each further seed once.
     first, *others = [*study.seeds, *study.tuning_seeds]
