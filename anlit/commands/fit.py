@@ -19,12 +19,7 @@ from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
 from anlit.commands.parser import ConfigurationParser, origin, read_command
-from anlit.commands.run_folder import (
-    checkpoint_to_continue,
-    checkpoint_to_evaluate,
-    lock_run_folder,
-    make_run_folder,
-)
+from anlit.commands.run_folder import checkpoint_to_continue, checkpoint_to_evaluate, lock_run_folder, make_run_folder
 from anlit.commands.wandb_run import finish_wandb_run, wandb_run
 from anlit.configuration import class_name
 from anlit.data.checks import padded_vocabulary
@@ -71,8 +66,9 @@ class FitCommand(ConfigurationParser):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         given_run_dir = config.run_dir
-        if config.run_dir is None:
-            config.run_dir = f"runs/{class_name(config.model.class_path).lower()}-seed{config.seed_everything}"
+        config.run_dir = (
+            given_run_dir or f"runs/{class_name(config.model.class_path).lower()}-seed{config.seed_everything}"
+        )
         if self.subcommand != "fit":
             files = [str(path) for path in config.config or []]
             config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, given_run_dir, files, str(self.subcommand))
@@ -82,17 +78,15 @@ class FitCommand(ConfigurationParser):
         RUN_FOLDER.set(config.run_dir)
         config.ckpt_path = checkpoint_to_continue(config.run_dir, config.ckpt_path, config.checkpoint_every_n_steps)
         if config.initial_weights is not None and config.ckpt_path not in (None, "last"):
-            raise UserError(
-                f"initial_weights={config.initial_weights} and ckpt_path={config.ckpt_path} both name weights: give "
-                "initial_weights to start a run from them, or ckpt_path to continue one"
-            )
+            both = f"initial_weights={config.initial_weights} and ckpt_path={config.ckpt_path}"
+            fix = "give initial_weights to start a run from them, or ckpt_path to continue one"
+            raise UserError(f"{both} both name weights: {fix}")
 
     def run(self, subcommand: str) -> None:
         CommandLine.run(self, subcommand)
 
     def before_fit(self) -> None:
-        initial_weights = self.setting("initial_weights")
-        run_dir, ckpt_path = self.setting("run_dir"), self.setting("ckpt_path")
+        initial_weights, run_dir, ckpt_path = map(self.setting, ("initial_weights", "run_dir", "ckpt_path"))
         self.model.accept_changes = self.setting("accept_changes")
         if self.trainer.is_global_zero:
             self.lock = lock_run_folder(run_dir)
@@ -114,15 +108,11 @@ class FitCommand(ConfigurationParser):
             config = self.config[self.subcommand]
             with wandb_run(config, config.run_dir) if self.subcommand == "fit" else nullcontext():
                 LightningCLI.instantiate_classes(self)
-        except ValueError as error:
-            culprit = origin(error)
-            if isinstance(culprit, TypeError):  # a mistake in the code, not in the configuration
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            culprit = origin(error) if isinstance(error, ValueError) else error
+            if isinstance(culprit, TypeError) and "CPUAccelerator" not in str(culprit):  # a mistake in the code
                 raise
-            raise UserError(str(culprit)) from error
-        except (MisconfigurationException, TypeError) as error:
-            if isinstance(error, TypeError) and "CPUAccelerator" not in str(error):  # as above
-                raise
-            raise UserError(of_lightning(error)) from error
+            raise UserError(str(culprit) if isinstance(error, ValueError) else of_lightning(error)) from error
 
     def _set_vocabulary_from_data(self) -> None:
         """Set a missing vocab_size to that of the data, which is prepared first if necessary."""
@@ -140,39 +130,38 @@ class FitCommand(ConfigurationParser):
         """Add the callbacks, loggers and plugins that every run has to those of the configuration."""
         trainer, run_dir = self.setting("trainer", default={}), self.setting("run_dir")
         callbacks, logger = _as_list(trainer.get("callbacks")), trainer.get("logger")
-        has_progress = any(isinstance(callback, ProgressBar) for callback in callbacks)
-        progress = [] if has_progress or trainer.get("enable_progress_bar") is False else [RunProgress()]
+
+        def configured(kind: type, among: list[Any] = callbacks) -> bool:
+            return any(isinstance(part, kind) for part in among)
+
+        is_silent = configured(ProgressBar) or trainer.get("enable_progress_bar") is False
+        progress = [] if is_silent else [RunProgress()]
         if self.subcommand == "fit":
             kwargs["default_root_dir"] = run_dir
-            callbacks = [*callbacks, *self._callbacks_of_runs(callbacks, progress)]
+            callbacks = [
+                *callbacks,
+                *([] if configured(LossGuard) else [StopOnNonFinite()]),
+                FiniteCheckpoints(),
+                Throughput(),
+                *progress,
+                NormMonitor(),
+                RandomState(),
+                MetricsOnResume(),
+                RunRecord(run_dir),
+                BestCheckpoint(run_dir),
+                LastCheckpoint(run_dir, self.setting("checkpoint_every_n_steps")),
+                WholeSteps(),
+                refusals,
+            ]
             if logger is not False:
                 own = [] if logger is True else _as_list(logger)
-                has_tensorboard = any(isinstance(logger, TensorBoardLogger) for logger in own)
-                tensorboard = [] if has_tensorboard else [TensorBoardLogger(run_dir, "", "")]
+                tensorboard = [] if configured(TensorBoardLogger, own) else [TensorBoardLogger(run_dir, "", "")]
                 logger = [CSVLogger(run_dir), *tensorboard, *own]
         else:
             self.save_config_callback = None  # it would write config.yaml into the working directory
             callbacks, logger = [*callbacks, *progress], logger or False
         plugins = [*_as_list(trainer.get("plugins")), AtomicCheckpointIO()]  # it reads sharded checkpoints too
         return super().instantiate_trainer(callbacks=callbacks, logger=logger, plugins=plugins, **kwargs)
-
-    def _callbacks_of_runs(self, configured: list[Any], progress: list[RunProgress]) -> list[L.Callback]:
-        """Those of every run. A loss that is not finite stops it, unless the configuration has a LossGuard."""
-        run_dir = self.setting("run_dir")
-        return [
-            *([] if any(isinstance(callback, LossGuard) for callback in configured) else [StopOnNonFinite()]),
-            FiniteCheckpoints(),
-            Throughput(),
-            *progress,
-            NormMonitor(),
-            RandomState(),
-            MetricsOnResume(),
-            RunRecord(run_dir),
-            BestCheckpoint(run_dir),
-            LastCheckpoint(run_dir, self.setting("checkpoint_every_n_steps")),
-            WholeSteps(),
-            refusals,
-        ]
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -1,7 +1,4 @@
-"""The run folder of a command, and the checkpoint that it continues from or evaluates.
-
-One process trains in a folder at a time, no run is started again by mistake, and no untrained model is evaluated.
-"""
+"""The run folder of a command, and the checkpoint that it continues from or evaluates."""
 
 import errno
 import fcntl
@@ -45,12 +42,10 @@ def make_run_folder(run_dir: str) -> None:
     """
     try:
         Path(run_dir).mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=run_dir):
-            pass
+        TemporaryFile(dir=run_dir).close()
     except OSError as error:
-        raise UserError(
-            f"run_dir={run_dir} cannot be written ({error.strerror}): choose a folder that you may write to"
-        ) from error
+        fix = "choose a folder that you may write to"
+        raise UserError(f"run_dir={run_dir} cannot be written ({error.strerror}): {fix}") from error
     refuse_links(Path(run_dir))
 
 
@@ -74,9 +69,8 @@ def lock_run_folder(run_dir: str) -> IO[str]:
         with file:
             file.seek(0)
             holder = file.read().strip() or "another process"
-        raise UserError(
-            f"run_dir={run_dir} is being trained in by {holder}: wait for its end, or choose another --run_dir"
-        ) from error
+        fix = "wait for its end, or choose another --run_dir"
+        raise UserError(f"run_dir={run_dir} is being trained in by {holder}: {fix}") from error
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}\n")
     file.flush()
@@ -94,33 +88,28 @@ def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: i
         UserError: A new run would write over another one, or the checkpoint is missing.
     """
     run = Path(run_dir)
-    if ckpt_path is None:
-        _refuse_existing_run(run)
-    elif ckpt_path == "last":
-        _refuse_lost_checkpoint(run, every_n_steps)
-    else:
-        ckpt_path = str(run / CHECKPOINTS / BEST) if ckpt_path == "best" else ckpt_path
-        refuse_address(ckpt_path)
-        if not is_checkpoint(ckpt_path):
-            what = "is no checkpoint" if Path(ckpt_path).exists() else "does not exist"
-            raise UserError(f"ckpt_path={ckpt_path} {what}: give a file such as RUN/checkpoints/last.ckpt, or last")
+    if ckpt_path in (None, "last"):
+        _refuse_to_begin_anew(run, ckpt_path, every_n_steps)
+        return ckpt_path
+    ckpt_path = str(run / CHECKPOINTS / BEST) if ckpt_path == "best" else ckpt_path
+    refuse_address(ckpt_path)
+    if not is_checkpoint(ckpt_path):
+        what = "is no checkpoint" if Path(ckpt_path).exists() else "does not exist"
+        raise UserError(f"ckpt_path={ckpt_path} {what}: give a file such as RUN/checkpoints/last.ckpt, or last")
     return ckpt_path
 
 
 @rank_zero_only
-def _refuse_existing_run(run: Path) -> None:
-    if (run / RECORD).is_file():
-        raise UserError(
-            f"run_dir={run} already holds a run: continue it with --ckpt_path last, or choose another --run_dir"
-        )
-
-
-@rank_zero_only
-def _refuse_lost_checkpoint(run: Path, every_n_steps: int) -> None:
-    """Let `--ckpt_path last` start at step 0 only if no last.ckpt was ever written, for example in a new folder.
+def _refuse_to_begin_anew(run: Path, ckpt_path: str | None, every_n_steps: int) -> None:
+    """A run without a checkpoint begins where none is; `last` at step 0 only if no last.ckpt was ever written.
 
     A run that was killed before its first checkpoint starts again. One is complete before the next is due.
     """
+    if ckpt_path is None:
+        if (run / RECORD).is_file():
+            fix = "continue it with --ckpt_path last, or choose another --run_dir"
+            raise UserError(f"run_dir={run} already holds a run: {fix}")
+        return
     if os.path.lexists(run / CHECKPOINTS / LAST):
         return
     others, metrics = complete_checkpoints(run / CHECKPOINTS), run / METRICS
@@ -132,10 +121,8 @@ def _refuse_lost_checkpoint(run: Path, every_n_steps: int) -> None:
             echo(f"{run} was stopped before its first checkpoint was complete: it starts again at step 0")
         return
     what = f"holds {others[0].relative_to(run)}" if others else f"holds {n_steps} logged steps"
-    instead = f"--ckpt_path {others[0]}" if others else "another --run_dir"
-    raise UserError(
-        f"ckpt_path=last finds no {CHECKPOINTS}/{LAST} in run_dir={run}, which {what}: put it back, or give {instead}"
-    )
+    fix = f"put it back, or give {f'--ckpt_path {others[0]}' if others else 'another --run_dir'}"
+    raise UserError(f"ckpt_path=last finds no {CHECKPOINTS}/{LAST} in run_dir={run}, which {what}: {fix}")
 
 
 def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: list[str], command: str) -> str:
@@ -153,10 +140,8 @@ def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: 
     if ckpt_path not in (None, "best", "last"):
         refuse_address(ckpt_path)
         if is_exported(ckpt_path):
-            raise UserError(
-                f"ckpt_path={ckpt_path} is an exported model, which anlit {command} does not read: give the run's "
-                "checkpoint, or use anlit lengths"
-            )
+            fix = "give the run's checkpoint, or use anlit lengths"
+            raise UserError(f"ckpt_path={ckpt_path} is an exported model, which anlit {command} does not read: {fix}")
         return str(find_checkpoint(ckpt_path))
     names = {None: BEST_THEN_LAST, "best": (BEST,), "last": (LAST,)}[ckpt_path]
     folders = list(dict.fromkeys([*(Path(config).parent for config in configs), *([Path(run_dir)] if run_dir else [])]))
@@ -164,7 +149,5 @@ def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: 
         return str(files[0])
     searched = " or ".join(str(folder / CHECKPOINTS) for folder in folders) or "any run"
     wanted = f"ckpt_path={ckpt_path}" if ckpt_path else f"anlit {command} without --ckpt_path"
-    raise UserError(
-        f"{wanted} finds no {' or '.join(names)} in {searched}: give "
-        "--config RUN/config.yaml of a trained run, or --ckpt_path RUN/checkpoints/best.ckpt"
-    )
+    fix = "give --config RUN/config.yaml of a trained run, or --ckpt_path RUN/checkpoints/best.ckpt"
+    raise UserError(f"{wanted} finds no {' or '.join(names)} in {searched}: {fix}")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.configuration import class_name
@@ -23,24 +24,22 @@ def wandb_run(config: Any, run_dir: str) -> Iterator[None]:
     """Let WandbLoggers of the configuration that are made inside write into the run folder, under the run's own id.
 
     Afterwards the configuration is as before: a run that is started from this one's config.yaml gets an id of its own.
-
-    Raises:
-        UserError: wandb is not installed.
+    Raises UserError if wandb is not installed.
     """
-    loggers = config.get("trainer.logger")
-    loggers = loggers if isinstance(loggers, list) else [loggers]
-    loggers = [logger for logger in loggers if class_name(getattr(logger, "class_path", "")) == "WandbLogger"]
+    given = config.get("trainer.logger")
+    loggers = [logger for logger in (given if isinstance(given, list) else [given])
+               if class_name(getattr(logger, "class_path", "")) == "WandbLogger"]  # fmt: skip
     if loggers and importlib.util.find_spec("wandb") is None:
         raise UserError("trainer.logger=WandbLogger needs wandb: run `make extras EXTRAS=wandb`")
-    before = [(logger.init_args.get("id"), logger.init_args.get("save_dir")) for logger in loggers]
-    for logger in loggers:
-        logger.init_args["id"] = logger.init_args.get("id") or _id_of(run_dir)
-        logger.init_args["save_dir"] = run_dir
+    before = [logger.init_args for logger in loggers]
+    for logger, settings in zip(loggers, before, strict=True):
+        own = {"id": settings.get("id") or _id_of(run_dir), "save_dir": run_dir}
+        logger.init_args = Namespace(vars(settings) | own)
     try:
         yield
     finally:
-        for logger, (run_id, save_dir) in zip(loggers, before, strict=True):
-            logger.init_args["id"], logger.init_args["save_dir"] = run_id, save_dir
+        for logger, settings in zip(loggers, before, strict=True):
+            logger.init_args = settings
 
 
 def finish_wandb_run() -> None:
