@@ -19,19 +19,14 @@ TokenAt = Literal["end", "start"]
 class Batch(NamedTuple):
     """One micro-batch."""
 
-    tokens: Tensor
-    """(B, T) int64."""
-    targets: Tensor
-    """(B, T) int64: the next token, or -100 where it is not counted in the loss."""
-    document_ids: Tensor
-    """(B, T) int64, from 0 and non-decreasing in each row; equal ids in a row are one document."""
-    positions: Tensor
-    """(B, T) int64: each token's place in its document, 0 where a row or a document begins."""
+    tokens: Tensor  # (B, T) int64
+    targets: Tensor  # (B, T) int64: the next token, or -100 where it is not counted in the loss
+    document_ids: Tensor  # (B, T) int64, from 0 and non-decreasing in each row; equal ids in a row are one document
+    positions: Tensor  # (B, T) int64: each token's place in its document, 0 where a row or a document begins
     cu_seqlens: Tensor
     """(documents + 1,) int32: where each document begins in the N flattened tokens, and N at the end. No document
     spans rows. It is what kernels for sequences of varying length take."""
-    longest: int
-    """Tokens of the longest document. No tensor, so it stays on the host, where such kernels ask for it."""
+    longest: int  # tokens of the longest document; on the host, where such kernels ask for it
 
     def split(self, length: int) -> "Batch":
         """The same tokens as B·T/length sequences of `length`, which has to divide T.

@@ -1,4 +1,4 @@
-"""Settings of a DataModule that do not fit its data, its model or each other."""
+"""Settings of a DataModule that do not fit its data, its model or each other: each check raises UserError."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def padded_vocabulary(size: int) -> int:
 
 
 def check_vocabulary(model_size: int | None, shards_size: int, path: str) -> None:
-    """Raise UserError unless the model's vocabulary is the shards', or that rounded up; None: there is no model."""
+    """The model's vocabulary is the shards', or that rounded up; None: there is no model."""
     if model_size is not None and not shards_size <= model_size <= padded_vocabulary(shards_size):
         raise UserError(
             f"The model has a vocabulary of {model_size} tokens and the shards in {path} have "
@@ -30,18 +30,17 @@ def check_vocabulary(model_size: int | None, shards_size: int, path: str) -> Non
 
 
 def check_ranges(values: Mapping[str, Any]) -> None:
-    """Raise UserError for a setting below its smallest value. None stands for a default and is right."""
+    """No setting is below its smallest value. None stands for a default and is right."""
     for name, smallest in LEAST.items():
-        value = values[name]
-        if value is not None and value < smallest:
-            raise UserError(f"--data.{name} is {value}: set it to {smallest} or more.")
+        if values[name] is not None and values[name] < smallest:
+            raise UserError(f"--data.{name} is {values[name]}: set it to {smallest} or more.")
 
 
 def check_context_schedule(schedule: Mapping[int, int] | None, context_length: int) -> None:
-    """Raise UserError unless the schedule begins at step 0, its lengths divide the last, and that is the context's."""
+    """The schedule begins at step 0, its lengths divide the last, and that is the context's."""
     if schedule is None:
         return
-    name = f"--data.context_schedule {dict(schedule)}"
+    name, last = f"--data.context_schedule {dict(schedule)}", schedule[max(schedule)] if schedule else 0
     if min(schedule, default=-1) != 0:
         raise UserError(f"{name} does not begin at step 0: give the length for 0, and for no step before it.")
     for step, length in schedule.items():
@@ -50,7 +49,7 @@ def check_context_schedule(schedule: Mapping[int, int] | None, context_length: i
                 f"{name} has length {length} at step {step}, which does not divide the context length "
                 f"{context_length}: give one that does."
             )
-    if (last := schedule[max(schedule)]) != context_length:
+    if last != context_length:
         raise UserError(
             f"{name} ends with {last} and the context length is {context_length}: end it with {context_length}, or set "
             f"--model.context_length {last}."
@@ -58,7 +57,7 @@ def check_context_schedule(schedule: Mapping[int, int] | None, context_length: i
 
 
 def check_weights(weights: Mapping[str, float] | None, names: Sequence[str], path: str) -> None:
-    """Raise UserError unless every weight belongs to a name, none is negative and one is positive."""
+    """Every weight belongs to a name, none is negative and one is positive."""
     if weights is None:
         return
     if list(names) == [""]:
@@ -75,22 +74,15 @@ def check_weights(weights: Mapping[str, float] | None, names: Sequence[str], pat
 def check_enough_to_train(
     drawn: Mapping[str, Sequence[Source]], batch_size: int, devices: int, length: int, path: str
 ) -> None:
-    """Raise UserError where no sequence can be drawn, or too few for one batch of every device.
-
-    Args:
-        drawn: the sources that are drawn from; of those with one name all but one may be too short.
-        length: tokens of a sequence.
-    """
-    needed = batch_size * devices
+    """Of each name in `drawn` one source has a sequence of `length` tokens, and all have a batch for every device."""
     counts = {name: sum(max(0, s.n_tokens - 1) // length for s in sources) for name, sources in drawn.items()}
-    if none := [name for name, count in counts.items() if count == 0]:
-        longest = max(source.n_tokens for source in drawn[none[0]])
-        where = f"{path}/train/{none[0]}".rstrip("/")
+    for name in (name for name, count in counts.items() if count == 0):
+        longest, where = max(source.n_tokens for source in drawn[name]), f"{path}/train/{name}".rstrip("/")
         raise UserError(
             f"context_length {length} is too long for {where}, which has {longest:,} tokens: set "
             f"--model.context_length to {max(1, longest - 1)} or less."
         )
-    if (total := sum(counts.values())) < needed:
+    if (total := sum(counts.values())) < (needed := batch_size * devices):
         raise UserError(
             f"batch_size {batch_size} on each of {devices} device(s) needs {needed:,} sequences and {path}/train has "
             f"{total:,} of {length} tokens: set a smaller --data.batch_size or a shorter context_length."

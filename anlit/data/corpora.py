@@ -56,16 +56,14 @@ class FineWeb(_PreparedCorpus):
         super().__init__(path, val_tokens=val_tokens, **kwargs)
 
 
-class FineWebBin(_PreparedCorpus):
+class FineWebBin(FineWeb):
     """FineWeb's published token files (kjj0), prepared by `anlit prepare FineWebBin`.
 
     With `shuffle: false` the training order is that of the files, as in the runs that were published with them.
     """
 
-    def __init__(
-        self, path: str = "data/finewebbin", val_tokens: int | None = FINEWEB_VAL_TOKENS, **kwargs: Any
-    ) -> None:
-        super().__init__(path, val_tokens=val_tokens, **kwargs)
+    def __init__(self, path: str = "data/finewebbin", **kwargs: Any) -> None:
+        super().__init__(path, **kwargs)
 
 
 class PythonSources(TokenShards):
@@ -128,14 +126,9 @@ class TextFiles(TokenShards):
     ) -> None:
         super().__init__(path, **kwargs)
         self.options = Options(
-            source=source,
-            pattern=pattern,
-            vocab_size=vocab_size,
-            tokenizer=tokenizer,
-            end_of_document=end_of_document,
-            val_fraction=val_fraction,
-            text_field=text_field,
-        )
+            source=source, pattern=pattern, vocab_size=vocab_size, tokenizer=tokenizer, end_of_document=end_of_document,
+            val_fraction=val_fraction, text_field=text_field,
+        )  # fmt: skip
 
     def prepare_data(self) -> None:
         """Make the shards, once per node; UserError if there are no files to make them from."""

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Collection
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from anlit.data.module import TokenShards
@@ -41,13 +42,12 @@ class Mixture(TokenShards):
         """One manifest for all, with each folder's own under `parts`."""
         parts = {name: read_manifest(path) for name, path in self.paths.items()}
         first, *others = parts
-        for other in others:
-            for key in MUST_AGREE:
-                if parts[other][key] != parts[first][key]:
-                    raise UserError(
-                        f"{self.paths[first]} and {self.paths[other]} differ in {key} ({parts[first][key]} and "
-                        f"{parts[other][key]}): mix only folders that were prepared with the same tokenizer."
-                    )
+        for other, key in product(others, MUST_AGREE):
+            if parts[other][key] != parts[first][key]:
+                raise UserError(
+                    f"{self.paths[first]} and {self.paths[other]} differ in {key} ({parts[first][key]} and "
+                    f"{parts[other][key]}): mix only folders that were prepared with the same tokenizer."
+                )
         splits = [split for split in parts[first]["splits"] if all(split in part["splits"] for part in parts.values())]
         hashes = {name: part["content_sha256"] for name, part in parts.items()}
         return {

@@ -10,19 +10,18 @@ from tokenizers import Tokenizer
 
 from anlit.data import checks
 from anlit.data.batch import Batch, batch_from_blocks
-from anlit.data.order.loader import Loader, ResumableLoader
-from anlit.data.order.mixing import MixtureOrder, training_order
-from anlit.data.order.streams import Blocks, BlockStream, EvaluationStream, Share, TokenStream
+from anlit.data.order import training_order
 from anlit.data.storage.manifest import TOKENIZER, read_manifest, read_tokenizer
 from anlit.data.storage.shards import Source, check_chunks, sources_of
 from anlit.data.storage.store import TokenStore
+from anlit.data.streams import Blocks, BlockStream, EvaluationStream, Loader, ResumableLoader, Share, TokenStream
 from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
 
 IDENTITY = (
-    *("corpus", "content_sha256", "documents", "bytes", "tokens", "tokenizer_sha256", "vocab_size"),
-    *("end_of_document", "document_token_at"),
-)
+    "corpus", "content_sha256", "documents", "bytes", "tokens", "tokenizer_sha256", "vocab_size", "end_of_document",
+    "document_token_at",
+)  # fmt: skip
 _log = logging.getLogger(__name__)
 
 
@@ -39,26 +38,21 @@ class TokenShards(L.LightningDataModule):
         batch_size: sequences per device and micro-batch.
         context_length: tokens per sequence; by default the model's.
         num_workers: loader processes per device for training; evaluation reads in the process itself.
-        shuffle: whether to shuffle the training blocks; otherwise they come in the order of the files, again and
-            again. Validation is never shuffled.
+        shuffle: whether to shuffle the training blocks; otherwise they come in the order of the files. Validation is
+            never shuffled.
         seed: seed of the data order.
-        score_first_token: whether the first token of a document that follows another in the same
-            sequence counts in the loss.
+        score_first_token: whether a document's first token counts in the loss where another document precedes it.
         val_batch_size: sequences per device and validation batch; by default batch_size.
-        weights: how often to draw from each subset of the corpus, or each folder of a `Mixture`, as {name: weight};
-            they need not sum to 1, and a name that is not listed is left out. By default all are one, and every block
-            comes once.
-        val_tokens: number of targets to validate on, which are tokens 1 … val_tokens of the split (token 0 is only
-            input). By default, or if there are fewer, all.
-        val_blocks: number of blocks of `val_context_length` to validate on, evenly spread over these targets and the
-            same in every run. The first blocks alone may be a few long documents, on which runs differ by far more than
-            on the whole split. By default, or if there are fewer, all.
+        weights: how often to draw from each subset of the corpus, or each folder of a `Mixture`, as {name: weight}; a
+            name that is not listed is left out. By default all are one, and every block comes once.
+        val_tokens: number of targets to validate on, tokens 1 … val_tokens of the split; by default all.
+        val_blocks: number of blocks of `val_context_length` to validate on, evenly spread over these targets: the first
+            blocks alone may be a few long documents, on which runs differ by far more. By default all.
         val_context_length: tokens per sequence of validation and test; by default context_length.
-        context_schedule: optimizer step → tokens per training sequence from that step on, such as
-            {0: 1024, 5000: 2048}. Each length divides context_length and the last is context_length: a batch
-            keeps its tokens, cut into more sequences.
-        cache_gb: size of the cache for remote shards, in 10⁹ bytes (it lies under LITDATA_CACHE_DIR, by default
-            ~/.lightning/chunks, and is shared by all runs).
+        context_schedule: optimizer step → tokens per training sequence from then on, as {0: 1024, 5000: 2048}. Each
+            length divides the last, context_length: a batch keeps its tokens, cut into more sequences.
+        cache_gb: size of the cache for remote shards of all runs, in 10⁹ bytes, under LITDATA_CACHE_DIR (by default
+            ~/.lightning/chunks).
     """
 
     def __init__(
@@ -96,7 +90,6 @@ class TokenShards(L.LightningDataModule):
         self.cache_gb = cache_gb
         self._loader: ResumableLoader | None = None
         self._restored: dict[str, Any] = {}
-        self._sources: dict[str, dict[str, list[Source]]] = {}
 
     @property
     def folders(self) -> list[str]:
@@ -134,18 +127,25 @@ class TokenShards(L.LightningDataModule):
         counts = self.manifest.get(split, self.manifest["val"])
         return counts["bytes"] / counts["tokens"] if counts["bytes"] else None
 
-    def sources(self, split: str) -> dict[str, list[Source]]:
-        """The token arrays of a split, by the names that weights are given for; UserError for a damaged index."""
-        if split not in self._sources:
-            self._sources[split] = self._read_sources(split)
-        return self._sources[split]
-
-    def all_sources(self, split: str) -> list[Source]:
-        """The token arrays of a split, in order."""
-        return [source for group in self.sources(split).values() for source in group]
+    @cached_property
+    def sources(self) -> dict[str, dict[str, list[Source]]]:
+        """The token arrays of each split, by the names that weights are given for; UserError for a damaged index."""
+        return {split: self._read_sources(split) for split in self.manifest["splits"]}
 
     def _read_sources(self, split: str) -> dict[str, list[Source]]:
         return {source.name: [source] for source in sources_of(self.path, self.manifest, split)}
+
+    def all_sources(self, split: str) -> list[Source]:
+        """The token arrays of a split, in order."""
+        return [source for group in self.sources[split].values() for source in group]
+
+    def n_targets(self, split: str) -> int:
+        """Tokens to predict: all of each source but its first."""
+        return sum(max(0, source.n_tokens - 1) for source in self.all_sources(split))
+
+    def stores(self, split: str) -> list[TokenStore]:
+        """The token arrays of a split, to be read from."""
+        return [TokenStore(source, int(self.cache_gb * 1e9)) for source in self.all_sources(split)]
 
     @property
     def counts_every_target(self) -> bool:
@@ -168,10 +168,25 @@ class TokenShards(L.LightningDataModule):
                 check_chunks(source)
         checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, self.path)
         checks.check_context_schedule(self.context_schedule, self.context_length)
-        checks.check_weights(self.weights, list(self.sources("train")), self.path)
+        checks.check_weights(self.weights, list(self.sources["train"]), self.path)
         if stage in (None, "fit"):
             self._check_training()
         self._check_validation()
+
+    def _check_training(self) -> None:
+        drawn = {"": self.all_sources("train")}
+        if self.weights is not None:
+            drawn = {name: self.sources["train"][name] for name, weight in self.weights.items() if weight}
+        devices = self._share(self.batch_size).world_size
+        checks.check_enough_to_train(drawn, self.batch_size, devices, self._length, self.path)
+        self._training_stream()  # refuses weights that are too small
+
+    def _check_validation(self) -> None:
+        available, wanted = self.n_targets("val"), self.val_tokens or 0
+        if available == 0:
+            raise UserError(f"{self.path}/val has no token to predict: prepare it again with more text held out.")
+        if available < wanted and self._share(1).rank == 0:
+            _log.info(f"{self.path}/val has only {available:,} targets, not the {wanted:,} of --data.val_tokens.")
 
     def teardown(self, stage: str) -> None:
         """End the training loader's workers; the next run begins at the stream's start."""
@@ -193,24 +208,12 @@ class TokenShards(L.LightningDataModule):
             self._loader.load_state_dict(state_dict)
 
     def train_dataloader(self) -> ResumableLoader:
-        """The stream of training batches, all of them full. Within a run it continues where the last loader stopped.
+        """The training batches, all of them full, from where the checkpoint or this run's last loader stopped.
 
         Raises UserError if the checkpoint's place is in other data, or in another order.
         """
-        assert self.context_length is not None, "setup() comes first"
-        stream = TokenStream(self.stores("train"), self._order(), self.context_length, self._share(self.batch_size))
-        identity = {
-            "--data.path (the texts in it)": self.manifest["content_sha256"],
-            "--data.seed": self.seed,
-            "--data.shuffle": self.shuffle,
-            "--data.weights": self.weights,
-            "--model.context_length": self.context_length,
-        }
-        return self._training_loader(stream, identity)
-
-    def _training_loader(self, stream: BlockStream, identity: dict[str, Any]) -> ResumableLoader:
-        """Batches of a stream; they begin where the checkpoint or this run's last loader stopped."""
         micro_batches = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
+        stream, identity = self._training_stream(), self._identity()
         loader = ResumableLoader(stream, self._make_batch, self.num_workers, identity, micro_batches)
         if place := self.state_dict():
             loader.load_state_dict(place)
@@ -219,13 +222,13 @@ class TokenShards(L.LightningDataModule):
 
     def val_dataloader(self) -> Loader:
         """The validation split in its order, all of it or what `val_tokens` and `val_blocks` take of it."""
-        return self._evaluation_loader("val")
+        return Loader(self._evaluation_stream("val"), self._make_batch)
 
     def test_dataloader(self) -> Loader:
         """The test split; UserError if the corpus has none: its validation loss is no test loss."""
         if "test" not in self.manifest["splits"]:
             raise UserError(f"{self.path} has no test split: use `anlit validate` for the loss on its validation split")
-        return self._evaluation_loader("test")
+        return Loader(self._evaluation_stream("test"), self._make_batch)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Cut a training batch to the length that `context_schedule` gives for the current step."""
@@ -234,17 +237,33 @@ class TokenShards(L.LightningDataModule):
         begun = [step for step in self.context_schedule if step <= self.trainer.global_step]
         return batch.split(self.context_schedule[max(begun)])
 
-    def stores(self, split: str) -> list[TokenStore]:
-        """The token arrays of a split, to be read from."""
-        return [TokenStore(source, int(self.cache_gb * 1e9)) for source in self.all_sources(split)]
+    @property
+    def _length(self) -> int:
+        assert self.context_length is not None, "setup() comes first"
+        return self.context_length
 
-    def _order(self) -> MixtureOrder:
-        assert self.context_length is not None
+    def _identity(self) -> dict[str, Any]:
+        """What a place in the training stream depends on."""
+        return {
+            "--data.path (the texts in it)": self.manifest["content_sha256"],
+            "--data.seed": self.seed,
+            "--data.shuffle": self.shuffle,
+            "--data.weights": self.weights,
+            "--model.context_length": self.context_length,
+        }
+
+    def _training_stream(self) -> BlockStream:
         tokens = {
             name: [[chunk.tokens for chunk in source.chunks] for source in group]
-            for name, group in self.sources("train").items()
+            for name, group in self.sources["train"].items()
         }
-        return training_order(tokens, self.context_length, self.weights, self.shuffle, self.seed)
+        order = training_order(tokens, self._length, self.weights, self.shuffle, self.seed)
+        return TokenStream(self.stores("train"), order, self._length, self._share(self.batch_size))
+
+    def _evaluation_stream(self, split: str) -> BlockStream:
+        length, share = self.val_context_length or self._length, self._share(self.val_batch_size)
+        part = (self.val_tokens, self.val_blocks) if split == "val" else (None, None)
+        return EvaluationStream(self.stores(split), length, share, self.manifest["end_of_document"], *part)
 
     def _share(self, batch_size: int) -> Share:
         # Not the Trainer's rank: devices that split one model between them get the same data.
@@ -257,32 +276,3 @@ class TokenShards(L.LightningDataModule):
         batch = batch_from_blocks(blocks.tokens, end, token_at, self.score_first_token, blocks.n_targets)
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return batch.pin_memory() if on_gpu else batch
-
-    def _evaluation_stream(self, split: str) -> EvaluationStream:
-        assert self.context_length is not None, "setup() comes first"
-        return EvaluationStream(
-            self.stores(split),
-            self.val_context_length or self.context_length,
-            self._share(self.val_batch_size),
-            self.manifest["end_of_document"],
-            *((self.val_tokens, self.val_blocks) if split == "val" else (None, None)),
-        )
-
-    def _evaluation_loader(self, split: str) -> Loader:
-        return Loader(self._evaluation_stream(split), self._make_batch)
-
-    def _check_training(self) -> None:
-        assert self.context_length is not None
-        drawn = {"": self.all_sources("train")}
-        if self.weights is not None:
-            drawn = {name: self.sources("train")[name] for name, weight in self.weights.items() if weight}
-        devices = self._share(self.batch_size).world_size
-        checks.check_enough_to_train(drawn, self.batch_size, devices, self.context_length, self.path)
-        self._order()  # refuses weights that are too small
-
-    def _check_validation(self) -> None:
-        stream, wanted = self._evaluation_stream("val"), self.val_tokens or 0
-        if (available := stream.n_targets) == 0:
-            raise UserError(f"{self.path}/val has no token to predict: prepare it again with more text held out.")
-        if available < wanted and stream.share.rank == 0:
-            _log.info(f"{self.path}/val has only {available:,} targets, not the {wanted:,} of --data.val_tokens.")

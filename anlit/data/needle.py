@@ -5,8 +5,7 @@
 The continuation is the number. Corpus text comes as tokens from prepared shards. Blank lines replace the
 end-of-document tokens, so that a sample is one document for the mask.
 
-City and number of a sample are drawn from one of two disjoint sets of pairs, one for training and one for
-evaluation. A pair is held out for evaluation if a linear form of the two is a multiple of 97.
+City and number of a sample are drawn from one of two disjoint sets of pairs, one for training and one for evaluation.
 """
 
 from functools import cached_property
@@ -16,43 +15,36 @@ import numpy as np
 
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
-from anlit.data.order.blocks import generator
-from anlit.data.order.loader import Loader, ResumableLoader
-from anlit.data.order.streams import Blocks, BlockStream, Share
+from anlit.data.order import generator
+from anlit.data.streams import Blocks, BlockStream, Share
 from anlit.errors import UserError
 from anlit.targets import IGNORED
 
 SENTENCE = "The special magic {city} number is {number}."
 QUESTION = "The special magic {city} number is"
 SMALLEST, LARGEST = 1_000_000, 9_999_999
-MODULUS, FACTOR = 97, 41
-"""The pair (city c, number m) is held out for evaluation if m + 41·c is a multiple of 97."""
+MODULUS, FACTOR = 97, 41  # the pair (city c, number m) is held out for evaluation if m + 41·c is a multiple of 97
+UNUSED = ("--data.shuffle", "--data.weights")  # on which the place in the training samples does not depend
 CLOSE = 0.05  # the needle moves to the end of a sentence or line within this share of the haystack
-TRAINING, VALIDATION, EVALUATION = 1, 2, 3
-"""The random streams of one seed; the last is that of `anlit needle`."""
-CITIES = (
-    "Aarhus", "Accra", "Adelaide", "Algiers", "Almaty", "Amman", "Amsterdam", "Ankara", "Antwerp", "Athens",
-    "Auckland", "Baku", "Bangkok", "Barcelona", "Basel", "Beirut", "Belgrade", "Bergen", "Berlin", "Bern",
-    "Bilbao", "Bogota", "Bologna", "Bordeaux", "Boston", "Bratislava", "Bremen", "Brisbane", "Bristol", "Brussels",
-    "Bucharest", "Budapest", "Cairo", "Calgary", "Canberra", "Caracas", "Cardiff", "Chicago", "Cologne", "Copenhagen",
-    "Cordoba", "Cork", "Dakar", "Dallas", "Damascus", "Delhi", "Denver", "Detroit", "Doha", "Dortmund",
-    "Dresden", "Dubai", "Dublin", "Durban", "Edinburgh", "Florence", "Geneva", "Genoa", "Ghent", "Glasgow",
-    "Granada", "Graz", "Hamburg", "Hanoi", "Havana", "Helsinki", "Houston", "Istanbul", "Jakarta", "Kabul",
-    "Kampala", "Karachi", "Kigali", "Kingston", "Krakow", "Kyoto", "Lagos", "Leeds", "Leipzig", "Lima",
-    "Lisbon", "Liverpool", "London", "Lyon", "Madrid", "Malaga", "Manila", "Marseille", "Melbourne", "Memphis",
-    "Miami", "Milan", "Montreal", "Moscow", "Mumbai", "Munich", "Nairobi", "Nantes", "Naples", "Nice",
-    "Osaka", "Oslo", "Oxford", "Palermo", "Paris", "Perth", "Porto", "Prague", "Quito", "Riga",
-    "Rome", "Rotterdam", "Salzburg", "Seattle", "Seoul", "Seville", "Sofia", "Stockholm", "Sydney", "Tallinn",
-    "Tokyo", "Toronto", "Trieste", "Tunis", "Turin", "Valencia", "Vienna", "Vilnius", "Warsaw", "Zurich",
-)  # fmt: skip
-"""Their order must not change: it decides which pairs are held out."""
+TRAINING, VALIDATION, EVALUATION = 1, 2, 3  # the random streams of one seed; the last is that of `anlit needle`
+NAMES = """
+    Aarhus Accra Adelaide Algiers Almaty Amman Amsterdam Ankara Antwerp Athens Auckland Baku Bangkok Barcelona Basel
+    Beirut Belgrade Bergen Berlin Bern Bilbao Bogota Bologna Bordeaux Boston Bratislava Bremen Brisbane Bristol Brussels
+    Bucharest Budapest Cairo Calgary Canberra Caracas Cardiff Chicago Cologne Copenhagen Cordoba Cork Dakar Dallas
+    Damascus Delhi Denver Detroit Doha Dortmund Dresden Dubai Dublin Durban Edinburgh Florence Geneva Genoa Ghent
+    Glasgow Granada Graz Hamburg Hanoi Havana Helsinki Houston Istanbul Jakarta Kabul Kampala Karachi Kigali Kingston
+    Krakow Kyoto Lagos Leeds Leipzig Lima Lisbon Liverpool London Lyon Madrid Malaga Manila Marseille Melbourne Memphis
+    Miami Milan Montreal Moscow Mumbai Munich Nairobi Nantes Naples Nice Osaka Oslo Oxford Palermo Paris Perth Porto
+    Prague Quito Riga Rome Rotterdam Salzburg Seattle Seoul Seville Sofia Stockholm Sydney Tallinn Tokyo Toronto Trieste
+    Tunis Turin Valencia Vienna Vilnius Warsaw Zurich
+"""
+CITIES = NAMES.split()  # in an order that must not change: it decides which pairs are held out
 
 
 class Sample(NamedTuple):
-    """One haystack with its needle, question and answer."""
+    """One haystack with its needle, question and answer: the model reads the first `length` tokens."""
 
-    tokens: np.ndarray
-    """(length + 1,) int64; the model reads the first `length`, and the answer is the end of the last `length`."""
+    tokens: np.ndarray  # (length + 1,) int64; the answer is their end
     n_answer: int  # tokens of the answer
     city: str
     number: int
@@ -85,10 +77,8 @@ class Haystack:
     def check(self, length: int) -> None:
         """Raise UserError if samples of `length` tokens cannot be made."""
         if length < self.shortest:
-            raise UserError(
-                f"{length} tokens are too few for a needle with the tokenizer of {self.name}: choose a length of "
-                f"{self.shortest} or more."
-            )
+            least = f"choose {self.shortest} or more"
+            raise UserError(f"{length} tokens are too few for a needle with the tokenizer of {self.name}: {least}.")
         if length > self.n_tokens:
             raise UserError(
                 f"{self.name} has {self.n_tokens:,} tokens, too few for a haystack of {length:,}: choose a shorter "
@@ -96,14 +86,10 @@ class Haystack:
             )
 
     def sample(self, length: int, depth: float, random: np.random.RandomState, held_out: bool) -> Sample:
-        """One sample.
+        """One sample of `length` tokens; `random` decides on it, and `held_out` whether its pair is one for evaluation.
 
-        Args:
-            length: Tokens that the model reads.
-            depth: The position of the needle, from 0 (first) to 1 (before the question). It moves to the nearest end
-                of a sentence or line if one is within `CLOSE`.
-            random: Decides everything else.
-            held_out: Whether city and number are from the set for evaluation.
+        `depth` is the needle's position, from 0 (first) to 1 (before the question). It moves to the nearest end of a
+        sentence or line if one is within `CLOSE`.
         """
         city, number = draw_pair(random, held_out)
         needle = self._encode(f"\n{SENTENCE}\n".format(city=city, number=number))
@@ -143,20 +129,17 @@ class Haystack:
         return nearest if abs(nearest - asked) <= CLOSE * len(text) else asked
 
     @cached_property
-    def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(V,) each: whether a token ends a line, ends with a full stop or the like, begins with a space."""
+    def _kinds(self) -> np.ndarray:
+        """(3, V): whether a token ends a line, ends with a full stop or the like, begins with a space."""
         ids = [[token] for token in range(self.tokenizer.get_vocab_size())]
         texts = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
         stops = (".", "!", "?", '."', ".)", "!)", "?)", '!"', '?"')
-        kinds = [(text.endswith("\n"), text.endswith(stops), text[:1].isspace()) for text in texts]
-        ends_line, ends_sentence, begins_word = np.array(kinds).T
-        return ends_line, ends_sentence, begins_word
+        return np.array([(text.endswith("\n"), text.endswith(stops), text[:1].isspace()) for text in texts]).T
 
 
 def draw_pair(random: np.random.RandomState, held_out: bool) -> tuple[str, int]:
     """A city and a number of 7 digits, from the pairs for evaluation (`held_out`) or from all others."""
-    city = int(random.randint(len(CITIES)))
-    number = int(random.randint(SMALLEST, LARGEST + 1))
+    city, number = int(random.randint(len(CITIES))), int(random.randint(SMALLEST, LARGEST + 1))
     rest = (number + FACTOR * city) % MODULUS
     if held_out:
         number -= rest
@@ -181,14 +164,11 @@ class NeedleStream(BlockStream):
         self.n_batches = None if count is None else -(-count // share.sequences)
 
     def batch(self, number: int) -> Blocks:
-        first = self.first_draw(number)
-        samples = [self.sample(number) for number in range(first, first + self.share.batch_size)]
+        first, purpose = self.first_draw(number), VALIDATION if self.held_out else TRAINING
+        draws = [generator(self.seed, purpose, self.length, first + row) for row in range(self.share.batch_size)]
+        samples = [self.haystack.sample(self.length, draw.random_sample(), draw, self.held_out) for draw in draws]
         answers = np.array([sample.n_answer for sample in samples])
         return Blocks(np.stack([sample.tokens for sample in samples]), answers)
-
-    def sample(self, number: int) -> Sample:
-        random = generator(self.seed, VALIDATION if self.held_out else TRAINING, self.length, number)
-        return self.haystack.sample(self.length, random.random_sample(), random, self.held_out)
 
 
 class NeedleInHaystack(TokenShards):
@@ -221,8 +201,9 @@ class NeedleInHaystack(TokenShards):
         cache_gb: float = 100.0,
     ) -> None:
         super().__init__(
-            path, batch_size, context_length, num_workers, seed=seed, val_batch_size=val_batch_size, cache_gb=cache_gb
-        )
+            path, batch_size, context_length, num_workers, seed=seed, val_batch_size=val_batch_size, cache_gb=cache_gb,
+            score_first_token=False,  # only answers count, and they differ in length
+        )  # fmt: skip
         self.val_samples = val_samples
         self._haystacks: dict[str, Haystack] = {}
 
@@ -231,35 +212,23 @@ class NeedleInHaystack(TokenShards):
         """The data in a run's record: the corpus of the haystacks, and the task."""
         return {**super().fingerprint, "task": type(self).__name__}
 
-    @property
-    def counts_every_target(self) -> bool:
-        """Only answers count, and they differ in length."""
-        return False
-
     def bytes_per_token(self, split: str = "val") -> float | None:
         """None: a loss over answers says nothing about the corpus's bytes."""
         return None
 
-    def train_dataloader(self) -> ResumableLoader:
-        """The stream of training batches, continued within a run.
+    def _identity(self) -> dict[str, Any]:
+        kept = {key: value for key, value in super()._identity().items() if key not in UNUSED}
+        return {"--data": type(self).__name__, **kept}
 
-        Raises UserError if the checkpoint's place belongs to other data or another seed.
-        """
-        identity = {
-            "--data": type(self).__name__,
-            "--data.path (the texts in it)": self.manifest["content_sha256"],
-            "--data.seed": self.seed,
-            "--model.context_length": self.context_length,
-        }
-        return self._training_loader(self._stream("train", self.batch_size), identity)
+    def _training_stream(self) -> NeedleStream:
+        return self._stream("train", self.batch_size)
 
-    def _evaluation_loader(self, split: str) -> Loader:
-        return Loader(self._stream(split, self.val_batch_size, self.val_samples), self._make_batch)
+    def _evaluation_stream(self, split: str) -> NeedleStream:
+        return self._stream(split, self.val_batch_size, self.val_samples)
 
     def _stream(self, split: str, batch_size: int, count: int | None = None) -> NeedleStream:
-        assert self.context_length is not None, "setup() comes first"
-        share, held_out = self._share(batch_size), split != "train"
-        return NeedleStream(self._haystack(split), self.context_length, self.seed, share, held_out, count)
+        haystack, share = self._haystack(split), self._share(batch_size)
+        return NeedleStream(haystack, self._length, self.seed, share, split != "train", count)
 
     def _haystack(self, split: str) -> Haystack:
         if split not in self._haystacks:
@@ -275,9 +244,7 @@ class NeedleInHaystack(TokenShards):
         return batch
 
     def _check_training(self) -> None:
-        assert self.context_length is not None
-        self._haystack("train").check(self.context_length)
+        self._haystack("train").check(self._length)
 
     def _check_validation(self) -> None:
-        assert self.context_length is not None
-        self._haystack("val").check(self.context_length)
+        self._haystack("val").check(self._length)

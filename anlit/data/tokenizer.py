@@ -1,7 +1,4 @@
-"""Byte-level BPE with the `tokenizers` library: train, load, encode documents.
-
-Byte level means that every text can be encoded and decodes to itself, whatever it contains.
-"""
+"""Byte-level BPE with the `tokenizers` library: every text can be encoded and decodes to itself."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -17,10 +14,8 @@ END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-document token
 LARGEST_VOCABULARY = 1 << 31
 LARGEST_FILE = 128 << 20  # of a tokenizer.json; vocabularies of 250,000 tokens take up to 35 MB
-MOST_GROWTH = 100  # Llama's makes a text of one character twice as long
-MOST_STEPS = 1000
-PANIC = "PanicException"
-"""What the library, which is in Rust, raises where it fails itself; no `Exception`, and importable from nowhere."""
+MOST_GROWTH, MOST_STEPS = 100, 1000  # Llama's makes a text of one character twice as long
+PANIC = "PanicException"  # where the library, in Rust, fails itself; no `Exception`, and importable from nowhere
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -36,24 +31,20 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"vocab_size {vocab_size} leaves no room for the 256 bytes and the end-of-document token: "
             f"set it to {SMALLEST_VOCABULARY} or more."
         )
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer, alphabet = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_DOCUMENT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=[END_OF_DOCUMENT], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return as_plain_text(tokenizer)
 
 
 def as_plain_text(tokenizer: Tokenizer) -> Tokenizer:
-    """Encode "<|endoftext|>" inside a text as those letters, and a text by itself: neither cut nor filled up.
+    """Encode "<|endoftext|>" inside a text as those letters, which no tokenizer.json says, and neither cut nor fill up.
 
-    Only we place the real token. tokenizer.json does not store the first of these settings, so it is set again after
-    every load; its own truncation and padding are not ours (a padding of 10⁹ tokens takes all memory).
+    Its own truncation and padding are not ours: a padding of 10⁹ tokens takes all memory.
     """
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
@@ -71,25 +62,22 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
-    """The tokenizer in the content of a tokenizer.json that lies at `where`, whoever has written it.
+    """The tokenizer in a tokenizer.json that lies at `where`, whoever has written it.
 
     Raises UserError if it is none, or its steps could make a text so long that it takes all memory.
     """
     try:
         growth, steps = _growth_and_steps(json.loads(content))
-        if growth > MOST_GROWTH or steps > MOST_STEPS:
-            raise UserError(
-                f"{where} is not used: its {steps:,} normalisation steps could make a text {growth:,.0f} times as long "
-                f"(at most {MOST_GROWTH}, and {MOST_STEPS:,} steps): take another tokenizer.json."
-            )
-        return as_plain_text(Tokenizer.from_buffer(content))
-    except UserError:
-        raise
-    except BaseException as error:
+        if growth <= MOST_GROWTH and steps <= MOST_STEPS:
+            return as_plain_text(Tokenizer.from_buffer(content))
+    except BaseException as error:  # the library raises bare Exception for whatever it cannot read
         if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
-        # The library raises bare Exception for whatever it cannot read.
         raise UserError(f"{where} is not a tokenizer.json that the tokenizers library can read: {error}.") from error
+    raise UserError(
+        f"{where} is not used: its {steps:,} normalisation steps could make a text {growth:,.0f} times as long "
+        f"(at most {MOST_GROWTH}, and {MOST_STEPS:,} steps): take another tokenizer.json."
+    )
 
 
 def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
@@ -99,26 +87,20 @@ def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
     """
     growth, steps = 1.0, 0
     waiting: list[Any] = [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, list):
-            waiting += part
-        elif isinstance(part, dict):
+    for part in waiting:  # which grows
+        if isinstance(part, dict):
             steps += "type" in part
             if part.get("type") == "Replace":
                 replaced = part["pattern"].get("String", " ")  # an expression may stand for one character
                 growth *= max(1.0, len(part["content"]) / max(1, len(replaced)))
             elif part.get("type") == "Prepend":
                 growth *= 1 + len(part["prepend"])
-            waiting += part.values()
+        waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     return growth, steps
 
 
 def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> int:
-    """Id of the token that ends a document.
-
-    Raises UserError if the vocabulary does not have it, or a text that contains its letters would be cut by it.
-    """
+    """Id of the token that ends a document; UserError if there is none, or a text that has its letters is cut by it."""
     token_id = tokenizer.token_to_id(token)
     if token_id is None:
         raise UserError(
@@ -152,6 +134,5 @@ def encode_documents(
     tokenizer: Tokenizer, texts: list[str], end_of_document: int, dtype: np.dtype | type
 ) -> Iterator[np.ndarray]:
     """Each text's tokens and then the end-of-document token, (n + 1,) of a dtype that holds all ids."""
-    # "fast": without the positions of each token's characters, which are not needed here.
-    for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+    for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):  # fast: without characters' positions
         yield np.array([*encoding.ids, end_of_document], dtype=dtype)

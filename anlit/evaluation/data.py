@@ -64,20 +64,13 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
     return data
 
 
-def available_targets(data: TokenShards) -> int:
-    """Targets in the validation split."""
-    data.val_tokens = data.val_blocks = None
-    data.setup("validate")
-    return sum(max(0, source.n_tokens - 1) for source in data.all_sources("val"))
-
-
 def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> None:
     """Set the data to validate on pieces of `piece` targets, evenly spread over the split, which has at least one.
 
     There are `tokens` targets in total, a multiple of `piece`, or all complete pieces if there are fewer; in a batch
     `batch_tokens`, or one piece.
     """
-    data.val_tokens = available_targets(data) // piece * piece
+    data.val_tokens = data.n_targets("val") // piece * piece
     data.val_blocks = tokens // piece if tokens < data.val_tokens else None
     data.val_context_length = piece
     data.val_batch_size = max(1, batch_tokens // piece)

@@ -19,7 +19,7 @@ from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from anlit.evaluation.data import available_targets, spread
+from anlit.evaluation.data import spread
 from anlit.evaluation.runner import Evaluation, Report
 from anlit.evaluation.settings import DiagnoseSettings
 from anlit.reporting.figure import DASHES, MAP, MARKERS, SHADED, TEXT, heat_map, legend_below, panels, shade
@@ -141,7 +141,7 @@ def _at_length(checkpoint: Checkpoint, data: TokenShards, length: int, tokens: i
 
 def sequences(data: TokenShards, length: int, tokens: int) -> Iterator[Batch]:
     """Complete sequences of `length` tokens, spread over the validation split, with `tokens` tokens if it has them."""
-    if available_targets(data) >= length:
+    if data.n_targets("val") >= length:
         spread(data, length, math.ceil(tokens / length) * length, BATCH_TOKENS)
         for batch in data.val_dataloader():
             complete = batch.targets[:, -1] != IGNORED

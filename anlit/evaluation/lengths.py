@@ -24,7 +24,7 @@ from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from anlit.evaluation.data import available_targets, spread
+from anlit.evaluation.data import spread
 from anlit.evaluation.runner import Evaluation, Report, group_by_seed
 from anlit.evaluation.settings import MOST_TOKENS, LengthsSettings
 from anlit.models.runtime import enough_memory
@@ -65,7 +65,7 @@ class Lengths(Evaluation):
     def plan(self, checkpoints: list[Checkpoint], data: TokenShards) -> dict[str, Any]:
         """The lengths and the number of targets, a multiple of every length; UserError if there are too few for it."""
         plan, asked = super().plan(checkpoints, data), self.settings.tokens
-        self.available, self.block = available_targets(data), math.lcm(*self.lengths)
+        self.available, self.block = data.n_targets("val"), math.lcm(*self.lengths)
         needed = f"{self.block:,}, the least common multiple of --lengths {','.join(map(str, self.lengths))}"
         if self.available < self.block:
             raise UserError(

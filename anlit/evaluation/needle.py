@@ -20,7 +20,7 @@ from torch import Tensor
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.module import TokenShards
 from anlit.data.needle import EVALUATION, Haystack, Sample
-from anlit.data.order.blocks import generator
+from anlit.data.order import generator
 from anlit.evaluation.runner import Evaluation, Report, group_by_seed
 from anlit.evaluation.settings import NeedleSettings
 from anlit.models.language_model import LanguageModel

@@ -9,7 +9,7 @@ import pytest
 
 from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
-from anlit.data.order.loader import ResumableLoader
+from anlit.data.streams import ResumableLoader
 from anlit.errors import UserError
 from tests.data.modules import all_blocks, blocks_of, counted
 from tests.data.prepared import random_tokens, write_prepared

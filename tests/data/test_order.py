@@ -9,9 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from anlit.data.order import blocks as order_module
-from anlit.data.order.blocks import BlockOrder, blocks_per_chunk, spread
-from anlit.data.order.mixing import quotas
+from anlit.data import order as order_module
+from anlit.data.order import BlockOrder, blocks_per_chunk, quotas, spread
 from anlit.errors import UserError
 
 CHUNKS = np.array([30, 0, 41, 17, 30, 25, 8, 33])

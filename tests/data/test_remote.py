@@ -16,7 +16,7 @@ from filelock import FileLock
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from litdata.streaming import downloader as litdata_downloader
 
-from anlit.data.order import streams as order_streams
+from anlit.data import streams as order_streams
 from anlit.data.storage import remote
 from anlit.data.storage import store as store_module
 from anlit.data.storage.manifest import read_manifest

@@ -19,7 +19,7 @@ from anlit.checkpoints.loading import Checkpoint, load_checkpoint
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
 from anlit.evaluation import lengths as module
-from anlit.evaluation.data import available_targets, data_of
+from anlit.evaluation.data import data_of
 from anlit.evaluation.lengths import Lengths, estimate, token_losses
 from anlit.evaluation.runner import group_by_seed, load_checkpoints
 from anlit.evaluation.settings import LengthsSettings
@@ -169,7 +169,7 @@ def test_losses_do_not_depend_on_the_pieces_that_logits_are_made_in(run: Path, m
     checkpoint = load_checkpoint(str(run), "cpu")
     data = data_of(checkpoint)
     data.score_first_token = False
-    available_targets(data)
+    data.setup("validate")
     batch = next(iter(data.val_dataloader()))
     logits = checkpoint.model(batch.tokens, batch.document_ids)
     expected = cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none")

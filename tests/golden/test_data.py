@@ -17,7 +17,7 @@ import pytest
 
 from anlit import TokenShards
 from anlit.cli import main
-from anlit.data.order.mixing import training_order
+from anlit.data.order import training_order
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.prepared import random_tokens, write_prepared

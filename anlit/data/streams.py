@@ -1,17 +1,23 @@
-"""Streams of batches, read from token stores by a loader: endless for training, finite for evaluation."""
+"""Streams of batches, read from token stores: endless for training, finite for evaluation; and the loaders of them.
+
+Every checkpoint has the place in the training stream.
+"""
 
 import contextlib
 import itertools
+import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import IterableDataset, get_worker_info
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from anlit.data.order.mixing import MixtureOrder
+from anlit.data.batch import Batch
+from anlit.data.order import MixtureOrder
 from anlit.data.storage.shards import Chunk
 from anlit.data.storage.store import ChunkCache, TokenStore
 from anlit.errors import UserError
@@ -19,6 +25,7 @@ from anlit.errors import UserError
 DRAWS_AHEAD = 65_536  # remote chunks are fetched so many draws before their use
 FETCH_THREADS = 4
 Wanted = deque[tuple[ChunkCache, Chunk]]
+_log = logging.getLogger(__name__)
 
 
 class Blocks(NamedTuple):
@@ -37,8 +44,7 @@ class Share:
     world_size: int = 1
 
     @property
-    def sequences(self) -> int:
-        """Sequences of a global batch."""
+    def sequences(self) -> int:  # of a global batch
         return self.batch_size * self.world_size
 
 
@@ -80,7 +86,7 @@ class TokenStream(BlockStream):
     """The endless stream of a corpus's blocks: global batch g has the draws [start + g·B·W, start + (g + 1)·B·W)."""
 
     def __init__(self, stores: Sequence[TokenStore], order: MixtureOrder, length: int, share: Share) -> None:
-        self.stores, self.order, self.length, self.share = list(stores), order, length, share
+        self.stores, self.order, self.length, self.share = stores, order, length, share
         self.n_blocks = order.n_blocks
         self._look_ahead_at = 0  # draw
         self._wanted: Wanted = deque()
@@ -136,34 +142,20 @@ def _fetch(wanted: Wanted) -> None:
 
 
 class EvaluationStream(BlockStream):
-    """Every token of some sources once, in their order; the last block of each is filled up with ignored targets.
+    """Every token of some sources once, in their order; `end_of_document` and ignored targets fill up the last blocks.
 
-    All devices get the same number of batches. Rows past the end are left out, but every batch has at least one row,
-    ignored if need be, so that devices stay in step.
-
-    Args:
-        stores: what to evaluate, one after the other.
-        length: T.
-        end_of_document: the token that fills up the last block.
-        n_targets: evaluate so many targets, the first ones; all if None.
-        n_blocks: evaluate so many of their blocks, evenly spread; all if None, or if there are fewer.
+    It may be the first `n_targets` alone, and of their blocks `n_blocks`, evenly spread; None, or more than there are,
+    stands for all. All devices get the same number of batches. Rows past the end are left out, but every batch has at
+    least one row, ignored if need be, so that devices stay in step.
     """
 
     def __init__(
-        self,
-        stores: Sequence[TokenStore],
-        length: int,
-        share: Share,
-        end_of_document: int,
-        n_targets: int | None,
-        n_blocks: int | None = None,
-    ) -> None:
-        self.stores, self.length, self.share = list(stores), length, share
-        self.end_of_document = end_of_document
+        self, stores: Sequence[TokenStore], length: int, share: Share, end_of_document: int, n_targets: int | None,
+        n_blocks: int | None,
+    ) -> None:  # fmt: skip
+        self.stores, self.length, self.share, self.end_of_document = stores, length, share, end_of_document
         ends = np.cumsum([max(0, store.n_tokens - 1) for store in stores])
-        self.targets = np.diff(np.minimum(ends, ends[-1] if n_targets is None else n_targets), prepend=0)
-        """Targets of each source that are evaluated."""
-        self.n_targets = int(self.targets.sum())
+        self.targets = np.diff(np.minimum(ends, ends[-1] if n_targets is None else n_targets), prepend=0)  # by source
         self.first_block = np.cumsum([0, *-(-self.targets // length)])
         self.available = int(self.first_block[-1])  # blocks there are
         self.n_blocks = self.available if n_blocks is None else min(n_blocks, self.available)
@@ -182,3 +174,87 @@ class EvaluationStream(BlockStream):
             n_targets[row] = count = min(self.length, int(self.targets[source]) - begin)
             tokens[row, : count + 1] = self.stores[source].read(begin, count + 1)
         return Blocks(tokens, n_targets)
+
+
+class Loader:
+    """Batches of a finite stream, from its beginning at each iteration.
+
+    Worker processes read the blocks, and the process that uses the batches makes them. It wraps a DataLoader and is
+    not one itself, because Lightning rebuilds every DataLoader and would lose its place.
+    """
+
+    def __init__(self, stream: BlockStream, make_batch: Callable[[Blocks], Batch], num_workers: int = 0) -> None:
+        self.stream, self.make_batch, self.num_workers = stream, make_batch, num_workers
+
+    def __len__(self) -> int:
+        assert self.stream.n_batches is not None
+        return self.stream.n_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        # A generator, because it draws a number, by default from the model's. torch's default for collate_fn makes
+        # tensors of the arrays, which cost more to send.
+        options: dict[str, Any] = {"generator": torch.Generator(), "collate_fn": _as_they_are}
+        for blocks in DataLoader(self.stream, batch_size=None, num_workers=self.num_workers, **options):
+            if isinstance(blocks, UserError):
+                raise blocks
+            yield self.make_batch(blocks)
+
+
+def _as_they_are(blocks: Any) -> Any:
+    return blocks
+
+
+class ResumableLoader(Loader):
+    """Training batches whose place in the stream can be saved and restored; they do not depend on `num_workers`.
+
+    The stream has no end. An epoch has about as many batches as the sources fill once, and whole optimizer steps of
+    `micro_batches`. The next epoch continues where it ended, with the same worker processes, so nothing is left out at
+    an epoch's end. `identity` has the settings that a place in the stream depends on, by name: texts, seed, …
+    """
+
+    def __init__(
+        self, stream: BlockStream, make_batch: Callable[[Blocks], Batch], num_workers: int, identity: dict[str, Any],
+        micro_batches: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(stream, make_batch, num_workers)
+        self.identity, self.micro_batches = identity, micro_batches
+        self.drawn = 0  # sequences that all devices together have drawn
+        self._running: Iterator[Batch] | None = None
+
+    def __len__(self) -> int:
+        batches = self.stream.n_blocks // self.stream.share.sequences
+        return max(1, batches // self.micro_batches) * self.micro_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(len(self)):
+            if self._running is None:
+                self.stream.start = self.drawn
+                self._running = super().__iter__()
+            batch = next(self._running)
+            self.drawn += self.stream.share.sequences
+            yield batch
+
+    def close(self) -> None:
+        """End the workers; iterating begins new ones at the same place."""
+        self._running = None
+
+    def state_dict(self) -> dict[str, Any]:
+        share = self.stream.share
+        split = {"batch_size": share.batch_size, "devices": share.world_size, "num_workers": self.num_workers}
+        return {"drawn": self.drawn, "identity": self.identity, "split": split}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a place that `state_dict` gave; UserError if it is one in other data or in another order."""
+        then, split = state.get("identity", {}), self.state_dict()["split"]
+        for name, now in self.identity.items():
+            if then.get(name) != now:
+                raise UserError(
+                    f"The checkpoint's place in the data is for {name} {then.get(name)} and this run has {now}: "
+                    "set it back, or start from the weights alone."
+                )
+        changed = ", ".join(f"{key} {old} → {split[key]}" for key, old in state["split"].items() if old != split[key])
+        if changed and self.stream.share.rank == 0 and self.drawn != state["drawn"]:
+            place = f"the data go on after sequence {state['drawn']:,}, none is repeated or left out"
+            _log.info(f"Resuming with {changed}: {place}.")
+        self.drawn = state["drawn"]
+        self.close()
