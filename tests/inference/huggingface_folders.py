@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from anlit import GPT
 from anlit.checkpoints.loading import Checkpoint
@@ -16,11 +14,6 @@ from tests.models.tiny import jolt, tiny
 transformers = pytest.importorskip("transformers")
 
 
-def checkpoint(model: LanguageModel, folder: Path, trained_on: dict[str, Any] | None = None) -> Checkpoint:
-    """`model` as if it had been loaded."""
-    return Checkpoint(model.eval().requires_grad_(False), folder / "best.ckpt", 1, None, trained_on, {})
-
-
 def loud(architecture: Any, **changes: Any) -> LanguageModel:
     """A tiny model off its initial values whose logits are not near zero."""
     large = {"init_std": 0.2} if architecture is GPT else {"s_z_init": 8.0}
@@ -28,17 +21,10 @@ def loud(architecture: Any, **changes: Any) -> LanguageModel:
 
 
 def write(model: LanguageModel, folder: Path) -> Path:
-    write_huggingface(checkpoint(model, folder), folder, None)
+    checkpoint = Checkpoint(model.eval().requires_grad_(False), folder / "best.ckpt", 1, None, None, {})
+    write_huggingface(checkpoint, folder, None)
     return folder
 
 
 def read(folder: Path, trust: bool) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
-
-
-@torch.no_grad()
-def decoded(model: Any, tokens: Tensor, n_new: int) -> Tensor:
-    """Greedy decoding of anlit: the whole sequence again for every token."""
-    for _ in range(n_new):
-        tokens = torch.cat((tokens, model(tokens)[:, -1:].argmax(-1)), 1)
-    return tokens

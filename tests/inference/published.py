@@ -12,31 +12,22 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-SIZE = {
+COMMON = {
     "vocab_size": 29, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": 1,
-    "eos_token_id": 7,
+    "eos_token_id": 7, "hidden_act": "silu", "torch_dtype": "bfloat16", "use_cache": True,
+    "transformers_version": "4.51.0", "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
-COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "use_cache": True, "transformers_version": "4.51.0"}
 NO_BIAS = {"attention_bias": False, "attention_dropout": 0.0}
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 20, "max_window_layers": 3,
     "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
     "tie_word_embeddings": True, "use_sliding_window": False, **NO_BIAS,
 }  # fmt: skip
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "pretraining_tp": 1, "rms_norm_eps": 1e-5,
-    "rope_scaling": None, "tie_word_embeddings": False,
-}  # fmt: skip
-MISTRAL = {
-    "architectures": ["MistralForCausalLM"], "model_type": "mistral", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-    "sliding_window": 5, "tie_word_embeddings": False,
-}  # fmt: skip
-LLAMA3_SCALING = {
-    "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 16,
-    "rope_type": "llama3",
-}  # fmt: skip
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "pretraining_tp": 1, "rope_scaling": None}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "rope_theta": 1e6, "sliding_window": None}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3_SCALING = YARN | {"rope_type": "llama3", "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0}
 CASES: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": QWEN3,
     "Qwen3-8B": {**QWEN3, "tie_word_embeddings": False, "head_dim": 12, "num_key_value_heads": 1},
@@ -52,9 +43,9 @@ CASES: dict[str, dict[str, Any]] = {
         **LLAMA, **NO_BIAS, "is_llama_config": True, "rope_interleaved": False, "rope_theta": 100000,
         "tie_word_embeddings": True, "num_attention_heads": 6,
     },
-    "Mistral-7B-v0.1": MISTRAL,
-    "Mistral-7B-v0.3": {**MISTRAL, "rope_theta": 1000000.0, "sliding_window": None},
-    "Mistral-Nemo": {**MISTRAL, "head_dim": 20, "rope_theta": 1000000.0, "sliding_window": None},
+    "Mistral-7B-v0.1": {**MISTRAL, "rope_theta": 10000.0, "sliding_window": 5},
+    "Mistral-7B-v0.3": MISTRAL,
+    "Mistral-Nemo": {**MISTRAL, "head_dim": 20},
     "SmolLM3-3B": {
         **LLAMA, **NO_BIAS, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "mlp_bias": False,
         "layer_types": ["full_attention"] * 5, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0, 1],
@@ -66,7 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def published(case: str, folder: Path, **changes: Any) -> Any:
     """A model with random gains, saved in half precision in several files, as transformers reads it in float32."""
-    record = {**COMMON, **SIZE, **CASES[case], **changes}
+    record = {**COMMON, **CASES[case], **changes}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(record))
     torch.manual_seed(0)

@@ -1,18 +1,16 @@
 """Continuations are those of the model without a cache, whatever else is in the batch."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from anlit import GPT, NGPT, ALiBi, AnGPT, DynamicNTK, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
+from anlit import GPT, NGPT, ALiBi, AnGPT, DynamicNTK, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.inference.generation import Ending, Request, Sampling, generate
 from anlit.models.decoder import Decoder
 from tests.attention.examples import SHIPPED
-from tests.models.tiny import ARCHITECTURES, jolt, random_tokens, tiny
+from tests.models.tiny import jolt, random_tokens, tiny
 
 END = 3
 ENDING = Ending(END, "end")
@@ -20,10 +18,6 @@ PROMPTS = [random_tokens(length, seed=length + seed).tolist() for seed, length i
 PROMPTS[1][6] = END
 REQUESTS = [Request(prompt, sample) for sample, prompt in enumerate(PROMPTS)]
 GREEDY, SAMPLED = Sampling(temperature=0), Sampling(temperature=1.0, seed=4)
-MECHANISMS = {
-    "plain": Plain(), "scale-invariant": ScaleInvariant(), "sqrt log n": SqrtLogN(), "alibi": ALiBi(),
-    "window, scale-invariant": SlidingWindow(100, ScaleInvariant()), "pattern": SHIPPED["pattern"],
-}  # fmt: skip
 
 
 class Endless(Sampling):
@@ -37,9 +31,27 @@ def decoder(architecture, seed: int = 0, **changes) -> Decoder:
     return jolt(tiny(architecture, seed, **changes)).double().eval().model
 
 
+WINDOW = SlidingWindow(100, ScaleInvariant())
+
+
+@pytest.mark.parametrize("n", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("architecture", "settings", "ending"),
+    [
+        (GPT, {}, ENDING),
+        (NGPT, {"attention": ALiBi()}, ENDING),
+        (AnGPT, {"attention": ScaleInvariant()}, ENDING),
+        (AnGPT, {"attention": SqrtLogN()}, Ending(END, "start")),
+        (GPT, {"attention": SHIPPED["pattern"]}, ENDING),
+        (NGPT, {"attention": WINDOW, "document_masking": False}, ENDING),
+        (GPT, {"positions": DynamicNTK(training_length=16)}, ENDING),  # they follow the length of the whole sequence
+    ],
+    ids=["plain", "alibi", "scale-invariant", "a separator at the start", "pattern", "unmasked window", "dynamic NTK"],
+)
 @torch.no_grad()
-def assert_as_without_cache(model: Decoder, n: int, ending: Ending = ENDING) -> None:
+def test_the_same_tokens_with_and_without_the_cache(architecture, settings, ending: Ending, n: int) -> None:
     """One forward pass over prompt and continuation chooses the same token at every place."""
+    model = decoder(architecture, **settings)
     for sampling in (Endless(temperature=0), Endless(seed=4)):
         for request, own in zip(REQUESTS, generate(model, REQUESTS, n, sampling, ending), strict=True):
             assert len(own.tokens) == n
@@ -50,31 +62,6 @@ def assert_as_without_cache(model: Decoder, n: int, ending: Ending = ENDING) -> 
             assert chosen.tolist() == own.tokens
             chances = logits.log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
             torch.testing.assert_close(torch.tensor(own.log_likelihood, dtype=torch.float64), chances)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "settings", "ending"),
-    [
-        (GPT, {}, ENDING),
-        (NGPT, {"attention": ALiBi()}, ENDING),
-        (AnGPT, {"attention": ScaleInvariant()}, ENDING),
-        (AnGPT, {"attention": SqrtLogN()}, Ending(END, "start")),
-        (GPT, {"attention": SHIPPED["pattern"]}, ENDING),
-        (GPT, {"positions": DynamicNTK(training_length=16)}, ENDING),  # they follow the length of the whole sequence
-    ],
-    ids=["plain", "alibi", "scale-invariant", "a separator at the start", "pattern", "dynamic NTK"],
-)
-def test_the_same_tokens_with_and_without_the_cache(architecture, settings: dict[str, Any], ending: Ending) -> None:
-    assert_as_without_cache(decoder(architecture, **settings), 60, ending)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("masking", [True, False], ids=["masked", "unmasked"])
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_same_2000_tokens_with_and_without_the_cache(architecture, mechanism: str, masking: bool) -> None:
-    model = decoder(architecture, attention=MECHANISMS[mechanism], document_masking=masking)
-    assert_as_without_cache(model, 2000)
 
 
 def test_the_size_of_the_batch_changes_nothing() -> None:
@@ -90,12 +77,13 @@ def test_the_size_of_the_batch_changes_nothing() -> None:
     assert not any(END in own.tokens for own in together)
 
 
-def test_tokens_are_told_as_they_come() -> None:
+def test_tokens_are_told_as_they_come_and_have_a_text() -> None:
     told: list[tuple[int, int]] = []
-    model = decoder(GPT)
-    continuations = generate(model, REQUESTS, 4, GREEDY, batch_size=2, on_token=lambda *event: told.append(event))
+    heard = lambda *event: told.append(event)  # noqa: E731
+    continuations = generate(decoder(GPT), REQUESTS, 60, SAMPLED, batch_size=2, n_allowed=10, on_token=heard)
     for number, continuation in enumerate(continuations):
         assert [token for own, token in told if own == number] == continuation.tokens
+        assert max(continuation.tokens) < 10
     assert [number for number, _ in told[:4]] == [0, 1, 0, 1]
 
 
@@ -117,11 +105,6 @@ def test_drawing_follows_the_distribution() -> None:
     assert shares(top_k=100, top_p=1.0) == shares()
 
 
-def test_only_tokens_with_a_text_are_drawn() -> None:
-    continuations = generate(decoder(GPT), REQUESTS, 100, SAMPLED, n_allowed=10)
-    assert max(token for own in continuations for token in own.tokens) < 10
-
-
 @pytest.mark.parametrize("settings", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}])
 def test_wrong_settings_are_refused(settings) -> None:
     with pytest.raises(UserError, match=f"--{next(iter(settings))} .* must be"):
@@ -129,19 +112,24 @@ def test_wrong_settings_are_refused(settings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "sentence"), [([], "the prompt is empty"), ([1, 29], "the token 29, .* 0 to 28"), ([-1], "token -1")]
+    ("requests", "max_tokens", "sentence"),
+    [
+        ([*REQUESTS, Request([])], 5, "the prompt is empty"),
+        ([*REQUESTS, Request([1, 29])], 5, "the token 29, .* 0 to 28"),
+        ([*REQUESTS, Request([-1])], 5, "token -1"),
+        (REQUESTS, 10**12, r"4 × 17 tokens do not fit into .* smaller --batch_size or --max_tokens"),
+    ],
+    ids=["empty", "beyond", "below", "long"],
 )
-def test_wrong_prompts_are_refused_before_anything_is_generated(prompt: list[int], sentence: str) -> None:
+def test_wrong_prompts_are_refused_before_anything_is_generated(requests, max_tokens: int, sentence: str) -> None:
     told: list[object] = []
     with pytest.raises(UserError, match=sentence):
-        generate(decoder(GPT), [*REQUESTS, Request(prompt)], 5, GREEDY, on_token=lambda *event: told.append(event))
+        generate(decoder(GPT), requests, max_tokens, GREEDY, on_token=lambda *event: told.append(event))
     assert not told
 
 
-def test_damaged_weights_and_too_long_texts_are_refused() -> None:
+def test_damaged_weights_are_refused() -> None:
     model = decoder(GPT)
-    with pytest.raises(UserError, match=r"4 × 17 tokens do not fit into .* smaller --batch_size or --max_tokens"):
-        generate(model, REQUESTS, 10**12, GREEDY)
     with torch.no_grad():
         model.head.weight[4, 4] = torch.nan
     with pytest.raises(UserError, match="logits are not finite"):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice, takewhile
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,7 @@ def test_the_same_tokens(settings, tmp_path: Path, capsys) -> None:
     assert main(["generate", str(run), *PROMPTS, f"--max_tokens={N_NEW}", "--temperature=0", "--json"]) == 0
     ours = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
 
-    script = dict(files(ROOT / "docs" / "after-training.md"))["to_gguf.py"]
-    (tmp_path / "to_gguf.py").write_text(script)
+    (tmp_path / "to_gguf.py").write_text(dict(files(ROOT / "docs" / "after-training.md"))["to_gguf.py"])
     path = os.pathsep.join([SOURCES, f"{SOURCES}/gguf-py", os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "to_gguf.py", "out", "--outtype", "f32", "--outfile", "model.gguf"]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=True)
@@ -53,10 +53,7 @@ def test_the_same_tokens(settings, tmp_path: Path, capsys) -> None:
         prompt = theirs.tokenize(text.encode(), add_bos=False)
         assert prompt == own["prompt_tokens"]
         theirs.reset()
-        tokens: list[int] = []
-        for token in theirs.generate(prompt, temp=0.0, repeat_penalty=1.0):
-            if token == END or len(tokens) == N_NEW:
-                break
-            tokens.append(token)
+        generated = theirs.generate(prompt, temp=0.0, repeat_penalty=1.0)
+        tokens = list(takewhile(lambda token: token != END, islice(generated, N_NEW)))
         assert len(tokens) > 5
         assert tokens == own["tokens"]

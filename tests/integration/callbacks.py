@@ -13,28 +13,22 @@ from anlit.errors import UserError
 
 
 class AtBatch(L.Callback):
-    """Does something when training batch number `batch` (from 0) begins, on one rank or by default on all."""
+    """Sends the signal `event` to this process when training batch number `batch` (from 0) begins, on one rank or all.
 
-    def __init__(self, batch: int, rank: int | None = None) -> None:
-        self.batch, self.rank = batch, rank
+    `full disk`: the files of this process cannot grow beyond 40 kB from then on. A tiny run's part of a checkpoint
+    exceeds that; its record and metrics do not.
+    """
+
+    def __init__(self, event: str, batch: int, rank: int | None = None) -> None:
+        self.event, self.batch, self.rank = event, batch, rank
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == self.batch and self.rank in (None, trainer.global_rank):
-            self.act()
-
-    def act(self) -> None:
-        raise NotImplementedError
-
-
-class SignalAt(AtBatch):
-    """Sends the signal `name` to this process."""
-
-    def __init__(self, batch: int, name: str = "SIGINT", rank: int | None = None) -> None:
-        super().__init__(batch, rank)
-        self.name = name
-
-    def act(self) -> None:
-        os.kill(os.getpid(), signal.Signals[self.name])
+        if batch_idx != self.batch or self.rank not in (None, trainer.global_rank):
+            return
+        if self.event == "full disk":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
+        else:
+            os.kill(os.getpid(), signal.Signals[self.event])
 
 
 class KilledIn(L.Callback):
@@ -50,16 +44,6 @@ class KilledIn(L.Callback):
             return original(*arguments, **settings)
 
         setattr(held, name, deadly)
-
-
-class FullDisk(AtBatch):
-    """Files of this process cannot grow beyond 40 kB from then on, as on a full disk.
-
-    A tiny run's part of a checkpoint exceeds that; its record and metrics do not.
-    """
-
-    def act(self) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
 
 
 class Refuses(L.Callback):

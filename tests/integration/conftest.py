@@ -86,8 +86,13 @@ def run(arguments: list[str]) -> int | None:
 
 def signal_at(name: str, batch: int, rank: int | None = None) -> list[str]:
     """Flags that send a signal to a run, or to one rank of it, when micro-batch `batch` (from 0) begins."""
-    flags = ["--trainer.callbacks+=tests.integration.callbacks.SignalAt", f"--trainer.callbacks.batch={batch}"]
-    return [*flags, f"--trainer.callbacks.name={name}", *([] if rank is None else [f"--trainer.callbacks.rank={rank}"])]
+    return callback("integration.callbacks.AtBatch", event=name, batch=batch, rank=rank)
+
+
+def callback(name: str, **settings: object) -> list[str]:
+    """Flags that give a run the callback of tests.`name`; a setting of None is left out."""
+    flags = (f"--trainer.callbacks.{key}={value}" for key, value in settings.items() if value is not None)
+    return [f"--trainer.callbacks+=tests.{name}", *flags]
 
 
 def stop_and_continue(

@@ -1,7 +1,6 @@
 """A run that goes wrong ends on every rank, in one sentence, and leaves a good checkpoint."""
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,18 +15,15 @@ from anlit.cli import main
 from anlit.errors import UserError
 from anlit.training.callbacks import FiniteCheckpoints
 from tests.data.preparing import members, wait_for
-from tests.integration.conftest import KILLED, fit_arguments, last_checkpoint, signal_at
+from tests.integration.conftest import KILLED, callback, fit_arguments, last_checkpoint, signal_at
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, ends_of_ranks, run_ranks
 from tests.models.tiny import fit, tiny
 
+ROOT = Path(__file__).parents[2]
 slow = pytest.mark.slow
 STRATEGIES = pytest.mark.parametrize(
     "strategy", [pytest.param(DDP, id="ddp", marks=slow), pytest.param(FSDP, id="fsdp")]
 )
-
-
-def callback(name: str, **settings: object) -> list[str]:
-    return [f"--trainer.callbacks+=tests.{name}", *(f"--trainer.callbacks.{k}={v}" for k, v in settings.items())]
 
 
 def errors(said: str) -> list[str]:
@@ -36,22 +32,19 @@ def errors(said: str) -> list[str]:
 
 
 GRADIENT, POISON = "training.poison.PoisonGradient", "training.poison.Poison"
-NOT_FINITE = "the {} became NaN or infinite at step {}: lower the learning rate"
-WEIGHTS = "weights or optimizer state became NaN or infinite by step {} (1 tensors)"
 BY_VALUE = ["--trainer.callbacks.value=.inf", "--trainer.gradient_clip_algorithm=value"]
-SPOILS_WEIGHT = ["--trainer.callbacks.spoils_weight=true"]
 
 
 @pytest.mark.parametrize(
     ("step", "settings", "says"),
     [
-        (9, callback(GRADIENT, step=9), NOT_FINITE.format("gradient", 10)),
-        (11, [*callback(GRADIENT, step=11), *BY_VALUE], NOT_FINITE.format("gradient", 12)),
-        (9, callback(POISON, batches="[9]"), NOT_FINITE.format("training loss", 10)),
-        (9, [*callback(GRADIENT, step=9), *SPOILS_WEIGHT], WEIGHTS.format(10)),
-        pytest.param(11, [*callback(GRADIENT, step=11), *SPOILS_WEIGHT], WEIGHTS.format(12), marks=slow),
+        (9, callback(GRADIENT, step=9), "the gradient became NaN or infinite at step 10: lower the learning rate"),
+        (11, [*callback(GRADIENT, step=11), *BY_VALUE], "the gradient became NaN or infinite at step 12"),
+        (9, callback(POISON, batches="[9]"), "the training loss became NaN or infinite at step 10: lower the learning"),
+        (9, callback(GRADIENT, step=9, spoils_weight="true"),
+         "weights or optimizer state became NaN or infinite by step 10 (1 tensors)"),
     ],
-)
+)  # fmt: skip
 def test_no_checkpoint_has_numbers_that_are_not_finite(
     shards: Path, tmp_path: Path, step: int, settings: list[str], says: str, capfd
 ) -> None:
@@ -78,8 +71,7 @@ def test_training_does_not_start_from_bad_weights() -> None:
 
 
 @STRATEGIES
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize(("made", "rank"), [(True, 0), (True, 1), (False, 1)])
 def test_where_one_rank_refuses_all_end_with_one_message(
     shards: Path, tmp_path: Path, made: bool, rank: int, strategy: list[str]
 ) -> None:
@@ -123,10 +115,10 @@ def test_a_killed_rank_ends_the_other(shards: Path, tmp_path: Path, strategy: li
     assert any(words in said[1 - killed] for words in ("onnection closed by peer", "onnection reset by peer"))
 
 
-def full_disk(shards: Path, run_dir: Path, *extra: str) -> list[str]:
-    """Checkpoints are due after steps 8, 16 and 24; from step 10 on the disk is full."""
+def full_disk(shards: Path, run_dir: Path, rank: int | None, *extra: str) -> list[str]:
+    """Checkpoints are due after steps 8, 16 and 24; from step 10 on the disk of a rank is full, or that of all."""
     steps = ("--trainer.max_steps=24", "--trainer.val_check_interval=1000")
-    return fit_arguments(shards, run_dir, *steps, *callback("integration.callbacks.FullDisk", batch=10), *extra)
+    return fit_arguments(shards, run_dir, *steps, *signal_at("full disk", 10, rank), *extra)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +136,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     shards: Path, tmp_path: Path, strategy: list[str], rank: int | None
 ) -> None:
     run_dir = tmp_path / "run"
-    there = [] if rank is None else [f"--trainer.callbacks.rank={rank}"]
-    codes, said = ends_of_ranks(full_disk(shards, run_dir, *strategy, *there), 2 if strategy else 1, tmp_path / "log")
+    codes, said = ends_of_ranks(full_disk(shards, run_dir, rank, *strategy), 2 if strategy else 1, tmp_path / "log")
     assert codes[0] == 1
     assert codes[-1] in ((1, 2) if strategy == DDP else (1,))
     for text in said[:1] if strategy == DDP else said:
@@ -170,21 +161,17 @@ def test_one_command_leaves_no_rank_behind(shards: Path, tmp_path: Path, strateg
     arguments = {
         "SIGTERM": fit_arguments(shards, run_dir, *strategy, *signal_at("SIGTERM", 11, 0)),
         "SIGKILL": fit_arguments(shards, run_dir, *strategy, *signal_at("SIGKILL", 11, 1)),
-        "a full disk": full_disk(shards, run_dir, *strategy, "--trainer.callbacks.rank=0"),
+        "a full disk": full_disk(shards, run_dir, 0, *strategy),
     }[end]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "anlit", *arguments, "--trainer.devices=2"],
-        cwd=Path(__file__).parents[2], start_new_session=True, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "anlit", *arguments, "--trainer.devices=2"]
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True)
     _, said = process.communicate(timeout=600)
+    assert process.returncode in {"SIGTERM": (75,), "SIGKILL": (1, KILLED), "a full disk": (1,)}[end], said
     if end == "SIGTERM":
-        assert process.returncode == 75, said
         assert last_checkpoint(run_dir)["global_step"] == 13
     elif end == "SIGKILL":
-        assert process.returncode in (1, -signal.SIGKILL), said
         assert any(words in said for words in ("closed by peer", "reset by peer", "Child process"))
     else:
-        assert process.returncode == 1, said
         assert "Traceback" not in said
         assert json.loads((run_dir / "run.json").read_text())["status"] == "failed"
     wait_for(lambda: members(process.pid) == [], 60)

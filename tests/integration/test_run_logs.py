@@ -17,8 +17,7 @@ from torch import distributed
 
 from anlit import AnGPT
 from anlit.cli import main
-from anlit.reporting.text import short_number
-from anlit.training.callbacks.progress import RunProgress, numbers
+from anlit.training.callbacks.progress import RunProgress
 from tests.integration import ranks
 from tests.integration.conftest import Train, fit_arguments, logged, run
 from tests.models.tiny import batches, tiny
@@ -55,9 +54,7 @@ def test_settings_are_in_hparams_yaml_and_in_tensorboard(trained: Train) -> None
     )
     shown = session.session_start_info.hparams
     assert shown["model.optimizer.class_path"].string_value == "anlit.AdamW"
-    assert shown["trainer.precision"].string_value == "32-true"
-    numbers = {"model.d_model": 32, "data.batch_size": 4, "trainer.max_steps": 25, "seed_everything": 1}
-    assert {name: shown[name].number_value for name in numbers} == numbers
+    assert (shown["model.d_model"].number_value, shown["trainer.max_steps"].number_value) == (32, 25)
     assert [metric.name.tag for metric in experiment.experiment.metric_infos] == ["val/loss"]
 
 
@@ -71,11 +68,9 @@ def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(shards: Path,
         first, *lines = capsys.readouterr().out.splitlines()
         assert all(part in first for part in head)
         assert [line.split("  ")[0] for line in lines if line.startswith("step")] == shown
-        assert all("val " in line and "loss " in line for line in lines if line.startswith("step"))
+        numbers = re.compile(r"step .*  [\d.]+k? tokens/s  loss \d\.\d{3}  val \d\.\d{3}")
+        assert all(numbers.match(line) for line in lines if line.startswith("step"))
         assert not [line for line in lines if "Epoch" in line or "TPU" in line or "Tip" in line]
-
-
-LOGGED_EVERY, LAST_STEP = 5, 12
 
 
 class Meetings(L.Callback):
@@ -98,21 +93,20 @@ class Meetings(L.Callback):
         self.step = trainer.global_step + 1
 
     def on_train_end(self, trainer: L.Trainer, *_: Any) -> None:
-        (self.folder / f"{trainer.global_rank}.json").write_text(json.dumps([self.step, self.seen]))
+        (self.folder / f"{trainer.global_rank}.json").write_text(json.dumps(self.seen))
 
 
 @pytest.mark.parametrize("strategy", [ranks.DDP, ranks.FSDP], ids=["ddp", "fsdp"])
 def test_ranks_wait_for_each_other_only_where_they_log(shards: Path, tmp_path: Path, strategy: list[str]) -> None:
     """Other meetings than those for gradients would wait for the device."""
     noted = ["--trainer.callbacks+=tests.integration.test_run_logs.Meetings", f"--trainer.callbacks.folder={tmp_path}"]
-    steps = [f"--trainer.max_steps={LAST_STEP}", f"--trainer.log_every_n_steps={LOGGED_EVERY}"]
-    shown = ["--trainer.enable_progress_bar=true", "--checkpoint_every_n_steps=1000"]
-    assert ranks.run_ranks(fit_arguments(shards, tmp_path / "run", *strategy, *steps, *shown, *noted), 2) == [0, 0]
+    steps = ["--trainer.max_steps=12", "--trainer.log_every_n_steps=5", "--checkpoint_every_n_steps=1000"]
+    shown = "--trainer.enable_progress_bar=true"
+    assert ranks.run_ranks(fit_arguments(shards, tmp_path / "run", *strategy, *steps, shown, *noted), 2) == [0, 0]
     for rank in range(2):
-        last, seen = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert last == LAST_STEP
-        assert [name for step, name in seen if step == LOGGED_EVERY], "the loss is that of all ranks there"
-        assert not [(step, name) for step, name in seen if 0 < step < LAST_STEP and step % LOGGED_EVERY]
+        meetings = {step for step, _ in json.loads((tmp_path / f"{rank}.json").read_text())}
+        assert 5 in meetings, "the loss is that of all ranks there"
+        assert meetings <= {0, 5, 10, 12}
 
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -121,9 +115,9 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 @pytest.mark.parametrize(
     ("trainer", "last"),
     [
-        ({"max_steps": 6}, "step 6/6 "),
-        ({"max_steps": 3, "accumulate_grad_batches": 4}, "step 3/3 "),  # micro-batches are no steps
-        ({"max_epochs": 2}, "step 6/6 "),  # without max_steps the epochs say how many
+        ({"max_steps": 6}, "step 6/6"),
+        ({"max_steps": 3, "accumulate_grad_batches": 4}, "step 3/3"),  # micro-batches are no steps
+        ({"max_epochs": 2}, "step 6/6"),  # without max_steps the epochs say how many
     ],
 )
 def test_a_terminal_has_one_line_of_80_columns(trainer: dict[str, int], last: str) -> None:
@@ -135,15 +129,8 @@ def test_a_terminal_has_one_line_of_80_columns(trainer: dict[str, int], last: st
     L.Trainer(accelerator="cpu", devices=1, callbacks=[bar], log_every_n_steps=1, **quiet, **trainer).fit(model, data)
     shown = re.split(r"[\r\n]+", CONTROL.sub("", written.getvalue()))
     lines = [line for line in shown if line.startswith("step")]
-    assert lines[-1].startswith(last)
-    assert "loss" in lines[-1]
+    assert re.match(rf"{last} .*loss \d\.\d{{3}} ", lines[-1])
     assert all(len(line) <= 80 for line in lines)
-
-
-def test_numbers_are_short() -> None:
-    shown = numbers({"train/tokens_per_second": 12345.6, "loss": 3.21456, "val/loss": 3.3, "other": 1})
-    assert shown == "12.3k tokens/s  loss 3.215  val 3.300"
-    assert [short_number(x) for x in (0.004, 12, 963, 1.5e6, 2e9)] == ["0.004", "12", "963", "1.5M", "2B"]
 
 
 @pytest.mark.slow
@@ -155,14 +142,11 @@ def test_a_continued_run_has_one_id_in_wandb(shards: Path, tmp_path: Path, monke
     for steps, more in ((2, []), (4, ["--ckpt_path=last"])):
         given = ("--config=logger/wandb.yaml", f"--trainer.max_steps={steps}", *more)
         assert run(fit_arguments(shards, folder, *given)) == 0
-    parts = list((folder / "wandb").glob("offline-run-*"))
-    assert len(parts) == 2
-    assert len({part.name.rpartition("-")[2] for part in parts}) == 1
+    ids = [part.name.rpartition("-")[2] for part in (folder / "wandb").glob("offline-run-*")]
+    assert (len(ids), len(set(ids))) == (2, 1)
     assert b"train/loss" in b"".join(file.read_bytes() for file in (folder / "wandb").rglob("*.wandb"))
     assert len(list(folder.glob("events.out.tfevents.*"))) == 2
     assert (folder / "metrics.csv").is_file()
-    saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]["init_args"]
-    assert (saved["id"], saved["save_dir"]) == (None, ".")
 
 
 def test_without_wandb_the_message_says_how_to_install_it(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:
