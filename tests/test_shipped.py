@@ -10,8 +10,9 @@ import yaml
 
 from anlit.analysis.study.plan import read_study
 from anlit.cli import main
+from anlit.commands.parser import with_configuration_files
 from anlit.errors import UserError
-from anlit.shipped import FOLDER, configuration_file, with_configuration_files
+from anlit.shipped import FOLDER, configuration_file
 
 ROOT = Path(__file__).parents[1]
 STUDIES = sorted((ROOT / "configs" / "study").glob("*.yaml"))
@@ -47,7 +48,7 @@ def test_unknown_name_is_refused_with_the_fix(name: str, says: str) -> None:
 def test_every_form_of_the_option_is_understood() -> None:
     path = str(FOLDER / "model" / "gpt.yaml")
     given = ["fit", "--config", "model/gpt.yaml", "-c", "model/gpt.yaml", "--config=model/gpt.yaml", "--model", "GPT"]
-    assert with_configuration_files(given) == ["fit", "--model=GPT", *[f"--config={path}"] * 3, "--model", "GPT"]
+    assert with_configuration_files(given) == ["fit", "--model=GPT", *[f"--config={path}"] * 3, "--model=GPT"]
 
 
 def test_an_option_wins_over_a_file_wherever_it_stands(capsys) -> None:

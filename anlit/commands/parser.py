@@ -32,9 +32,9 @@ from anlit.errors import UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.language_model import LanguageModel
 from anlit.reading import read_yaml
-from anlit.sentences import no_class, sentence
+from anlit.sentences import ToolParser, no_class, sentence
 from anlit.settings import parameters_of, shown
-from anlit.shipped import with_configuration_files
+from anlit.shipped import configuration_file
 
 TRAINER_DEFAULTS = {
     "max_steps": 1000,
@@ -167,7 +167,7 @@ class ConfigurationParser(CommandLine):
 
     def read(self, arguments: list[str]) -> Any:
         """The configuration of further arguments of the subcommand. Raises UserError if it is wrong."""
-        config = _in_sentences(lambda: self.parser.parse_args(_with_checked_files(arguments)), arguments[0])
+        config = _in_sentences(lambda: self.parser.parse_args(with_configuration_files(arguments)), arguments[0])
         check(config := config[arguments[0]])
         return config
 
@@ -215,7 +215,7 @@ def read_command(kind: type[Parser], arguments: list[str], **settings: Any) -> P
         warnings.filterwarnings("ignore", pattern)
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
         logging.getLogger(name).addFilter(_is_useful)
-    arguments = _with_checked_files(arguments)
+    arguments = with_configuration_files(arguments)
     command = arguments[0]
     only = {command: kind.subcommands()[command]}
     kind = type(kind.__name__, (kind,), {"subcommands": staticmethod(lambda: only), "__doc__": kind.__doc__})
@@ -232,13 +232,24 @@ def _is_useful(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(MESSAGES)
 
 
-def _with_checked_files(arguments: list[str]) -> list[str]:
-    """The arguments with the paths of their configuration files; UserError if one is missing or damaged."""
-    arguments = with_configuration_files(arguments)
-    for argument in arguments:
-        if argument.startswith("--config="):
-            read_yaml(argument.removeprefix("--config="), CONFIGURATION)
-    return arguments
+def with_configuration_files(arguments: list[str]) -> list[str]:
+    """The arguments of `anlit fit`, with the path of the file that each `--config` means.
+
+    The files come first, so that an option wins over a file wherever it stands. Before them come the classes of model
+    and data that options name, because a file may set arguments of such a class. Raises UserError if a file is missing
+    or damaged.
+    """
+    parser = ToolParser(prog=f"anlit {arguments[0]}", add_help=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
+    for option in ("--model", "--data"):
+        parser.add_argument(option)
+    given, others = parser.parse_known_args(arguments[1:])
+    classes = [f"--{name}={kind}" for name in ("model", "data") if (kind := getattr(given, name)) is not None]
+    files = [configuration_file(name) for name in given.config]
+    for file in files:
+        read_yaml(file, CONFIGURATION)
+    first = [*classes, *(f"--config={file}" for file in files)] if files else []
+    return [arguments[0], *first, *classes, *others]
 
 
 def _in_sentences(parse: Callable[[], T], command: str) -> T:

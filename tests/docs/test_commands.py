@@ -13,13 +13,13 @@ import yaml
 from anlit.analysis.study.plan import read_study
 from anlit.cli import COMMANDS, LIGHTNING, main
 from anlit.commands import size
-from anlit.commands.parser import ConfigurationParser, read_command
-from anlit.shipped import with_configuration_files
+from anlit.commands.parser import ConfigurationParser, read_command, with_configuration_files
 from tests.docs.pages import PAGES, ROOT, commands, files, name, shell_lines
 
 ALL = [(name(page), words) for page in PAGES for words in commands(page)]
 TRAINED = ("gpt", "angpt")
 """The run folders of the README; other pages go on with them."""
+Patch = pytest.MonkeyPatch
 
 
 class ParsedError(BaseException):
@@ -35,7 +35,7 @@ def fit_command() -> Any:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, fit_command: Any) -> Path:
-    """The files that the pages tell the reader to write, and a config.yaml in each run folder that they name."""
+    """The reader's folder: files that the pages tell to write, and a config.yaml in each run folder that they name."""
     folder = tmp_path_factory.mktemp("reader")
     for page in PAGES:
         for file, content in files(page):
@@ -51,20 +51,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, fit_command: Any) -> Path
     return folder
 
 
-@pytest.fixture
-def working_folder(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The reader's folder, from which commands run."""
+def check(words: list[str], fit_command: Any, prepared: Path, monkeypatch: Patch) -> None:
+    """Parse one command in the reader's folder; raises what its command does if the parser refuses it."""
     monkeypatch.chdir(prepared)
     monkeypatch.syspath_prepend(prepared)
-    return prepared
-
-
-def check(words: list[str], fit_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parse one command.
-
-    Raises:
-        Exception: The parser refuses it, in the way that its command does.
-    """
     command, *options = words
     assert command in COMMANDS, f"anlit has no command {command}"
     if command == "size":
@@ -91,30 +81,24 @@ def check(words: list[str], fit_command: Any, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("page", "words"), ALL, ids=[f"{page}:{' '.join(words)[:60]}" for page, words in ALL])
 def test_command_is_understood(
-    page: str, words: list[str], fit_command: Any, working_folder: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, words: list[str], fit_command: Any, prepared: Path, monkeypatch: Patch
 ) -> None:
-    check(words, fit_command, monkeypatch)
+    check(words, fit_command, prepared, monkeypatch)
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "fit --config model/nonesuch.yaml",
         "fit --config model/gpt.yaml --model.n_layer 3",
         "score runs/gpt texts/one.txt --nonsense",
-        "prepare",
-        "study --config study/nonesuch.yaml",
         "study --config study/convergence.yaml --budget huge",
         "train --config model/gpt.yaml",
-        "size --config model/gpt.yaml --gpus many",
         "benchmark step --preset none",
     ],
 )
-def test_wrong_command_would_be_noticed(
-    line: str, fit_command: Any, working_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_command_would_be_noticed(line: str, fit_command: Any, prepared: Path, monkeypatch: Patch) -> None:
     with pytest.raises((Exception, SystemExit, pytest.fail.Exception)):
-        check(shlex.split(line), fit_command, monkeypatch)
+        check(shlex.split(line), fit_command, prepared, monkeypatch)
 
 
 def test_pages_have_commands_for_what_anlit_does() -> None:

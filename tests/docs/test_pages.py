@@ -70,10 +70,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert {name(page) for page in set((ROOT / "docs").rglob("*.md")) - reached} == set()
 
 
-def test_configs_hold_yaml_only() -> None:
+def test_folders_hold_what_they_may() -> None:
     assert {path.suffix for path in FOLDER.rglob("*") if path.is_file()} == {".yaml"}
-
-
-def test_top_level_holds_what_it_may() -> None:
     entries = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     assert entries - NOT_OURS - {entry for entry in entries if entry.endswith(".egg-info")} == TOP_LEVEL

@@ -59,38 +59,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def is_run(words: list[str]) -> bool:
-    return "--dry_run" in words or not set(words) & set(NOT_RUN)
-
-
-def exit_code(words: list[str]) -> int | str:
-    """Of `anlit` with these arguments; printing help or the configuration ends with 0 too."""
+def outcome(words: list[str]) -> str:
+    """Pass, FAIL with the exit code, or why it is not run; printing help or the configuration passes too."""
+    if "--dry_run" not in words and (reasons := [NOT_RUN[word] for word in words if word in NOT_RUN]):
+        return f"not run: {'; '.join(reasons)}"
     try:
-        return main(words)
+        code: int | str = main(words)
     except SystemExit as end:
-        return end.code or 0
-
-
-def run(words: list[str]) -> None:
-    code = exit_code(words)
-    assert code == 0, f"anlit {' '.join(words)} ends with {code}"
-
-
-def row_of(page: Path, words: list[str]) -> list[str]:
-    """Page, command, and pass, fail with the exit code, or why it is not run."""
-    if is_run(words):
-        code = exit_code(words)
-        outcome = "pass" if code == 0 else f"FAIL ({code})"
-    else:
-        outcome = "not run: " + "; ".join(NOT_RUN[word] for word in words if word in NOT_RUN)
-    return [page.name, shown(shlex.join(["anlit", *words])), outcome]
+        code = end.code or 0
+    return "pass" if code == 0 else f"FAIL ({code})"
 
 
 def test_commands_run_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table_file = Path(file).resolve() if (file := os.environ.get("DOCS_TABLE")) else None
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    rows = [row_of(page, words) for page in PAGES for words in commands(page)]
+    typed = [(page, words) for page in PAGES for words in commands(page)]
+    rows = [[page.name, shown(shlex.join(["anlit", *words])), outcome(words)] for page, words in typed]
     table = markdown_table(["page", "command", "outcome"], rows, range(3))
     print(table)
     if table_file is not None:
@@ -105,23 +90,23 @@ def test_commands_run_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         assert (folder / left).exists(), left
 
 
-def test_table_of_what_takes_exported_folders_is_right(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_of_what_takes_exported_folders_is_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/after-training.md; it goes on with the folders that the commands above left."""
     monkeypatch.chdir(folder)
     for exported in (EXPORTED, FOLDED):
-        run(["generate", exported, "import", "--max_tokens", "3"])
-        run(["score", exported, "texts/0.txt", "--output", "again.parquet"])
         common = ["--data", "data/mine", "--lengths", "256", "--output", "again"]
-        run(["lengths", exported, "--tokens", "4096", *common])
-        run(["needle", exported, "--depths", "2", "--samples", "1", *common])
-        run(["diagnose", exported, "--tokens", "2048", *common])
+        for words in (
+            ["generate", exported, "import", "--max_tokens", "3"],
+            ["score", exported, "texts/0.txt", "--output", "again.parquet"],
+            ["lengths", exported, "--tokens", "4096", *common],
+            ["needle", exported, "--depths", "2", "--samples", "1", *common],
+            ["diagnose", exported, "--tokens", "2048", *common],
+        ):
+            assert main(words) == 0, words
         assert main(["compare", exported, "--output", "again"]) == 2
         assert main(["validate", "--config", f"{exported}/config.yaml", "--ckpt_path", exported]) == 2
     start = ["fit", "--config", "model/angpt.yaml", "--config", "small.yaml", "--trainer.max_steps", "1"]
-    run([*start, "--initial_weights", EXPORTED, "--run_dir", "runs/again"])
-    capsys.readouterr()
+    assert main([*start, "--initial_weights", EXPORTED, "--run_dir", "runs/again"]) == 0
     assert main([*start, "--initial_weights", FOLDED, "--run_dir", "runs/folded"]) == 2
 
 
