@@ -57,7 +57,6 @@ STUDIES: dict[str, dict[str, Any]] = {
     "one-seed": {"seeds": 3},
     "tuned-seed": {"seeds": [0, 1]},
     "wrong-seed": {"seeds": ["one"]},
-    "misspelt": {"shared": {"settings": {"trainer.max_stepz": 3}}},
     "sections": {"sections": ["nonesuch"]},
     "high": {"arms": {**STUDY["arms"], "fast": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, "high"]}}},
              "baseline": "gpt"},
@@ -101,14 +100,7 @@ def rows() -> Iterator[list[list[str]]]:
     ("typed", "says"),
     [pytest.param(*row, id=row[0], marks=[] if row in FAST else pytest.mark.slow) for row in (*FAST, *SLOW)],
 )
-def test_mistake(
-    typed: str,
-    says: str,
-    folder: Path,
-    rows: list[list[str]],
-    monkeypatch,
-    capsys,
-) -> None:
+def test_mistake(typed: str, says: str, folder: Path, rows: list[list[str]], monkeypatch, capsys) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     before = sorted(folder.rglob("*"))
