@@ -15,17 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anlit.analysis.notes import notes_on, refuse_other_tokenizers
-from anlit.analysis.statistics import (
-    Interval,
-    SpeedUp,
-    Summary,
-    Test,
-    difference,
-    holm,
-    median_with_interval,
-    product,
-    speed_up,
-)
+from anlit.analysis.statistics import Interval, SpeedUp, Summary, Test, difference, holm, median_with_interval, speed_up
 from anlit.errors import UserError
 from anlit.reading import read_json
 from anlit.runs.folders import RECORD_SCHEMA, Run, hardware_label
@@ -40,57 +30,47 @@ NOT_MEASURED = (
 )
 
 
-class StepTimes:
-    """The content of paired_steps.json, `record`; `seconds` per token, one value for each round, by `Group.key`."""
-
-    def __init__(self, record: dict[str, Any]) -> None:
-        self.record = record
-        self.seconds: dict[str, list[float]] = {
-            arm.get("key", ""): [float(value) for value in arm.get("seconds_per_token") or ()]
-            for arm in record.get("arms") or []
-        }
-
-    def ratio(self, group: Group, baseline: Group) -> Interval | None:
-        """The time per token of `group` over that of `baseline`, round by round; None if one was not timed."""
-        ours, theirs = self.seconds.get(group.key), self.seconds.get(baseline.key)
-        if not ours or not theirs or len(ours) != len(theirs):
-            return None
-        return median_with_interval([a / b for a, b in zip(ours, theirs, strict=True)])
-
-
-def read_step_times(folder: Path) -> StepTimes | None:
-    """The steps that were timed for the report in `folder`; None if there are none."""
+def read_step_times(folder: Path) -> dict[str, Any]:
+    """The content of paired_steps.json, of the steps that were timed for the report in `folder`; {} without it."""
     advice = "remove it and measure again with --measure_steps"
-    return StepTimes(read_json(folder / STEPS, STEPS_SCHEMA, advice)) if (folder / STEPS).exists() else None
+    return dict(read_json(folder / STEPS, STEPS_SCHEMA, advice)) if (folder / STEPS).exists() else {}
 
 
-def _usable(steps: StepTimes | None, groups: Sequence[Group]) -> tuple[StepTimes | None, list[str]]:
-    """`steps` if it holds for these groups, and one sentence for each reason that it does not."""
-    trained = {run.hardware for group in groups for run in group.counted}
+def seconds_per_token(steps: dict[str, Any]) -> dict[str, list[float]]:
+    """The times in paired_steps.json, one for each round, by `Group.key`."""
+    return {str(arm.get("key")): list(arm.get("seconds_per_token") or ()) for arm in steps.get("arms") or ()}
+
+
+def _usable(steps: dict[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[str]]:
+    """`steps` if they hold for these groups, and one sentence for each reason that they do not."""
+    trained, timed = {run.hardware for group in groups for run in group.counted}, hardware_label(steps)
     if len(trained) > 1:
-        return None, [f"{LEFT_OUT} the runs were trained on different hardware."]
-    if steps is None:
-        return None, [NOT_MEASURED]
-    if {timed := hardware_label(steps.record)} != trained:
+        return {}, [f"{LEFT_OUT} the runs were trained on different hardware."]
+    if not steps:
+        return {}, [NOT_MEASURED]
+    if {timed} != trained:
         where = trained.pop() or "hardware that they did not record"
-        return None, [f"{LEFT_OUT} steps were timed on {timed} and the runs were trained on {where}."]
-    missing = [group.label for group in groups if group.key not in steps.seconds]
+        return {}, [f"{LEFT_OUT} steps were timed on {timed} and the runs were trained on {where}."]
+    missing = [group.label for group in groups if group.key not in seconds_per_token(steps)]
     return steps, [f"{label}: no steps were timed for it; measure again with --measure_steps." for label in missing]
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """One configuration and how it compares with the baseline, for which `time` and `loss` are None."""
+    """One configuration and how it compares with the baseline, of which only the first two are known.
+
+    Args:
+        speedup: In tokens.
+        time: Per token, over the baseline's; None if steps were not timed.
+        loss: The test of its final loss minus the baseline's, with two seeds or more.
+        p_holm: That test's p, corrected for the number of configurations.
+    """
 
     group: Group
     speedup: SpeedUp
-    """Over the baseline, in tokens."""
     time: Interval | None = None
-    """Per token over the baseline's, if steps were timed."""
     loss: Test | None = None
-    """The test of its final loss minus the baseline's, with two seeds or more."""
     p_holm: float | None = None
-    """That test's p, corrected for the number of configurations."""
 
     @property
     def label(self) -> str:
@@ -102,10 +82,8 @@ class Result:
 
     @property
     def wall_clock(self) -> Interval | None:
-        """The speed-up in wall-clock, its interval from that of `time` and of the speed-up in tokens; None without."""
-        if self.time is None or self.speedup.interval is None:
-            return None
-        return product(self.speedup.interval, Interval(1 / self.time.median, 1 / self.time.high, 1 / self.time.low))
+        """The speed-up in wall-clock; None without `time`, or if the speed-up in tokens has no mean."""
+        return self.speedup.over(self.time) if self.time is not None else None
 
     @property
     def summaries(self) -> dict[str, Summary]:
@@ -135,20 +113,24 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A comparison as written to the folder `output`; `command` is what the user typed."""
+    """A comparison as written to the folder `output`.
+
+    Args:
+        command: What the user typed.
+        results: The baseline first, then by final loss.
+        runs: All, also those that are not counted.
+        notes: What makes it less fair, and where its numbers are not known.
+        steps: The content of paired_steps.json; {} if no steps were timed.
+        plot: The picture.
+    """
 
     output: Path
     command: str
     results: tuple[Result, ...]
-    """The baseline first, then by final loss."""
     runs: tuple[Run, ...]
-    """All runs, also those that are not counted."""
     notes: tuple[str, ...]
-    """What makes it less fair, and where its numbers are not known."""
-    steps: StepTimes | None
-    """The times of interleaved steps, if they were measured."""
+    steps: dict[str, Any]
     plot: Path
-    """The picture."""
 
     @property
     def baseline(self) -> Result:
@@ -179,9 +161,9 @@ def compare_groups(
     command: str,
     name: str = "",
     notes: Sequence[str] = (),
-    steps: StepTimes | None = None,
+    steps: dict[str, Any] | None = None,
 ) -> Comparison:
-    """Results, and notes on what makes the comparison less fair.
+    """Results, and notes on what makes the comparison less fair; UserError if two runs have different tokenizers.
 
     Args:
         every: All groups; those without a counted run are only noted.
@@ -189,17 +171,16 @@ def compare_groups(
         name: The beginning of the picture's file name, if a folder holds several comparisons.
         notes: Notes to print before the others.
         steps: Times of interleaved steps (default: those that were measured for `output`).
-
-    Raises:
-        UserError: Two runs have different tokenizers.
     """
     groups = [group for group in every if group.counted]
     refuse_other_tokenizers(groups)
-    timed, left_out = _usable(steps or read_step_times(output), groups)
-    others = []
+    steps, left_out = _usable(steps or read_step_times(output), groups)
+    seconds, others = seconds_per_token(steps), []
     for group in (group for group in groups if group is not baseline):
         test = difference(group.loss_by_seed(), baseline.loss_by_seed())
-        time = timed.ratio(group, baseline) if timed else None
+        ours, theirs = seconds.get(group.key, []), seconds.get(baseline.key, [])
+        ratios = [a / b for a, b in zip(ours, theirs, strict=False)]  # of a round
+        time = median_with_interval(ratios) if ratios and len(ours) == len(theirs) else None
         others.append(Result(group, speed_up(baseline.seeded_curves(), group.seeded_curves()), time, test))
     others.sort(key=lambda result: result.final_loss.mean or math.inf)
     corrected = holm([result.loss.p if result.loss else None for result in others])
@@ -207,7 +188,7 @@ def compare_groups(
                *(replace(result, p_holm=p) for result, p in zip(others, corrected, strict=True))]  # fmt: skip
     own = notes_on({result.group: result.speedup for result in results}, every, runs)
     said, plot = (*notes, *own, *(left_out if others else ())), output / f"{name}convergence.png"
-    return Comparison(output, command, tuple(results), tuple(runs), said, timed, plot)
+    return Comparison(output, command, tuple(results), tuple(runs), said, steps, plot)
 
 
 def record_runs(comparisons: Sequence[Comparison]) -> dict[str, Any]:
@@ -217,7 +198,7 @@ def record_runs(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     shared = {name: reduce(_common, [getattr(run, name) for run, _ in runs.values()] or [{}])
               for name in ("config", "record")}  # fmt: skip
     return {
-        "paired_steps": next((comparison.steps.record for comparison in comparisons if comparison.steps), None),
+        "paired_steps": next((comparison.steps for comparison in comparisons if comparison.steps), None),
         "shared": shared,
         "measured": {
             folder: {

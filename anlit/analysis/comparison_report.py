@@ -20,7 +20,7 @@ extrapolated; the geometric mean over the seeds that both have, with its 95 % in
 gets there. *% of tokens* is its inverse. *Time per token* is that of training steps in turns in one process over the
 baseline's: the median over rounds with its 95 % interval. *Speed-up, wall-clock* is the speed-up in tokens divided by
 it, its interval that of both. *Seconds* are what the runs took, including other work of the machine. Other values are
-mean ± standard deviation over seeds. Differences have 95 % intervals of the t-test that is named, paired where both
+mean ± standard deviation over seeds. Differences have 95 % intervals of the named t-test, paired where both
 have the same seeds (of initial weights and data order). *Holm* corrects p for the number of configurations; significant
 is p (Holm) below 0.05. Few seeds make wide intervals: read those first."""
 LEAST_P = 0.05

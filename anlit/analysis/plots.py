@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib import pyplot as plt
 
-from anlit.analysis.comparison import Comparison, Result
+from anlit.analysis.comparison import Comparison, Result, seconds_per_token
 from anlit.reporting.figure import BASELINE_LINE, INK, TEXT, line_styles, save, style
 
 LATE, TALLEST = 0.2, 2.5
@@ -29,8 +29,8 @@ class Panel(NamedTuple):
 def panels_of(comparison: Comparison) -> list[Panel]:
     """A panel over training tokens and, if steps were timed in turns, one over time at their speed."""
     axes = [("by training tokens", "training tokens", {result.label: 1.0 for result in comparison.results}, TOKENS)]
-    if comparison.steps is not None:
-        seconds = float(np.median(comparison.steps.seconds.get(comparison.baseline.group.key, (np.nan,))))
+    if comparison.steps:
+        seconds = float(np.median(seconds_per_token(comparison.steps).get(comparison.baseline.group.key, (np.nan,))))
         times = {comparison.baseline.label: seconds}
         times |= {result.label: seconds * result.time.median for result in comparison.others if result.time is not None}
         axes.append(("by time, at the speed of steps in turns", "training time", times, SECONDS))

@@ -124,11 +124,11 @@ def difference(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float])
 
 def mean_difference(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float], form: str) -> str:
     """`−0.041 (−0.080 … −0.002)` over the seeds that both have, with the interval of two or more; – without one."""
-    a, b = ({seed: float(own[seed]) for seed in ours if seed in theirs} for own in (ours, theirs))
-    if not a:
+    values = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+    if len(values) == 0:
         return NONE
-    test, mean = difference(a, b), float(np.mean([a[seed] - b[seed] for seed in a]))
-    return minus(f"{mean:{form}}" + (f" ({test.low:{form}} … {test.high:{form}})" if test else ""))
+    test = _one_sample(values, "paired t-test")
+    return minus(f"{values.mean():{form}}" + (f" ({test.low:{form}} … {test.high:{form}})" if test else ""))
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -181,16 +181,17 @@ class SpeedUp:
     @property
     def test(self) -> Test | None:
         """The t-test of the logarithm against 0 with its interval; None without a mean or with fewer than two pairs."""
-        if self.mean is None or (test := _one_sample(np.log(np.array(self.values, float)), LOG_TEST)) is None:
-            return None
-        return replace(test, difference=math.exp(test.difference), low=math.exp(test.low), high=math.exp(test.high))
+        test = None if self.mean is None else _one_sample(np.log(np.array(self.values, float)), LOG_TEST)
+        return test and replace(
+            test, difference=math.exp(test.difference), low=math.exp(test.low), high=math.exp(test.high)
+        )
 
-    @property
-    def interval(self) -> Interval | None:
-        """The mean with the interval of `test`, which is empty for one pair; None without a mean."""
+    def over(self, time: Interval) -> Interval | None:
+        """The mean over the `time` of a token, with the interval of both; None without a mean."""
         if self.mean is None:
             return None
-        return Interval(self.mean, self.test.low, self.test.high) if self.test else Interval(*[self.mean] * 3)
+        tokens = Interval(self.mean, self.test.low, self.test.high) if self.test else Interval(*[self.mean] * 3)
+        return product(tokens, Interval(1 / time.median, 1 / time.high, 1 / time.low))
 
     @property
     def words(self) -> str:
@@ -198,7 +199,8 @@ class SpeedUp:
         if self.mean is None:
             reached = sum(value is not None for value in self.values)
             return f"{reached} of {len(self.values)} seeds" if reached else "not reached"
-        return ("≥ " if self.bound else "") + (str(self.interval) if self.test else f"{self.mean:.2f}")
+        interval = f" ({self.test.low:.2f} … {self.test.high:.2f})" if self.test else ""
+        return f"{'≥ ' * self.bound}{self.mean:.2f}{interval}"
 
 
 def tokens_to_loss(curve: Curve, loss: float) -> float | None:

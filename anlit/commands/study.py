@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.comparison import read_step_times, refuse_other_report
+from anlit.analysis.comparison import read_step_times, refuse_other_report, seconds_per_token
 from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import launch, reuse, submit
 from anlit.analysis.study.plan import Study, Trial, read_config, read_study
@@ -154,8 +154,8 @@ def _time_steps(study: Study, output: Path, typed: str) -> None:
         return
     results = results_of(study, output)
     groups = [group for arm in study.arms if (group := results.group(arm)) is not None]
-    known = read_step_times(output)
-    if len(groups) < 2 or (known is not None and all(group.key in known.seconds for group in groups)):
+    known = seconds_per_token(read_step_times(output))
+    if len(groups) < 2 or all(group.key in known for group in groups):
         return
     from anlit.benchmarks.runs import time_steps  # torch
 

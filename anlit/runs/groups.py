@@ -62,9 +62,8 @@ class Group:
         return [run.final_loss for run in self.counted]
 
     def loss_by_seed(self) -> dict[Any, float]:
-        """Final loss by the seeds of model and data order; by number if a pair of seeds occurs twice."""
-        losses = {run.seeds: run.final_loss for run in self.counted}
-        return losses if len(losses) == len(self.counted) else dict(enumerate(self.final_losses()))
+        """Final loss by the seeds of model and data order."""
+        return {run.seeds: run.final_loss for run in self.counted}
 
     def seeded_curves(self) -> list[tuple[Any, Curve]]:
         """Seeds and curve, without its NaN points, of each counted run."""

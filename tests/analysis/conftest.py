@@ -29,7 +29,7 @@ RECORD: dict[str, Any] = {
     "data": {"corpus": "small", "content_sha256": "c0", "tokenizer_sha256": "t0", "tokens": 1000},
     "status": "finished", "error": None,
 }  # fmt: skip
-NGPT, ANGPT = "anlit.models.ngpt.NGPT", "anlit.models.angpt.AnGPT"
+GPT, NGPT, ANGPT = "anlit.models.gpt.GPT", "anlit.models.ngpt.NGPT", "anlit.models.angpt.AnGPT"
 Points = list[tuple[float, float]]
 """Tokens and loss of each validation."""
 # A baseline whose final loss, 3.0, is easy to cross.
@@ -66,7 +66,7 @@ def make_run(tmp_path: Path) -> MakeRun:
     def make(
         name: str,
         points: Points = FALLING,
-        model: str = "anlit.models.gpt.GPT",
+        model: str = GPT,
         seed: int = 1,
         settings: dict[str, Any] | None = None,
         record: dict[str, Any] | None = None,

@@ -16,7 +16,7 @@ from anlit.errors import UserError
 from anlit.runs.folders import load_run
 from anlit.runs.groups import group_runs
 
-from .conftest import ANGPT, HARDWARE, NGPT
+from .conftest import ANGPT, FALLING, GPT, HARDWARE, NGPT
 
 FASTER = [(100, 4.0), (200, 3.2), (300, 2.8), (400, 2.6)]
 SLOWER = [(100, 6.0), (400, 3.5)]
@@ -53,27 +53,24 @@ def table_row(markdown, label):
 
 def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
     out = tmp_path / "made" / "out"
-    report, raw, markdown = compared(runs, out)
+    _, raw, markdown = compared(runs, out)
     assert (out / "convergence.png").read_bytes().startswith(b"\x89PNG")
     assert raw["target_loss"] == pytest.approx(3.1)
     assert [group["label"] for group in raw["groups"]] == ["GPT+, plain", "anGPT, plain", "nGPT, plain"]
-
-    loss, speedup = raw["groups"][1]["final_loss"], raw["groups"][1]["speedup_tokens"]
+    speedup = raw["groups"][1]["speedup_tokens"]
     at = [200 + 100 * 0.2 / 0.4, 100 + 300 * 1.0 / 1.5]  # where 3.0 and 3.2 are, the baseline's losses of each seed
     assert speedup["values"] == pytest.approx([400 / x for x in at])
     assert speedup["mean"] == pytest.approx((400 / at[0] * 400 / at[1]) ** 0.5)
     cells = table_row(markdown, "anGPT, plain")
-    assert (cells[1], cells[3]) == ("2", f"{loss['mean']:.4f} ± {loss['sd']:.4f}") == ("2", "2.6500 ± 0.0707")
+    assert (cells[1], cells[3], cells[8]) == ("2", "2.6500 ± 0.0707", f"{100 / speedup['mean']:.0f} %")
     assert cells[7].startswith(f"{speedup['mean']:.2f} (")
-    assert cells[8] == f"{100 / speedup['mean']:.0f} %"
     assert table_row(markdown, "GPT+, plain (baseline)")[7] == "1.00"
     assert table_row(markdown, "nGPT, plain")[6:] == ["–", "not reached", "–", "–", "–"], "no times and no crossing"
-
     assert "nGPT, plain: its speed-up is of the 1 seeds that it has in common with the baseline." in raw["notes"]
     assert "nGPT, plain: 1 of 2 runs are counted; left out: 1 failed, no validation." in raw["notes"]
     for needed in ("failed, no validation: out of memory", "0123456789", "`anlit fit --config a.yaml`"):
         assert needed in markdown
-    assert len(raw["runs"]) == len(report.runs) == 6
+    assert len(raw["runs"]) == 6
     assert str(out / "convergence.png") in capsys.readouterr().out
 
 
@@ -138,12 +135,10 @@ def test_the_baseline_is_named_or_the_gpt_group_of_lowest_loss(make_run, runs, t
 
 @pytest.mark.usefixtures("no_plot")
 def test_without_a_common_seed_the_baselines_mean_curve_is_the_measure(make_run, tmp_path):
-    make_run("gpt1")
-    make_run("gpt2", SECOND, seed=2)
-    make_run("angpt3", [(100, 4.0), (400, 2.8)], ANGPT, seed=3)
+    for name, points, model, seed in (("a", FALLING, GPT, 1), ("b", SECOND, GPT, 2), ("c", SLOWER, ANGPT, 3)):
+        make_run(name, points, model, seed)
     _, raw, _ = compared(tmp_path / "runs", tmp_path / "out")
-    at = 100 + 300 * 0.9 / 1.2  # where the mean of the final losses, 3.1, is
-    assert raw["groups"][1]["speedup_tokens"]["values"] == pytest.approx([400 / at])
+    assert raw["groups"][1]["speedup_tokens"]["values"] == [None]
     assert any("mean curve" in note for note in raw["notes"])
 
 
@@ -226,7 +221,6 @@ TOLD = {"command": EVIL, "git": {"commit": EVIL, "dirty": False}, "hardware": {"
 
 
 def test_foreign_text_of_runs_is_shown_and_not_obeyed(make_run, tmp_path, capsys):
-    make_run("a")
     make_run("b\x1b[2J` ![p](http:evil.png)", model=ANGPT)
     make_run("class", model=f"anlit.{EVIL}")
     make_run("settings", settings={"model.init_args.note": EVIL, "data.init_args.name": EVIL})
@@ -237,11 +231,8 @@ def test_foreign_text_of_runs_is_shown_and_not_obeyed(make_run, tmp_path, capsys
     printed = capsys.readouterr()
     assert "\x1b[2J" not in printed.out + printed.err
     page, text = ((tmp_path / "out" / f"report.{kind}").read_text() for kind in ("html", "md"))
-    sources = re.findall(r"<img[^>]* src=\"([^\"]{0,30})", page)
-    assert sources
-    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert set(re.findall(r"<img[^>]* src=\"([^\"]{0,22})", page)) == {"data:image/png;base64,"}
     assert '<a href="http' not in page
-    assert "default-src 'none'" in page
     rendered = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
     assert set(re.findall(r"<img src=\"([^\"]*)", rendered)) == {"convergence.png"}
     assert not re.search(r"<a |<img src=http", rendered)

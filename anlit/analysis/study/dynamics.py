@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anlit.analysis.study.results import StudyResults
 from anlit.reading import number, read_rows
@@ -14,8 +13,8 @@ from anlit.reporting.figure import TEXT, line_styles, panels, save, style
 from anlit.reporting.table import NONE, markdown_table
 from anlit.runs.folders import METRICS, Run
 
-Series = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
-"""Metric → steps and values, each of shape (points,)."""
+Series = dict[str, dict[float, float]]
+"""Metric → value after each step that logged it."""
 LAST = "last"
 INDUCTION_GAIN = "induction_gain"
 """`copying/first` minus `copying/second`."""
@@ -33,7 +32,6 @@ PANELS = {
 """Metric → axis. `last` stands for the deepest layer that a run logged."""
 MARKS, WRAPPED = 6, 34
 """Markers on a line, and characters in a line of a panel's title."""
-LOGARITHMIC = tuple(name for name in PANELS if name.startswith("rotation/") or name.endswith("/norm"))
 
 
 def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -48,7 +46,7 @@ def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
         return ["## Training dynamics", "No finished run logged them: add `trainer/dynamics.yaml` to the study."]
     means = {title: mean_over_seeds(logged) for title, logged in seeds.items()}
     shown = [name for name in PANELS if any(name in metrics for metrics in means.values())]
-    draw(shown, means, seeds, results.output / "dynamics.png")
+    _draw(shown, means, seeds, results.output / "dynamics.png")
     rows = [[PANELS[name], *(_cell(name, metrics) for metrics in means.values())] for name in shown]
     return [
         "## Training dynamics",
@@ -64,16 +62,15 @@ def series(run: Run) -> Series:
     """The panels' metrics of one run; those that it did not log are left out."""
     path = run.folder / METRICS
     rows = read_rows(path) if path.exists() else []
-    layers = sorted({name.split("/")[1] for name in (rows[0] if rows else ()) if name.startswith("hidden/")})
-    metrics = {}
+    deepest = max(
+        (name.split("/")[1] for name in (rows[0] if rows else ()) if name.startswith("hidden/")), default=LAST
+    )
+    metrics: Series = {}
     for name in PANELS:
-        columns = [name.replace(LAST, layers[-1]) if layers else name]
-        if name == INDUCTION_GAIN:
-            columns = ["copying/first", "copying/second"]
-        if logged := [row for row in rows if row.get(columns[-1])]:
-            steps = np.array([number(row, "step", path) + 1 for row in logged])
-            values, *minus = (np.array([number(row, column, path) for row in logged]) for column in columns)
-            metrics[name] = steps, values - minus[0] if minus else values
+        columns = ["copying/first", "copying/second"] if name == INDUCTION_GAIN else [name.replace(LAST, deepest)]
+        for row in (row for row in rows if row.get(columns[-1])):
+            value, *minus = (number(row, column, path) for column in columns)
+            metrics.setdefault(name, {})[number(row, "step", path) + 1] = value - sum(minus)
     return metrics
 
 
@@ -81,34 +78,29 @@ def mean_over_seeds(seeds: Sequence[Series]) -> Series:
     """The mean of each metric at the steps that all seeds have."""
     means: Series = {}
     for name in PANELS:
-        each = [dict(zip(*map(np.ndarray.tolist, metrics[name]), strict=True)) for metrics in seeds if name in metrics]
-        if each:
+        if each := [metrics[name] for metrics in seeds if name in metrics]:
             steps = sorted(set.intersection(*map(set, each)))
-            means[name] = np.array(steps), np.array([np.mean([values[step] for values in each]) for step in steps])
+            means[name] = {step: float(np.mean([values[step] for values in each])) for step in steps}
     return means
 
 
-def draw(names: list[str], means: dict[str, Series], seeds: dict[str, list[Series]], path: Path) -> None:
+def _draw(names: list[str], means: dict[str, Series], seeds: dict[str, list[Series]], path: Path) -> None:
     """Write a panel for each metric in `names`: each arm's mean over its seeds, and thinner its seeds."""
     styles = line_styles(list(means))
     with style(8):
         figure, axes = panels(len(names), 3, TEXT / 3, 1.9)
         for ax, name in zip(axes, names, strict=True):
-            for title, mean in means.items():
+            for title, mean in ((title, metrics[name]) for title, metrics in means.items() if name in metrics):
                 look: dict[str, Any] = {"linestyle": styles[title].dash, "color": styles[title].colour}
-                for seed in seeds[title] if len(seeds[title]) > 1 else ():
-                    if name in seed:
-                        ax.plot(*seed[name], linewidth=0.4, alpha=0.5, **look)
-                if name in mean:
-                    every = max(1, len(mean[name][0]) // MARKS)
-                    ax.plot(*mean[name], label=title, linewidth=1.2, marker=styles[title].marker, markersize=3,
-                            markevery=every, **look)  # fmt: skip
+                for seed in (seed[name] for seed in seeds[title] if name in seed and len(seeds[title]) > 1):
+                    ax.plot(*zip(*seed.items(), strict=True), linewidth=0.4, alpha=0.5, **look)
+                ax.plot(*zip(*mean.items(), strict=True), label=title, linewidth=1.2, marker=styles[title].marker,
+                        markersize=3, markevery=max(1, len(mean) // MARKS), **look)  # fmt: skip
             ax.set(title="\n".join(textwrap.wrap(PANELS[name], WRAPPED)), xlabel="step")
             ax.locator_params(axis="x", nbins=4)
-            if name in LOGARITHMIC:
+            if name.startswith("rotation/") or name.endswith("/norm"):
                 ax.set_yscale("log")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         save(figure, path)
 
 
@@ -116,5 +108,5 @@ def _cell(name: str, metrics: Series) -> str:
     """The last value; of a rotation the mean, because it ends with the learning rate."""
     if name not in metrics:
         return NONE
-    values = metrics[name][1]
-    return f"{values.mean() if name.startswith('rotation/') else values[-1]:.4g}"
+    values = list(metrics[name].values())
+    return f"{np.mean(values) if name.startswith('rotation/') else values[-1]:.4g}"

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from anlit.analysis.comparison import Comparison, StepTimes, compare_groups, record_runs
+from anlit.analysis.comparison import Comparison, compare_groups, record_runs
 from anlit.analysis.comparison_report import section, sources
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.statistics import Summary, mean_sd
@@ -138,11 +138,11 @@ def _sections(results: StudyResults) -> list[str]:
 
 def require_sections(study: Study) -> None:
     """Raises a UserError if a section, or an arm that one names, is not known."""
-    known = dict.fromkeys(arm.base for arm in study.arms)
+    known = dict.fromkeys(name for arm in study.arms for name in (arm.base, arm.name))
     for name, options in study.sections:
         if name not in SECTIONS:
             raise UserError(f"{study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
-        for arm in options.get("arms") or ():
+        for arm in (*(options.get("arms") or ()), *([options["baseline"]] if "baseline" in options else ())):
             if arm not in known:
                 raise UserError(f"the section '{name}' of {study.path} names the arm '{arm}', which is none of "
                                 + ", ".join(known))  # fmt: skip
@@ -253,7 +253,7 @@ def _compare(folder: Path, number: int, recorded: dict[str, Any], record: dict[s
         groups.append(Group(label, tuple(own), settings))
     baseline = next(group for group in groups if group.label == recorded["baseline"])
     return compare_groups(groups, baseline, [*runs.values()], folder, recorded["command"], f"{number}-",
-                          steps=StepTimes(steps) if steps else None)  # fmt: skip
+                          steps=steps)  # fmt: skip
 
 
 def _run(name: str, run: dict[str, Any], shared: dict[str, Any]) -> Run:

@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
 
-from anlit.analysis.statistics import Interval, Summary, power_law
+from anlit.analysis.statistics import Interval, Summary, mean_sd, power_law
 from anlit.analysis.study.results import StudyResults
 from anlit.reporting.figure import COLUMN, DASHES, line_styles, save, style
 from anlit.reporting.table import NONE, markdown_table
@@ -27,8 +27,8 @@ ALIKE = 1.1
 """Values nearer than this factor share a tick: arms of one width have slightly different parameters."""
 ROOM = 1 / 8
 """The least distance of two ticks as a share of an axis. With less, the axis has decades."""
-Series = Mapping[str, Sequence[tuple[float, float, float]]]
-"""Label → points (x, y, standard deviation of y)."""
+Series = Mapping[str, Sequence[tuple[float, Summary]]]
+"""Label → points, x and the values of the seeds."""
 
 
 def named(key: str) -> str:
@@ -39,58 +39,55 @@ def named(key: str) -> str:
 def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """Options: `over`, and `value` (default: loss), names of settings or of what a `Point` has; `arms`."""
     value, over, arms = options.get("value", "loss"), options["over"], options.get("arms")
-    is_loss, over_name = value == "loss", named(over)
-    series: dict[str, list[tuple[float, float, float]]] = {}
+    series: dict[str, list[tuple[float, Summary]]] = {}
     for point in results.points():
         if point.losses and (arms is None or point.arm.base in arms):
-            loss = Summary(point.losses)
-            y = (loss.mean or 0.0, loss.sd or 0.0) if is_loss else (point.number(value), 0.0)
-            series.setdefault(results.study.title_of(point.arm.base), []).append((point.number(over), *y))
-    title = f"## {'Loss' if is_loss else f'Best {named(value)}'} over {over_name}"
+            y = Summary(point.losses if value == "loss" else [point.number(value)])
+            series.setdefault(results.study.title_of(point.arm.base), []).append((point.number(over), y))
+    title = f"## {'Loss' if value == 'loss' else f'Best {named(value)}'} over {named(over)}"
     if not series:
         return [title, "No run has finished yet."]
-    fitted = {label: power_law([x for x, *_ in line], [y for _, y, _ in line])
-              for label, line in series.items() if not is_loss}  # fmt: skip
-    laws = {label: law for label, law in fitted.items() if law is not None}
+    laws: dict[str, tuple[float, Interval]] = {}
+    for label, line in series.items() if value != "loss" else ():
+        if law := power_law([x for x, _ in line], [y.mean or 0.0 for _, y in line]):
+            laws[label] = law
     path = results.output / f"trend-{value}-{over}.png"
     draw(series, over, value, path, laws)
     parts = [title, f"![{value} over {over}]({path.name})"]
-    if is_loss:
-        rows = [[label, short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
-                for label, line in series.items() for x, y, sd in sorted(line)]  # fmt: skip
-        return [*parts, markdown_table(["arm", over_name, "validation loss (nats/token)"], rows)]
+    if value == "loss":
+        rows = [[label, short_number(x), mean_sd(y, 4)] for label, line in series.items()
+                for x, y in sorted(line, key=lambda point: (point[0], point[1].mean))]  # fmt: skip
+        return [*parts, markdown_table(["arm", named(over), "validation loss (nats/token)"], rows)]
     rows = [[label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
             for label, (_, (b, low, high)) in laws.items()]  # fmt: skip
-    law = (f"{named(value).capitalize()} = a · {over_name}^b, fitted over the logarithms. A grid's best value is known "
-           "no finer than its steps.")  # fmt: skip
-    return [*parts, law, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
+    explained = (
+        f"{named(value).capitalize()} = a · {named(over)}^b, fitted over the logarithms; known as its grid's steps."
+    )
+    return [*parts, explained, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
 
 
 def draw(series: Series, over: str, value: str, path: Path, laws: Mapping[str, tuple[float, Interval]]) -> None:
     """Writes the points with x on a logarithmic axis, joined by lines, or with the fitted power law where there is."""
-    styles = line_styles(list(series))
-    places = sorted(x for line in series.values() for x, _, _ in line)
-    has_bars = any(sd > 0 for line in series.values() for *_, sd in line)
+    styles, points = line_styles(list(series)), [point for line in series.values() for point in line]
+    places, has_bars = sorted(x for x, _ in points), any(y.sd for _, y in points)
     with style(8):
         figure, ax = plt.subplots(figsize=(COLUMN, 2.7))
         for i, (label, line) in enumerate(series.items()):
             colour, marker, dash = styles[label]
-            x, y, sd = (np.array(column) for column in zip(*sorted(line), strict=True))
+            x, y, sd = np.array(sorted((x, y.mean, y.sd or np.nan) for x, y in line)).T
             beside = (places[-1] / places[0]) ** ((i - (len(series) - 1) / 2) * BESIDE)
-            bars = np.where(sd > 0, sd, np.nan) if has_bars else None
-            ax.errorbar(x * beside, y, yerr=bars, fmt=marker, capsize=2, linestyle="none" if label in laws else dash,
-                        color=colour, elinewidth=0.8, linewidth=1.2, label=label, markersize=4)  # fmt: skip
+            ax.errorbar(x * beside, y, yerr=sd if has_bars else None, fmt=marker, capsize=2, color=colour,
+                        linestyle="none" if label in laws else dash, elinewidth=0.8, linewidth=1.2, label=label,
+                        markersize=4)  # fmt: skip
             if label in laws:  # laws may coincide: their dashes keep them apart
-                fine = np.geomspace(x.min(), x.max(), 100)
-                constant, exponent = laws[label]
-                ax.plot(
-                    fine, constant * fine**exponent.median, linestyle=DASHES[i % len(DASHES)], color=colour, linewidth=1
-                )
+                fine, (constant, exponent) = np.geomspace(x.min(), x.max(), 100), laws[label]
+                law = constant * fine**exponent.median
+                ax.plot(fine, law, linestyle=DASHES[i % len(DASHES)], color=colour, linewidth=1)
         ax.set_xscale("log")
         set_ticks(ax.xaxis, places)
         if value != "loss":
             ax.set_yscale("log")
-            set_ticks(ax.yaxis, heights := [y for line in series.values() for _, y, _ in line])
+            set_ticks(ax.yaxis, heights := [y.mean or 0.0 for _, y in points])
             ax.set_ylim(min(heights) / 1.3, max(heights) * 1.3)
         ax.grid()
         ax.set(xlabel=UNITS.get(over, named(over)), ylabel=UNITS.get(value, named(value)))

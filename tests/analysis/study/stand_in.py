@@ -5,6 +5,7 @@ imports the standard library only, so it starts at once. Whoever repeats a finis
 another process writes into, leaves a line in `mishaps`.
 """
 
+import fcntl
 import json
 import os
 import signal
@@ -14,6 +15,11 @@ import zlib
 from pathlib import Path
 
 STEPS = 10
+RECORD = {
+    "parameters": 1000, "command": "anlit fit", "versions": {"python": "3"}, "error": None,
+    "git": {"commit": "0123456789abcdef", "dirty": False}, "hardware": {"cpu": "test", "cores": 2, "devices": ["cpu"]},
+    "data": {"corpus": "small", "content_sha256": "c0", "tokenizer_sha256": "t0"},
+}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -28,51 +34,35 @@ def main(arguments: list[str]) -> int:
     target = {"GPT": 3.0, "AnGPT": 2.8}[name] + abs(lr - 0.2) + 0.01 * (zlib.crc32(f"{name}{seed}".encode()) % 7)
     model = {"class_path": f"anlit.{name}", "init_args": {"lr": lr}}
     data = {"class_path": "anlit.TextFiles", "init_args": {"seed": seed}}
-    (folder / "config.yaml").write_text(json.dumps({"seed_everything": seed, "model": model, "data": data}))
-    checkpoint, writer = folder / "checkpoint", folder / "writer"
-    if writer.exists() and lives(writer.read_text()):
+    replace(folder / "config.yaml", json.dumps({"seed_everything": seed, "model": model, "data": data}))
+    checkpoint, writer, run = folder / "checkpoint", (folder / "writer").open("w"), folder / "run.json"
+    try:
+        fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
         (folder / "mishaps").open("a").write("two writers\n")
-    writer.write_text(str(os.getpid()))
-    done = int(checkpoint.read_text()) if checkpoint.exists() else 0
-    if (folder / "run.json").exists() and json.loads((folder / "run.json").read_text())["status"] == "finished":
+    if run.exists() and json.loads(run.read_text())["status"] == "finished":
         (folder / "mishaps").open("a").write("repeated\n")
+    done = int(checkpoint.read_text()) if checkpoint.exists() else 0
     with (folder / "starts").open("a") as starts:
         starts.write(f"{done}\n")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-    record(folder, "running")
-    with (folder / "metrics.csv").open("a") as metrics:
+    replace(run, json.dumps(RECORD | {"status": "running"}))
+    with (folder / "metrics.csv").open("a" if done else "w") as metrics:
         if not done:
-            metrics.truncate(0)
             metrics.write("step,val/loss,val/tokens,val/seconds,val/bits_per_byte\n")
         for step in range(done + 1, STEPS + 1):
             time.sleep(seconds)
             loss = target + (5 - target) * (1 - step / STEPS) ** 2
-            metrics.write(f"{step},{loss},{step * 1000},{step * (1.0 if name == 'GPT' else 1.1)},{loss / 3}\n")
+            metrics.write(f"{step},{loss},{step * 1000},{step},{loss / 3}\n")
             metrics.flush()
-            partial = folder / "partial"
-            partial.write_text(str(step))
-            os.replace(partial, checkpoint)
-    record(folder, "finished")
+            replace(checkpoint, str(step))
+    replace(run, json.dumps(RECORD | {"status": "finished"}))
     return 0
 
 
-def lives(pid: str) -> bool:
-    """Whether the process still runs, not counting one that only waits to be buried."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (OSError, IndexError):
-        return False
-
-
-def record(folder: Path, status: str) -> None:
-    content = {
-        "status": status, "parameters": 1000, "command": f"anlit fit --run_dir={folder}", "versions": {"python": "3"},
-        "git": {"commit": "0123456789abcdef", "dirty": False},
-        "hardware": {"cpu": "test", "cores": 2, "devices": ["cpu"]},
-        "data": {"corpus": "small", "content_sha256": "c0", "tokenizer_sha256": "t0"}, "error": None,
-    }  # fmt: skip
-    (folder / "run.partial").write_text(json.dumps(content))
-    os.replace(folder / "run.partial", folder / "run.json")
+def replace(path: Path, text: str) -> None:
+    (partial := path.with_suffix(".partial")).write_text(text)
+    os.replace(partial, path)
 
 
 if __name__ == "__main__":

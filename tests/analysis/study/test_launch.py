@@ -1,10 +1,10 @@
 """Runs are started, skipped, continued and recorded, whatever kills the study meanwhile."""
 
+import fcntl
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from anlit.analysis.study import launch
 from anlit.analysis.study.launch import submit, try_lock
 from anlit.analysis.study.plan import Study, read_study
-from anlit.analysis.study.results import edges_of, select, tune
+from anlit.analysis.study.results import select, tune
 from anlit.analysis.study.state import note_end, note_start, state_of
 from anlit.errors import UserError
 
@@ -103,22 +103,16 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
     assert finish(start("--retry_failed"), code=1).count("FAILED") == 3
 
 
-HOLD = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
-
-
 def test_a_run_that_another_process_trains_is_waited_for(study: Study, start: Launch, folder: Path) -> None:
     run = folder / "out" / study.tuning_runs()[0].name
-    assert try_lock(run) is not None
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(run / ".lock")], **pipes) as holder:
-        holder.stdout.readline()
-        assert try_lock(run) is None
-        process = start()
-        deadline = time.monotonic() + 20
-        while len(starts(folder / "out")) < 5 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not (run / "starts").exists()
-        holder.communicate(b"\n")
+    lock = try_lock(run)
+    assert lock is not None
+    assert try_lock(run) is None
+    process, deadline = start(), time.monotonic() + 20
+    while len(starts(folder / "out")) < 5 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not (run / "starts").exists()
+    fcntl.flock(lock, fcntl.LOCK_UN)  # the forked study inherited the file
     assert "another process trains it" in finish(process)
 
 
@@ -139,12 +133,6 @@ def test_what_a_folder_says_of_its_run(tmp_path: Path, code: int | None, record:
         assert state_of(tmp_path).status == "interrupted"
         note_start(tmp_path, "slurm 1")
     assert record != "running" or state_of(tmp_path).reason.startswith("ended 3 times")
-
-
-def test_a_best_value_at_the_grids_end_is_told(study: Study) -> None:
-    points = study.arms[0].points
-    assert edges_of(points, points[1]) == []
-    assert edges_of(points, points[2]) == ["lr 0.4 is the largest of 3"]
 
 
 @pytest.fixture
@@ -171,13 +159,11 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, cluster: Path)
     finished(output / runs[0].name)
     assert submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], at_once=4) == "77"
     first, then = calls.read_text().splitlines()
-    assert "--array=0-4%4" in first
-    assert "--signal=SIGUSR1@90" in first
+    assert {"--array=0-4%4", "--signal=SIGUSR1@90"} < set(first.split())
     assert first.index("--time=24:00:00") < first.index("--time=1:00")
     assert "--dependency=afterany:77" in then
     assert "-m anlit study --config s.yaml --slurm" in then
     assert state_of(output / runs[1].name).status == "interrupted"
-
     script(cluster / "squeue", 'echo "77_1 anlit R"')
     with pytest.raises(UserError, match="job array 77 still has runs"):
         submit(runs, output, [], [], 0)
@@ -186,7 +172,6 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, cluster: Path)
     array = (output / "slurm" / "array-0.sbatch").read_text().replace(str(launch.TRAIN), "train.sbatch")
     subprocess.run(["bash", "-c", array], env=os.environ | {"SLURM_ARRAY_TASK_ID": "1"}, check=True)
     assert (cluster / "options").read_text().splitlines() == runs[2].options(output / runs[2].name)
-
     for run in runs:
         finished(output / run.name)
     assert submit(runs, output, [], [], 0) is None
