@@ -13,6 +13,7 @@ from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.qk_clip import QKClip
 from anlit.attention.selection import Selections, mechanism_name
+from anlit.layers.linear import computing_dtype
 
 Backend = Literal["auto", BackendName]
 
@@ -98,13 +99,6 @@ class Attention(nn.Module):
 def attention_layers(model: nn.Module) -> list[Attention]:
     """The attention of each block, first to last."""
     return [module for module in model.modules() if isinstance(module, Attention)]
-
-
-def computing_dtype(x: Tensor) -> torch.dtype:
-    """The precision in which products of tensors like `x` are computed: autocast's if that is on, else their own."""
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype
 
 
 def example_query(

@@ -32,7 +32,6 @@ from anlit.checkpoints.loading import device_name, find_device
 from anlit.configuration import CONFIG, init_args, mapping
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
-from anlit.models.runtime import flush_denormals
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import environment
 from anlit.reporting.text import echo
@@ -54,7 +53,7 @@ def time_steps(groups: list[Group], folder: Path) -> None:
     Raises:
         UserError: A configuration cannot be built, or its steps fail.
     """
-    flush_denormals()  # before torch starts its threads
+    torch.set_flush_denormal(True)  # before torch starts its threads; see anlit.models.runtime
     device, record = find_device("auto"), environment()
     echo(f"Timing steps of {len(groups)} configurations in turns …")
     try:

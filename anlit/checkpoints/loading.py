@@ -17,7 +17,7 @@ from anlit.errors import UserError
 from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
 from anlit.models.kernel_selection import use_saved
 from anlit.models.language_model import LanguageModel
-from anlit.models.runtime import flush_denormals, keep_freed_memory
+from anlit.models.runtime import prepare_cpu
 from anlit.reading import check, read_yaml
 from anlit.settings import build_from_plain, subclass_named
 
@@ -82,8 +82,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     """
     target = find_device(device)
     if target.type == "cpu":
-        keep_freed_memory()
-        flush_denormals()
+        prepare_cpu()
     file = find_checkpoint(path)
     content = read_model(file)
     saved, record = content["hyper_parameters"].items(), content["anlit"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
@@ -26,7 +27,6 @@ from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import RUN_FOLDER, RunError, UserError
 from anlit.lightning_internals import CommandLine
-from anlit.models.runtime import flush_denormals
 from anlit.reporting.text import echo
 from anlit.sentences import of_lightning
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
@@ -173,7 +173,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("anlit").setLevel(logging.INFO)
     logging.basicConfig(format="%(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    flush_denormals()  # before torch starts its threads
+    torch.set_flush_denormal(True)  # before torch starts its threads; see anlit.models.runtime
     refusals.listen()
     try:
         read_command(

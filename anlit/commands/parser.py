@@ -91,12 +91,14 @@ OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
 
 SIZES = ("context_length", "d_ff", "d_head", "d_model", "n_heads", "n_kv_heads", "n_layers", "vocab_size")
 COUNTS = ("checkpoint_every_n_steps", "trainer.accumulate_grad_batches", "trainer.num_nodes")
+MODEL_AMOUNTS = ("optimizer.lr", "optimizer.weight_decay", "qk_norm_eps", "runtime.recompute_every", "z_loss")
 AMOUNTS = ("gradient_clip_val", "limit_test_batches", "limit_val_batches", "log_every_n_steps")
 RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
     ("1 or more", lambda x: x >= 1, [*COUNTS, *(f"model.{size}" for size in SIZES)]),
-    ("0 or more", lambda x: x >= 0, ["model.optimizer.lr", "model.optimizer.weight_decay", "model.z_loss",
+    ("0 or more", lambda x: x >= 0, [*(f"model.{amount}" for amount in MODEL_AMOUNTS),
                                      *(f"trainer.{amount}" for amount in AMOUNTS)]),
-    ("more than 0", lambda x: x > 0, ["trainer.limit_train_batches", "trainer.val_check_interval"]),
+    ("more than 0", lambda x: x > 0, ["model.qk_clip", "model.silu_std", "trainer.limit_train_batches",
+                                       "trainer.val_check_interval"]),
     ("0 to 4294967295", lambda x: 0 <= x < 1 << 32, ["seed_everything"]),
     ("0 or more, or -1 for no limit", lambda x: x >= -1, ["trainer.max_epochs", "trainer.max_steps"]),
     ("1 or more, or -1 for all devices", lambda x: x >= 1 or x == -1, ["trainer.devices"]),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from anlit.layers.linear import computing_dtype
 from anlit.targets import IGNORED
 
 CHUNK_NUMBERS, CHUNK_NUMBERS_OTHERWISE = {"cpu": 2**20}, 2**27
@@ -40,9 +41,7 @@ def linear_cross_entropy(
         z_loss: Weight of the squared log-partition (arXiv 2204.02311).
         compiled: Whether to compile the work on a chunk's logits: three passes over them instead of a dozen.
     """
-    dtype = x.dtype
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    dtype = computing_dtype(x)
     # Under autocast, autograd would record the conversion of every product.
     with torch.autocast(x.device.type, enabled=False):
         wants_gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
@@ -63,19 +62,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         narrow = weight.to(dtype)
         wide = torch.promote_types(dtype, torch.float32)
         total, penalty = x.new_zeros((), dtype=wide), x.new_zeros((), dtype=wide)
-        dx = torch.empty_like(x) if wants_gradients else None
-        dweight = torch.zeros_like(weight, dtype=wide) if wants_gradients else None
-        vocab_size, width = weight.shape
-        size = chunk_size(x.device.type, vocab_size, width, x.shape[0])
+        dx: Any = torch.empty_like(x) if wants_gradients else None
+        dweight: Any = torch.zeros_like(weight, dtype=wide) if wants_gradients else None
+        size = chunk_size(x.device.type, weight.shape[0], weight.shape[1], x.shape[0])
         for first in range(0, x.shape[0], size):
             rows, row_targets = x[first : first + size].to(dtype), targets[first : first + size]
             losses, squares, gradient = chunk(rows @ narrow.mT, row_targets, n_counted, z_loss, wants_gradients)
             total += losses
             penalty += squares
-            if dx is not None and dweight is not None and gradient is not None:
+            if gradient is not None:
                 dx[first : first + size] = gradient @ narrow
                 _add_product(dweight, gradient.mT, rows)
-        if dx is not None and dweight is not None:
+        if wants_gradients:
             ctx.save_for_backward(dx, dweight.to(weight.dtype))
         loss = total / n_counted
         ctx.mark_non_differentiable(loss)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anlit.errors import UserError
-from anlit.layers.linear import ScaledLinear
+from anlit.layers.linear import ScaledLinear, computing_dtype
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 """torchao's recipes: one scale per tensor; one per row; one per row, with the weights' gradients not in float8."""
@@ -46,10 +46,8 @@ class Float8Product:
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         """x (…, d_in), weight (d_out, d_in) → (…, d_out), in autocast's precision where that is on."""
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, weight = x.to(dtype), weight.to(dtype)
-        result: Tensor = self.multiply(x, weight.mT, self.products, self.config)
+        dtype = computing_dtype(x)
+        result: Tensor = self.multiply(x.to(dtype), weight.to(dtype).mT, self.products, self.config)
         return result
 
 

@@ -8,6 +8,13 @@ from torch import Tensor, nn
 from anlit.layers.sharded import replicated_like
 
 
+def computing_dtype(x: Tensor) -> torch.dtype:
+    """The precision in which products of tensors like `x` are computed: autocast's if that is on, else their own."""
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
 class TokenEmbedding(nn.Embedding):
     """The table of token vectors, (V, d). It is not initialised here: the decoder draws it."""
 

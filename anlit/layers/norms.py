@@ -77,14 +77,6 @@ def nu_linear(d_in: int, d_out: int) -> float:
     return math.sqrt(d_in / d_out)
 
 
-def nu_concatenated_heads(n_heads: int, d_in: int, d_out: int) -> float:
-    """√(D / d_out) for d_in = H·D: H concatenated unit vectors have norm √H, and the map (d_out, d_in) has unit rows.
-
-    The mean over such rows is ‖Wx‖² = ‖x‖²·d_out/d_in for every x, also where heads share keys and values.
-    """
-    return nu_linear(d_in, d_out) / math.sqrt(n_heads)
-
-
 def nu_activation(sigma: float) -> float:
     """1/√E[SiLU(σx)²], x ~ N(0, 1), by quadrature: 3.72 at σ = 1/2, 1.68 at σ = 1.
 

@@ -98,6 +98,9 @@ class RoPE(Positions):
         base: Pair i of the R/2 rotated pairs turns by base^(−2i/R) radians per token.
     """
 
+    fewest = 2
+    """The smallest rotated width."""
+
     def __init__(self, fraction: float = 0.5, base: float = 10_000.0) -> None:
         super().__init__()
         if not 0 < fraction <= 1:
@@ -108,10 +111,10 @@ class RoPE(Positions):
 
     def check(self, d_head: int) -> None:
         width = self.fraction * d_head
-        if round(width) < 2 or round(width) % 2 or not math.isclose(width, round(width)):
+        if round(width) < self.fewest or round(width) % 2 or not math.isclose(width, round(width)):
             raise ValueError(
                 f"positions.fraction={self.fraction:g} of d_head={d_head} rotates {width:g} dimensions, but the "
-                "rotary width must be an even number of at least 2: choose another fraction or d_head"
+                f"rotary width must be an even number of at least {self.fewest}: choose another fraction or d_head"
             )
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
@@ -139,18 +142,12 @@ class DynamicNTK(RoPE):
             evaluate on longer sequences.
     """
 
+    fewest = 4
+
     def __init__(self, fraction: float = 0.5, base: float = 10_000.0, training_length: int | None = None) -> None:
         super().__init__(fraction, base)
         self.training_length = training_length
         _check_stretch(self)
-
-    def check(self, d_head: int) -> None:
-        super().check(d_head)
-        if round(self.fraction * d_head) < 4:
-            raise ValueError(
-                f"DynamicNTK with positions.fraction={self.fraction:g} of d_head={d_head} rotates one pair of "
-                "dimensions, but needs two: choose a larger fraction or d_head"
-            )
 
     def for_context(self, context_length: int) -> Positions:
         return DynamicNTK(self.fraction, self.base, self.training_length or context_length)
@@ -200,12 +197,7 @@ class Llama3RoPE(RoPE):
         super().__init__(**rope)
         self.factor, self.training_length = factor, training_length
         self.low_freq_factor, self.high_freq_factor = low_freq_factor, high_freq_factor
-        _check_stretch(self)
-        if not 0 < low_freq_factor < high_freq_factor:
-            raise ValueError(
-                "Llama3RoPE's low_freq_factor must be positive and less than high_freq_factor, not "
-                f"{low_freq_factor:g} and {high_freq_factor:g}"
-            )
+        _check_stretch(self, "low_freq_factor", "high_freq_factor")
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
         fast = super().frequencies(d_head, length)
@@ -237,11 +229,7 @@ class YaRN(RoPE):
         super().__init__(**rope)
         self.factor, self.training_length, self.attention_factor = factor, training_length, attention_factor
         self.beta_fast, self.beta_slow, self.truncate = beta_fast, beta_slow, truncate
-        _check_stretch(self)
-        if not 0 < beta_slow < beta_fast:
-            raise ValueError(
-                f"YaRN's beta_slow must be positive and less than beta_fast, not {beta_slow:g} and {beta_fast:g}"
-            )
+        _check_stretch(self, "beta_slow", "beta_fast")
         if attention_factor is not None and attention_factor <= 0:
             raise ValueError(f"YaRN's attention_factor must be positive, not {attention_factor:g}")
 
@@ -264,12 +252,15 @@ class YaRN(RoPE):
         return (1 - slowed) * fast + slowed * fast / self.factor
 
 
-def _check_stretch(positions: Any) -> None:
-    """Raise ValueError unless the factor, and the training length if there is one, are at least 1."""
+def _check_stretch(positions: Any, low: str = "", high: str = "") -> None:
+    """Raise ValueError unless factor and training length, where there are any, are at least 1, and 0 < low < high."""
+    kind = type(positions).__name__
     for name in ("factor", "training_length"):
         value = getattr(positions, name, None)
         if value is not None and value < 1:
-            raise ValueError(f"{type(positions).__name__}'s {name} must be at least 1, not {value:g}")
+            raise ValueError(f"{kind}'s {name} must be at least 1, not {value:g}")
+    if low and not 0 < (least := getattr(positions, low)) < (most := getattr(positions, high)):
+        raise ValueError(f"{kind}'s {low} must be positive and less than {high}, not {least:g} and {most:g}")
 
 
 class PRoPE(Positions):

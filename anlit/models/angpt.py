@@ -16,7 +16,6 @@ decay, no warm-up. Two settings take a part of nGPT in place of the paper's: `s_
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,23 +24,13 @@ from torch import Tensor, nn
 
 from anlit.attention.documents import Documents
 from anlit.attention.qk_clip import shrink
-from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, fused_linear
-from anlit.layers.norms import (
-    Norms,
-    RMSNorm,
-    UnitNorm,
-    nu_activation,
-    nu_concatenated_heads,
-    nu_linear,
-    nu_residual,
-    restore_norms,
-)
+from anlit.layers.norms import Norms, RMSNorm, UnitNorm, nu_activation, nu_linear, nu_residual
 from anlit.layers.positions import Rotation, rotate
 from anlit.layers.scaling import scale_queries_and_keys
 from anlit.layers.swiglu import swiglu
 from anlit.models.config import NormalisedConfig
-from anlit.models.decoder import Decoder, draw_unit_vectors, split_heads
+from anlit.models.decoder import NormalisedDecoder, split_heads
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import AdamW, OptimizerFactory
 from anlit.optim.schedule import Schedule
@@ -58,10 +47,6 @@ class Approximation:
 
     residual_factor: bool = True
     error: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.error <= -1:
-            raise ValueError(f"approximation.error={self.error} must be above -1, or the factors vanish")
 
 
 @dataclass(frozen=True)
@@ -84,11 +69,6 @@ class AnGPTConfig(NormalisedConfig):
     s_qk: bool = False
     silu_std: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.silu_std is not None and not 0 < self.silu_std < math.inf:
-            raise UserError(f"model.silu_std={self.silu_std} must be a positive number: nGPT's is 1")
-
 
 class AnGPTBlock(nn.Module):
     """h (B, T, d) of norm about 1 → the same, after interpolations towards the attention's and the MLP's output."""
@@ -97,9 +77,10 @@ class AnGPTBlock(nn.Module):
         super().__init__()
         d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
         self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.head_width
-        q_width, kv_width = config.q_width, config.kv_width
+        q_width, kv_width = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         scale = 1 + config.approximation.error
-        nu_qkv, nu_p = scale * nu_linear(d, self.d_head), scale * nu_concatenated_heads(self.n_heads, q_width, d)
+        # H concatenated unit vectors have norm √H, also where heads share keys, so ν_p = √(H·D/d)/√H.
+        nu_qkv, nu_p = scale * nu_linear(d, self.d_head), scale * nu_linear(self.d_head, d)
         silu_std = nu_linear(d, f) if config.silu_std is None else config.silu_std
         nu_uz, nu_d, nu_acf = scale * nu_linear(d, f), scale * nu_linear(f, d), scale * nu_activation(silu_std)
         self.has_residual_factor = config.approximation.residual_factor
@@ -110,7 +91,7 @@ class AnGPTBlock(nn.Module):
         self.W_v, self.W_o = ScaledLinear(d, kv_width, nu_qkv), ScaledLinear(q_width, d, nu_p)
         self.W_u, self.W_z = ScaledLinear(d, f, nu_uz), ScaledLinear(d, f, root_d * scale * silu_std)
         self.W_d = ScaledLinear(f, d, nu_d * nu_acf)
-        self.alpha_A, self.alpha_M = (config.scaling(d, config.initial_alpha, config.alpha_scale) for _ in range(2))
+        self.alpha_A, self.alpha_M = config.alpha(), config.alpha()
         # Rotations keep norms, so QK-norm may come before RoPE. A gain before RoPE does not depend on the position.
         qk_eps = config.norm_eps if config.qk_norm_eps is None else config.qk_norm_eps / self.d_head
         has_gain = config.qk_norm_gain is True
@@ -118,15 +99,11 @@ class AnGPTBlock(nn.Module):
             RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity() for _ in range(2)
         )
         self.s_qk = config.scaling(q_width, 1.0, None) if config.s_qk else None
-        if config.qk_clip is not None and config.qk_norm and not has_gain and self.s_qk is None:
-            raise UserError(
-                "model.qk_clip has nothing to shrink in an AnGPT with QK-norm, whose scores are bounded by √d_head: "
-                "leave it out, or set qk_norm: false, qk_norm_gain: true or s_qk: true"
-            )
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
         self.output = config.attention_output(UnitNorm(), gate_factor=root_d)
         self.post_norm = UnitNorm() if config.post_norm else nn.Identity()
-        self.positions, self.attention = config.positions.for_layer(layer), config.attention_of(layer)
+        self.positions = config.positions.for_layer(layer)
+        self.attention = config.attention_of(layer, has_gain or config.s_qk or not config.qk_norm)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
@@ -159,36 +136,14 @@ class AnGPTBlock(nn.Module):
         """Multiply each head's scores by the square of its entry of factors (H,)."""
         if self.s_qk is not None:
             self.s_qk.multiply(factors.repeat_interleave(self.d_head))
-            return
-        shrink((self.W_q, self.norm_q), (self.W_k, self.norm_k), factors)
+        else:
+            shrink((self.W_q, self.norm_q), (self.W_k, self.norm_k), factors)
 
 
-class AnGPTDecoder(Decoder):
+class AnGPTDecoder(NormalisedDecoder):
     """The anGPT network. Initial values: every row of every matrix uniform on the sphere; α and s_z at `init`."""
 
-    def __init__(self, config: AnGPTConfig) -> None:
-        super().__init__(config, AnGPTBlock)
-        self.norms = config.norms
-        self.s_z = config.scaling(self.head.out_features, config.initial_s_z, config.s_z_scale)
-        self.reset_parameters()
-
-    def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        return h, self.s_z()
-
-    def constrained(self) -> Iterator[nn.Parameter]:
-        """Every matrix, embedding and head included; its rows, along the input axis, are bounded."""
-        return (weight for _, weight in self.matrices())
-
-    def draw(self, name: str, weight: Tensor) -> None:
-        draw_unit_vectors(weight, dim=1)
-
-    def restore_norms(self) -> None:
-        # The gates W_g start at 0, so they cannot have norm 1.
-        of_matrices = ((weight, 1, "bounded" if name == "W_g" else self.norms) for name, weight in self.matrices())
-        restore_norms(of_matrices, self.compiles_norms)
-
-    def row_norms(self) -> Iterator[Tensor]:
-        return (torch.linalg.vector_norm(parameter.detach(), dim=1) for parameter in self.constrained())
+    block_class = AnGPTBlock
 
 
 class AnGPT(LanguageModel):
@@ -206,7 +161,4 @@ class AnGPT(LanguageModel):
         schedule: Schedule = Schedule(warmup=0.0),
         **settings: Any,
     ) -> None:
-        config = AnGPTConfig(**settings)
-        super().__init__(config, optimizer, schedule)
-        with config.runtime.device():
-            self.model = AnGPTDecoder(config)
+        super().__init__(AnGPTDecoder, AnGPTConfig(**settings), optimizer, schedule)

@@ -4,10 +4,8 @@ A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NG
 one architecture, its optimizer and its schedule are in its file.
 """
 
-import copy
 import math
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 from jsonargparse import lazy_instance
 from torch import nn
@@ -105,12 +103,6 @@ class DecoderConfig:
                 f"model.n_kv_heads={self.n_kv_heads} does not divide model.n_heads={self.n_heads}: "
                 f"choose a divisor of {self.n_heads}"
             )
-        if self.qk_norm_eps is not None and self.qk_norm_eps < 0:
-            raise UserError(f"model.qk_norm_eps must not be negative, but is {self.qk_norm_eps}")
-        if self.qk_clip is not None and self.qk_clip <= 0:
-            raise UserError(
-                f"model.qk_clip must be positive, but is {self.qk_clip}: give a score, such as 100, or null"
-            )
 
     @property
     def head_width(self) -> int:
@@ -123,27 +115,20 @@ class DecoderConfig:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
-    def q_width(self) -> int:
-        """H·D, the width of all queries, and of what goes into W_o."""
-        return self.n_heads * self.head_width
-
-    @property
-    def kv_width(self) -> int:
-        """G·D, the width of all keys, and of all values."""
-        return self.kv_heads * self.head_width
-
-    @property
     def d_hidden(self) -> int:
         """f, the width of the MLP: `d_ff` or its default."""
         return self.d_ff or 4 * self.d_model
 
-    def for_one_model(self) -> Self:
-        """The same settings for one model: its own copy of the mechanism, and positions for its training length."""
-        positions = self.positions.for_context(self.context_length)
-        return replace(self, attention=copy.deepcopy(self.attention), positions=positions)
+    def attention_of(self, layer: int, can_shrink: bool) -> Attention:
+        """The attention of layer number `layer`, from 0; UserError if positions, back end or QK-clip do not fit.
 
-    def attention_of(self, layer: int) -> Attention:
-        """The attention of layer number `layer`, from 0; UserError if positions or back end do not fit."""
+        `can_shrink`: whether q and k have a factor that QK-clip can make smaller, a matrix or a gain.
+        """
+        if self.qk_clip is not None and not can_shrink:
+            raise UserError(
+                "model.qk_clip has nothing to shrink, because the QK-norm has no learned gain here: set "
+                "model.qk_norm_gain: true, or leave qk_clip out"
+            )
         try:
             self.positions.check(self.head_width)
             mechanism = self.attention.for_layer(self.n_heads, self.head_width, layer)
@@ -186,15 +171,10 @@ class NormalisedConfig(DecoderConfig):
                 "and keeps most of it, so that a tied head would predict the token that it reads: leave it out"
             )
 
-    @property
-    def initial_alpha(self) -> float:
-        """`alpha_init` or its default."""
-        return 1 / self.n_layers if self.alpha_init is None else self.alpha_init
-
-    @property
-    def initial_s_z(self) -> float:
-        """`s_z_init` or its default."""
-        return math.sqrt(self.d_model) if self.s_z_init is None else self.s_z_init
+    def alpha(self) -> ScalingVector:
+        """The step size of a residual update, (d,)."""
+        init = 1 / self.n_layers if self.alpha_init is None else self.alpha_init
+        return self.scaling(self.d_model, init, self.alpha_scale)
 
     def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
         """A scaling vector (width,) with its default scale."""

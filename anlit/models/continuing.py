@@ -13,34 +13,19 @@ itself refuses other texts or another order.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from anlit.configuration import class_name
 from anlit.errors import UserError
 
 TAKEN = ("model.optimizer.", "model.schedule", "model.dropout", "model.z_loss", "model.runtime", "model.backend",
          "trainer.")  # fmt: skip
 """Prefixes of the settings that a continued run may change. `model.optimizer` without a dot is the class."""
-
-PATHS = frozenset(("best_model_path", "best_k_models", "kth_best_model_path", "last_model_path", "dirpath"))
-"""The keys of a ModelCheckpoint's state that hold paths."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """A setting that differs: its dotted name, its value in the checkpoint, and its value now."""
-
-    name: str
-    then: Any
-    now: Any
-
-    def __str__(self) -> str:
-        return f"{self.name} {_short(self.then)} → {_short(self.now)}"
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
@@ -48,42 +33,36 @@ def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
     names = ("max_steps", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
     values = {name: getattr(trainer, name) for name in names} | {"precision": str(trainer.precision)}
-    algorithm = values["gradient_clip_algorithm"]  # Lightning has an enumeration, which no checkpoint may hold
-    values["gradient_clip_algorithm"] = None if algorithm is None else str(algorithm.value)
+    if algorithm := values["gradient_clip_algorithm"]:  # Lightning has an enumeration, which no checkpoint may hold
+        values["gradient_clip_algorithm"] = str(algorithm.value)
     return {"trainer": values, "seed_everything": int(seed) if seed is not None else None}
 
 
-def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[Change]:
-    """The settings that differ. If a class was replaced, only the class is listed, not its arguments."""
+def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted name, and `name old → new`, of settings that differ. Of a class that was replaced, not its arguments."""
     for key in [*then, *(key for key in now if key not in then)]:
         if key.startswith("_"):
             continue
-        a, b = _plain(then.get(key)), _plain(now.get(key))
+        name, a, b = prefix + key, _plain(then.get(key)), _plain(now.get(key))
         if isinstance(a, dict) and isinstance(b, dict) and a.get("class_path") == b.get("class_path"):
             if "class_path" in a:
                 a, b = a.get("init_args") or {}, b.get("init_args") or {}
-            yield from changes(a, b, f"{prefix}{key}.")
+            yield from changes(a, b, f"{name}.")
         elif a != b:
-            yield Change(prefix + key, a, b)
+            old, new = ((class_name(value) or value) if isinstance(value, dict) else value for value in (a, b))
+            yield name, f"{name} {old} → {new}"
 
 
-def check_changes(changed: list[Change], ckpt_path: Any, accept: bool) -> str | None:
-    """The line to log about changed settings, None if nothing has changed.
-
-    Raises:
-        UserError: A setting has changed that a continued run may not change, and `accept` is False.
-    """
-    refused = ", ".join(str(change) for change in changed if not change.name.startswith(TAKEN))
-    if refused and not accept:
+def check_changes(changed: dict[str, str], ckpt_path: Any) -> None:
+    """Raise UserError if a setting has changed that a continued run may not change."""
+    if refused := ", ".join(text for name, text in changed.items() if not name.startswith(TAKEN)):
         raise UserError(
             f"ckpt_path={ckpt_path} was trained with other settings ({refused}): set them back as "
             "in the run's config.yaml, or give --accept_changes true to go on with the new ones"
         )
-    listed = ", ".join(map(str, changed))
-    return f"Continued with changed settings, the new ones are used: {listed}" if changed else None
 
 
-def refuse_other_shapes(saved: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], source: str) -> None:
+def refuse_other_shapes(saved: dict[str, Tensor], expected: dict[str, Tensor], source: str) -> None:
     """Refuse a checkpoint's weights that do not have the names and shapes of the model's, `expected`.
 
     Raises:
@@ -98,7 +77,7 @@ def refuse_other_shapes(saved: dict[str, torch.Tensor], expected: dict[str, torc
             )
 
 
-def _form(weight: torch.Tensor) -> str:
+def _form(weight: Tensor) -> str:
     """The shape, and the dtype if it is not one of weights."""
     shape = str(tuple(weight.shape))
     return shape if weight.is_floating_point() else f"{shape} of {weight.dtype}"
@@ -124,25 +103,20 @@ def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def _short(value: Any) -> str:
-    """A class as its name, other settings as they are."""
-    if isinstance(value, dict) and "class_path" in value:
-        return str(value["class_path"]).rsplit(".", 1)[-1]
-    return str(value)
-
-
 def without_paths(states: dict[Any, Any]) -> dict[Any, Any]:
-    """Callbacks' states of a checkpoint, with nothing but the monitor and the scores of each ModelCheckpoint.
+    """Callbacks' states of a checkpoint, with nothing but the best score of each ModelCheckpoint.
 
     Lightning removes the worst of the paths in it, and lets loggers upload them. Such a path may be somebody else's: no
     path comes out of a checkpoint.
     """
+    kept = dict(states)
+    for key, state in states.items():
+        if isinstance(state, dict) and any(name in state for name in PATHS):
+            score = state.get("best_model_score")
+            is_number = isinstance(score, Tensor) and score.numel() == 1
+            kept[key] = {"best_model_score": score if is_number else None, "best_model_path": ""}
+    return kept
 
-    def without(state: Any) -> Any:
-        if not isinstance(state, dict) or PATHS.isdisjoint(state):
-            return state
-        scores = {key: state.get(key) for key in ("best_model_score", "current_score")}
-        numbers = {key: s if isinstance(s, torch.Tensor) and s.numel() == 1 else None for key, s in scores.items()}
-        return {"monitor": state.get("monitor"), **numbers, "best_model_path": ""}
 
-    return {key: without(state) for key, state in states.items()}
+PATHS = ("best_model_path", "best_k_models", "kth_best_model_path", "last_model_path", "dirpath")
+"""The keys of a ModelCheckpoint's state that hold paths."""

@@ -5,7 +5,10 @@ heads of keys and values, D = d_head, f = d_ff, V vocabulary. A linear map is W 
 weights of one output.
 """
 
+import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +23,7 @@ from anlit.attention.output import GateMap
 from anlit.attention.qk_clip import QKClip
 from anlit.layers.cross_entropy import linear_cross_entropy
 from anlit.layers.linear import ScaledLinear, TokenEmbedding
-from anlit.layers.norms import RMSNorm
+from anlit.layers.norms import Part, RMSNorm, restore_norms
 from anlit.layers.positions import Positions, Rotation
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import fill
@@ -28,20 +31,20 @@ from anlit.models.config import DecoderConfig
 
 
 class Decoder(nn.Module):
-    """tokens (B, T) → logits (B, T, V). Subclasses add `output`, the initial values and, if any, the constraint.
+    """tokens (B, T) → logits (B, T, V). Subclasses add `output`, the initial values and, if any, the constraint."""
 
-    `block` is called with the settings and a layer's number, from 0, and returns the block of this layer.
-    """
-
+    block_class: Callable[[Any, int], nn.Module]
+    """Called with the settings and a layer's number, from 0."""
     before_attention: Callable[[Tensor, Documents], None] | None = None
     """Called with the hidden states (B, T, d) and the documents of each batch, before the first block."""
 
-    def __init__(self, config: DecoderConfig, block: Callable[[Any, int], nn.Module]) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        config = config.for_one_model()
-        assert config.vocab_size is not None
+        positions = config.positions.for_context(config.context_length)
+        config = replace(config, attention=copy.deepcopy(config.attention), positions=positions)  # this model's own
+        assert config.vocab_size is not None  # the configuration refuses it
         self.embedding = TokenEmbedding(config.vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.n_layers))
+        self.blocks: Any = nn.ModuleList(self.block_class(config, layer) for layer in range(config.n_layers))
         self.shared_coefficients = nn.ModuleList(shared_coefficients(self.blocks))
         self.head = ScaledLinear(config.d_model, config.vocab_size)
         self.tie_embeddings = config.tie_embeddings
@@ -78,8 +81,7 @@ class Decoder(nn.Module):
         h = self.embedding(tokens)
         if self.before_attention is not None:
             self.before_attention(h, documents)
-        for module in self.blocks:  # before the first block, so that compiled blocks all see the same state
-            block: Any = module
+        for block in self.blocks:  # before the first block, so that compiled blocks all see the same state
             block.attention.prepare(documents, h)
         rotations = self.rotations(documents, h)
         for block in self.blocks:
@@ -91,8 +93,7 @@ class Decoder(nn.Module):
 
     def rotations(self, documents: Documents, h: Tensor) -> dict[Positions, Rotation | None]:
         """The rotation of this batch for each kind of positions in the blocks, computed once for all layers."""
-        blocks: Iterable[Any] = self.blocks
-        kinds = {block.positions: block.d_head for block in blocks}
+        kinds = {block.positions: block.d_head for block in self.blocks}
         return {
             positions: positions.rotation(d_head, documents.max_length, documents.rotary_positions, h)
             for positions, d_head in kinds.items()
@@ -139,22 +140,20 @@ class Decoder(nn.Module):
                 self.reset_parameters()
 
     def draw(self, name: str, weight: Tensor) -> None:
-        """Fill one matrix with its initial values; `name` is that of its map."""
+        """Fill one matrix with its initial values, without gradients; `name` is that of its map."""
         raise NotImplementedError
 
     def clip_qk(self) -> None:
         """Shrink queries and keys where a score was too large (QK-clip); called once after each optimizer step."""
-        blocks: list[Any] = [block for block in self.blocks if block.attention.clip is not None]
-        if blocks:
-            factors = QKClip.factors([block.attention.clip for block in blocks])
-            for block, factors_of_heads in zip(blocks, factors, strict=True):
-                block.shrink_qk(factors_of_heads)
+        if clips := [block.attention.clip for block in self.blocks if block.attention.clip is not None]:
+            for block, factors in zip(self.blocks, QKClip.factors(clips), strict=True):
+                block.shrink_qk(factors)
 
     def restore_norms(self) -> None:
         """Bring the weights back to the architecture's constraint; called once after each optimizer step."""
 
     def row_norms(self) -> Iterable[Tensor]:
-        """The norms of all constrained vectors, one 1-d tensor per matrix; none for GPT+."""
+        """The norms of all constrained vectors but the gates', one 1-d tensor per matrix; none for GPT+."""
         return ()
 
     def n_parameters(self) -> int:
@@ -162,20 +161,47 @@ class Decoder(nn.Module):
 
     def cache_bytes(self, length: int, element_size: int) -> int:
         """Bytes of a `KeyValueCache` for one row of `length` tokens: 2·G·D numbers a token in every layer."""
-        blocks: Iterable[Any] = self.blocks
-        windows = ((block.n_kv_heads * block.d_head, block.attention.mechanism.window) for block in blocks)
+        windows = ((block.n_kv_heads * block.d_head, block.attention.mechanism.window) for block in self.blocks)
         numbers = sum(2 * width * (length if window is None else min(length, 2 * window)) for width, window in windows)
         return numbers * element_size
+
+
+class NormalisedDecoder(Decoder):
+    """What nGPT and anGPT share: the vectors of every matrix are drawn uniformly on the sphere, and `norms` holds.
+
+    The gates W_g start at 0, so they cannot have norm 1. Their rows are bounded (our choice).
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.norms = config.norms
+        init = math.sqrt(config.d_model) if config.s_z_init is None else config.s_z_init
+        self.s_z = config.scaling(self.head.out_features, init, config.s_z_scale)
+        self.reset_parameters()
+
+    def axis(self, name: str) -> int:
+        """The axis of a matrix along which its vectors lie, by default rows; `name` is that of its map."""
+        return 1
+
+    def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        return h, self.s_z()
+
+    def draw(self, name: str, weight: Tensor) -> None:
+        weight.normal_()
+        weight.div_(torch.linalg.vector_norm(weight, dim=self.axis(name), keepdim=True))
+
+    def restore_norms(self) -> None:
+        parts: list[Part] = [
+            (weight, self.axis(name), "bounded" if name == "W_g" else self.norms) for name, weight in self.matrices()
+        ]
+        restore_norms(parts, self.compiles_norms)
+
+    def row_norms(self) -> Iterator[Tensor]:
+        weights = ((weight.detach(), self.axis(name)) for name, weight in self.matrices() if name != "W_g")
+        return (torch.linalg.vector_norm(weight, dim=axis) for weight, axis in weights)
 
 
 def split_heads(qkv: Tensor, n_heads: int, n_kv_heads: int) -> tuple[Tensor, ...]:
     """Queries, keys and values side by side, (B, T, (H + 2G)·D) → q (B, H, T, D), k and v (B, G, T, D)."""
     sizes = (n_heads, n_kv_heads, n_kv_heads)
     return qkv.unflatten(-1, (sum(sizes), -1)).transpose(1, 2).split(sizes, dim=1)
-
-
-def draw_unit_vectors(weight: Tensor, dim: int) -> None:
-    """Fill with Gaussian noise and scale every vector along `dim` to norm 1, so that it is uniform on the sphere."""
-    with torch.no_grad():
-        weight.normal_()
-        weight.div_(torch.linalg.vector_norm(weight, dim=dim, keepdim=True))

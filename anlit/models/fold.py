@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear
 from anlit.layers.norms import UnitNorm
+from anlit.layers.scaling import ScalingVector
 from anlit.models.angpt import AnGPT, AnGPTBlock
-from anlit.models.decoder import Decoder
+from anlit.models.decoder import Decoder, NormalisedDecoder
 from anlit.models.language_model import LanguageModel
-from anlit.models.ngpt import NGPT, NGPTBlock
+from anlit.models.ngpt import NGPT
 
 
 class Stored(nn.Module):
@@ -50,14 +51,7 @@ class ResidualWeights(nn.Module):
 
 
 class FoldedAnGPTBlock(AnGPTBlock):
-    """`block`, whose submodules it takes, with one elementwise multiplication an update: h ← w_h ∘ h + suggestion."""
-
-    def __init__(self, block: AnGPTBlock) -> None:
-        nn.Module.__init__(self)
-        vars(self).update(vars(block))
-        self.alpha_A: Any = _residual_weights(block, block.alpha_A(), block.W_o)
-        self.alpha_M: Any = _residual_weights(block, block.alpha_M(), block.W_d)
-        self.s_qk: Any = None if block.s_qk is None else Stored(block.s_qk())
+    """anGPT's block with one elementwise multiplication an update: h ← w_h ∘ h + suggestion."""
 
     def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Any) -> Tensor:
         """w_h ∘ h + w_s ∘ suggestion; `alpha` holds both weights; w_s is None if W_o or W_d has absorbed it."""
@@ -67,15 +61,6 @@ class FoldedAnGPTBlock(AnGPTBlock):
         return torch.addcmul(suggestion, weight_of_h, h)
 
 
-def _residual_weights(block: AnGPTBlock, alpha: Tensor, linear: ScaledLinear) -> ResidualWeights:
-    """ν(α)(1−α) and ν(α)α; the latter multiplies the rows of W_o or W_d unless a norm follows."""
-    weight_of_h, weight_of_suggestion = block.residual_weights(alpha)
-    if not isinstance(block.post_norm, nn.Identity):
-        return ResidualWeights(weight_of_h, weight_of_suggestion)
-    linear.scale_rows(weight_of_suggestion)
-    return ResidualWeights(weight_of_h, None)
-
-
 @torch.no_grad()
 def fold(decoder: Decoder) -> Decoder:
     """A copy of `decoder` with the same logits, whose factors are in its matrices as far as possible.
@@ -83,13 +68,12 @@ def fold(decoder: Decoder) -> Decoder:
     Raises:
         UserError: The decoder has no factors (GPT+), or is folded already.
     """
-    kinds = {type(block) for block in decoder.blocks}
-    if isinstance(getattr(decoder, "s_z", None), Stored):
-        raise UserError("the model is folded already: leave out --fold")
-    if not kinds <= {AnGPTBlock, NGPTBlock}:
+    if not isinstance(decoder, NormalisedDecoder):
         raise UserError(
             "--fold is for nGPT and anGPT, whose factors go into their matrices; GPT+ has none: leave it out"
         )
+    if isinstance(decoder.s_z, Stored):
+        raise UserError("the model is folded already: leave out --fold")
     folded: Any = copy.deepcopy(decoder)
     for module in folded.modules():
         if isinstance(module, ScaledLinear):
@@ -97,12 +81,24 @@ def fold(decoder: Decoder) -> Decoder:
             module.factor = 1.0
     folded.head.scale_rows(folded.s_z())
     folded.s_z = Stored()
-    for number, block in enumerate(folded.blocks):
+    for block in folded.blocks:
         if isinstance(block, AnGPTBlock):
-            folded.blocks[number] = FoldedAnGPTBlock(block)
+            _fold_angpt_block(block)
         else:
             _fold_ngpt_block(block)
+        if isinstance(block.s_qk, ScalingVector):
+            block.s_qk = Stored(block.s_qk())
     return folded
+
+
+def _fold_angpt_block(block: Any) -> None:
+    for name, linear in (("alpha_A", block.W_o), ("alpha_M", block.W_d)):
+        weight_of_h, weight_of_suggestion = block.residual_weights(getattr(block, name)())
+        if isinstance(block.post_norm, nn.Identity):
+            linear.scale_rows(weight_of_suggestion)
+            weight_of_suggestion = None
+        setattr(block, name, ResidualWeights(weight_of_h, weight_of_suggestion))
+    block.__class__ = FoldedAnGPTBlock
 
 
 def _fold_ngpt_block(block: Any) -> None:
@@ -112,8 +108,6 @@ def _fold_ngpt_block(block: Any) -> None:
     block.alpha_A, block.alpha_M = Stored(block.alpha_A().abs()), Stored(block.alpha_M().abs())
     if block.s_qk is not None and isinstance(block.norm_qk, UnitNorm):
         block.s_qk, block.norm_qk = Stored(block.norm_qk.factor * block.s_qk()), UnitNorm()
-    elif block.s_qk is not None:
-        block.s_qk = Stored(block.s_qk())
 
 
 class _Folded(LanguageModel):

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from anlit.attention.documents import Documents
 from anlit.attention.qk_clip import shrink
-from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, fused_linear
 from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import Rotation, rotate
@@ -40,11 +39,6 @@ class GPTConfig(DecoderConfig):
     norm_eps: float = 1e-6
     init_std: float | None = 0.02
 
-    @property
-    def initial_std(self) -> float:
-        """`init_std` or its default."""
-        return min(0.02 * math.sqrt(1024 / self.d_model), 0.05) if self.init_std is None else self.init_std
-
 
 class GPTBlock(nn.Module):
     """h (B, T, d) → h + attention → h + MLP, each reading a normalised h."""
@@ -53,7 +47,7 @@ class GPTBlock(nn.Module):
         super().__init__()
         d, f, eps = config.d_model, config.d_hidden, config.norm_eps
         self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.head_width
-        q_width, kv_width = config.q_width, config.kv_width
+        q_width, kv_width = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         self.norm_1, self.norm_2 = RMSNorm(d, eps), RMSNorm(d, eps)
         self.W_q, self.W_k, self.W_v = (ScaledLinear(d, width) for width in (q_width, kv_width, kv_width))
         self.W_o = ScaledLinear(q_width, d)
@@ -64,14 +58,11 @@ class GPTBlock(nn.Module):
         self.norm_q, self.norm_k = (
             RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity() for _ in range(2)
         )
-        if config.qk_clip is not None and config.qk_norm and not has_gain:
-            raise UserError(
-                "model.qk_clip has nothing to shrink where QK-norm has no gain: leave it out, or set qk_norm: false"
-            )
         self.norm_v = RMSNorm(self.d_head, eps) if config.v_norm else nn.Identity()
         self.output = config.attention_output(RMSNorm(self.d_head, eps), gate_factor=1.0)
         self.post_norm_A, self.post_norm_M = (RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2))
-        self.positions, self.attention = config.positions.for_layer(layer), config.attention_of(layer)
+        self.positions = config.positions.for_layer(layer)
+        self.attention = config.attention_of(layer, has_gain or not config.qk_norm)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
@@ -94,10 +85,13 @@ class GPTBlock(nn.Module):
 class GPTDecoder(Decoder):
     """The GPT+ network. Initial values: matrices N(0, init_std²), W_o and W_d smaller by 1/√(2L), gains 1."""
 
+    block_class = GPTBlock
+
     def __init__(self, config: GPTConfig) -> None:
-        super().__init__(config, GPTBlock)
+        super().__init__(config)
         self.norm_f = RMSNorm(config.d_model, config.norm_eps)
-        self.init_std = config.initial_std
+        default_std = min(0.02 * math.sqrt(1024 / config.d_model), 0.05)
+        self.init_std = default_std if config.init_std is None else config.init_std
         self.reset_parameters()
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -123,7 +117,4 @@ class GPT(LanguageModel):
         schedule: Schedule = Schedule(warmup=0.2),
         **settings: Any,
     ) -> None:
-        config = GPTConfig(**settings)
-        super().__init__(config, optimizer, schedule)
-        with config.runtime.device():
-            self.model = GPTDecoder(config)
+        super().__init__(GPTDecoder, GPTConfig(**settings), optimizer, schedule)

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anlit.attention.attention import computing_dtype, example_query
+from anlit.attention.attention import example_query
 from anlit.attention.backends import candidates, default_backend
 from anlit.attention.documents import Documents
 from anlit.attention.selection import AttentionSpec, Selection, Selections, device_label, mechanism_name
 from anlit.attention.trial import Trial, own_copy, run_trials
+from anlit.layers.linear import computing_dtype
 
 FEWEST_BATCHES = 1000
 """Batches of a run from which on it repays a trial. A shorter one takes the default back ends."""

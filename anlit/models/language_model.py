@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import lightning as L
@@ -9,7 +10,7 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
@@ -32,12 +33,11 @@ _log = logging.getLogger(__name__)
 
 
 class LanguageModel(L.LightningModule):
-    """Trains `self.model`, a decoder that a subclass builds under `config.runtime.device()`. It has all parameters.
+    """Trains `self.model`, the decoder that `decoder_class` makes of `config`. It has all parameters.
 
     `optimizer` is called with `parameter_groups(self.model)`; `schedule` is over the run's optimizer steps.
     """
 
-    model: Any  # a Decoder
     accept_changes = False
     """Whether a run may continue from a checkpoint with a changed model, optimizer or seed."""
     family: str | None = None
@@ -47,9 +47,12 @@ class LanguageModel(L.LightningModule):
     selections: Selections | None = None
     """What attention's `backend: auto` runs on; None before the first batch, or if settings name the back end."""
 
-    def __init__(self, config: DecoderConfig, optimizer: OptimizerFactory, schedule: Schedule) -> None:
+    def __init__(
+        self, decoder_class: Callable[[Any], Any], config: DecoderConfig, optimizer: OptimizerFactory,
+        schedule: Schedule,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.save_hyperparameters(ignore="config", logger=False)
+        self.save_hyperparameters(ignore=["decoder_class", "config"], logger=False)
         if not is_made_by_cli(self):  # built in Python: save default settings too
             self.hparams.update(vars(config))
         assert config.vocab_size is not None  # the configuration refuses it
@@ -59,6 +62,8 @@ class LanguageModel(L.LightningModule):
         self.mean_loss = MeanMetric(nan_strategy=math.nan)
         self.runtime, self._is_configured = config.runtime, False
         self.step_loss = StepLoss()
+        with config.runtime.device():
+            self.model = decoder_class(config)
 
     def configure_model(self) -> None:
         """Prepare the decoder to run. A strategy shards it afterwards.
@@ -81,10 +86,6 @@ class LanguageModel(L.LightningModule):
     ) -> Tensor:  # fmt: skip
         """tokens (B, T) → logits (B, T, V); for the arguments on packed documents see `Decoder.forward`."""
         return self.model(tokens, document_ids, cu_seqlens, longest)
-
-    def logits_of(self, batch: Any) -> Tensor:
-        """Logits (B, T, V) of a `Batch`."""
-        return self(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
 
     def loss_of(self, batch: Any, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
         """Mean loss of a `Batch` in nats per counted token, and the objective to differentiate, with the z-loss."""
@@ -136,8 +137,7 @@ class LanguageModel(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self._log_mean_loss("val")
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
+    test_step = validation_step
 
     def on_test_epoch_end(self) -> None:
         self._log_mean_loss("test")
@@ -169,15 +169,12 @@ class LanguageModel(L.LightningModule):
         A callback's `on_gradient_norm(trainer, pl_module, norm)` comes before the optimizer's step.
         """
         self.step_loss.scale_gradients(self.model.parameters())
-        by_value = gradient_clip_algorithm == "value"
-        parameters = list(self.model.parameters())
-        if by_value or not gradient_clip_val:  # clipping to infinity would multiply every gradient by 1
-            norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        else:
-            norm = clip_grad_norm_(parameters, gradient_clip_val)
-        norm = full_tensor(norm)
-        if by_value:
+        norm = get_total_norm([weight.grad for weight in self.model.parameters() if weight.grad is not None])
+        if gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_val:
+            clip_grads_with_norm_(self.model.parameters(), gradient_clip_val, norm)
+        norm = full_tensor(norm)
         self.log("train/grad_norm", norm)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_gradient_norm"):
@@ -226,8 +223,7 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path holds a {record['architecture']}, but the configuration's model is "
                 f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
             )
-        callbacks = checkpoint.get("callbacks", {})  # which read their states after this
-        checkpoint["callbacks"] = continuing.without_paths(callbacks)
+        checkpoint["callbacks"] = continuing.without_paths(checkpoint.get("callbacks", {}))  # read after this
         self.family = record.get("family")
         data = self._data()
         then, now = record["data"], data.fingerprint if data is not None else None
@@ -245,15 +241,16 @@ class LanguageModel(L.LightningModule):
         """Compare the settings with the checkpoint's. A strategy that loads the weights itself leaves them out."""
         then = {"model": checkpoint.get("hyper_parameters", {}), **checkpoint["anlit"].get("run", {})}
         now = {"model": to_plain_values(dict(self.hparams)), **continuing.run_settings(self.trainer)}
-        changed = list(continuing.changes(then, now))
-        path = self.trainer.ckpt_path
-        line = continuing.check_changes(changed, path, self.accept_changes)
+        changed, path = dict(continuing.changes(then, now)), self.trainer.ckpt_path
+        if not self.accept_changes:
+            continuing.check_changes(changed, path)
         if "state_dict" in checkpoint:
             continuing.refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), f"ckpt_path={path}")
-        if line and not self.is_continued:
-            rank_zero_only(_log.info)(line)
+        if changed and not self.is_continued:
+            listed = ", ".join(changed.values())
+            rank_zero_only(_log.info)(f"Continued with changed settings, the new ones are used: {listed}")
         self.is_continued = True
-        if any(change.name == "model.optimizer" for change in changed):
+        if "model.optimizer" in changed:
             self.begins_new_optimizer, checkpoint["optimizer_states"] = True, []
 
 

@@ -13,7 +13,6 @@ positions restart with each masked document. Shape letters as in `anlit.models.d
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +22,12 @@ from torch import Tensor, nn
 from anlit.attention.documents import Documents
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, fused_linear
-from anlit.layers.norms import Norms, RMSNorm, UnitNorm, restore_norms, unit
+from anlit.layers.norms import Norms, RMSNorm, UnitNorm, unit
 from anlit.layers.positions import Rotation, rotate
 from anlit.layers.scaling import scale_queries_and_keys
 from anlit.layers.swiglu import swiglu
 from anlit.models.config import NormalisedConfig
-from anlit.models.decoder import Decoder, draw_unit_vectors, split_heads
+from anlit.models.decoder import NormalisedDecoder, split_heads
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import AdamW, OptimizerFactory
 from anlit.optim.schedule import Schedule
@@ -62,7 +61,7 @@ class NGPTBlock(nn.Module):
         super().__init__()
         d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
         self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.head_width
-        q_width, kv_width = config.q_width, config.kv_width
+        q_width, kv_width = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         # √D·unit(x) has unit root mean square. With the 1/√D inside attention this gives the softmax scale √D. √d·W h
         # has about that size too, because W's rows have norm 1. It is used without QK-norm, and a finite ε is added to
         # its mean square (our choices; the paper always normalises).
@@ -76,15 +75,13 @@ class NGPTBlock(nn.Module):
             self.norm_qk = UnitNorm(math.sqrt(self.d_head))
         self.W_u, self.W_z = ScaledLinear(d, f), ScaledLinear(d, f, factor=root_d)
         self.W_d = ScaledLinear(f, d)
-        self.alpha_A, self.alpha_M = (config.scaling(d, config.initial_alpha, config.alpha_scale) for _ in range(2))
+        self.alpha_A, self.alpha_M = config.alpha(), config.alpha()
         has_gain = config.qk_norm_gain is not False
         self.s_qk = config.scaling(q_width, config.s_qk_init, config.s_qk_scale) if has_gain else None
-        if config.qk_clip is not None and not has_gain:
-            raise UserError("model.qk_clip shrinks nGPT's s_qk: set qk_norm_gain: true, or leave qk_clip out")
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
         self.output = config.attention_output(UnitNorm(), gate_factor=root_d)
         self.s_u, self.s_v = (config.scaling(f, config.s_uv_init, config.s_uv_scale) for _ in range(2))
-        self.positions, self.attention = config.positions.for_layer(layer), config.attention_of(layer)
+        self.positions, self.attention = config.positions.for_layer(layer), config.attention_of(layer, has_gain)
         if config.qk_norm and self.positions.scale != 1:
             raise UserError(
                 f"model.positions {type(self.positions).__name__} with attention_factor={self.positions.scale:g} has "
@@ -111,49 +108,20 @@ class NGPTBlock(nn.Module):
         uz = fused_linear(h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v()))  # W_z has the factor √d
         return self.W_d(swiglu(uz))
 
-    @torch.no_grad()
     def shrink_qk(self, factors: Tensor) -> None:
         """Multiply each head's scores by the square of its entry of factors (H,), through its own s_qk."""
         assert self.s_qk is not None
         self.s_qk.multiply(factors.repeat_interleave(self.s_qk.stored.numel() // self.n_heads))
 
 
-class NGPTDecoder(Decoder):
+class NGPTDecoder(NormalisedDecoder):
     """The nGPT network. Initial values: every vector along the embedding axis uniform on the sphere; s at `init`."""
 
-    def __init__(self, config: NGPTConfig) -> None:
-        super().__init__(config, NGPTBlock)
-        self.norms = config.norms
-        self.s_z = config.scaling(self.head.out_features, config.initial_s_z, config.s_z_scale)
-        self.reset_parameters()
+    block_class = NGPTBlock
 
-    def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        return h, self.s_z()
-
-    def constrained(self) -> Iterator[tuple[nn.Parameter, int]]:
-        """Each matrix and its embedding axis: the output axis of W_o and W_d, else the input axis.
-
-        The gates W_g are left out: they start at 0, so they cannot have norm 1. Their rows are bounded (our choice).
-        """
-        return ((weight, embedding_axis(name)) for name, weight in self.matrices() if name != "W_g")
-
-    def draw(self, name: str, weight: Tensor) -> None:
-        draw_unit_vectors(weight, embedding_axis(name))
-
-    def restore_norms(self) -> None:
-        gates: list[tuple[nn.Parameter, int, Norms]] = [
-            (weight, 1, "bounded") for name, weight in self.matrices() if name == "W_g"
-        ]
-        others = ((weight, dim, self.norms) for weight, dim in self.constrained())
-        restore_norms([*others, *gates], self.compiles_norms)
-
-    def row_norms(self) -> Iterator[Tensor]:
-        return (torch.linalg.vector_norm(parameter.detach(), dim=dim) for parameter, dim in self.constrained())
-
-
-def embedding_axis(name: str) -> int:
-    """The axis of a matrix along which its vectors have norm 1; `name` is that of its map."""
-    return 0 if name in ("W_o", "W_d") else 1
+    def axis(self, name: str) -> int:
+        """The embedding axis: the output axis of W_o and W_d, else the input axis."""
+        return 0 if name in ("W_o", "W_d") else 1
 
 
 class NGPT(LanguageModel):
@@ -171,7 +139,4 @@ class NGPT(LanguageModel):
         schedule: Schedule = Schedule(warmup=0.0),
         **settings: Any,
     ) -> None:
-        config = NGPTConfig(**settings)
-        super().__init__(config, optimizer, schedule)
-        with config.runtime.device():
-            self.model = NGPTDecoder(config)
+        super().__init__(NGPTDecoder, NGPTConfig(**settings), optimizer, schedule)

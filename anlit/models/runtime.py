@@ -2,10 +2,10 @@
 
 import ctypes
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -43,10 +43,6 @@ class Runtime:
     meta_init: bool = False
     float8: Recipe | None = None
 
-    def __post_init__(self) -> None:
-        if self.recompute_every < 0:
-            raise ValueError(f"runtime.recompute_every must not be negative, but is {self.recompute_every}")
-
     def device(self) -> AbstractContextManager[Any]:
         """The device context in which the network is built."""
         return torch.device("meta") if self.meta_init else nullcontext()
@@ -64,52 +60,36 @@ class Runtime:
         sharding are neither compiled nor recomputed.
         """
         if device_type == "cpu":
-            keep_freed_memory()
-            flush_denormals()
+            prepare_cpu()
         if self.float8:
             use_float8(decoder.blocks, self.float8, device_type)
         compiles = self.compiles_on(device_type)
         if compiles:
-            configure_compiler()
+            # DDP would split each block into several graphs to exchange gradients early. A pattern of layers needs a
+            # compilation for each kind of layer, in training, in validation and for the last batch: beyond torch's
+            # limit of 8 it would run uncompiled.
+            torch._dynamo.config.optimize_ddp = False
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
         for number, block in enumerate(decoder.blocks):
             if compiles:
                 block.forward = torch.compile(block.forward, dynamic=False)
             if self.recompute_every and number % self.recompute_every == 0:
-                block.forward = _recomputed(block.forward)
-        if compiles and device_type != "cpu":
-            decoder.compiles_loss = decoder.compiles_norms = True
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        decoder.compiles_loss = decoder.compiles_norms = compiles and device_type != "cpu"
 
 
-def configure_compiler() -> None:
-    """Set what torch.compile gets wrong by default for blocks that are compiled one by one.
+def prepare_cpu() -> None:
+    """Keep freed memory for the next step (glibc), and treat denormal numbers as 0 in threads that start from now on.
 
-    DDP would split each block into several graphs to exchange gradients early. A pattern of layers needs a compilation
-    for each kind of layer, in training, in validation and for the last batch: beyond torch's limit of 8 it would run
-    uncompiled.
+    By default every step returns the memory of its activations to the kernel, and gets it back page by page, zeroed. A
+    product with a denormal (below 1.2e-38) takes many times as long. Denormals arise from vanishing exponentials, such
+    as ALiBi's far weights, and in Adam's averages for rare tokens.
     """
-    torch._dynamo.config.optimize_ddp = False
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
-
-
-def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for the next step. Returns whether it does; other C libraries do not.
-
-    By default every step returns the memory of its activations to the kernel, and gets it back page by page, zeroed.
-    """
-    try:
+    with suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return False
-    return bool(mallopt(M_TRIM_THRESHOLD, LARGEST_INT) and mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK))
-
-
-def flush_denormals() -> bool:
-    """Treat denormal numbers (below 1.2e-38) as 0, in this thread and those that it starts from now on.
-
-    A product with a denormal takes many times as long. Denormals arise from vanishing exponentials, such as ALiBi's far
-    weights, and in Adam's averages for rare tokens. Returns whether the processor can do it.
-    """
-    return torch.set_flush_denormal(True)
+        mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
+        mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK)
+    torch.set_flush_denormal(True)
 
 
 @contextmanager
@@ -121,13 +101,3 @@ def enough_memory(rows: int, length: int, device: torch.device, advice: str) -> 
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
         raise UserError(f"{rows:,} × {length:,} tokens do not fit into the memory of {device}: {advice}") from error
-
-
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(forward)
-    def run(*arguments: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*arguments)
-        return checkpoint(forward, *arguments, use_reentrant=False)
-
-    return run

@@ -17,9 +17,6 @@ from torch.distributed.tensor import DTensor
 
 from anlit.layers.sharded import local_part
 
-FORMULA = ("ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
-"""The settings of torch's Muon that say what becomes of an update."""
-
 
 @torch.no_grad()
 def muon_step(muon: torch.optim.Muon) -> None:
@@ -54,51 +51,48 @@ def _change(update: Tensor, settings: dict[str, Any], dtype: torch.dtype) -> Ten
     """What torch's Muon adds to a matrix for this update."""
     matrix = torch.zeros(update.shape, dtype=dtype, device=update.device)
     matrix.grad = update.to(dtype)
-    formula = {name: settings[name] for name in FORMULA}
+    formula = {name: settings[name] for name in ("ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
     torch.optim.Muon([matrix], lr=settings["lr"], weight_decay=0.0, momentum=0.0, nesterov=False, **formula).step()
     return matrix
 
 
 class Exchange:
-    """Brings each matrix of these shapes together on one rank of `group`, which all have rows of it, and back."""
+    """Brings each matrix of these shapes together on one rank of `group`, which all have rows of it, and back.
+
+    Every rank has as many rows of a matrix as the first one, as torch.chunk divides them; missing ones are padded.
+    """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], group: ProcessGroup | None) -> None:
-        self.shapes, self.group = shapes, group
-        self.rank, n_ranks = distributed.get_rank(group), distributed.get_world_size(group)
-        by_size = sorted(range(len(shapes)), key=lambda number: -shapes[number][0] * shapes[number][1])
-        self.of_rank = [by_size[rank::n_ranks] for rank in range(n_ranks)]
-        """The numbers of the matrices that each rank has whole; those of one size are dealt out in turn."""
-        self.sizes = [[_n_rows(shape[0], rank, n_ranks) * shape[1] for rank in range(n_ranks)] for shape in shapes]
-        """By matrix and rank, the entries in the rank's rows."""
+        rank, self.n_ranks = distributed.get_rank(group), distributed.get_world_size(group)
+        by_size = sorted(range(len(shapes)), key=lambda number: -math.prod(shapes[number]))
+        of_rank = [by_size[each :: self.n_ranks] for each in range(self.n_ranks)]  # those of one size in turn
+        self.shapes, self.group, self.own, self.order = shapes, group, of_rank[rank], [*chain(*of_rank)]
+        self.sizes = [math.ceil(rows / self.n_ranks) * width for rows, width in shapes]
+        """By matrix, the entries in a rank's rows."""
+        self.lengths = [sum(self.sizes[number] for number in numbers) for numbers in of_rank]
+        self.equal = [self.lengths[rank]] * self.n_ranks
 
     def whole(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """This rank's rows of every matrix → the matrices that it has whole, in bfloat16."""
-        own = self.of_rank[self.rank]
-        sent = [[parts[number].bfloat16().flatten() for number in numbers] for numbers in self.of_rank]
-        sizes = [[self.sizes[number][rank] for number in own] for rank in range(len(self.of_rank))]
-        by_matrix = zip(*self._send(sent, sizes, parts[0].bfloat16()), strict=True)
-        return [torch.cat(rows).view(self.shapes[number]) for number, rows in zip(own, by_matrix, strict=True)]
+        sent = torch.cat([_padded(parts[number].bfloat16(), self.sizes[number]) for number in self.order])
+        received = sent.new_empty(sum(self.equal))
+        distributed.all_to_all_single(received, sent, self.equal, self.lengths, self.group)
+        by_rank = received.view(self.n_ranks, self.equal[0]).split([self.sizes[number] for number in self.own], dim=1)
+        shapes = [self.shapes[number] for number in self.own]
+        return [rows.flatten()[: math.prod(shape)].view(shape) for rows, shape in zip(by_rank, shapes, strict=True)]
 
     def rows(self, matrices: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
         """The matrices that this rank has whole → its rows of every matrix, each like the tensor in `like`."""
-        own = self.of_rank[self.rank]
-        split = [matrix.flatten().split(self.sizes[number]) for number, matrix in zip(own, matrices, strict=True)]
-        sent = [[rows[rank] for rows in split] for rank in range(len(self.of_rank))]
-        sizes = [[self.sizes[number][self.rank] for number in numbers] for numbers in self.of_rank]
-        received = chain(*self._send(sent, sizes, like[0]))
-        by_number = dict(zip(chain(*self.of_rank), received, strict=True))
-        return [by_number[number].view_as(part) for number, part in enumerate(like)]
-
-    def _send(self, pieces: list[list[Tensor]], sizes: list[list[int]], like: Tensor) -> list[list[Tensor]]:
-        """Flat pieces for each rank → those from each rank, of these sizes; all in the precision of `like`."""
-        lengths = [[sum(map(len, of_rank)) for of_rank in pieces], [sum(of_rank) for of_rank in sizes]]
-        sent = torch.cat([like.new_empty(0), *(piece for of_rank in pieces for piece in of_rank)])
-        received = like.new_empty(sum(lengths[1]))
-        distributed.all_to_all_single(received, sent, lengths[1], lengths[0], self.group)
-        return [list(part.split(own)) for part, own in zip(received.split(lengths[1]), sizes, strict=True)]
+        sizes = [self.n_ranks * self.sizes[number] for number in self.own]
+        padded = [_padded(*each).view(self.n_ranks, -1) for each in zip(matrices, sizes, strict=True)]
+        sent = torch.cat([like[0].new_empty(self.n_ranks, 0), *padded], dim=1).flatten()
+        received = sent.new_empty(sum(self.lengths))
+        distributed.all_to_all_single(received, sent, self.lengths, self.equal, self.group)
+        pieces = received.split([self.sizes[number] for number in self.order])
+        by_number = dict(zip(self.order, pieces, strict=True))
+        return [by_number[number][: part.numel()].view_as(part) for number, part in enumerate(like)]
 
 
-def _n_rows(n_rows: int, rank: int, n_ranks: int) -> int:
-    """How many of a matrix's rows a rank has: as torch.chunk divides them."""
-    each = math.ceil(n_rows / n_ranks)
-    return max(0, min(each, n_rows - rank * each))
+def _padded(x: Tensor, size: int) -> Tensor:
+    """x flat, with zeros up to `size` entries."""
+    return torch.nn.functional.pad(x.flatten(), (0, size - x.numel()))

@@ -19,34 +19,16 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     A matrix that embedding and head share is in `head`. `vectors` are all other parameters: gains, scales and those of
     attention mechanisms. They have no weight decay.
     """
-    named = dict(model.named_parameters())
     maps = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     roles: dict[str, list[nn.Parameter]] = {"matrices": [], "embedding": [], "head": [], "vectors": []}
-    for name, parameter in named.items():
-        if name.startswith("embedding.") and id(parameter) not in maps:
-            roles["embedding"].append(parameter)
-        elif name.startswith(("embedding.", "head.")):
-            roles["head"].append(parameter)
+    for name, parameter in model.named_parameters():
+        is_map = id(parameter) in maps
+        if name.startswith(("embedding.", "head.")):
+            roles["head" if is_map else "embedding"].append(parameter)
         else:
-            roles["matrices" if id(parameter) in maps else "vectors"].append(parameter)
-    grouped = [parameter for role in roles.values() for parameter in role]
-    assert len(grouped) == len(set(map(id, grouped))) == len(named), "a parameter is in no group or in two"
+            roles["matrices" if is_map else "vectors"].append(parameter)
     settings: dict[str, dict[str, Any]] = {"vectors": {"weight_decay": 0.0}}
     return [{"name": name, "params": params, **settings.get(name, {})} for name, params in roles.items() if params]
-
-
-def default_rate(groups: Iterable[Any]) -> float:
-    """1/d_model, at most 0.016: near the best of tuned models of width 32 to 128, and 1e-3 at width 1,024.
-
-    Raises:
-        UserError: No group is named head, whose width is d_model.
-    """
-    heads = [group["params"] for group in groups if isinstance(group, dict) and group.get("name") == "head"]
-    if not heads:
-        raise UserError(
-            "AdamW's lr=None follows the width of the group named head, and there is none: give lr a number"
-        )
-    return min(1 / next(iter(heads[0])).shape[1], 0.016)
 
 
 class AdamW(torch.optim.AdamW):
@@ -62,17 +44,18 @@ class AdamW(torch.optim.AdamW):
     """
 
     def __init__(
-        self,
-        params: Iterable[dict[str, Any]],
-        lr: float | None = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-9,
-        weight_decay: float = 0.0,
-        fused: bool = True,
-    ) -> None:
+        self, params: Iterable[dict[str, Any]], lr: float | None = 1e-3, betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-9, weight_decay: float = 0.0, fused: bool = True,
+    ) -> None:  # fmt: skip
         groups = list(params)
-        peak = default_rate(groups) if lr is None else lr
-        super().__init__(groups, lr=peak, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+        if lr is None:  # near the best of tuned models of width 32 to 128, and 1e-3 at width 1,024
+            heads = [group["params"] for group in groups if isinstance(group, dict) and group.get("name") == "head"]
+            if not heads:
+                raise UserError(
+                    "AdamW's lr=None follows the width of the group named head, and there is none: give lr a number"
+                )
+            lr = min(1 / heads[0][0].shape[1], 0.016)
+        super().__init__(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -92,22 +75,12 @@ class MuonAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[dict[str, Any]],
-        lr: float = 0.02,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-        embedding_lr: float = 0.3,
-        head_lr: float = 0.002,
-        vector_lr: float = 0.002,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-9,
-        adjust_lr_fn: str | None = None,
-    ) -> None:
+        self, params: Iterable[dict[str, Any]], lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0,
+        embedding_lr: float = 0.3, head_lr: float = 0.002, vector_lr: float = 0.002,
+        betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-9, adjust_lr_fn: str | None = None,
+    ) -> None:  # fmt: skip
         rates = {"matrices": lr, "embedding": embedding_lr, "head": head_lr, "vectors": vector_lr}
-        groups = [{**group, "lr": rates[group["name"]]} for group in params]
-        matrices = [group for group in groups if group["name"] == "matrices"]
-        others = [group for group in groups if group["name"] != "matrices"]
+        matrices, others = _split([{**group, "lr": rates[group["name"]]} for group in params])
         self._parts = (
             torch.optim.Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn=adjust_lr_fn),
             torch.optim.AdamW(others, betas=betas, eps=eps, weight_decay=weight_decay, fused=True),
@@ -118,16 +91,11 @@ class MuonAdamW(torch.optim.Optimizer):
     def _share(self) -> None:
         """Make both parts work on this optimizer's own state and groups, which are saved and scheduled as one."""
         muon, adamw = self._parts
-        muon.param_groups = [group for group in self.param_groups if group["name"] == "matrices"]
-        adamw.param_groups = [group for group in self.param_groups if group["name"] != "matrices"]
+        muon.param_groups, adamw.param_groups = _split(self.param_groups)
         muon.state = adamw.state = self.state
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else closure()
         muon, adamw = self._parts
         muon_step(muon)
         adamw.step()
@@ -136,3 +104,9 @@ class MuonAdamW(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._share()
+
+
+def _split(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Muon's groups and AdamW's."""
+    matrices = [group for group in groups if group["name"] == "matrices"]
+    return matrices, [group for group in groups if group["name"] != "matrices"]

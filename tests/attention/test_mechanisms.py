@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anlit import GPT, AnGPT, AttentionPattern, LogBias, LogN, ScaleInvariant, SlidingWindow, SqrtLogN
+from anlit import AnGPT, AttentionPattern, LogBias, LogN, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.attention.attention import Attention
 from anlit.attention.mechanism import Mechanism
 from anlit.checkpoints.loading import load_checkpoint
@@ -43,8 +43,6 @@ SIZES = {"globally": (1, 1), "per_layer": (LAYERS, 1), "per_head": (LAYERS, H)}
         (lambda: DynamicNTK(training_length=0), "training_length must be at least 1, not 0"),
         (lambda: RoPE(base=1.0), "RoPE's base must be more than 1, not 1"),
         *[(lambda share=share: RoPE(share), r"RoPE's fraction must be in \(0, 1\]") for share in (0.0, -0.5, 1.5)],
-        (lambda: GPT(vocab_size=8, qk_clip=0.0), "model.qk_clip must be positive, but is 0.0"),
-        (lambda: GPT(vocab_size=8, qk_norm_eps=-1.0), "model.qk_norm_eps must not be negative"),
     ],
 )
 def test_a_setting_without_meaning_is_refused(make, message) -> None:

@@ -12,13 +12,12 @@ import math
 import platform
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 
 from anlit import GPT, NGPT, ALiBi, AnGPT, LogN, ScaleInvariant, SlidingWindow
 from anlit.attention.mechanisms.plain import Plain
-from tests.models.tiny import adamw, batches, tiny
+from tests.models.tiny import Logged, adamw, batches, fit, tiny
 
 RECORD = Path(__file__).with_name("losses.json")
 STEPS = 20
@@ -48,16 +47,6 @@ CASES = [
 CASES += [("AnGPT", name, backend, "64-true") for name, (_, backends, _) in OTHERS.items() for backend in backends]
 
 
-class Losses(L.Callback):
-    """Keeps what is logged as train/loss."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-
-    def on_train_batch_end(self, trainer, *_) -> None:
-        self.values.append(trainer.callback_metrics["train/loss"].item())
-
-
 def losses(architecture: str, mechanism: str, backend: str, precision: str) -> list[float]:
     """The loss before each step, in nats per token, on ten passes over two batches of packed documents.
 
@@ -70,12 +59,9 @@ def losses(architecture: str, mechanism: str, backend: str, precision: str) -> l
     else:
         settings["attention"] = MECHANISMS[mechanism][0]
     model = tiny(build, optimizer=adamw(lr=0.01, weight_decay=weight_decay), **settings)
-    kept = Losses()
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = L.Trainer(accelerator="cpu", max_steps=STEPS, precision=precision, gradient_clip_val=1.0,
-                        callbacks=[kept], **off)  # fmt: skip
-    trainer.fit(model, batches(8, model.context_length))
-    return kept.values
+    logged = Logged("train/loss")
+    fit(model, STEPS, loader=batches(8, model.context_length), precision=precision, callbacks=[logged])
+    return logged.values["train/loss"]
 
 
 def machine() -> dict[str, str]:

@@ -141,7 +141,7 @@ GATED = ("--model.attention_gate=per_head",)
 VARIANTS = {
     "sgd": ("AnGPT", "fsdp2", *SGD),
     "muon": ("AnGPT", "fsdp2", *MUON_LR),
-    "muon_ngpt": ("NGPT", "fsdp2", *MUON_LR),
+    "muon_ngpt": ("NGPT", "fsdp3", *MUON_LR),  # rows that three ranks share unevenly
     "learned_globally": ("GPT", "fsdp2", "--model.attention=ScaleInvariant", "--model.attention.learned=globally"),
     "learned_per_head": ("AnGPT", "fsdp2", "--model.attention=ScaleInvariant", "--model.attention.learned=per_head"),
     "qk_clip": ("GPT", "fsdp2", *CLIPPED),

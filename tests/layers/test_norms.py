@@ -34,7 +34,7 @@ def test_factors_do_not_change_with_groups_and_hold_at_any_width_of_the_heads(d_
     assert all(near_one(values[:, group]) for group in range(groups))
     averages = values.repeat_interleave(HEADS // groups, 1).flatten(1)
     weight = unit_rows(D, HEADS * d_head)
-    assert near_one(norms.nu_concatenated_heads(HEADS, HEADS * d_head, D) * averages @ weight.T)
+    assert near_one(norms.nu_linear(d_head, D) * averages @ weight.T)
 
 
 @pytest.mark.parametrize("d_ff", [2048, 1536, 512])

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import anlit
 from anlit import GPT, AnGPT, AttentionPattern, LogN, ScaleInvariant, SlidingWindow
-from anlit.data.batch import Batch, batch_from_blocks
+from anlit.data.batch import batch_from_blocks
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
 from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
@@ -29,87 +29,76 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModul
     monkeypatch.setattr(torch, "compile", lambda forward, dynamic: compile_(forward, dynamic=dynamic, backend=keep))
     torch.compiler.reset()
     counters.clear()
-    yield made
+    with torch._dynamo.config.patch(recompile_limit=2):  # fewer than the kinds of layers of a pattern
+        yield made
     torch.compiler.reset()
+    assert not counters["graph_break"]
 
 
 def compiled(architecture: type[LanguageModel], n_layers: int = 3, **settings: object) -> LanguageModel:
     model = tiny(architecture, n_layers=n_layers, **settings)
-    model.runtime = Runtime(compile=True)
-    model.runtime.apply(model.model, "cpu")
+    Runtime(compile=True).apply(model.model, "cpu")
     return model
 
 
-def changing_documents(step: int) -> Batch:
+def logits(model: LanguageModel, step: int) -> torch.Tensor:
     """From one document to one per token, in turn: their number, their places and the longest change every time."""
     blocks = random_tokens(2, SIZE["context_length"] + 1, seed=step, vocab_size=1 + step % 8)
-    blocks = blocks if step % 8 else blocks + 1
-    return batch_from_blocks(blocks, end_of_document=0)
+    batch = batch_from_blocks(blocks if step % 8 else blocks + 1, end_of_document=0)
+    return model(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
 
 
-def train(model: LanguageModel, steps: range) -> None:
-    for step in steps:
-        model.logits_of(changing_documents(step)).square().mean().backward()
+def train(model: LanguageModel, steps: int) -> None:
+    for step in range(steps):
+        logits(model, step).square().mean().backward()
 
 
-KINDS: dict[str, tuple[int, dict[str, object]]] = {
-    **{architecture.__name__: (1, {"architecture": architecture}) for architecture in ARCHITECTURES},
-    "eager": (1, {"backend": "eager"}),
-    "scale-invariant": (1, {"attention": ScaleInvariant(), "positions": anlit.PRoPE()}),
-    "c per layer": (1, {"attention": ScaleInvariant(learned="per_layer"), "positions": anlit.DynamicNTK()}),
-    "log n": (1, {"attention": LogN(), "positions": anlit.NoPE()}),
-    "alibi": (1, {"attention": anlit.ALiBi(), "positions": anlit.RoPE(1.0)}),
-    "window": (1, {"attention": SlidingWindow(5)}),
-    "not masked": (1, {"document_masking": False}),
-    "shared keys": (1, {"attention": LogN(), "n_heads": 4, "n_kv_heads": 2, "d_head": 12}),
-    "threads": (1, {"attention": ScaleInvariant(), "backend": "blockwise"}),
-    "our own kernels": (1, {
-        "architecture": AnGPT, "attention": ScaleInvariant(learned="per_layer"), "backend": "triton", "n_layers": 2,
-    }),
-    "patterns": (2, {
-        "attention": AttentionPattern([SlidingWindow(4, ScaleInvariant()), LogN()]), "n_layers": 4,
-        "positions": anlit.PositionsPattern([anlit.RoPE(), anlit.NoPE()]),
-    }),
-    "many kinds": (9, {
-        "attention": AttentionPattern([SlidingWindow(width, anlit.Plain()) for width in range(1, 10)]), "n_layers": 9,
-    }),
-}  # fmt: skip
-"""How many kinds of layers there are, each of which has one graph."""
+KINDS: dict[str, dict[str, object]] = {
+    **{architecture.__name__: {"architecture": architecture} for architecture in ARCHITECTURES},
+    "eager": {"backend": "eager"},
+    "c per layer": {"attention": ScaleInvariant(learned="per_layer"), "positions": anlit.DynamicNTK()},
+    "alibi": {"attention": anlit.ALiBi(), "positions": anlit.PRoPE()},
+    "window": {"attention": SlidingWindow(5)},
+    "not masked": {"document_masking": False},
+    "shared keys": {"attention": LogN(), "positions": anlit.NoPE(), "n_heads": 4, "n_kv_heads": 2, "d_head": 12},
+    "threads": {"attention": ScaleInvariant(), "backend": "blockwise"},
+}
 
 
-@pytest.mark.parametrize(("n_graphs", "settings"), KINDS.values(), ids=KINDS.keys())
-def test_one_graph_serves_all_layers_of_a_kind_and_all_batches(n_graphs, settings, graphs, monkeypatch) -> None:
-    """Eight kinds of packing, of which the first comes back; two where a step takes long."""
-    slow = n_graphs > 2 or settings.get("backend") == "triton"
-    if settings.get("backend") == "triton":
-        pytest.importorskip("triton")
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-    train(compiled(**{"architecture": GPT, **settings}), range(2 if slow else 9))
-    assert len(graphs) == n_graphs
-    assert not counters["graph_break"]
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
+def test_one_graph_serves_all_layers_and_all_batches(settings, graphs) -> None:
+    train(compiled(**{"architecture": GPT, **settings}), 9)  # eight kinds of packing, of which the first comes back
+    assert len(graphs) == 1
+
+
+def test_one_graph_of_our_own_kernels_serves_all_batches(graphs, monkeypatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    train(compiled(AnGPT, 1, attention=ScaleInvariant(learned="per_layer"), backend="triton"), 2)
+    assert len(graphs) == 1
+
+
+def test_each_kind_of_layers_in_a_pattern_has_a_graph(graphs) -> None:
+    pattern = AttentionPattern([SlidingWindow(4, ScaleInvariant()), SlidingWindow(4), LogN()])
+    train(compiled(GPT, 6, attention=pattern, positions=anlit.PositionsPattern([anlit.RoPE(), anlit.NoPE()])), 2)
+    assert len(graphs) == 6
 
 
 def test_validation_adds_one_graph_and_training_goes_on_with_its_own(graphs) -> None:
     model = compiled(GPT)
     for _ in range(2):
-        train(model.train(), range(3))
+        train(model.train(), 3)
         with torch.no_grad():
-            model.eval().logits_of(changing_documents(3))
+            logits(model.eval(), 3)
     assert len(graphs) == 2
-    assert not counters["graph_break"]
 
 
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    """A process group of this process alone."""
+def test_ddp_leaves_each_block_whole(graphs) -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
-def test_ddp_leaves_each_block_whole(one_rank, graphs) -> None:
-    model = compiled(GPT, n_layers=2)
-    replica = DistributedDataParallel(model.model, bucket_cap_mb=0.001)
-    replica(changing_documents(1).tokens).square().mean().backward()
+    try:
+        model = compiled(GPT, n_layers=2)
+        DistributedDataParallel(model.model, bucket_cap_mb=0.001)(random_tokens(2, 16)).square().mean().backward()
+    finally:
+        distributed.destroy_process_group()
     assert len(graphs) == 1
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -1,8 +1,5 @@
 """On a CUDA device: the same numbers as on CPU, compiled too, without waiting; a bf16 run. Skips itself elsewhere."""
 
-from typing import Any
-
-import lightning as L
 import pytest
 import torch
 
@@ -10,8 +7,7 @@ from anlit import Plain, ScaleInvariant
 from anlit.layers.float8 import CAPABILITY, Float8Product
 from anlit.models.runtime import Runtime
 from anlit.optim.optimizers import parameter_groups
-from anlit.training.callbacks import NormMonitor, StopOnNonFinite, Throughput
-from tests.models.tiny import ARCHITECTURES, SIZE, fit, random_tokens, tiny
+from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 pytestmark = pytest.mark.gpu
 
@@ -60,32 +56,6 @@ def test_a_compiled_step_never_waits_and_gives_the_same(architecture) -> None:
             seen.append(loss)
         losses.append(torch.stack(seen))
     torch.testing.assert_close(losses[0], losses[1], rtol=2e-3, atol=2e-3)
-
-
-class NoWaiting(L.Callback):
-    """Makes it an error to wait for the device in steps that are not logged; tests/accelerator/ asks it without one."""
-
-    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        step = trainer.global_step + 1
-        torch.cuda.set_sync_debug_mode("error" if step > 2 and step % 10 else "default")
-
-    def on_train_end(self, *_: Any) -> None:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_bf16_run_waits_only_where_it_logs_and_keeps_the_constraint(architecture) -> None:
-    callbacks = [StopOnNonFinite(), Throughput(), NormMonitor(), NoWaiting()]
-    settings = {"precision": "bf16-mixed", "log_every_n_steps": 10, "enable_progress_bar": True}
-    try:
-        model = fit(tiny(architecture), 14, accelerator="gpu", callbacks=callbacks, **settings)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert model.trainer.global_step == 14
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
-    for norms in model.model.row_norms():
-        assert norms.max() <= 1 + 1e-5
-    assert model(random_tokens(1, SIZE["context_length"]).to(model.device)).isfinite().all()
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])

@@ -1,54 +1,121 @@
-"""The training loop: seeds, the schedule, the mean that validation logs."""
+"""Training of each architecture: seeds, the schedule, the mean that validation logs, precision, tied embeddings."""
 
 import math
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from anlit import AnGPT
+from anlit import GPT, AnGPT, MuonAdamW
+from anlit.checkpoints.initial_weights import load_initial_weights
+from anlit.cli import main
+from anlit.errors import UserError
+from anlit.models.flops import flops_per_token
+from anlit.optim.optimizers import parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.targets import IGNORED
-from tests.models.tiny import adamw, batches, fit, tiny
+from tests.models.tiny import ARCHITECTURES, SIZE, Logged, adamw, batches, fit, random_tokens, tiny
+
+architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
 def test_a_seed_fixes_the_run_to_the_bit() -> None:
-    runs: list[dict[str, torch.Tensor]] = []
+    runs = []
     for seed in (1, 1, 2):
         L.seed_everything(seed, verbose=False)
-        model = AnGPT(vocab_size=29, context_length=16, n_layers=1, n_heads=2, d_model=16, dropout=0.1)
-        trained = fit(model, max_steps=3, shuffle=True)
-        runs.append({name: parameter.detach().clone() for name, parameter in trained.model.named_parameters()})
+        runs.append(fit(AnGPT(**SIZE, dropout=0.1), max_steps=3, shuffle=True).state_dict())
     first, again, other = runs
     for name, weight in first.items():
         assert torch.equal(weight, again[name]), name
         assert not torch.equal(weight, other[name]), name
 
 
-@pytest.mark.parametrize("length", [{"max_steps": 10}, {"max_steps": 10, "accumulate": 2}])
-def test_the_rate_peaks_after_warm_up_and_ends_at_final(length) -> None:
-    rates = []
-
-    class Rates(L.Callback):
-        def on_before_optimizer_step(self, trainer, module, optimizer) -> None:
-            rates.append({group["lr"] for group in optimizer.param_groups})
-
-    fit(tiny(AnGPT, optimizer=adamw(lr=0.5), schedule=Schedule(0.2, 0.1)), callbacks=[Rates()], **length)
-    assert len(rates) == 10
-    assert all(len(rate) == 1 for rate in rates)
-    values = [rate.pop() for rate in rates]
-    assert values[:2] == pytest.approx([0.25, 0.5])
-    assert values[-1] == pytest.approx(0.05)
-    assert values[2:] == sorted(values[2:], reverse=True)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_rate_peaks_after_warm_up_and_ends_at_final(accumulate: int) -> None:
+    logged = Logged("train/learning_rate")
+    model = tiny(AnGPT, optimizer=adamw(lr=0.5), schedule=Schedule(0.2, 0.1))
+    fit(model, max_steps=10, accumulate=accumulate, callbacks=[logged])
+    rates = logged.values["train/learning_rate"]
+    assert rates == pytest.approx([0.5 * Schedule(0.2, 0.1).factor(step, 10) for step in range(10)])
+    assert (max(rates), rates[-1]) == pytest.approx((0.5, 0.05))
 
 
 @pytest.mark.parametrize(("second", "mean"), [(4.0, 2.0), (math.nan, math.nan)])
 def test_the_validation_loss_is_a_mean_over_targets_and_not_over_batches(second: float, mean: float) -> None:
     """Of NaN too: torchmetrics would by default leave the batch out of the mean, and so flatter the model."""
-    model = tiny(AnGPT)
-    batch = next(iter(batches(4, 16)))
+    model, batch = tiny(AnGPT), next(iter(batches(4, 16)))
     half = batch._replace(targets=torch.where(torch.arange(16) < 8, batch.targets, IGNORED))
     for loss, seen in ((1.0, batch), (second, half)):
         model.loss_of = lambda _, loss=loss: (torch.tensor(loss), None)
         model.validation_step(seen, 0)
     assert model.mean_loss.compute().item() == pytest.approx(mean, nan_ok=True)
+
+
+def trained(architecture: Any, precision: str) -> list[float]:
+    logged = Logged("train/loss")
+    model = tiny(architecture, optimizer=adamw(lr=0.01))
+    fit(model, 8, precision=precision, callbacks=[logged], limit_train_batches=1, max_epochs=8)
+    assert all(parameter.grad is None for parameter in model.parameters())  # beside the next step's activations
+    return logged.values["train/loss"]
+
+
+@architectures
+def test_bfloat16_alone_trains_as_float32_does(architecture: Any) -> None:
+    losses, expected = trained(architecture, "bf16-true"), trained(architecture, "32-true")
+    assert losses[-1] < losses[0] - 0.1
+    assert losses == pytest.approx(expected, rel=0.03)
+
+
+def test_float16_alone_is_refused() -> None:
+    with pytest.raises(UserError, match=r"precision=16-true .*: set bf16-mixed, 16-mixed or 32-true"):
+        trained(GPT, "16-true")
+
+
+@architectures
+@pytest.mark.parametrize(("precision", "of_h", "of_products"), [
+    ("32-true", torch.float32, torch.float32), ("bf16-mixed", torch.float32, torch.bfloat16),
+    ("bf16-true", torch.bfloat16, torch.bfloat16),
+])  # fmt: skip
+def test_the_dtype_of_h_between_blocks_and_of_the_products(architecture, precision, of_h, of_products) -> None:
+    """With bf16-mixed h stays in float32, from the embedding on, and all that the matrices compute is bfloat16."""
+    model, dtypes = tiny(architecture), {}
+
+    def note(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        into = {x.dtype for x in arguments if isinstance(x, Tensor) and x.is_floating_point()}
+        dtypes[module] = into | {output.dtype}
+
+    block = model.model.blocks[1]
+    inside = (block.attention, block.W_o, block.W_d)
+    for module in (block, *inside):
+        module.register_forward_hook(note)
+    fit(model, 1, precision=precision)
+    assert dtypes == {block: {of_h}, **{module: {of_products} for module in inside}}
+
+
+def test_a_tied_matrix_is_counted_once_and_trained_at_the_rate_of_the_head() -> None:
+    tied, untied = tiny(GPT, tie_embeddings=True), tiny(GPT)
+    assert untied.model.n_parameters() - tied.model.n_parameters() == SIZE["vocab_size"] * SIZE["d_model"]
+    assert flops_per_token(tied.model, 16) == flops_per_token(untied.model, 16)
+    optimizer = MuonAdamW(parameter_groups(tied.model), embedding_lr=0.3, head_lr=0.002)
+    rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+    assert "embedding" not in rates
+    assert rates["head"] == 0.002
+
+
+def test_a_tied_run_begins_with_a_tied_export_and_not_with_two_matrices(tmp_path) -> None:
+    """The export holds the matrix once."""
+    for name, tied in (("two", False), ("tied", True)):
+        model = fit(tiny(GPT, tie_embeddings=tied), 1, default_root_dir=str(tmp_path))
+        model.trainer.save_checkpoint(tmp_path / f"{name}.ckpt")
+        assert main(["export", str(tmp_path / f"{name}.ckpt"), "--output", str(tmp_path / name)]) == 0
+    assert model.model.head.weight is model.model.embedding.weight
+    assert "head.weight" not in load_file(tmp_path / "tied" / "model.safetensors")
+    again = tiny(GPT, seed=5, tie_embeddings=True)
+    load_initial_weights(again, str(tmp_path / "tied"))
+    tokens = random_tokens(1, 8)
+    assert torch.equal(again.model.eval()(tokens), model.model.eval()(tokens))
+    with pytest.raises(UserError, match=r"embedding and a head that differ: leave out model\.tie_embeddings"):
+        load_initial_weights(again, str(tmp_path / "two.ckpt"))

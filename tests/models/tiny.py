@@ -49,16 +49,24 @@ def batches(n_sequences: int, length: int, batch_size: int = 4, shuffle: bool = 
     return DataLoader(blocks, batch_size=batch_size, shuffle=shuffle, collate_fn=collate)
 
 
+class Logged(L.Callback):
+    """Keeps what is logged under these names, by name, at the last micro-batch of each optimizer step."""
+
+    def __init__(self, *names: str) -> None:
+        self.values: dict[str, list[float]] = {name: [] for name in names}
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if not trainer.fit_loop._should_accumulate():
+            for name, values in self.values.items():
+                values.append(float(trainer.callback_metrics[name]))
+
+
 def fit(
-    model: LanguageModel,
-    max_steps: int,
-    batch_size: int = 4,
-    accumulate: int = 1,
-    shuffle: bool = False,
-    **trainer: Any,
-) -> LanguageModel:
-    """`max_steps` optimizer steps on random tokens."""
-    loader = batches(max_steps * batch_size * accumulate, model.context_length, batch_size, shuffle)
+    model: LanguageModel, max_steps: int, batch_size: int = 4, accumulate: int = 1, shuffle: bool = False,
+    loader: DataLoader | None = None, **trainer: Any,
+) -> LanguageModel:  # fmt: skip
+    """`max_steps` optimizer steps on random tokens, or on those of `loader`."""
+    loader = loader or batches(max_steps * batch_size * accumulate, model.context_length, batch_size, shuffle)
     names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     settings = {"accelerator": "cpu", "devices": 1, "gradient_clip_val": 1.0, **dict.fromkeys(names, False), **trainer}
     L.Trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings).fit(model, loader)

@@ -51,6 +51,9 @@ class Settings:
     post_norm: bool = False
     s_qk: bool = False
     silu_std: float | None = None
+    residual_factor: bool = True
+    error: float = 0.0
+    """Of all constant factors of anGPT."""
 
     def layer(self, number: int) -> Layer:
         return self.layers[number % len(self.layers)]
@@ -265,7 +268,14 @@ def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s
 
 def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
     d, d_head, f = s.d_model, s.d_head, s.d_ff
-    nu_qkv, nu_p, nu_uz, nu_d = (math.sqrt(x) for x in (d / d_head, d_head / d, d / f, f / d))
+    off = 1 + s.error
+    nu_qkv, nu_p, nu_uz, nu_d = (off * math.sqrt(x) for x in (d / d_head, d_head / d, d / f, f / d))
+    sigma = math.sqrt(d / f) if s.silu_std is None else s.silu_std
+
+    def step(h: Tensor, to: Tensor, alpha: Tensor) -> Tensor:
+        nu = (alpha**2 + (1 - alpha) ** 2) ** -0.5 if s.residual_factor else 1.0
+        return nu * (h + alpha * ((unit(to) if s.post_norm else to) - h))
+
     alpha_init, alpha_scale = s.alpha
     for number in range(s.n_layers):
         block, layer = Block(parameters, number), s.layer(number)
@@ -297,14 +307,10 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
         attended = attend(q, k, v, wide, ids, block, layer, s, lambda x, name: unit(x))
         after = []
         for h_i, a in zip(h, attended, strict=True):
-            h_a = nu_p * (block["W_o.weight"] @ a)
-            h_a = unit(h_a) if s.post_norm else h_a
-            h_i = (h_i + alpha_a * (h_a - h_i)) / (alpha_a**2 + (1 - alpha_a) ** 2) ** 0.5
-            sigma = math.sqrt(d / f) if s.silu_std is None else s.silu_std
-            u, z = nu_uz * (block["W_u.weight"] @ h_i), sigma * (block["W_z.weight"] @ h_i)
-            h_m = nu_d * (block["W_d.weight"] @ (nu_acf(sigma) * u * silu(math.sqrt(d) * z)))
-            h_m = unit(h_m) if s.post_norm else h_m
-            after.append((h_i + alpha_m * (h_m - h_i)) / (alpha_m**2 + (1 - alpha_m) ** 2) ** 0.5)
+            h_i = step(h_i, nu_p * (block["W_o.weight"] @ a), alpha_a)
+            u, z = nu_uz * (block["W_u.weight"] @ h_i), off * sigma * (block["W_z.weight"] @ h_i)
+            h_m = nu_d * (block["W_d.weight"] @ (off * nu_acf(sigma) * u * silu(math.sqrt(d) * z)))
+            after.append(step(h_i, h_m, alpha_m))
         h = after
     s_z = parameters["s_z.stored"] * (s.s_z[0] / s.s_z[1])
     return torch.stack([s_z * (parameters["head.weight"] @ h_i) for h_i in h])

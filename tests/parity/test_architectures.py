@@ -13,6 +13,8 @@ from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PositionsPattern, PRoPE, R
 from anlit.attention.backends import sdpa
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.warm_start import grow, warm_starts
+from anlit.models.angpt import Approximation
+from anlit.models.fold import fold
 from tests.attention.examples import SHIPPED, LogNWithSlopes
 from tests.models.tiny import SIZE, jolt, random_tokens, tiny
 from tests.parity import formulas, naive
@@ -113,6 +115,8 @@ def by_the_formulas(
     n_heads, d_head = size["n_heads"], others.pop("d_head", None) or size["d_model"] // size["n_heads"]
     others.pop("tie_embeddings", None)
     size |= {"n_kv_heads": others.pop("n_kv_heads", None) or n_heads, "d_head": d_head}
+    if deviation := others.pop("approximation", None):
+        others |= {"error": deviation.error, "residual_factor": deviation.residual_factor}
     others["gated"] = others.pop("attention_gate", "none") != "none"
     if architecture is NGPT:
         others.pop("post_norm", None)  # it has that norm in any case
@@ -149,6 +153,8 @@ def check(
     eager = build(architecture, mechanism, positions, "eager", **changes)
     expected = by_the_formulas(eager, architecture, mechanism, positions, masked, qk_norm, d_ff, **others)
     compare(computed(eager), expected, tolerance, "eager, float64")
+    if architecture is not GPT:
+        compare({"logits": fold(eager)(TOKENS, DOCUMENTS)}, {"logits": expected["logits"]}, tolerance, "folded")
     computed_blockwise = computed(build(architecture, mechanism, positions, "blockwise", **changes))
     compare(computed_blockwise, expected, tolerance, "blockwise, float64")
     if sdpa.unsupported_reason(MECHANISMS[mechanism]) is not None:
@@ -219,6 +225,8 @@ OF_ONE = [
     *((AnGPT, {"qk_norm": qk_norm, **changes}) for qk_norm in (True, False) for changes in (
         {"s_qk": True}, {"silu_std": 1.0}, {"s_qk": True, "silu_std": 0.7, "n_kv_heads": 1},
     )),
+    *((AnGPT, {"approximation": approximation, "post_norm": post_norm}) for post_norm in (True, False) for
+      approximation in (Approximation(False), Approximation(False, -0.02), Approximation(error=0.1))),
 ]  # fmt: skip
 
 
