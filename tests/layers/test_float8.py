@@ -9,7 +9,6 @@ from torch.nn.functional import cosine_similarity
 
 from anlit.errors import UserError
 from anlit.layers.float8 import Float8Product, use_float8
-from anlit.layers.linear import ScaledLinear
 from anlit.models.runtime import Runtime
 from tests.models.tiny import ARCHITECTURES, fit, jolt, random_tokens, tiny
 
@@ -29,25 +28,22 @@ def rounded(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 def test_products_and_gradients_are_those_of_rounded_numbers(recipe: str) -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(2, 24, 32, requires_grad=True), torch.randn(48, 32, requires_grad=True)
-    upstream = torch.randn(2, 24, 48)
-    y = Float8Product(recipe, emulated=True)(x, weight)
+    x, weight, upstream = torch.randn(48, 32), torch.randn(64, 32), torch.randn(48, 64)
+    own = [tensor.clone().requires_grad_() for tensor in (x, weight)]
+    y = Float8Product(recipe, emulated=True)(*own)
     y.backward(upstream)
 
-    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
-    of_gradients = e5m2 if recipe == "tensorwise" else e4m3
-    rows, g = x.detach().flatten(0, 1), upstream.flatten(0, 1)
+    e4m3 = torch.float8_e4m3fn
+    of_gradients = torch.float8_e5m2 if recipe == "tensorwise" else e4m3
     along, across = (None, None) if recipe == "tensorwise" else (1, 0)
-    expected = rounded(rows, e4m3, along) @ rounded(weight.detach(), e4m3, along).T
-    dx = rounded(g, of_gradients, along) @ rounded(weight.detach(), e4m3, across)
+    expected = rounded(x, e4m3, along) @ rounded(weight, e4m3, along).T
+    dx = rounded(upstream, of_gradients, along) @ rounded(weight, e4m3, across)
+    dweight = rounded(upstream, of_gradients, across).T @ rounded(x, e4m3, across)
     if recipe == "rowwise_with_gw_hp":
-        dweight = g.double().T @ rows.double()
-    else:
-        dweight = rounded(g, of_gradients, across).T @ rounded(rows, e4m3, across)
-    assert torch.linalg.vector_norm(expected - rows.double() @ weight.detach().double().T) > 0.01
-    torch.testing.assert_close(y.double().flatten(0, 1), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(x.grad.double().flatten(0, 1), dx, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(weight.grad.double(), dweight, rtol=1e-5, atol=1e-5)
+        dweight = upstream.double().T @ x.double()
+    assert torch.linalg.vector_norm(expected - x.double() @ weight.double().T) > 0.01
+    for ours, theirs in ((y, expected), (own[0].grad, dx), (own[1].grad, dweight)):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -61,8 +57,7 @@ def test_all_matrices_of_the_blocks_and_no_others(architecture, monkeypatch) -> 
     losses = [model(tokens, targets=targets)[1] for model in (plain, rounding)]
     for loss in losses:
         loss.backward()
-    linears = [module for module in rounding.blocks.modules() if isinstance(module, ScaledLinear)]
-    assert sum(sides) == sum(linear.weight.numel() for linear in linears) == 2 * (4 + 12) * 32 * 32
+    assert sum(sides) == 2 * (4 + 12) * 32 * 32
     assert losses[0] != losses[1]
     torch.testing.assert_close(losses[0], losses[1], rtol=0.02, atol=0)
     for name, parameter in plain.named_parameters():
@@ -72,23 +67,19 @@ def test_all_matrices_of_the_blocks_and_no_others(architecture, monkeypatch) -> 
 
 
 def test_training_keeps_weights_in_full_precision() -> None:
-    losses = {}
-    for recipe in (None, "rowwise"):
-        model = fit(tiny(ARCHITECTURES[0], runtime=Runtime(float8=recipe)), 3)
-        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-        losses[recipe] = float(model.trainer.callback_metrics["train/loss"])
-    assert losses[None] != losses["rowwise"] == pytest.approx(losses[None], rel=0.02)
+    model = fit(tiny(ARCHITECTURES[0], runtime=Runtime(float8="rowwise")), 3)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_refusals(monkeypatch) -> None:
     with pytest.raises(UserError, match=r"multiples of 16, and 0\.W_q is 24 × 24: choose another d_model"):
         Runtime(float8="rowwise").apply(tiny(ARCHITECTURES[0], d_model=24).model, "cpu")
-    model = tiny(ARCHITECTURES[0]).model
+    blocks = tiny(ARCHITECTURES[0]).model.blocks
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
-    use_float8(model.blocks, "tensorwise", "cuda")
+    use_float8(blocks, "tensorwise", "cuda")
     with pytest.raises(UserError, match=r"float8=rowwise needs a GPU of .* capability 9\.0, and this one has 8\.9"):
-        use_float8(model.blocks, "rowwise", "cuda")
+        use_float8(blocks, "rowwise", "cuda")
     monkeypatch.setitem(sys.modules, "torchao.float8.config", None)
     with pytest.raises(UserError, match=r"needs torchao .*: run `make extras EXTRAS=float8`, or leave float8 out"):
-        use_float8(model.blocks, "tensorwise", "cpu")
+        use_float8(blocks, "tensorwise", "cpu")

@@ -39,7 +39,6 @@ def test_a_scaling_vector_starts_at_init_and_adam_moves_it_by_lr_times_init_over
     assert torch.equal(vector().detach(), before)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0])
-def test_the_scale_of_a_scaling_vector_must_be_positive(scale) -> None:
+def test_the_scale_of_a_scaling_vector_must_be_positive() -> None:
     with pytest.raises(ValueError, match="the scale of a scaling vector must be positive"):
-        ScalingVector(3, 1.0, scale)
+        ScalingVector(3, 1.0, 0.0)
