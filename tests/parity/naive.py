@@ -140,6 +140,26 @@ def shared(vectors: Vectors, head: int, s: Settings) -> Tensor:
     return vectors[head // (s.n_heads // len(vectors))]
 
 
+def project(
+    xs: Vectors, ids: Sequence[int] | None, block: Block, s: Settings, turn: Callable[[Tensor, str, int], Tensor],
+    s_qk: Sequence[Tensor] | None = None,
+) -> tuple[Heads, Heads, Heads]:  # fmt: skip
+    """Queries, keys and values of each position and head.
+
+    `turn` is called with W x of a head, q or k, and the token's place. `s_qk` has a vector for each head of queries,
+    which multiplies the keys that they share, too.
+    """
+    q: Heads = []
+    k: Heads = []
+    for position, x in enumerate(xs):
+        for name, into, n in (("q", q, s.n_heads), ("k", k, s.n_kv_heads)):
+            vectors = [turn(y, name, place(position, ids)) for y in heads(block[f"W_{name}.weight"], x, n)]
+            if s_qk is not None:
+                vectors = [shared(vectors, head, s) * s_qk[head] for head in range(s.n_heads)]
+            into.append(vectors)
+    return q, k, [heads(block["W_v.weight"], x, s.n_kv_heads) for x in xs]
+
+
 def attend(
     q: Heads, k: Heads, v: Heads, x: Vectors, ids: Sequence[int] | None, block: Block, layer: Layer, s: Settings,
     norm: Callable[[Tensor, str], Tensor],
@@ -154,19 +174,13 @@ def attend(
         keys = [j for j in range(i + 1) if (ids is None or ids[j] == ids[i]) and (window is None or i - j < window)]
         averages = []
         for h in range(len(q[i])):
-            scale = len(q[i][h]) ** -0.5
-            weights = []
+            average, total = torch.zeros_like(v[0][0]), 0.0
             for j in keys:
-                score = (q[i][h] * shared(k[j], h, s)).sum() * scale
-                weights.append(torch.exp(logit(score, i - j, len(keys), h, block)))
-            total = sum(weights)
-            values = [shared(v[j], h, s) for j in keys]
-            if s.v_norm:
-                values = [norm(value, "norm_v") for value in values]
-            average = sum(weight / total * value for weight, value in zip(weights, values, strict=True))
-            if s.attention_norm:
-                average = norm(average, "output.norm")
-            averages.append(average)
+                score = (q[i][h] * shared(k[j], h, s)).sum() * len(q[i][h]) ** -0.5
+                weight, value = torch.exp(logit(score, i - j, len(keys), h, block)), shared(v[j], h, s)
+                average = average + weight * (norm(value, "norm_v") if s.v_norm else value)
+                total = total + weight
+            averages.append(norm(average / total, "output.norm") if s.attention_norm else average / total)
         side_by_side = torch.cat(averages)
         if s.gated:
             gate = 2 / (1 + torch.exp(-block["output.W_g.weight"] @ x[i]))
@@ -194,26 +208,17 @@ def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s:
         def norm(x: Tensor, name: str, block: Block = block) -> Tensor:
             return rms(x, s.norm_eps) * block[f"{name}.gain"]
 
-        xs, q, k, v = [], [], [], []
-        for position, h_i in enumerate(h):
-            x = norm(h_i, "norm_1")
-            xs.append(x)
-            for name, into, n in (("q", q, s.n_heads), ("k", k, s.n_kv_heads)):
-                vectors = heads(block[f"W_{name}.weight"], x, n)
-                if s.qk_norm:
-                    vectors = [rms(vector, qk_eps) for vector in vectors]
-                    if s.qk_norm_gain is not False:
-                        vectors = [vector * block[f"norm_{name}.gain"] for vector in vectors]
-                into.append([rotate(vector, place(position, ids), layer[1]) for vector in vectors])
-            v.append(heads(block["W_v.weight"], x, s.n_kv_heads))
-        attended = attend(q, k, v, xs, ids, block, layer, s, norm)
-        updates = [block["W_o.weight"] @ a for a in attended]
-        h = [
-            h_i + (norm(update, "post_norm_A") if s.post_norm else update)
-            for h_i, update in zip(h, updates, strict=True)
-        ]
+        def turn(x: Tensor, name: str, place: int, block: Block = block, layer: Layer = layer) -> Tensor:
+            if s.qk_norm:
+                x = rms(x, qk_eps) * (1 if s.qk_norm_gain is False else block[f"norm_{name}.gain"])
+            return rotate(x, place, layer[1])
+
+        xs = [norm(h_i, "norm_1") for h_i in h]
+        attended = attend(*project(xs, ids, block, s, turn), xs, ids, block, layer, s, norm)
         after = []
-        for h_i in h:
+        for h_i, a in zip(h, attended, strict=True):
+            update = block["W_o.weight"] @ a
+            h_i = h_i + (norm(update, "post_norm_A") if s.post_norm else update)
             x = norm(h_i, "norm_2")
             update = block["W_d.weight"] @ ((block["W_u.weight"] @ x) * silu(block["W_z.weight"] @ x))
             after.append(h_i + (norm(update, "post_norm_M") if s.post_norm else update))
@@ -223,36 +228,22 @@ def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s:
 
 def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
     root_d = math.sqrt(s.d_model)
-    d_head = s.d_head
-    alpha_init, alpha_scale = s.alpha
     for number in range(s.n_layers):
         block, layer = Block(parameters, number), s.layer(number)
-        alpha_a = (block["alpha_A.stored"] * (alpha_init / alpha_scale)).abs()
-        alpha_m = (block["alpha_M.stored"] * (alpha_init / alpha_scale)).abs()
-        q, k, v = [], [], []
-        for position, h_i in enumerate(h):
-            for name, into, n in (("q", q, s.n_heads), ("k", k, s.n_kv_heads)):
-                vectors = []
-                before = heads(block[f"W_{name}.weight"], h_i, n)
-                for index in range(s.n_heads):  # each head of queries has its own s_qk, also for keys that it shares
-                    vector = shared(before, index, s)
-                    vector = rotate(vector, place(position, ids), layer[1])
-                    # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
-                    # Without QK-norm √d on both, which a finite ε is relative to (the package's choices).
-                    if not s.qk_norm:
-                        vector = vector * root_d
-                    elif s.qk_norm_eps:
-                        vector = rms(vector * root_d, s.qk_norm_eps)
-                    else:
-                        vector = unit(vector) * math.sqrt(d_head)
-                    if s.qk_norm_gain is not False:
-                        s_qk = block["s_qk.stored"] * root_d  # init 1, scale 1/√d
-                        vector = vector * s_qk[index * d_head : (index + 1) * d_head]
-                    vectors.append(vector)
-                into.append(vectors)
-            v.append(heads(block["W_v.weight"], h_i, s.n_kv_heads))
-        wide = [root_d * h_i for h_i in h]
-        attended = attend(q, k, v, wide, ids, block, layer, s, lambda x, name: unit(x))
+        alpha_a, alpha_m = ((block[f"alpha_{part}.stored"] * (s.alpha[0] / s.alpha[1])).abs() for part in "AM")
+
+        def turn(x: Tensor, name: str, place: int, layer: Layer = layer) -> Tensor:
+            # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
+            # Without QK-norm √d on both, which a finite ε is relative to (the package's choices).
+            x = rotate(x, place, layer[1])
+            if not s.qk_norm:
+                return x * root_d
+            return rms(x * root_d, s.qk_norm_eps) if s.qk_norm_eps else unit(x) * math.sqrt(s.d_head)
+
+        has_s_qk = s.qk_norm_gain is not False
+        s_qk = (block["s_qk.stored"] * root_d).split(s.d_head) if has_s_qk else None  # init 1, scale 1/√d
+        q, k, v = project(h, ids, block, s, turn, s_qk)
+        attended = attend(q, k, v, [root_d * x for x in h], ids, block, layer, s, lambda x, name: unit(x))
         after = []
         for h_i, a in zip(h, attended, strict=True):
             h_a = unit(block["W_o.weight"] @ a)
@@ -267,49 +258,35 @@ def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s
 
 
 def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
-    d, d_head, f = s.d_model, s.d_head, s.d_ff
-    off = 1 + s.error
-    nu_qkv, nu_p, nu_uz, nu_d = (off * math.sqrt(x) for x in (d / d_head, d_head / d, d / f, f / d))
+    d, root_d, f, off = s.d_model, math.sqrt(s.d_model), s.d_ff, 1 + s.error
+    nu_qkv, nu_p, nu_uz, nu_d = (off * math.sqrt(x) for x in (d / s.d_head, s.d_head / d, d / f, f / d))
     sigma = math.sqrt(d / f) if s.silu_std is None else s.silu_std
 
     def step(h: Tensor, to: Tensor, alpha: Tensor) -> Tensor:
         nu = (alpha**2 + (1 - alpha) ** 2) ** -0.5 if s.residual_factor else 1.0
         return nu * (h + alpha * ((unit(to) if s.post_norm else to) - h))
 
-    alpha_init, alpha_scale = s.alpha
     for number in range(s.n_layers):
         block, layer = Block(parameters, number), s.layer(number)
-        alpha_a = block["alpha_A.stored"] * (alpha_init / alpha_scale)
-        alpha_m = block["alpha_M.stored"] * (alpha_init / alpha_scale)
-        q, k, v = [], [], []
-        for position, h_i in enumerate(h):
-            for name, into, n in (("q", q, s.n_heads), ("k", k, s.n_kv_heads)):
-                vectors = []
-                for vector in heads(block[f"W_{name}.weight"], h_i, n):
-                    vector = nu_qkv * vector
-                    # q and k get root mean square 1 by √D (the package's choice): without QK-norm, and where a
-                    # finite ε is added to the mean square. A gain comes before the rotation.
-                    if not s.qk_norm:
-                        vector = vector * math.sqrt(d_head)
-                    elif s.qk_norm_eps is None:
-                        vector = rms(vector, s.norm_eps)
-                    else:
-                        vector = rms(vector * math.sqrt(d_head), s.qk_norm_eps)
-                    if s.qk_norm_gain:
-                        vector = vector * block[f"norm_{name}.gain"]
-                    vectors.append(rotate(vector, place(position, ids), layer[1]))
-                if s.s_qk:  # each head of queries has its own, also for keys that it shares; init 1, scale 1/√d
-                    s_qk = (block["s_qk.stored"] * math.sqrt(d)).split(d_head)
-                    vectors = [shared(vectors, index, s) * s_qk[index] for index in range(s.n_heads)]
-                into.append(vectors)
-            v.append([nu_qkv * vector for vector in heads(block["W_v.weight"], h_i, s.n_kv_heads)])
-        wide = [math.sqrt(d) * h_i for h_i in h]
-        attended = attend(q, k, v, wide, ids, block, layer, s, lambda x, name: unit(x))
+        alpha_a, alpha_m = (block[f"alpha_{part}.stored"] * (s.alpha[0] / s.alpha[1]) for part in "AM")
+
+        def turn(x: Tensor, name: str, place: int, block: Block = block, layer: Layer = layer) -> Tensor:
+            # q and k get root mean square 1 by √D (the package's choice): without QK-norm, and where a finite ε is
+            # added to the mean square. A gain comes before the rotation.
+            x = nu_qkv * x * (1 if s.qk_norm and s.qk_norm_eps is None else math.sqrt(s.d_head))
+            if s.qk_norm:
+                x = rms(x, s.norm_eps if s.qk_norm_eps is None else s.qk_norm_eps)
+            return rotate(x * block[f"norm_{name}.gain"] if s.qk_norm and s.qk_norm_gain else x, place, layer[1])
+
+        s_qk = (block["s_qk.stored"] * root_d).split(s.d_head) if s.s_qk else None  # init 1, scale 1/√d
+        q, k, v = project(h, ids, block, s, turn, s_qk)
+        v = [[nu_qkv * vector for vector in vectors] for vectors in v]
+        attended = attend(q, k, v, [root_d * x for x in h], ids, block, layer, s, lambda x, name: unit(x))
         after = []
         for h_i, a in zip(h, attended, strict=True):
             h_i = step(h_i, nu_p * (block["W_o.weight"] @ a), alpha_a)
             u, z = nu_uz * (block["W_u.weight"] @ h_i), off * sigma * (block["W_z.weight"] @ h_i)
-            h_m = nu_d * (block["W_d.weight"] @ (off * nu_acf(sigma) * u * silu(math.sqrt(d) * z)))
+            h_m = nu_d * (block["W_d.weight"] @ (off * nu_acf(sigma) * u * silu(root_d * z)))
             after.append(step(h_i, h_m, alpha_m))
         h = after
     s_z = parameters["s_z.stored"] * (s.s_z[0] / s.s_z[1])
