@@ -17,8 +17,9 @@ def parser() -> ToolParser:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="run folder, .ckpt file, sharded checkpoint or exported folder")
     add("--output", required=True, metavar="DIR", help="a new folder")
-    forms = ("safetensors", "huggingface")
-    add("--format", choices=forms, default="safetensors", help="for anlit, or for transformers (default: safetensors)")
+    add(
+        "--format", choices=("safetensors", "huggingface"), default="safetensors", help="for anlit, or for transformers"
+    )
     add("--fold", action="store_true", help="store the factors of nGPT and anGPT in their matrices: only for inference")
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
     return parser

@@ -49,8 +49,8 @@ def main(argv: list[str]) -> None:
     sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     checkpoint = load_checkpoint(given.checkpoint, given.device)
     text = text_of(checkpoint, given.tokenizer)
-    asked = [(prompt, sample) for prompt in prompts for sample in range(given.samples)]
-    requests = [Request(text.prompt(prompt, checkpoint), sample) for prompt, sample in asked]
+    begun = [text.prompt(prompt, checkpoint) for prompt in prompts]
+    requests = [Request(tokens, sample) for tokens in begun for sample in range(given.samples)]
     streams = len(requests) == 1 and not given.json
     decoding = DecodeStream(skip_special_tokens=True)  # waits until all bytes of a character are there
 
@@ -64,16 +64,16 @@ def main(argv: list[str]) -> None:
     continuations = generate(
         decoder, requests, given.max_tokens, sampling, text.ending, given.batch_size, n_allowed, show
     )
-    for number, ((prompt, sample), request, own) in enumerate(zip(asked, requests, continuations, strict=True)):
+    for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
+        prompt = prompts[number // given.samples]
         if given.json:
-            record = {"prompt": prompt, "prompt_tokens": list(request.prompt), "sample": sample}
+            record = {"prompt": prompt, "prompt_tokens": list(request.prompt), "sample": request.sample}
             echo(json_line({**record, "text": text.decode(own.tokens), **vars(own)}))
         elif streams:
             echo()
         else:
-            name = f"prompt {number // given.samples + 1}"
-            name += f", sample {sample + 1}" if given.samples > 1 else ""
-            echo(f"--- {name}\n{prompt}{text.decode(own.tokens)}\n")
+            sample = f", sample {request.sample + 1}" if given.samples > 1 else ""
+            echo(f"--- prompt {number // given.samples + 1}{sample}\n{prompt}{text.decode(own.tokens)}\n")
 
 
 def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
@@ -82,13 +82,13 @@ def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
     Without both, standard input is the prompt. Raises UserError if there is none, one is empty, or the file is damaged.
     """
     prompts = list(texts)
-    if file is not None and file != "-":
+    if file not in (None, "-"):
         prompts += [prompt for prompt, _ in read_documents([file], "prompt")]
     elif file == "-" or (not prompts and not sys.stdin.isatty()):
         prompts.append(sys.stdin.read())
     if not prompts:
         raise UserError("there is no prompt: give one as an argument, with --prompts FILE or on standard input")
-    for number, prompt in enumerate(prompts, 1):
-        if not prompt:
-            raise UserError(f"prompt {number} of {len(prompts)} is empty: give at least one token of text to continue")
+    if "" in prompts:
+        number = f"{prompts.index('') + 1} of {len(prompts)}"
+        raise UserError(f"prompt {number} is empty: give at least one token of text to continue")
     return prompts

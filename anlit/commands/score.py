@@ -6,17 +6,16 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.reporting.text import echo
 from anlit.sentences import ToolParser, at_least
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from anlit.inference.scoring import Scores
+WORDS = """\
+{output}: {documents:,} documents, {tokens:,} tokens, {bytes:,} bytes
+{nats:,.4f} nats, {nats_per_token:.4f} per token, {bits_per_byte:.4f} bits per byte"""
 
 
 def parser() -> ToolParser:
@@ -63,14 +62,14 @@ def main(argv: list[str]) -> None:
     stride = given.stride if given.stride is not None else max(1, length // 2)
     totals: dict[str, float] = dict.fromkeys(("documents", "tokens", "scored", "bytes", "nats"), 0)
 
-    def encoded() -> Iterator[tuple[list[int], "np.ndarray", str]]:
+    def encoded() -> Iterator[tuple[list[int], Any, str]]:
         for document, where in read_documents(given.files, given.field):
             encoding = text.tokenizer.encode(document, add_special_tokens=False)
             if not encoding.ids:
                 raise UserError(f"{where}: the tokenizer makes no tokens of its text: leave it out")
             yield encoding.ids, byte_ranges(document, encoding.offsets), where
 
-    def scored() -> Iterator[tuple["Scores", "np.ndarray", str]]:
+    def scored() -> Iterator[tuple[Any, Any, str]]:
         read, kept = tee(encoded())
         documents = (tokens for tokens, _, _ in read)
         scores = score(checkpoint.model.model, documents, length, stride, text.ending, given.batch_size)
@@ -83,16 +82,11 @@ def main(argv: list[str]) -> None:
             totals["nats"] -= float(own.log_likelihood[known].sum(dtype=float))
             yield own, ranges, where
 
-    command = shlex.join(["anlit", "score", *argv])
-    record: dict[str, Any] = {"command": command, "length": length, "stride": stride, **describe(checkpoint)}
-    write_table(Path(given.output), text.tokenizer, record, scored())
+    record = {"command": shlex.join(["anlit", "score", *argv]), "length": length, "stride": stride}
+    write_table(Path(given.output), text.tokenizer, record | describe(checkpoint), scored())
     totals["nats_per_token"] = totals["nats"] / totals["scored"] if totals["scored"] else math.nan
     totals["bits_per_byte"] = totals["nats"] / math.log(2) / totals["bytes"] if totals["bytes"] else math.nan
-    words = (
-        "{output}: {documents:,} documents, {tokens:,} tokens, {bytes:,} bytes\n"
-        "{nats:,.4f} nats, {nats_per_token:.4f} per token, {bits_per_byte:.4f} bits per byte"
-    )
-    echo(json.dumps(totals) if given.json else words.format(output=given.output, **totals))
+    echo(json.dumps(totals) if given.json else WORDS.format(output=given.output, **totals))
 
 
 def read_documents(files: Sequence[str], field: str) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,12 @@
 """Fixtures of the tests of inference."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from anlit import GPT
+from tests.inference.with_text import make_run_with_text
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +17,9 @@ def own_code_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
         yield
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a GPT+ whose data has a tokenizer."""
+    return make_run_with_text(tmp_path_factory.mktemp("text"), GPT)

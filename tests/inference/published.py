@@ -55,6 +55,10 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def read(folder: Path, trust: bool) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
+
+
 def published(case: str, folder: Path, **changes: Any) -> Any:
     """A model with random gains, saved in half precision in several files, as transformers reads it in float32."""
     record = {**COMMON, **CASES[case], **changes}

@@ -18,11 +18,6 @@ from tests.evaluation.saved import make_run, prepare
 from tests.inference.with_text import make_run_with_text
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run_with_text(tmp_path_factory.mktemp("text"), GPT)
-
-
 def records(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict]:
     """What `anlit generate --json` prints."""
     capsys.readouterr()
@@ -30,8 +25,9 @@ def records(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_json_lines_and_the_stream_hold_the_same_text(run: Path, capsys) -> None:
-    command = [str(run), "the cat", "café ☕", "--samples", "2", "--max_tokens", "30", "--seed", "3"]
+def test_json_lines_and_the_stream_hold_the_same_text(run: Path, tmp_path: Path, capsys) -> None:
+    (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "café ☕"}\n')
+    command = [str(run), "the cat", f"--prompts={prompts}", "--samples=2", "--max_tokens=30", "--seed=3"]
     printed = records(capsys, *command)
     samples = [("the cat", 0), ("the cat", 1), ("café ☕", 0), ("café ☕", 1)]
     assert [(own["prompt"], own["sample"]) for own in printed] == samples
@@ -52,12 +48,6 @@ def test_one_prompt_is_shown_without_a_header(run: Path, capsys, monkeypatch) ->
     monkeypatch.setattr("sys.stdin", io.StringIO("the dog"))
     assert main(["generate", str(run), "--temperature", "0", "--max_tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("the dog")
-
-
-def test_prompts_from_a_file(run: Path, tmp_path: Path, capsys) -> None:
-    (tmp_path / "many.jsonl").write_text('{"prompt": "the dog"}\n\n{"prompt": "a cat"}\n')
-    printed = records(capsys, run, "--prompts", tmp_path / "many.jsonl", "--max_tokens", 3)
-    assert [own["prompt"] for own in printed] == ["the dog", "a cat"]
 
 
 def test_runs_and_exports_bring_tokenizer_and_separator_wherever_they_go(tmp_path: Path, capsys) -> None:
@@ -94,7 +84,9 @@ def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, capsys) -> Non
     ("arguments", "sentence"),
     [
         ([""], "prompt 1 of 1 is empty: give at least one token"),
-        (["the", "--top_p", "2"], "--top_p 2 must be a probability"),
+        (["the", "--top_p", "0"], "--top_p 0 must be a probability"),
+        (["the", "--temperature=-1"], "--temperature -1 must be 0"),
+        (["the", "--temperature", "nan"], "--temperature nan must be 0"),
         (["the", "--prompts", "nowhere.txt"], "nowhere.txt is no file: give a file of text"),
         (["the", "--tokenizer", __file__], "test_generate_command.py is not a tokenizer.json"),
     ],

@@ -17,8 +17,7 @@ from anlit.data.tokenizer import train_bpe
 from anlit.inference.generation import Ending
 from anlit.inference.text import text_of
 from tests.evaluation.saved import save
-from tests.inference.huggingface_folders import read
-from tests.inference.published import CASES, published
+from tests.inference.published import CASES, published, read
 from tests.models.tiny import random_tokens
 
 pytest.importorskip("transformers")
@@ -48,7 +47,6 @@ def edit(folder: Path, **changes: Any) -> None:
 def test_a_family_comes_in_and_goes_back(case, tmp_path: Path) -> None:
     """The same logits as transformers', and out again in the same class with the same weights."""
     theirs = published(case, tmp_path / "theirs")
-    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
     loaded = load_checkpoint(str(import_model(tmp_path / "theirs", tmp_path / "ours")), "cpu")
     assert (loaded.architecture, loaded.training_length) == ("GPT", 64)
     assert loaded.model.model.n_parameters() == sum(parameter.numel() for parameter in theirs.parameters())

@@ -11,14 +11,12 @@ import torch
 
 from anlit import GPT, AnGPT, DynamicNTK, LogN, ScaleInvariant
 from anlit.cli import main
-from anlit.errors import UserError
 from anlit.inference.generation import Ending
-from anlit.inference.scoring import score, windows
+from anlit.inference.scoring import score
 from anlit.models.decoder import Decoder
-from tests.inference.with_text import make_run_with_text
 from tests.models.tiny import jolt, random_tokens, tiny
 
-LENGTH, STRIDE, END = 16, 6, 3
+LENGTH, END = 16, 3
 DOCUMENTS = [random_tokens(n, seed=n).numpy() for n in (1, 2, 15, 16, 17, 40, 3)]
 TEXTS = ["the cat sat on the mat by the dog " * 12, "naïve café – ☕ 🐈 for the cats", "x"]
 
@@ -27,74 +25,49 @@ def decoder(architecture=AnGPT, **changes) -> Decoder:
     return jolt(tiny(architecture, **{"attention": ScaleInvariant(), **changes})).double().eval().model
 
 
-def by_hand(model: Decoder, tokens: np.ndarray, separator: int | None, seen: bool) -> list[tuple[float, int, int]]:
+def by_hand(model: Decoder, tokens: np.ndarray, stride: int, separator: int | None, seen: bool) -> list[tuple]:
     """(log-likelihood, rank, context) of each token, each by a forward pass of its own over its window."""
     row = tokens if separator is None else np.concatenate(([separator], tokens))
-    scores = [(np.nan, 0, 0)] if separator is None else []
-    for target in range(1, len(row)):  # its index in the row
-        place = target - (separator is not None)
-        window = next(each for each in windows(len(row) - 1, LENGTH, STRIDE) if each.first < target <= each.end)
-        inputs = row[window.begin : target]
-        if separator is not None and window.begin == 0 and len(inputs) > 1 and not seen:
-            inputs = inputs[1:]
+    n_before = len(row) - len(tokens)
+    scores: list[tuple] = [(np.nan, 0, 0)][n_before:]
+    for target in range(1, len(row)):
+        further = math.ceil(max(0, target - LENGTH) / stride)  # windows after the first
+        begin = max(0, min(len(row) - 1, LENGTH + further * stride) - LENGTH)
+        hidden = bool(n_before and begin == 0 and target > 1 and not seen)
         with torch.no_grad():
-            logits = model(torch.from_numpy(inputs)[None])[0, -1].log_softmax(-1)
-        begin = max(0, window.begin - (separator is not None))
-        scores.append((logits[row[target]].item(), int((logits > logits[row[target]]).sum()) + 1, place - begin))
+            logits = model(torch.from_numpy(row[begin + hidden : target])[None])[0, -1].log_softmax(-1)
+        rank = int((logits > logits[row[target]]).sum()) + 1
+        scores.append((logits[row[target]].item(), rank, target - n_before - max(0, begin - n_before)))
     return scores
 
 
 @pytest.mark.parametrize(
-    ("ending", "changes", "seen"),
+    ("ending", "changes", "stride", "seen"),
     [
-        (Ending(END, "end"), {}, False),
-        (Ending(END, "start"), {}, True),
-        (Ending(END, "end"), {"document_masking": False}, True),
-        (Ending(), {"attention": LogN()}, True),
+        (Ending(END, "end"), {}, 6, False),
+        (Ending(END, "start"), {}, 1, True),
+        (Ending(END, "end"), {"document_masking": False}, 16, True),
+        (Ending(), {"attention": LogN()}, 6, True),
     ],
     ids=["end", "start", "unmasked", "no separator"],
 )
-def test_scores_are_those_of_single_passes(ending: Ending, changes, seen: bool) -> None:
+def test_scores_are_those_of_single_passes(ending: Ending, changes, stride: int, seen: bool) -> None:
     model = decoder(**changes)
     documents = [np.where(tokens == END, END + 1, tokens) for tokens in DOCUMENTS]
-    expected = [by_hand(model, tokens, ending.token, seen) for tokens in documents]
+    expected = [by_hand(model, tokens, stride, ending.token, seen) for tokens in documents]
     for batch_size in (1, 3, None):
-        for scores, own in zip(score(model, documents, LENGTH, STRIDE, ending, batch_size), expected, strict=True):
+        for scores, own in zip(score(model, documents, LENGTH, stride, ending, batch_size), expected, strict=True):
             log_likelihood, rank, n_context = zip(*own, strict=True)
             np.testing.assert_allclose(scores.log_likelihood, log_likelihood, rtol=1e-5, atol=1e-5)
             assert (scores.rank.tolist(), scores.n_context.tolist()) == (list(rank), list(n_context))
 
 
-@pytest.mark.parametrize(("length", "stride"), [(16, 1), (16, 6), (16, 16), (1, 1)])
-def test_every_token_is_scored_once_with_the_promised_context(length: int, stride: int) -> None:
-    for n in (1, 15, 16, 17, 100):
-        read = list(windows(n, length, stride))
-        assert [place for each in read for place in range(each.first, each.end)] == list(range(n))
-        assert all(each.end - each.begin <= length for each in read)
-        assert all(each.begin == 0 or each.first - each.begin >= length - stride for each in read)
-
-
 def test_positions_that_follow_the_length_do_not_depend_on_the_batch() -> None:
     model = decoder(GPT, positions=DynamicNTK(training_length=8))
-    together = list(score(model, DOCUMENTS, LENGTH, STRIDE))
+    together = list(score(model, DOCUMENTS, LENGTH, 6))
     for tokens, scores in zip(DOCUMENTS, together, strict=True):
-        (alone,) = score(model, [tokens], LENGTH, STRIDE, batch_size=1)
+        (alone,) = score(model, [tokens], LENGTH, 6, batch_size=1)
         np.testing.assert_allclose(alone.log_likelihood, scores.log_likelihood, rtol=1e-5, atol=1e-5)
-
-
-def test_what_cannot_be_scored_is_refused() -> None:
-    model = decoder()
-    for tokens, stride, sentence in (
-        ([1], LENGTH + 1, "--stride 17 must be between 1 and the window's 16"),
-        ([1, 29], STRIDE, "the token 29, but the model knows 0 to 28 only"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            list(score(model, [tokens], LENGTH, stride))
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run_with_text(tmp_path_factory.mktemp("text"), GPT)
 
 
 def test_the_table_has_every_token_of_every_text(run: Path, tmp_path: Path, capsys) -> None:

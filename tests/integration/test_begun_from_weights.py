@@ -9,8 +9,7 @@ import yaml
 
 from anlit import load_checkpoint
 from anlit.cli import main
-from tests.inference.huggingface_folders import read
-from tests.inference.published import published
+from tests.inference.published import published, read
 from tests.integration.conftest import (
     VOCABULARY,
     Train,

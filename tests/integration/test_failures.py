@@ -71,23 +71,26 @@ def test_training_does_not_start_from_bad_weights() -> None:
 
 
 @STRATEGIES
-@pytest.mark.parametrize(("made", "rank"), [(True, 0), (True, 1), (False, 1)])
-def test_where_one_rank_refuses_all_end_with_one_message(
-    shards: Path, tmp_path: Path, made: bool, rank: int, strategy: list[str]
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (callback("integration.callbacks.Refuses", made=True, rank=0), "this rank alone refuses"),
+        (callback("integration.callbacks.Refuses", made=True, rank=1), "this rank alone refuses"),
+        (callback("integration.callbacks.Refuses", made=False, rank=1), "this rank alone refuses"),
+        (callback(POISON, batches="[3]", rank=1), "became NaN or infinite at step 4: lower the learning"),
+        ([*FSDP, "--trainer.strategy.replicas=3"], "trainer.strategy.replicas=3 does not divide the number of ranks"),
+    ],
+    ids=["0, at first", "1, at first", "1, in setup", "1, a loss of NaN", "replicas that do not divide"],
+)
+def test_where_one_rank_refuses_all_end_in_a_sentence(
+    shards: Path, tmp_path: Path, wrong: list[str], says: str, strategy: list[str]
 ) -> None:
-    refuses = callback("integration.callbacks.Refuses", made=made, rank=rank)
-    codes, said = ends_of_ranks(fit_arguments(shards, tmp_path / "run", *strategy, *refuses), 2, tmp_path / "log")
+    arguments = fit_arguments(shards, tmp_path / "run", *strategy, *wrong, "--trainer.max_steps=6")
+    codes, said = ends_of_ranks(arguments, 2, tmp_path / "log")
     assert codes == [2, 2]
-    lines = [line for text in said for line in text.splitlines() if "error" in line.lower()]
-    assert lines == ["anlit: error: this rank alone refuses"]
-
-
-@STRATEGIES
-def test_a_loss_of_nan_on_one_rank_ends_all(shards: Path, tmp_path: Path, strategy: list[str]) -> None:
-    bad = callback(POISON, batches="[3]", rank=1)
-    arguments = fit_arguments(shards, tmp_path / "run", *bad, "--trainer.max_steps=6", *strategy)
-    codes, _ = ends_of_ranks(arguments, 2, tmp_path / "log")
-    assert codes == [2, 2]
+    lines = [line for text in said for line in errors(text)]
+    assert len(lines) == (1 if "Refuses" in wrong[0] else 2), "what one rank alone knows is said once"
+    assert all(says in line for line in lines)
 
 
 @slow
@@ -98,11 +101,6 @@ def test_all_ranks_skip_what_one_of_them_saw(shards: Path, tmp_path: Path, strat
     short = ["--trainer.max_steps=6", "--trainer.limit_val_batches=0"]
     assert run_ranks(fit_arguments(shards, tmp_path, *guard, *bad, *short, *strategy), 2) == [0, 0]
     assert column(tmp_path, "guard/skipped") == [0, 0, 0, 1, 1, 1]
-
-
-def test_replicas_must_divide_the_ranks(shards: Path, tmp_path: Path) -> None:
-    arguments = fit_arguments(shards, tmp_path / "run", *FSDP, "--trainer.strategy.replicas=3")
-    assert run_ranks(arguments, 2) == [2, 2]
 
 
 @STRATEGIES
