@@ -1,6 +1,6 @@
 """DataModules on prepared shards, as a trainer sets them up, and what they deliver."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +8,7 @@ import lightning as L
 import numpy as np
 import torch
 
-from anlit.data.batch import Batch
+from anlit.data.batch import Batch, batch_from_blocks
 from anlit.data.module import TokenShards
 from anlit.targets import IGNORED
 
@@ -16,22 +16,18 @@ LENGTH = 64
 Rows = list[tuple[int, ...]]
 
 
-class CrashError(Exception):
-    """What ends an interrupted run."""
+class CrashError(Exception): ...
 
 
 class Recorder(L.LightningModule):
     """One weight, and a record of the sequences it was trained on, of this device, and of validation's lengths."""
 
-    context_length = LENGTH
-    vocab_size = 320
+    context_length, vocab_size = LENGTH, 320
 
     def __init__(self, crash_after: int = -1) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(1))
-        self.crash_after = crash_after
-        self.seen: list[Rows] = []
-        self.validated: set[int] = set()
+        self.crash_after, self.seen, self.validated = crash_after, list[Rows](), set[int]()
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         if len(self.seen) == self.crash_after:
@@ -53,28 +49,25 @@ def quiet_trainer(**options: Any) -> L.Trainer:
     return L.Trainer(**{"accelerator": "cpu", **quiet, **options})
 
 
-def ready(path: str, **changes: Any) -> TokenShards:
-    data = TokenShards(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
+def ready(
+    path: Any,
+    rank: int = 0,
+    ranks: int = 1,
+    model: dict[str, int] | None = None,
+    kind: Any = TokenShards,
+    **changes: Any,
+) -> Any:
+    """A DataModule that is set up, with a trainer if there are several devices or a model of these settings."""
+    data = kind(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
+    if ranks > 1 or model is not None:
+        data.trainer = SimpleNamespace(
+            lightning_module=SimpleNamespace(**model or {}),
+            distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks},
+            accumulate_grad_batches=1,
+            strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        )
     data.setup()
     return data
-
-
-def with_trainer(path: str, rank: int = 0, ranks: int = 1, model: Any = None, **changes: Any) -> TokenShards:
-    """Shards attached to a trainer of one of several devices."""
-    data = TokenShards(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
-    data.trainer = SimpleNamespace(
-        lightning_module=model,
-        distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks},
-        accumulate_grad_batches=1,
-        strategy=SimpleNamespace(root_device=torch.device("cpu")),
-    )
-    data.setup()
-    return data
-
-
-def with_model(path: str, **changes: Any) -> TokenShards:
-    model = SimpleNamespace(**{"context_length": LENGTH, "vocab_size": 320, **changes})
-    return with_trainer(path, model=model, context_length=None)
 
 
 def blocks_of(batches: list[Batch]) -> list[list[int]]:
@@ -91,3 +84,8 @@ def counted(batches: Iterable[Batch]) -> list[int]:
 def all_blocks(tokens: np.ndarray, length: int = LENGTH) -> list[list[int]]:
     n_blocks = (len(tokens) - 1) // length
     return [tokens[block * length : block * length + length + 1].tolist() for block in range(n_blocks)]
+
+
+def collate(blocks: Sequence, **settings: Any) -> Batch:
+    """Collate function for loaders of single blocks: a list of (T + 1,) arrays becomes a `Batch`; 0 ends a document."""
+    return batch_from_blocks(np.stack([np.asarray(block) for block in blocks]), end_of_document=0, **settings)

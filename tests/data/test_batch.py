@@ -9,21 +9,16 @@ from anlit.targets import IGNORED
 BLOCK = torch.tensor([[5, 6, 0, 7, 0, 0, 8, 9], [1, 2, 3, 4, 5, 6, 7, 0]], dtype=torch.int32)
 
 
-def test_tokens_and_targets_are_the_block_and_its_shift() -> None:
+def test_targets_are_the_next_tokens_and_a_document_owns_the_token_that_ends_it() -> None:
     batch = batch_from_blocks(BLOCK, end_of_document=0)
     assert batch.tokens.tolist() == [[5, 6, 0, 7, 0, 0, 8], [1, 2, 3, 4, 5, 6, 7]]
     assert batch.targets.tolist() == [[6, 0, 7, 0, 0, 8, 9], [2, 3, 4, 5, 6, 7, 0]]
-    assert {tensor.dtype for tensor in batch[:4]} == {torch.int64}
-    assert all(tensor.is_contiguous() for tensor in batch[:5])
-
-
-def test_a_document_owns_the_token_that_ends_it() -> None:
-    batch = batch_from_blocks(BLOCK, end_of_document=0)
     assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1, 2, 3], [0] * 7]
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6]]
     assert batch.cu_seqlens.tolist() == [0, 3, 5, 6, 7, 14]
     assert batch.longest == 7
-    assert batch.cu_seqlens.dtype == torch.int32
+    assert [tensor.dtype for tensor in batch[:5]] == [*[torch.int64] * 4, torch.int32]
+    assert all(tensor.is_contiguous() for tensor in batch[:5])
 
 
 def test_a_document_owns_the_token_that_starts_it() -> None:

@@ -1,4 +1,4 @@
-"""Reading prepared shards: the stream, and what the module tells about them."""
+"""Reading prepared shards: the stream, what the module tells about them, and settings that do not fit."""
 
 import logging
 from pathlib import Path
@@ -14,22 +14,11 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.targets import IGNORED
 from tests.data.devices import on_two_devices
-from tests.data.modules import LENGTH, all_blocks, blocks_of, counted, quiet_trainer, ready, with_model, with_trainer
+from tests.data.modules import LENGTH, Recorder, counted, quiet_trainer, ready
 from tests.data.prepared import write_prepared
 
-
-def test_training_gives_every_block_once_before_any_again(prepared: str, streams: dict[str, np.ndarray]) -> None:
-    blocks = all_blocks(streams["train"])
-    loader = ready(prepared).train_dataloader()
-    assert len(loader) == len(blocks) // 4 == 179
-    batches = [*loader, *loader, *loader]
-    for batch in batches:
-        assert batch.tokens.shape == batch.targets.shape == batch.document_ids.shape == (4, LENGTH)
-        assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
-    seen = blocks_of(batches)
-    first, second = seen[: len(blocks)], seen[len(blocks) : 2 * len(blocks)]
-    assert sorted(first) == sorted(second) == sorted(blocks)
-    assert len({str(order) for order in (first, second, blocks)}) == 3
+SCHEDULE = {0: 16, 2: 32, 5: LENGTH}
+SHAPES = [(16, 16), (16, 16), (8, 32), (8, 32), (8, 32), (4, 64)]
 
 
 def test_without_shuffling_the_tokens_come_as_they_lie(prepared: str, streams: dict[str, np.ndarray]) -> None:
@@ -50,7 +39,7 @@ def test_reading_draws_no_random_numbers_of_the_model(prepared: str) -> None:
 def test_validation_counts_every_token_but_the_first_once(
     prepared: str, streams: dict[str, np.ndarray], ranks: int
 ) -> None:
-    loaders = [with_trainer(prepared, rank, ranks).val_dataloader() for rank in range(ranks)]
+    loaders = [ready(prepared, rank, ranks).val_dataloader() for rank in range(ranks)]
     batches = [list(loader) for loader in loaders]
     assert {len(each) for each in batches} == {len(loader) for loader in loaders} == {-(-79 // (4 * ranks))}
     in_order = [batch for step in zip(*batches, strict=True) for batch in step]
@@ -60,25 +49,33 @@ def test_validation_counts_every_token_but_the_first_once(
     assert not tokens[5000:].any()  # filled up with the end of document, 0
 
 
-def validate(path: str, val_batch_size: int, **trainer: Any) -> dict[str, float]:
+def model(length: int) -> GPT:
     torch.manual_seed(0)
-    model = GPT(vocab_size=320, context_length=LENGTH, n_layers=1, n_heads=1, d_model=8)
-    return dict(
-        quiet_trainer(**trainer).validate(model, TokenShards(path, val_batch_size=val_batch_size), verbose=False)[0]
-    )
+    return GPT(vocab_size=320, context_length=length, n_layers=1, n_heads=1, d_model=8)
+
+
+def validate(path: str, length: int = LENGTH, devices: Any = None, **settings: Any) -> float:
+    trainer = quiet_trainer(**devices or {})
+    return trainer.validate(model(length), TokenShards(path, **settings), verbose=False)[0]["val/loss"]
 
 
 @pytest.mark.parametrize("batch_size", [8, 79])
 def test_validation_loss_on_two_devices_is_that_on_one(prepared: str, batch_size: int) -> None:
     """With batches of 79 the second device has nothing to evaluate."""
-    alone = validate(prepared, 8)
-    strategy = DDPStrategy(process_group_backend="gloo")
-    both = on_two_devices(validate, path=prepared, val_batch_size=batch_size, devices=2, strategy=strategy)
-    for loss in both:
-        assert loss["val/loss"] == pytest.approx(alone["val/loss"], rel=1e-6)
+    alone = validate(prepared)
+    devices = {"devices": 2, "strategy": DDPStrategy(process_group_backend="gloo")}
+    both = on_two_devices(validate, path=prepared, val_batch_size=batch_size, devices=devices)
+    assert both == pytest.approx([alone, alone], rel=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 64, 100, 10_000])
+def test_validation_at_a_longer_context_than_training(prepared: str) -> None:
+    assert validate(prepared, 16, val_context_length=256) == pytest.approx(validate(prepared, 16), rel=0.1)
+    data = ready(prepared, context_length=16, val_context_length=256)
+    assert next(iter(data.val_dataloader())).tokens.shape == (4, 256)
+    assert next(iter(data.train_dataloader())).tokens.shape == (4, 16)
+
+
+@pytest.mark.parametrize("n", [1, 100, 10_000])
 def test_validation_on_the_first_tokens(
     prepared: str, streams: dict[str, np.ndarray], n: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,7 +96,7 @@ def test_validation_on_blocks_spread_over_the_split(
     count = min(n, len(blocks))
     expected = [blocks[int((number + 0.5) * len(blocks) / count)].tolist() for number in range(count)]
     for devices in (1, 3):
-        shares = [with_trainer(prepared, rank, devices, val_blocks=n, val_tokens=tokens) for rank in range(devices)]
+        shares = [ready(prepared, rank, devices, val_blocks=n, val_tokens=tokens) for rank in range(devices)]
         steps = zip(*(data.val_dataloader() for data in shares), strict=True)
         rows = [row[row != IGNORED].tolist() for step in steps for batch in step for row in batch.targets]
         assert [row for row in rows if row] == expected
@@ -116,35 +113,22 @@ def test_a_test_split_where_there_is_one(tmp_path: Path, prepared: str, streams:
 
 
 def test_what_the_module_tells(prepared: str, tiny_shards: str) -> None:
-    data = ready(prepared)
-    assert data.vocab_size == 320
     identity = {"corpus", "content_sha256", "tokenizer_sha256", "tokens", "bytes", "train", "val"}
-    assert identity <= data.fingerprint.keys()
+    assert identity <= ready(prepared).fingerprint.keys()
     with pytest.raises(UserError, match=r"has no tokenizer.json, .*: put the tokenizer's file there"):
-        _ = data.tokenizer
+        _ = ready(prepared).tokenizer
     with_one = TokenShards(tiny_shards)
-    assert with_one.tokenizer.get_vocab_size() == 320
+    assert with_one.tokenizer.get_vocab_size() == with_one.vocab_size == 320
     assert with_one.tokenizer.encode("<|endoftext|>").ids != [with_one.manifest["end_of_document"]]
 
 
-def test_validation_at_a_longer_context_than_training(prepared: str) -> None:
-    trainer, losses = quiet_trainer(), []
-    model = GPT(vocab_size=320, context_length=16, n_layers=1, n_heads=1, d_model=8)
-    for length, expected in ((256, 256), (None, 16)):
-        data = TokenShards(prepared, val_context_length=length)
-        losses.append(trainer.validate(model, data, verbose=False)[0]["val/loss"])
-        assert next(iter(data.val_dataloader())).tokens.shape == (8, expected)
-        data.setup()
-        assert next(iter(data.train_dataloader())).tokens.shape == (8, data.context_length) == (8, 16)
-    assert losses[0] == pytest.approx(losses[1], rel=0.1)
-
-
 def test_context_length_and_vocabulary_of_the_model(prepared: str) -> None:
-    assert with_model(prepared).context_length == LENGTH
-    with_model(prepared, vocab_size=384)  # 320 rounded up to a multiple of 128
-    for size in (319, 385, 50304):
+    for size in (320, 384):  # 320 rounded up to a multiple of 128
+        own = {"context_length": LENGTH, "vocab_size": size}
+        assert ready(prepared, model=own, context_length=None).context_length == LENGTH
+    for size in (319, 385):
         with pytest.raises(UserError, match=rf"vocabulary of {size} tokens .* have 320: set --model.vocab_size 320"):
-            with_model(prepared, vocab_size=size)
+            ready(prepared, model={"vocab_size": size})
     with pytest.raises(UserError, match=r"set --data\.context_length"):
         TokenShards(prepared).setup()
 
@@ -154,10 +138,48 @@ def test_too_little_to_train_or_to_validate_on(tmp_path: Path, prepared: str, st
     with pytest.raises(UserError, match=r"length 46000 is too long .*train, .*--model.context_length to 45999 "):
         ready(prepared, context_length=46_000, batch_size=1)
     ready(prepared, batch_size=718)
-    with pytest.raises(UserError, match=r"batch_size 719 on each of 1 .*needs 719 sequences and .*train has 718 "):
-        ready(prepared, batch_size=719)
-    with pytest.raises(UserError, match=r"on each of 2 device\(s\) needs 720 sequences"):
-        with_trainer(prepared, 0, 2, batch_size=360)
+    with pytest.raises(UserError, match=r"batch_size 360 on each of 2 .*needs 720 sequences and .*train has 718 "):
+        ready(prepared, 0, 2, batch_size=360)
     write_prepared(tmp_path / "own", {**streams, "val": streams["val"][:1]})
     with pytest.raises(UserError, match="val has no token to predict"):
         ready(str(tmp_path / "own"))
+
+
+def fit(path: str, schedule: Any, start: Path | None = None, save: Path | None = None, **trainer: Any) -> Recorder:
+    recorder, fitting = Recorder(), quiet_trainer(**{"max_steps": 6, "val_check_interval": 3, **trainer})
+    fitting.fit(recorder, TokenShards(path, 4, context_schedule=schedule), ckpt_path=start)
+    if save is not None:
+        fitting.save_checkpoint(save)
+    return recorder
+
+
+def test_context_schedule_cuts_the_same_tokens_by_optimizer_steps(prepared: str, tmp_path: Path) -> None:
+    def shapes(recorder: Recorder) -> list[tuple[int, int]]:
+        return [(len(rows), len(rows[0]) - 1) for rows in recorder.seen]
+
+    def targets(recorder: Recorder) -> list[int]:
+        return [token for rows in recorder.seen for row in rows for token in row[1:]]
+
+    scheduled = fit(prepared, SCHEDULE)
+    assert shapes(scheduled) == SHAPES
+    assert scheduled.validated == {LENGTH}
+    assert targets(scheduled) == targets(fit(prepared, None))
+    accumulated = fit(prepared, SCHEDULE, accumulate_grad_batches=2)
+    assert shapes(accumulated) == [shape for shape in SHAPES for _ in range(2)]
+    first = fit(prepared, SCHEDULE, save=tmp_path / "3.ckpt", max_steps=3)
+    assert shapes(first) + shapes(fit(prepared, SCHEDULE, tmp_path / "3.ckpt")) == SHAPES
+
+
+@pytest.mark.parametrize(
+    ("schedule", "complaint"),
+    [
+        ({}, "does not begin at step 0"),
+        ({-1: 32, 0: 64}, "does not begin at step 0"),
+        ({0: 48, 5: 64}, "has length 48 at step 0, which does not divide the context length 64"),
+        ({0: 0, 5: 64}, "has length 0 at step 0"),
+        ({0: 64, 5: 32}, "ends with 32 and the context length is 64: end it with 64"),
+    ],
+)
+def test_context_schedules_that_do_not_fit(prepared: str, schedule: dict[int, int], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        ready(prepared, context_schedule=schedule)

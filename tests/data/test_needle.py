@@ -1,6 +1,7 @@
 """The needle task: what its samples say, two disjoint sets of numbers, the loss mask, the order, resuming, refusals."""
 
 import re
+import shutil
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from anlit.data.batch import Batch
 from anlit.data.needle import CITIES, CLOSE, FACTOR, MODULUS, Haystack, draw_pair
 from anlit.errors import UserError
 from anlit.targets import IGNORED
-from tests.data.modules import blocks_of, with_trainer
-from tests.data.prepared import random_tokens, write_prepared
+from tests.data.modules import blocks_of, ready
+from tests.data.prepared import END, random_tokens, write_prepared
 
 LENGTH = 160
 
@@ -25,10 +26,8 @@ def haystack(tiny_shards: str) -> Haystack:
     return Haystack(TokenShards(tiny_shards), "train")
 
 
-def needle_data(path: str, **changes: object) -> NeedleInHaystack:
-    data = NeedleInHaystack(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
-    data.setup()
-    return data
+def needle_data(path: str, *device: int, **changes: object) -> NeedleInHaystack:
+    return ready(path, *device, kind=NeedleInHaystack, **{"context_length": LENGTH, **changes})
 
 
 def first(data: TokenShards, n: int) -> list[Batch]:
@@ -42,20 +41,16 @@ def same(batches: list[Batch], others: list[Batch]) -> bool:
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
-def test_a_sample_has_the_needle_at_its_depth_the_question_and_the_answer_at_the_end(haystack: Haystack) -> None:
+def test_a_sample_has_the_needle_at_its_depth_and_the_question_at_the_end(haystack: Haystack) -> None:
     for i in range(40):
         sample = haystack.sample(300, i / 39, np.random.RandomState(i), held_out=i % 2 == 0)
-        decode, encode, tokens = haystack.tokenizer.decode, haystack._encode, sample.tokens
         question = f"\nThe special magic {sample.city} number is {sample.number}"
-        text, needle = decode(tokens.tolist()), encode(f"{question}.\n")
-        assert tokens.shape == (301,)
-        assert decode(tokens[-sample.n_answer :].tolist()) == f" {sample.number}"
-        assert re.fullmatch(r"[1-9]\d{6}", str(sample.number))
+        text, needle = haystack.tokenizer.decode(sample.tokens.tolist()), haystack._encode(f"{question}.\n").tolist()
         assert text.endswith(question)
         assert text.count("special magic") == 2
-        n_text = 301 - len(needle) - len(encode(question))
+        n_text = 301 - len(needle) - len(haystack._encode(question))
         place = round(sample.depth * n_text)
-        assert tokens[place : place + len(needle)].tolist() == needle.tolist(), text
+        assert sample.tokens[place : place + len(needle)].tolist() == needle, text
         assert abs(sample.depth - i / 39) <= CLOSE + 1 / n_text
         assert i not in (0, 39) or sample.depth == i / 39
 
@@ -72,34 +67,27 @@ def test_the_needle_goes_to_the_end_of_a_line_or_sentence_nearby(haystack: Hayst
         assert haystack._place(text, 0.75) == round(0.75 * len(text))  # too far
 
 
-def test_documents_are_joined_by_blank_lines(haystack: Haystack) -> None:
-    raw = haystack.stores[0].read(0, haystack.stores[0].n_tokens)
-    end = int(np.flatnonzero(raw == haystack.end_of_document)[0])
-    text = haystack._text(0, end + 40).tolist()
-    assert text == (raw[:end].tolist() + haystack.blank_line.tolist() + raw[end + 1 : end + 40].tolist())[: end + 40]
-    assert haystack.tokenizer.decode(haystack.blank_line.tolist()) == "\n\n"
-
-
 def test_training_and_evaluation_share_no_pair() -> None:
     for held_out in (False, True):
         state = np.random.RandomState(0)
         pairs = [draw_pair(state, held_out) for _ in range(3000)]
-        rests = {(number + FACTOR * CITIES.index(city)) % MODULUS == 0 for city, number in pairs}
-        assert rests == {held_out}
+        assert {(number + FACTOR * CITIES.index(city)) % MODULUS == 0 for city, number in pairs} == {held_out}
         assert {city for city, _ in pairs} == set(CITIES)
         assert {number % 10 for _, number in pairs} == set(range(10))
         assert all(1_000_000 <= number <= 9_999_999 for _, number in pairs)
 
 
-def test_text_of_several_sources_is_one(tmp_path: Path, tiny_shards: str) -> None:
-    names = [f"{split}/{name}" for split in ("train", "val") for name in "abc"]
-    tokens = {name: random_tokens(200, seed) for seed, name in enumerate(names)}
+def test_the_text_is_of_all_sources_with_blank_lines_between_documents(tmp_path: Path, tiny_shards: str) -> None:
+    tokens = {f"{split}/{name}": random_tokens(200, ord(name)) for split in ("train", "val") for name in "abc"}
     write_prepared(tmp_path / "subsets", tokens)
-    (tmp_path / "subsets" / "tokenizer.json").write_bytes(Path(tiny_shards, "tokenizer.json").read_bytes())
+    shutil.copy(Path(tiny_shards, "tokenizer.json"), tmp_path / "subsets")
     haystack = Haystack(TokenShards(str(tmp_path / "subsets")), "val")
-    joined = np.concatenate([tokens[f"val/{name}"] for name in "abc"])
-    for start, count in ((0, 600), (150, 120), (150, 300), (250, 50), (200, 200)):
-        assert haystack._read(start, count).tolist() == joined[start : start + count].tolist()
+    blank_line = haystack.blank_line.tolist()
+    assert haystack.tokenizer.decode(blank_line) == "\n\n"
+    joined = np.concatenate([tokens[f"val/{name}"] for name in "abc"]).tolist()
+    for start, count in ((0, 600), (150, 300), (250, 50)):
+        expected = [part for token in joined[start:] for part in (blank_line if token == END else [token])]
+        assert haystack._text(start, count).tolist() == expected[:count]
 
 
 def test_lengths_that_cannot_be(haystack: Haystack) -> None:
@@ -131,15 +119,12 @@ def test_only_the_answer_is_a_target(tiny_shards: str, split: str) -> None:
     decode, lengths = data.tokenizer.decode, set()
     for batch in first(data, 3) if split == "train" else data.val_dataloader():
         assert batch.tokens.shape == batch.targets.shape == (4, LENGTH)
-        assert torch.equal(batch.document_ids, torch.zeros_like(batch.tokens))
         assert batch.cu_seqlens.tolist() == [0, LENGTH, 2 * LENGTH, 3 * LENGTH, 4 * LENGTH]
         for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
-            counted = targets != IGNORED
-            n = int(counted.sum())
+            n = int((targets != IGNORED).sum())
             lengths.add(n)
-            assert counted[-n:].all()
-            number = decode(targets[counted].tolist())
-            assert len(number) == 8
+            number = decode(targets[-n:].tolist())
+            assert re.fullmatch(r" [1-9]\d{6}", number)
             assert f" number is{number}.\n" in decode(tokens.tolist())
             assert decode(tokens[: LENGTH + 1 - n].tolist()).endswith(" number is")
             assert torch.equal(tokens[LENGTH + 1 - n :], targets[-n:-1])
@@ -152,26 +137,17 @@ def test_the_order_depends_on_seed_and_number_alone(tiny_shards: str) -> None:
     assert not same(alone, first(needle_data(tiny_shards, batch_size=6, seed=1), 4))
     rows = blocks_of(alone)
     assert len({tuple(row) for row in rows}) == 24
-    ranks = []
-    for rank in range(3):
-        data = NeedleInHaystack(tiny_shards, batch_size=2, context_length=LENGTH)
-        data.trainer = with_trainer(tiny_shards, rank, 3).trainer
-        data.setup()
-        ranks.append(first(data, 4))
+    ranks = [first(needle_data(tiny_shards, rank, 3, batch_size=2), 4) for rank in range(3)]
     assert [row for batches in zip(*ranks, strict=True) for row in blocks_of(list(batches))] == rows
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resuming_goes_on_with_the_next_sample(tiny_shards: str, workers: int) -> None:
-    whole = first(needle_data(tiny_shards), 7)
-    data = needle_data(tiny_shards)
+def test_resuming_goes_on_with_the_next_sample(tiny_shards: str) -> None:
+    whole, data, again = (needle_data(tiny_shards, num_workers=workers) for workers in (0, 0, 2))
     loader = iter(data.train_dataloader())
     before = [next(loader) for _ in range(3)]
-    again = needle_data(tiny_shards, num_workers=workers)
     again.load_state_dict(data.state_dict())
-    assert same(before + first(again, 4), whole)
-    plain = TokenShards(tiny_shards, batch_size=4, context_length=LENGTH)
-    plain.setup()
+    assert same(before + first(again, 4), first(whole, 7))
+    plain = ready(tiny_shards, context_length=LENGTH)
     plain.load_state_dict(data.state_dict())
     with pytest.raises(UserError, match="start from the weights alone"):
         plain.train_dataloader()
@@ -185,5 +161,6 @@ def test_validation_is_the_same_each_time_and_has_whole_batches(tiny_shards: str
     assert same(batches, again)
     assert not set(map(tuple, blocks_of(batches))) & set(map(tuple, blocks_of(first(data, 3))))
     assert data.bytes_per_token("val") is None  # a loss over answers has no bits per byte
+    assert not data.counts_every_target
     assert data.fingerprint["task"] == "NeedleInHaystack"
     assert data.fingerprint["content_sha256"] == TokenShards(tiny_shards).manifest["content_sha256"]

@@ -1,18 +1,26 @@
-"""The order of the data: random in windows, the same from wherever it is entered, and cheap to enter.
+"""The order of the data, random in windows and the same from wherever it is entered, and parts in given proportions.
 
-That a pass has every block once is tested in test_module.py, and that the order never changes in tests/golden.
+That a pass has every block once is tested in test_resume.py, and that the order never changes in tests/golden.
 """
 
+import json
 import pickle
-from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from anlit.data import order as order_module
-from anlit.data.order import BlockOrder, blocks_per_chunk, quotas, spread
+from anlit.data.mixture import Mixture
+from anlit.data.order import BlockOrder, quotas
+from anlit.data.streams import ResumableLoader
 from anlit.errors import UserError
+from tests.data import modules
+from tests.data.modules import all_blocks, blocks_of, counted
+from tests.data.prepared import random_tokens, write_prepared
 
+Subsets = tuple[str, dict[str, np.ndarray]]
+Folders = tuple[dict[str, str], dict[str, np.ndarray]]
 CHUNKS = np.array([30, 0, 41, 17, 30, 25, 8, 33])
 
 
@@ -22,15 +30,6 @@ def order_of(window_blocks: int, seed: int = 3) -> BlockOrder:
 
 def blocks(order: BlockOrder, first: int, count: int) -> np.ndarray:
     return order.draw(first, count)[1]
-
-
-@pytest.mark.parametrize("length", [1, 3, 7, 16])
-def test_blocks_belong_to_the_chunk_they_begin_in(length: int) -> None:
-    tokens = [20, 1, 0, 33, 5, 2]
-    chunk_of_token = np.repeat(np.arange(len(tokens)), tokens)
-    n_blocks = (sum(tokens) - 1) // length
-    expected = np.bincount(chunk_of_token[: n_blocks * length : length], minlength=len(tokens))
-    assert blocks_per_chunk(tokens, length).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("window", [1, 20, 60, 1000])
@@ -54,29 +53,126 @@ def test_a_window_has_few_chunks_and_mixes_them() -> None:
     assert set(mixed.tolist()) == {0, 2, 3, 4, 5, 6, 7}
 
 
-def test_entering_far_into_the_stream_costs_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    shuffled, generator = [], order_module.generator
-    monkeypatch.setattr(order_module, "generator", lambda *key: (shuffled.append(key), generator(*key))[1])
-    order = BlockOrder([blocks_per_chunk([2**25] * 2000, 2048)], True, seed=0, window_blocks=2**29 // 2048)
-    assert len(set(blocks(order, int(7.9 * order.n_blocks), 8).tolist())) == 8
-    assert len(shuffled) == 2  # the chunks of the pass and the blocks of the window
-    assert sum(len(window) for window in order._windows.values()) < 1.1 * 2**29 / 2048
+def ready(paths: dict[str, str], **changes: Any) -> Any:
+    return modules.ready(paths, kind=Mixture, **changes)
 
 
-@pytest.mark.parametrize("sizes", [[5], [7, 7], [100, 9, 1], [3, 0, 50, 50], [0, 4]])
-def test_spread_deals_evenly(sizes: list[int]) -> None:
-    total = sum(sizes)
-    sources, before = spread(np.arange(total), sizes)
-    assert Counter(sources.tolist()) == {source: size for source, size in enumerate(sizes) if size}
-    for source, size in enumerate(sizes):
-        places, step = np.flatnonzero(sources == source), total / max(size, 1)
-        assert before[places].tolist() == list(range(size))
-        assert np.abs((np.arange(size) + 0.5) * step - places).max(initial=0) <= step + 2
+def shares(loader: ResumableLoader, parts: dict[str, np.ndarray], n: int) -> dict[str, list[list[int]]]:
+    """The blocks of the first `n` batches by the part that they are from."""
+    owner = {tuple(block): name for name, tokens in parts.items() for block in all_blocks(tokens)}
+    batches = [batch for batch, _ in zip((batch for _ in range(n) for batch in loader), range(n), strict=False)]
+    seen: dict[str, list[list[int]]] = {name: [] for name in parts}
+    for block in blocks_of(batches):
+        seen[owner[tuple(block)]].append(block)
+    return seen
+
+
+@pytest.fixture
+def corpus(subsets: Subsets) -> Subsets:
+    """The folder of the corpus with subsets, and their training tokens."""
+    return subsets[0], {name: subsets[1][f"train/{name}"] for name in ("web", "code", "books")}
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_without_weights_every_block_of_every_subset_comes_once(corpus: Subsets, shuffle: bool) -> None:
+    path, parts = corpus
+    expected = [block for part in parts.values() for block in all_blocks(part)]
+    loader = modules.ready(path, batch_size=7, shuffle=shuffle).train_dataloader()
+    assert len(loader) == len(expected) // 7 == 71
+    seen = blocks_of([*loader, next(iter(loader))])[: len(expected)]
+    assert sorted(seen) == sorted(expected)
+    first = shares(modules.ready(path, batch_size=7, shuffle=shuffle).train_dataloader(), parts, 20)
+    assert all(abs(len(first[name]) - 140 * len(all_blocks(part)) / 498) < 15 for name, part in parts.items())
+    assert shuffle or first["web"] == all_blocks(parts["web"])[: len(first["web"])]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_weights_of_subsets(corpus: Subsets, shuffle: bool) -> None:
+    path, parts = corpus
+    loaders = [
+        modules.ready(path, batch_size=8, shuffle=shuffle, weights=weights).train_dataloader()
+        for weights in ({"books": 3, "web": 1.0, "code": 0}, {"books": 3, "web": 1})
+    ]
+    seen, left_out = (shares(loader, parts, 1250) for loader in loaders)
+    assert seen == left_out
+    assert {name: len(blocks) for name, blocks in seen.items()} == {"books": 7500, "web": 2500, "code": 0}
+    books = all_blocks(parts["books"])
+    for first in range(0, 3 * len(books), len(books)):
+        assert sorted(seen["books"][first : first + len(books)]) == sorted(books)
+    assert len(loaders[0]) == (len(books) + len(all_blocks(parts["web"]))) // 8
+
+
+def test_validation_goes_through_the_subsets_one_after_the_other(subsets: Subsets) -> None:
+    path, tokens = subsets
+    expected = [*tokens["val/web"][1:].tolist(), *tokens["val/books"][1:].tolist()]
+    assert counted(modules.ready(path, weights={"web": 1}).val_dataloader()) == expected
+    assert counted(modules.ready(path, batch_size=3, val_tokens=1600).val_dataloader()) == expected[:1600]
+
+
+@pytest.mark.parametrize(
+    ("weights", "changes", "complaint"),
+    [
+        ({"web": 1, "cod": 1, "book": 2}, {}, r"has cod, book and .* has web, code, books: choose among these"),
+        ({"web": -1, "code": 2}, {}, r"weights of web is not a number from 0 up"),
+        ({"web": float("nan"), "code": 2}, {}, r"weights of web is not a number from 0 up"),
+        ({"web": 0, "code": 0}, {}, r"weights are all 0: give at least one of web, code, books a positive one"),
+        ({"web": 1, "code": 1e-6}, {}, r"weights has 1e-06, less than one sequence in 10,000"),
+        ({"web": 1, "books": 1}, {"context_length": 3000, "batch_size": 1},
+         r"context_length 3000 is too long for .*train/books, which has 3,000 tokens"),
+    ],
+)  # fmt: skip
+def test_weights_that_make_no_sense(
+    subsets: Subsets, weights: dict[str, float], changes: dict[str, int], complaint: str
+) -> None:
+    with pytest.raises(UserError, match=complaint):
+        modules.ready(subsets[0], weights=weights, **changes)
 
 
 def test_quotas_are_the_weights_in_whole_numbers() -> None:
     assert quotas([1, 1, 1]).tolist() == [3334, 3333, 3333]
-    assert quotas([67, 15, 4.5, 4.5, 2.5, 4.5, 2]).tolist() == [6700, 1500, 450, 450, 250, 450, 200]
     assert quotas([0.2, 0, 0.6]).tolist() == [2500, 0, 7500]
-    with pytest.raises(UserError, match=r"weights has 1e-05, less than one sequence in 10,000: set it to 0"):
-        quotas([1, 0.00001])
+
+
+def test_weights_without_subsets_and_subsets_without_a_block(prepared: str, subsets: Subsets) -> None:
+    with pytest.raises(UserError, match=r"--data.weights is given and .* has no subsets: leave it out"):
+        modules.ready(prepared, weights={"web": 1})
+    for weights in ({"web": 1, "books": 0}, None):
+        modules.ready(subsets[0], batch_size=1, context_length=3000, weights=weights)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, corpus: Subsets) -> Folders:
+    """A plain folder beside the one with subsets, and the training tokens of each part."""
+    plain = {"train": random_tokens(6_000, seed=70), "val": random_tokens(333, seed=71)}
+    write_prepared(tmp_path / "plain", plain, corpus="other")
+    return {"slim": corpus[0], "plain": str(tmp_path / "plain")}, {"plain": plain["train"], **corpus[1]}
+
+
+def test_folders_by_weight(folders: Folders) -> None:
+    paths, parts = folders
+    data = ready(paths, batch_size=8, weights={"plain": 1, "slim": 4})
+    seen = shares(data.train_dataloader(), parts, 1250)
+    assert len(seen.pop("plain")) == 2000
+    assert all(abs(len(seen[name]) - 8000 * len(all_blocks(parts[name])) / 498) < 60 for name in seen)
+    assert data.bytes_per_token("val") == 3
+    assert len(counted(data.val_dataloader())) == 332 + 1499 + 699
+
+
+def test_folders_without_weights_and_the_order_of_their_names(folders: Folders) -> None:
+    paths, _ = folders
+    one, other = ready(paths), ready(dict(reversed(paths.items())))
+    assert one.fingerprint == other.fingerprint
+    loader = one.train_dataloader()
+    assert len(loader) == (498 + 93) // 4
+    assert blocks_of(list(loader)) == blocks_of(list(other.train_dataloader()))
+    assert (one.fingerprint["tokens"], one.fingerprint["train"]["tokens"]) == (34_200 + 6_333, 32_000 + 6_000)
+    assert set(one.fingerprint["parts"]) == {"plain", "slim"}
+    assert ready({"plain": paths["plain"]}).manifest["content_sha256"] != one.manifest["content_sha256"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("tokenizer_sha256", 64 * "a"), ("end_of_document", 1)])
+def test_folders_that_do_not_fit_together(folders: Folders, key: str, value: object) -> None:
+    manifest = Path(folders[0]["plain"], "manifest.json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), key: value}))
+    with pytest.raises(UserError, match=rf"plain and .*subsets differ in {key} .*: mix only folders"):
+        ready(folders[0])

@@ -30,11 +30,21 @@ def test_any_text_decodes_to_itself() -> None:
         assert tokenizer.decode(ids[:-1].tolist(), skip_special_tokens=False) == text
 
 
+def changed(change: Callable[[dict[str, Any]], Any] = dict, **parts: Any) -> bytes:
+    """The content of a tokenizer.json with other parts, or changed in place."""
+    content = {**json.loads(train_bpe(TEXTS, 300).to_str()), **parts}
+    change(content)
+    return json.dumps(content).encode()
+
+
 def test_errors_name_the_value(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="vocab_size 256"):
         train_bpe(TEXTS, 256)
     with pytest.raises(UserError, match='no token "</s>"'):
         end_of_document_id(train_bpe(TEXTS, 290), "</s>")
+    tokenizer = parse_tokenizer(changed(lambda content: content["added_tokens"][0].update(special=False)), "a.json")
+    with pytest.raises(UserError, match=r'takes "<\|endoftext\|>" inside of a text .*: set "special": true'):
+        end_of_document_id(tokenizer)
     with pytest.raises(UserError, match=r"no tokenizer at .*none\.json"):
         load_tokenizer(tmp_path / "none.json")
     with open(tmp_path / "large.json", "wb") as file:
@@ -43,13 +53,8 @@ def test_errors_name_the_value(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "large.json")
 
 
-def changed(**parts: Any) -> bytes:
-    """The content of a tokenizer.json with other parts."""
-    return json.dumps({**json.loads(train_bpe(TEXTS, 300).to_str()), **parts}).encode()
-
-
-def sequence(part: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "Sequence", part: steps}
+def sequence(part: str, *steps: dict[str, Any]) -> dict[str, Any]:
+    return {part: {"type": "Sequence", f"{part}s": [*steps]}}
 
 
 def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
@@ -58,9 +63,9 @@ def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 LONGER = replace({"Regex": "a"}, "a" * 50)
 BOMBS = [
-    {"normalizer": sequence("normalizers", [replace({"String": "a"}, "a" * 50)] * 12)},
-    {"normalizer": sequence("normalizers", [{"type": "Prepend", "prepend": "aaaa"}] * 2000)},
-    {"decoder": sequence("decoders", [LONGER, sequence("decoders", [LONGER] * 9)])},
+    sequence("normalizer", *[replace({"String": "a"}, "a" * 50)] * 12),
+    sequence("normalizer", *[{"type": "Prepend", "prepend": "aaaa"}] * 2000),
+    sequence("decoder", LONGER, sequence("decoder", *[LONGER] * 9)["decoder"]),
 ]
 
 
@@ -72,29 +77,17 @@ def test_a_tokenizer_that_makes_texts_grow_is_refused(bomb: dict[str, Any]) -> N
 
 
 def test_replacing_as_in_published_tokenizers_is_accepted_and_padding_is_not_used() -> None:
-    space = [{"type": "Prepend", "prepend": "▁"}, replace({"String": " "}, "▁")]
-    assert parse_tokenizer(changed(normalizer=sequence("normalizers", space)), "a.json").encode("a b").ids
+    space = sequence("normalizer", {"type": "Prepend", "prepend": "▁"}, replace({"String": " "}, "▁"))
+    assert parse_tokenizer(changed(**space), "a.json").encode("a b").ids
     fill = {"strategy": {"Fixed": 10**12}, "direction": "Right", "pad_to_multiple_of": None}
     content = changed(padding={**fill, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"})
     assert len(parse_tokenizer(content, "a.json").encode("the row").ids) < 8
 
 
-def with_part(change: Callable[[dict[str, Any]], Any]) -> bytes:
-    content = json.loads(changed())
-    change(content)
-    return json.dumps(content).encode()
-
-
-def test_an_end_of_document_that_texts_can_name_is_refused() -> None:
-    tokenizer = parse_tokenizer(with_part(lambda content: content["added_tokens"][0].update(special=False)), "a.json")
-    with pytest.raises(UserError, match=r'takes "<\|endoftext\|>" inside of a text .*: set "special": true'):
-        end_of_document_id(tokenizer)
-
-
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{}", b"[" * 100_000, b"\xff", b"null", b"[]", b'{"normalizer": {"type": "Replace"}}',
-     with_part(lambda content: content["model"].update(continuing_subword_prefix="x" * 100))],
+    [b"", b"{}", b"[" * 100_000, b"\xff", b"null", b'{"normalizer": {"type": "Replace"}}',
+     changed(lambda content: content["model"].update(continuing_subword_prefix="x" * 100))],
     ids=lambda content: str(content[:10]),
 )  # fmt: skip
 def test_files_that_are_no_tokenizer(content: bytes) -> None:
@@ -104,8 +97,8 @@ def test_files_that_are_no_tokenizer(content: bytes) -> None:
 
 
 def test_a_vocabulary_reaches_to_its_largest_id() -> None:
-    gap = parse_tokenizer(with_part(lambda content: content["model"]["vocab"].update(zzzz=70_000)), "a.json")
+    gap = parse_tokenizer(changed(lambda content: content["model"]["vocab"].update(zzzz=70_000)), "a.json")
     assert (gap.get_vocab_size(), vocabulary_size(gap)) == (301, 70_001)
-    too_far = parse_tokenizer(with_part(lambda content: content["model"]["vocab"].update(zzzz=1 << 31)), "a.json")
+    too_far = parse_tokenizer(changed(lambda content: content["model"]["vocab"].update(zzzz=1 << 31)), "a.json")
     with pytest.raises(UserError, match="id 2,147,483,648, and shards hold ids below 2,147,483,648"):
         vocabulary_size(too_far)

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from anlit import ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
+from anlit import LogBias, LogN, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
-from anlit.evaluation.gaussian import at_length, distance_functions, expected_total, named
+from anlit.evaluation.gaussian import at_length, expected_total, named
 
 
 def layer(mechanism: Mechanism) -> Mechanism:
@@ -46,16 +45,6 @@ def test_expected_weight_of_other_mechanisms() -> None:
     weight = math.exp((0.5 * math.log(500)) ** 2 / 2)
     assert expected_total(window, 1000, Range(100, 1000)) == pytest.approx(400 * weight)
     assert math.isnan(expected_total(window, 1000, Range(500, 1000)))
-
-
-def test_logits_of_a_mechanism_are_its_functions_of_the_distance() -> None:
-    def functions(mechanism: Mechanism) -> tuple[torch.Tensor, torch.Tensor]:
-        return distance_functions(layer(mechanism), 4, torch.float32)
-
-    torch.testing.assert_close(functions(ALiBi())[1][0], -torch.arange(4.0) / 256)
-    scale = functions(ScaleInvariant())[0].flatten().tolist()
-    assert scale == pytest.approx([math.sqrt(2 * math.log1p(t / 10) + 1) for t in range(4)])
-    assert functions(SlidingWindow(2))[1].tolist() == [[0, 0, -math.inf, -math.inf]]
 
 
 @pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant(), SlidingWindow(60)], ids=["plain", "s-i", "window"])

@@ -265,7 +265,6 @@ def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) ->
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--lengths=0,16"], "--lengths 0 must be at least 1"),
         (["--masking=maybe"], "--masking maybe is not known: choose one of on, off, on,off"),
         (["--lengths=47,48"], f"/val has {VAL_TOKENS - 1:,} tokens to predict and this needs 2,256, the least common"),
         (["--lengths=16,64", "--tokens=50"], "--tokens is 50 and must be at least 64, the least common multiple of"),

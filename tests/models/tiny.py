@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from anlit import GPT, NGPT, AdamW, AnGPT
 from anlit.models.language_model import LanguageModel
 from anlit.optim.schedule import Schedule
-from tests.data.blocks import collate
+from tests.data.modules import collate
 
 ARCHITECTURES = [GPT, NGPT, AnGPT]
 SIZE = {"vocab_size": 29, "context_length": 16, "n_layers": 2, "n_heads": 2, "d_model": 32}

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from anlit.targets import IGNORED
 from anlit.training.callbacks import LossGuard
-from tests.data.blocks import collate
+from tests.data.modules import collate
 from tests.models.tiny import ARCHITECTURES, CONSTANT, GPT, SIZE, Logged, adamw, fit, random_tokens, tiny
 
 SEQUENCES, STEPS = 8, 3

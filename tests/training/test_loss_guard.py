@@ -15,7 +15,7 @@ from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import MuonAdamW
 from anlit.training.callbacks import LossGuard
-from tests.data.blocks import collate
+from tests.data.modules import collate
 from tests.models.tiny import CONSTANT, adamw, random_tokens, tiny
 from tests.training.poison import Poison, PoisonGradient
 
