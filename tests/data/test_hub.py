@@ -63,7 +63,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def server(repositories: Path, tmp_path: Path, monkeypatch) -> Iterator[Hub]:
     with serving_hub(monkeypatch, repositories, tmp_path / "cache") as running:
         yield running
 
@@ -87,7 +87,7 @@ def test_the_hub_gives_what_a_copy_gives(corpus: str, server: Hub, tmp_path: Pat
     assert make(out, from_hub(corpus)) == manifest
 
 
-def test_any_data_set_by_name(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_data_set_by_name(server: Hub, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     named = ["--repo", "allenai/c4", "--files", "en/*.json.gz", "--text_field", "content", "--val_fraction", "0.2"]
     assert main(["prepare", "Hub", *named]) == 0
@@ -109,7 +109,7 @@ def test_going_on_holds_to_the_commit_that_was_begun_with(server: Hub, tmp_path:
         (out / "train" / "chunk-000001-000.bin").unlink()
 
 
-def test_a_file_that_is_cut_is_fetched_once(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_cut_is_fetched_once(server: Hub, out: Path, monkeypatch) -> None:
     """And removed when its last part is done."""
     there: list[int] = []
 
@@ -177,7 +177,7 @@ def test_a_hub_and_a_store_that_are_busy_for_a_while(server: Hub, tmp_path: Path
         HubFiles("allenai/c4", patterns=["data/*.x"]).listing()
 
 
-def test_something_else_nobody_who_answers_and_nobody_there(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_something_else_nobody_who_answers_and_nobody_there(server: Hub, monkeypatch) -> None:
     said = r"cannot be reached for the dataset allenai/c4 \(.+\): check the network, HF_ENDPOINT and proxies"
     monkeypatch.setattr("tests.data.servers.json.dumps", lambda content: "<html>log in</html>")
     with pytest.raises(UserError, match=said):
@@ -191,9 +191,7 @@ def test_something_else_nobody_who_answers_and_nobody_there(server: Hub, monkeyp
         HubFiles("allenai/c4").listing()
 
 
-def test_a_hub_that_is_not_there(
-    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hub_that_is_not_there(server: Hub, tmp_path: Path, monkeypatch, capsys) -> None:
     """By the command, which works in the same place when the hub is there again."""
     command = ["prepare", "SlimPajama", "--output", str(tmp_path / "out")]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -205,7 +203,7 @@ def test_a_hub_that_is_not_there(
     assert main(command) == 0
 
 
-def test_a_tokenizer_is_fetched_once(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_is_fetched_once(server: Hub, monkeypatch) -> None:
     path = fetch_tokenizer("openai-community/gpt2")
     with pytest.raises(UserError, match=r"The hub has no model nobody/none.*: log in .*, or give a local tokenizer"):
         fetch_tokenizer("nobody/none")

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from anlit.cli import main
 from anlit.data.preparation import executors
@@ -62,22 +61,11 @@ def made_by_one(small_corpus: Recipe, place: Path) -> Path:
     return place / "made by one"
 
 
-def test_processes_at_once_with_workers_do_not_change_a_byte(
-    small_corpus: Recipe, made_by_one: Path, out: Path
-) -> None:
-    processes = [start(lambda: make(out, small_corpus, 2)) for _ in range(3)]
-    assert [finish(process) for process in processes] == [0] * 3
-    assert hashes(out) == hashes(made_by_one)
-
-
-def test_a_second_process_waits_for_the_first(small_corpus: Recipe, made_by_one: Path, out: Path) -> None:
-    out.mkdir()
+def test_processes_at_once_wait_for_each_other(small_corpus: Recipe, made_by_one: Path, out: Path) -> None:
     printed = out.with_name("printed")
-    with FileLock(out / ".prepare.lock"):
-        process = start(lambda: make(out, small_corpus), printed)
-        wait_for(lambda: printed.exists() and "Another process is preparing" in printed.read_text())
-        assert hashes(out) == {}
-    assert finish(process) == 0
+    processes = [start(lambda: make(out, small_corpus, 2), printed) for _ in range(3)]
+    assert [finish(process) for process in processes] == [0] * 3
+    assert printed.read_text().count(f"Another process is preparing {out}: waiting for it.") == 2
     assert hashes(out) == hashes(made_by_one)
 
 
@@ -119,7 +107,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 
 def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
     cluster: str, small_corpus: Recipe, made_by_one: Path, out: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    monkeypatch, capsys,
 ) -> None:  # fmt: skip
     assert_makes(out, small_corpus, made_by_one, cluster=cluster)
     assert out.with_name("killed").exists()
@@ -131,7 +119,7 @@ def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:{}", "nowhere"])
-def test_a_cluster_that_is_not_there(address: str, recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_not_there(address: str, recipe: Recipe, out: Path, monkeypatch) -> None:
     monkeypatch.setattr(executors, "CONTACT_SECONDS", 0.5)
     address = address.format(free_port())
     with pytest.raises(UserError, match=f"No Dask scheduler answers at --cluster {address}: start one"):
@@ -189,19 +177,6 @@ def test_killed_before_any_step(trained: Recipe, undisturbed: Path, tmp_path: Pa
         shutil.rmtree(folder)
 
 
-def test_a_repair_that_is_killed_again_and_again(trained: Recipe, undisturbed: Path, out: Path) -> None:
-    """A process dies after a few steps, another goes on and dies, until one comes to the end."""
-    shutil.copytree(undisturbed, out)
-    for path in [*sorted((out / "train").iterdir())[1::2], out / "tokenizer.json"]:
-        path.unlink()
-    rng, deaths = random.Random(0), 0
-    while killed_at(lambda number, step=rng.randrange(2, 40): number == step and os._exit(KILLED), out, trained):
-        deaths += 1
-        assert deaths < 200
-    assert deaths > 1
-    assert hashes(out) == hashes(undisturbed)
-
-
 def test_killed_at_random_moments_with_two_workers(tokenizer: str, tmp_path: Path) -> None:
     """Only the command itself is killed; its workers, also busy ones, end without being told."""
     layouts.openwebtext(tmp_path / "hub", list(documents(300, seed=2))[10:], n_files=6, row_group_size=10)
@@ -219,9 +194,7 @@ def test_killed_at_random_moments_with_two_workers(tokenizer: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("workers", "code"), [(1, errno.ENOSPC), (2, errno.EDQUOT)])
-def test_a_full_disk(
-    recipe: Recipe, finished: Path, out: Path, monkeypatch: pytest.MonkeyPatch, workers: int, code: int
-) -> None:
+def test_a_full_disk(recipe: Recipe, finished: Path, out: Path, monkeypatch, workers: int, code: int) -> None:
     def fail() -> None:
         raise OSError(code, os.strerror(code))
 
@@ -249,7 +222,7 @@ def encode_without_end(job: Job, task: Task) -> int:
     return encode_task(job, task)
 
 
-def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monkeypatch) -> None:
     monkeypatch.setattr(executors, "encode_task", encode_or_be_killed)
     with pytest.raises(UserError, match="A worker process was killed, perhaps for want of memory: what is done so far"):
         make(out, recipe, workers=2)
@@ -258,7 +231,7 @@ def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monk
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_control_c(recipe: Recipe, finished: Path, out: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_control_c(recipe: Recipe, finished: Path, out: Path, monkeypatch, workers: int) -> None:
     """A terminal sends SIGINT to the command and to its workers alike; none of them works on."""
     monkeypatch.setattr(executors, "encode_task", encode_without_end)
     monkeypatch.setitem(CORPORA, "OpenWebText", (lambda options: recipe, frozenset()))

@@ -4,7 +4,6 @@ import errno
 import multiprocessing
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from litdata.streaming import downloader as litdata_downloader
 
@@ -32,7 +30,7 @@ ON_HUB = "hf://datasets/somebody/corpus"
 
 
 @pytest.fixture(autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> Path:
     """It outlives the test: a loader that is not closed would fetch what is removed again."""
     folder = tmp_path_factory.mktemp("remote") / "cache"
     monkeypatch.setattr(store_module, "cache_root", lambda: folder)
@@ -48,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 
 
 @pytest.fixture
-def store(server: ObjectStore, prepared: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+def store(server: ObjectStore, prepared: str, monkeypatch) -> ObjectStore:
     """A server of a fresh copy of `prepared` that boto3 takes for S3."""
     shutil.rmtree(server.root)
     shutil.copytree(prepared, server.root / "bucket" / "corpus")
@@ -101,7 +99,9 @@ def test_the_batches_are_those_of_the_local_folder(store: ObjectStore, prepared:
 def test_processes_on_one_cache_fetch_each_chunk_once(
     store: ObjectStore, streams: dict[str, np.ndarray], cache_folder: Path
 ) -> None:
-    forked = multiprocessing.get_context("fork")
+    reader, forked = store_of(), multiprocessing.get_context("fork")
+    copy_of(reader, 0).parent.mkdir(parents=True)
+    copy_of(reader, 0).with_name("chunk-0-0.bin.partial").write_bytes(b"left by one that was killed")
     results = forked.Queue()
     read_all = lambda: results.put(np.array_equal(store_of().read(0, 46_000), streams["train"]))  # noqa: E731
     processes = [forked.Process(target=read_all) for _ in range(4)]
@@ -161,24 +161,7 @@ def test_a_missing_chunk_is_one_sentence(store: ObjectStore) -> None:
         list(ready(ADDRESS, num_workers=1).train_dataloader())
 
 
-def test_a_reader_waits_for_another_process(store: ObjectStore) -> None:
-    """When that one is gone its lock is free, and what it left is overwritten."""
-    reader = store_of()
-    path = copy_of(reader, 0)
-    path.parent.mkdir(parents=True)
-    path.with_name(path.name + ".partial").write_bytes(b"begun")
-    reading = threading.Thread(target=reader.read, args=(0, 1))
-    with FileLock(f"{path}.lock"):
-        reading.start()
-        reading.join(0.3)
-        assert reading.is_alive()
-        assert store.fetched("chunk-0-0") == 0
-    reading.join(20)
-    assert not reading.is_alive()
-    assert store.fetched("chunk-0-0") == 1
-
-
-def test_training_fetches_ahead(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_fetches_ahead(store: ObjectStore, monkeypatch) -> None:
     """The chunks of the next draws: 430 begin in the first four, of 109 blocks each; of the next, when it is there."""
     monkeypatch.setattr(order_streams, "DRAWS_AHEAD", 430)
     loader = ready(ADDRESS, shuffle=False).train_dataloader()
@@ -210,7 +193,7 @@ def test_an_address_that_gives_nothing_is_one_sentence(
     assert sum(store.requests.values()) <= 3
 
 
-def test_no_answer(store: ObjectStore, other_client: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer(store: ObjectStore, other_client: None, monkeypatch) -> None:
     monkeypatch.setitem(remote.S3_LIMITS, "read_timeout", 0.3)
     store.silent = True
     with pytest.raises(UserError, match=r"^Cannot read s3://bucket/corpus/manifest.json \(ReadTimeout.*: check the"):
@@ -224,14 +207,14 @@ def raising(error: Exception) -> Any:
     return fail
 
 
-def test_a_full_disk(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(store: ObjectStore, monkeypatch) -> None:
     reader, full = store_of(), OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(litdata_downloader.S3Downloader, "download_fileobj", raising(full))
     with pytest.raises(UserError, match=r"^The disk is full where s3://.* is cached: free it, set LITDATA_CACHE_DIR"):
         reader.read(0, 1)
 
 
-def test_google_storage(other_client: None, prepared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_google_storage(other_client: None, prepared: str, monkeypatch) -> None:
     def download(self: object, address: str, file: Any) -> None:
         file.write(Path(prepared, address.removeprefix("gs://bucket/plain/")).read_bytes())
 
@@ -248,7 +231,7 @@ def test_google_storage(other_client: None, prepared: str, monkeypatch: pytest.M
         ready("gs://bucket/absent")
 
 
-def test_hugging_face(prepared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face(prepared: str, monkeypatch) -> None:
     asked = []
 
     def download(repo: str, path: str, **options: Any) -> str:

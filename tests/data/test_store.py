@@ -20,7 +20,7 @@ def open_store(path: Path) -> TokenStore:
 
 
 @pytest.fixture(params=[np.uint16, np.int32])
-def tokens(request: pytest.FixtureRequest) -> np.ndarray:
+def tokens(request) -> np.ndarray:
     high = 65_536 if request.param is np.uint16 else 200_000
     return random_tokens(5_000, seed=0, vocabulary=high, dtype=request.param)
 
@@ -42,7 +42,7 @@ def test_any_part_of_the_array_across_chunks(folder: Path, tokens: np.ndarray) -
     assert np.array_equal(reader.read_blocks(blocks, 100), expected)
 
 
-def test_a_store_works_on_in_another_process(folder: Path, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_works_on_in_another_process(folder: Path, tokens: np.ndarray, monkeypatch) -> None:
     monkeypatch.setattr(store, "OPEN_FILES", 2)
     reader = open_store(folder)
     reader.read(0, 5000)
@@ -54,7 +54,7 @@ def test_a_store_works_on_in_another_process(folder: Path, tokens: np.ndarray, m
     assert np.array_equal(reader.read(3000, 900), tokens[3000:3900])
 
 
-def test_each_chunk_is_checked_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_chunk_is_checked_once(folder: Path, monkeypatch) -> None:
     checked = []
 
     def counting(descriptor: int, chunk: shards.Chunk) -> str | None:
@@ -70,9 +70,7 @@ def test_each_chunk_is_checked_once(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("at_once", [100, 1 << 20])
-def test_chunks_that_are_damaged_vanish_or_shrink_while_training(
-    folder: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_that_are_damaged_vanish_or_shrink_while_training(folder: Path, at_once: int, monkeypatch) -> None:
     monkeypatch.setattr(shards, "CHECKED_AT_ONCE", at_once)
     reader, chunks = open_store(folder), [folder / "train" / f"chunk-0-{number}.bin" for number in range(4)]
     reader.read(0, 777)
@@ -89,7 +87,7 @@ def test_chunks_that_are_damaged_vanish_or_shrink_while_training(
             reader.read(777 * number, 777)
 
 
-def test_a_failing_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk(folder: Path, monkeypatch) -> None:
     def fail(*arguments: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
