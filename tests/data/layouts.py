@@ -20,30 +20,19 @@ END_OF_DOCUMENT = "<|endoftext|>"
 GPT2_END_OF_DOCUMENT = 50256
 
 PIECES = (
-    "the norm of a row is one",
-    "größer, naïve, œuvre, Łódź",
-    "Быстрая лиса и ёж",
-    "Η γρήγορη αλεπού, ᾧ",
-    "素早い茶色の狐。カタカナ",
-    "敏捷的棕色狐狸，龍",
-    "빠른 갈색 여우",
-    "الثعلب البني السريع ١٢٣",
-    "שועל חום מהיר",
-    "तेज़ भूरी लोमड़ी क्ष",
-    "สุนัขจิ้งจอก",
+    "the norm of a row is one", "größer, naïve, œuvre, Łódź", "Быстрая лиса и ёж", "Η γρήγορη αλεπού, ᾧ",
+    "素早い茶色の狐。カタカナ", "敏捷的棕色狐狸，龍", "빠른 갈색 여우", "الثعلب البني السريع ١٢٣", "שועל חום מהיר",
+    "तेज़ भूरी लोमड़ी क्ष", "สุนัขจิ้งจอก",
     "e\u0301 a\u0308\u0323 Z̷̢͘ạ̵lgo",  # combining marks
     "🙂 👩🏽\u200d🚀 🇩🇪 👨\u200d👩\u200d👧\u200d👦",  # joined emoji
-    "line one\r\nline two\r\n\tindented\n\n\n",
-    "zero\u200bwidth\u200c\ufeffmarks\u2060 and\u00a0no\u202fbreak",
+    "line one\r\nline two\r\n\tindented\n\n\n", "zero\u200bwidth\u200c\ufeffmarks\u2060 and\u00a0no\u202fbreak",
     "\x00\x01\x07\x08\x0b\x0c\x1b[31m\x7f\x85",  # control characters
     "\u2028line and paragraph\u2029separators",  # JSON allows them raw; str.splitlines() cuts at them
     "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈 𠜎 \U0010fffd",  # outside the basic plane
     'quotes " \\ / and {"text": "json"}',
     "def f(x):\n    return x ** 2  # code\n",
-    "right\u202eto\u202cleft",
-    f"says {END_OF_DOCUMENT} in the middle",
-    "trailing spaces   \n ",
-)
+    "right\u202eto\u202cleft", f"says {END_OF_DOCUMENT} in the middle", "trailing spaces   \n ",
+)  # fmt: skip
 FIRST = (
     *(f"a text that says {END_OF_DOCUMENT} and goes on", "x", "\n", "é", "🙂", "\x00", "\ufeff"),
     " leading and trailing space ",
@@ -95,12 +84,9 @@ def json_lines(texts: Iterable[str], names: Iterable[str] = SET_NAMES[1:2], fiel
 
 
 def slimpajama(folder: Path, documents_by_split: dict[str, Sequence[str]], n_files: int = 2) -> list[Path]:
-    """cerebras/SlimPajama-627B: train/chunk1/example_train_0.jsonl.zst, …, validation/…, test/….
+    """cerebras/SlimPajama-627B: train/chunk1/example_train_0.jsonl.zst, …, validation/…, test/…, in order.
 
     Document i of a split is of subset `SET_NAMES[i % 7]`. Every second file has several zstd frames.
-
-    Returns:
-        The files, split by split, with the documents in order.
     """
     files = []
     for split, texts in documents_by_split.items():
@@ -111,23 +97,11 @@ def slimpajama(folder: Path, documents_by_split: dict[str, Sequence[str]], n_fil
     return files
 
 
-def openwebtext(folder: Path, texts: Sequence[str], n_files: int = 2, row_group_size: int = 10) -> list[Path]:
+def openwebtext(
+    folder: Path, texts: Sequence[str], n_files: int = 2, row_group_size: int = 10,
+    name: str = "plain_text/train-{:05d}-of-00080.parquet", others: Mapping[str, Any] = {},
+) -> list[Path]:  # fmt: skip
     """Skylion007/openwebtext: plain_text/train-00000-of-00080.parquet, …, with one column of text, in order."""
-    return _parquet_files(folder / "plain_text", "train-{:05d}-of-00080.parquet", texts, n_files, row_group_size)
-
-
-def fineweb(
-    folder: Path, texts: Sequence[str], n_files: int = 2, row_group_size: int = 10, sample: str = "10BT"
-) -> list[Path]:
-    """HuggingFaceFW/fineweb: sample/10BT/000_00000.parquet, …, the text among other columns, in order."""
-    others = {"id": "<urn:uuid:1>", "dump": "CC-MAIN-2013-20", "language_score": 0.9, "token_count": 7}
-    name = "{:03d}_00000.parquet"
-    return _parquet_files(folder / "sample" / sample, name, texts, n_files, row_group_size, others)
-
-
-def _parquet_files(
-    folder: Path, name: str, texts: Sequence[str], n_files: int, row_group_size: int, others: Mapping[str, Any] = {}
-) -> list[Path]:
     files = []
     for number, part in enumerate(cut(texts, n_files)):
         columns = {key: [value] * len(part) for key, value in others.items()}
@@ -137,13 +111,16 @@ def _parquet_files(
     return files
 
 
+def fineweb(folder: Path, texts: Sequence[str], n_files: int = 2, sample: str = "10BT") -> list[Path]:
+    """HuggingFaceFW/fineweb: sample/10BT/000_00000.parquet, …, the text among other columns, in order."""
+    others = {"id": "<urn:uuid:1>", "dump": "CC-MAIN-2013-20", "language_score": 0.9, "token_count": 7}
+    return openwebtext(folder, texts, n_files, 10, f"sample/{sample}/{{:03d}}_00000.parquet", others)
+
+
 def fineweb_bin(
     folder: Path, token_documents: Sequence[Sequence[int]], tokens_per_file: int, end: int = GPT2_END_OF_DOCUMENT
 ) -> list[Path]:
-    """kjj0/fineweb10B-gpt2: fineweb_val_000000.bin, fineweb_train_000001.bin, …, in the order of the stream.
-
-    Each document comes after the token `end`; the stream is cut in the middle of documents too.
-    """
+    """kjj0/fineweb10B-gpt2: fineweb_val_000000.bin, …, cut in the middle of documents, which begin with `end`."""
     stream = [token for document in token_documents for token in (end, *document)]
     files = []
     for number, start in enumerate(range(0, len(stream), tokens_per_file)):

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -55,7 +56,7 @@ def assert_makes(folder: Path, recipe: Recipe, like: Path, **options: Any) -> No
 
 
 def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
-    """A byte-level BPE file; unlike ours, its end-of-document token is the last, as GPT-2's."""
+    """A byte-level BPE file; its end-of-document token is the last, as GPT-2's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -174,28 +175,27 @@ def read_texts(folder: Path, stream: str) -> list[str]:
 
 def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
     """The folder holds these texts in these streams, in this order, and everything it says about them is true."""
-    manifest, indices = read_json(folder / "manifest.json"), {}
-    counts: dict[str, dict[str, int]] = {}
+    manifest = read_json(folder / "manifest.json")
+    there = {"manifest.json", "tokenizer.json", "tasks/plan.json"}
+    there |= {f"tasks/{task:06d}.json" for task in range(manifest["tasks"])}
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for stream, texts in expected.items():
         tokens = encoded(folder / "tokenizer.json", texts)
         assert read_stream(folder, stream).tolist() == tokens, stream
-        indices[stream] = [chunk["filename"] for chunk in read_json(folder / stream / "index.json")["chunks"]]
+        chunks = [chunk["filename"] for chunk in read_json(folder / stream / "index.json")["chunks"]]
+        there |= {f"{stream}/{name}" for name in [*chunks, "index.json"]}
         size = sum(len(text.encode()) for text in texts)
-        numbers = {"documents": len(texts), "bytes": size, "tokens": len(tokens), "chunks": len(indices[stream])}
+        numbers = {"documents": len(texts), "bytes": size, "tokens": len(tokens), "chunks": len(chunks)}
         split, _, subset = stream.partition("/")
-        for place in ("all", split):
-            counts[place] = {key: counts.get(place, {}).get(key, 0) + number for key, number in numbers.items()}
-        if subset:
-            assert manifest[split]["subsets"][subset] == numbers
-    assert {key: manifest[key] for key in counts["all"]} == counts["all"]
-    assert manifest["splits"] == [split for split in ("train", "val", "test") if split in counts]
-    for split in manifest["splits"]:
-        assert {key: value for key, value in manifest[split].items() if key != "subsets"} == counts[split]
+        assert not subset or manifest[split]["subsets"][subset] == numbers
+        counts[""].update(numbers)
+        counts[split].update(numbers)
+    assert {*counts} == {"", *manifest["splits"]}
+    for split, numbers in counts.items():
+        assert numbers.items() <= (manifest[split] if split else manifest).items()
     for key in COUNTS:
-        assert sum(file[key] for file in read_files(folder).values()) == counts["all"][key]
-    there = {f"{stream}/{name}" for stream, names in indices.items() for name in [*names, "index.json"]}
-    there |= {f"tasks/{task:06d}.json" for task in range(manifest["tasks"])}
-    assert set(hashes(folder)) == there | {"manifest.json", "tasks/plan.json", "tokenizer.json"}
+        assert sum(file[key] for file in read_files(folder).values()) == counts[""][key]
+    assert set(hashes(folder)) == there
 
 
 def hashes(folder: Path) -> dict[str, str]:

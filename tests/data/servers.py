@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import sys
 import threading
 import time
 from collections import Counter
@@ -12,14 +11,13 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from huggingface_hub import close_session, constants
 
 from anlit.data.preparation import hub
 
-PAGE_ENTRIES = 2  # the hub has 1000
 COMMIT = "c0ffee" + 34 * "0"  # of the branch main, in all repositories
 
 
@@ -34,10 +32,6 @@ class _Server(ThreadingHTTPServer):
     def behave(self) -> None:
         """Fail in no way, and forget what was asked for."""
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a client that was killed
-            super().handle_error(request, client_address)
-
     class Handler(BaseHTTPRequestHandler):
         server: Any
         protocol_version = "HTTP/1.1"
@@ -49,21 +43,14 @@ class _Server(ThreadingHTTPServer):
         def do_HEAD(self) -> None:
             self.do_GET()
 
-        def answer(self, content: bytes, status: int = 200, headers: Any = None, sent: int = 1 << 40) -> None:
-            """Send the content or the range of it that is asked for; after `sent` bytes the connection ends."""
-            headers = dict(headers or {})
-            if status == 200 and (part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")):
-                first, last, size = int(part[1]), int(part[2] or len(content) - 1), len(content)
-                content, status = content[first : last + 1], 206
-                headers["Content-Range"] = f"bytes {first}-{first + len(content) - 1}/{size}"
+        def answer(self, content: bytes, status: int = 200, headers: Any = ()) -> None:
             self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            for name, value in {**dict(headers), "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(content[:sent])
+                self.wfile.write(content)
             self.wfile.flush()
-            self.close_connection = self.close_connection or sent < len(content)
 
 
 S = TypeVar("S", bound=_Server)
@@ -119,8 +106,6 @@ class Hub(_Server):
     def behave(self) -> None:
         self.refusal: tuple[int, str] | None = None  # status and X-Error-Code of every answer
         self.failing = 0  # so many requests are answered with `refusal`, then all is well; 0: all
-        self.store_refusals = 0  # so many downloads are refused, as with a link that has expired
-        self.drops: list[int] = []  # the next downloads end after so many bytes
         self.damaged = 0  # so many downloads have a wrong first byte
         self.names: list[str] = []  # names that every listing has besides
         self.asked: list[str] = []  # path of every request
@@ -157,14 +142,9 @@ class Hub(_Server):
         def tree(self, root: Path, below: str | None) -> None:
             if not (root / (below or ".")).is_dir():
                 return self.refuse(404, "EntryNotFound")
-            first = int(parse_qs(urlsplit(self.path).query).get("cursor", ["0"])[0])
             entries = [_entry(root, path) for path in sorted((root / (below or ".")).rglob("*"), reverse=True)]
             entries += [{"type": "file", "oid": "0" * 40, "size": 5, "path": name} for name in self.server.names]
-            page, link = entries[first : first + PAGE_ENTRIES], {}
-            if first + PAGE_ENTRIES < len(entries):
-                own = f"{self.server.address}{urlsplit(self.path).path}?recursive=true&cursor={first + PAGE_ENTRIES}"
-                link = {"Link": f'<{own}>; rel="next"'}
-            return self.answer(json.dumps(page).encode(), headers=link)
+            return self.answer(json.dumps(entries).encode())
 
         def resolve(self, root: Path, name: str) -> None:
             """Where the bytes are: on another host, as on the hub."""
@@ -181,13 +161,10 @@ class Hub(_Server):
 
         def blob(self, relative: str) -> None:
             server, content = self.server, (self.server.root / relative).read_bytes()
-            if server.store_refusals:
-                server.store_refusals -= 1
-                return self.refuse(403)
             if server.damaged:
                 server.damaged -= 1
                 content = b"?" + content[1:]
-            return self.answer(content, sent=server.drops.pop(0) if server.drops else len(content))
+            return self.answer(content)
 
 
 def _entry(root: Path, path: Path) -> dict[str, Any]:
@@ -205,10 +182,9 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def serving_hub(patch: pytest.MonkeyPatch, root: Path, cache: Path) -> Iterator[Hub]:
-    """The hub of `root`, as if HF_ENDPOINT named it; no waits, small pieces, and a cache of its own."""
+    """The hub of `root`, as if HF_ENDPOINT named it; no waits, and a cache of its own."""
     patch.setattr(hub, "WAITS", (0.0, 0.0, 0.0))
     patch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)
     patch.setenv("NO_PROXY", "127.0.0.1,localhost")
     server = Hub(root)
     for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):  # what HF_ENDPOINT sets, before the package is loaded

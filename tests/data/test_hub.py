@@ -136,13 +136,12 @@ def test_a_listing_that_leads_out_of_the_folder(server: Hub, tmp_path: Path) -> 
     assert not [path for path in tmp_path.rglob("*.bin") if path.name != "precious.bin"]
 
 
-def test_a_dropped_connection_and_damage_on_the_way(server: Hub, tmp_path: Path, out: Path) -> None:
+def test_damage_on_the_way(server: Hub, tmp_path: Path, out: Path) -> None:
     make(tmp_path / "undisturbed", from_hub("OpenWebText"))
     server.damaged = 1
     with pytest.raises(UserError, match=r"plain_text/.* of the dataset .* arrived damaged \(.*SHA-256 .*network"):
         make(out, from_hub("OpenWebText"))
     assert not list(out.rglob("source-*[!k]"))
-    server.drops = [3000]
     assert_makes(out, from_hub("OpenWebText"), tmp_path / "undisturbed")
 
 
@@ -150,9 +149,14 @@ def test_a_dropped_connection_and_damage_on_the_way(server: Hub, tmp_path: Path,
     ("refusal", "attempts", "message"),
     [
         ((401, "GatedRepo"), 1, "asks for consent before it gives the dataset allenai/c4: accept the terms"),
-        ((403, ""), 1, r"no dataset allenai/c4, or it is private \(status 403\): log in with .* or set HF_TOKEN"),
+        (
+            (401, "RepoNotFound"),
+            1,
+            r"no dataset allenai/c4, or it is private: log in .* set HF_TOKEN, or prepare",
+        ),
+        ((403, ""), 1, r"127.0.0.1 fails to give the dataset allenai/c4 \(status 403\): try again .*clock"),
         ((404, "RevisionNotFound"), 1, "no revision main of it: set --revision"),
-        ((503, ""), 4, r"fails to give the dataset allenai/c4 \(status 503 of .*\): try again .*, or prepare from"),
+        ((503, ""), 4, r"fails to give the dataset allenai/c4 \(status 503\): try again .*, or prepare from"),
     ],
 )
 def test_a_refusal_is_one_sentence(server: Hub, refusal: tuple[int, str], attempts: int, message: str) -> None:
@@ -163,16 +167,10 @@ def test_a_refusal_is_one_sentence(server: Hub, refusal: tuple[int, str], attemp
     assert len(server.asked) == attempts
 
 
-def test_a_hub_and_a_store_that_are_busy_for_a_while(server: Hub, tmp_path: Path) -> None:
-    """Machines of one preparation may begin together; a link's signature may have expired."""
+def test_a_hub_that_is_busy_for_a_while(server: Hub) -> None:
+    """Machines of one preparation may begin together."""
     server.refusal, server.failing = (429, ""), 3
-    source = HubFiles("kjj0/fineweb10B-gpt2", patterns=["*.bin"])
-    file, other, *_ = source.listing().files
-    server.store_refusals = 2
-    assert source.fetched(file, tmp_path).stat().st_size == file.size
-    server.store_refusals = 40
-    with pytest.raises(UserError, match=r"^The hub fails to give the dataset kjj0/.* \(status 403 of localhost\)"):
-        source.fetched(other, tmp_path)
+    assert len(HubFiles("kjj0/fineweb10B-gpt2", patterns=["*.bin"]).listing().files) > 1
     with pytest.raises(UserError, match=r"no file that matches data/\*\.x in its revision main: set --revision"):
         HubFiles("allenai/c4", patterns=["data/*.x"]).listing()
 

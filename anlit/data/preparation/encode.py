@@ -3,8 +3,7 @@
     DIR/<stream>/chunk-TTTTTT-NNN.bin     chunk N of task T, in litdata's format
     DIR/tasks/TTTTTT.json                 its record: counts, checksums, what was skipped
 
-A stream is a split ("val"), or a split and a subset ("train/RedPajamaC4"). Every file is complete or absent. A task is
-done when its record is there and its chunks have their sizes. Doing it twice changes nothing.
+A stream is a split ("val"), or a split and a subset ("train/RedPajamaC4"). Doing a task twice changes nothing.
 """
 
 import re
@@ -144,8 +143,7 @@ class _Streams:
 def encode_task(job: Job, task: Task) -> int:
     """Write a task's chunks and then its record; the number of its tokens. Runs in worker processes.
 
-    Raises OSError, or UserError for a document that cannot be used and is not to be skipped, a file that is changed
-    meanwhile, or a first task that is too small for the tokens that are held out from it.
+    Raises OSError, or UserError for a document that cannot be used or a file that is changed meanwhile.
     """
     streams = _Streams(job, task)
     files = [_encode_piece(job, piece, streams) for piece in task.pieces]
@@ -223,10 +221,7 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 def _copy_tokens(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:
-    """A part of a .bin file, as kjj0/fineweb10B-gpt2 has them: a header of 256 int32, tokens of uint16.
-
-    Its documents are counted by the token that each begins with.
-    """
+    """A part of a .bin file: a header of 256 int32, and uint16 tokens, of which one begins each document."""
     size = path.stat().st_size
     header, n_tokens = np.fromfile(path, "<i4", 3).tolist(), (size - BIN_HEADER_BYTES) // 2
     if size < BIN_HEADER_BYTES or header != [*BIN_BEGINNING, n_tokens] or size % 2:

@@ -25,10 +25,9 @@ PR_SET_PDEATHSIG = 1  # Linux sends a process this signal when the one that has 
 
 
 def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str | None) -> None:
-    """Encode the tasks that are not done, in any order, and show how far it is; errors are those of `encode_task`.
+    """Encode the tasks that are not done, in any order: on a Dask cluster, in worker processes, or in this one.
 
-    They run on a Dask `cluster`, whose workers see the same files, in `workers` processes on this machine, or in this
-    one. UserError if there is no such cluster, BrokenExecutor if a worker is killed.
+    Errors are those of `encode_task`, UserError if there is no such cluster, and BrokenExecutor if a worker is killed.
     """
     tasks = [task for task, done in is_done.items() if not done]
     parts_left = Counter(piece.file for task in tasks for piece in task.pieces)
@@ -108,7 +107,7 @@ def _cluster(address: str) -> Iterator[Executor]:
 
 
 class _Progress(rich_progress.Progress):
-    """A bar on a terminal, a line every half minute in a log: files, tokens, their rate and the time that is left."""
+    """A bar on a terminal, a line now and then in a log: files, tokens, their rate and the time that is left."""
 
     def __init__(self, size: int, size_left: int, n_files: int) -> None:
         columns = (rich_progress.BarColumn(), rich_progress.DownloadColumn(), "{task.description}")

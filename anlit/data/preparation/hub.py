@@ -29,8 +29,7 @@ CONTACT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0  # huggingface_hub's listing has no time limit
 LOCAL_COPY = "prepare from a local copy with --source DIR"
 WAITS = (1.0, 4.0, 15.0)
-"""Seconds between attempts while the hub is busy, or its store refuses a link: the next attempt has a fresh one."""
-BUSY = (429, 503)
+"""Seconds between attempts while the hub is busy."""
 FAILURES = (
     *(httpx2.RequestError, errors.HfHubHTTPError, errors.EntryNotFoundError, errors.OfflineModeIsEnabled),
     *(TimeoutError, ValueError, KeyError, TypeError),
@@ -39,13 +38,7 @@ FAILURES = (
 
 
 class HubFiles(Source):
-    """Files of a dataset repository at one commit.
-
-    Args:
-        repo_id: "owner/name"; anything else is a UserError.
-        revision: branch, tag or commit.
-        patterns: of the wanted files; `*` stands for anything, folders too.
-    """
+    """Files of a dataset repository at one commit; in `patterns`, `*` stands for anything, folders too."""
 
     def __init__(self, repo_id: str, revision: str = "main", patterns: Sequence[str] = ("*",)) -> None:
         if not REPOSITORY.fullmatch(repo_id):
@@ -86,10 +79,7 @@ class HubFiles(Source):
         return []
 
     def fetched(self, file: SourceFile, folder: Path) -> Path:
-        """The file in `folder`, under a name of ours, where it may already be; other processes wait for its end.
-
-        Raises UserError if the hub cannot be reached, the file is not there, or it arrives damaged.
-        """
+        """The file in `folder`, under a name of ours, where it may already be; other processes wait for its end."""
         target = self._place(file, folder)
         with FileLock(f"{target}.lock"):
             if target.is_file() and target.stat().st_size == file.size:
@@ -121,7 +111,8 @@ class HubFiles(Source):
             try:
                 return request()
             except FAILURES as error:
-                if wait is None or not (_status(error) in BUSY or _is_refused_link(error)):
+                busy = isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (429, 503)
+                if wait is None or not busy:
                     dataset = f"the dataset {self.repo_id}"
                     raise _refused(error, dataset, LOCAL_COPY, self.revision) from error
                 time.sleep(wait)
@@ -140,32 +131,21 @@ def _address() -> str:
     return constants.ENDPOINT.rstrip("/")
 
 
-def _status(error: Exception) -> int | None:
-    return error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
-
-
-def _is_refused_link(error: Exception) -> bool:
-    """Whether not the hub refuses, but the store that it has sent us to: a link's signature may have expired."""
-    if not isinstance(error, errors.HfHubHTTPError) or _status(error) not in (400, 401, 403):
-        return False
-    return error.response.url.netloc != httpx2.URL(_address()).netloc
-
-
 def _refused(error: Exception, what: str, remedy: str, revision: str = "main") -> UserError:
     """The error in one sentence."""
-    status, login = _status(error), "log in with `hf auth login` or set HF_TOKEN"
-    is_elsewhere = _is_refused_link(error) or isinstance(error, errors.EntryNotFoundError)
+    login = "log in with `hf auth login` or set HF_TOKEN"
+    response = error.response if isinstance(error, errors.HfHubHTTPError) else None
     if constants.HF_HUB_OFFLINE:
         said = f"HF_HUB_OFFLINE is set, so {what} is not fetched: unset it"
     elif isinstance(error, errors.RevisionNotFoundError):
         said = f"The hub has {what}, but no revision {revision} of it: set --revision to one that it has"
     elif isinstance(error, errors.GatedRepoError):
         said = f"The hub asks for consent before it gives {what}: accept the terms on its page and {login}"
-    elif status in (401, 403, 404) and not is_elsewhere:
-        said = f"The hub has no {what[4:]}, or it is private (status {status}): {login}"
-    elif isinstance(error, errors.HfHubHTTPError):
-        where = f"status {status} of {error.response.url.host}"
-        said = f"The hub fails to give {what} ({where}): try again later, check this machine's clock and proxies"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        said = f"The hub has no {what[4:]}, or it is private: {login}"
+    elif response is not None:  # of the hub, or of the store that it sends to
+        refused = f"{response.url.host} fails to give {what} (status {response.status_code})"
+        said = f"{refused}: try again later, check this machine's clock and proxies, {login}"
     else:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         said = f"{_address()} cannot be reached for {what} ({reason}): check the network, HF_ENDPOINT and proxies"

@@ -5,8 +5,7 @@
     DIR/tasks/                plan.json, and a record for each task: source files, their hashes, what was skipped
     DIR/manifest.json         what the shards hold and how they were made; written last
 
-The same files and settings give the same shards, whatever the machine, the workers and the interruptions. What is
-missing in a finished folder is a task that is not done, and the same command does it.
+The same files and settings give the same shards, whatever the machine, the workers and the interruptions.
 """
 
 import errno
@@ -59,7 +58,7 @@ def prepare(
 
     Args:
         command: the one that makes the folder, for the manifest and the errors of those who read it.
-        workers: processes; by default one for each core that this process may use.
+        workers: processes, by default one for each core.
         cluster: address of a Dask scheduler, whose workers do the work instead.
         skip_bad: leave out documents that cannot be used, count and list them; otherwise the first one is an error.
         verify: compare the checksum of every chunk of a finished folder, not only its size.
@@ -96,10 +95,7 @@ def prepare(
 
 
 def _what_is_lost(target: Path, recipe: Recipe, checksums: bool) -> str | None:
-    """What a finished folder lacks that a reader needs; None: nothing; "": it is not finished.
-
-    Raises UserError for a folder of something else.
-    """
+    """What a finished folder lacks; None: nothing, "": it is not finished. UserError for a folder of something else."""
     if not (target / MANIFEST).is_file():
         if target.exists() and not target.is_dir():
             raise UserError(f"{target} is a file: choose a folder with --output, or --data.path.")
@@ -142,8 +138,7 @@ def _refuse_differences(target: Path, then: Any, now: Mapping[str, Any]) -> None
 def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any], Listing, Job]:
     """What is fixed before the first task, and written down: a preparation that goes on keeps to it.
 
-    One whose first task is not done begins anew: its command may have been a mistake. UserError if settings or files
-    are others, or the tokenizer cannot be had.
+    One whose first task is not done begins anew: its command may have been a mistake.
     """
     settings, then = recipe.settings(), None
     if (target / MANIFEST).is_file() or record_path(target, 0).is_file():
@@ -234,10 +229,7 @@ def _is_done(job: Job, task: Task, checksums: bool) -> bool:
 
 @contextmanager
 def _locked(target: Path) -> Iterator[None]:
-    """Keep other processes away from the folder; waits for one that has it.
-
-    The lock ends with its process, however that ends. Its empty file stays.
-    """
+    """Keep other processes away from the folder. The lock ends with its process; its empty file stays."""
     target.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target / LOCK)
     try:
@@ -251,7 +243,7 @@ def _locked(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _plain_errors(target: Path) -> Iterator[None]:
-    """Turn every failure into one sentence, which says that the finished part is kept."""
+    """Turn every failure into one sentence."""
     kept = f"{KEPT}, repeat the command to go on"
     try:
         yield

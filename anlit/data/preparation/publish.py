@@ -26,10 +26,7 @@ Streams = dict[str, dict[str, Any]]
 def publish(
     job: Job, plan: dict[str, Any], listing: Listing, records: Mapping[int, dict[str, Any]], command: str
 ) -> None:
-    """Finish the folder. Every file is a function of the records: doing it twice changes nothing.
-
-    Raises UserError if there is nothing to train on, or nothing to validate with.
-    """
+    """Finish the folder; UserError if there is nothing to train on or to validate with."""
     streams, skipped = join(records, job.dtype, listing.skipped)
     splits: dict[str, dict[str, Any]] = {}
     for split in SPLITS:
@@ -96,8 +93,8 @@ def join(
 ) -> tuple[Streams, dict[str, dict[str, Any]]]:
     """The counts and `Chunk`s of each stream, and for each reason what was left out: how often, and the first places.
 
-    `records` are in the order of their tasks' numbers; `skipped` has files that were left out before. Raises KeyError,
-    TypeError, ValueError or AttributeError for a record that is not what a task writes.
+    `skipped` has files that were left out before. A record that is not what a task writes raises KeyError, TypeError,
+    ValueError or AttributeError.
     """
     streams: Streams = {}
     counts = Counter({reason: len(names) for reason, names in skipped.items()})

@@ -167,9 +167,7 @@ def fineweb_bin(options: Options) -> Recipe:
     """kjj0/fineweb10B-gpt2 or …100B-gpt2: token files; the one called val is for validation."""
     part = options.one_part("10B", "100B")
     if options.tokenizer == BPE:
-        raise UserError(
-            "--tokenizer bpe is for text, and these files hold tokens: choose gpt2, gpt-neox, a file or none."
-        )
+        raise UserError("--tokenizer bpe is for text, and these files hold tokens: choose gpt2, gpt-neox or none.")
     splits = Splits({"fineweb_val_": VAL, "fineweb_train_": TRAIN})
     source = _from_hub(options, f"kjj0/fineweb{part}-gpt2", ["*.bin"])
     return Recipe("FineWebBin", source, splits, options, tokenized=True, origin={"part": part})
@@ -202,19 +200,14 @@ def text_files(options: Options) -> Recipe:
     splits = Splits(fraction=options.held_out())
     source: Source = LocalFiles(root, [pattern])
     if not holds_many(pattern):
-        nothing = (
-            f"No file matches {pattern} in {root}: set --source (--data.source) to the folder with the text, "
-            "or --pattern (--data.pattern) to what its files are called."
-        )
-        splits, source = Splits(), DistinctTexts(source.paths, splits.fraction, nothing)
+        splits, source = Splits(), DistinctTexts(source.paths, splits.fraction, f"{pattern} in {root}")
     return Recipe(f"text:{root.name}", source, splits, options, BPE, origin={"source": str(root), "pattern": pattern})
 
 
 def python_sources(options: Options) -> Recipe:
     """The running interpreter's own library, which every machine has."""
     origin = {"python": platform.python_version(), "include_site_packages": options.include_site_packages}
-    nothing = "This Python has no sources of its library (*.py): use another corpus."
-    texts = DistinctTexts(python_files(options.include_site_packages), options.held_out(), nothing)
+    texts = DistinctTexts(python_files(options.include_site_packages), options.held_out(), "*.py of this Python")
     return Recipe("PythonSources", texts, Splits(), options, BPE, origin=origin)
 
 

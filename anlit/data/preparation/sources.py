@@ -39,7 +39,7 @@ class Source:
     settings: Mapping[str, Any] = {}  # what identifies the source, besides the names and sizes of its files
 
     def listing(self) -> Listing:
-        """All files of the corpus, the same every time; UserError if there are none, or they cannot be reached."""
+        """All files of the corpus; UserError if there are none, or they cannot be reached."""
         raise NotImplementedError
 
     def fetched(self, file: SourceFile, folder: Path) -> Path:
@@ -52,10 +52,7 @@ class Source:
 
 
 class LocalFiles(Source):
-    """A folder that holds the corpus in the hub's own layout (or any files of a format that can be read).
-
-    A layout is a list of globs under it; the files are those of the first layout that has any.
-    """
+    """A folder that holds the corpus: the files of the first layout, a list of globs, that has any."""
 
     def __init__(self, root: str | Path, *layouts: Sequence[str]) -> None:
         self.root, self.wanted = Path(root), " or ".join(layouts[0])
@@ -76,17 +73,20 @@ class LocalFiles(Source):
 class DistinctTexts(Source):
     """Every different UTF-8 file of a list is a document, held out or not by a hash of its content.
 
-    The files are read once beforehand: what is not text is left out, copies are dropped, and the documents are put in
-    the order of their content hashes, which is a shuffled order and the same wherever the files lie.
+    What is not text is left out, copies are dropped, and the documents are in the order of their content hashes, which
+    is a shuffled order and the same wherever the files lie.
     """
 
-    def __init__(self, paths: Mapping[str, Path], val_fraction: float, nothing: str) -> None:
-        self.paths, self.val_fraction, self.nothing = paths, val_fraction, nothing
+    def __init__(self, paths: Mapping[str, Path], val_fraction: float, what: str) -> None:
+        self.paths, self.val_fraction, self.what = paths, val_fraction, what
         self.settings = {"val_fraction": val_fraction}
 
     def listing(self) -> Listing:
         if not self.paths:
-            raise UserError(self.nothing)
+            raise UserError(
+                f"No file matches {self.what}: set --source (--data.source) to the folder with the text, "
+                "or --pattern (--data.pattern) to what its files are called."
+            )
         skipped: dict[str, list[str]] = {}
         distinct: dict[str, SourceFile] = {}
         for label, path in self.paths.items():

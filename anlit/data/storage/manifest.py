@@ -1,7 +1,4 @@
-"""The manifest and the tokenizer of a prepared folder, read as someone else may have written them.
-
-    DIR/manifest.json     what the folder holds, and the command that makes it
-    DIR/tokenizer.json    absent where the tokens came without one
+"""manifest.json and tokenizer.json of a prepared folder, read as someone else may have written them.
 
 Paths are local or an address that litdata fetches from (s3://, gs://, hf://).
 """

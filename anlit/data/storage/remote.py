@@ -51,14 +51,9 @@ class _Bounded(io.FileIO):
 
 
 def fetch(address: str, target: Path, limit: int) -> None:
-    """Fetch a file to `target`, which is complete only when this has returned.
+    """Fetch a file of at most `limit` bytes (hf:// ignores it) to `target`, which is complete when this has returned.
 
-    Args:
-        limit: bytes that it may have; hf:// ignores it.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        UserError: the address cannot be reached or refuses, the answer stalls, or the file is too long.
+    Raises FileNotFoundError, or UserError if the address cannot be reached or refuses, stalls, or gives too much.
     """
     downloader = _downloader(address.partition("://")[0] + "://", os.getpid())
     try:

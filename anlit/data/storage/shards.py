@@ -1,7 +1,4 @@
-"""The token arrays of a prepared folder, and the chunks that they lie in.
-
-DIR/<split>/[<subset>/]index.json and chunk-*.bin       litdata's format
-"""
+"""The token arrays of a prepared folder: DIR/<split>/[<subset>/]index.json and chunk-*.bin, in litdata's format."""
 
 import os
 import zlib
@@ -56,10 +53,7 @@ def chunk_bytes(tokens: int, dtype: np.dtype) -> int:
 
 
 def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
-    """The token arrays of a split: one for each subset in the manifest's order, or the only one.
-
-    Raises UserError for an index that is missing, damaged or does not agree with the manifest.
-    """
+    """The token arrays of a split: one for each subset, or the only one; UserError for an index that is wrong."""
     counts = manifest[split].get("subsets") or {"": manifest[split]}
     sources = []
     for name, count in counts.items():
@@ -87,11 +81,7 @@ def _read_index(folder: str, command: str) -> tuple[Chunk, ...]:
 
 
 def check_chunks(source: Source, checksums: bool = False) -> None:
-    """Raise UserError for a chunk of a local source that is missing or has another length than in the index.
-
-    Args:
-        checksums: compare them, too; otherwise what the chunks hold is checked when they are opened.
-    """
+    """Raise UserError for a chunk of a local source that is missing, or has another length (or checksum, if asked)."""
     if lost := lost_chunk(source.folder, () if is_remote(source.folder) else source.chunks, checksums):
         raise source.damaged(*lost)
 

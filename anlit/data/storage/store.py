@@ -1,7 +1,7 @@
 """Random access to a source, all of whose chunks are one array of tokens; chunks of remote sources are cached.
 
-Processes and runs share the cache's folder. A chunk appears in it complete, a lock keeps a second process from fetching
-it, and a chunk that is removed while it is in use stays readable for the processes that have it open.
+Processes and runs share the cache's folder. A chunk appears in it complete, and one that is removed while it is in use
+stays readable for the processes that have it open.
 """
 
 import contextlib
@@ -132,7 +132,13 @@ class TokenStore:
             chunk = self.source.chunks[number]
             before = start - (int(self._ends[number]) - chunk.tokens)
             part = out[: chunk.tokens - before]
-            self._read_chunk(number, CHUNK_HEADER_BYTES + before * self.dtype.itemsize, part)
+            position = CHUNK_HEADER_BYTES + before * self.dtype.itemsize
+            try:
+                n_bytes = os.preadv(self._descriptor(number), [part.view(np.uint8).data], position)
+            except OSError as error:
+                raise self.source.damaged(chunk, f"it cannot be read: {error.strerror}") from error
+            if n_bytes != part.nbytes:
+                raise self.source.damaged(chunk, f"it ends {part.nbytes - n_bytes:,} bytes too soon")
             start, out, number = start + len(part), out[len(part) :], number + 1
 
     def _check(self, tokens: np.ndarray) -> None:
@@ -141,15 +147,6 @@ class TokenStore:
         if largest >= (size := self.source.manifest["vocab_size"]):
             how = f"it has token {largest:,}, and its manifest says that the vocabulary has {size:,}"
             raise damaged(self.source.folder, how, self.source.manifest["command"])
-
-    def _read_chunk(self, number: int, position: int, out: np.ndarray) -> None:
-        chunk = self.source.chunks[number]
-        try:
-            n_bytes = os.preadv(self._descriptor(number), [out.view(np.uint8).data], position)
-        except OSError as error:
-            raise self.source.damaged(chunk, f"it cannot be read: {error.strerror}") from error
-        if n_bytes != out.nbytes:
-            raise self.source.damaged(chunk, f"it ends {out.nbytes - n_bytes:,} bytes too soon")
 
     def _descriptor(self, number: int) -> int:
         """The open file of a chunk."""

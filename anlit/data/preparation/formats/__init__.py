@@ -1,7 +1,6 @@
 """Source files of text, read record by record: JSON lines, parquet, plain text; .gz and .zst of lines and plain text.
 
-Nothing here raises because of what a file holds: a fault is a `Record` with a `problem`, and reading continues
-after it where the format allows it. Only OSError comes through (no such file, no permission, a failing disk).
+Only OSError is raised: what is wrong with a file's content is a `Record` with a `problem`, after which reading goes on.
 """
 
 import re
@@ -25,10 +24,7 @@ def parts_of(name: str, size: int, part_bytes: int) -> int:
 
 
 def read_file(name: str, path: Path, columns: Columns, part: int = 0, parts: int = 1) -> Iterator[Record]:
-    """The records of one part of a file, in order; all parts together have every record once.
-
-    Memory is bounded by a few times the longest document. `name` says what the file is, `parts_of` how many `parts`.
-    """
+    """The records of one part of a file, in order. `name` says what the file is, `parts_of` how many `parts`."""
     if name.lower().endswith(".parquet"):
         return parquet.read(path, columns, part, parts)
     if holds_many(name):

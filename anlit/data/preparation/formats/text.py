@@ -10,55 +10,45 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from anlit.data.preparation.formats.base import (
-    MB,
-    THE_FILE,
-    BrokenFileError,
-    Columns,
-    Place,
-    Record,
-    read_bytes,
-    read_range,
-    record_of,
-    too_long,
-)
+from anlit.data.preparation.formats import base
+from anlit.data.preparation.formats.base import Columns, Place, Record
 
 
 def read_plain(name: str, path: Path, columns: Columns) -> Iterator[Record]:
     """The one record of a plain text; of a compressed one, no more is decompressed than a document may have."""
     text = bytearray()
     try:
-        for piece in read_bytes(name, path):
+        for piece in base.read_bytes(name, path):
             text += piece
             if len(text) > columns.max_document_bytes:
-                yield too_long(THE_FILE, max(len(text), path.stat().st_size), columns)
+                yield base.too_long(base.THE_FILE, max(len(text), path.stat().st_size), columns)
                 return
-        yield record_of(THE_FILE, bytes(text), None, columns)
-    except BrokenFileError as error:
-        yield Record(THE_FILE, None, *error.args)
+        yield base.record_of(base.THE_FILE, bytes(text), None, columns)
+    except base.BrokenFileError as error:
+        yield Record(base.THE_FILE, None, *error.args)
 
 
 def read_lines(name: str, path: Path, columns: Columns, part: int, parts: int) -> Iterator[Record]:
     """Records of one part, see `read_file`; a compressed file has one."""
-    pieces, start = read_bytes(name, path), 0
+    pieces, start = base.read_bytes(name, path), 0
     if parts > 1:
         size = path.stat().st_size
         start, stop = (_next_line(path, size * number // parts) for number in (part, part + 1))
-        pieces = read_range(path, start, stop)
+        pieces = base.read_range(path, start, stop)
     # Counted only if a record has to tell its line: that reads all of the file before this part.
-    earlier = cache(lambda: sum(piece.count(b"\n") for piece in read_range(path, 0, start))) if part else None
+    earlier = cache(lambda: sum(piece.count(b"\n") for piece in base.read_range(path, 0, start))) if part else None
     # Six bytes of JSON can stand for one of text (\u0041), and other fields need room too. Longer lines are not kept.
-    longest = 8 * columns.max_document_bytes + MB
+    longest = 8 * columns.max_document_bytes + base.MB
     number = 1
     try:
         for line in _lines(pieces, longest):
             place = ("line", number, earlier)
             if isinstance(line, int):
-                yield too_long(place, line, columns)
+                yield base.too_long(place, line, columns)
             elif line.strip():
                 yield _parse(line.removeprefix(codecs.BOM_UTF8) if part == 0 and number == 1 else line, place, columns)
             number += 1
-    except BrokenFileError as error:
+    except base.BrokenFileError as error:
         yield Record(("line", number, earlier), None, *error.args)
 
 
@@ -68,7 +58,7 @@ def _next_line(path: Path, position: int) -> int:
         return 0
     with open(path, "rb") as file:
         file.seek(position - 1)  # a line may begin right at it
-        while (line := file.readline(MB)) and not line.endswith(b"\n"):
+        while (line := file.readline(base.MB)) and not line.endswith(b"\n"):
             pass
         return file.tell()
 
@@ -101,7 +91,7 @@ def _parse(line: bytes, place: Place, columns: Columns) -> Record:
         return Record(place, None, "not_json", f"the line is not JSON ({error})")
     if not isinstance(values, dict):
         return Record(place, None, "not_json", "the line is not a JSON object")
-    return record_of(place, _field(values, columns.text), _field(values, columns.subset), columns)
+    return base.record_of(place, _field(values, columns.text), _field(values, columns.subset), columns)
 
 
 def _field(values: Any, dotted: str | None) -> Any:
