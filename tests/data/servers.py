@@ -16,8 +16,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from huggingface_hub import close_session, constants
 
-from anlit.data.preparation import hub
-
 COMMIT = "c0ffee" + 34 * "0"  # of the branch main, in all repositories
 
 
@@ -105,7 +103,6 @@ class Hub(_Server):
 
     def behave(self) -> None:
         self.refusal: tuple[int, str] | None = None  # status and X-Error-Code of every answer
-        self.failing = 0  # so many requests are answered with `refusal`, then all is well; 0: all
         self.damaged = 0  # so many downloads have a wrong first byte
         self.names: list[str] = []  # names that every listing has besides
         self.asked: list[str] = []  # path of every request
@@ -117,9 +114,6 @@ class Hub(_Server):
         def do_GET(self) -> None:
             self.server.asked.append(self.path)
             if (refusal := self.server.refusal) is not None:
-                self.server.failing -= 1
-                if self.server.failing == 0:
-                    self.server.refusal = None
                 return self.refuse(*refusal)
             for pattern, answer in (
                 (r"/api/(datasets|models)/([^/]+/[^/]+)/revision/([^/]+)", self.revision),
@@ -182,8 +176,7 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def serving_hub(patch: pytest.MonkeyPatch, root: Path, cache: Path) -> Iterator[Hub]:
-    """The hub of `root`, as if HF_ENDPOINT named it; no waits, and a cache of its own."""
-    patch.setattr(hub, "WAITS", (0.0, 0.0, 0.0))
+    """The hub of `root`, as if HF_ENDPOINT named it, and a cache of its own."""
     patch.setattr(constants, "HF_HUB_CACHE", str(cache))
     patch.setenv("NO_PROXY", "127.0.0.1,localhost")
     server = Hub(root)

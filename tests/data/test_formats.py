@@ -159,9 +159,8 @@ def test_blank_lines_marks_and_carriage_returns_are_no_text(tmp_path: Path, part
 
 def test_a_missing_subset_is_a_fault_only_where_subsets_are_wanted(tmp_path: Path) -> None:
     lines, rows = tmp_path / "a.jsonl", tmp_path / "a.parquet"
-    lines.write_bytes(b'{"text": "a", "meta": {}}\n{"text": "b", "meta": "text"}\n')
-    assert problems(records(lines)) == [("line 1", "no_subset_field"), ("line 2", "no_subset_field")]
-    assert problems(records(lines, Columns())) == []
+    lines.write_bytes(b'{"text": "b", "meta": "text"}\n')
+    assert (problems(records(lines)), problems(records(lines, Columns()))) == ([("line 1", "no_subset_field")], [])
     meta = pa.array([None, {"redpajama_set_name": None}, {"redpajama_set_name": ""}, {"redpajama_set_name": "C4"}])
     pq.write_table(pa.concat_tables([pa.table({"text": ["a", "b", "c", "d"], "meta": meta})] * 100), rows)
     read = records(rows)

@@ -118,12 +118,11 @@ def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
     assert "hub/plain_text/train-00000-of-00080.parquet, the file: it has no readable parquet footer" in said
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:{}", "nowhere"])
-def test_a_cluster_that_is_not_there(address: str, recipe: Recipe, out: Path, monkeypatch) -> None:
+def test_a_cluster_that_is_not_there(recipe: Recipe, out: Path, monkeypatch) -> None:
     monkeypatch.setattr(executors, "CONTACT_SECONDS", 0.5)
-    address = address.format(free_port())
-    with pytest.raises(UserError, match=f"No Dask scheduler answers at --cluster {address}: start one"):
-        make(out, recipe, cluster=address)
+    for address in (f"tcp://127.0.0.1:{free_port()}", "nowhere"):
+        with pytest.raises(UserError, match=f"No Dask scheduler answers at --cluster {address}: start one"):
+            make(out, recipe, cluster=address)
 
 
 @pytest.mark.parametrize("task_bytes", [1000, 1 << 30])
@@ -208,22 +207,13 @@ def test_a_full_disk(recipe: Recipe, finished: Path, out: Path, monkeypatch, wor
     assert_makes(out, recipe, finished, workers=workers)
 
 
-def encode_or_be_killed(job: Job, task: Task) -> int:
-    if task.number == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return encode_task(job, task)
-
-
-def encode_without_end(job: Job, task: Task) -> int:
-    """Also tells that it has come so far."""
-    if task.number == 3:
-        (job.folder.parent / "reached").touch()
-        time.sleep(600)
-    return encode_task(job, task)
+def before_task_3(then: Callable[[Job], object]) -> Callable[[Job, Task], int]:
+    return lambda job, task: (task.number == 3 and then(job), encode_task(job, task))[1]
 
 
 def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monkeypatch) -> None:
-    monkeypatch.setattr(executors, "encode_task", encode_or_be_killed)
+    killed = before_task_3(lambda job: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(executors, "encode_task", killed)
     with pytest.raises(UserError, match="A worker process was killed, perhaps for want of memory: what is done so far"):
         make(out, recipe, workers=2)
     monkeypatch.undo()
@@ -233,7 +223,8 @@ def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monk
 @pytest.mark.parametrize("workers", [1, 2])
 def test_control_c(recipe: Recipe, finished: Path, out: Path, monkeypatch, workers: int) -> None:
     """A terminal sends SIGINT to the command and to its workers alike; none of them works on."""
-    monkeypatch.setattr(executors, "encode_task", encode_without_end)
+    without_end = before_task_3(lambda job: (out.with_name("reached").touch(), time.sleep(600)))
+    monkeypatch.setattr(executors, "encode_task", without_end)
     monkeypatch.setitem(CORPORA, "OpenWebText", (lambda options: recipe, frozenset()))
     words, printed = ["prepare", "OpenWebText", "--output", str(out), "--workers", str(workers)], out.with_name("said")
     process = start(lambda: sys.exit(main(words)), printed)

@@ -1,5 +1,6 @@
 """From each corpus's files, in the hub's layout, to shards: nothing is lost, mixed or guessed."""
 
+import itertools
 import json
 import random
 from hashlib import sha256
@@ -63,26 +64,20 @@ def test_slimpajama(tokenizer: str, tmp_path: Path, out: Path) -> None:
     assert {"python", "anlit", "tokenizers"} <= set(manifest["versions"])
 
 
-def test_slimpajama_unpacked_and_with_files_in_the_order_of_their_numbers(
-    tokenizer: str, tmp_path: Path, out: Path
-) -> None:
-    """A raised ² is no number."""
+def test_slimpajama_unpacked(tokenizer: str, tmp_path: Path, out: Path) -> None:
+    """Files in the order of their numbers, and a raised ² is none; names of subsets stay inside the folder."""
     expected = [f"{chunk}/{number}" for chunk in (1, 2, 10) for number in (0, 9, 10, 100)]
+    names = ["../../mine", "..", ".", "a b", "größe", "a/b"]
     for text in expected:
         write(tmp_path / f"hub/train/chunk{text.replace('/', '/²')}.jsonl", json_lines([text])[0])
-    write(tmp_path / "hub/validation/chunk1/example_holdout_0.jsonl", json_lines(["val"])[0])
-    make(out, recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
-    assert_holds(out, {"train/RedPajamaC4": expected, "val/RedPajamaC4": ["val"]})
-
-
-def test_the_name_of_a_subset_cannot_lead_out_of_the_folder(tokenizer: str, tmp_path: Path, out: Path) -> None:
-    names = ["../../mine", "..", ".", "a b", "größe", "a/b"]
-    for folder in ("train", "validation"):
-        write(tmp_path / "hub" / folder / "a.jsonl", b"".join(json_lines(names, names)))
-    subsets = make(out, recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))["train"]["subsets"]
+    write(tmp_path / "hub/validation/chunk1/example_holdout_0.jsonl", b"".join(json_lines(names, names)))
+    manifest = make(out, recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
+    subsets = {name: read_texts(out, f"val/{name}") for name in manifest["val"]["subsets"]}
+    assert {path.name for path in (out / "val").iterdir()} == set(subsets)
+    assert sorted(itertools.chain(*subsets.values())) == sorted(names)
+    streams = {f"val/{name}": texts for name, texts in subsets.items()}
+    assert_holds(out, {"train/RedPajamaC4": expected, **streams})
     assert {path.name for path in tmp_path.iterdir()} == {"hub", "out"}
-    assert {path.name for path in (out / "train").iterdir()} == set(subsets)
-    assert sorted(text for name in subsets for text in read_texts(out, f"train/{name}")) == sorted(names)
 
 
 def test_openwebtext_holds_out_as_many_as_the_papers(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Chunks read as one array, and what is said when they are not what the index says."""
 
-import errno
 import os
 import pickle
 from pathlib import Path
@@ -88,10 +87,7 @@ def test_chunks_that_are_damaged_vanish_or_shrink_while_training(folder: Path, a
 
 
 def test_a_failing_disk(folder: Path, monkeypatch) -> None:
-    def fail(*arguments: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
     reader = open_store(folder)
-    monkeypatch.setattr(os, "preadv", fail)
-    with pytest.raises(UserError, match=r"chunk-0-1.bin is damaged \(it cannot be read: Input/output error\)"):
+    monkeypatch.setattr(os, "preadv", lambda *arguments: os.stat("/none"))
+    with pytest.raises(UserError, match=r"chunk-0-1.bin is damaged \(it cannot be read: No such file or directory\)"):
         reader.read(777, 1)

@@ -1,14 +1,13 @@
 """Corpora and tokenizers on the Hugging Face hub: listed and fetched, at one commit.
 
-huggingface_hub makes the requests and repeats what fails, except the first contact, which must not take long.
+huggingface_hub makes the requests, and repeats those that fail but for the first.
 """
 
 import os
 import re
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
@@ -28,8 +27,6 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 CONTACT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0  # huggingface_hub's listing has no time limit
 LOCAL_COPY = "prepare from a local copy with --source DIR"
-WAITS = (1.0, 4.0, 15.0)
-"""Seconds between attempts while the hub is busy."""
 FAILURES = (
     *(httpx2.RequestError, errors.HfHubHTTPError, errors.EntryNotFoundError, errors.OfflineModeIsEnabled),
     *(TimeoutError, ValueError, KeyError, TypeError),
@@ -49,9 +46,11 @@ class HubFiles(Source):
 
     def listing(self) -> Listing:
         get_session().timeout = ANSWER_SECONDS
-        self.commit = self.commit or self._patiently(self._look_up)
+        with self._plain_errors():
+            self.commit = self.commit or self._look_up()
+            entries = self._entries()
         files = {}
-        for entry in self._patiently(self._entries):
+        for entry in entries:
             if any(fnmatchcase(entry.path, pattern) for pattern in self.patterns):
                 name = checked_path(entry.path, f"The hub's listing of {self.repo_id}")
                 # Small files are in git itself and have no hash.
@@ -85,7 +84,8 @@ class HubFiles(Source):
             if target.is_file() and target.stat().st_size == file.size:
                 return target
             with tempfile.TemporaryDirectory(dir=folder, prefix="download-") as temporary:
-                arrived = Path(self._patiently(lambda: self._download(file, temporary)))
+                with self._plain_errors():
+                    arrived = Path(self._download(file, temporary))
                 if arrived.stat().st_size == file.size and file.sha256 in (None, file_sha256(arrived)):
                     return arrived.replace(target)
         raise UserError(
@@ -105,48 +105,42 @@ class HubFiles(Source):
         where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "etag_timeout": CONTACT_SECONDS}
         return hf_hub_download(self.repo_id, file.name, local_dir=folder, library_name="anlit", **where)
 
-    def _patiently(self, request: Callable[[], Any]) -> Any:
-        """The answer to a request, made again while the hub is busy; UserError for a failure that stays."""
-        for wait in (*WAITS, None):
-            try:
-                return request()
-            except FAILURES as error:
-                busy = isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (429, 503)
-                if wait is None or not busy:
-                    dataset = f"the dataset {self.repo_id}"
-                    raise _refused(error, dataset, LOCAL_COPY, self.revision) from error
-                time.sleep(wait)
-        raise AssertionError
+    def _plain_errors(self) -> AbstractContextManager[None]:
+        return _plain_errors(f"the dataset {self.repo_id}", LOCAL_COPY, self.revision)
 
 
 def fetch_tokenizer(repo_id: str) -> Path:
     """tokenizer.json of a model repository, in huggingface_hub's cache; UserError if it cannot be fetched."""
-    try:
+    with _plain_errors(f"the model {repo_id}", "give a local tokenizer.json with --tokenizer FILE"):
         return Path(hf_hub_download(repo_id, "tokenizer.json", etag_timeout=CONTACT_SECONDS, library_name="anlit"))
-    except FAILURES as error:
-        raise _refused(error, f"the model {repo_id}", "give a local tokenizer.json with --tokenizer FILE") from error
 
 
 def _address() -> str:
     return constants.ENDPOINT.rstrip("/")
 
 
-def _refused(error: Exception, what: str, remedy: str, revision: str = "main") -> UserError:
-    """The error in one sentence."""
+@contextmanager
+def _plain_errors(what: str, remedy: str, revision: str = "main") -> Iterator[None]:
+    """Turn a failure into one sentence."""
+    try:
+        yield
+    except FAILURES as error:
+        raise UserError(f"{_said(error, what, revision)}, or {remedy}.") from error
+
+
+def _said(error: Exception, what: str, revision: str) -> str:
     login = "log in with `hf auth login` or set HF_TOKEN"
     response = error.response if isinstance(error, errors.HfHubHTTPError) else None
     if constants.HF_HUB_OFFLINE:
-        said = f"HF_HUB_OFFLINE is set, so {what} is not fetched: unset it"
-    elif isinstance(error, errors.RevisionNotFoundError):
-        said = f"The hub has {what}, but no revision {revision} of it: set --revision to one that it has"
-    elif isinstance(error, errors.GatedRepoError):
-        said = f"The hub asks for consent before it gives {what}: accept the terms on its page and {login}"
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        said = f"The hub has no {what[4:]}, or it is private: {login}"
-    elif response is not None:  # of the hub, or of the store that it sends to
+        return f"HF_HUB_OFFLINE is set, so {what} is not fetched: unset it"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"The hub has {what}, but no revision {revision} of it: set --revision to one that it has"
+    if isinstance(error, errors.GatedRepoError):
+        return f"The hub asks for consent before it gives {what}: accept the terms on its page and {login}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"The hub has no {what[4:]}, or it is private: {login}"
+    if response is not None:  # of the hub, or of the store that it sends to
         refused = f"{response.url.host} fails to give {what} (status {response.status_code})"
-        said = f"{refused}: try again later, check this machine's clock and proxies, {login}"
-    else:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        said = f"{_address()} cannot be reached for {what} ({reason}): check the network, HF_ENDPOINT and proxies"
-    return UserError(f"{said}, or {remedy}.")
+        return f"{refused}: try again later, check this machine's clock and proxies, {login}"
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return f"{_address()} cannot be reached for {what} ({reason}): check the network, HF_ENDPOINT and proxies"

@@ -253,7 +253,7 @@ def _plain_errors(target: Path) -> Iterator[None]:
         memory = "perhaps for want of memory"
         raise UserError(f"A worker process was killed, {memory}: {kept} (with fewer workers if it recurs).") from error
     except OSError as error:
+        said = f"{error.filename}: " * bool(error.filename) + (error.strerror or str(error))
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"The disk of {target} is full: free some space; {kept}.") from error
-        where = f"{error.filename}: " if error.filename else ""
-        raise UserError(without_control_codes(f"{where}{error.strerror or error}; {kept}.")) from error
+            said = f"The disk of {target} is full: free some space"
+        raise UserError(without_control_codes(f"{said}; {kept}.")) from error

@@ -18,8 +18,7 @@ from anlit.errors import UserError
 from anlit.reporting.files import TEMPORARY, write_json
 from anlit.reporting.provenance import versions
 
-LITDATA_NUMPY_NUMBER = {"uint16": 5, "int32": 2}
-"""litdata's numbers for the types of tokens, `litdata.constants._NUMPY_DTYPES_MAPPING`."""
+LITDATA_NUMPY_NUMBER = {"uint16": 5, "int32": 2}  # of `litdata.constants._NUMPY_DTYPES_MAPPING`
 Streams = dict[str, dict[str, Any]]
 
 
