@@ -21,7 +21,7 @@ from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import prepare
-from tests.inference.with_text import TEXTS
+from tests.inference.conftest import TEXTS
 
 Settings = dict[str, Any]
 

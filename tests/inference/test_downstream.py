@@ -9,7 +9,7 @@ from anlit import AnGPT, SqrtLogN
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import load_tokenizer
-from tests.inference.with_text import make_run_with_text
+from tests.inference.conftest import make_run_with_text
 
 pytest.importorskip("lm_eval", reason="needs `make extras EXTRAS=eval`")
 CONTEXTS = ["the cat", "the cats and the dogs on the mat sat by", "naïve café – ☕"]

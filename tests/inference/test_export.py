@@ -21,14 +21,14 @@ from anlit.models.language_model import LanguageModel
 from tests.attention.examples import SHIPPED, LogNWithSlopes
 from tests.data.prepared import END, VOCABULARY
 from tests.evaluation.saved import make_run, prepare
+from tests.inference.conftest import make_run_with_text
 from tests.inference.published import read
-from tests.inference.with_text import make_run_with_text
 from tests.models.tiny import jolt, random_tokens, tiny
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("own_code_cache")
 
-PROMPT = random_tokens(3, 12)
+PROMPT = random_tokens(2, 12)
 N_NEW = 6
 SCALED = PositionsPattern([Llama3RoPE(8.0, 8), YaRN(4.0, 8, attention_factor=1.0)])
 
@@ -60,20 +60,24 @@ def test_an_exported_model_is_the_same_wherever_its_folder_goes(architecture, tm
         assert getattr(loaded, name) == getattr(original, name)
 
 
-def greedy(model, prompts: torch.Tensor) -> list[list[int]]:
-    """Each prompt with its continuation by anlit."""
-    own = generate(model.model, [Request(row) for row in prompts.tolist()], N_NEW, Sampling(temperature=0))
-    return [[*row, *continuation.tokens] for row, continuation in zip(prompts.tolist(), own, strict=True)]
+def greedy(model, prompt: list[int]) -> list[int]:
+    """The prompt with its continuation by anlit."""
+    return [*prompt, *generate(model.model, [Request(prompt)], N_NEW, Sampling(temperature=0))[0].tokens]
 
 
-def assert_the_same(model, theirs) -> None:
+def assert_the_same(model, theirs, **options: Any) -> None:
+    """The same logits, and the same tokens in a batch of prompts of two lengths, padded on the left."""
     with torch.no_grad():
         logits = model(PROMPT)
         assert logits.std() > 0.5, "logits near zero would agree whatever the network"
         torch.testing.assert_close(theirs(PROMPT).logits, logits, rtol=1e-5, atol=1e-5)
-    mask = torch.ones_like(PROMPT)
-    generated = theirs.generate(PROMPT, attention_mask=mask, max_new_tokens=N_NEW, do_sample=False)
-    assert generated.tolist() == greedy(model, PROMPT)
+    short, mask = PROMPT.clone(), torch.ones_like(PROMPT)
+    short[1, :5], mask[1, :5] = 0, 0
+    given = {"attention_mask": mask, "max_new_tokens": N_NEW, "do_sample": False, **options}
+    generated = theirs.generate(short, **given).tolist()
+    assert [generated[0], generated[1][5:]] == [
+        greedy(model, row) for row in (short[0].tolist(), short[1, 5:].tolist())
+    ]
 
 
 @pytest.mark.parametrize(
@@ -124,24 +128,12 @@ def test_every_gate_and_norm_in_code_of_its_own(architecture, settings, tmp_path
 
 @pytest.mark.parametrize("name", ["past_key_values", "cache"])
 def test_the_cache_is_read_under_the_name_of_every_transformers(name: str, tmp_path: Path) -> None:
-    theirs = read(write(loud(AnGPT, attention=SHIPPED["window, log n"]), tmp_path / "out"), trust=True)
-    cache = transformers.DynamicCache()
+    model = loud(AnGPT, attention=SHIPPED["window, log n"])
+    theirs, cache = read(write(model, tmp_path / "out"), trust=True), transformers.DynamicCache()
     for part in (PROMPT[:, :-1], PROMPT[:, -1:]):
         logits = theirs(part, **{name: cache}).logits
     torch.testing.assert_close(logits[:, -1], theirs(PROMPT).logits[:, -1], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
-def test_prompts_of_different_lengths_in_one_batch(architecture, tmp_path: Path) -> None:
-    model = loud(architecture, attention=SHIPPED["window, log n"], positions=PRoPE())
-    theirs = read(write(model, tmp_path / "out"), trust=True)
-    short, mask = PROMPT.clone(), torch.ones_like(PROMPT)
-    short[1, :5], mask[1, :5] = 0, 0  # padded on the left
-    for use_cache in (True, False):
-        given = {"attention_mask": mask, "max_new_tokens": N_NEW, "do_sample": False, "use_cache": use_cache}
-        generated = theirs.generate(short, **given)
-        assert generated[1:2, 5:].tolist() == greedy(model, PROMPT[1:2, 5:])
-        assert generated[:1].tolist() == greedy(model, PROMPT[:1])
+    assert_the_same(model, theirs, use_cache=False)
 
 
 def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

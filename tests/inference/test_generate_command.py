@@ -15,7 +15,7 @@ from anlit.reporting.text import KEPT, without_control_codes
 from tests.checkpoints.foreign import trained
 from tests.data.prepared import END, VOCABULARY
 from tests.evaluation.saved import make_run, prepare
-from tests.inference.with_text import make_run_with_text
+from tests.inference.conftest import make_run_with_text
 
 
 def records(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict]:
@@ -65,9 +65,7 @@ def test_runs_and_exports_bring_tokenizer_and_separator_wherever_they_go(tmp_pat
     assert "was trained with another tokenizer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("settings", "begins"), [({}, False), ({"token_at": "start"}, True), ({"document_masking": False}, True)]
-)
+@pytest.mark.parametrize(("settings", "begins"), [({}, False), ({"document_masking": False}, True)])
 def test_a_separator_before_the_prompt_where_the_model_saw_one(settings: dict, begins: bool, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(str(make_run_with_text(tmp_path, GPT, **settings)), "cpu")
     text = text_of(checkpoint)

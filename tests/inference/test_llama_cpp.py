@@ -16,14 +16,14 @@ from anlit import GPT, Llama3RoPE, Plain, RoPE, YaRN
 from anlit.cli import main
 from tests.data.prepared import END
 from tests.docs.pages import ROOT, files
-from tests.inference.with_text import make_run_with_text
+from tests.inference.conftest import make_run_with_text
 
 llama_cpp = pytest.importorskip("llama_cpp")
 SOURCES = os.environ.get("LLAMA_CPP", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not SOURCES, reason="LLAMA_CPP names no folder")]
 
-PROMPTS, N_NEW, VOCABULARY = ("the cat", "and the dog sat"), 40, 296
-"""The vocabulary is that of the small tokenizer, because anlit leaves out tokens that no text has."""
+PROMPTS, N_NEW = ("the cat", "and the dog sat"), 40
+SIZE = {"n_layers": 3, "n_heads": 4, "d_model": 64, "d_ff": 160, "context_length": 128}
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ PROMPTS, N_NEW, VOCABULARY = ("the cat", "and the dog sat"), 40, 296
     ids=["Qwen3", "YaRN", "Llama"],
 )
 def test_the_same_tokens(settings, tmp_path: Path, capsys) -> None:
-    size = {"n_layers": 3, "n_heads": 4, "d_model": 64, "d_ff": 160, "context_length": 128, "vocab_size": VOCABULARY}
-    run = make_run_with_text(tmp_path, GPT, attention=Plain(), init_std=0.2, **size, **settings)
+    """The vocabulary is that of the small tokenizer, because anlit leaves out tokens that no text has."""
+    run = make_run_with_text(tmp_path, GPT, attention=Plain(), init_std=0.2, vocab_size=296, **SIZE, **settings)
     assert main(["export", str(run), "--format", "huggingface", "--output", str(tmp_path / "out")]) == 0
     capsys.readouterr()
     assert main(["generate", str(run), *PROMPTS, f"--max_tokens={N_NEW}", "--temperature=0", "--json"]) == 0
