@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.analysis.study.plan import UNCHANGED, read_study
+from anlit.analysis.study.plan import read_study
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.reading import check, parse_yaml, read_json, read_rows, read_yaml
@@ -95,7 +95,8 @@ def test_a_study_names_damaged_launches(content: str, run: Path, tmp_path: Path,
     shutil.copy(run / "config.yaml", tmp_path / "run.yaml")
     (tmp_path / "study.yaml").write_text(STUDY)
     given = ["study", "--config", "study.yaml", "--output", tmp_path / "out"]
-    name = read_study("study.yaml", None).measured_runs({"gpt": UNCHANGED})[0].name
+    study = read_study("study.yaml", None)
+    name = study.measured_runs({"gpt": study.arms[0].points[0]})[0].name
     (tmp_path / "out" / name).mkdir(parents=True)
     (tmp_path / "out" / name / "launches.json").write_text(content)
     assert "launches.json cannot be read (" in one_sentence(capsys, *given)

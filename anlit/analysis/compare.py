@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from anlit.analysis.comparison import Comparison, compare_groups, record_runs, refuse_other_report
@@ -50,7 +51,8 @@ def compare(
     refuse_other_report(folder / "convergence.json", lambda record: {*map(str, record.get("runs") or ())} <= names)
     if time_steps is not None:
         time_steps([chosen, *(group for group in groups if group is not chosen)], folder)
-    comparison = compare_groups(every, chosen, loaded, folder, command, notes=notes)
+    comparison = compare_groups(every, chosen, loaded, folder, command)
+    comparison = replace(comparison, notes=(*notes, *comparison.notes))
     from anlit.analysis import plots  # matplotlib takes a second: errors do not wait for it
 
     with writing(folder):

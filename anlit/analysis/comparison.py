@@ -160,7 +160,6 @@ def compare_groups(
     output: Path,
     command: str,
     name: str = "",
-    notes: Sequence[str] = (),
     steps: dict[str, Any] | None = None,
 ) -> Comparison:
     """Results, and notes on what makes the comparison less fair; UserError if two runs have different tokenizers.
@@ -169,7 +168,6 @@ def compare_groups(
         every: All groups; those without a counted run are only noted.
         runs: All runs, also those in no group.
         name: The beginning of the picture's file name, if a folder holds several comparisons.
-        notes: Notes to print before the others.
         steps: Times of interleaved steps (default: those that were measured for `output`).
     """
     groups = [group for group in every if group.counted]
@@ -187,8 +185,8 @@ def compare_groups(
     results = [Result(baseline, SpeedUp((1.0,))),
                *(replace(result, p_holm=p) for result, p in zip(others, corrected, strict=True))]  # fmt: skip
     own = notes_on({result.group: result.speedup for result in results}, every, runs)
-    said, plot = (*notes, *own, *(left_out if others else ())), output / f"{name}convergence.png"
-    return Comparison(output, command, tuple(results), tuple(runs), said, steps, plot)
+    notes, plot = (*own, *(left_out if others else ())), output / f"{name}convergence.png"
+    return Comparison(output, command, tuple(results), tuple(runs), notes, steps, plot)
 
 
 def record_runs(comparisons: Sequence[Comparison]) -> dict[str, Any]:

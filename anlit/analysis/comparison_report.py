@@ -14,15 +14,13 @@ PRINTED = {"validation loss": "validation\nloss", "speed-up, tokens": "speed-up,
            "time per token": "time\nper token", "speed-up, wall-clock": "speed-up,\nwall-clock"}  # fmt: skip
 """The columns that fit into a terminal of 80 characters, with their headings there."""
 DEFINITION = """\
-Losses are in nats per token at the end of training. *Speed-up, tokens* is the tokens at which the baseline first has
-its own final loss over those at which the other first has it: linear between validation points, never smoothed or
-extrapolated; the geometric mean over the seeds that both have, with its 95 % interval, or "k of n seeds" if a run never
-gets there. *% of tokens* is its inverse. *Time per token* is that of training steps in turns in one process over the
-baseline's: the median over rounds with its 95 % interval. *Speed-up, wall-clock* is the speed-up in tokens divided by
-it, its interval that of both. *Seconds* are what the runs took, including other work of the machine. Other values are
-mean ± standard deviation over seeds. Differences have 95 % intervals of the named t-test, paired where both
-have the same seeds (of initial weights and data order). *Holm* corrects p for the number of configurations; significant
-is p (Holm) below 0.05. Few seeds make wide intervals: read those first."""
+Losses are in nats per token at the end of training, and values mean ± standard deviation over seeds. *Speed-up, tokens*
+is the tokens at which the baseline first has its own final loss over those at which the other first has it, never
+smoothed or extrapolated: the geometric mean over the seeds that both have, or "k of n seeds" if a run never gets there.
+*% of tokens* is its inverse. *Time per token* is that of training steps in turns in one process over the baseline's;
+*speed-up, wall-clock* is the speed-up in tokens divided by it. *Seconds* of the runs include other work of the machine.
+Intervals are of 95 %. *Holm* corrects p for the number of configurations; significant is below 0.05. Few
+seeds make wide intervals: read those first."""
 LEAST_P = 0.05
 
 

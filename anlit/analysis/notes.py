@@ -111,10 +111,8 @@ def _across(runs: Sequence[Run]) -> Iterator[str]:
     if any(run.tokenizer_hash is None or run.content_hash is None for run in runs):
         yield "A run did not record its data, so the same corpus and tokenizer of all runs are not verified."
     launches = [launch for run in runs for launch in run.launches]
-    if len(set(map(hardware_label, launches))) > 1:
-        machines = Counter(run.hardware or "not recorded" for run in runs)
-        counts = "; ".join(f"{name}: {count} runs" for name, count in machines.items())
-        yield f"Hardware differs, so the seconds of the runs do not compare ({counts})."
+    if len(hardware := {hardware_label(launch) or "not recorded" for launch in launches}) > 1:
+        yield f"Hardware differs, so the seconds of the runs do not compare ({'; '.join(sorted(hardware))})."
     if len(set(map(commit_label, launches))) > 1:
         yield "The runs were made with different commits of the code."
     if any("+dirty" in (run.commit or "") for run in runs):

@@ -2,10 +2,9 @@
 
     speed-up of B over A = tokens at which A first has its own final validation loss / tokens at which B first has it
 
-Curves are linear between two validation points, never smoothed or extrapolated: a later rise does not undo a crossing,
-and a run that never gets there has no speed-up. Runs are paired on the seeds (of initial weights and data order) that
-both have; without a common one each run of B is compared with A's mean curve. The speed-up is the geometric mean of the
-pairs, with the 95 % t-interval of the logarithm. It needs all of them: a mean over those that get there is too good.
+Curves are linear between two validation points, never smoothed or extrapolated. Runs are paired on the seeds (of
+initial weights and data order) that both have; without a common one each run of B is compared with A's mean curve. The
+speed-up is the geometric mean of the pairs. It needs all of them: a mean over those that get there is too good.
 """
 
 import math

@@ -25,7 +25,12 @@ def main(argv: list[str]) -> int:
     """`anlit study`; 0: every run finished, 1: some failed or it was interrupted (the report says which)."""
     given = parser().parse_args(argv)
     if given.recompute:
-        return _recompute(given.recompute)
+        from anlit.analysis.study.report import recompute  # matplotlib takes a second: --help does not wait for it
+
+        for folder in given.recompute:
+            for result in (result for comparison in recompute(folder) for result in comparison.others):
+                echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
+        return 0
     if given.config is None:
         raise UserError("the option --config is missing: name the study, such as study/convergence.yaml")
     for folder in given.reuse:
@@ -33,9 +38,9 @@ def main(argv: list[str]) -> int:
             raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
     study = read_study(given.config, given.budget)
     output = Path(given.output or f"runs/{study.label}")
-    identity = Path(study.path).stem, study.budget
-    refuse_other_report(output / "report.json", lambda record: identity == (
-        Path(str(record.get("path"))).stem, record.get("budget")))  # fmt: skip
+    name = Path(study.path).name
+    refuse_other_report(output / "report.json", lambda record: Path(str(record.get("path"))).name == name
+                        and record.get("budget") == study.budget)  # fmt: skip
     if not given.report_only:
         check_study(study)
     if given.dry_run:
@@ -62,7 +67,7 @@ def main(argv: list[str]) -> int:
             if array := submit(trials, output, again, shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0):
                 echo(f"submitted as job array {array}; the study goes on by itself when it has ended")
                 return 0
-        _time_steps(study, output, typed)
+        _time_steps(study, output)
         _after(study, output)
     except KeyboardInterrupt:
         echo("interrupted: the same command goes on where this one ended", sys.stderr)
@@ -100,12 +105,13 @@ def parser() -> ToolParser:
 
 
 def check_study(study: Study) -> None:
-    """Check all that the study will do: every run's configuration, the report's sections, the commands afterwards.
+    """Check every run's configuration, the report's sections, the commands afterwards.
 
     Raises:
         UserError: Something of it would fail; of a configuration it names the arm, the key and the file.
     """
-    from anlit.analysis.study.report import require_sections  # with matplotlib, as torch: --help does not wait
+    from anlit.analysis.study.report import require_sections
+    from anlit.commands.parser import ConfigurationParser, read_command  # torch
 
     require_sections(study)
     for name, template in (study.content.get("after") or {}).items():
@@ -113,8 +119,6 @@ def check_study(study: Study) -> None:
         if program != "anlit" or command not in COMMANDS:
             raise UserError(f"after of {study.path} has {name}: {template}, which is no command of anlit's: give one "
                             "such as `anlit lengths {runs} --output {output}`")  # fmt: skip
-
-    from anlit.commands.parser import ConfigurationParser, read_command  # torch
 
     cli: ConfigurationParser | None = None
     # Each arm at each of its points once, with a seed; and each further seed once.
@@ -134,9 +138,8 @@ def _refusal(trial: Trial, study: Study, sentence: str) -> UserError:
     sentence = sentence.lstrip("-")
     key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
     below = [config for config in trial.arm.configs if f"'{key}':" in str(read_config(config))]
-    in_study = any(key == name.rsplit(".", 1)[-1] for name in trial.settings)
-    file = study.path if in_study or not below else below[-1]
-    return UserError(f"arm '{trial.arm.name}', {file}: {sentence}")
+    in_study = not below or any(key == name.rsplit(".", 1)[-1] for name in trial.settings)
+    return UserError(f"arm '{trial.arm.name}', {study.path if in_study else below[-1]}: {sentence}")
 
 
 def _phases(study: Study, output: Path) -> Iterator[list[Trial]]:
@@ -148,14 +151,11 @@ def _phases(study: Study, output: Path) -> Iterator[list[Trial]]:
     yield study.measured_runs(selected)
 
 
-def _time_steps(study: Study, output: Path, typed: str) -> None:
+def _time_steps(study: Study, output: Path) -> None:
     """Let the arms of a study that compares speeds take steps in turns, where that has not been measured yet."""
-    if "convergence" not in dict(study.sections):
-        return
-    results = results_of(study, output)
+    results, known = results_of(study, output), seconds_per_token(read_step_times(output))
     groups = [group for arm in study.arms if (group := results.group(arm)) is not None]
-    known = seconds_per_token(read_step_times(output))
-    if len(groups) < 2 or all(group.key in known for group in groups):
+    if "convergence" not in dict(study.sections) or len(groups) < 2 or known.keys() >= {each.key for each in groups}:
         return
     from anlit.benchmarks.runs import time_steps  # torch
 
@@ -186,19 +186,10 @@ def _after(study: Study, output: Path) -> None:
 
 
 def _report(study: Study, output: Path, typed: str) -> int:
-    from anlit.analysis.study.report import show, write  # matplotlib takes a second: --help does not wait for it
+    from anlit.analysis.study.report import show, write
 
     results = results_of(study, output, typed)
     page = write(results)
     show(results)
     echo(f"Report: {page}")
     return 0 if all(state.status == "finished" for _, state, _ in results.runs) else 1
-
-
-def _recompute(folders: list[Path]) -> int:
-    from anlit.analysis.study.report import recompute
-
-    for folder in folders:
-        for result in (result for comparison in recompute(folder) for result in comparison.others):
-            echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
-    return 0

@@ -1,8 +1,7 @@
 """Run folders: finding them and reading what is in them.
 
-A run folder holds `config.yaml` (the resolved configuration), `metrics.csv` (a row for each log call) and `run.json`
-(launches, data fingerprint, status). A crashed run may lack any of them. It is read all the same, so that a report can
-list it.
+They hold `config.yaml` (the resolved configuration), `metrics.csv` (a row for each log call) and `run.json` (launches,
+data fingerprint, status). A crashed run may lack any of them; it is read all the same, so that a report can list it.
 """
 
 import os
@@ -35,10 +34,8 @@ LEAVE_OUT = "repair the file or leave the run out"
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Validation points in the order of training; all three arrays have shape (points,).
-
-    `tokens` are training tokens seen, `seconds` training time without validation (NaN if it was not
-    logged), `loss` is in nats per token.
+    """Validation points in order: training tokens, training seconds without validation (NaN if not logged), and
+    loss in nats per token; each has shape (points,).
     """
 
     tokens: NDArray[np.float64]
@@ -96,7 +93,7 @@ class Run:
 
     @property
     def content_hash(self) -> str | None:
-        """SHA-256 of the tokenised corpus; None if it was not recorded."""
+        """SHA-256 of the tokenised corpus; None, as below, if it was not recorded."""
         return mapping(self.record.get("data")).get("content_sha256") or None
 
     @property

@@ -14,7 +14,6 @@ from anlit.configuration import mapping
 from anlit.errors import UserError
 from anlit.runs.folders import Curve, Run
 
-# These settings change where a run is written, how it is logged and computed, and the order of its data.
 UNLEARNED = (
     "seed_everything", "run_dir", "ckpt_path", "checkpoint_every_n_steps", "weights_only", "verbose",
     "data.init_args.seed", "data.init_args.num_workers", "trainer.logger", "trainer.callbacks",
@@ -22,6 +21,7 @@ UNLEARNED = (
     "trainer.enable_model_summary", "trainer.log_every_n_steps", "trainer.num_sanity_val_steps",
     "model.init_args.runtime", "model.init_args.backend", "trainer.strategy",
 )  # fmt: skip
+"""Settings of where a run is written, of how it is logged and computed, and of the order of its data."""
 PATHS = ("path", "paths", "folder", "root", "dir")
 SECTIONS = ("model", "data", "trainer")
 MOST_SETTINGS = 4

@@ -27,28 +27,27 @@ RECORD = Path(__file__).with_name("data.json")
 BAD_LINES = [b'{"text": "gr\xf6\xdfe"}\n', b"not JSON\n", b'{"text": ""}\n', b"[1]\n", b'{"txt": "x"}\n', b"\n"]
 
 
-def texts() -> list[str]:
-    return list(documents(60, seed=21))
+TEXTS = list(documents(60, seed=21))
 
 
 def write_lines(folder: Path) -> None:
     """Plain JSON lines, of which some cannot be used."""
     folder.mkdir()
     for number in range(2):
-        lines = [json.dumps({"text": text}).encode() + b"\n" for text in texts()[10 + 20 * number :][:20]]
+        lines = [json.dumps({"text": text}).encode() + b"\n" for text in TEXTS[10 + 20 * number :][:20]]
         (folder / f"{number}.jsonl").write_bytes(b"".join([*lines[:7], *BAD_LINES, *lines[7:]]))
 
 
 def write_texts(folder: Path) -> None:
     """A file for each text, a copy, an empty one and one that is not UTF-8."""
     folder.mkdir()
-    for number, text in enumerate([*texts()[:40], texts()[0], ""]):
+    for number, text in enumerate([*TEXTS[:40], TEXTS[0], ""]):
         (folder / f"{number:02}.txt").write_bytes(text.encode())
     (folder / "latin1.txt").write_bytes("größe".encode("latin-1"))
 
 
 def write_slimpajama(folder: Path) -> None:
-    layouts.slimpajama(folder, {"train": texts()[:40], "validation": texts()[40:50], "test": texts()[50:]}, n_files=3)
+    layouts.slimpajama(folder, {"train": TEXTS[:40], "validation": TEXTS[40:50], "test": TEXTS[50:]}, n_files=3)
 
 
 def write_tokens(folder: Path) -> None:
@@ -59,8 +58,8 @@ def write_tokens(folder: Path) -> None:
 
 CORPORA: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "zstd": (write_slimpajama, ["SlimPajama"]),
-    "parquet": (lambda folder: layouts.openwebtext(folder, texts(), 3), ["OpenWebText", "--val_fraction", "0.2"]),
-    "first tokens": (lambda folder: layouts.fineweb(folder, texts(), 3), ["FineWeb", "--val_tokens", "245000"]),
+    "parquet": (lambda folder: layouts.openwebtext(folder, TEXTS, 3), ["OpenWebText", "--val_fraction", "0.2"]),
+    "first tokens": (lambda folder: layouts.fineweb(folder, TEXTS, 3), ["FineWeb", "--val_tokens", "245000"]),
     "tokens": (write_tokens, ["FineWebBin", "--tokenizer", "none"]),
     "text": (write_texts, ["TextFiles", "--val_fraction", "0.2"]),
     "trained": (write_texts, ["TextFiles", "--val_fraction", "0.2", "--tokenizer", "bpe", "--vocab_size", "400"]),
@@ -135,34 +134,27 @@ def batches(folder: str, case: str, num_workers: int, state: dict[str, Any] | No
     return {"train": digest.hexdigest(), "state": place, "val": sha256(val)}
 
 
-def stored(part: str) -> Any:
-    return json.loads(RECORD.read_text())[part]
+STORED = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
 
 
 @pytest.mark.parametrize("corpus", list(CORPORA))
 def test_a_corpus_is_prepared_as_it_was(corpus: str, tmp_path: Path) -> None:
-    assert prepared(corpus, tmp_path) == stored("prepared")[corpus]
+    assert prepared(corpus, tmp_path) == STORED["prepared"][corpus]
 
 
 @pytest.mark.parametrize("order", list(ORDERS))
 def test_the_draws_are_what_they_were(order: str) -> None:
-    assert drawn(order) == stored("draws")[order]
+    assert drawn(order) == STORED["draws"][order]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("case", list(BATCHES))
-def test_the_batches_are_what_they_were(case: str, num_workers: int, tmp_path: Path) -> None:
-    record = stored("batches")[case]
-    made = batches(shards(tmp_path / "shards"), case, num_workers)
+def test_the_batches_are_what_they_were_also_after_a_resume(case: str, num_workers: int, tmp_path: Path) -> None:
+    record, folder = STORED["batches"][case], shards(tmp_path / "shards")
+    made = batches(folder, case, num_workers)
     made["state"]["split"]["num_workers"] = 0
     assert made == record
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("case", list(BATCHES))
-def test_a_saved_place_is_resumed(case: str, num_workers: int, tmp_path: Path) -> None:
-    record = stored("batches")[case]
-    assert batches(shards(tmp_path / "shards"), case, num_workers, record["state"])["train"] == record["train"]
+    assert batches(folder, case, num_workers, record["state"])["train"] == record["train"]
 
 
 def write() -> None:
@@ -174,12 +166,7 @@ def write() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = shards(Path(folder) / "shards")
         record["batches"] = {case: batches(path, case, num_workers=0) for case in BATCHES}
-    rows = [f'"{part}": {{\n{_lines(values)}\n}}' for part, values in record.items()]
-    RECORD.write_text("{" + ",\n".join(rows) + "}\n")
-
-
-def _lines(values: dict[str, Any]) -> str:
-    return ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

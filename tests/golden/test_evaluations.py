@@ -7,13 +7,13 @@ says that numbers change may they be written anew:
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from anlit import GPT, AnGPT, TextFiles
 from anlit.evaluation.diagnose import Diagnose
@@ -58,15 +58,6 @@ def measured(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: {part: record[part] for part in NUMBERS if part in record} for name, record in records.items()}
 
 
-def numbers(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Each number, text and null with its place."""
-    if isinstance(value, dict | list):
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from numbers(part, f"{place}/{key}")
-    else:
-        yield place, value
-
-
 @pytest.fixture(scope="module")
 def now(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return measured(tmp_path_factory.mktemp("evaluations"))
@@ -76,7 +67,8 @@ def now(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_numbers_are_the_stored_ones(command: str, now: dict[str, Any]) -> None:
     record = json.loads(RECORD.read_text())
     tolerance = 1e-12 if record["machine"] == machine() else 1e-3
-    stored, again = (dict(numbers(each[command])) for each in (record["numbers"], now))
+    stored, again = ({keystr(place): leaf for place, leaf in tree_flatten_with_path(each[command])[0]}
+                     for each in (record["numbers"], now))  # fmt: skip
     assert stored.keys() == again.keys()
     for place, value in stored.items():
         right = value

@@ -9,7 +9,6 @@ Elsewhere to 1e-4. Only where an issue says that numbers change may they be writ
 
 import json
 import math
-import platform
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import torch
 
 from anlit import GPT, NGPT, ALiBi, AnGPT, LogN, ScaleInvariant, SlidingWindow
 from anlit.attention.mechanisms.plain import Plain
+from anlit.reporting.provenance import processor_name
 from tests.models.tiny import Logged, adamw, batches, fit, tiny
 
 RECORD = Path(__file__).with_name("losses.json")
@@ -53,26 +53,18 @@ def losses(architecture: str, mechanism: str, backend: str, precision: str) -> l
     Clipping, z-loss and the schedule are on.
     """
     build, weight_decay = ARCHITECTURES[architecture]
-    settings = {"backend": backend, "z_loss": 1e-3, "context_length": 32}
-    if mechanism in OTHERS:
-        settings |= {"attention": OTHERS[mechanism][0], **OTHERS[mechanism][2], "context_length": 160}
-    else:
-        settings["attention"] = MECHANISMS[mechanism][0]
-    model = tiny(build, optimizer=adamw(lr=0.01, weight_decay=weight_decay), **settings)
-    logged = Logged("train/loss")
-    fit(model, STEPS, loader=batches(8, model.context_length), precision=precision, callbacks=[logged])
+    attention, _, more = OTHERS.get(mechanism) or (*MECHANISMS[mechanism], {})
+    length, logged = 160 if mechanism in OTHERS else 32, Logged("train/loss")
+    model = tiny(build, optimizer=adamw(lr=0.01, weight_decay=weight_decay), attention=attention, backend=backend,
+                 z_loss=1e-3, context_length=length, **more)  # fmt: skip
+    fit(model, STEPS, loader=batches(8, length), precision=precision, callbacks=[logged])
     return logged.values["train/loss"]
 
 
 def machine() -> dict[str, str]:
     """What the last digits of float32 depend on."""
-    try:
-        cpuinfo = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        cpuinfo = ""
-    names = [line.split(":", 1)[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
-    processor = names[0] if names else platform.processor()
-    return {"processor": processor, "capability": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"processor": processor_name(), "capability": capability, "torch": torch.__version__}
 
 
 @pytest.mark.parametrize(("architecture", "mechanism", "backend", "precision"), CASES)

@@ -17,7 +17,6 @@ from anlit.analysis.study.launch import settings_hash
 from anlit.analysis.study.plan import Trial, read_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "study"
-
 RECORD = Path(__file__).with_name("run_hashes.json")
 
 
@@ -32,15 +31,6 @@ def hashes_of(path: str, budget: str | None) -> dict[str, str]:
     return {arm: hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8] for arm, names in runs.items()}
 
 
-def shipped() -> dict[str, dict[str, str]]:
-    """`study` or `study budget` → its arms."""
-    hashes = {}
-    for file in sorted(STUDIES.glob("*.yaml")):
-        for budget in yaml.safe_load(file.read_text()).get("budgets") or [None]:
-            hashes[" ".join(filter(None, [file.stem, budget]))] = hashes_of(str(file), budget)
-    return hashes
-
-
 @pytest.mark.parametrize("study", json.loads(RECORD.read_text()) if RECORD.is_file() else {})
 def test_the_runs_of_a_shipped_study_keep_their_hashes(study: str) -> None:
     name, _, budget = study.partition(" ")
@@ -50,4 +40,7 @@ def test_the_runs_of_a_shipped_study_keep_their_hashes(study: str) -> None:
 
 
 if __name__ == "__main__":
-    RECORD.write_text(json.dumps(shipped(), indent=1) + "\n")
+    shipped = {" ".join(filter(None, [file.stem, budget])): hashes_of(str(file), budget)
+               for file in sorted(STUDIES.glob("*.yaml"))
+               for budget in yaml.safe_load(file.read_text()).get("budgets") or [None]}  # fmt: skip
+    RECORD.write_text(json.dumps(shipped, indent=1) + "\n")

@@ -17,8 +17,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         partial.write_text("half")
         assert file.read_text() == "old"
         raise InterruptedError
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-    assert file.read_text() == "old"
+    assert ([path.name for path in tmp_path.iterdir()], file.read_text()) == (["a.json"], "old")
     write_text(file, "new")
     assert file.read_text() == "new"
 

@@ -42,11 +42,8 @@ class Setting:
         return self.words.replace(", ", "_")
 
 
-UNCHANGED = Setting({}, {})
-
-
 def grid(grids: Any, where: str) -> list[Setting]:
-    """All points of a grid, or of a list of grids, each once; [UNCHANGED] without a grid.
+    """All points of a grid, or of a list of grids, each once; one that changes nothing without a grid.
 
     A grid is the product of its lines: `key: value` and `key: [values]` are values of the setting with that dotted key;
     `name: {choice: {key: value, …}, …}` are named choices that change several settings together.
@@ -59,8 +56,8 @@ def grid(grids: Any, where: str) -> list[Setting]:
         if not isinstance(lines, dict):
             raise UserError(f"{where} must be a mapping of settings to lists of values, or a list of such mappings")
         for choices in itertools.product(*(_line(key, values, where) for key, values in sorted(lines.items()))):
-            shown = {key: value for choice in choices for key, value in choice.shown.items()}
-            settings = {key: value for choice in choices for key, value in choice.settings.items()}
+            shown, settings = ({key: value for choice in choices for key, value in getattr(choice, part).items()}
+                               for part in ("shown", "settings"))  # fmt: skip
             points.setdefault(json.dumps(settings, sort_keys=True, default=str), Setting(shown, settings))
     return list(points.values())
 
@@ -175,10 +172,7 @@ class Study:
         return [Trial(arm, point, seed) for seed in self.tuning_seeds for arm, point in tuned]
 
     def measured_runs(self, selected: dict[str, Setting]) -> list[Trial]:
-        """Every arm at its selected point (arm's name → point, if it has one yet) on the seeds.
-
-        They are ordered by seed, so that an interrupted study has compared all arms, on fewer seeds.
-        """
+        """Every arm at its selected point (arm's name → point, if it has one yet), seed by seed as well."""
         arms = [arm for arm in self.arms if arm.name in selected]
         return [Trial(arm, selected[arm.name], seed) for seed in self.seeds for arm in arms]
 
@@ -186,8 +180,7 @@ class Study:
 def read_study(path: str, budget: str | None) -> Study:
     """The study in the file `path`, local or shipped, with a budget; None if the file lists no budgets.
 
-    Raises:
-        UserError: A file or the budget does not exist, a key is not known, or `_refuse_unfair`.
+    UserError if a file or the budget does not exist, a key is not known, or the study is unfair.
     """
     content = read_config(path)
     _require_keys(path, content, KEYS)
@@ -268,9 +261,8 @@ def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> t
 
 
 def _refuse_unfair(study: Study) -> None:
-    """Raises:
-    UserError: Nothing would be run, a setting would be ignored, a seed both tunes and measures, or the grids have
-        different sizes without `equal_tuning: false`.
+    """Raises a UserError if nothing would be run, a setting would be ignored, a seed both tunes and measures, or grids
+    have different sizes without `equal_tuning: false`.
     """
     path, seeds, tuning_seeds = study.path, study.seeds, study.tuning_seeds
     seeded = {key for seed in (*seeds, *tuning_seeds) for key in seed.settings}

@@ -1,18 +1,6 @@
 """A study's report: an HTML page, its Markdown twin, and the raw numbers; and recorded reports recomputed.
 
-A section of it is a function of the results and of the options in the YAML; `arms` names those to show (default: all).
-
-    convergence   {}                           each comparison: curves, losses, speed-ups, tests
-    tuning        {}                           what each arm's grid found, and where it was too narrow
-    trend         {value, over, arms}          loss, or the best value of a setting, over another value; a power law
-    loss_gap      {baseline, each, over}       losses minus the baseline's at each point of `vary`
-    scaling       {resamples}                  L(N, D) and L(C), see `anlit.analysis.study.scaling`
-    onset         {loss, after, baseline}      when each run's loss falls below a level, and the loss some tokens later
-    dynamics      {arms}                       norms, steps and rotations over training, see `TrainingDynamics`
-    embed         {name}                       the report of one of the study's `after` commands
-
-`anlit study --recompute FOLDER…` makes the comparisons of a recorded study anew from the curves in its report.json:
-their numbers, their sections of report.md and their pictures. What needs more than curves stays as it was recorded.
+A section of it is a function of the results and of the options in the YAML, see docs/studies.md.
 """
 
 import math
@@ -117,7 +105,7 @@ def _progress(results: StudyResults) -> str:
     measured = f"Each arm is measured on {seeds} seed{'s' * (seeds > 1)}."
     sentences = [f"{len(results.runs)} runs: {counts}.", measured if seeds else "Tuning only, nothing is measured."]
     if left := [arm.title for arm in results.study.arms if arm.name not in results.selected]:
-        sentences.append(f"Not measured, because their tuning has not ended or failed everywhere: {'; '.join(left)}.")
+        sentences.append(f"Their tuning has not ended, or failed everywhere: {'; '.join(left)}.")
     ends = [float(run.curve.seconds[-1]) for *_, run in results.runs if run is not None and len(run.curve)]
     if hours := np.nansum(ends) / 3600:
         sentences.append(f"{hours:.2f} hours of training in all.")

@@ -134,24 +134,16 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
     if not fitted:
         return parts
     _draw(runs, fitted, results.output / "scaling.png")
-    largest = max((6 * own[0] * own[1]).max() for own in runs.values())
-    laws_table = [[title, *map(_with_interval, exponents(laws).values()), str(runs[title].shape[1])]
-                  for title, laws in fitted.items()]  # fmt: skip
-    predictions = []
-    for flops, (title, laws) in itertools.product((largest / 10, largest, largest * BEYOND), fitted.items()):
-        (n, *_), (d, *_) = best_split(laws, flops)
-        note = "extrapolated" if flops > largest else ""
-        lowest = _with_interval(loss_of_compute(laws, flops))
-        predictions.append([title, f"{flops:.2g}", f"{n:.2g}", f"{d:.2g}", lowest, note])
     return [
         *parts,
         "![loss over compute](scaling.png)",
         "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: extrapolated**, as is "
         "where no run is near the best split of N and D.",
-        markdown_table(["", *exponents(laws), "runs"], laws_table),
-        f"Compute-optimal predictions; those beyond {largest:.2g} FLOPs are extrapolated:",
-        markdown_table(["", "FLOPs", "N*", "D*", "L(C)", ""], predictions),
-    ]
+        markdown_table(["", *exponents(next(iter(fitted.values()))), "runs"], [
+            [title, *map(_with_interval, exponents(laws).values()), str(runs[title].shape[1])]
+            for title, laws in fitted.items()
+        ]),
+    ]  # fmt: skip
 
 
 def _draw(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> None:

@@ -60,9 +60,7 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
         return [*parts, markdown_table(["arm", named(over), "validation loss (nats/token)"], rows)]
     rows = [[label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
             for label, (_, (b, low, high)) in laws.items()]  # fmt: skip
-    explained = (
-        f"{named(value).capitalize()} = a · {named(over)}^b, fitted over the logarithms; known as its grid's steps."
-    )
+    explained = f"{named(value).capitalize()} = a · {named(over)}^b, fitted over the logarithms, by the grids' steps."
     return [*parts, explained, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
 
 

@@ -77,7 +77,7 @@ class Process:
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         launch.POLL_SECONDS = 0.01
         report.plot_convergence = lambda comparison: None  # it takes most of the time; test_report.py has the pictures
-        command._time_steps = lambda study, output, typed: None  # with torch, and the stand-in's runs have no model
+        command._time_steps = lambda study, output: None  # with torch, and the stand-in's runs have no model
         command.check_study = lambda study: None  # the stand-in has settings of its own
         launch.command = lambda run, folder: [sys.executable, "-S", str(STAND_IN), str(step), *run.options(folder)]
         raise SystemExit(command.main(arguments))
