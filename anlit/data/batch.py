@@ -48,9 +48,7 @@ class Batch(NamedTuple):
 def document_ids(tokens: np.ndarray, end_of_document: int, token_at: TokenAt = "end") -> np.ndarray:
     """Number of document boundaries before each of (B, T) tokens: (B, T) int64, from 0, non-decreasing in each row.
 
-    Args:
-        end_of_document: id of the token that separates documents.
-        token_at: "end" if that token is the last of its document, "start" if it is the first (FineWeb's .bin files).
+    The token `end_of_document` is the last of its document; with `token_at="start"` (FineWeb's .bin files) the first.
     """
     separator = tokens == end_of_document
     count = separator.cumsum(axis=1, dtype=np.int64)
@@ -69,20 +67,14 @@ def _packing(ids: np.ndarray) -> tuple[Tensor, Tensor, int]:
 
 
 def batch_from_blocks(
-    blocks: Tensor | np.ndarray,
-    end_of_document: int,
-    token_at: TokenAt = "end",
-    score_first_token: bool = True,
+    blocks: Tensor | np.ndarray, end_of_document: int, token_at: TokenAt = "end", score_first_token: bool = True,
     n_targets: np.ndarray | None = None,
-) -> Batch:
-    """Shift blocks of T + 1 consecutive tokens into inputs and targets.
+) -> Batch:  # fmt: skip
+    """Shift blocks of T + 1 consecutive tokens, (B, T + 1) integers on the host, into inputs and targets.
 
-    Args:
-        blocks: (B, T + 1) integers, on the host.
-        end_of_document: see `document_ids`, also for `token_at`.
-        score_first_token: False takes a target out of the loss where it is the first token of
-            another document than its input token: nothing before it tells what that document is.
-        n_targets: (B,) how many targets of each row count, the first ones; by default all.
+    `score_first_token=False` takes a target out of the loss where it is the first token of another document than its
+    input token: nothing before it tells what that document is. `n_targets`, (B,), is how many targets of each row
+    count, the first ones; by default all. For the others see `document_ids`.
     """
     blocks = np.asarray(blocks)
     ids = document_ids(blocks, end_of_document, token_at)

@@ -1,7 +1,4 @@
-"""The corpora as DataModules: `TokenShards` with a default folder and, where it fits, a default of its own.
-
-The big ones are prepared once by `anlit prepare`; the small ones make their shards themselves.
-"""
+"""The corpora as DataModules: the big ones are prepared once by `anlit prepare`, the small ones make their shards."""
 
 from pathlib import Path
 from typing import Any

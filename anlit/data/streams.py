@@ -1,7 +1,4 @@
-"""Streams of batches, read from token stores: endless for training, finite for evaluation; and the loaders of them.
-
-Every checkpoint has the place in the training stream.
-"""
+"""Streams of batches, read from token stores: endless for training, finite for evaluation; and the loaders of them."""
 
 import contextlib
 import itertools

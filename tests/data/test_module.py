@@ -1,4 +1,4 @@
-"""Reading prepared shards: the stream, what the module tells about them, and settings that do not fit."""
+"""Reading prepared shards: what is validated on, settings that do not fit. The batches themselves: tests/golden."""
 
 import logging
 from pathlib import Path
@@ -19,11 +19,6 @@ from tests.data.prepared import write_prepared
 
 SCHEDULE = {0: 16, 2: 32, 5: LENGTH}
 SHAPES = [(16, 16), (16, 16), (8, 32), (8, 32), (8, 32), (4, 64)]
-
-
-def test_without_shuffling_the_tokens_come_as_they_lie(prepared: str, streams: dict[str, np.ndarray]) -> None:
-    targets = counted(ready(prepared, shuffle=False).train_dataloader())
-    assert targets == streams["train"][1 : 1 + 179 * 4 * LENGTH].tolist()
 
 
 def test_reading_draws_no_random_numbers_of_the_model(prepared: str) -> None:
@@ -112,16 +107,6 @@ def test_a_test_split_where_there_is_one(tmp_path: Path, prepared: str, streams:
     assert (data.bytes_per_token("test"), data.bytes_per_token("val"), data.bytes_per_token("train")) == (5, 3, 3)
 
 
-def test_what_the_module_tells(prepared: str, tiny_shards: str) -> None:
-    identity = {"corpus", "content_sha256", "tokenizer_sha256", "tokens", "bytes", "train", "val"}
-    assert identity <= ready(prepared).fingerprint.keys()
-    with pytest.raises(UserError, match=r"has no tokenizer.json, .*: put the tokenizer's file there"):
-        _ = ready(prepared).tokenizer
-    with_one = TokenShards(tiny_shards)
-    assert with_one.tokenizer.get_vocab_size() == with_one.vocab_size == 320
-    assert with_one.tokenizer.encode("<|endoftext|>").ids != [with_one.manifest["end_of_document"]]
-
-
 def test_context_length_and_vocabulary_of_the_model(prepared: str) -> None:
     for size in (320, 384):  # 320 rounded up to a multiple of 128
         own = {"context_length": LENGTH, "vocab_size": size}
@@ -145,29 +130,20 @@ def test_too_little_to_train_or_to_validate_on(tmp_path: Path, prepared: str, st
         ready(str(tmp_path / "own"))
 
 
-def fit(path: str, schedule: Any, start: Path | None = None, save: Path | None = None, **trainer: Any) -> Recorder:
-    recorder, fitting = Recorder(), quiet_trainer(**{"max_steps": 6, "val_check_interval": 3, **trainer})
-    fitting.fit(recorder, TokenShards(path, 4, context_schedule=schedule), ckpt_path=start)
-    if save is not None:
-        fitting.save_checkpoint(save)
-    return recorder
-
-
 def test_context_schedule_cuts_the_same_tokens_by_optimizer_steps(prepared: str, tmp_path: Path) -> None:
-    def shapes(recorder: Recorder) -> list[tuple[int, int]]:
-        return [(len(rows), len(rows[0]) - 1) for rows in recorder.seen]
+    def fit(schedule: Any = SCHEDULE, start: Path | None = None, **options: Any) -> Any:
+        """Number and length of the sequences of each batch; all targets; lengths in validation."""
+        recorder, trainer = Recorder(), quiet_trainer(**{"max_steps": 6, "val_check_interval": 3, **options})
+        trainer.fit(recorder, TokenShards(prepared, 4, context_schedule=schedule), ckpt_path=start)
+        trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
+        targets = [token for rows in recorder.seen for row in rows for token in row[1:]]
+        return [(len(rows), len(rows[0]) - 1) for rows in recorder.seen], targets, recorder.validated
 
-    def targets(recorder: Recorder) -> list[int]:
-        return [token for rows in recorder.seen for row in rows for token in row[1:]]
-
-    scheduled = fit(prepared, SCHEDULE)
-    assert shapes(scheduled) == SHAPES
-    assert scheduled.validated == {LENGTH}
-    assert targets(scheduled) == targets(fit(prepared, None))
-    accumulated = fit(prepared, SCHEDULE, accumulate_grad_batches=2)
-    assert shapes(accumulated) == [shape for shape in SHAPES for _ in range(2)]
-    first = fit(prepared, SCHEDULE, save=tmp_path / "3.ckpt", max_steps=3)
-    assert shapes(first) + shapes(fit(prepared, SCHEDULE, tmp_path / "3.ckpt")) == SHAPES
+    shapes, targets, validated = fit()
+    assert (shapes, validated) == (SHAPES, {LENGTH})
+    assert targets == fit(None)[1]
+    assert fit(accumulate_grad_batches=2)[0] == [shape for shape in SHAPES for _ in range(2)]
+    assert fit(max_steps=3)[0] + fit(start=tmp_path / "3.ckpt")[0] == SHAPES
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 import re
 import shutil
+from collections.abc import Iterable
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +32,9 @@ def needle_data(path: str, *device: int, **changes: object) -> NeedleInHaystack:
     return ready(path, *device, kind=NeedleInHaystack, **{"context_length": LENGTH, **changes})
 
 
-def first(data: TokenShards, n: int) -> list[Batch]:
-    batches = [batch for batch, _ in zip(data.train_dataloader(), range(n), strict=False)]
-    data.teardown("fit")
-    return batches
-
-
-def same(batches: list[Batch], others: list[Batch]) -> bool:
-    pairs = [(a, b) for x, y in zip(batches, others, strict=True) for a, b in zip(x, y, strict=True)]
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+def rows(batches: Iterable[Batch], n: int | None = None) -> list[tuple[int, ...]]:
+    """The sequences of the first batches."""
+    return list(map(tuple, blocks_of(list(islice(batches, n)))))
 
 
 def test_a_sample_has_the_needle_at_its_depth_and_the_question_at_the_end(haystack: Haystack) -> None:
@@ -117,7 +113,7 @@ def test_a_tokenizer_that_loses_letters_is_refused(tmp_path: Path, prepared: str
 def test_only_the_answer_is_a_target(tiny_shards: str, split: str) -> None:
     data = needle_data(tiny_shards)
     decode, lengths = data.tokenizer.decode, set()
-    for batch in first(data, 3) if split == "train" else data.val_dataloader():
+    for batch in islice(data.train_dataloader() if split == "train" else data.val_dataloader(), 3):
         assert batch.tokens.shape == batch.targets.shape == (4, LENGTH)
         assert batch.cu_seqlens.tolist() == [0, LENGTH, 2 * LENGTH, 3 * LENGTH, 4 * LENGTH]
         for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
@@ -131,22 +127,19 @@ def test_only_the_answer_is_a_target(tiny_shards: str, split: str) -> None:
     assert len(lengths) > 1
 
 
-def test_the_order_depends_on_seed_and_number_alone(tiny_shards: str) -> None:
-    alone = first(needle_data(tiny_shards, batch_size=6), 4)
-    assert same(alone, first(needle_data(tiny_shards, batch_size=6, num_workers=2), 4))
-    assert not same(alone, first(needle_data(tiny_shards, batch_size=6, seed=1), 4))
-    rows = blocks_of(alone)
-    assert len({tuple(row) for row in rows}) == 24
-    ranks = [first(needle_data(tiny_shards, rank, 3, batch_size=2), 4) for rank in range(3)]
-    assert [row for batches in zip(*ranks, strict=True) for row in blocks_of(list(batches))] == rows
+def test_the_order_depends_on_seed_and_number_alone_and_is_resumed(tiny_shards: str) -> None:
+    def samples(*device: int, batch_size: int = 6, **changes: object) -> list[tuple[int, ...]]:
+        return rows(needle_data(tiny_shards, *device, batch_size=batch_size, **changes).train_dataloader(), 4)
 
-
-def test_resuming_goes_on_with_the_next_sample(tiny_shards: str) -> None:
-    whole, data, again = (needle_data(tiny_shards, num_workers=workers) for workers in (0, 0, 2))
-    loader = iter(data.train_dataloader())
-    before = [next(loader) for _ in range(3)]
+    alone = samples()
+    assert len(set(alone)) == 24
+    assert samples(num_workers=2) == alone != samples(seed=1)
+    ranks = [samples(rank, 3, batch_size=2) for rank in range(3)]
+    assert [rank[row] for first in range(0, 8, 2) for rank in ranks for row in (first, first + 1)] == alone
+    data, again = needle_data(tiny_shards, batch_size=6), needle_data(tiny_shards, batch_size=6, num_workers=2)
+    assert rows(data.train_dataloader(), 3) == alone[:18]
     again.load_state_dict(data.state_dict())
-    assert same(before + first(again, 4), first(whole, 7))
+    assert rows(again.train_dataloader(), 1) == alone[18:]
     plain = ready(tiny_shards, context_length=LENGTH)
     plain.load_state_dict(data.state_dict())
     with pytest.raises(UserError, match="start from the weights alone"):
@@ -156,10 +149,9 @@ def test_resuming_goes_on_with_the_next_sample(tiny_shards: str) -> None:
 def test_validation_is_the_same_each_time_and_has_whole_batches(tiny_shards: str) -> None:
     data = needle_data(tiny_shards, val_batch_size=3, val_samples=7)
     loader = data.val_dataloader()
-    batches, again = list(loader), list(loader)
-    assert len(loader) == len(batches) == 3
-    assert same(batches, again)
-    assert not set(map(tuple, blocks_of(batches))) & set(map(tuple, blocks_of(first(data, 3))))
+    assert len(loader) == len(list(loader)) == 3
+    assert rows(loader) == rows(loader)
+    assert not set(rows(loader)) & set(rows(data.train_dataloader(), 3))
     assert data.bytes_per_token("val") is None  # a loss over answers has no bits per byte
     assert not data.counts_every_target
     assert data.fingerprint["task"] == "NeedleInHaystack"

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from anlit import GPT, NGPT, AdamW, AnGPT
 from anlit.models.language_model import LanguageModel
 from anlit.optim.schedule import Schedule
-from tests.data.modules import collate
+from tests.data.modules import collate, quiet_trainer
 
 ARCHITECTURES = [GPT, NGPT, AnGPT]
 SIZE = {"vocab_size": 29, "context_length": 16, "n_layers": 2, "n_heads": 2, "d_model": 32}
@@ -67,9 +67,8 @@ def fit(
 ) -> LanguageModel:  # fmt: skip
     """`max_steps` optimizer steps on random tokens, or on those of `loader`."""
     loader = loader or batches(max_steps * batch_size * accumulate, model.context_length, batch_size, shuffle)
-    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    settings = {"accelerator": "cpu", "devices": 1, "gradient_clip_val": 1.0, **dict.fromkeys(names, False), **trainer}
-    L.Trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings).fit(model, loader)
+    settings = {"devices": 1, "gradient_clip_val": 1.0, **trainer}
+    quiet_trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings).fit(model, loader)
     return model
 
 
