@@ -24,6 +24,7 @@ from tests.integration.ranks import logged, run_ranks, start_ranks
 VOCABULARY = 320
 STEPS = 40  # of a run that is not told otherwise
 CURVES = ("train/loss", "train/grad_norm", "train/learning_rate", "val/loss")
+STATE = ("global_step", "state_dict", "optimizer_states", "lr_schedulers")
 KILLED = -signal.SIGKILL
 Train = Callable[..., Path]
 
@@ -126,12 +127,10 @@ def stop_and_continue(
 
 
 def steps_logged(run_dir: Path) -> int:
-    """The last step in metrics.csv, -1 before the first."""
+    """The last step in metrics.csv, -1 before the first; the run may be writing its last line."""
     path = run_dir / "metrics.csv"
-    if not path.is_file():
-        return -1
-    whole, _, _ = path.read_text().rpartition("\n")  # the run may be writing its last line
-    return max((int(row["step"]) for row in csv.DictReader(whole.splitlines()) if row.get("step")), default=-1)
+    whole = path.read_text().rpartition("\n")[0].splitlines() if path.is_file() else []
+    return max((int(row["step"]) for row in csv.DictReader(whole) if row.get("step")), default=-1)
 
 
 def last_checkpoint(run_dir: Path) -> dict:
@@ -140,12 +139,11 @@ def last_checkpoint(run_dir: Path) -> dict:
 
 def assert_same_training_state(one: dict, two: dict) -> None:
     """Weights, optimizer, schedule and step are identical to the bit."""
-    for key in ("global_step", "state_dict", "optimizer_states", "lr_schedulers"):
-        assert_identical(one[key], two[key], key)
+    assert_identical(*({key: content[key] for key in STATE} for content in (one, two)), "")
 
 
 def assert_identical(one: object, two: object, where: str) -> None:
-    (leaves, form), (others, other_form) = (tree_flatten_with_path(tree) for tree in (one, two))
+    (leaves, form), (others, other_form) = map(tree_flatten_with_path, (one, two))
     assert form == other_form, where
     for (path, a), (_, b) in zip(leaves, others, strict=True):
         assert type(a) is type(b), keystr(path)
