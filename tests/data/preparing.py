@@ -200,22 +200,17 @@ def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
 
 def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of every file under a folder, and "" for every empty folder; only the lock file is left out."""
-    contents = {}
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not (path.name == ".prepare.lock" and path.stat().st_size == 0):
-            contents[name] = sha256(path.read_bytes()).hexdigest()
-        elif path.is_dir() and not any(path.iterdir()):
-            contents[name] = ""
-    return contents
+    paths = [path for path in folder.rglob("*") if path.name != ".prepare.lock"]
+    contents = {path: sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
+    contents |= {path: "" for path in paths if path.is_dir() and not any(path.iterdir())}
+    return {path.relative_to(folder).as_posix(): content for path, content in contents.items()}
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A folder in memory where there is room: preparing waits for the disk at every step, which adds up."""
-    memory = Path("/dev/shm")
-    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30
-    with tempfile.TemporaryDirectory(dir=memory if has_room else None) as folder:
+    has_room = os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 1 << 30
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if has_room else None) as folder:
         yield Path(folder)
 
 
@@ -243,10 +238,8 @@ def start(work: Callable[[], Any], output: Path | None = None) -> Process:
 def finish(process: Process, seconds: float = 60) -> int | None:
     """Wait for a process; its exit code, None if it would not end and had to be ended with all that it started."""
     process.join(seconds)
-    code = process.exitcode
-    if code is None and process.pid is not None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.join()
+    if (code := process.exitcode) is None:
+        os.killpg(process.pid or 0, signal.SIGKILL)
     return code
 
 

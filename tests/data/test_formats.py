@@ -158,14 +158,9 @@ def test_blank_lines_marks_and_carriage_returns_are_no_text(tmp_path: Path, part
 
 
 def test_a_missing_subset_is_a_fault_only_where_subsets_are_wanted(tmp_path: Path) -> None:
-    lines, rows = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    lines = tmp_path / "a.jsonl"
     lines.write_bytes(b'{"text": "b", "meta": "text"}\n')
     assert (problems(records(lines)), problems(records(lines, Columns()))) == ([("line 1", "no_subset_field")], [])
-    meta = pa.array([None, {"redpajama_set_name": None}, {"redpajama_set_name": ""}, {"redpajama_set_name": "C4"}])
-    pq.write_table(pa.concat_tables([pa.table({"text": ["a", "b", "c", "d"], "meta": meta})] * 100), rows)
-    read = records(rows)
-    assert problems(read) == [(f"row {row}", "no_subset_field") for row in range(1, 401) if row % 4]
-    assert {record.subset for record in read[3::4]} == {"C4"}
 
 
 def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> None:
@@ -252,10 +247,13 @@ def test_parquet_without_a_column_of_strings_is_one_fault_a_file(
 
 
 def test_bad_parquet_rows(tmp_path: Path) -> None:
-    values = pa.array([b"good", b"gr\xf6\xdfe", None, b"", b"far too long", b"good too"])
-    texts = pa.Array.from_buffers(pa.string(), 6, values.buffers())  # not all of it is UTF-8
-    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
-    read = records(tmp_path / "a.parquet", Columns(max_document_bytes=10))
-    expected = ["not_utf8", "no_text_field", "empty", "too_long"]
-    assert problems(read) == [(f"row {row}", problem) for row, problem in enumerate(expected, 2)]
-    assert [record.text for record in read if record.text] == ["good", "good too"]
+    values = pa.array([b"good", b"gr\xf6\xdfe", None, b"", b"far too long", b"a", b"b", b"c"])
+    texts = pa.Array.from_buffers(pa.string(), 8, values.buffers())  # not all of it is UTF-8
+    named, missing = {"redpajama_set_name": "C4"}, {"redpajama_set_name": None}
+    meta = [named] * 5 + [None, missing, {"redpajama_set_name": ""}]
+    pq.write_table(pa.concat_tables([pa.table({"text": texts, "meta": meta})] * 100), tmp_path / "a.parquet")
+    read = records(tmp_path / "a.parquet", Columns(subset=COLUMNS.subset, max_document_bytes=10))
+    assert {(record.text, record.subset) for record in read[::8]} == {("good", "C4")}
+    expected = [None, "not_utf8", "no_text_field", "empty", "too_long", *["no_subset_field"] * 3] * 100
+    assert [record.problem for record in read] == expected
+    assert [record.where for record in read] == [f"row {row + 1}" for row in range(800)]

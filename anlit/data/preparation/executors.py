@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 
-from rich import progress as rich_progress
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from anlit.data.preparation.encode import Job, Task, encode_task
 from anlit.data.storage.manifest import TASKS
@@ -31,17 +31,30 @@ def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str
     """
     tasks = [task for task, done in is_done.items() if not done]
     parts_left = Counter(piece.file for task in tasks for piece in task.pieces)
-    n_files = len({piece.file for task in is_done for piece in task.pieces})
-    progress = _Progress(sum(task.size for task in is_done), sum(task.size for task in tasks), n_files)
+    n_files, n_tokens, begun = len({piece.file for task in is_done for piece in task.pieces}), 0, time.monotonic()
+    size, last_line = sum(task.size for task in is_done), begun
     alone = nullcontext() if min(workers, len(tasks)) < 2 else _processes(min(workers, len(tasks)))
-    with alone if cluster is None else _cluster(cluster) as executor, progress:
-        for task, n_tokens in _results(executor, job, tasks):
+    with alone if cluster is None else _cluster(cluster) as executor, _progress_bar() as progress:
+        bar = progress.add_task("", total=size, completed=size - sum(task.size for task in tasks))
+        for task, its_tokens in _results(executor, job, tasks):
             for piece in task.pieces:
                 parts_left[piece.file] -= 1
                 if parts_left[piece.file] == 0:
                     del parts_left[piece.file]
                     job.recipe.source.release(piece.file, job.folder / TASKS)
-            progress.count(task.size, n_tokens, len(parts_left))
+            n_tokens, now = n_tokens + its_tokens, time.monotonic()
+            files, rate = f"{n_files - len(parts_left):,} of {n_files:,} files", n_tokens / (now - begun)
+            said = f"{files}, {n_tokens:,} tokens, {rate:,.0f} tokens/s"
+            progress.update(bar, advance=task.size, description=said)
+            if progress.disable and now - last_line > LINE_EVERY_SECONDS:
+                last_line, state = now, progress.tasks[bar]
+                say(f"{state.percentage:.1f}%, {said}, {(state.time_remaining or 0) / 60:,.0f} min left")
+
+
+def _progress_bar() -> Progress:
+    """A bar on a terminal: files, tokens, their rate and the time that is left."""
+    columns = BarColumn(), DownloadColumn(), "{task.description}", TimeRemainingColumn(elapsed_when_finished=True)
+    return Progress(*columns, console=console(stderr=True), disable=not sys.stderr.isatty())
 
 
 def _results(executor: Executor | None, job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, int]]:
@@ -104,26 +117,3 @@ def _cluster(address: str) -> Iterator[Executor]:
             yield client.get_executor(pure=False, retries=1)
         except KilledWorker as error:  # in one task, again and again
             raise BrokenExecutor from error
-
-
-class _Progress(rich_progress.Progress):
-    """A bar on a terminal, a line now and then in a log: files, tokens, their rate and the time that is left."""
-
-    def __init__(self, size: int, size_left: int, n_files: int) -> None:
-        columns = (rich_progress.BarColumn(), rich_progress.DownloadColumn(), "{task.description}")
-        left = rich_progress.TimeRemainingColumn(elapsed_when_finished=True)
-        super().__init__(*columns, left, console=console(stderr=True), disable=not sys.stderr.isatty())
-        self.n_files, self.n_tokens, self.last_line = n_files, 0, time.monotonic()
-        self.add_task("", total=size, completed=size - size_left)
-
-    def count(self, size: int, tokens: int, files_left: int) -> None:
-        """One task more is done."""
-        (bar,) = self.tasks
-        self.n_tokens += tokens
-        rate = self.n_tokens / max(bar.elapsed or 0.0, 1e-3)
-        files = f"{self.n_files - files_left:,} of {self.n_files:,} files"
-        counts = f"{files}, {self.n_tokens:,} tokens, {rate:,.0f} tokens/s"
-        self.update(bar.id, advance=size, description=counts)
-        if self.disable and time.monotonic() - self.last_line > LINE_EVERY_SECONDS:
-            self.last_line = time.monotonic()
-            say(f"{bar.percentage:.1f}%, {counts}, {(bar.time_remaining or 0) / 60:,.0f} min left")

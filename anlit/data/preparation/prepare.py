@@ -170,9 +170,8 @@ def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any]
 
 def _read_plan(target: Path) -> dict[str, Any]:
     """What a folder was begun with, or UserError. Its commit is the only part that becomes an address."""
-    path, advice = target / TASKS / PLAN, "copy the folder again, or remove it and repeat the command"
-    if (target / MANIFEST).is_file():
-        path = target / MANIFEST
+    advice = "copy the folder again, or remove it and repeat the command"
+    path = target / MANIFEST if (target / MANIFEST).is_file() else target / TASKS / PLAN
     plan = read_json(path, {}, advice)
     if (commit := plan.get("commit")) is not None and not COMMIT.fullmatch(str(commit)):
         raise UserError(f"{path} cannot be used (its commit is {commit!r:.50}): {advice}")

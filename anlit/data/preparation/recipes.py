@@ -31,9 +31,6 @@ HUB_TOKENIZERS = {"gpt2": "openai-community/gpt2", "gpt-neox": "EleutherAI/gpt-n
 BPE, NO_TOKENIZER = "bpe", "none"
 FINEWEB_VAL_TOKENS = 10_485_760
 OPENWEBTEXT_VAL_FRACTION = 10_000 / 8_013_769  # as many documents as the papers hold out
-VAL_FRACTION = 0.05
-SLIMPAJAMA_SUBSET = "meta.redpajama_set_name"
-PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Options:
     max_document_bytes: int = Columns.max_document_bytes
     include_site_packages: bool = False
 
-    def held_out(self, default: float = VAL_FRACTION) -> float:
+    def held_out(self, default: float = 0.05) -> float:
         """The part of the documents that is held out; UserError if that is none or all."""
         fraction = default if self.val_fraction is None else self.val_fraction
         if not 0 < fraction < 1:
@@ -126,17 +123,12 @@ class Recipe:
             tokenizer = "sha256:" + file_sha256(tokenizer)  # the same file wherever it lies
         files = sorted(f"{name}\t{path.stat().st_size}" for name, path in self.source.paths.items())
         return {
-            "corpus": self.corpus,
+            **{key: getattr(self, key) for key in ("corpus", "subset", "chunk_bytes", "task_bytes")},
+            **{key: getattr(self.options, key) for key in ("end_of_document", "text_field", "max_document_bytes")},
             **self.origin,
             **self.source.settings,
             **({"vocab_size": self.options.vocab_size} if tokenizer == BPE else {"tokenizer": tokenizer}),
-            "end_of_document": self.options.end_of_document,
             "splits": asdict(self.splits),
-            "text_field": self.options.text_field,
-            "subset": self.subset,
-            "max_document_bytes": self.options.max_document_bytes,
-            "chunk_bytes": self.chunk_bytes,
-            "task_bytes": self.task_bytes,
             **({"listing_sha256": lines_sha256(files)} if files else {}),
         }
 
@@ -146,7 +138,7 @@ def slimpajama(options: Options) -> Recipe:
     splits = Splits({"train/": TRAIN, "validation/": VAL, "test/": TEST})
     layouts = [[f"{folder}**/*{ending}" for folder in splits.folders] for ending in (".jsonl.zst", ".jsonl")]
     source = _from_hub(options, "cerebras/SlimPajama-627B", *layouts)
-    return Recipe("SlimPajama", source, splits, options, "gpt-neox", SLIMPAJAMA_SUBSET)
+    return Recipe("SlimPajama", source, splits, options, "gpt-neox", "meta.redpajama_set_name")
 
 
 def openwebtext(options: Options) -> Recipe:
@@ -215,7 +207,8 @@ def python_files(include_site_packages: bool) -> dict[str, Path]:
     """Every *.py of the interpreter's standard library and, if asked for, of its installed packages, by its label."""
     paths = sysconfig.get_paths()
     library = list_files(paths["stdlib"], "**/*.py")
-    files = {label: path for label, path in library.items() if PACKAGE_FOLDERS.isdisjoint(Path(label).parts)}
+    packages = {"site-packages", "dist-packages"}
+    files = {label: path for label, path in library.items() if packages.isdisjoint(Path(label).parts)}
     if include_site_packages:
         for folder in sorted({paths["purelib"], paths["platlib"]}):
             files |= list_files(folder, "**/*.py")

@@ -6,7 +6,6 @@ Paths are local or an address that litdata fetches from (s3://, gs://, hf://).
 import hashlib
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ TOKENIZER = "tokenizer.json"
 TASKS = "tasks"  # the folder of a preparation's plan and of its tasks' records
 SPLITS = TRAIN, VAL, TEST = "train", "val", "test"
 PATH_PART = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
+OWN_COMMAND = re.compile(r"anlit( ([\w@%+=:,./-]+|'[^']*'))+", re.ASCII)  # a shell runs these words and nothing else
 COUNTS = {"documents": int, "tokens": int}
 SCHEMA = {
     **dict.fromkeys(("corpus", "command", "dtype", "document_token_at", "content_sha256"), str),
@@ -126,10 +126,8 @@ def read_tokenizer(path: str, manifest: dict[str, Any]) -> bytes:
     try:
         content = read_bytes(f"{path}/{TOKENIZER}")
     except FileNotFoundError as error:
-        raise UserError(
-            f"{path} has no {TOKENIZER}, so its tokens cannot be turned into text: put the tokenizer's file there "
-            "under that name."
-        ) from error
+        said = "so its tokens cannot be turned into text: put the tokenizer's file there under that name"
+        raise UserError(f"{path} has no {TOKENIZER}, {said}.") from error
     then, now = manifest["tokenizer_sha256"], hashlib.sha256(content).hexdigest()
     if then is not None and then != now:
         raise UserError(
@@ -144,10 +142,6 @@ def damaged(what: str, how: str, command: str = "") -> UserError:
 
     Anyone may have written the manifest's `command`: only one that is nothing but an anlit command is shown.
     """
-    try:
-        is_plain = shlex.join(shlex.split(command)) == command  # a shell would run these words and nothing else
-    except ValueError:  # a quotation that does not end
-        is_plain = False
-    is_ours = is_plain and command.isprintable() and command.startswith("anlit ")
+    is_ours = OWN_COMMAND.fullmatch(command) and command.isprintable()
     remake = f"with `{command}`" if is_ours else "by preparing it again"
     return UserError(f"{what} is damaged ({how}): copy the folder again, or remove it and remake it {remake}.")

@@ -1,7 +1,6 @@
 """Parquet: rows with a text column, cut between row groups.
 
-A damaged row group costs its remaining rows; a damaged footer, at the file's end, costs the file. Damage inside the
-pages is noticed where they no longer decode, or by their checksums where the writer stored any.
+A damaged row group costs its remaining rows; a damaged footer, at the file's end, costs the file.
 """
 
 from collections.abc import Iterator
