@@ -42,13 +42,11 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """The folder to prepare."""
     return tmp_path / "out"
 
 
 @pytest.fixture(scope="session")
 def place() -> Iterator[Path]:
-    """Of what all preparations share."""
     with scratch() as folder:
         yield folder
 
@@ -68,7 +66,6 @@ def recipe(place: Path, tokenizer: str) -> Recipe:
 
 @pytest.fixture(scope="session")
 def finished(place: Path, recipe: Recipe) -> Path:
-    """The folder that `recipe` makes."""
     make(place / "finished", recipe)
     assert len(read_records(place / "finished")) > 4
     return place / "finished"
@@ -76,7 +73,6 @@ def finished(place: Path, recipe: Recipe) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the small corpus's text files."""
     return write_corpus(tmp_path_factory.mktemp("tiny") / "text")
 
 
@@ -92,7 +88,6 @@ def tiny_shards(tiny_text: Path) -> str:
 
 @pytest.fixture(scope="session")
 def streams() -> dict[str, np.ndarray]:
-    """The tokens of `prepared`."""
     return {"train": random_tokens(46_000, seed=0), "val": random_tokens(5_000, seed=1)}
 
 
@@ -106,7 +101,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, streams: dict[str, np.nda
 
 @pytest.fixture
 def own_shards(prepared: str, tmp_path: Path) -> Path:
-    """A copy of the prepared folder, to be damaged."""
     shutil.copytree(prepared, tmp_path / "shards")
     return tmp_path / "shards"
 

@@ -55,7 +55,6 @@ def documents(n: int, seed: int = 0) -> Iterator[str]:
 
 
 def _mixture(rng: random.Random, size: int) -> str:
-    """Pieces until there are at least `size` UTF-8 bytes."""
     parts: list[str] = []
     while size > 0:
         parts.append(rng.choice(PIECES) + rng.choice((" ", "\n", "")))
@@ -130,6 +129,5 @@ def fineweb_bin(
 
 
 def bin_tokens(tokens: Sequence[int], magic: int = 20240520, version: int = 1, count: int | None = None) -> bytes:
-    """The content of a .bin file."""
     header = [magic, version, len(tokens) if count is None else count, *[0] * 253]
     return struct.pack("<256i", *header) + struct.pack(f"<{len(tokens)}H", *tokens)

@@ -45,12 +45,10 @@ def recipe_of(corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL
 
 
 def make(folder: Path, recipe: Recipe, workers: int = 1, **options: Any) -> dict[str, Any]:
-    """Prepare `folder` in this process; the manifest."""
     return prepare(folder, recipe, "anlit prepare", workers=workers, **options)
 
 
 def assert_makes(folder: Path, recipe: Recipe, like: Path, **options: Any) -> None:
-    """Preparing, or going on with it, gives the same files as another folder has."""
     make(folder, recipe, **options)
     assert hashes(folder) == hashes(like), folder
 
@@ -70,7 +68,6 @@ def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
 
 
 def text_file_source(folder: Path, texts: list[str]) -> str:
-    """The texts as files of JSON lines; the pattern for them."""
     for number, part in enumerate(cut(texts, 4)):
         write(folder / f"{number}.jsonl", b"".join(json_lines(part, field="content")))
     return "*.jsonl"
@@ -97,12 +94,10 @@ def by_split(texts: Iterable[str], fraction: float) -> dict[str, list[str]]:
 
 
 def written(folder: Path) -> dict[int, int]:
-    """When the record of each task that is done was written."""
     return {int(path.stem): path.stat().st_mtime_ns for path in (folder / "tasks").glob("0*.json")}
 
 
 def interrupted(folder: Path, recipe: Recipe, tasks: int) -> None:
-    """Begin a preparation and leave it after so many tasks."""
 
     def encode(job: Any, task: Any, left: Iterator[int] = iter(range(tasks))) -> int:
         if next(left, None) is None:
@@ -136,7 +131,6 @@ def read_json(path: Path) -> Any:
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """The records of all tasks."""
     return [read_json(path) for path in sorted((folder / "tasks").glob("0*.json"))]
 
 
@@ -165,7 +159,6 @@ def read_stream(folder: Path, stream: str) -> np.ndarray:
 
 
 def read_texts(folder: Path, stream: str) -> list[str]:
-    """The documents of one stream, decoded."""
     tokens = read_stream(folder, stream)
     tokenizer = _tokenizer((folder / "tokenizer.json").read_bytes())
     ends = np.flatnonzero(tokens == tokenizer.token_to_id(END_OF_DOCUMENT))
@@ -244,7 +237,6 @@ def finish(process: Process, seconds: float = 60) -> int | None:
 
 
 def members(session: int) -> list[int]:
-    """The living processes of a session."""
     living = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -257,7 +249,6 @@ def members(session: int) -> list[int]:
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 20) -> None:
-    """Wait until something holds, and fail if it does not come to it."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"

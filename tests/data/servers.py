@@ -56,7 +56,6 @@ S = TypeVar("S", bound=_Server)
 
 @contextmanager
 def serving(server: S) -> Iterator[S]:
-    """The server, running in a thread."""
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield server
@@ -67,8 +66,6 @@ def serving(server: S) -> Iterator[S]:
 
 
 class ObjectStore(_Server):
-    """Serves `root`/<bucket>/<key> as S3 does."""
-
     def behave(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()  # how often each (method, path) was asked for
         self.status = 200  # what to answer; anything else than 200 for everything

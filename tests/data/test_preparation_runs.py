@@ -90,7 +90,6 @@ executors.encode_task = encode_or_be_killed
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    """Address of a Dask scheduler with two workers on this machine."""
     pytest.importorskip("distributed")
     (tmp_path / "killer.py").write_text(KILLER)
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -152,7 +151,6 @@ def killed_at(then: Callable[[int], object], folder: Path, recipe: Recipe) -> in
 
 @pytest.fixture(scope="module")
 def trained(place: Path) -> Recipe:
-    """Several tasks, with held-out documents to count and a tokenizer to train."""
     layouts.openwebtext(place / "killed", list(documents(50, seed=1))[10:], n_files=4, row_group_size=4)
     return recipe_of("OpenWebText", place / "killed", SIZES, tokenizer="bpe", vocab_size=280, val_fraction=0.2)
 

@@ -96,7 +96,6 @@ def test_fineweb_s_cut_at_the_end_of_a_document(tokenizer: str, tmp_path: Path, 
 
 
 def test_fineweb_bin_with_its_tokenizer(tokenizer: str, tmp_path: Path, out: Path) -> None:
-    """A file is cut into several parts."""
     rng = random.Random(0)
     some = [[rng.randrange(799) for _ in range(rng.randrange(1, 200))] for _ in range(100)]
     files = layouts.fineweb_bin(tmp_path / "hub", some, 2500, end=799)
@@ -154,7 +153,6 @@ def test_names_of_all_kinds(tokenizer: str, tmp_path: Path, out: Path, monkeypat
 
 
 def test_python_sources(tmp_path: Path, monkeypatch) -> None:
-    """The standard library, and installed packages on request."""
     labels = set(python_files(include_site_packages=False))
     assert {"abc.py", "json/decoder.py", "asyncio/base_events.py"} <= labels
     assert not any("site-packages" in label for label in labels)

@@ -69,13 +69,11 @@ def store_of(limit_bytes: int = 10**9) -> TokenStore:
 
 
 def copy_of(reader: TokenStore, number: int) -> Path:
-    """Where the cache has a chunk."""
     assert reader.cache is not None
     return reader.cache.path(reader.source.chunks[number])
 
 
 def cached(folder: Path) -> list[int]:
-    """The numbers of the chunks in the cache."""
     return sorted(int(path.stem[-1]) for path in folder.rglob("*.bin"))
 
 
