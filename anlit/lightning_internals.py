@@ -4,20 +4,16 @@ Lightning promises nothing about them, so pyproject.toml has an upper bound of i
 tests/test_lightning_internals.py fails where one of them is gone. Nothing else of anlit may use one.
 """
 
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 import lightning as L
-from lightning.fabric.strategies.model_parallel import _load_raw_module_state
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -91,29 +87,13 @@ def time_fetches(trainer: L.Trainer, waited: Callable[[float], None]) -> None:
 
 def stop_asking_for_sigterm(trainer: L.Trainer) -> None:
     """Leave out Lightning's question to all ranks before every batch. `Interruption` asks without waiting."""
-    loop: Any = trainer.fit_loop.epoch_loop
-    loop._broadcast_sigterm_tensor = lambda: None
-
-
-def launched_processes(trainer: L.Trainer) -> list[subprocess.Popen[Any]]:
-    """The ranks that Lightning started from this process: the very list that its observer has."""
-    launcher = trainer.strategy.launcher
-    return launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def save_checkpoint_now(callback: ModelCheckpoint, trainer: L.Trainer) -> None:
-    """Write the callback's checkpoint, whatever its interval says."""
-    callback._save_topk_checkpoint(trainer, callback._monitor_candidates(trainer))
-
-
-def last_saved_step(callback: ModelCheckpoint) -> int:
-    """The `global_step` of the callback's last checkpoint."""
-    return callback._last_global_step_saved
-
-
-def load_into_shards(weights: dict[str, Any], module: nn.Module, strict: bool) -> None:
-    """Copy whole weights into a sharded module."""
-    _load_raw_module_state(weights, module, strict=strict)
+    """Write the callback's checkpoint, whatever its interval says, unless it has that of this step."""
+    if callback._last_global_step_saved != trainer.global_step:
+        callback._save_topk_checkpoint(trainer, callback._monitor_candidates(trainer))
 
 
 def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -122,25 +102,10 @@ def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:
     call._call_configure_model(trainer)
 
 
-class MeshStrategy(ModelParallelStrategy):
-    """ModelParallelStrategy over a device mesh that its subclass makes; its own has tensor parallelism in a node."""
-
-    def make_mesh(self) -> DeviceMesh:
-        """The mesh of all ranks, once they can talk to each other."""
-        raise NotImplementedError
-
-    @property
-    def writes_parts(self) -> bool:
-        """Whether each rank writes its own part of a checkpoint."""
-        return self._save_distributed_checkpoint
-
-    def setup_environment(self) -> None:
-        self._data_parallel_size, self._tensor_parallel_size = "auto", "auto"
-        super(ModelParallelStrategy, self).setup_environment()
-        self._setup_distributed()
-        self._device_mesh = self.make_mesh()
-        assert self.lightning_module is not None
-        self.lightning_module._device_mesh = self._device_mesh
+def connect_ranks(strategy: ModelParallelStrategy, make_mesh: Callable[[], DeviceMesh]) -> None:
+    """Let the ranks meet, then take the mesh that `make_mesh` makes; Lightning's has tensor parallelism in a node."""
+    strategy._setup_distributed()
+    strategy._device_mesh = make_mesh()
 
 
 class CommandLine(LightningCLI):

@@ -1,6 +1,5 @@
 """Checkpoints on disk, complete or absent: one file, or a folder with a part from every rank."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,22 +8,14 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from anlit.checkpoints.exported import read_exported
-from anlit.checkpoints.integrity import (
-    TRAINING,
-    TRAINING_IN_ONE_FILE,
-    UNREADABLE,
-    DamagedError,
-    damaged,
-    require_content,
-    verify,
-)
+from anlit.checkpoints.integrity import TRAINING, UNREADABLE, damaged, require_content, verify
 from anlit.checkpoints.location import REST, is_exported, is_sharded, refuse_address
-from anlit.checkpoints.parts import read_tensors, with_tensors
-from anlit.checkpoints.writing import PARTIAL, give_name, remove_checkpoint, write_durably, write_failed
+from anlit.checkpoints.sharded import read_tensors, with_tensors
+from anlit.checkpoints.writing import PARTIAL, first_cause, give_name, remove_checkpoint, write_durably, write_failed
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes local checkpoints to a temporary file and renames it: a kill while writing keeps the old file.
+    """Writes checkpoints to a temporary file and renames it: a kill while writing keeps the old file.
 
     It removes only what this process wrote: names of files to remove may come from a checkpoint of somebody else.
     """
@@ -34,27 +25,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.written: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint of one file, or raise RunError; an address is Lightning's to write to."""
+        """Write a checkpoint of one file; raises UserError for an address, RunError if it cannot be written."""
+        refuse_address(path)
         self.written.add(str(path))
-        if "://" in str(path):
-            super().save_checkpoint(checkpoint, path, storage_options)
-            return
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(PARTIAL + target.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_durably(checkpoint, partial)
             give_name(partial, target)
         except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
             partial.unlink(missing_ok=True)  # on a full disk run.json needs the space
-            raise write_failed(target, error) from error
+            raise write_failed(target, first_cause(error)) from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """A checkpoint of one file or of parts, in the form of one file. Only tensors and plain values are read.
-
-        Raises UserError for an address or a damaged checkpoint.
-        """
-        refuse_address(path)
+        """A checkpoint of any form in that of one file, tensors and plain values alone; UserError if it is damaged."""
         try:
             return read_checkpoint(path, mmap=False)  # the optimizer goes on with these tensors when the file is gone
         except UNREADABLE as error:
@@ -62,31 +47,28 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         if str(path) in self.written:
-            super().remove_checkpoint(path) if "://" in str(path) else remove_checkpoint(Path(path))
+            remove_checkpoint(Path(path))
 
 
 def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     """A checkpoint of any form, or an exported model, on the CPU, read with weights_only=True.
 
-    Raises one of `UNREADABLE`, DamagedError if it has changed since it was written or its parts do not fit together.
+    Raises one of `UNREADABLE`, also if it has changed since it was written or its parts do not fit together.
     """
     path = Path(path)
     if is_exported(path):
         return read_exported(path)
     verify(path)
-    content = _read_without_parts(path, mmap)
+    content = read_without_parts(path, mmap)
     if is_sharded(path):
         content = with_tensors(content, read_tensors(path))
         content["optimizer_states"] = [by_number(state) for state in content["optimizer_states"]]  # torch's form
     return content
 
 
-def read_rest(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint without weights, which are not read into memory.
-
-    The optimizer states of a sharded one have marks in place of tensors, as `with_tensors` takes them.
-    """
-    return {key: value for key, value in _read_without_parts(path).items() if key != "state_dict"}
+def read_without_parts(path: Path, mmap: bool = True) -> dict[str, Any]:
+    """The content of a checkpoint; a sharded one has marks in place of tensors, as `with_tensors` takes them."""
+    return torch.load(path / REST if path.is_dir() else path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def refuse_damaged(path: Path) -> None:
@@ -95,16 +77,10 @@ def refuse_damaged(path: Path) -> None:
     Raises UserError if it is damaged. The message names another checkpoint, if there is one.
     """
     try:
-        if not path.exists():
-            raise DamagedError("it is a link to nothing" if os.path.islink(path) else "it is missing")
         verify(path)
-        require_content(_read_without_parts(path), TRAINING if path.is_dir() else TRAINING_IN_ONE_FILE)
+        require_content(read_without_parts(path), TRAINING)
     except UNREADABLE as error:
         raise damaged(path, error) from error
-
-
-def _read_without_parts(path: Path, mmap: bool = True) -> dict[str, Any]:
-    return torch.load(path / REST if path.is_dir() else path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def by_number(state: dict[str, Any]) -> dict[str, Any]:

@@ -21,21 +21,18 @@ from anlit.reporting.files import replacing, write_text
 
 TOKENIZER = "tokenizer.json"
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
-SEPARATORS = ("end_of_document", "document_token_at")
-"""How the corpus separates documents: keys of a prepared folder's manifest."""
 PREFIX = "model."
 """Prefix of the decoder's weights in the LightningModule, which the file leaves out."""
 
 
 def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Path, tokenizer: bytes | None,
                    separators: dict[str, Any]) -> None:  # fmt: skip
-    """Write the model of a checkpoint; each file is complete or absent.
+    """Write the model of a checkpoint's `content`; each file is complete or absent.
 
     Args:
         settings: The model's constructor arguments as plain values.
-        folder: Created if missing.
         tokenizer: The content of tokenizer.json; None for no such file.
-        separators: Values of `SEPARATORS`, as far as they are known.
+        separators: How the corpus separates documents, as far as it is known: `end_of_document`, `document_token_at`.
     """
     origin = content["anlit"]
     record = {
@@ -44,7 +41,7 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
         "step": content["global_step"],
         "data": origin["data"],
         "family": origin.get("family"),
-        **{key: separators.get(key) for key in SEPARATORS},
+        **{key: separators.get(key) for key in ("end_of_document", "document_token_at")},
         "settings": settings,
     }
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in content["state_dict"].items()}
@@ -54,7 +51,7 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
 
 
 def write_folder(folder: Path, weights: dict[str, Tensor], record: dict[str, Any], tokenizer: bytes | None) -> None:
-    """Write model.safetensors, tokenizer.json and, last, config.json."""
+    """Write model.safetensors, tokenizer.json and, last, config.json into a folder, which is made where missing."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as partial:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial, metadata={"format": "pt"})
@@ -65,11 +62,9 @@ def write_folder(folder: Path, weights: dict[str, Tensor], record: dict[str, Any
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
     """The content of config.json. Raises ValueError if it is damaged or another program wrote it."""
-    record = read_json(Path(folder) / SETTINGS)
-    if isinstance(record, dict) and "model_type" in record:
+    record = read_json(Path(folder) / SETTINGS, dict)
+    if "model_type" in record or "anlit" not in record:
         raise ValueError("it is a model for transformers; `anlit import` reads those of Qwen3, Llama and others")
-    if not isinstance(record, dict) or "anlit" not in record:
-        raise ValueError(f"{SETTINGS} is not one that anlit wrote")
     return record
 
 

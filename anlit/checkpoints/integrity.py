@@ -8,7 +8,9 @@ of them. safetensors has no checksums, so `SUMS` in a sharded checkpoint holds t
 import pickle
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from safetensors import SafetensorError
@@ -26,11 +28,9 @@ UNREADABLE = (
 )  # fmt: skip
 """What reading a damaged or foreign checkpoint raises. RuntimeError has NotImplementedError and RecursionError."""
 MODEL: dict[str, Any] = {"hyper_parameters": dict, "global_step": int, "anlit": {"architecture": str}}
-TRAINING: dict[str, Any] = {
-    **MODEL, "loops": {"fit_loop": dict}, "callbacks": dict, "lr_schedulers": list, "epoch": int,
-}  # fmt: skip
-TRAINING_IN_ONE_FILE: dict[str, Any] = {
-    **TRAINING, "state_dict": dict, "optimizer_states": [{"state": dict, "param_groups": list}],
+TRAINING = MODEL | {
+    "loops": {"fit_loop": dict}, "callbacks": dict, "lr_schedulers": list, "epoch": int, "state_dict": dict,
+    "optimizer_states": [{"state": dict, "param_groups": list}],
 }  # fmt: skip
 """What a checkpoint needs for its model, and for a run to continue, as schemas of `anlit.reading`."""
 
@@ -42,42 +42,32 @@ class DamagedError(ValueError):
 def verify(path: Path) -> None:
     """Compare all checksums, at about 2 GB/s, of a checkpoint of one file or the folder of a sharded one.
 
-    Raises DamagedError if something is missing, truncated or changed.
+    Raises one of `UNREADABLE` if something is missing, truncated or changed.
     """
     if path.is_dir():
-        try:
-            sums = read_json(path / SUMS, dict)
-        except UserError as error:
-            raise DamagedError(f"{SUMS} is missing or damaged") from error
-        for name, expected in sums.items():
+        for name, expected in read_json(path / SUMS, dict).items():
             part = path / Path(name).name
-            if not part.is_file():
-                raise DamagedError(f"its part {part.name} is missing")
-            if checksum(part) != expected:
-                raise DamagedError(f"its part {part.name} has changed since it was written")
+            if not part.is_file() or checksum(part) != expected:
+                raise DamagedError(f"its part {part.name} is missing or has changed since it was written")
         path = path / REST
     if not path.is_file() or not zipfile.is_zipfile(path):
         raise DamagedError(f"{path.name} is empty, cut short or no checkpoint")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            changed = archive.testzip()
-    except UNREADABLE as error:
-        raise DamagedError(f"{path.name} is damaged: {error}") from error
-    if changed is not None:
-        raise DamagedError(f"{changed} in {path.name} has changed since it was written")
+    with zipfile.ZipFile(path) as archive:
+        if (changed := archive.testzip()) is not None:
+            raise DamagedError(f"{changed} in {path.name} has changed since it was written")
 
 
 def checksum(file: Path) -> dict[str, int]:
     """Size and CRC-32 of a file."""
-    size = crc32 = 0
+    crc32 = 0
     with file.open("rb") as opened:
         while block := opened.read(BLOCK):
-            size, crc32 = size + len(block), zlib.crc32(block, crc32)
-    return {"bytes": size, "crc32": crc32}
+            crc32 = zlib.crc32(block, crc32)
+        return {"bytes": opened.tell(), "crc32": crc32}
 
 
 def require_content(content: Any, needed: dict[str, Any]) -> None:
-    """Raises ValueError if a checkpoint lacks something of `MODEL`, `TRAINING` or `TRAINING_IN_ONE_FILE`."""
+    """Raises ValueError if a checkpoint lacks something of `MODEL` or `TRAINING`."""
     if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
         raise DamagedError("anlit did not write it")
     check(content, needed, complete=True)
@@ -85,19 +75,17 @@ def require_content(content: Any, needed: dict[str, Any]) -> None:
 
 def reason(error: BaseException) -> str:
     """The first sentence of one of the errors `UNREADABLE`, shortened."""
-    text = " ".join(str(error).split()).split(". ")[0] or type(error).__name__
-    return text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON].rsplit(" ", 1)[0] + " …"
+    sentence = " ".join(str(error).split()).split(". ")[0]
+    return shorten(sentence, LONGEST_REASON, placeholder=" …") or type(error).__name__
 
 
 def damaged(path: Path, error: BaseException) -> UserError:
     """The sentence for a checkpoint that a run goes on from, with the newest one in its folder that is not damaged."""
     advice = "the run has no other checkpoint, so start again in another --run_dir"
     for other in complete_checkpoints(path.parent):
-        try:
+        with suppress(*UNREADABLE):
             if other.name != path.name:
                 verify(other)
                 advice = f"continue with --ckpt_path {other}"
                 break
-        except (OSError, ValueError):
-            continue
     return UserError(f"ckpt_path={path} is damaged ({reason(error)}): {advice}")

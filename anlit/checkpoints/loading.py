@@ -1,6 +1,9 @@
-"""From a run folder or a checkpoint to the model in it, without running any code that the checkpoint names."""
+"""From a checkpoint to the model in it, or to a new run's weights, without running any code that it names."""
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,20 +13,26 @@ from torch import Tensor
 
 import anlit.attention.mechanisms  # noqa: F401  a checkpoint may name any of them; what is not imported is refused
 from anlit.checkpoints.checkpoint_io import read_checkpoint
+from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX
 from anlit.checkpoints.integrity import MODEL, UNREADABLE, DamagedError, reason, require_content
-from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
-from anlit.configuration import ARCHITECTURES, CONFIG, attention_label, mapping
+from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint, is_checkpoint, is_exported
+from anlit.configuration import ARCHITECTURES, CONFIG, attention_label, class_name, init_args, mapping
 from anlit.errors import UserError
 from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
+from anlit.models.continuing import refuse_other_shapes
 from anlit.models.kernel_selection import use_saved
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import prepare_cpu
 from anlit.reading import check, read_yaml
-from anlit.settings import build_from_plain, subclass_named
+from anlit.settings import build_from_plain, subclass_named, to_plain_values
 
-EMBEDDING, BLOCKS, MLP = "model.embedding.weight", "model.blocks.", "model.blocks.0.W_u.weight"
+BLOCKS, MLP = "model.blocks.", "model.blocks.0.W_u.weight"
+OF_MECHANISMS = (".attention.mechanism.", ".shared_coefficients.")
+"""In the names of mechanisms' own weights."""
 ORIGIN = {"anlit": {"data": {"tokenizer_sha256": str}, "family": str}}
 """What a checkpoint may say of where its model comes from, as a schema of `anlit.reading`."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,19 +94,15 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
         prepare_cpu()
     file = find_checkpoint(path)
     content = read_model(file)
-    saved, record = content["hyper_parameters"].items(), content["anlit"]
-    settings = {name: value for name, value in saved if not name.startswith("_") and name != "optimizer"}
-    try:
-        model = rebuild(content, settings | changes, file)
-    except UserError:
-        raise
-    except UNREADABLE as error:
-        raise _unreadable(file, error) from error
-    model = model.to(target).eval().requires_grad_(False)
+    saved, record = content["hyper_parameters"], content["anlit"]
+    settings = {name: saved[name] for name in saved if not name.startswith("_") and name != "optimizer"}
+    with _reading(file):
+        model = rebuild(content, settings | changes, file).to(target).eval().requires_grad_(False)
     model.selections = use_saved(model.model, record.get("attention"), target)
-    in_run = file.parent.name == CHECKPOINTS and (file.parent.parent / CONFIG).exists()
-    advice = "correct it, or copy the checkpoint elsewhere"
-    config = mapping(read_yaml(file.parent.parent / CONFIG, advice=advice)) if in_run else None
+    config = None
+    if file.parent.name == CHECKPOINTS and (file.parent.parent / CONFIG).exists():
+        advice = "correct it, or copy the checkpoint elsewhere"
+        config = mapping(read_yaml(file.parent.parent / CONFIG, advice=advice))
     return Checkpoint(model, file, content["global_step"], config, record.get("data"), settings, record.get("family"))
 
 
@@ -106,71 +111,125 @@ def find_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: torch without CUDA
+        return torch.empty(1, device=name).device
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
         raise UserError(f"--device {name} cannot be used here: choose auto, cpu, or a device that is there") from error
-    return device
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Turns what a damaged or foreign checkpoint raises into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except UNREADABLE as error:
+        advice = "choose another one from a run folder"
+        raise UserError(f"{file} cannot be read as a checkpoint ({reason(error)}): {advice}") from error
 
 
 def read_model(file: Path) -> dict[str, Any]:
     """The content of a checkpoint with all that a model needs; raises UserError if it is damaged or foreign."""
-    try:
+    with _reading(file):
         content = read_checkpoint(file)
         require_content(content, MODEL | {"state_dict": dict})
         check(content, ORIGIN)
         if not all(isinstance(weight, Tensor) for weight in content["state_dict"].values()):
             raise DamagedError("not all of state_dict are tensors")
         return content
-    except UNREADABLE as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: Path, error: BaseException) -> UserError:
-    return UserError(f"{file} cannot be read as a checkpoint ({reason(error)}): choose another one from a run folder")
 
 
 def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> LanguageModel:
     """The model with its weights, in float32 on torch's default device.
 
-    Raises UserError if it names a class that may not be built or its settings do not fit its weights, ValueError if a
-    class refuses a setting.
+    Raises UserError if it names a class that may not be built, ValueError if settings and weights do not fit.
     """
     architecture = subclass_named(LanguageModel, content["anlit"]["architecture"], f"{file}: architecture")
     weights = content["state_dict"]
-    _check_sizes(settings, weights, architecture, file)
+    _refuse_other_sizes(settings, weights, architecture)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
         model = build_from_plain(architecture, settings, f"{file}: model")
     model.configure_model()
     for name, weight in model.state_dict().items():
         if name in weights and weights[name].is_floating_point() != weight.is_floating_point():
-            raise UserError(f"{file} has {weights[name].dtype} for the weights {name}: choose another checkpoint")
+            raise DamagedError(f"it has {weights[name].dtype} for the weights {name}")
     model.load_state_dict(weights)
     return model
 
 
-def _check_sizes(settings: dict[str, Any], weights: dict[str, Tensor], architecture: type, file: Path) -> None:
+def _refuse_other_sizes(settings: dict[str, Any], weights: dict[str, Tensor], architecture: type) -> None:
     """Refuse settings that do not have the size of the weights, before a model of that size is built."""
     storages = [tensor.untyped_storage() for tensor in weights.values()]
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    claimed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    claimed = sum(tensor.nbytes for tensor in weights.values())
     if claimed > 2 * held:  # views of a small tensor can claim any shape; twice, for a weight that two layers share
-        raise UserError(f"{file} claims {claimed:,} bytes of weights and holds {held:,}: choose another checkpoint")
+        raise DamagedError(f"it claims {claimed:,} bytes of weights and holds {held:,}")
     layers = {name.split(".")[2] for name in weights if name.startswith(BLOCKS)}
-    sizes, matrices = {"n_layers": len(layers)}, {EMBEDDING: ("vocab_size", "d_model")}
+    sizes, matrices = {"n_layers": len(layers)}, {PREFIX + EMBEDDING: ("vocab_size", "d_model")}
     if MLP in weights or (layers and architecture.__module__.startswith("anlit.")):  # others may have another MLP
         matrices[MLP] = ("d_ff", "d_model")
     for name, axes in matrices.items():
         if name not in weights or weights[name].dim() != 2:
-            raise UserError(f"{file} has no matrix {name} among its weights: choose another checkpoint")
+            raise DamagedError(f"it has no matrix {name} among its weights")
         sizes |= zip(axes, weights[name].shape, strict=True)
     for name, size in sizes.items():
-        if settings.get(name, size) not in (size, None):
-            raise UserError(
-                f"{file} says that {name} is {str(settings[name])[:20]}, but its weights are those of {name}={size}: "
-                "choose another checkpoint"
-            )
+        if (said := settings.get(name)) not in (size, None):
+            raise DamagedError(f"it says that {name} is {str(said)[:20]}, but its weights are those of {name}={size}")
+
+
+def load_initial_weights(model: LanguageModel, path: str) -> None:
+    """Copy the weights of a checkpoint into `model`, which must be of the same architecture and shape.
+
+    If the attention mechanism differs, a line in the log names both.
+
+    Args:
+        model: The model, not yet sharded or compiled.
+
+    Raises:
+        UserError: There is no such file, it is damaged, anlit did not write it, or its weights do not fit the model.
+    """
+    given = f"initial_weights={path}"
+    if not is_checkpoint(path) and not is_exported(path):
+        raise UserError(f"{given} is not a file: give a checkpoint such as RUN/checkpoints/best.ckpt")
+    content = read_model(Path(path))
+    saved, expected = content["anlit"]["architecture"], type(model).__name__
+    if saved.startswith("Folded"):
+        what = "a folded model, which cannot be trained"
+        raise UserError(f"{given} holds {what}: give the run's checkpoint, or export it without --fold")
+    if saved != expected:
+        raise UserError(
+            f"{given} holds a {saved}, but the configuration's model is {expected}: set --model {saved} or choose "
+            "another checkpoint"
+        )
+    saved_weights, weights = content["state_dict"], model.state_dict()
+    then = content["hyper_parameters"].get("attention")
+    now = to_plain_values(dict(model.hparams)).get("attention")
+    if _mechanisms(then) != _mechanisms(now):
+        _log.info(
+            f"attention is {attention_label(then)} in {given} and {attention_label(now)} in the model: what the "
+            "mechanism itself learns starts from its initial values"
+        )
+        saved_weights = {name: value for name, value in saved_weights.items() if not _is_of_mechanism(name)}
+        saved_weights |= {name: value for name, value in weights.items() if _is_of_mechanism(name)}
+    refuse_other_shapes(saved_weights, weights, given)
+    if model.model.tie_embeddings and not saved_weights[PREFIX + EMBEDDING].equal(saved_weights[PREFIX + HEAD]):
+        raise UserError(f"{given} has an embedding and a head that differ: leave out model.tie_embeddings")
+    model.load_state_dict(saved_weights)
+    model.family = content["anlit"].get("family")
+
+
+def _is_of_mechanism(name: str) -> bool:
+    return any(part in name for part in OF_MECHANISMS)
+
+
+def _mechanisms(plain: Any) -> list[str]:
+    """The classes in the settings of an attention mechanism, outer ones first."""
+    if isinstance(plain, list):
+        return [name for part in plain for name in _mechanisms(part)]
+    if not isinstance(plain, dict):
+        return []
+    return [class_name(plain) or "Plain", *_mechanisms(list(init_args(plain).values()))]
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:

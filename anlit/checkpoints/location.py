@@ -37,36 +37,26 @@ def is_checkpoint(path: str | Path) -> bool:
 
 def checkpoint_of_run(run: str | Path, names: tuple[str, ...] = BEST_THEN_LAST) -> Path | None:
     """The first of `names` that the run folder has; None if it has none."""
-    files = (Path(run) / CHECKPOINTS / name for name in names)
-    return next((file for file in files if is_checkpoint(file)), None)
+    return next(filter(is_checkpoint, (Path(run) / CHECKPOINTS / name for name in names)), None)
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, the newest first; the name of a file that is being written begins with a dot."""
-    files = [file for file in folder.glob("*.ckpt") if not file.name.startswith(".") and file.exists()]
+    files = [file for file in folder.glob("[!.]*.ckpt") if file.exists()]
     return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
 def find_checkpoint(path: str) -> Path:
-    """The checkpoint of `path`: a run folder (its best, else its last), a checkpoint or an exported folder.
-
-    Raises UserError if there is none.
-    """
-    require_path(path)
-    if is_checkpoint(path) or is_exported(path):
-        return Path(path)
-    if (file := checkpoint_of_run(path)) is None:
+    """A checkpoint, an exported folder, or the best, else the last checkpoint of a run folder; UserError for others."""
+    if not Path(path).exists():
+        raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
+    file = Path(path) if is_checkpoint(path) or is_exported(path) else checkpoint_of_run(path)
+    if file is None:
         raise UserError(
             f"{path} has no {CHECKPOINTS}/{' or '.join(BEST_THEN_LAST)}: give a run folder whose training has saved "
             "one, or a .ckpt file"
         )
     return file
-
-
-def require_path(path: str) -> None:
-    """Raises UserError where nothing is there."""
-    if not Path(path).exists():
-        raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
 
 
 def refuse_address(path: str | Path) -> None:
@@ -78,10 +68,7 @@ def refuse_address(path: str | Path) -> None:
 
 
 def refuse_links(run: Path) -> None:
-    """Refuse to write anything of a run through a link: metrics, records, the lock, TensorBoard's files, checkpoints.
-
-    Raises UserError if something in it, `CHECKPOINTS`, or its folder of sharded checkpoints is a link.
-    """
+    """Raises UserError if anything that a run writes is a link: metrics, records, the lock, events, checkpoints."""
     for path in [*sorted(run.iterdir()), run / CHECKPOINTS / SHARDED]:
         if path.is_symlink():
             raise UserError(

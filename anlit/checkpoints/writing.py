@@ -41,7 +41,7 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def remove_unnamed(checkpoints: Path) -> None:
-    """Remove the sharded checkpoints in a folder that have no name: replaced ones, and incomplete ones of killed runs.
+    """Remove sharded checkpoints without a name: replaced ones, and incomplete ones of killed runs.
 
     What is a link or lies outside of the folder is left alone.
     """
@@ -53,22 +53,19 @@ def remove_unnamed(checkpoints: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_failed(path: Path, reason: BaseException | str) -> RunError:
+def write_failed(path: Path, reason: str) -> RunError:
     """The error that ends a run that cannot save."""
-    reason = reason if isinstance(reason, str) else first_cause(reason)
     last = path.with_name(LAST)
     advice = f"{last} is complete, continue with --ckpt_path last" if last.exists() else "start the run again"
     return RunError(f"{path} could not be written ({reason}): make room or repair the disk; then {advice}")
 
 
 def first_cause(error: BaseException) -> str:
-    """The cause of an error in a few words: the operating system's error in the chain, or that of the first rank."""
+    """An error in a few words: the operating system's in its chain, else its first line; that of the first rank."""
     if isinstance(error, CheckpointException) and error.failures:
-        rank, (inner, _) = min(error.failures.items())
-        return f"rank {rank}: {first_cause(inner)}"
+        error = min(error.failures.items())[1][0]
     link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, OSError) and link.strerror:
-            return link.strerror
+    while link is not None and not (isinstance(link, OSError) and link.strerror):
         link = link.__cause__ or link.__context__
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    text = error if link is None else link.strerror  # type: ignore[attr-defined]
+    return next(iter(str(text).splitlines()), "") or type(error).__name__

@@ -4,7 +4,7 @@ import argparse
 import shlex
 from dataclasses import fields
 
-from anlit.checkpoints.location import require_path
+from anlit.checkpoints.location import find_checkpoint
 from anlit.errors import UserError
 from anlit.evaluation.settings import MOST_TOKENS, NORMAL_LENGTHS, DiagnoseSettings, LengthsSettings, NeedleSettings
 from anlit.sentences import ToolParser, at_least, numbers
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
     if command == "diagnose":
         _check_diagnose(given)
     for checkpoint in given.checkpoints:
-        require_path(checkpoint)
+        find_checkpoint(checkpoint)
 
     from anlit.evaluation.diagnose import Diagnose  # torch and matplotlib take seconds
     from anlit.evaluation.gaussian import Gaussian

@@ -1,6 +1,6 @@
 """`anlit export`: a checkpoint's model in a folder of its own, for anlit or for transformers."""
 
-from anlit.checkpoints.location import require_path
+from anlit.checkpoints.location import find_checkpoint
 from anlit.reporting.text import echo
 from anlit.sentences import ToolParser
 
@@ -28,7 +28,7 @@ def parser() -> ToolParser:
 def main(argv: list[str]) -> None:
     """Export the model; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
-    require_path(given.checkpoint)
+    find_checkpoint(given.checkpoint)
 
     from anlit.inference.export import export_model  # after the check: torch takes seconds
 

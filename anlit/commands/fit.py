@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
-from anlit.checkpoints.initial_weights import load_initial_weights
+from anlit.checkpoints.loading import load_initial_weights
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
 from anlit.commands.parser import ConfigurationParser, origin, read_command
 from anlit.commands.run_folder import checkpoint_to_continue, checkpoint_to_evaluate, lock_run_folder, make_run_folder

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from anlit.checkpoints.location import require_path
+from anlit.checkpoints.location import find_checkpoint
 from anlit.commands.score import model_options, read_documents
 from anlit.errors import UserError
 from anlit.reporting.text import echo, json_line
@@ -36,7 +36,7 @@ def parser() -> ToolParser:
 def main(argv: list[str]) -> None:
     """Continue the prompts and print the result; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
-    require_path(given.checkpoint)
+    find_checkpoint(given.checkpoint)
     prompts = read_prompts(given.prompt, given.prompts)
 
     from tokenizers.decoders import DecodeStream

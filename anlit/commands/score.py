@@ -8,7 +8,7 @@ from itertools import tee
 from pathlib import Path
 from typing import Any
 
-from anlit.checkpoints.location import require_path
+from anlit.checkpoints.location import find_checkpoint
 from anlit.errors import UserError
 from anlit.reporting.text import echo
 from anlit.sentences import ToolParser, at_least
@@ -51,7 +51,7 @@ def model_options(parser: ToolParser) -> None:
 def main(argv: list[str]) -> None:
     """Score the files, write the table and print the totals; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
-    require_path(given.checkpoint)
+    find_checkpoint(given.checkpoint)
 
     from anlit.checkpoints.loading import describe, load_checkpoint  # after the check: torch takes seconds
     from anlit.inference.scoring import byte_ranges, score, write_table

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import distributed
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 TRY_AGAIN = 75
 """Exit status of a run that was preempted (SIGTERM, SIGUSR1) after its checkpoint was written: EX_TEMPFAIL."""
 
@@ -24,14 +23,14 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.signal: int | None = None
+        self.signal = 0
         self._handlers: dict[int, Any] = {}
         self._group: distributed.ProcessGroup | None = None
         self._asked: tuple[torch.Tensor, Any] | None = None
 
     def listen(self) -> None:
         """Install the handlers. Lightning's SIGTERM handler would end the run without a checkpoint."""
-        for number in SIGNALS:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._handlers[number] = signal.signal(number, self._on_signal)
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             self._group = distributed.new_group(backend="gloo")
@@ -53,17 +52,12 @@ class Interruption:
         With several ranks the answer is for the signals that had come at the previous call.
         """
         if self._group is None:
-            return self.signal is not None
+            return bool(self.signal)
         answer = 0
         if self._asked is not None:
-            flag, work = self._asked
-            work.wait()
-            answer = int(flag)
-        flag = torch.tensor(self.signal or 0)
+            self._asked[1].wait()
+            answer = int(self._asked[0])
+        flag = torch.tensor(self.signal)
         self._asked = flag, distributed.all_reduce(flag, distributed.ReduceOp.MAX, self._group, async_op=True)
         self.signal = answer or self.signal
         return bool(answer)
-
-    def exception(self) -> KeyboardInterrupt:
-        """The exception that ends the run."""
-        return KeyboardInterrupt() if self.signal == signal.SIGINT else Preempted()

@@ -63,29 +63,26 @@ class CSVLogger(Logger):
 
 
 def log_settings(logger: Logger, settings: dict[str, Any]) -> None:
-    """Write a run's settings to a logger: hparams.yaml, and TensorBoard's HPARAMS tab with val/loss.
+    """Write a run's settings to a logger. TensorBoard's HPARAMS tab takes val/loss from the curve, which Lightning's
+    own call would add a value to."""
+    if isinstance(logger, TensorBoardLogger):
+        from torch.utils.tensorboard.summary import hparams  # only who logs to TensorBoard needs it
 
-    Lightning would add a value of its own to the curve; TensorBoard itself takes the curve's last one.
-    """
-    if not isinstance(logger, TensorBoardLogger):
+        logger.hparams.update(settings)
+        for summary in hparams(dict(flatten(settings)), {"val/loss": 0.0}):
+            logger.experiment.file_writer.add_summary(summary)
+    else:
         logger.log_hyperparams(settings)
-        return
-    from torch.utils.tensorboard.summary import hparams  # only who logs to TensorBoard needs it
-
-    logger.hparams.update(settings)
-    for summary in hparams(dict(flatten(settings)), {"val/loss": 0.0}):
-        logger.experiment.file_writer.add_summary(summary)
 
 
 class MetricsOnResume(L.Callback):
     """Cuts metrics.csv and TensorBoard's curves back to the step at which a run starts or continues.
 
-    Rows of later steps come from a run that was killed, and will be logged again. The row of the checkpoint's step may
-    be missing, because Lightning writes it after the checkpoint of that step. So the checkpoint contains it.
+    Rows of later steps come from a run that was killed, and will be logged again. Lightning writes the row of the
+    checkpoint's step after the checkpoint, so it may be missing, and the checkpoint contains it.
     """
 
-    def __init__(self) -> None:
-        self._missing: dict[str, Any] | None = None
+    _missing: dict[str, Any] | None = None
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.training and is_logged(trainer, trainer.global_step):
@@ -94,19 +91,19 @@ class MetricsOnResume(L.Callback):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._missing = checkpoint.get(METRICS_UNDER_WAY)
 
+    @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        step = trainer.global_step
-        for logger in trainer.loggers if trainer.is_global_zero else []:
+        step, missing, self._missing = trainer.global_step, self._missing, None
+        for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 rows = logger.rewrite(before=step)
                 if any(row["step"] == str(step - 1) and row.get("train/loss") for row in rows):
-                    self._missing = None
+                    missing = None
             elif isinstance(logger, TensorBoardLogger) and step:
                 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # only who logs to it needs it
 
                 writer = logger.experiment.file_writer  # as SummaryWriter does for its purge_step
                 writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
-        for logger in trainer.loggers if trainer.is_global_zero and self._missing else []:
-            logger.log_metrics(self._missing or {}, step - 1)
+        for logger in trainer.loggers if missing else []:
+            logger.log_metrics(missing or {}, step - 1)
             logger.save()
-        self._missing = None

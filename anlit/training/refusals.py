@@ -27,35 +27,31 @@ class Refusals(L.Callback):
     def __init__(self) -> None:
         self._environment: ClusterEnvironment | None = None
         self._stopped = threading.Event()
+        self._stopped.set()
 
     def listen(self) -> None:
         """End this process from now on, with the same exit code, when another rank refuses."""
         launchers = (TorchElasticEnvironment, SLURMEnvironment)
-        environment = next((launcher() for launcher in launchers if launcher.detect()), None)
-        if environment is not None and environment.world_size() > 1:
-            self._environment = environment
+        self._environment = next((launcher() for launcher in launchers if launcher.detect()), None)
+        if self._environment is not None and self._environment.world_size() > 1:
             self._stopped.clear()
-            threading.Thread(target=self._end_with_others, args=(environment,), daemon=True).start()
+            threading.Thread(target=self._end_with_others, args=(self._environment,), daemon=True).start()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
         self._stopped.set()
-        self._environment = None
 
     def tell(self, exit_code: int) -> None:
         """Tell the other ranks that this one refuses; returns when they have seen it, or after half a minute."""
-        if (environment := self._environment) is None:
+        if (environment := self._environment) is None or self._stopped.is_set():
             return
         with suppress(RuntimeError):  # the store is gone, and rank 0 with it
             store = _connect(environment, LONGEST_WAIT)
-            self._stop()
+            self._stopped.set()
             store.set(REFUSED, str(exit_code))
-            until, seen = time.monotonic() + LONGEST_WAIT.total_seconds(), store.add(SEEN, 1)
-            while seen < environment.world_size() and time.monotonic() < until:
+            until = time.monotonic() + LONGEST_WAIT.total_seconds()
+            store.add(SEEN, 1)
+            while store.add(SEEN, 0) < environment.world_size() and time.monotonic() < until:
                 time.sleep(POLL_S)
-                seen = store.add(SEEN, 0)
             store.set(DONE, "")
 
     def _end_with_others(self, environment: ClusterEnvironment) -> None:
@@ -79,10 +75,8 @@ def _serves(environment: ClusterEnvironment) -> bool:
 
 def _connect(environment: ClusterEnvironment, timeout: timedelta) -> TCPStore:
     """The store that `init_process_group` will use too."""
-    return TCPStore(
-        environment.main_address, environment.main_port, environment.world_size(), _serves(environment), timeout,
-        wait_for_workers=False, multi_tenant=True,
-    )  # fmt: skip
+    address, port, n_ranks = environment.main_address, environment.main_port, environment.world_size()
+    return TCPStore(address, port, n_ranks, _serves(environment), timeout, wait_for_workers=False, multi_tenant=True)
 
 
 refusals = Refusals()

@@ -15,8 +15,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from anlit.checkpoints.integrity import SUMS, checksum
 from anlit.checkpoints.location import REST
-from anlit.checkpoints.parts import without_tensors
-from anlit.checkpoints.sharded import STATES
+from anlit.checkpoints.sharded import STATES, without_tensors
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from tests.data.prepared import VOCABULARY
@@ -63,20 +62,14 @@ def content_of(run: Path, settings: Settings | None = None) -> dict[str, Any]:
 
 
 def as_file(run: Path, folder: Path, settings: Settings) -> Path:
-    """A .ckpt."""
     torch.save(content_of(run, settings), folder / "a.ckpt")
     return folder / "a.ckpt"
-
-
-def as_shards(run: Path, folder: Path, settings: Settings) -> Path:
-    """A folder that ranks wrote."""
-    return write_parts(content_of(run, settings), folder / "shards")
 
 
 def write_parts(content: dict[str, Any], folder: Path) -> Path:
     """A checkpoint's content as a single rank writes it into its part."""
     tensors: dict[str, torch.Tensor] = {}
-    states = {key: without_tensors(content[key], key, tensors) for key in STATES}
+    states = without_tensors({key: content[key] for key in STATES}, tensors)
     dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=True)
     torch.save({**content, **states}, folder / REST)
     return with_sums(folder)
@@ -90,16 +83,11 @@ def with_sums(folder: Path) -> Path:
 
 
 def as_export(run: Path, folder: Path, settings: Settings, *options: str) -> Path:
-    """What `anlit export` writes."""
-    out = folder / "exported"
-    assert main(["export", str(run), "--output", str(out), *options]) == 0
-    change_json(out / "config.json", lambda record: record["settings"].update(settings))
-    return out
-
-
-def as_folded(run: Path, folder: Path, settings: Settings) -> Path:
-    """What `anlit export --fold` writes."""
-    return as_export(run, folder, settings, "--fold")
+    assert main(["export", str(run), "--output", str(folder / "exported"), *options]) == 0
+    config = folder / "exported" / "config.json"
+    record = json.loads(config.read_text())
+    config.write_text(json.dumps({**record, "settings": {**record["settings"], **settings}}))
+    return folder / "exported"
 
 
 def as_run(run: Path, folder: Path, settings: Settings) -> Path:
@@ -112,14 +100,12 @@ def as_run(run: Path, folder: Path, settings: Settings) -> Path:
 
 
 FORMS: dict[str, Callable[[Path, Path, Settings], Path]] = {
-    "file": as_file, "shards": as_shards, "export": as_export, "folded": as_folded, "run": as_run,
-}  # fmt: skip
-
-
-def change_json(file: Path, change: Callable[[Any], Any]) -> None:
-    record = json.loads(file.read_text())
-    change(record)
-    file.write_text(json.dumps(record))
+    "file": as_file,
+    "shards": lambda run, folder, settings: write_parts(content_of(run, settings), folder / "shards"),
+    "export": as_export,
+    "folded": lambda run, folder, settings: as_export(run, folder, settings, "--fold"),
+    "run": as_run,
+}
 
 
 def change_config(run: Path, change: Callable[[Any], Any]) -> None:

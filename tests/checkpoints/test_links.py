@@ -17,10 +17,9 @@ SHORT = ("--trainer.max_steps=2", "--trainer.val_check_interval=2", "--ckpt_path
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
     """A folder of somebody's."""
-    for name in ("thesis", "last-1"):
-        (tmp_path / "outside" / name).mkdir(parents=True)
-        (tmp_path / "outside" / name / "text").write_text("keep")
-    (tmp_path / "outside" / "last.ckpt").write_text("keep")
+    (tmp_path / "outside" / "last-1").mkdir(parents=True)
+    for name in ("last-1/text", "last.ckpt"):
+        (tmp_path / "outside" / name).write_text("keep")
     return tmp_path / "outside"
 
 
@@ -37,9 +36,7 @@ def test_a_partial_file_that_is_a_link_is_replaced(shards: Path, tmp_path: Path,
     assert not (checkpoints / "last.ckpt").is_symlink()
 
 
-@pytest.mark.parametrize(
-    "name", ["metrics.csv", "run.json", ".fit.lock", "events.out.tfevents", CHECKPOINTS, f"{CHECKPOINTS}/{SHARDED}"]
-)
+@pytest.mark.parametrize("name", ["metrics.csv", ".fit.lock", CHECKPOINTS, f"{CHECKPOINTS}/{SHARDED}"])
 def test_nothing_of_a_run_is_written_through_a_link(
     shards: Path, tmp_path: Path, outside: Path, name: str, capsys
 ) -> None:
@@ -52,20 +49,17 @@ def test_nothing_of_a_run_is_written_through_a_link(
     assert content(outside) == before
 
 
-def test_a_leftover_that_is_a_link_is_left(tmp_path: Path, outside: Path) -> None:
+def test_what_is_a_link_or_has_a_name_is_no_leftover(tmp_path: Path, outside: Path) -> None:
+    """Not even where another name stood for a folder first; nor is a folder that belongs to another run."""
     before, folder = content(outside), tmp_path / "run" / SHARDED
     (folder / "last-2").mkdir(parents=True)
     (folder / "last-0").symlink_to(outside, target_is_directory=True)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / SHARDED).symlink_to(outside, target_is_directory=True)
-    for checkpoints in ("run", "other"):
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / SHARDED).symlink_to(outside, target_is_directory=True)
+    for checkpoints in ("run", "linked"):
         remove_unnamed(tmp_path / checkpoints)
     assert [path.name for path in folder.iterdir()] == ["last-0"]
     assert content(outside) == before
-
-
-def test_a_folder_that_has_a_name_is_no_leftover(tmp_path: Path) -> None:
-    """Not even where another name stood for it first; nor is a folder that belongs to another run."""
     ours, others = tmp_path / "run" / SHARDED / "last-1", tmp_path / "other" / SHARDED / "last-2"
     best, last = (tmp_path / "run" / name for name in ("best.ckpt", "last.ckpt"))
     for folder, link in ((ours, best), (others, last)):
@@ -73,7 +67,6 @@ def test_a_folder_that_has_a_name_is_no_leftover(tmp_path: Path) -> None:
         link.symlink_to(folder)
     storage = AtomicCheckpointIO()
     storage.save_checkpoint({"step": 1}, last)
-    remove_unnamed(tmp_path / "run")
     assert read_checkpoint(last) == {"step": 1}
     assert others.is_dir()
     storage.remove_checkpoint(best)

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
-from anlit.checkpoints.initial_weights import load_initial_weights
-from anlit.checkpoints.loading import load_checkpoint
+from anlit.checkpoints.loading import load_checkpoint, load_initial_weights
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from anlit.inference.generation import Ending

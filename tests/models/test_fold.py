@@ -9,8 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anlit import GPT, NGPT, AnGPT, NoPE
-from anlit.checkpoints.initial_weights import load_initial_weights
-from anlit.checkpoints.loading import load_checkpoint
+from anlit.checkpoints.loading import load_checkpoint, load_initial_weights
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.inference.generation import Request, Sampling, generate

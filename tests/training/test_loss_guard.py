@@ -33,10 +33,9 @@ def train(
     """One optimizer step for every `accumulate` of the batches numbered `which`, each of two sequences of its own."""
     blocks = [block for number in which for block in random_tokens(2, 17, seed=number)]
     model = tiny(architecture, optimizer=optimizer, schedule=CONSTANT, **settings)
-    loader = DataLoader(blocks, batch_size=2, collate_fn=collate)
     options = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "gradient_clip_val": 1.0, "log_every_n_steps": 1}
     trainer = L.Trainer(accumulate_grad_batches=accumulate, callbacks=list(callbacks), **options, **QUIET)
-    trainer.fit(model, loader)
+    trainer.fit(model, DataLoader(blocks, batch_size=2, collate_fn=collate))
     return model, trainer
 
 
@@ -46,25 +45,24 @@ def assert_same(one: tuple[LanguageModel, L.Trainer], two: tuple[LanguageModel, 
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=atol)
 
 
-SKIPPED: dict[str, tuple[Iterable[int], int, Iterable[int], dict[str, Any]]] = {
-    "GPT": (range(6), 3, [0, 1, 2, 4, 5], {}),
-    "Muon": (range(6), 3, [0, 1, 2, 4, 5], {"optimizer": MuonAdamW}),
-    "NGPT": (range(6), 3, [0, 1, 2, 4, 5], {"architecture": NGPT}),
-    "AnGPT": (range(6), 3, [0, 1, 2, 4, 5], {"architecture": AnGPT}),
-    "the first step": (range(4), 0, [1, 2, 3], {}),
-    "a micro-batch spoils its step": (range(8), 5, [0, 1, 2, 3, 6, 7], {"accumulate": 2}),
-    "QK-clip": (range(4), 3, [0, 1, 2], {"qk_clip": 1e-3, "backend": "eager"}),
-}
-
-
-@pytest.mark.parametrize("case", SKIPPED)
-def test_a_nan_step_leaves_no_trace(case: str) -> None:
-    which, bad, good, settings = SKIPPED[case]
+@pytest.mark.parametrize(
+    ("n_batches", "bad", "dropped", "settings"),
+    [
+        pytest.param(6, 3, [3], {}, id="GPT"),
+        pytest.param(6, 3, [3], {"optimizer": MuonAdamW}, id="Muon"),
+        pytest.param(6, 3, [3], {"architecture": NGPT}, id="NGPT"),
+        pytest.param(6, 3, [3], {"architecture": AnGPT}, id="AnGPT"),
+        pytest.param(4, 0, [0], {}, id="the first step"),
+        pytest.param(8, 5, [4, 5], {"accumulate": 2}, id="a micro-batch spoils its step"),
+        pytest.param(4, 3, [3], {"qk_clip": 1e-3, "backend": "eager"}, id="QK-clip"),
+    ],
+)
+def test_a_nan_step_leaves_no_trace(n_batches: int, bad: int, dropped: list[int], settings: dict[str, Any]) -> None:
     guard = LossGuard(on_nan="skip")
-    spoilt = train(which, Poison([bad]), guard, **settings)
-    atol = 1e-5 if "architecture" in settings else 0  # weight rows are scaled once more
-    assert_same(spoilt, train(good, **settings), atol)
-    assert (guard.skipped, spoilt[1].global_step) == (1, len(list(which)) // settings.get("accumulate", 1))
+    spoilt = train(range(n_batches), Poison([bad]), guard, **settings)
+    good = train([number for number in range(n_batches) if number not in dropped], **settings)
+    assert_same(spoilt, good, atol=1e-5 if "architecture" in settings else 0)  # weight rows are scaled once more
+    assert (guard.skipped, spoilt[1].global_step) == (1, n_batches // len(dropped))
 
 
 def test_endless_skipping_ends_with_a_user_error() -> None:
@@ -72,9 +70,6 @@ def test_endless_skipping_ends_with_a_user_error() -> None:
     with pytest.raises(UserError, match=r"at step 5 loss nan, and 4 of the last 6 steps were bad: lower the learning"):
         train(range(20), PoisonGradient(1, spoils_weight=True), guard)
     assert guard.skipped == 3
-
-
-def test_stop_is_before_the_weights_are_touched() -> None:
     with pytest.raises(UserError, match=r"at step 3 loss nan: lower the learning rate"):
         train(range(6), Poison([3]), LossGuard(on_nan="stop"))
 
@@ -102,9 +97,8 @@ GOOD = [(3.0 + 0.1 * (i % 3), 1.0 + 0.1 * (i % 2)) for i in range(8)]
     ],
 )
 def test_what_counts_as_bad(numbers: list[tuple[float, float]], skipped: list[int]) -> None:
-    """Ranks pass the mean over ranks, so all judge alike; NaN on one rank is NaN in the mean."""
     guard = LossGuard(on_spike="skip", window=8)
-    assert [step for step, pair in enumerate(numbers) if guard.judge(*pair)[0] == "skip"] == skipped
+    assert [step for step, pair in enumerate(numbers) if guard.judge(*pair)] == skipped
 
 
 @pytest.mark.parametrize(

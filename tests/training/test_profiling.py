@@ -17,7 +17,6 @@ def test_a_trace_of_three_steps_and_a_table(tmp_path: Path) -> None:
     profiler = PyTorchProfiler(**settings["profiler"]["init_args"])
     fit(tiny(GPT), max_steps=settings["max_steps"], logger=CSVLogger(str(tmp_path)), profiler=profiler)
     (trace,) = tmp_path.glob("*.pt.trace.json")
-    names = [event.get("name") for event in json.loads(trace.read_text())["traceEvents"]]
-    assert [name for name in names if str(name).startswith("ProfilerStep#")] == [f"ProfilerStep#{n}" for n in (2, 3, 4)]
-    assert "aten::addmm" in names or "aten::mm" in names
+    names = [str(event.get("name")) for event in json.loads(trace.read_text())["traceEvents"]]
+    assert [name for name in names if name.startswith("ProfilerStep#")] == [f"ProfilerStep#{n}" for n in (2, 3, 4)]
     assert "Optimizer.step#AdamW.step" in (tmp_path / "fit-profile.txt").read_text()

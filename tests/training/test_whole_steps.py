@@ -28,13 +28,13 @@ class Seen(L.Callback):
         self.validated.append(trainer.global_step)
 
 
-def validated(seen: Seen, **settings: Any) -> L.Trainer:
+def run(stop_after: int | None = None, **settings: Any) -> Seen:
     """Epochs of 12 batches of one sequence, three to an optimizer step."""
-    loader = batches(12, 16, batch_size=1)
+    seen, loader = Seen(stop_after), batches(12, 16, batch_size=1)
     whole = {"accelerator": "cpu", "devices": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 3, **QUIET}
     trainer = L.Trainer(**{**whole, "callbacks": [WholeSteps(), seen], "limit_val_batches": 1, **settings})
     trainer.fit(tiny(GPT), loader, loader)
-    return trainer
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -49,25 +49,19 @@ def validated(seen: Seen, **settings: Any) -> L.Trainer:
     ids=["of the run", "of each epoch", "a share", "every second epoch", "a time"],
 )
 def test_the_interval_counts_optimizer_steps(settings: dict[str, Any], expected: list[int]) -> None:
-    seen = Seen()
-    validated(seen, **settings)
-    assert seen.validated == expected
+    assert run(**settings).validated == expected
 
 
 def test_a_stop_asked_for_within_a_step_comes_after_it() -> None:
-    seen = Seen(stop_after=4)
-    trainer = validated(seen, max_steps=20, val_check_interval=5, check_val_every_n_epoch=None)
-    assert (trainer.global_step, seen.n_batches, seen.validated) == (2, 6, [2])
+    seen = run(stop_after=4, max_steps=20, val_check_interval=5, check_val_every_n_epoch=None)
+    assert (seen.n_batches, seen.validated) == (6, [2])
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"limit_train_batches": 10}, "accumulate_grad_batches=3 does not divide the 10 batches of an epoch"),
-        ({"val_check_interval": 0.4}, "val_check_interval=0.4 is 4 of the 12 batches of an epoch"),
-        ({"val_check_interval": 5}, "val_check_interval=5 is more than the 4 optimizer steps of an epoch"),
-    ],
-)
-def test_epochs_and_intervals_that_do_not_end_with_a_step_are_refused(settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        validated(Seen(), max_epochs=2, **settings)
+    ("settings", "batches_of_epoch"),
+    [({"limit_train_batches": 10}, "1.0 is 10 of the 10"), ({"val_check_interval": 0.4}, "0.4 is 4 of the 12"),
+     ({"val_check_interval": 5}, "5 is 15 of the 12")],
+)  # fmt: skip
+def test_epochs_and_intervals_of_no_whole_steps_are_refused(settings: dict[str, Any], batches_of_epoch: str) -> None:
+    with pytest.raises(UserError, match=f"val_check_interval={batches_of_epoch} batches of an epoch"):
+        run(max_epochs=2, **settings)

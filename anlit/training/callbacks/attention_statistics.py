@@ -4,7 +4,7 @@ from typing import Any
 
 import lightning as L
 
-from anlit.attention.observation import BinnedMeans, observed
+from anlit.attention.observation import observed
 from anlit.attention.statistics import ranges
 from anlit.errors import UserError
 from anlit.lightning_internals import completes_step
@@ -30,9 +30,7 @@ class AttentionStatistics(L.Callback):
         require_positive(self, every_n_steps=every_n_steps, sequences=sequences)
         self.every_n_steps, self.sequences = every_n_steps, sequences
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step % self.every_n_steps == 0 and completes_step(trainer):
             with measuring(trainer, pl_module) as values:
                 values |= layer_statistics(pl_module, batch, self.sequences)
@@ -50,19 +48,13 @@ def layer_statistics(model: Any, batch: Any, sequences: int) -> dict[str, float]
     tokens, document_ids = batch.tokens[:sequences], batch.document_ids[:sequences]
     with observed(model, [1], ranges(tokens.shape[1] - 1)) as layers:
         model(tokens, document_ids)
-    return {
-        f"attention/layer_{number:02d}/{name}": value
-        for number, layer in enumerate(layers)
-        for name, value in _of_layer(layer).items()
-    }
-
-
-def _of_layer(layer: BinnedMeans) -> dict[str, float]:
     values: dict[str, float] = {}
-    for name, heads in layer.means().items():
-        if name == "n" or not (known := [value for value in heads[:, 0].tolist() if value == value]):
-            continue
-        values[name] = sum(known) / len(known)
-        if name in SPREAD:
-            values |= {f"{name}_min": min(known), f"{name}_max": max(known)}
+    for number, layer in enumerate(layers):
+        for name, heads in layer.means().items():
+            known = [value for value in heads[:, 0].tolist() if value == value]
+            if name != "n" and known:
+                key = f"attention/layer_{number:02d}/{name}"
+                values[key] = sum(known) / len(known)
+                if name in SPREAD:
+                    values |= {f"{key}_min": min(known), f"{key}_max": max(known)}
     return values

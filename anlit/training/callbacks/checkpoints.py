@@ -1,5 +1,6 @@
 """`last.ckpt` to resume from and `best.ckpt` to keep, each complete or absent."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from anlit.checkpoints.location import BEST, CHECKPOINTS, is_checkpoint
-from anlit.lightning_internals import (
-    completes_step,
-    last_saved_step,
-    launched_processes,
-    save_checkpoint_now,
-    stop_asking_for_sigterm,
-    validation_follows,
-)
-from anlit.training.interruption import Interruption
+from anlit.lightning_internals import completes_step, save_checkpoint_now, stop_asking_for_sigterm, validation_follows
+from anlit.training.interruption import Interruption, Preempted
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -56,22 +50,18 @@ class LastCheckpoint(ModelCheckpoint):
         self.interruption.restore()
 
     def on_train_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
-        if not completes_step(trainer) or validation_follows(trainer):
-            return
-        if self.interruption.all_ranks_stop():
-            self._save_and_stop(trainer)
-        super().on_train_batch_end(trainer, *batch)
+        if completes_step(trainer) and not validation_follows(trainer):
+            self._stop_if_asked(trainer)
+            super().on_train_batch_end(trainer, *batch)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save after a validation, not before it: a resumed run would skip that validation."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            if self.interruption.all_ranks_stop():
-                self._save_and_stop(trainer)
+            self._stop_if_asked(trainer)
             save_checkpoint_now(self, trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if last_saved_step(self) != trainer.global_step:
-            save_checkpoint_now(self, trainer)
+        save_checkpoint_now(self, trainer)
         _finish_writing(trainer)  # here an error still fails the run
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -81,25 +71,25 @@ class LastCheckpoint(ModelCheckpoint):
         if not isinstance(exception, KeyboardInterrupt):  # for an interrupt Lightning ends them
             _end_launched_ranks(trainer)
 
-    def _save_and_stop(self, trainer: L.Trainer) -> None:
-        """End the run when the checkpoint is complete."""
-        save_checkpoint_now(self, trainer)
-        _finish_writing(trainer)
-        trainer.strategy.barrier()
-        _end_launched_ranks(trainer)
-        rank_zero_info(
-            f"Stopped after step {trainer.global_step} and saved: the same command with --ckpt_path last continues"
-        )
-        raise self.interruption.exception()
+    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+        """End the run when its checkpoint is complete, if a signal has come."""
+        if self.interruption.all_ranks_stop():
+            save_checkpoint_now(self, trainer)
+            _finish_writing(trainer)
+            trainer.strategy.barrier()
+            _end_launched_ranks(trainer)
+            step = trainer.global_step
+            rank_zero_info(f"Stopped after step {step} and saved: the same command with --ckpt_path last continues")
+            raise KeyboardInterrupt if self.interruption.signal == signal.SIGINT else Preempted
 
 
 def _end_launched_ranks(trainer: L.Trainer) -> None:
-    """End the ranks that Lightning started from this process. They have nothing left to do.
+    """End the ranks that Lightning started from this process, which have nothing left to do.
 
-    Lightning would do this later. But if its observer saw a rank end before this process, it would kill this process
-    too, and the exit status would not be that of an interrupted run.
+    If Lightning's observer saw one end before this process, it would kill this process too, and the exit status would
+    not be that of an interrupted run.
     """
-    observed = launched_processes(trainer)
+    observed = getattr(trainer.strategy.launcher, "procs", [])  # the very list that the observer has
     while observed:
         child = observed.pop()
         child.kill()

@@ -1,21 +1,21 @@
 """What happens inside a model while it trains: the hidden states' norms, the blocks' steps, the weights' rotation."""
 
+from collections import defaultdict
 from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn import functional
 
 from anlit.layers.sharded import full_tensor
 from anlit.training.callbacks.attention_statistics import require_positive
 from anlit.training.callbacks.throughput import measuring
 
-MOST_COPIED = 128
-"""Tokens that the copy is made of, or half of a sequence."""
-AT_BOUND = 0.999
-"""A vector of at least this norm counts as one at its bound of 1."""
+MOST_COPIED = 128  # tokens that the copy is made of, or half of a sequence
+AT_BOUND = 0.999  # a vector of at least this norm counts as one at its bound of 1
 
 
 class TrainingDynamics(L.Callback):
@@ -42,25 +42,18 @@ class TrainingDynamics(L.Callback):
         self.every_n_steps, self.sequences = every_n_steps, sequences
         self._before: list[tuple[str, Tensor]] = []
 
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
         if (trainer.global_step + 1) % self.every_n_steps == 0:
-            decoder: Any = pl_module.model
-            self._before = [(name, full_tensor(weight.detach()).clone()) for name, weight in decoder.matrices()]
+            matrices = pl_module.model.matrices()
+            self._before = [(name, full_tensor(weight.detach()).clone()) for name, weight in matrices]
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not self._before:
-            return
-        decoder: Any = pl_module.model
-        with measuring(trainer, pl_module) as values:
-            values |= rotations(self._before, [full_tensor(weight) for _, weight in decoder.matrices()])
-            values |= share_at_bound(decoder)
-            self._before = []
-            values |= hidden_states(pl_module, batch, self.sequences)
-            values |= copying(pl_module, batch.tokens.shape[1], self.sequences, batch.tokens.device)
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._before:
+            with measuring(trainer, pl_module) as values:
+                values |= rotations(self._before, [full_tensor(weight) for _, weight in pl_module.model.matrices()])
+                self._before = []
+                values |= share_at_bound(pl_module.model) | hidden_states(pl_module, batch, self.sequences)
+                values |= copying(pl_module, batch.tokens.shape[1], self.sequences, batch.tokens.device)
 
 
 def copying(model: Any, length: int, sequences: int, device: torch.device) -> dict[str, float]:
@@ -83,10 +76,10 @@ def rotations(before: list[tuple[str, Tensor]], after: list[Tensor]) -> dict[str
 
     Rows that are 0 before or after are left out, such as those of gates at the start.
     """
-    kinds: dict[str, list[Tensor]] = {}
+    kinds: dict[str, list[Tensor]] = defaultdict(list)
     for (name, old), new in zip(before, after, strict=True):
-        kinds.setdefault(name, []).append(angles(old, new))
-    return {f"rotation/{name}": float(torch.cat(rows).nanmean()) for name, rows in kinds.items()}
+        kinds[f"rotation/{name}"].append(angles(old, new))
+    return {name: float(torch.cat(rows).nanmean()) for name, rows in kinds.items()}
 
 
 def angles(old: Tensor, new: Tensor) -> Tensor:
@@ -94,8 +87,8 @@ def angles(old: Tensor, new: Tensor) -> Tensor:
 
     2·atan2(‖u − v‖, ‖u + v‖) of the unit vectors u and v is exact for small angles, where arccos loses half its digits.
     """
-    u, v = (rows.double() / torch.linalg.vector_norm(rows.double(), dim=1, keepdim=True) for rows in (old, new))
-    return 2 * torch.atan2(torch.linalg.vector_norm(u - v, dim=1), torch.linalg.vector_norm(u + v, dim=1))
+    u, v = (rows.double() / vector_norm(rows.double(), dim=1, keepdim=True) for rows in (old, new))
+    return 2 * torch.atan2(vector_norm(u - v, dim=1), vector_norm(u + v, dim=1))
 
 
 def share_at_bound(decoder: Any) -> dict[str, float]:
@@ -108,17 +101,17 @@ def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:
     """Run `model` on the first sequences of `batch`; returns each block's `hidden/layer_00/…`."""
     values: dict[str, float] = {}
 
-    def record(name: str, h: Tensor, result: Tensor) -> None:
-        before, after = h.float(), result.float()
-        norm, step = (torch.linalg.vector_norm(x, dim=-1) for x in (after, after - before))
+    def record(number: int, given: tuple[Tensor, ...], result: Tensor) -> None:
+        name, before, after = f"hidden/layer_{number:02d}", given[0].float(), result.float()
+        norm = vector_norm(after, dim=-1)
         values[f"{name}/norm"] = float(norm.mean())
         values[f"{name}/norm_spread"] = float(norm.std() / norm.mean())
-        values[f"{name}/step"] = float((step / torch.linalg.vector_norm(before, dim=-1)).mean())
+        values[f"{name}/step"] = float((vector_norm(after - before, dim=-1) / vector_norm(before, dim=-1)).mean())
 
     with ExitStack() as hooks:
         for number, block in enumerate(model.model.blocks):
-            name = f"hidden/layer_{number:02d}"
-            hook = block.register_forward_hook(lambda _, given, result, name=name: record(name, given[0], result))
-            hooks.enter_context(hook)
+            hooks.enter_context(
+                block.register_forward_hook(lambda _, *tensors, number=number: record(number, *tensors))
+            )
         model(batch.tokens[:sequences], batch.document_ids[:sequences])
     return values

@@ -24,16 +24,16 @@ class StopOnNonFinite(L.Callback):
     def __init__(self) -> None:
         self._finite: dict[str, Tensor] = {}  # whether all numbers of a kind were
 
-    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        if trainer.precision != "16-mixed":  # there the loss is multiplied by a large factor
-            self._note("training loss", loss)
-
     def on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
         """Check the norm. It is the same on all ranks, so all of them stop."""
         if trainer.precision != "16-mixed":
             self._note("gradient", norm)
             if pl_module.device.type == "cpu":
                 self._check(trainer, trainer.global_step + 1)
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        if trainer.precision != "16-mixed":  # there the loss is multiplied by a large factor
+            self._note("training loss", loss)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         if trainer.precision == "16-mixed":
@@ -45,12 +45,11 @@ class StopOnNonFinite(L.Callback):
         self._check(trainer, trainer.global_step)
 
     def _note(self, what: str, number: Tensor) -> None:
-        finite = torch.isfinite(number.detach())
-        self._finite[what] = self._finite.get(what, finite) & finite
+        self._finite[what] = self._finite.get(what, True) & torch.isfinite(number.detach())
 
     def _check(self, trainer: L.Trainer, step: int) -> None:
-        for what in ("training loss", "gradient"):
-            if not bool(self._finite.get(what, True)):
+        for what, finite in self._finite.items():
+            if not finite:
                 raise divergence_error(trainer, f"the {what} became NaN or infinite at step {step}")
 
 
@@ -68,7 +67,7 @@ class FiniteCheckpoints(L.Callback):
             )
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        if n_tensors := _n_non_finite(trainer, pl_module):
+        if trainer.optimizers and (n_tensors := _n_non_finite(trainer, pl_module)):
             what = f"weights or optimizer state became NaN or infinite by step {trainer.global_step}"
             raise divergence_error(trainer, f"{what} ({n_tensors} tensors)")
 
@@ -76,22 +75,18 @@ class FiniteCheckpoints(L.Callback):
 @torch.no_grad()
 def _n_non_finite(trainer: L.Trainer, model: torch.nn.Module) -> int:
     """How many weights and optimizer states have a NaN or infinite entry, at most on a rank; all ranks call this."""
-    if not trainer.optimizers:
-        return 0
-    states = trainer.optimizers[0].state.values()
-    tensors = [*model.state_dict().values(), *(value for state in states for value in state.values())]
-    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-    floats = [tensor for tensor in local if isinstance(tensor, Tensor) and tensor.is_floating_point()]
+    states = (value for state in trainer.optimizers[0].state.values() for value in state.values())
+    local = [x.to_local() if isinstance(x, DTensor) else x for x in (*model.state_dict().values(), *states)]
+    floats = [x for x in local if isinstance(x, Tensor) and x.is_floating_point()]
     device = floats[0].device  # unless fused, AdamW counts steps on the host
-    n_tensors = torch.stack([(~torch.isfinite(tensor).all()).to(device) for tensor in floats]).sum()
+    n_tensors = torch.stack([(~torch.isfinite(x).all()).to(device) for x in floats]).sum()
     return int(trainer.strategy.reduce(n_tensors.float(), reduce_op="max"))
 
 
 def divergence_error(trainer: L.Trainer, what: str) -> UserError:
     """The error that ends a run after `what` happened, with the newest checkpoint: `FiniteCheckpoints` kept it good."""
-    folders = {Path(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)}  # type: ignore[attr-defined]
-    files = [file for folder in folders for file in complete_checkpoints(folder)]
-    last = max(files, key=lambda file: file.stat().st_mtime, default="none yet")
+    folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+    last = next(iter(complete_checkpoints(Path(folder))), "none yet") if folder else "none yet"
     return UserError(
         f"{what}: lower the learning rate (model.optimizer) or inspect the data; the last good checkpoint is {last}"
     )

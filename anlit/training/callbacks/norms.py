@@ -1,5 +1,6 @@
 """Logs scaling vectors and norms of weights during training."""
 
+from collections import defaultdict
 from typing import Any
 
 import lightning as L
@@ -16,20 +17,18 @@ class NormMonitor(L.Callback):
     """Logs at every logging step the mean of each kind of scaling vector and the largest and smallest row norm.
 
     `scaling/alpha_A`, `scaling/s_qk` … are means of |s| over the entries of all layers; the sign has no meaning in
-    nGPT. `norms/row_max` and `norms/row_min` are over all vectors that the architecture constrains. Logs nothing for
-    GPT+.
+    nGPT. `norms/row_max` and `norms/row_min` are over all vectors that the architecture constrains; none for GPT+.
     """
 
     @torch.no_grad()
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if is_logged(trainer, trainer.global_step):
-            kinds: dict[str, list[Tensor]] = {}
+            kinds: dict[str, list[Tensor]] = defaultdict(list)
             for name, module in pl_module.named_modules():
                 if isinstance(module, ScalingVector):
-                    kinds.setdefault(name.rsplit(".", 1)[-1], []).append(full_tensor(module()).abs().mean())
-            pl_module.log_dict({f"scaling/{kind}": torch.stack(means).mean() for kind, means in kinds.items()})
-            decoder: Any = pl_module.model
-            if parts := [_of_this_rank(rows) for rows in decoder.row_norms()]:
+                    kinds[f"scaling/{name.rpartition('.')[2]}"].append(full_tensor(module()).abs().mean())
+            pl_module.log_dict({kind: torch.stack(means).mean() for kind, means in kinds.items()})
+            if parts := [_of_this_rank(rows) for rows in pl_module.model.row_norms()]:
                 norms = torch.cat(parts)
                 ends = torch.stack([norms.max(), -norms.min()]) if len(norms) else norms.new_full((2,), -torch.inf)
                 largest, smallest = trainer.strategy.reduce(ends, reduce_op="max")  # one meeting, however many weights

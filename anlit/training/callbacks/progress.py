@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from anlit.lightning_internals import is_logged
 from anlit.reporting import table
@@ -30,7 +30,9 @@ class RunProgress(ProgressBar):
     def __init__(self, console: SafeConsole | None = None) -> None:
         super().__init__()
         self._console = console or table.console()
-        self._live: Progress | None = None
+        columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[status]}"))
+        self._line = Progress(*columns, console=self._console, refresh_per_second=4)
+        self._task = self._line.add_task("", status="")
         self._is_enabled = True
         self._first_step, self._step, self._total = 0, 0, 0
         self._began, self._paused_at, self._printed_at = 0.0, 0.0, 0.0
@@ -46,21 +48,20 @@ class RunProgress(ProgressBar):
     def print(self, *args: Any, **kwargs: Any) -> None:
         """`trainer.print` above the line."""
         if self._is_enabled:
-            (self._live.console if self._live else self._console).print(*args, soft_wrap=True, **kwargs)
+            self._console.print(*args, soft_wrap=True, **kwargs)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
         self._total = int(total) if 0 < total < float("inf") else 0  # 0: neither max_steps nor the data tell
         self._first_step = self._step = trainer.global_step
         self._began = self._printed_at = time.monotonic()
-        decoder: Any = pl_module.model
         device = f"{trainer.world_size} × {pl_module.device.type}" if trainer.world_size > 1 else pl_module.device.type
         begun = f", continuing at step {self._step}" if self._step else ""
         self.print(
-            f"{type(pl_module).__name__}, {decoder.n_parameters():,} parameters, {device}, {trainer.precision}, in "
-            f"{trainer.default_root_dir}{begun}"
+            f"{type(pl_module).__name__}, {pl_module.model.n_parameters():,} parameters, {device}, {trainer.precision},"
+            f" in {trainer.default_root_dir}{begun}"
         )
-        self._draw_step("")
+        self._show("")
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.global_step == self._step:  # several micro-batches make one step
@@ -68,70 +69,51 @@ class RunProgress(ProgressBar):
         self._step = trainer.global_step
         if is_logged(trainer, self._step):
             self._numbers = numbers(trainer.progress_bar_metrics)
-            if time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
-                self._print_line()
-        self._draw_step(self._status)
+        due = time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES
+        self._show(self._status, as_line=due and is_logged(trainer, self._step))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused_at = time.monotonic()
 
-    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any,
-                                batch_idx: int, dataloader_idx: int = 0) -> None:  # fmt: skip
-        self._show_batch(trainer, "validation", batch_idx, trainer.num_val_batches[dataloader_idx])
+    def on_validation_batch_end(self, trainer: L.Trainer, *given: Any) -> None:
+        self._draw_evaluation(trainer, "validation", given[3] + 1, trainer.num_val_batches[0])
+
+    def on_test_batch_end(self, trainer: L.Trainer, *given: Any) -> None:
+        self._draw_evaluation(trainer, "test", given[3] + 1, trainer.num_test_batches[0])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._began += time.monotonic() - self._paused_at  # the speed is that of steps
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._numbers = numbers(trainer.progress_bar_metrics)
-            self._print_line()
-            self._draw_step(self._status)
+            self._show(self._status, as_line=True)
 
-    def on_test_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any,
-                          batch_idx: int, dataloader_idx: int = 0) -> None:  # fmt: skip
-        self._show_batch(trainer, "test", batch_idx, trainer.num_test_batches[dataloader_idx])
+    def teardown(self, *_: Any, **__: Any) -> None:
+        if self._line.live.is_started:
+            self._line.stop()
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._close()
+    def on_exception(self, *_: Any) -> None:
+        self.teardown()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _show_batch(self, trainer: L.Trainer, what: str, batch_idx: int, total: float) -> None:
-        shown = f"{what} {batch_idx + 1}/{total:.0f}"
+    def _draw_evaluation(self, trainer: L.Trainer, what: str, n_batches: int, total: float) -> None:
+        shown = f"{what} {n_batches}/{total:.0f}"
         if trainer.state.fn == "fit":
-            self._draw_step(shown)
+            self._show(shown)
         else:
-            self._draw(shown, batch_idx + 1, total)
+            self._draw(shown, n_batches, total)
 
-    def _draw_step(self, status: str) -> None:
-        self._draw(self._count, self._step, self._total, status)
+    def _show(self, status: str, as_line: bool = False) -> None:
+        """Redraw the line of a terminal; where there is none, print it if asked to."""
+        count = f"step {self._step}/{self._total or '?'}"
+        self._draw(count, self._step, self._total, status)
+        if as_line and self._is_enabled and not self._console.is_terminal:
+            self._printed_at = time.monotonic()
+            echo("  ".join(filter(None, [count, status])))
 
     def _draw(self, description: str, completed: int, total: float, status: str = "") -> None:
-        """Redraw the line of a terminal."""
-        if not self._is_enabled or not self._console.is_terminal:
-            return
-        if self._live is None:
-            columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[status]}"))
-            self._live = Progress(*columns, console=self._console, refresh_per_second=4)
-            self._live.add_task(description, status=status)
-            self._live.start()
-        settings: dict[str, Any] = {"completed": completed, "total": total or None, "status": status}
-        self._live.update(TaskID(0), description=description, **settings)
-
-    def _print_line(self) -> None:
-        """Print a line where none is redrawn."""
-        if self._is_enabled and not self._console.is_terminal:
-            self._printed_at = time.monotonic()
-            echo("  ".join(filter(None, [self._count, self._status])))
-
-    @property
-    def _count(self) -> str:
-        return f"step {self._step}/{self._total or '?'}"
+        if self._is_enabled and self._console.is_terminal:
+            self._line.start()
+            settings: dict[str, Any] = {"completed": completed, "total": total or None, "status": status}
+            self._line.update(self._task, description=description, **settings)
 
     @property
     def _status(self) -> str:

@@ -37,43 +37,29 @@ class RunRecord(L.Callback):
     def __init__(self, run_dir: str) -> None:
         self.path = Path(run_dir) / RECORD
         self.record: dict[str, Any] = {}
-        self._is_training = False
         self._selections: Any = None
 
     @rank_zero_only
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        decoder: Any = pl_module.model
-        data = getattr(trainer, "datamodule", None)
-        earlier = read_json(self.path, RECORD_SCHEMA) if self.path.exists() else {}
-        self.record = {
-            "launches": earlier.get("launches") or [],
-            "data": data.fingerprint if data is not None else None,
-            "architecture": type(pl_module).__name__,
-            "parameters": decoder.n_parameters(),
-            "attention": None,  # known from the first batch on
-            "status": earlier.get("status"),
-            "ended": earlier.get("ended"),
-            "error": None,
-        }
-
-    @rank_zero_only
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._is_training = True
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        data, self._selections = getattr(trainer, "datamodule", None), None
+        devices = [device_name(trainer.strategy.root_device)] * trainer.world_size
         launch = {
             "started": now(),
             "step": trainer.global_step,
             "command": shlex.join(["anlit", *sys.argv[1:]]),
             "versions": versions(),
             "git": git_state(),
-            "hardware": {
-                **machine(),
-                "threads": torch.get_num_threads(),
-                "devices": [device_name(trainer.strategy.root_device)] * trainer.world_size,
-            },
+            "hardware": {**machine(), "threads": torch.get_num_threads(), "devices": devices},
         }
-        self._add_selections(pl_module)
-        self._write(status="running", ended=None, launches=[*self.record["launches"], launch])
-        data = getattr(trainer, "datamodule", None)
+        self.record = {
+            "launches": [*(self._read().get("launches") or []), launch],
+            "data": data.fingerprint if data is not None else None,
+            "architecture": type(pl_module).__name__,
+            "parameters": pl_module.model.n_parameters(),
+            "attention": None,  # known from the first batch on
+        }
+        self._write(status="running", ended=None, error=None)
+        self._write_selections(pl_module)
         settings = {
             "model": {"architecture": type(pl_module).__name__, **to_plain_values(dict(pl_module.hparams))},
             "data": {"batch_size": getattr(data, "batch_size", None)},
@@ -87,31 +73,32 @@ class RunRecord(L.Callback):
 
     @rank_zero_only
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        if self._add_selections(pl_module):
-            self._write()
+        self._write_selections(pl_module)
 
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._is_training or self.record["status"] != "finished":
+        """Also where a continued run has nothing left to do: it may have been killed at its end."""
+        self.record = self.record or self._read()
+        if self.record.get("status") != "finished":
             self._write(status="finished", ended=now())
 
     @rank_zero_only
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if not self._is_training:
-            return
-        status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
-        try:
-            self._write(status=status, ended=now(), error=f"{type(exception).__name__}: {exception}")
-        except OSError as error:  # for example a full disk, which the exception reports
-            _log.warning(f"{self.path} still says 'running': it could not be written ({error.strerror})")
+        if self.record:
+            status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
+            try:
+                self._write(status=status, ended=now(), error=f"{type(exception).__name__}: {exception}")
+            except OSError as error:  # for example a full disk, which the exception reports
+                _log.warning(f"{self.path} still says 'running': it could not be written ({error.strerror})")
 
-    def _add_selections(self, pl_module: Any) -> bool:
-        """Add what attention runs on; whether that is news."""
-        if pl_module.selections is None or pl_module.selections is self._selections:
-            return False
-        self._selections = pl_module.selections
-        self.record["attention"] = asdict(pl_module.selections)
-        return True
+    def _read(self) -> dict[str, Any]:
+        return read_json(self.path, RECORD_SCHEMA) if self.path.exists() else {}
+
+    def _write_selections(self, pl_module: Any) -> None:
+        """Write what attention runs on, where that is news."""
+        if pl_module.selections is not self._selections:
+            self._selections = pl_module.selections
+            self._write(attention=asdict(self._selections))
 
     def _write(self, **changes: Any) -> None:
         self.record |= changes

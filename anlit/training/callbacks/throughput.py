@@ -18,14 +18,12 @@ from anlit.models.flops import flops_per_token
 
 # Lightning's table has twice the dense bf16 peak for the H200; NVIDIA's data sheet: 989 TFLOP/s without sparsity.
 H200_PEAK = {torch.bfloat16: 989e12, torch.float16: 989e12}
-PERCENTILES = (50, 90, 99)
 
 
 class StepTimes:
-    """Seconds between the ends of successive optimizer steps, by the device's clock on CUDA.
+    """Seconds between the ends of successive optimizer steps.
 
-    There an event is recorded at each end, and nothing waits until `take`. The host's clock would show how fast it
-    queues work, not how fast the device does it.
+    On CUDA by the device's clock, because the host only queues work; nothing waits for the device until `take`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,10 +36,9 @@ class StepTimes:
 
     def mark(self) -> None:
         """Record the end of a step, which is the beginning of the next."""
-        end: Any = torch.cuda.Event(enable_timing=True) if self.on_cuda else time.perf_counter()
+        self._ends.append(torch.cuda.Event(enable_timing=True) if self.on_cuda else time.perf_counter())
         if self.on_cuda:
-            end.record()
-        self._ends.append(end)
+            self._ends[-1].record()
 
     def take(self) -> list[float]:
         """The step times since the last call, in seconds; waits for the last step's end."""
@@ -58,16 +55,14 @@ class Throughput(L.Callback):
     `train/tokens` are the training tokens that all ranks have seen, `train/seconds` the wall-clock of training with
     data loading and checkpoints, but without validation. Speed, MFU and step times (`StepTimes`) are those since the
     last logging step, as is `train/data_wait_share`, the share of seconds that the host waited for the next batch: an
-    upper bound of what the data costs, since a device with queued work continues meanwhile. Memory is the peak in 10⁹
-    bytes, on CPU that of the process. The host waits for the device at logging steps only.
+    upper bound of what the data costs, since a device continues with queued work. Memory is the peak in 10⁹ bytes, on
+    CPU that of the process. The host waits for the device at logging steps only.
     """
 
     def __init__(self) -> None:
         self.tokens, self.seconds = 0, 0.0
-        self._flops, self._waited, self._mark = 0.0, 0.0, 0.0
-        self._logged = (0, 0.0)
-        self._peak: float | None = None
-        self._steps = StepTimes(torch.device("cpu"))
+        self._mark, self._waits, self._steps = 0.0, list[float](), StepTimes(torch.device("cpu"))
+        self._start_interval()
 
     def state_dict(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "seconds": self.seconds}
@@ -76,19 +71,16 @@ class Throughput(L.Callback):
         self.tokens, self.seconds = state_dict["tokens"], state_dict["seconds"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._steps = StepTimes(pl_module.device)
         self._peak = peak_flops(pl_module.device, trainer.precision)
         self._start_interval()
-        time_fetches(trainer, self._wait)
+        time_fetches(trainer, self._waits.append)
         self._mark = time.perf_counter()
+        self._steps = StepTimes(pl_module.device)
         self._steps.mark()
 
-    def _wait(self, seconds: float) -> None:
-        self._waited += seconds
-
     def _start_interval(self) -> None:
-        self._logged = (self.tokens, self.seconds)
-        self._flops = self._waited = 0.0
+        self._logged, self._flops = (self.tokens, self.seconds), 0.0
+        self._waits.clear()
 
     def leave_out(self, seconds: float) -> None:
         """Do not count these seconds, which were just spent on a measurement, as training."""
@@ -99,20 +91,19 @@ class Throughput(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._mark = time.perf_counter()
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._steps.mark()
+        self._steps.mark()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            pl_module.log_dict({"val/tokens": float(self.tokens), "val/seconds": self.seconds})
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         now = time.perf_counter()
-        self.seconds += now - self._mark
-        self._mark = now
+        self.seconds, self._mark = self.seconds + now - self._mark, now
         tokens = batch.tokens.numel() * trainer.world_size
         self.tokens += tokens
         if self._peak:
-            decoder: Any = pl_module.model
-            self._flops += tokens * flops_per_token(decoder, batch.tokens.shape[1])
+            self._flops += tokens * flops_per_token(pl_module.model, batch.tokens.shape[1])
         if completes_step(trainer):
             self._steps.mark()
         if is_logged(trainer, trainer.global_step):
@@ -120,23 +111,16 @@ class Throughput(L.Callback):
 
     def _log(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         tokens, seconds = self.tokens - self._logged[0], self.seconds - self._logged[1]
-        if not seconds:
-            return
         values = {"train/tokens": float(self.tokens), "train/seconds": self.seconds}
-        values["train/data_wait_share"] = self._waited / seconds
+        values["train/data_wait_share"] = sum(self._waits) / seconds
         if self._peak:
             values["train/mfu"] = self._flops / seconds / (self._peak * trainer.world_size)
         if times := self._steps.take():
-            percentiles = zip(PERCENTILES, np.percentile(times, PERCENTILES), strict=True)
-            values |= {f"train/step_seconds_p{percent}": float(value) for percent, value in percentiles}
+            values |= {f"train/step_seconds_p{share}": float(np.percentile(times, share)) for share in (50, 90, 99)}
         pl_module.log_dict(values | peak_memory(pl_module.device))
         # On the host, because Lightning reads the progress bar's metrics in every step.
         pl_module.log("train/tokens_per_second", torch.tensor(tokens / seconds), prog_bar=True)
         self._start_interval()
-
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "fit":
-            pl_module.log_dict({"val/tokens": float(self.tokens), "val/seconds": self.seconds})
 
 
 @contextmanager
@@ -164,10 +148,8 @@ def measuring(trainer: L.Trainer, model: L.LightningModule) -> Iterator[dict[str
 def peak_memory(device: torch.device) -> dict[str, float]:
     """Peak memory of the process so far, in 10⁹ bytes, by the names in the log."""
     if device.type == "cuda":
-        return {
-            "train/peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9,
-            "train/peak_memory_reserved_gb": torch.cuda.max_memory_reserved(device) / 1e9,
-        }
+        allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        return {"train/peak_memory_gb": allocated / 1e9, "train/peak_memory_reserved_gb": reserved / 1e9}
     unit = 1 if sys.platform == "darwin" else 1024
     return {"train/peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
 
