@@ -16,16 +16,8 @@ import anlit
 
 PACKAGE = Path(anlit.__file__).parent
 HOME = PACKAGE / "lightning_internals.py"
-ALLOWED = {
-    "_replace",
-    "_asdict",
-    "_fields",
-    "_dynamo",
-    "_parameters",
-    "_buffers",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-}  # fmt: skip  of NamedTuple and torch
+TORCH = {"_dynamo", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks"}
+ALLOWED = {"_replace", "_asdict", "_fields"} | TORCH
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from anlit.errors import UserError
 from anlit.reading import check, read_json
 
 SUMS = "sums.json"
-BLOCK = 2**22
-LONGEST_REASON = 160  # characters; torch's explanations fill a screen
 UNREADABLE = (
     pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, AttributeError, TypeError, ArithmeticError,
     LookupError, zipfile.BadZipFile, zlib.error, SafetensorError,
@@ -61,7 +59,7 @@ def checksum(file: Path) -> dict[str, int]:
     """Size and CRC-32 of a file."""
     crc32 = 0
     with file.open("rb") as opened:
-        while block := opened.read(BLOCK):
+        while block := opened.read(2**22):
             crc32 = zlib.crc32(block, crc32)
         return {"bytes": opened.tell(), "crc32": crc32}
 
@@ -74,9 +72,9 @@ def require_content(content: Any, needed: dict[str, Any]) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """The first sentence of one of the errors `UNREADABLE`, shortened."""
+    """The first sentence of one of the errors `UNREADABLE`, shortened: torch's explanations fill a screen."""
     sentence = " ".join(str(error).split()).split(". ")[0]
-    return shorten(sentence, LONGEST_REASON, placeholder=" …") or type(error).__name__
+    return shorten(sentence, 160, placeholder=" …") or type(error).__name__
 
 
 def damaged(path: Path, error: BaseException) -> UserError:

@@ -27,10 +27,6 @@ from anlit.reading import check, read_yaml
 from anlit.settings import build_from_plain, subclass_named, to_plain_values
 
 BLOCKS, MLP = "model.blocks.", "model.blocks.0.W_u.weight"
-OF_MECHANISMS = (".attention.mechanism.", ".shared_coefficients.")
-"""In the names of mechanisms' own weights."""
-ORIGIN = {"anlit": {"data": {"tokenizer_sha256": str}, "family": str}}
-"""What a checkpoint may say of where its model comes from, as a schema of `anlit.reading`."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,19 +35,13 @@ _log = logging.getLogger(__name__)
 class Checkpoint:
     """A trained model and its origin."""
 
-    model: LanguageModel
-    """In eval mode, float32, on the requested device."""
+    model: LanguageModel  # in eval mode, float32, on the requested device
     file: Path
-    step: int
-    """Number of optimizer steps after which it was written."""
-    config: dict[str, Any] | None
-    """The run's config.yaml; None if the file is not in a run folder."""
-    trained_on: dict[str, Any] | None
-    """Fingerprint of the training data, as `TokenShards.fingerprint`; None if it is not known."""
-    settings: dict[str, Any]
-    """The model's constructor arguments as plain values, without those for training."""
-    family: str | None = None
-    """transformers' model_type of the checkpoint that its first weights were imported from."""
+    step: int  # number of optimizer steps after which it was written
+    config: dict[str, Any] | None  # the run's config.yaml; None if the file is not in a run folder
+    trained_on: dict[str, Any] | None  # `TokenShards.fingerprint` of the training data; None if it is not known
+    settings: dict[str, Any]  # the model's constructor arguments as plain values, without those for training
+    family: str | None = None  # transformers' model_type of what its first weights were imported from
 
     @property
     def architecture(self) -> str:
@@ -99,10 +89,9 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     with _reading(file):
         model = rebuild(content, settings | changes, file).to(target).eval().requires_grad_(False)
     model.selections = use_saved(model.model, record.get("attention"), target)
-    config = None
-    if file.parent.name == CHECKPOINTS and (file.parent.parent / CONFIG).exists():
-        advice = "correct it, or copy the checkpoint elsewhere"
-        config = mapping(read_yaml(file.parent.parent / CONFIG, advice=advice))
+    own, advice = file.parent.parent / CONFIG, "correct it, or copy the checkpoint elsewhere"
+    in_run = file.parent.name == CHECKPOINTS and own.exists()
+    config = mapping(read_yaml(own, advice=advice)) if in_run else None
     return Checkpoint(model, file, content["global_step"], config, record.get("data"), settings, record.get("family"))
 
 
@@ -133,7 +122,7 @@ def read_model(file: Path) -> dict[str, Any]:
     with _reading(file):
         content = read_checkpoint(file)
         require_content(content, MODEL | {"state_dict": dict})
-        check(content, ORIGIN)
+        check(content, {"anlit": {"data": {"tokenizer_sha256": str}, "family": str}})
         if not all(isinstance(weight, Tensor) for weight in content["state_dict"].values()):
             raise DamagedError("not all of state_dict are tensors")
         return content
@@ -198,10 +187,8 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
         what = "a folded model, which cannot be trained"
         raise UserError(f"{given} holds {what}: give the run's checkpoint, or export it without --fold")
     if saved != expected:
-        raise UserError(
-            f"{given} holds a {saved}, but the configuration's model is {expected}: set --model {saved} or choose "
-            "another checkpoint"
-        )
+        what = f"a {saved}, but the configuration's model is {expected}"
+        raise UserError(f"{given} holds {what}: set --model {saved} or choose another checkpoint")
     saved_weights, weights = content["state_dict"], model.state_dict()
     then = content["hyper_parameters"].get("attention")
     now = to_plain_values(dict(model.hparams)).get("attention")
@@ -220,7 +207,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
 
 
 def _is_of_mechanism(name: str) -> bool:
-    return any(part in name for part in OF_MECHANISMS)
+    return ".attention.mechanism." in name or ".shared_coefficients." in name
 
 
 def _mechanisms(plain: Any) -> list[str]:

@@ -52,26 +52,21 @@ def find_checkpoint(path: str) -> Path:
         raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
     file = Path(path) if is_checkpoint(path) or is_exported(path) else checkpoint_of_run(path)
     if file is None:
-        raise UserError(
-            f"{path} has no {CHECKPOINTS}/{' or '.join(BEST_THEN_LAST)}: give a run folder whose training has saved "
-            "one, or a .ckpt file"
-        )
+        advice = "give a run folder whose training has saved one, or a .ckpt file"
+        raise UserError(f"{path} has no {CHECKPOINTS}/{' or '.join(BEST_THEN_LAST)}: {advice}")
     return file
 
 
 def refuse_address(path: str | Path) -> None:
     """Raises UserError for a checkpoint that is not on a file system of this machine."""
     if "://" in str(path) or str(path).startswith("registry"):
-        raise UserError(
-            f"the checkpoint {path} is not on this machine: download it, and give the path of the file or folder"
-        )
+        advice = "download it, and give the path of the file or folder"
+        raise UserError(f"the checkpoint {path} is not on this machine: {advice}")
 
 
 def refuse_links(run: Path) -> None:
     """Raises UserError if anything that a run writes is a link: metrics, records, the lock, events, checkpoints."""
     for path in [*sorted(run.iterdir()), run / CHECKPOINTS / SHARDED]:
         if path.is_symlink():
-            raise UserError(
-                f"{path} is a link to {os.readlink(path)}, and a run writes into its own folder alone: replace it by a "
-                "folder, or give the --run_dir where it leads"
-            )
+            what = f"{path} is a link to {os.readlink(path)}, and a run writes into its own folder alone"
+            raise UserError(f"{what}: replace it by a folder, or give the --run_dir where it leads")

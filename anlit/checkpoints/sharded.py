@@ -28,8 +28,7 @@ from anlit.checkpoints.writing import PARTIAL, first_cause, give_name, remove_un
 from anlit.reporting.files import write_json
 
 MARK = "tensor of the parts: "
-STATES = ("state_dict", "optimizer_states")
-"""The keys of a checkpoint with tensors of which each rank has a part."""
+STATES = ("state_dict", "optimizer_states")  # the keys of a checkpoint with tensors of which each rank has a part
 
 
 def without_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -97,11 +96,8 @@ class ShardedCheckpoints:
     """Writes each sharded checkpoint into a new folder. A name such as last.ckpt is a link to the newest complete one.
 
     The link changes only when all ranks have written, so a kill at any moment leaves the previous checkpoint. An error
-    on one rank, such as a full disk, is raised on all ranks.
-
-    Args:
-        asynchronous: Write in the background, from a copy of the state in host memory.
-        timeout: The longest wait of a rank for the others and for a write in the background.
+    on one rank, such as a full disk, is raised on all ranks. `asynchronous` writes in the background, from a copy of
+    the state in host memory; `timeout` is the longest wait of a rank for the others and for such a write.
     """
 
     def __init__(self, asynchronous: bool, timeout: timedelta) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-TRY_AGAIN = 75
-"""Exit status of a run that was preempted (SIGTERM, SIGUSR1) after its checkpoint was written: EX_TEMPFAIL."""
+TRY_AGAIN = 75  # EX_TEMPFAIL, the exit status of a run that was preempted after its checkpoint was written
 
 
 class Preempted(KeyboardInterrupt):

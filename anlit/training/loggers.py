@@ -18,8 +18,6 @@ from anlit.reporting.files import replacing
 from anlit.runs.folders import METRICS
 from anlit.runs.groups import flatten
 
-METRICS_UNDER_WAY = "metrics_under_way"
-
 
 class CSVLogger(Logger):
     """Writes `metrics.csv` into the run folder, row by row, appending after a resume, and `hparams.yaml`."""
@@ -86,10 +84,10 @@ class MetricsOnResume(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.training and is_logged(trainer, trainer.global_step):
-            checkpoint[METRICS_UNDER_WAY] = {"epoch": trainer.current_epoch, **logged_metrics(trainer)}
+            checkpoint["metrics_under_way"] = {"epoch": trainer.current_epoch, **logged_metrics(trainer)}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._missing = checkpoint.get(METRICS_UNDER_WAY)
+        self._missing = checkpoint.get("metrics_under_way")
 
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

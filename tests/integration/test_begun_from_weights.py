@@ -10,16 +10,8 @@ import yaml
 from anlit import load_checkpoint
 from anlit.cli import main
 from tests.inference.published import published, read
-from tests.integration.conftest import (
-    VOCABULARY,
-    Train,
-    assert_identical,
-    fit_arguments,
-    last_checkpoint,
-    run,
-    signal_at,
-    stop_and_continue,
-)
+from tests.integration import conftest
+from tests.integration.conftest import Train, assert_identical, fit_arguments, last_checkpoint, run, signal_at
 from tests.models.tiny import random_tokens
 
 SHORT = ("--trainer.max_steps=3", "--model.context_length=150")
@@ -45,7 +37,7 @@ def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
     )  # fmt: skip
     whole, cut = trained(*warm, model=model), tmp_path / "cut"
     arguments = fit_arguments(shards, cut, *warm, model=model)
-    left = stop_and_continue(arguments, cut, whole, signal_at("SIGINT", 3), 1)
+    left = conftest.stop_and_continue(arguments, cut, whole, signal_at("SIGINT", 3), 1)
     share = "model.blocks.1.attention.mechanism.share"
     assert left["state_dict"][share] == pytest.approx(4 / 6)
     assert last_checkpoint(whole)["state_dict"][share] == 1
@@ -70,10 +62,9 @@ def test_fine_tuning_on_needles_starts_from_the_weights(tmp_path: Path, trained:
     tuned, still = tmp_path / "tuned", tmp_path / "still"
     assert run(tuning(tuned)) == 0
     config = yaml.safe_load((tuned / "config.yaml").read_text())
-    assert config["data"]["class_path"] == "anlit.NeedleInHaystack"
-    assert config["initial_weights"] == str(last)
-    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 2e-5
-    assert config["model"]["init_args"]["context_length"] == 150
+    assert (config["data"]["class_path"], config["initial_weights"]) == ("anlit.NeedleInHaystack", str(last))
+    settings = config["model"]["init_args"]
+    assert (settings["optimizer"]["init_args"]["lr"], settings["context_length"]) == (2e-5, 150)
     assert json.loads((tuned / "run.json").read_text())["data"]["task"] == "NeedleInHaystack"
     assert last_checkpoint(tuned)["optimizer_states"][0]["state"][0]["step"] == 6
     assert run(tuning(still, *FIRST_STEP)) == 0
@@ -87,7 +78,7 @@ def test_fine_tuning_on_needles_starts_from_the_weights(tmp_path: Path, trained:
 @pytest.mark.slow
 def test_an_imported_model_trains_on_resumes_exactly_and_goes_back(shards: Path, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    published("Llama-3.2-1B", theirs, vocab_size=VOCABULARY)
+    published("Llama-3.2-1B", theirs, vocab_size=conftest.VOCABULARY)
     assert main(["import", str(theirs), "--output", str(ours)]) == 0
 
     def going_on(run_dir: Path, *extra: str) -> list[str]:
@@ -101,7 +92,7 @@ def test_an_imported_model_trains_on_resumes_exactly_and_goes_back(shards: Path,
     before = dict(load_checkpoint(str(ours), "cpu").model.state_dict())
     assert_identical(before, dict(last_checkpoint(still)["state_dict"]), "weights")
     assert run(going_on(whole)) == 0
-    stop_and_continue(going_on(cut), cut, whole, signal_at("SIGKILL", 13))
+    conftest.stop_and_continue(going_on(cut), cut, whole, signal_at("SIGKILL", 13))
     assert main(["export", str(cut), "--format", "huggingface", "--output", str(tmp_path / "out")]) == 0
     back = read(tmp_path / "out", trust=False)
     assert type(back).__name__ == "LlamaForCausalLM"

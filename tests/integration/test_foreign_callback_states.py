@@ -13,8 +13,6 @@ from anlit import GPT
 from tests.integration.conftest import fit_arguments, run
 from tests.models.tiny import adamw, batches, tiny
 
-PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")
-
 
 def change_states(source: Path, target: Path, **state: Any) -> Path:
     """A copy of a checkpoint in which every ModelCheckpoint's state has these values."""
@@ -36,8 +34,9 @@ def thesis(tmp_path: Path) -> Path:
 
 
 def poisoned(source: Path, target: Path, path: str) -> Path:
+    paths = dict.fromkeys(("best_model_path", "kth_best_model_path", "last_model_path"), path)
     worst = torch.tensor(9e9)
-    return change_states(source, target, **dict.fromkeys(PATHS, path), best_k_models={path: worst}, kth_value=worst)
+    return change_states(source, target, **paths, best_k_models={path: worst}, kth_value=worst)
 
 
 @pytest.mark.parametrize("scheme", ["", "local://"])

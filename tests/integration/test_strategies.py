@@ -17,29 +17,17 @@ from torch import Tensor
 
 from anlit import TextFiles
 from anlit.checkpoints.location import SHARDED
-from tests.integration.conftest import (
-    VOCABULARY,
-    Train,
-    assert_identical,
-    assert_same_training_state,
-    fit_arguments,
-    last_checkpoint,
-    signal_at,
-)
+from tests.integration import conftest
+from tests.integration.conftest import Train, assert_identical, fit_arguments, last_checkpoint, signal_at
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, run_ranks
 
 STEPS, SAVED_AT = 10, 7
 GLOBAL_BATCH = 12
-CLIP = 0.03
-"""Far below every gradient norm of these runs: each step is clipped."""
-LOSS_TOLERANCE = 1e-6
-"""Relative; float32 has 1.2e-7, and a loss is a sum of 384 terms of which ranks add parts."""
-NORM_TOLERANCE = 3e-6
-"""Relative, of the gradient norm after up to 9 earlier steps."""
-WEIGHT_TOLERANCE = 5e-6
-"""Absolute, at a learning rate of 1e-3. AdamW divides by |g| + 1e-6, or rounding in a tiny gradient would show."""
-MUON = 100
-"""How much wider with Muon, which orthogonalises in bfloat16: a gradient's last bit can show in its third digit."""
+CLIP = 0.03  # far below every gradient norm of these runs: each step is clipped
+LOSS_TOLERANCE = 1e-6  # relative; float32 has 1.2e-7, and a loss is a sum of 384 terms of which ranks add parts
+NORM_TOLERANCE = 3e-6  # relative, of the gradient norm after up to 9 earlier steps
+WEIGHT_TOLERANCE = 5e-6  # absolute, at a learning rate of 1e-3 and AdamW's eps of 1e-6
+MUON = 100  # how much wider with Muon, which orthogonalises in bfloat16: a last bit can show in the third digit
 MODELS = ["GPT", "NGPT", "AnGPT"]
 PART_FILES = [f"shard-{rank:05}-model-00001-of-00001.safetensors" for rank in (1, 2)]
 slow = pytest.mark.slow
@@ -80,7 +68,9 @@ def short_and_long(tmp_path_factory) -> Path:
         (source / f"short_{number}.txt").write_text(f"{number}")
     for number in range(12):
         (source / f"long_{number}.txt").write_text(" ".join(f"{number} {word}" for word in range(200)))
-    TextFiles(str(source), pattern="*.txt", vocab_size=VOCABULARY, val_fraction=0.2, path=str(path)).prepare_data()
+    TextFiles(
+        str(source), pattern="*.txt", vocab_size=conftest.VOCABULARY, val_fraction=0.2, path=str(path)
+    ).prepare_data()
     return path
 
 
@@ -183,14 +173,6 @@ def test_weights_drawn_late_and_recomputed_blocks_change_nothing(train: TrainWay
 
 
 @slow
-def test_gathering_in_bfloat16_stays_near(train: TrainWay) -> None:
-    rounded = train("AnGPT", Way(2, 2, [*FSDP, "--trainer.strategy.gather_dtype=bfloat16"]))
-    exact = column(train("AnGPT"), "train/loss")
-    assert column(rounded, "train/loss") == pytest.approx(exact, rel=2e-3)
-    assert column(rounded, "train/loss") != pytest.approx(exact, rel=LOSS_TOLERANCE)
-
-
-@slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on the CPU needs a C++ compiler")
 @pytest.mark.parametrize("way", ["one", "ddp2", "fsdp2"])
 def test_compiled_blocks_train_alike(train: TrainWay, way: str) -> None:
@@ -241,7 +223,7 @@ def test_written_in_the_background_is_the_same(train: TrainWay) -> None:
     """A folder for each name, and none for what a name stood for before."""
     folders = [saved(train, WAYS[name]) / "checkpoints" for name in ("fsdp2", "async2")]
     now, later = (last_checkpoint(folder.parent) for folder in folders)
-    assert_same_training_state(now, later)
+    conftest.assert_same_training_state(now, later)
     assert_identical(now["loops"], later["loops"], "loops")
     for folder in folders:
         assert sorted(p.name for p in (folder / "last.ckpt").iterdir()) == ["meta.pt", *PART_FILES, "sums.json"]
@@ -250,7 +232,7 @@ def test_written_in_the_background_is_the_same(train: TrainWay) -> None:
         assert {p.resolve() for p in (folder / SHARDED).iterdir()} == named
 
 
-@pytest.mark.parametrize("way", ["one", pytest.param("ddp2", marks=slow), pytest.param("fsdp2", marks=slow)])
+@pytest.mark.parametrize("way", ["one", pytest.param("fsdp2", marks=slow)])
 def test_validate_reads_parts(train: TrainWay, way: str, capfd) -> None:
     run_dir = train("AnGPT", WAYS["fsdp2"])
     n_ranks, _, strategy = WAYS[way]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from anlit import GPT, AnGPT, MuonAdamW
-from anlit.checkpoints.initial_weights import load_initial_weights
+from anlit.checkpoints.loading import load_initial_weights
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.models.flops import flops_per_token

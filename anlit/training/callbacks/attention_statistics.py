@@ -10,8 +10,7 @@ from anlit.errors import UserError
 from anlit.lightning_internals import completes_step
 from anlit.training.callbacks.throughput import measuring
 
-# For these the minimum and maximum over heads are logged too.
-SPREAD = ("entropy", "inverse_largest_weight", "participation", "attention_sink")
+SPREAD = ("entropy", "inverse_largest_weight", "participation", "attention_sink")  # with extremes over heads
 
 
 class AttentionStatistics(L.Callback):

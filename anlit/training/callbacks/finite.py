@@ -61,10 +61,8 @@ class FiniteCheckpoints(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if _n_non_finite(trainer, pl_module):
-            raise UserError(
-                "the weights or the optimizer state that training starts from are NaN or infinite: give another "
-                "checkpoint in ckpt_path or initial_weights"
-            )
+            what = "the weights or the optimizer state that training starts from are NaN or infinite"
+            raise UserError(f"{what}: give another checkpoint in ckpt_path or initial_weights")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if trainer.optimizers and (n_tensors := _n_non_finite(trainer, pl_module)):
@@ -87,6 +85,5 @@ def divergence_error(trainer: L.Trainer, what: str) -> UserError:
     """The error that ends a run after `what` happened, with the newest checkpoint: `FiniteCheckpoints` kept it good."""
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     last = next(iter(complete_checkpoints(Path(folder))), "none yet") if folder else "none yet"
-    return UserError(
-        f"{what}: lower the learning rate (model.optimizer) or inspect the data; the last good checkpoint is {last}"
-    )
+    advice = "lower the learning rate (model.optimizer) or inspect the data"
+    return UserError(f"{what}: {advice}; the last good checkpoint is {last}")

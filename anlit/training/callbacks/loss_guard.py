@@ -18,7 +18,6 @@ from anlit.training.callbacks.finite import divergence_error
 
 _log = logging.getLogger(__name__)
 
-LEAST_SPREAD = 1e-3  # of the standard deviation as a share of the mean, for a loss that hardly changes
 STATE = ("losses", "norms", "recent_bad")
 
 
@@ -117,4 +116,4 @@ def sigmas(recent: deque[float], value: float) -> float:
     if len(recent) < max(2, (recent.maxlen or 0) // 2):
         return -math.inf
     mean, spread = float(np.mean(recent)), float(np.std(recent, ddof=1))
-    return (value - mean) / max(spread, LEAST_SPREAD * abs(mean), 1e-30)
+    return (value - mean) / max(spread, 1e-3 * abs(mean), 1e-30)  # where a loss hardly changes, 0.1 % of it

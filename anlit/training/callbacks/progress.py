@@ -13,8 +13,7 @@ from anlit.reporting import table
 from anlit.reporting.table import SafeConsole
 from anlit.reporting.text import echo, short_number
 
-SECONDS_BETWEEN_LINES = 10.0
-"""The interval of lines in a log file. A validation's result is always printed."""
+SECONDS_BETWEEN_LINES = 10.0  # in a log file; a validation's result is always printed
 
 
 class RunProgress(ProgressBar):
