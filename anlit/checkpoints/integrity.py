@@ -43,7 +43,7 @@ def verify(path: Path) -> None:
     Raises one of `UNREADABLE` if something is missing, truncated or changed.
     """
     if path.is_dir():
-        for name, expected in read_json(path / SUMS, dict).items():
+        for name, expected in read_json(path / SUMS, dict, "choose another checkpoint").items():
             part = path / Path(name).name
             if not part.is_file() or checksum(part) != expected:
                 raise DamagedError(f"its part {part.name} is missing or has changed since it was written")

@@ -41,14 +41,6 @@ def test_the_model_of_a_run_is_rebuilt_as_it_was_saved(run: Path, data: Path) ->
     assert (own.path, own.batch_size, own.context_length) == (str(data), 4, LENGTH)
 
 
-def test_weights_of_another_precision_become_float32(tmp_path: Path) -> None:
-    file = save(small(GPT), tmp_path / "a.ckpt")
-    content = torch.load(file, weights_only=True)
-    content["state_dict"] = {name: weight.double() for name, weight in content["state_dict"].items()}
-    torch.save(content, file)
-    assert {weight.dtype for weight in load_checkpoint(str(file)).model.parameters()} == {torch.float32}
-
-
 def test_a_folder_means_its_best_checkpoint_and_else_its_last(tmp_path: Path, data: Path) -> None:
     folder = make_run(tmp_path / "run", data, GPT, name="last")
     assert load_checkpoint(str(folder)).file == folder / "checkpoints" / "last.ckpt"

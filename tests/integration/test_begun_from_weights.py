@@ -1,4 +1,4 @@
-"""Runs that begin from a trained or an imported model: with another attention, on another task, and resumed exactly."""
+"""Runs that begin from a trained model: with another attention, on another task, and resumed exactly."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,6 @@ import yaml
 
 from anlit import load_checkpoint
 from anlit.cli import main
-from tests.inference.published import published, read
 from tests.integration import conftest
 from tests.integration.conftest import Train, assert_identical, fit_arguments, last_checkpoint, run, signal_at
 from tests.models.tiny import random_tokens
@@ -73,27 +72,3 @@ def test_fine_tuning_on_needles_starts_from_the_weights(tmp_path: Path, trained:
     assert run(tuning(tuned, "--ckpt_path=last", "--initial_weights=gone.ckpt", "--trainer.max_steps=7")) == 0
     assert main(tuning(tmp_path / "run", f"--ckpt_path={last}")) == 2
     assert "both name weights" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_an_imported_model_trains_on_resumes_exactly_and_goes_back(shards: Path, tmp_path: Path) -> None:
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    published("Llama-3.2-1B", theirs, vocab_size=conftest.VOCABULARY)
-    assert main(["import", str(theirs), "--output", str(ours)]) == 0
-
-    def going_on(run_dir: Path, *extra: str) -> list[str]:
-        usual = fit_arguments(shards, run_dir)[2:]  # without the model, which model.yaml has
-        small = [option for option in usual if not option.startswith("--model.") or "context_length" in option]
-        begun = [f"--config={ours}/model.yaml", f"--initial_weights={ours}"]
-        return ["fit", *begun, *small, "--trainer.max_steps=24", *extra]
-
-    whole, cut, still = tmp_path / "whole", tmp_path / "cut", tmp_path / "still"
-    assert run(going_on(still, *FIRST_STEP)) == 0
-    before = dict(load_checkpoint(str(ours), "cpu").model.state_dict())
-    assert_identical(before, dict(last_checkpoint(still)["state_dict"]), "weights")
-    assert run(going_on(whole)) == 0
-    conftest.stop_and_continue(going_on(cut), cut, whole, signal_at("SIGKILL", 13))
-    assert main(["export", str(cut), "--format", "huggingface", "--output", str(tmp_path / "out")]) == 0
-    back = read(tmp_path / "out", trust=False)
-    assert type(back).__name__ == "LlamaForCausalLM"
-    torch.testing.assert_close(back(random_tokens(1, 24)).logits, logits(cut), rtol=1e-5, atol=2e-5)
