@@ -50,13 +50,10 @@ def parser(command: str) -> ToolParser:
         add("--tokens", type=at_least(1), metavar="N", help=tokens)
         batch = f"tokens per batch, which has at least one sequence (default: {LengthsSettings.batch_tokens:,})"
         add("--batch_tokens", type=at_least(1), metavar="N", help=batch)
-        masking = "document masking: on, off or both (default: on,off)"
-        add("--masking", choices=("on", "off", "on,off"), help=masking)
+        add("--masking", choices=("on", "off", "on,off"), help="document masking: on, off or both (default: on,off)")
     elif command == "needle":
-        depths = "number of depths, evenly from 0 to 100 %% (default: 11)"
-        add("--depths", dest="n_depths", type=at_least(1), metavar="N", help=depths)
-        samples = "samples at each depth and length (default: 20)"
-        add("--samples", dest="n_samples", type=at_least(1), metavar="N", help=samples)
+        add("--depths", dest="n_depths", type=at_least(1), metavar="N", help="evenly from 0 to 100 %% (default: 11)")
+        add("--samples", dest="n_samples", type=at_least(1), metavar="N", help="at each depth and length (default: 20)")
         add("--seed", type=at_least(0), help="seed of the samples (default: 0)")
     else:
         default, names = DiagnoseSettings.tokens, "Plain,LogN,SqrtLogN,ScaleInvariant"
@@ -106,7 +103,5 @@ def _check_diagnose(given: argparse.Namespace) -> None:
         raise UserError("--gaussian takes no checkpoint: leave out one of them")
     if given.gaussian and given.lengths and max(given.lengths) < NORMAL_LENGTHS[0]:
         lengths = ",".join(map(str, given.lengths))
-        raise UserError(
-            f"--lengths {lengths} with --gaussian is too short for a range of distances: add one of "
-            f"{NORMAL_LENGTHS[0]} or more"
-        )
+        advice = f"add one of {NORMAL_LENGTHS[0]} or more"
+        raise UserError(f"--lengths {lengths} with --gaussian is too short for a range of distances: {advice}")

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 
 from anlit import GPT
 from anlit.data.module import TokenShards
@@ -57,8 +56,7 @@ def validate(path: str, length: int = LENGTH, devices: Any = None, **settings: A
 @pytest.mark.parametrize("batch_size", [8, 79])
 def test_validation_loss_on_two_devices_is_that_on_one(prepared: str, batch_size: int) -> None:
     """With batches of 79 the second device has nothing to evaluate."""
-    alone = validate(prepared)
-    devices = {"devices": 2, "strategy": DDPStrategy(process_group_backend="gloo")}
+    alone, devices = validate(prepared), {"devices": 2, "strategy": "ddp"}
     both = on_two_devices(validate, path=prepared, val_batch_size=batch_size, devices=devices)
     assert both == pytest.approx([alone, alone], rel=1e-6)
 

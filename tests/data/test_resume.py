@@ -11,7 +11,6 @@ import lightning as L
 import numpy as np
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import DDPStrategy
 
 from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
@@ -132,8 +131,7 @@ def test_resume_on_two_devices(make: Data, whole: list[Rows], tmp_path: Path) ->
 
     def together(start: int, **options: Any) -> list[Rows]:
         options |= {"data": make(batch_size=BATCH // 2, num_workers=2), "start": tmp_path / f"{start}.ckpt"}
-        strategy = DDPStrategy(process_group_backend="gloo")
-        ranks = on_two_devices(run, devices=2, strategy=strategy, folder=tmp_path, **options)
+        ranks = on_two_devices(run, devices=2, strategy="ddp", folder=tmp_path, **options)
         return [one + two for one, two in zip(*ranks, strict=True)]
 
     before = run(make(num_workers=1), stop=9, folder=tmp_path)

@@ -102,6 +102,8 @@ def test_every_length_reads_whole_sequences_from_all_over_the_split(run: Path) -
         assert tokens.tolist() == [text[place * length : (place + 1) * length].tolist() for place in places]
     assert measured(run, [16], 10**9)["lengths"][16]["tokens"] == 64 * 16
     assert measured(run, [16], 17)["lengths"][16]["tokens"] == 32
+    with pytest.raises(UserError, match="val has no 2,000 tokens in a row: leave 2000 out of --lengths"):
+        measured(run, [2000], 1)
 
 
 def test_masking_is_that_of_training_unless_told(tmp_path: Path, data: Path) -> None:
@@ -130,11 +132,6 @@ def test_the_command_writes_numbers_report_and_figures(
     copied = f"Random tokens cost {record['copying']['first']:.2f} nats each, the same once more"
     assert copied in report
     assert copied in printed
-
-
-def test_a_length_that_the_text_is_too_short_for_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="val has no 2,000 tokens in a row: leave 2000 out of --lengths"):
-        main(["diagnose", str(run), "--lengths=2000", f"--output={tmp_path}"])
 
 
 def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:

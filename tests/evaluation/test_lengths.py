@@ -237,42 +237,34 @@ def test_command_writes_table_numbers_and_picture(report: Path) -> None:
     assert "Evaluated on 960 tokens and not 1,000" in markdown
 
 
-def test_the_record_gives_the_same_report_again(report: Path, tmp_path: Path, capsys) -> None:
+def test_a_record_gives_the_same_report_again_and_nothing_else_does(report: Path, tmp_path: Path, capsys) -> None:
     main(["lengths", str(report / "lengths.json"), f"--output={tmp_path}"])
     again = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert again == {file.name: file.read_bytes() for file in report.iterdir() if file.suffix != ".json"}
     loss = json.loads((report / "lengths.json").read_text())["arms"][0]["loss"][0]
     assert f"{loss['mean']:.4f} ± {loss['sd']:.4f}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("content", ["[", '{"settings": 1}'])
-def test_what_is_no_record_is_one_sentence(content: str, tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text(content)
-    with pytest.raises(UserError, match=r"other\.json .*: give (the|its) lengths\.json"):
-        main(["lengths", str(tmp_path / "other.json"), f"--output={tmp_path}"])
+    for content in ("[", '{"settings": 1}'):
+        (tmp_path / "other.json").write_text(content)
+        with pytest.raises(UserError, match=r"other\.json .*: give (the|its) lengths\.json"):
+            main(["lengths", str(tmp_path / "other.json"), f"--output={tmp_path}"])
 
 
 def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) -> None:
-    folder = Path(shutil.copytree(run, tmp_path / "broken"))
-    file = folder / "checkpoints" / "best.ckpt"
+    file = Path(shutil.copytree(run, tmp_path / "broken"), "checkpoints", "best.ckpt")
     content = torch.load(file, weights_only=True)
     content["state_dict"]["model.embedding.weight"][:] = math.nan
     torch.save(content, file)
-    assert command(tmp_path, folder, "--lengths=16")["arms"][0]["loss"][0]["mean"] is None
+    assert command(tmp_path, file, "--lengths=16")["arms"][0]["loss"][0]["mean"] is None
     assert "not finite" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--masking=maybe"], "--masking maybe is not known: choose one of on, off, on,off"),
+def test_wrong_settings_are_one_sentence(run: Path, tmp_path: Path) -> None:
+    for arguments, sentence in (
         (["--lengths=47,48"], f"/val has {VAL_TOKENS - 1:,} tokens to predict and this needs 2,256, the least common"),
         (["--lengths=16,64", "--tokens=50"], "--tokens is 50 and must be at least 64, the least common multiple of"),
-    ],
-)
-def test_wrong_settings_are_one_sentence(run: Path, tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        command(tmp_path, run, *arguments)
+    ):
+        with pytest.raises(UserError, match=sentence):
+            command(tmp_path, run, *arguments)
 
 
 def test_checkpoints_of_different_data_are_not_compared(run: Path, tmp_path: Path) -> None:

@@ -149,10 +149,8 @@ def test_the_heat_map_shows_the_accuracies() -> None:
 def test_the_command_writes_numbers_page_and_picture(
     tiny_shards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kinds = {"gpt-1": (GPT, 1), "gpt-2": (GPT, 2), "angpt": (AnGPT, 1)}  # untrained
-    runs = [
-        str(make_run(tmp_path / name, Path(tiny_shards), *kind, context_length=128)) for name, kind in kinds.items()
-    ]
+    kinds = enumerate([(GPT, 1), (GPT, 2), (AnGPT, 1)])  # untrained
+    runs = [str(make_run(tmp_path / str(n), Path(tiny_shards), *kind, context_length=128)) for n, kind in kinds]
     main(["needle", *runs, f"--output={tmp_path}", "--lengths=128,256", "--depths=3", "--samples=2"])
     record = json.loads((tmp_path / "needle.json").read_text())
     assert record["command"].startswith("anlit needle ")
@@ -165,7 +163,6 @@ def test_the_command_writes_numbers_page_and_picture(
     assert "| configuration | seeds | 128 (1×) tokens | 256 (2×) tokens |" in page
     assert "0.000 ± 0.000 [0.000, 0.390]" in page
     assert (tmp_path / "needle.png").stat().st_size > 10_000
-    assert "GPT+" in printed
     assert "needle.html" in printed
     with pytest.raises(UserError, match="too few for a haystack of 100,000"):
         main(["needle", runs[0], f"--output={tmp_path}", "--lengths=100000"])
