@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
 def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
     """The prompts `texts` and those of `file`, read as `anlit score` reads texts; "-" is one on standard input.
 
-    Without both, standard input is the prompt. Raises UserError if there is none, one is empty, or the file is damaged.
+    Without both, standard input is the prompt. Raises UserError if there is none, or the file is damaged.
     """
     prompts = list(texts)
     if file not in (None, "-"):
@@ -88,7 +88,4 @@ def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
         prompts.append(sys.stdin.read())
     if not prompts:
         raise UserError("there is no prompt: give one as an argument, with --prompts FILE or on standard input")
-    if "" in prompts:
-        number = f"{prompts.index('') + 1} of {len(prompts)}"
-        raise UserError(f"prompt {number} is empty: give at least one token of text to continue")
     return prompts

@@ -81,7 +81,7 @@ def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, capsys) -> Non
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([""], "prompt 1 of 1 is empty: give at least one token"),
+        ([""], "the prompt is empty: give at least one token"),
         (["the", "--top_p", "0"], "--top_p 0 must be a probability"),
         (["the", "--temperature=-1"], "--temperature -1 must be 0"),
         (["the", "--temperature", "nan"], "--temperature nan must be 0"),

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from anlit.attention.mechanisms.plain import Plain
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
-from anlit.inference.huggingface.families import FAMILIES, MUST_BE, ROPE, Family, our_names, our_setting
+from anlit.inference.huggingface.families import FAMILIES, MUST_BE, ROPE, our_names, our_setting
 from anlit.layers import positions
 from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import NoPE
@@ -17,53 +17,46 @@ from anlit.settings import module_to_plain_values
 ROPE_TYPES = {getattr(positions, name): rope_type for rope_type, (name, _) in ROPE.items()}
 
 
-def family_of(decoder: Decoder, origin: str | None = None) -> str | None:
+def family_of(decoder: Any, origin: str | None = None) -> str | None:
     """The model_type of the architecture that can be this GPT+: `origin` if it can; None if there is none."""
-    fitting = [kind for kind, family in FAMILIES.items() if _fits(decoder, family)] if _is_common(decoder) else []
+    rotary, windows = _rotary(decoder), _windows(decoder)
+    if not all(map(_is_common, decoder.blocks)) or len({str(module_to_plain_values(part)) for part in rotary}) != 1:
+        return None
+    if type(rotary[0]) not in ROPE_TYPES or rotary[0].fraction != 1 or len({width for width in windows if width}) > 1:
+        return None
+    block, n_plain = decoder.blocks[0], len(decoder.blocks) - len(rotary)
+    is_whole = decoder.embedding.embedding_dim % block.n_heads == 0  # which Llama's configuration asks for
+    fitting = [
+        kind
+        for kind, family in FAMILIES.items()
+        if family.qk_norm == isinstance(block.norm_q, RMSNorm)
+        and (family.nope or not n_plain)
+        and (not any(windows) or {"nowhere": False, "in all": all(windows), "in some": True}[family.windows])
+        and (family.architecture != "LlamaForCausalLM" or is_whole)
+    ]
     return origin if origin in fitting else next(iter(fitting), None)
 
 
-def _is_common(decoder: Any) -> bool:
-    """Whether GPT+ has no setting that all families lack."""
-    for block in decoder.blocks:
-        mechanism = block.attention.mechanism
-        inner = mechanism.mechanism if type(mechanism) is SlidingWindow else mechanism
-        norms = (block.norm_v, block.output.norm, block.post_norm_A)
-        if (
-            type(inner) is not Plain
-            or block.output.W_g is not None
-            or not all(isinstance(module, nn.Identity) for module in norms)
-            or (isinstance(block.norm_q, RMSNorm) and block.norm_q.eps != block.norm_1.eps)
-        ):
-            return False
-    rotary = [part for part in _positions(decoder) if type(part) is not NoPE]
-    settings = [(type(part), module_to_plain_values(part)) for part in rotary]
-    return bool(rotary) and type(rotary[0]) in ROPE_TYPES and all(each == settings[0] for each in settings)
-
-
-def _fits(decoder: Any, family: Family) -> bool:
-    block, windows = decoder.blocks[0], _windows(decoder)
+def _is_common(block: Any) -> bool:
+    """Whether a block of GPT+ has no setting that all families lack."""
+    mechanism = block.attention.mechanism
+    inner = mechanism.mechanism if type(mechanism) is SlidingWindow else mechanism
+    norms = (block.norm_v, block.output.norm, block.post_norm_A)
     return (
-        family.qk_norm == isinstance(block.norm_q, RMSNorm)
-        and _rope(decoder).fraction == 1
-        and (family.nope or not any(type(part) is NoPE for part in _positions(decoder)))
-        and (not any(windows) or {"nowhere": False, "in all": all(windows), "in some": True}[family.windows])
-        and len({width for width in windows if width}) <= 1
-        and (family.architecture != "LlamaForCausalLM" or decoder.embedding.embedding_dim % block.n_heads == 0)
+        type(inner) is Plain
+        and block.output.W_g is None
+        and all(isinstance(module, nn.Identity) for module in norms)
+        and (not isinstance(block.norm_q, RMSNorm) or block.norm_q.eps == block.norm_1.eps)
     )
 
 
-def _positions(decoder: Any) -> list[Any]:
-    return [block.positions for block in decoder.blocks]
+def _rotary(decoder: Any) -> list[Any]:
+    """The positions of the layers that have a rotation."""
+    return [block.positions for block in decoder.blocks if type(block.positions) is not NoPE]
 
 
 def _windows(decoder: Any) -> list[int | None]:
     return [block.attention.mechanism.window for block in decoder.blocks]
-
-
-def _rope(decoder: Any) -> Any:
-    """The positions of the layers that have a rotation, which are all of one kind."""
-    return next(part for part in _positions(decoder) if type(part) is not NoPE)
 
 
 def sizes(decoder: Any, context_length: int) -> dict[str, Any]:
@@ -85,7 +78,7 @@ def sizes(decoder: Any, context_length: int) -> dict[str, Any]:
 
 def configuration(decoder: Any, context_length: int, model_type: str) -> dict[str, Any]:
     """The architecture's config.json, without the ids of special tokens."""
-    family, windows, rope = FAMILIES[model_type], _windows(decoder), _rope(decoder)
+    family, windows, rope = FAMILIES[model_type], _windows(decoder), _rotary(decoder)[0]
     record: dict[str, Any] = {"architectures": [family.architecture], "model_type": model_type}
     record |= sizes(decoder, context_length)
     record["rms_norm_eps"] = decoder.blocks[0].norm_1.eps
@@ -103,7 +96,7 @@ def configuration(decoder: Any, context_length: int, model_type: str) -> dict[st
         record["use_sliding_window"] = any(windows)
         record["layer_types"] = ["sliding_attention" if width else "full_attention" for width in windows]
     if family.nope:
-        record["no_rope_layers"] = [int(type(part) is not NoPE) for part in _positions(decoder)]
+        record["no_rope_layers"] = [int(type(block.positions) is not NoPE) for block in decoder.blocks]
     return record
 
 

@@ -15,7 +15,6 @@ from anlit.attention.mechanism import Mechanism
 from anlit.checkpoints.loading import Checkpoint
 from anlit.errors import UserError
 from anlit.inference.huggingface.builtin_models import sizes
-from anlit.layers.norms import RMSNorm, UnitNorm
 from anlit.layers.positions import LinearRoPE, Llama3RoPE, NoPE, Positions, PRoPE, RoPE, YaRN
 from anlit.models.fold import Stored, fold
 
@@ -64,7 +63,8 @@ def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]
 def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
     blocks: list[Any] = list(decoder.blocks)
     block = blocks[0]
-    norm = getattr(block, "norm_qk", None) or getattr(block, "norm_q", None)
+    norm = getattr(block, "norm_qk", None) or block.norm_q  # a UnitNorm has neither eps nor gain
+    qk_norm = {"eps": getattr(norm, "eps", 0.0), "gain": getattr(norm, "gain", None) is not None}
     post_norm = getattr(block, "post_norm", None) or getattr(block, "post_norm_A", nn.Identity())
     gate = block.output.W_g
     rotations = [_rotation(each.positions, block.d_head) for each in blocks]
@@ -74,19 +74,13 @@ def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
         "mechanisms": [_mechanism(each.attention.mechanism) for each in blocks],
         "rotations": distinct,
         "positions": [distinct.index(rotation) for rotation in rotations],
-        "qk_norm": _qk_norm(norm),
+        "qk_norm": None if isinstance(norm, nn.Identity) else qk_norm,
         "norm_eps": block.norm_1.eps if hasattr(block, "norm_1") else 0.0,
         "v_norm": not isinstance(block.norm_v, nn.Identity),
         "output_norm": not isinstance(block.output.norm, nn.Identity),
         "post_norm": not isinstance(post_norm, nn.Identity),
         "gate": "none" if gate is None else "per_head" if gate.out_features == block.n_heads else "per_element",
     }
-
-
-def _qk_norm(norm: Any) -> dict[str, Any] | None:
-    if isinstance(norm, RMSNorm):
-        return {"eps": norm.eps, "gain": norm.gain is not None}
-    return {"eps": 0.0, "gain": False} if isinstance(norm, UnitNorm) else None
 
 
 def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
