@@ -55,23 +55,17 @@ def compare(
     comparison = replace(comparison, notes=(*notes, *comparison.notes))
     from anlit.analysis import plots  # matplotlib takes a second: errors do not wait for it
 
+    counted = [run for result in comparison.results for run in result.group.counted]
     with writing(folder):
         plots.plot_convergence(comparison)
-        _write(comparison)
+        write_json(folder / "convergence.json", comparison.raw() | record_runs([comparison]), indent=None)
+        write_page(folder, "report", [
+            "# Convergence", f"Baseline: **{literal(chosen.label)}**", "## Comparison", *section(comparison),
+            "## Notes and warnings", listed(comparison.notes) or "None.",
+            *sources(loaded, comparison.label_of, counted, [f"compared with: {code(command)}"]),
+        ])  # fmt: skip
     show(comparison)
     return comparison
-
-
-def _write(comparison: Comparison) -> None:
-    """Writes report.html, report.md and convergence.json."""
-    counted = [run for result in comparison.results for run in result.group.counted]
-    raw = comparison.raw() | record_runs([comparison])
-    write_json(comparison.output / "convergence.json", raw, indent=None)
-    write_page(comparison.output, "report", [
-        "# Convergence", f"Baseline: **{literal(comparison.baseline.label)}**", "## Comparison", *section(comparison),
-        "## Notes and warnings", listed(comparison.notes) or "None.",
-        *sources(comparison.runs, comparison.label_of, counted, [f"compared with: {code(comparison.command)}"]),
-    ])  # fmt: skip
 
 
 def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:

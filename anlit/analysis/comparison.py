@@ -1,8 +1,7 @@
 """A comparison of configurations with a baseline, for `anlit compare` and for studies alike.
 
-The seconds of a run include other work of the machine: two runs of the same model can differ by half. So
-`anlit.benchmarks.runs` lets the models of all configurations take training steps in turns in one process, and writes
-`paired_steps.json`, which is read here:
+The seconds of a run include other work of the machine. So `anlit.benchmarks.runs` lets the models of all configurations
+take training steps in turns in one process, and writes `paired_steps.json`, which is read here:
 
     speed-up in wall-clock = speed-up in tokens × (the baseline's time per token / this configuration's)
 """
@@ -24,10 +23,7 @@ from anlit.runs.groups import Group
 STEPS = "paired_steps.json"
 STEPS_SCHEMA = RECORD_SCHEMA | {"arms": [{"key": str, "seconds_per_token": [(int, float)]}]}
 LEFT_OUT = "Speed-ups in wall-clock are left out, because"
-NOT_MEASURED = (
-    f"{LEFT_OUT} no steps were timed in turns: add --measure_steps. The seconds of "
-    "runs that were trained one after another include other work of the machine."
-)
+NOT_MEASURED = f"{LEFT_OUT} no steps were timed in turns: add --measure_steps."
 
 
 def read_step_times(folder: Path) -> dict[str, Any]:
@@ -57,13 +53,8 @@ def _usable(steps: dict[str, Any], groups: Sequence[Group]) -> tuple[dict[str, A
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """One configuration and how it compares with the baseline, of which only the first two are known.
-
-    Args:
-        speedup: In tokens.
-        time: Per token, over the baseline's; None if steps were not timed.
-        loss: The test of its final loss minus the baseline's, with two seeds or more.
-        p_holm: That test's p, corrected for the number of configurations.
+    """One configuration and how it compares with the baseline: the speed-up in tokens, the time per token if steps were
+    timed, the test of the final losses of two seeds or more, and its p corrected for the number of configurations.
     """
 
     group: Group
@@ -154,14 +145,9 @@ class Comparison:
 
 
 def compare_groups(
-    every: Sequence[Group],
-    baseline: Group,
-    runs: Sequence[Run],
-    output: Path,
-    command: str,
-    name: str = "",
+    every: Sequence[Group], baseline: Group, runs: Sequence[Run], output: Path, command: str, name: str = "",
     steps: dict[str, Any] | None = None,
-) -> Comparison:
+) -> Comparison:  # fmt: skip
     """Results, and notes on what makes the comparison less fair; UserError if two runs have different tokenizers.
 
     Args:

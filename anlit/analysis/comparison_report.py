@@ -10,9 +10,8 @@ from anlit.reporting.text import code, literal, minus, without_control_codes
 from anlit.runs.folders import Run
 from anlit.runs.groups import records
 
-PRINTED = {"validation loss": "validation\nloss", "speed-up, tokens": "speed-up,\ntokens",
-           "time per token": "time\nper token", "speed-up, wall-clock": "speed-up,\nwall-clock"}  # fmt: skip
-"""The columns that fit into a terminal of 80 characters, with their headings there."""
+PRINTED = ("validation loss", "speed-up, tokens", "time per token", "speed-up, wall-clock")
+"""The columns that fit into a terminal of 80 characters."""
 DEFINITION = """\
 Losses are in nats per token at the end of training, and values mean ± standard deviation over seeds. *Speed-up, tokens*
 is the tokens at which the baseline first has its own final loss over those at which the other first has it, never
@@ -39,7 +38,7 @@ def show(comparison: Comparison) -> None:
     """Prints the main columns, the notes and the path of the plot."""
     rows = [[_name(result, comparison), *(_cells(result)[name].replace(" (", "\n(") for name in PRINTED)]
             for result in comparison.results]  # fmt: skip
-    console, head = terminal(), ["configuration", *PRINTED.values()]
+    console, head = terminal(), ["configuration", *(name.replace(" ", "\n", 1) for name in PRINTED)]
     console.print(Table(f"Convergence against {comparison.baseline.label}", head, rows))
     for note in comparison.notes:
         console.print(without_control_codes(f"note: {note}"))

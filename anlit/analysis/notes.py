@@ -49,13 +49,11 @@ def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
 
     Of fewer than four runs nothing is said: of three numbers drawn by chance half are parted so.
     """
-    ordered = sorted(losses)
-    if len(ordered) < LEAST_PARTED:
+    if len(ordered := sorted(losses)) < LEAST_PARTED:
         return None
-    at = max(range(1, len(ordered)), key=lambda i: ordered[i] - ordered[i - 1])
+    at = int(np.argmax(np.diff(ordered))) + 1
     low, high = ordered[:at], ordered[at:]
-    within = max(low[-1] - low[0], high[-1] - high[0])
-    return (low, high) if high[0] - low[-1] > GAP * within else None
+    return (low, high) if high[0] - low[-1] > GAP * max(np.ptp(low), np.ptp(high)) else None
 
 
 def _states(group: Group) -> Iterator[str]:
@@ -81,16 +79,13 @@ def _within(group: Group) -> Iterator[str]:
         yield f"{group.label}: seed {twice} occurs more than once, so its runs are not independent."
     if _apart([run.curve.tokens[-1] for run in group.counted], TOKENS_APART):
         yield f"{group.label}: its runs ended after different numbers of tokens."
-    if any(run.status == "unknown" for run in group.counted):
-        yield f"{group.label}: a run has no recorded status; it is taken as finished."
 
 
 def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
     """Differences from the baseline in seeds, in what is learned, for how long and by how large a model."""
-    pairs, runs = len(speedup.values), max(len(group.counted), len(baseline.counted))
-    if not speedup.paired and runs > 1:
+    if not speedup.paired:
         yield f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's mean curve."
-    elif speedup.paired and pairs < runs:
+    elif (pairs := len(speedup.values)) < max(len(group.counted), len(baseline.counted)):
         yield f"{group.label}: its speed-up is of the {pairs} seeds that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():

@@ -1,7 +1,5 @@
 """The picture of a comparison: loss over tokens and over time."""
 
-from typing import NamedTuple
-
 import numpy as np
 from matplotlib import pyplot as plt
 
@@ -18,16 +16,10 @@ SECONDS: Units = ((3 * 3600, 3600, " (hours)"), (120, 60, " (minutes)"), (0, 1, 
 """Units of an axis: from which length on, size, name."""
 
 
-class Panel(NamedTuple):
-    """An x axis: its label, and the length of a token of each configuration on it."""
-
-    title: str
-    label: str
-    per_token: dict[str, float]
-
-
-def panels_of(comparison: Comparison) -> list[Panel]:
-    """A panel over training tokens and, if steps were timed in turns, one over time at their speed."""
+def panels_of(comparison: Comparison) -> list[tuple[str, str, dict[str, float]]]:
+    """Title, label of the x axis, and length of a token of each configuration: over training tokens and, if steps were
+    timed in turns, over time at their speed.
+    """
     axes = [("by training tokens", "training tokens", {result.label: 1.0 for result in comparison.results}, TOKENS)]
     if comparison.steps:
         seconds = float(np.median(seconds_per_token(comparison.steps).get(comparison.baseline.group.key, (np.nan,))))
@@ -39,25 +31,22 @@ def panels_of(comparison: Comparison) -> list[Panel]:
         longest = max(float(each.group.mean()[0].tokens[-1]) * per_token.get(each.label, 0)
                       for each in comparison.results)  # fmt: skip
         size, unit = next(((size, unit) for least, size, unit in units if longest >= least), (1.0, ""))
-        panels.append(Panel(title, label + unit, {name: value / size for name, value in per_token.items()}))
+        panels.append((title, label + unit, {name: value / size for name, value in per_token.items()}))
     return panels
 
 
 def plot_convergence(comparison: Comparison) -> None:
-    """Writes the panels with mean curves, ± one standard deviation over seeds as a band, and the baseline's final loss.
-
-    A legend below has losses and speed-ups; nothing is written on the curves.
-    """
+    """Writes the panels with mean curves, ± one standard deviation over seeds as bands, the baseline's final loss."""
     results, baseline = comparison.results, comparison.baseline
     styles, panels = line_styles([result.label for result in results]), panels_of(comparison)
     with style(8):
         size = (TEXT, 2.9 + 0.16 * (len(results) + 1))
         figure, ((first, *rest),) = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
-        for ax, panel in zip((first, *rest), panels, strict=True):
+        for ax, (title, label, per_token) in zip((first, *rest), panels, strict=True):
             longest = 0.0
-            for result in (result for result in results if result.label in panel.per_token):
+            for result in (result for result in results if result.label in per_token):
                 curve, sd = result.group.mean()
-                look, x = styles[result.label], curve.tokens * panel.per_token[result.label]
+                look, x = styles[result.label], curve.tokens * per_token[result.label]
                 longest = max(longest, x[-1])
                 ax.plot(x, curve.loss, color=look.colour, linestyle=look.dash, linewidth=1.4, marker=look.marker,
                         markersize=3.5, markevery=max(1, len(x) // FEW),
@@ -66,7 +55,7 @@ def plot_convergence(comparison: Comparison) -> None:
             target = float(baseline.group.mean()[0].loss[-1])
             ax.axhline(target, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1,
                        label=f"final loss of {baseline.label}; bands: ± standard deviation over seeds")  # fmt: skip
-            ax.set(title=panel.title, xlabel=panel.label, xlim=(0, longest * 1.02))
+            ax.set(title=title, xlabel=label, xlim=(0, longest * 1.02))
             ax.grid()
         first.set(ylim=_limits(results), ylabel="validation loss (nats per token)")
         figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=1)

@@ -132,12 +132,10 @@ def mean_difference(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, fl
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
     """p-values corrected for their number (Holm 1979)."""
-    known = sorted((value, place) for place, value in enumerate(values) if value is not None)
-    corrected: list[float | None] = [None] * len(values)
-    largest = 0.0
-    for rank, (value, place) in enumerate(known):
-        corrected[place] = largest = max(largest, min(1.0, (len(known) - rank) * value))
-    return corrected
+    p = np.array(values, float)  # None is NaN, which is sorted last
+    known = np.argsort(p)[: np.isfinite(p).sum()]
+    p[known] = np.minimum(1.0, np.maximum.accumulate(p[known] * np.arange(len(known), 0, -1)))
+    return [None if math.isnan(value) else float(value) for value in p]
 
 
 def _one_sample(values: NDArray[np.float64], method: str) -> Test | None:

@@ -1,8 +1,7 @@
 """One style for all figures: each architecture and mechanism has the same colour and marker in all figures.
 
-With several architectures the colour is the architecture's, and so is the marker unless there are several mechanisms:
-then the marker is the mechanism's. With several mechanisms of one architecture both are the mechanism's. Lines that
-would still be alike differ in marker and dashes.
+With several architectures the colour is the architecture's, and the marker the mechanism's if there are several. With
+one architecture both are the mechanism's. Lines that would still be alike differ in marker and dashes.
 """
 
 import re
@@ -27,24 +26,20 @@ DPI = 150
 COLUMN, TEXT = 3.35, 6.75
 """Widths of figures for a paper in inches: one column (85 mm), and the text of a page."""
 INK = "#333333"
-"""The colour of axes, baselines and text."""
 # Okabe and Ito's palette without its yellow, which is too light for a line on white.
 COLOURS = BLUE, RED, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (8, 2, 1, 2, 1, 2)), (0, (9, 4)))
-MAP = "cividis"
-"""The colour map of heat maps, readable with every kind of colour vision and in grey."""
+MAP = "cividis"  # readable with every kind of colour vision and in grey
 BASELINE_LINE: Any = (0, (5, 4))
 SHADE: Any = {"color": "0.93", "linewidth": 0, "zorder": 0}
 """The ground behind what no training has seen."""
 SHADED = Patch(**SHADE, label="longer than in training")
-NAMES = {"SqrtLogN": "√(2 log n)", "LogN": "log n"}
-"""How a legend writes a mechanism's name."""
-LETTER = 0.06
-"""Mean width of a letter in a legend, in inches."""
+NAMES = {"SqrtLogN": "√(2 log n)", "LogN": "log n"}  # in a legend
+LETTER = 0.06  # mean width in a legend, in inches
 
 
 class LineStyle(NamedTuple):
-    """The colour, marker and dashes of a line."""
+    """How a line looks."""
 
     colour: str
     marker: str
@@ -136,7 +131,7 @@ def panels(count: int, columns: int, width: float = 3.2, height: float = 2.6) ->
 
 
 def heat_map(ax: Axes, table: np.ndarray, top: float, numbers: bool) -> AxesImage:
-    """Draw (rows, columns) in colours from 0 to `top`, with the numbers in the cells if they are wanted."""
+    """Draw (rows, columns) in colours for every kind of vision from 0 to `top`, with the numbers if they are wanted."""
     image = ax.imshow(table, cmap=MAP, vmin=0, vmax=top, aspect="auto", interpolation="nearest")
     for (row, column), value in np.ndenumerate(table) if numbers else ():
         colour = "white" if value < top / 2 else "black"

@@ -18,10 +18,7 @@ TEMPORARY = ".tmp-"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path that replaces `path` at the end, or is removed after an exception.
-
-    After a crash or a power cut `path` has its old content or the new one.
-    """
+    """Yields a temporary path that replaces `path` at the end, or is removed after an exception, safe in power cuts."""
     # Random, because machines that share the folder may have equal process ids; with a dot, which hides it from *.json.
     temporary = path.with_name(f".{path.name}{TEMPORARY}{secrets.token_hex(8)}")
     try:
@@ -48,10 +45,9 @@ def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
 
 
 def jsonable(value: Any, digits: int | None = None) -> Any:
-    """`value` as JSON types, numbers with so many significant `digits` (default: all).
+    """`value` as JSON types, numbers with so many significant `digits` (default: all), null if not finite.
 
-    Keys become strings, dataclasses and named tuples objects, arrays lists, numbers that are not finite null, and what
-    JSON does not have a string.
+    Dataclasses and named tuples become objects, arrays lists, keys and what JSON does not have strings.
     """
     if is_dataclass(value) and not isinstance(value, type):
         value = vars(value)

@@ -35,10 +35,9 @@ def listed(sentences: Iterable[str]) -> str:
 
 
 def html(markdown: str, folder: Path) -> str:
-    """The page: `markdown` rendered, with the PNG files in `folder` that it names inside.
+    """The page: `markdown` rendered, with the PNG files in `folder` that it names inside, and its sections listed.
 
-    It loads nothing: other pictures appear as their text, HTML and links as they are written, and a content policy
-    forbids all requests. The first heading is the title. Sections of the second level are listed below it.
+    It loads nothing: other pictures appear as their text, HTML and links as they are written.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "autolink", "reference"])
     parser.add_render_rule("image", lambda renderer, tokens, index, options, env: _image(tokens[index], folder))

@@ -41,10 +41,7 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """The commit of the running code and whether a tracked file differs from it; None if unknown.
-
-    Outside a checkout of anlit it is that in ANLIT_COMMIT, which images set (docker/Dockerfile).
-    """
+    """The commit of the running code, outside a checkout ANLIT_COMMIT of images, and whether a tracked file differs."""
 
     def git(*arguments: str) -> str:
         folder = Path(anlit.__file__).parent
@@ -62,8 +59,8 @@ def git_state() -> dict[str, Any] | None:
 def machine() -> dict[str, Any]:
     """{cpu, cores, memory_gb, system} of this machine; cores are those that this process may use."""
     memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    system = f"{platform.system()} {platform.release()}"
-    return {"cpu": processor_name(), "cores": cores(), "memory_gb": memory, "system": system}
+    return {"cpu": processor_name(), "cores": cores(), "memory_gb": memory,
+            "system": f"{platform.system()} {platform.release()}"}  # fmt: skip
 
 
 def cores() -> int:

@@ -16,10 +16,8 @@ from anlit.reporting.text import KEPT, without_control_codes
 
 NONE = "–"
 """A cell without a value."""
-UNLIMITED = 10_000
-"""Width of the output in characters if it is no terminal."""
-LEAST = 16
-"""Smallest width of a text column in characters."""
+UNLIMITED, LEAST = 10_000, 16
+"""Characters in a line if the output is no terminal; in the narrowest column of text."""
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> str:
@@ -31,10 +29,9 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Col
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table for Markdown and for `console().print`, which loses no character whatever the width of the terminal.
+    """A table for Markdown and for `console().print`, which shows every character literally.
 
-    In a terminal that is too narrow each row is a block of lines. Cells are shown there literally: without rich's
-    markup, and with control characters escaped. Columns of text, `left`, may be wrapped, numbers never.
+    In a terminal that is too narrow each row is a block of lines. Columns of text, `left`, may be wrapped.
     """
 
     title: str

@@ -18,10 +18,8 @@ MARKUP = re.compile(r"[\\`*\[\]<>&]|(?<![^\W_])_|_(?![^\W_])")
 
 def without_control_codes(text: str, keep: str = "") -> str:
     r"""`text` with control characters but those to `keep` escaped, such as `\x1b`, so that a terminal obeys none."""
-    return "".join(
-        char if char in keep or unicodedata.category(char) not in HIDDEN else char.encode("unicode_escape").decode()
-        for char in text
-    )
+    hidden = {char for char in text if unicodedata.category(char) in HIDDEN} - {*keep}
+    return text.translate({ord(char): char.encode("unicode_escape").decode() for char in hidden})
 
 
 def echo(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
@@ -32,7 +30,8 @@ def echo(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
 def json_line(value: Any) -> str:
     """`value` as one line of JSON, with control codes escaped as JSON does it, so that nothing is lost."""
     line = json.dumps(value, ensure_ascii=False)
-    return "".join(char if unicodedata.category(char) not in HIDDEN else json.dumps(char)[1:-1] for char in line)
+    hidden = {char for char in line if unicodedata.category(char) in HIDDEN}
+    return line.translate({ord(char): json.dumps(char)[1:-1] for char in hidden})
 
 
 class VisibleRecord(logging.LogRecord):

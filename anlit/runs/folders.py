@@ -181,10 +181,7 @@ def load_run(folder: Path) -> Run:
 
 
 def _read_validation(path: Path) -> tuple[Curve, float | None]:
-    """The validation curve and the last bits per byte.
-
-    A resumed run repeats the steps after its checkpoint: where the tokens go back, later points replace earlier ones.
-    """
+    """The validation curve and the last bits per byte; points of a resumed run replace those that it repeats."""
     points: list[list[float]] = []
     for row in read_rows(path) if path.exists() else []:
         point = [number(row, f"val/{name}", path) for name in ("tokens", "seconds", "loss", "bits_per_byte")]

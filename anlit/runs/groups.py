@@ -130,8 +130,7 @@ def show(value: Any) -> str:
 def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     """Pointwise mean over runs and the sample standard deviation of the loss (0 for one run).
 
-    It has all validation points in the range of tokens that every curve covers, between its own points linearly;
-    UserError if there is no such range.
+    It has all validation points in the range of tokens that every curve covers; UserError if there is none.
     """
     if len(curves) == 1:
         return curves[0], np.zeros(len(curves[0]))

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from anlit.analysis.study.launch import settings_hash
 from anlit.analysis.study.plan import Trial, read_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "study"
@@ -27,7 +26,7 @@ def hashes_of(path: str, budget: str | None) -> dict[str, str]:
     for arm in study.arms:
         seeds = [*study.seeds, *(study.tuning_seeds if arm.is_tuned else ())]
         names = [Trial(arm, point, seed).name for point in arm.points for seed in seeds]
-        runs.setdefault(arm.base, []).extend(map(settings_hash, names))
+        runs.setdefault(arm.base, []).extend(name.rpartition("-")[2] for name in names)
     return {arm: hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8] for arm, names in runs.items()}
 
 

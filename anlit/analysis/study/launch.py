@@ -114,9 +114,8 @@ def try_lock(folder: Path) -> IO[bytes] | None:
 def submit(runs: list[Trial], output: Path, again: list[str], options: list[str], at_once: int) -> str | None:
     """Submit the `runs` that are not done as a job array; returns its number, or None if nothing was left.
 
-    When it has ended, also after failures, `anlit` continues the study on one core with the arguments `again`. Scripts
-    and logs go to the folder `slurm` of `output`. At most `at_once` tasks run at the same time, 0 for no limit;
-    `options` of sbatch win over those in docker/slurm/train.sbatch.
+    When it has ended, also after failures, `anlit` continues the study with the arguments `again`. At most `at_once`
+    tasks run at the same time, 0 for no limit; `options` of sbatch win over those in docker/slurm/train.sbatch.
 
     Raises:
         UserError: That file is not here, sbatch refuses, or an earlier array with some of the runs has not ended.
@@ -163,26 +162,19 @@ def _sbatch(*arguments: str) -> str:
 
 
 def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
-    """Give each run that has not begun the finished run with its hash from one of `studies`, folders of studies.
-
-    The hash is of all settings and configuration files, not of the code, whose commit the report lists for each run.
-    Files become hard links, or copies on another file system.
+    """Give each run that has not begun the finished run with its hash, of settings and configuration files, from one of
+    `studies`, folders of studies. Files become hard links, or copies on another file system.
     """
     folders = [folder for study in studies for folder in sorted(study.iterdir()) if not folder.name.startswith(PARTIAL)]
-    finished = {settings_hash(each.name): each for each in folders[::-1] if state_of(each).status == "finished"}
+    finished = {each.name.rpartition("-")[2]: each for each in folders[::-1] if state_of(each).status == "finished"}
     for run in runs:
-        source, folder = finished.get(settings_hash(run.name)), output / run.name
+        source, folder = finished.get(run.name.rpartition("-")[2]), output / run.name
         if source is not None and not folder.exists():
             partial = output / (PARTIAL + run.name)
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(source, partial, symlinks=True, copy_function=_link)
             partial.rename(folder)  # a kill before it leaves no half of a run
             echo(f"{run.name}: taken from {source}")
-
-
-def settings_hash(name: str) -> str:
-    """The end of `Trial.name`."""
-    return name.rpartition("-")[2]
 
 
 def _link(source: str, target: str) -> None:

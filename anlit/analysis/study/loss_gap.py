@@ -19,8 +19,7 @@ from anlit.reporting.figure import BASELINE_LINE, COLUMN, INK, line_styles, save
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal, short_number
 
-COLUMNS = 3
-"""Panels in a row."""
+COLUMNS = 3  # panels in a row
 
 
 class Gap(NamedTuple):

@@ -80,9 +80,8 @@ def plain(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One configuration that the study measures, at the best of `points`, its tuning grid.
+    """The YAML's arm `base` at its point `varied` of `vary`, measured at the best of `points`, its tuning grid.
 
-    It is the YAML's arm `base` at its point `varied` of `vary`; `name` and `title`, for tables and plots, have both.
     Later ones of `configs` win over earlier ones, and over them the `settings`, which all points share.
     """
 

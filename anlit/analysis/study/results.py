@@ -23,11 +23,15 @@ class GridPoint(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """The points of an arm's grid, best first; `edges` names settings whose best value is at an end of the grid."""
+    """The points of an arm's grid, best first."""
 
     arm: Arm
     points: list[GridPoint]
-    edges: list[str]
+
+    @property
+    def edges(self) -> list[str]:
+        """Settings whose best value is at an end of the grid."""
+        return edges_of(self.arm.points, self.points[0].setting) if self.points[0].loss < math.inf else []
 
     @property
     def best(self) -> Setting | None:
@@ -44,13 +48,12 @@ def tune(study: Study, output: Path) -> list[Tuning]:
         for setting in arm.points:
             folders = [output / Trial(arm, setting, seed).name for seed in study.tuning_seeds]
             states = tuple(map(state_of, folders))
-            curves = [load_run(folder).curve.finite() for folder, state in zip(folders, states, strict=True)
-                      if state.status == "finished"]  # fmt: skip
-            ends = [float(curve.loss[-1]) for curve in curves if len(curve)]
+            runs = [
+                load_run(folder) for folder, state in zip(folders, states, strict=True) if state.status == "finished"
+            ]
+            ends = [float(curve.loss[-1]) for run in runs if len(curve := run.curve.finite())]
             points.append(GridPoint(setting, sum(ends) / len(ends) if len(ends) == len(folders) else math.inf, states))
-        points.sort(key=lambda point: point.loss)
-        edges = edges_of(arm.points, points[0].setting) if points[0].loss < math.inf else []
-        tunings.append(Tuning(arm, points, edges))
+        tunings.append(Tuning(arm, sorted(points, key=lambda point: point.loss)))
     return tunings
 
 

@@ -68,8 +68,7 @@ def interval(values: Array) -> Array:
 def fit_law(runs: Array, starts: Array = STARTS) -> Array:
     """The law of the lowest Huber loss, (5,), on parameters, tokens and losses of runs, (3, runs).
 
-    Raises:
-        ValueError: Fewer than six runs, or all of one size or of one length, which leave an exponent undetermined.
+    ValueError with fewer than six runs, or with less than three sizes or lengths, which leave an exponent undetermined.
     """
     if runs.shape[1] < LEAST_RUNS or not _is_determined(runs):
         raise ValueError("a law of five numbers needs six runs or more, of three sizes and three lengths at least")
@@ -96,10 +95,7 @@ def fit_law(runs: Array, starts: Array = STARTS) -> Array:
 
 
 def fit(runs: Array, resamples: int = 200, seed: int = 0) -> Array:
-    """The law, and after it `resamples` laws of its bootstrap, fits to as many runs drawn with replacement.
-
-    These start from the law itself. Draws that leave an exponent undetermined are repeated. ValueError: see `fit_law`.
-    """
+    """The law, and after it `resamples` laws of its bootstrap, which start from it; undetermined draws are repeated."""
     law, n_runs = fit_law(runs), runs.shape[1]
     start = np.array([[np.log(law[1]), np.log(law[2]), np.log(law[0]), law[3], law[4]]])
     random = np.random.default_rng(seed)

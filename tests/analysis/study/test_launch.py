@@ -38,25 +38,17 @@ def finish(process: Process, code: int = 0) -> str:
     return process.log.read_text()
 
 
-def test_the_best_setting_is_measured_and_a_second_start_trains_nothing(study: Study, start: Launch) -> None:
-    out, output = finish(start("--jobs", "2")), Path("out")
-    assert len(starts(output)) == 6 + 6
-    best = {name: point.shown for name, point in select(study, tune(study, output)).items()}
-    assert best == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
-    assert "tuning: 6 runs" in out
-    page = (output / "report.md").read_text()
-    assert "started" not in finish(start("--jobs", "2"))
-    assert set(map(len, starts(output).values())) == {1}
-    assert (output / "report.md").read_text() == page
-
-
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
 def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
     start: Launch, folder: Path, study: Study, kind: signal.Signals
 ) -> None:
     """SIGKILL hits the study alone, the group, or its children; it is started again each time."""
-    finish(start("--jobs", "2"))
+    assert "tuning: 6 runs" in finish(start("--jobs", "2"))
     undisturbed = (folder / "out" / "report.md").read_text()
+    best = {name: point.shown for name, point in select(study, tune(study, folder / "out")).items()}
+    assert best == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
+    assert "started" not in finish(start()), "nothing is trained again"
+    assert set(map(len, starts(folder / "out").values())) == {1}
     os.rename(folder / "out", folder / "before")
     chance = random.Random(5)
     for attempt in range(5):
