@@ -26,7 +26,7 @@ def test_joined_maps_are_the_maps_one_by_one(n_tokens) -> None:
     torch.testing.assert_close(fused_linear(x, *maps)[:, 4:9], 2.5 * x @ maps[1].weight.T)
 
 
-@pytest.mark.parametrize(("init", "scale"), [(0.05, 0.03), (10.0, 1.0), (1.0, 0.02)])
+@pytest.mark.parametrize(("init", "scale"), [(0.05, 0.03), (10.0, 1.0)])
 def test_a_scaling_vector_starts_at_init_and_adam_moves_it_by_lr_times_init_over_scale(init, scale) -> None:
     vector, lr = ScalingVector(4, init, scale), 1e-3
     before = vector().detach()

@@ -42,23 +42,15 @@ def test_scores_depend_on_distance_alone(positions) -> None:
 
 
 @pytest.mark.parametrize(("length", "context"), [(None, 8), (8, 16)])
-@pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(fraction, length, context) -> None:
-    tokens, positions = random_tokens(1, 24), DynamicNTK(fraction, training_length=length)
+def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(length, context) -> None:
+    """The length is that of the sequence, also where it packs several documents (tests/parity)."""
+    tokens, positions = random_tokens(1, 24), DynamicNTK(training_length=length)
     model = tiny(GPT, context_length=context, positions=positions)
     assert [block.positions.training_length for block in model.model.blocks] == [8, 8]
     assert positions.training_length == length
-    rope = tiny(GPT, context_length=context, positions=RoPE(fraction))
+    rope = tiny(GPT, context_length=context, positions=RoPE())
     assert torch.equal(model(tokens[:, :8]), rope(tokens[:, :8]))
     assert not torch.equal(model(tokens[:, :9]), rope(tokens[:, :9]))
-
-
-def test_the_length_of_dynamic_ntk_is_that_of_the_sequence_not_of_its_documents() -> None:
-    """Packed into a sequence longer than T_train, a document's frequencies are those of the sequence."""
-    tokens, ids = random_tokens(1, 12), torch.tensor([[0] * 5 + [1] * 7])
-    stretched, whole = (tiny(GPT, positions=DynamicNTK(training_length=n)).double() for n in (8, 12))
-    assert (stretched(tokens, ids)[:, 5:] - stretched(tokens[:, 5:]))[:, 1:].abs().amax(-1).min() > 1e-6
-    torch.testing.assert_close(whole(tokens, ids)[:, 5:], whole(tokens[:, 5:]), rtol=1e-9, atol=1e-9)
 
 
 THEIRS = [
@@ -83,14 +75,9 @@ def test_stretched_rope_is_that_of_transformers(kind, rope_type, both, ours, bas
     functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
     length = 3 * ours.get("training_length", 1000)
     trained = {"original_max_position_embeddings": length // 3} if kind in (Llama3RoPE, YaRN) else {}
-    rope = {
-        "rope_type": rope_type,
-        "rope_theta": base,
-        "partial_rotary_factor": fraction,
-        "factor": 1.0,
-        **both,
-        **trained,
-    }
+    rope = (
+        {"rope_type": rope_type, "rope_theta": base, "partial_rotary_factor": fraction, "factor": 1.0} | both | trained
+    )
     config = transformers.LlamaConfig(
         hidden_size=256, num_attention_heads=4, max_position_embeddings=2048 if kind is DynamicNTK else length,
         rope_parameters=rope,
@@ -133,18 +120,12 @@ def test_half_precision_is_rotated_with_float32_tables() -> None:
     torch.testing.assert_close(half.double(), turned(positions, x), rtol=0, atol=0.04)
 
 
-def test_tables_follow_width_length_and_dtype() -> None:
-    positions = RoPE(fraction=1.0)
-    for length, width, dtype in [(8, 16, torch.float64), (5, 16, torch.float64), (5, 8, torch.float64),
-                                 (5, 8, torch.float32), (9, 8, torch.float32)]:  # fmt: skip
-        x = normal(1, 1, length, width).to(dtype)
-        assert torch.equal(turned(positions, x), turned(RoPE(fraction=1.0), x))
-
-
-def test_a_forward_in_inference_mode_does_not_spoil_training() -> None:
+def test_tables_follow_width_length_and_dtype_and_inference_mode_does_not_spoil_training() -> None:
     """Lightning's validation runs in inference mode."""
-    positions, x = RoPE(fraction=1.0), normal(1, 1, 6, D_HEAD).requires_grad_()
-    with torch.inference_mode():
-        turned(positions, x)
-    turned(positions, x).sum().backward()
-    assert x.grad is not None
+    positions = RoPE(fraction=1.0)
+    for length, width, dtype in ((8, 16, torch.float64), (5, 16, torch.float64), (5, 8, torch.float64),
+                                 (5, 8, torch.float32), (9, 8, torch.float32)):  # fmt: skip
+        x = normal(1, 1, length, width).to(dtype).requires_grad_()
+        with torch.inference_mode():
+            assert torch.equal(turned(positions, x), turned(RoPE(fraction=1.0), x))
+        turned(positions, x).sum().backward()

@@ -1,17 +1,32 @@
-"""What the three architectures share: initial values, half precision."""
+"""What the architectures share: initial values, norms after real steps of a real Trainer, half precision."""
 
 import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from anlit import GPT, NGPT, AdamW, AnGPT, Plain, ScaleInvariant
+from anlit import GPT, NGPT, AdamW, AnGPT, MuonAdamW, Plain, ScaleInvariant
 from anlit.layers.scaling import ScalingVector
+from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
 from tests.layers.from_logits import next_token_loss
-from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
+from tests.models.tiny import ARCHITECTURES, CONSTANT, adamw, fit, random_tokens, tiny
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
+constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+
+
+def vectors(model: LanguageModel) -> dict[str, Tensor]:
+    """Each matrix with its constrained vectors as rows, worked out from the names, in float64."""
+    matrices = {name: weight.detach().double() for name, weight in model.model.named_parameters() if weight.dim() == 2}
+    assert len(matrices) == 2 + 7 * len(model.model.blocks)
+    columns = ("W_o.weight", "W_d.weight") if isinstance(model, NGPT) else ()
+    return {name: weight.T if name.endswith(columns) else weight for name, weight in matrices.items()}
+
+
+def norms(model: LanguageModel) -> Tensor:
+    return torch.cat([rows.norm(dim=1) for rows in vectors(model).values()])
 
 
 def test_initial_values_of_gpt() -> None:
@@ -27,17 +42,13 @@ def test_initial_values_of_gpt() -> None:
 
 
 @pytest.mark.parametrize("heads", [{}, {"n_heads": 4, "n_kv_heads": 2, "d_head": 24}], ids=["alike", "shared keys"])
-@pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+@constrained
 def test_initial_vectors_point_anywhere_and_have_norm_one(architecture, heads) -> None:
-    """Norms along the embedding for nGPT (columns of W_o and W_d), along the input for anGPT."""
-    for name, parameter in tiny(architecture, d_model=64, vocab_size=300, **heads).model.named_parameters():
-        if name.endswith("weight"):
-            columns = architecture is NGPT and name.endswith(("W_o.weight", "W_d.weight"))
-            vectors = parameter.detach().double().movedim(0 if columns else 1, -1)
-            assert (vectors.norm(dim=-1) - 1).abs().max() < 1e-6, name
-            assert vectors.mean().abs() < 4 / math.sqrt(vectors.numel() * vectors.shape[-1])
-            fourth_moment = (vectors * math.sqrt(vectors.shape[-1])).pow(4).mean().item()
-            assert fourth_moment == pytest.approx(3, rel=0.15), f"{name}: not Gaussian directions"
+    for name, rows in vectors(tiny(architecture, d_model=64, vocab_size=300, **heads)).items():
+        assert (rows.norm(dim=1) - 1).abs().max() < 1e-6, name
+        assert rows.mean().abs() < 4 / math.sqrt(rows.numel() * rows.shape[1])
+        fourth_moment = (rows * math.sqrt(rows.shape[1])).pow(4).mean().item()
+        assert fourth_moment == pytest.approx(3, rel=0.15), f"{name}: not Gaussian directions"
 
 
 ROOT = 1 / math.sqrt(64)
@@ -50,10 +61,10 @@ USUAL = {"alpha_A": (0.05, ROOT), "alpha_M": (0.05, ROOT), "s_z": (1.0, ROOT)}
 ])  # fmt: skip
 def test_initial_values_and_scales_of_the_scaling_vectors(architecture, expected) -> None:
     modules = tiny(architecture, d_model=64, n_layers=5).model.named_modules()
-    vectors = {name.rsplit(".", 1)[-1]: module for name, module in modules if isinstance(module, ScalingVector)}
-    assert vectors.keys() == expected.keys()
+    scaling = {name.rsplit(".", 1)[-1]: module for name, module in modules if isinstance(module, ScalingVector)}
+    assert scaling.keys() == expected.keys()
     for name, (init, scale) in expected.items():
-        for value, number in ((vectors[name](), init), (vectors[name].stored, scale)):
+        for value, number in ((scaling[name](), init), (scaling[name].stored, scale)):
             torch.testing.assert_close(value.detach(), torch.full_like(value, number))
 
 
@@ -67,8 +78,47 @@ def test_what_is_null_follows_the_size(architecture, d_model: int, rate: float, 
         assert model.head.weight.std().item() == pytest.approx(std, rel=0.05)
     else:
         assert (model.blocks[0].alpha_A.init, model.s_z.init) == (1 / 5, math.sqrt(d_model))
-    groups = AdamW(parameter_groups(model), lr=None).param_groups
-    assert [group["lr"] for group in groups] == [rate] * len(groups)
+    assert {group["lr"] for group in AdamW(parameter_groups(model), lr=None).param_groups} == {rate}
+
+
+OPTIMIZERS = {
+    "adamw": adamw(lr=0.05),
+    "muon": lambda groups: MuonAdamW(groups, lr=0.1, embedding_lr=0.1, head_lr=0.05, vector_lr=0.01),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "heads"), [("adamw", {}), ("muon", {"n_heads": 4, "n_kv_heads": 2, "d_head": 12})]
+)
+@pytest.mark.parametrize("constraint", ["strict", "bounded"])
+@constrained
+def test_norms_hold_after_training(architecture, constraint, optimizer, heads) -> None:
+    """Strict norms are the default of nGPT, bounded ones of anGPT."""
+    settings = {"optimizer": OPTIMIZERS[optimizer], "schedule": CONSTANT, "norms": constraint, **heads}
+    before, model = tiny(architecture, **settings), fit(tiny(architecture, **settings), 20, accumulate=2)
+    assert norms(model).max() <= 1 + 1e-6
+    assert (norms(model).min() >= 1 - 1e-6) == (constraint == "strict")
+    assert constraint == "strict" or norms(model).min() < 0.99, "a bound is not a fixed norm"
+    assert (model.model.blocks[0].W_q.weight - before.model.blocks[0].W_q.weight).abs().max() > 0.1
+
+
+def test_norms_are_restored_once_per_optimizer_step(monkeypatch) -> None:
+    model, events = tiny(GPT), []
+    step = model.training_step
+    monkeypatch.setattr(model, "training_step", lambda *args: events.append("batch") or step(*args))
+    monkeypatch.setattr(type(model.model), "restore_norms", lambda self: events.append("norms"))
+    fit(model, max_steps=3, accumulate=3)
+    assert events == ["batch", "batch", "batch", "norms"] * 3
+
+
+@constrained
+def test_row_norms_report_every_constrained_vector(architecture) -> None:
+    model = tiny(architecture)
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.mul_(1 + torch.rand_like(parameter))
+    reported = torch.cat(list(model.model.row_norms())).double()
+    torch.testing.assert_close(reported, norms(model), rtol=1e-6, atol=0)
 
 
 @architectures
@@ -79,12 +129,10 @@ def test_bfloat16_stays_close_to_float32(architecture, mechanism) -> None:
     ids = (torch.arange(16) > 9).long().expand(2, 16)
     results = []
     for enabled in (False, True):
-        model.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             logits = model(tokens, ids)
-            next_token_loss(logits, targets)[0].backward()
-        results.append({"logits": logits.float()} | {name: p.grad.clone() for name, p in model.named_parameters()})
-    for name, exact in results[0].items():
-        assert results[1][name].dtype == torch.float32
-        error = (results[1][name] - exact).norm() / exact.norm()
-        assert 1e-5 < error < (0.03 if name == "logits" else 0.1), name
+            loss, _ = next_token_loss(logits, targets)
+        results.append([logits.float(), *torch.autograd.grad(loss, [*model.parameters()])])
+    for number, (exact, rounded) in enumerate(zip(*results, strict=True)):
+        assert rounded.dtype == torch.float32
+        assert 1e-5 < (rounded - exact).norm() / exact.norm() < (0.1 if number else 0.03), number

@@ -32,11 +32,9 @@ class Settings:
     n_heads: int
     n_kv_heads: int
     d_head: int
-    n_layers: int
     d_model: int
     d_ff: int
     layers: Sequence[Layer]
-    """Of each layer of the pattern, which repeats."""
     qk_norm: bool
     norm_eps: float
     alpha: tuple[float, float]
@@ -54,9 +52,6 @@ class Settings:
     residual_factor: bool = True
     error: float = 0.0
     """Of all constant factors of anGPT."""
-
-    def layer(self, number: int) -> Layer:
-        return self.layers[number % len(self.layers)]
 
 
 class Block:
@@ -202,8 +197,8 @@ def nu_acf(sigma: float) -> float:
 
 def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
     qk_eps = s.norm_eps if s.qk_norm_eps is None else s.qk_norm_eps
-    for number in range(s.n_layers):
-        block, layer = Block(parameters, number), s.layer(number)
+    for number, layer in enumerate(s.layers):
+        block = Block(parameters, number)
 
         def norm(x: Tensor, name: str, block: Block = block) -> Tensor:
             return rms(x, s.norm_eps) * block[f"{name}.gain"]
@@ -228,8 +223,8 @@ def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s:
 
 def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
     root_d = math.sqrt(s.d_model)
-    for number in range(s.n_layers):
-        block, layer = Block(parameters, number), s.layer(number)
+    for number, layer in enumerate(s.layers):
+        block = Block(parameters, number)
         alpha_a, alpha_m = ((block[f"alpha_{part}.stored"] * (s.alpha[0] / s.alpha[1])).abs() for part in "AM")
 
         def turn(x: Tensor, name: str, place: int, layer: Layer = layer) -> Tensor:
@@ -266,8 +261,8 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
         nu = (alpha**2 + (1 - alpha) ** 2) ** -0.5 if s.residual_factor else 1.0
         return nu * (h + alpha * ((unit(to) if s.post_norm else to) - h))
 
-    for number in range(s.n_layers):
-        block, layer = Block(parameters, number), s.layer(number)
+    for number, layer in enumerate(s.layers):
+        block = Block(parameters, number)
         alpha_a, alpha_m = (block[f"alpha_{part}.stored"] * (s.alpha[0] / s.alpha[1]) for part in "AM")
 
         def turn(x: Tensor, name: str, place: int, block: Block = block, layer: Layer = layer) -> Tensor:

@@ -3,8 +3,8 @@
 To 1e-9 in float64 on every back end that can do the mechanism, and to float32 rounding for SDPA in float32.
 """
 
-import math
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 import torch
@@ -66,16 +66,13 @@ Result = dict[str, torch.Tensor]
 architectures = pytest.mark.parametrize("architecture", ORACLE)
 
 
-def settings_of(architecture) -> dict:
-    if architecture is GPT:
-        return {"norm_eps": EPS}
-    scales = {"alpha_init": ALPHA[0], "alpha_scale": ALPHA[1], "s_z_init": S_Z[0], "s_z_scale": S_Z[1]}
-    return {**scales, "norm_eps": EPS} if architecture is AnGPT else scales
-
-
 def build(architecture, mechanism: str, positions: str, backend: str, **changes) -> torch.nn.Module:
     changes |= {"attention": MECHANISMS[mechanism], "positions": POSITIONS[positions][0], "backend": backend}
-    model = jolt(tiny(architecture, **changes, **settings_of(architecture)).double()).model
+    if architecture is not NGPT:
+        changes["norm_eps"] = EPS
+    if architecture is not GPT:
+        changes |= {"alpha_init": ALPHA[0], "alpha_scale": ALPHA[1], "s_z_init": S_Z[0], "s_z_scale": S_Z[1]}
+    model = jolt(tiny(architecture, **changes).double()).model
     grow(warm_starts(model), 3)  # of the 8 steps of a warm start
     return model
 
@@ -101,31 +98,26 @@ def layers_of(mechanism: str, positions: str, n_heads: int, d_head: int) -> list
         formula = formula(n_heads, d_head)
     pattern = formula if isinstance(formula, list) else [(formula, None)]
     turning = frequencies if frequencies and isinstance(frequencies[0], list) else [frequencies]
-    repeats = math.lcm(len(pattern), len(turning))
     return [
-        (pattern[i % len(pattern)][0], turning[i % len(turning)], pattern[i % len(pattern)][1]) for i in range(repeats)
-    ]
+        (logit, turning[layer % len(turning)], window)
+        for layer in range(SIZE["n_layers"]) for logit, window in [pattern[layer % len(pattern)]]
+    ]  # fmt: skip
 
 
-def by_the_formulas(
-    model: torch.nn.Module, architecture, mechanism, positions, masked, qk_norm, d_ff, **others
-) -> Result:
+def by_the_formulas(model: torch.nn.Module, architecture, mechanism, positions, changes: dict) -> Result:
     """The same, with the model's parameters, from `naive.py`."""
-    size = {key: others.pop(key, SIZE[key]) for key in ("n_heads", "n_layers", "d_model")}
-    n_heads, d_head = size["n_heads"], others.pop("d_head", None) or size["d_model"] // size["n_heads"]
-    others.pop("tie_embeddings", None)
-    size |= {"n_kv_heads": others.pop("n_kv_heads", None) or n_heads, "d_head": d_head}
-    if deviation := others.pop("approximation", None):
-        others |= {"error": deviation.error, "residual_factor": deviation.residual_factor}
-    others["gated"] = others.pop("attention_gate", "none") != "none"
-    if architecture is NGPT:
-        others.pop("post_norm", None)  # it has that norm in any case
-    layers = layers_of(mechanism, positions, n_heads, d_head)
-    settings = naive.Settings(**size, d_ff=d_ff or 4 * SIZE["d_model"], layers=layers, qk_norm=qk_norm,
-                              norm_eps=EPS, alpha=ALPHA, s_z=S_Z, **others)  # fmt: skip
+    given = {**SIZE, "norm_eps": EPS, "alpha": ALPHA, "s_z": S_Z, **changes}
+    d_head = given.setdefault("d_head", given["d_model"] // given["n_heads"])
+    given |= vars(given.get("approximation", Approximation())) | {
+        "gated": given.get("attention_gate", "none") != "none", "d_ff": given.get("d_ff", 4 * given["d_model"]),
+        "n_kv_heads": given.get("n_kv_heads", given["n_heads"]),
+        "layers": layers_of(mechanism, positions, given["n_heads"], d_head),
+    }  # fmt: skip
+    settings = naive.Settings(**{each.name: given[each.name] for each in fields(naive.Settings) if each.name in given})
+    ids = DOCUMENTS if changes["document_masking"] else None
     copies = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
     parameters = {"head.weight": copies["embedding.weight"], **copies}  # where they are tied
-    logits, embedded = naive.run(ORACLE[architecture], parameters, TOKENS, DOCUMENTS if masked else None, settings)
+    logits, embedded = naive.run(ORACLE[architecture], parameters, TOKENS, ids, settings)
     (logits * PROBE).sum().backward()
     for name, parameter in copies.items():
         assert parameter.grad is not None, f"the formulas do not use {name}"
@@ -144,26 +136,23 @@ def compare(actual: Result, expected: Result, tolerance: float, what: str) -> No
         )
 
 
-def check(
-    architecture, mechanism: str = "plain", positions: str = "rope half", masked: bool = True, qk_norm: bool = True,
-    d_ff: int | None = None, tolerance: float = 1e-9, **others,
-) -> None:  # fmt: skip
-    """Each back end that can do the mechanism against `naive.py`; `others` are settings of both."""
-    changes = {"document_masking": masked, "qk_norm": qk_norm, "d_ff": d_ff, **others}
+def check(architecture, mechanism: str = "plain", positions: str = "rope half", masked: bool = True, **changes) -> None:
+    """Each back end that can do the mechanism against `naive.py`; `changes` are settings of both."""
+    changes = {"qk_norm": True, "document_masking": masked, **changes}
     eager = build(architecture, mechanism, positions, "eager", **changes)
-    expected = by_the_formulas(eager, architecture, mechanism, positions, masked, qk_norm, d_ff, **others)
-    compare(computed(eager), expected, tolerance, "eager, float64")
+    expected = by_the_formulas(eager, architecture, mechanism, positions, changes)
+    compare(computed(eager), expected, 1e-9, "eager, float64")
     if architecture is not GPT:
-        compare({"logits": fold(eager)(TOKENS, DOCUMENTS)}, {"logits": expected["logits"]}, tolerance, "folded")
-    computed_blockwise = computed(build(architecture, mechanism, positions, "blockwise", **changes))
-    compare(computed_blockwise, expected, tolerance, "blockwise, float64")
+        compare({"logits": fold(eager)(TOKENS, DOCUMENTS)}, {"logits": expected["logits"]}, 1e-9, "folded")
+    blockwise = build(architecture, mechanism, positions, "blockwise", **changes)
+    compare(computed(blockwise), expected, 1e-9, "blockwise, float64")
     if sdpa.unsupported_reason(MECHANISMS[mechanism]) is not None:
         return
     for shortest, way in [(1, "document by document"), (100, "by a mask")][: 2 if masked else 1]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sdpa, "SHORTEST_MEAN", shortest)
             model = build(architecture, mechanism, positions, "sdpa", **changes)
-            compare(computed(model), expected, tolerance, f"sdpa {way}, float64")
+            compare(computed(model), expected, 1e-9, f"sdpa {way}, float64")
             single = build(architecture, mechanism, positions, "sdpa", **changes).float()
             compare(computed(single), expected, 5e-6, f"sdpa {way}, float32")
 
