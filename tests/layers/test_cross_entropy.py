@@ -7,8 +7,7 @@ from torch import Tensor
 from anlit.layers import cross_entropy
 from anlit.layers.cross_entropy import linear_cross_entropy
 from anlit.targets import IGNORED
-from tests.layers.from_logits import next_token_loss
-from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
+from tests.models.tiny import ARCHITECTURES, next_token_loss, random_tokens, tiny
 
 V, D = 37, 6
 

@@ -10,8 +10,7 @@ from anlit import GPT, NGPT, AdamW, AnGPT, MuonAdamW, Plain, ScaleInvariant
 from anlit.layers.scaling import ScalingVector
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
-from tests.layers.from_logits import next_token_loss
-from tests.models.tiny import ARCHITECTURES, CONSTANT, adamw, fit, random_tokens, tiny
+from tests.models.tiny import ARCHITECTURES, CONSTANT, adamw, fit, next_token_loss, random_tokens, tiny
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])

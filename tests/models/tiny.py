@@ -6,11 +6,13 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from anlit import GPT, NGPT, AdamW, AnGPT
 from anlit.models.language_model import LanguageModel
 from anlit.optim.schedule import Schedule
+from anlit.targets import IGNORED
 from tests.data.modules import collate, quiet_trainer
 
 ARCHITECTURES = [GPT, NGPT, AnGPT]
@@ -33,6 +35,15 @@ def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
             if "alpha" in name:
                 parameter[::3] *= -1
     return model
+
+
+def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+    """From all logits (B, T, V): mean cross-entropy in nats per counted token, and that plus z_loss · mean(log Z)²."""
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    counted = targets != IGNORED
+    n_counted = counted.sum().clamp_min(1)  # no target at all: a loss of 0, not NaN
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum") / n_counted
+    return loss, loss + z_loss * torch.where(counted, logits.logsumexp(-1).square(), 0).sum() / n_counted
 
 
 def random_tokens(*shape: int, seed: int = 0, vocab_size: int = SIZE["vocab_size"]) -> Tensor:

@@ -5,8 +5,7 @@ import torch
 
 from anlit import GPT, RoPE
 from anlit.inference.huggingface.families import our_names
-from tests.layers.from_logits import next_token_loss
-from tests.models.tiny import SIZE, jolt, random_tokens, tiny
+from tests.models.tiny import SIZE, jolt, next_token_loss, random_tokens, tiny
 
 transformers = pytest.importorskip("transformers")
 
