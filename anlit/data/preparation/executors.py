@@ -103,10 +103,10 @@ def _cluster(address: str) -> Iterator[Executor]:
     """The workers of a Dask scheduler, which runs a task once more where one of them is lost."""
     try:
         from distributed import Client, KilledWorker
+
+        client = Client(address, timeout=CONTACT_SECONDS)
     except ImportError as error:
         raise UserError("--cluster needs Dask, which is not installed: run `make extras EXTRAS=cluster`.") from error
-    try:
-        client = Client(address, timeout=CONTACT_SECONDS)
     except (OSError, ValueError) as error:
         raise UserError(
             f"No Dask scheduler answers at --cluster {address}: start one with `dask scheduler`, or give the address "

@@ -29,9 +29,8 @@ ANSWER_SECONDS = 60.0  # huggingface_hub's listing has no time limit
 LOCAL_COPY = "prepare from a local copy with --source DIR"
 FAILURES = (
     *(httpx2.RequestError, errors.HfHubHTTPError, errors.EntryNotFoundError, errors.OfflineModeIsEnabled),
-    *(TimeoutError, ValueError, KeyError, TypeError),
+    *(TimeoutError, ValueError, KeyError, TypeError),  # the last three: of an answer that is a proxy's page
 )
-"""The last three come from answers that are not the hub's, such as a proxy's page."""
 
 
 class HubFiles(Source):
@@ -47,7 +46,11 @@ class HubFiles(Source):
     def listing(self) -> Listing:
         get_session().timeout = ANSWER_SECONDS
         with self._plain_errors():
-            self.commit = self.commit or self._look_up()
+            if self.commit is None:
+                info = HfApi().dataset_info(self.repo_id, revision=self.revision, timeout=CONTACT_SECONDS)
+                if not COMMIT.fullmatch(str(info.sha)):
+                    raise ValueError(f"its commit is {info.sha!r:.50}")
+                self.commit = info.sha
             entries = self._entries()
         files = {}
         for entry in entries:
@@ -62,18 +65,12 @@ class HubFiles(Source):
             )
         return Listing([files[name] for name in sorted(files, key=natural)])
 
-    def _look_up(self) -> str:
-        info = HfApi(_address()).dataset_info(self.repo_id, revision=self.revision, timeout=CONTACT_SECONDS)
-        if not COMMIT.fullmatch(str(info.sha)):
-            raise ValueError(f"its commit is {info.sha!r:.50}")
-        return str(info.sha)
-
     def _entries(self) -> list[RepoFile]:
         """The files of the folder that all patterns lie in; none if there is no such."""
         folder = os.path.commonpath([re.split(r"[*?\[]", name)[0].rpartition("/")[0] for name in self.patterns])
         where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
         with suppress(errors.EntryNotFoundError):
-            tree = HfApi(_address()).list_repo_tree(self.repo_id, folder or None, **where)
+            tree = HfApi().list_repo_tree(self.repo_id, folder or None, **where)
             return [entry for entry in tree if isinstance(entry, RepoFile)]
         return []
 
@@ -115,10 +112,6 @@ def fetch_tokenizer(repo_id: str) -> Path:
         return Path(hf_hub_download(repo_id, "tokenizer.json", etag_timeout=CONTACT_SECONDS, library_name="anlit"))
 
 
-def _address() -> str:
-    return constants.ENDPOINT.rstrip("/")
-
-
 @contextmanager
 def _plain_errors(what: str, remedy: str, revision: str = "main") -> Iterator[None]:
     """Turn a failure into one sentence."""
@@ -143,4 +136,4 @@ def _said(error: Exception, what: str, revision: str) -> str:
         refused = f"{response.url.host} fails to give {what} (status {response.status_code})"
         return f"{refused}: try again later, check this machine's clock and proxies, {login}"
     reason = (str(error) or type(error).__name__).splitlines()[0]
-    return f"{_address()} cannot be reached for {what} ({reason}): check the network, HF_ENDPOINT and proxies"
+    return f"{constants.ENDPOINT} cannot be reached for {what} ({reason}): check the network, HF_ENDPOINT and proxies"

@@ -142,8 +142,12 @@ def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any]
     """
     settings, then = recipe.settings(), None
     if (target / MANIFEST).is_file() or record_path(target, 0).is_file():
-        then = _read_plan(target)
+        path = target / MANIFEST if (target / MANIFEST).is_file() else target / TASKS / PLAN
+        there = read_json(path, {}, advice := "copy the folder again, or remove it and repeat the command")
+        then = {key: there.get(key) for key in PLANNED}
         _refuse_differences(target, then["settings"], settings)
+        if not COMMIT.fullmatch(str(then["commit"] or 40 * "0")):  # it becomes an address
+            raise UserError(f"{path} cannot be used (its commit is {then['commit']!r:.50}): {advice}.")
         recipe.source.commit = then["commit"]
     else:
         forget(target)
@@ -166,16 +170,6 @@ def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any]
     write_json(target / TASKS / PLAN, plan)
     fetching = recipe if isinstance(recipe.source, HubFiles) else replace(recipe, source=Source())
     return plan, listing, Job(target, fetching, sha256, vocab_size, end_of_document, skip_bad)
-
-
-def _read_plan(target: Path) -> dict[str, Any]:
-    """What a folder was begun with, or UserError. Its commit is the only part that becomes an address."""
-    advice = "copy the folder again, or remove it and repeat the command"
-    path = target / MANIFEST if (target / MANIFEST).is_file() else target / TASKS / PLAN
-    plan = read_json(path, {}, advice)
-    if (commit := plan.get("commit")) is not None and not COMMIT.fullmatch(str(commit)):
-        raise UserError(f"{path} cannot be used (its commit is {commit!r:.50}): {advice}")
-    return {key: plan.get(key) for key in PLANNED}
 
 
 def _tokenizer(target: Path, recipe: Recipe, listing: Listing, then: Mapping[str, Any] | None) -> bytes | None:

@@ -92,8 +92,7 @@ def join(
 ) -> tuple[Streams, dict[str, dict[str, Any]]]:
     """The counts and `Chunk`s of each stream, and for each reason what was left out: how often, and the first places.
 
-    `skipped` has files that were left out before. A record that is not what a task writes raises KeyError, TypeError,
-    ValueError or AttributeError.
+    A record that is not what a task writes raises KeyError, TypeError, ValueError or AttributeError.
     """
     streams: Streams = {}
     counts = Counter({reason: len(names) for reason, names in skipped.items()})

@@ -35,7 +35,7 @@ OPENWEBTEXT_VAL_FRACTION = 10_000 / 8_013_769  # as many documents as the papers
 
 @dataclass(frozen=True)
 class Splits:
-    """The rule that divides documents into training, validation and test; by default all are trained on."""
+    """What documents are for training, validation and test; by default all are trained on."""
 
     folders: Mapping[str, str] = field(default_factory=dict)  # beginning of a file's name → split of its documents
     fraction: float = 0.0  # of the documents, held out by a hash of the text: copies are on one side

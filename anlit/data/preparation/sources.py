@@ -34,8 +34,7 @@ class Source:
     """Base of what `anlit prepare` reads from."""
 
     commit: str | None = None  # of the hub's repository; a preparation keeps to the one that it began with
-    paths: Mapping[str, Path] = {}
-    """The files that are on this machine, by their names: a cheap sign of a corpus that has changed."""
+    paths: Mapping[str, Path] = {}  # of the files on this machine, by their names: a cheap sign of changes
     settings: Mapping[str, Any] = {}  # what identifies the source, besides the names and sizes of its files
 
     def listing(self) -> Listing:
@@ -62,10 +61,8 @@ class LocalFiles(Source):
     def listing(self) -> Listing:
         if not self.paths:
             lack = f"{self.root} has no file that matches {self.wanted}"
-            raise UserError(
-                f"{lack if self.root.is_dir() else f'There is no folder {self.root}'}: set --source to the folder that "
-                "holds the corpus in the hub's layout."
-            )
+            lack = lack if self.root.is_dir() else f"There is no folder {self.root}"
+            raise UserError(f"{lack}: set --source to the folder that holds the corpus in the hub's layout.")
         files = [SourceFile(name, path.stat().st_size, path=path) for name, path in self.paths.items()]
         return Listing(sorted(files, key=lambda file: (natural(file.name), file.name)))
 

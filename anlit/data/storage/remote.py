@@ -16,9 +16,7 @@ from typing import Any
 from anlit.errors import UserError
 
 S3_LIMITS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 3, "mode": "standard"}}
-"""Seconds to wait for a connection and for the next bytes, and how often a request is sent."""
-SMALL_FILE_BYTES = 256 << 20
-"""Most bytes of a manifest, an index (enough for a million chunks) or a tokenizer, local or remote."""
+SMALL_FILE_BYTES = 256 << 20  # most of a manifest, an index (enough for a million chunks) or a tokenizer
 MISSING = ("NotFound", "RemoteEntryNotFoundError")  # what the clients of gs:// and hf:// raise
 
 

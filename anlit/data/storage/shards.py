@@ -58,7 +58,15 @@ def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
     sources = []
     for name, count in counts.items():
         folder = "/".join(part for part in (path, split, name) if part)
-        source = Source(name, folder, _read_index(folder, manifest["command"]), manifest)
+        where = f"{folder}/{INDEX}"
+        try:
+            rows = read_json(where, SCHEMA, manifest["command"])["chunks"]
+        except FileNotFoundError as error:
+            raise damaged(where, "it is missing", manifest["command"]) from error
+        if any(row[key] < 0 for row in rows for key in NUMBERS):
+            raise damaged(where, "a number is negative", manifest["command"])
+        chunks = [Chunk(checked_path(row["filename"], where, 1), *(row[key] for key in NUMBERS)) for row in rows]
+        source = Source(name, folder, tuple(chunks), manifest)
         for chunk in source.chunks:
             if chunk.size != (size := chunk_bytes(chunk.tokens, np.dtype(manifest["dtype"]))):
                 raise source.damaged(chunk, f"its index says {chunk.size:,} bytes and tokens that take {size:,}")
@@ -67,17 +75,6 @@ def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
             raise damaged(folder, how, manifest["command"])
         sources.append(source)
     return sources
-
-
-def _read_index(folder: str, command: str) -> tuple[Chunk, ...]:
-    path = f"{folder}/{INDEX}"
-    try:
-        rows = read_json(path, SCHEMA, command)["chunks"]
-    except FileNotFoundError as error:
-        raise damaged(path, "it is missing", command) from error
-    if any(row[key] < 0 for row in rows for key in NUMBERS):
-        raise damaged(path, "a number is negative", command)
-    return tuple(Chunk(checked_path(row["filename"], path, 1), *(row[key] for key in NUMBERS)) for row in rows)
 
 
 def check_chunks(source: Source, checksums: bool = False) -> None:

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 from anlit.data.preparation.formats.base import MB, THE_FILE, Columns, Record, record_of
 
 BATCH_ROWS = 256  # about 1 MB of web text
-READ_BYTES = MB  # of a column at once, where pyarrow would otherwise load a row group's whole column
 
 
 def read(path: Path, columns: Columns, part: int, parts: int) -> Iterator[Record]:
     """Records of one part, see `read_file`: the row groups whose data begin in it."""
     try:
-        file = pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True)
+        # By default it would load a row group's whole column at once.
+        file = pq.ParquetFile(path, buffer_size=MB, pre_buffer=False, page_checksum_verification=True)
         problem = _missing_column(file.schema_arrow, columns)
     except (pa.ArrowException, OSError) as error:
         problem = "damaged", f"it has no readable parquet footer ({_reason(error)}), all its rows are lost"

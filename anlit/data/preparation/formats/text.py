@@ -1,7 +1,4 @@
-"""Plain text, one document a file, and JSON lines, of which every line is an object with a text, or blank.
-
-A plain file of JSON lines is cut at bytes size·part/parts; a line belongs to the part in which it begins.
-"""
+"""Plain text, one document a file, and JSON lines, of which every line is an object with a text, or blank."""
 
 import codecs
 import json
@@ -29,7 +26,7 @@ def read_plain(name: str, path: Path, columns: Columns) -> Iterator[Record]:
 
 
 def read_lines(name: str, path: Path, columns: Columns, part: int, parts: int) -> Iterator[Record]:
-    """Records of one part, see `read_file`; a compressed file has one."""
+    """Records of one part, see `read_file`: of the lines that begin in it, from byte size·part/parts on."""
     pieces, start = base.read_bytes(name, path), 0
     if parts > 1:
         size = path.stat().st_size
