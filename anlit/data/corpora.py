@@ -76,13 +76,9 @@ class PythonSources(TokenShards):
     """
 
     def __init__(
-        self,
-        path: str = "data/python",
-        include_site_packages: bool = False,
-        vocab_size: int = 4096,
-        val_fraction: float = 0.05,
-        **kwargs: Any,
-    ) -> None:
+        self, path: str = "data/python", include_site_packages: bool = False, vocab_size: int = 4096,
+        val_fraction: float = 0.05, **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(path, **kwargs)
         self.options = Options(
             include_site_packages=include_site_packages, vocab_size=vocab_size, val_fraction=val_fraction
@@ -110,17 +106,10 @@ class TextFiles(TokenShards):
     """
 
     def __init__(
-        self,
-        source: str,
-        path: str = "data/text",
-        pattern: str = "**/*.txt",
-        vocab_size: int = 4096,
-        tokenizer: str | None = None,
-        end_of_document: str = END_OF_DOCUMENT,
-        val_fraction: float = 0.05,
-        text_field: str = "text",
-        **kwargs: Any,
-    ) -> None:
+        self, source: str, path: str = "data/text", pattern: str = "**/*.txt", vocab_size: int = 4096,
+        tokenizer: str | None = None, end_of_document: str = END_OF_DOCUMENT, val_fraction: float = 0.05,
+        text_field: str = "text", **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(path, **kwargs)
         self.options = Options(
             source=source, pattern=pattern, vocab_size=vocab_size, tokenizer=tokenizer, end_of_document=end_of_document,

@@ -56,22 +56,11 @@ class TokenShards(L.LightningDataModule):
     """
 
     def __init__(
-        self,
-        path: str,
-        batch_size: int = 8,
-        context_length: int | None = None,
-        num_workers: int = 0,
-        shuffle: bool = True,
-        seed: int = 42,
-        score_first_token: bool = True,
-        val_batch_size: int | None = None,
-        weights: dict[str, float] | None = None,
-        val_tokens: int | None = None,
-        val_blocks: int | None = None,
-        val_context_length: int | None = None,
-        context_schedule: dict[int, int] | None = None,
-        cache_gb: float = 100.0,
-    ) -> None:
+        self, path: str, batch_size: int = 8, context_length: int | None = None, num_workers: int = 0,
+        shuffle: bool = True, seed: int = 42, score_first_token: bool = True, val_batch_size: int | None = None,
+        weights: dict[str, float] | None = None, val_tokens: int | None = None, val_blocks: int | None = None,
+        val_context_length: int | None = None, context_schedule: dict[int, int] | None = None, cache_gb: float = 100.0,
+    ) -> None:  # fmt: skip
         checks.check_ranges(locals())
         super().__init__()
         self.path = path.rstrip("/")
@@ -204,7 +193,7 @@ class TokenShards(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
-        if self._loader is not None:
+        if self._loader is not None:  # sharded strategies restore after the optimizers have asked for the loader
             self._loader.load_state_dict(state_dict)
 
     def train_dataloader(self) -> ResumableLoader:

@@ -126,6 +126,8 @@ def test_too_little_to_train_or_to_validate_on(tmp_path: Path, prepared: str, st
     write_prepared(tmp_path / "own", {**streams, "val": streams["val"][:1]})
     with pytest.raises(UserError, match="val has no token to predict"):
         ready(str(tmp_path / "own"))
+    with pytest.raises(UserError, match=r"--data.batch_size is 0: set it to 1 or more"):
+        ready(prepared, batch_size=0)
 
 
 def test_context_schedule_cuts_the_same_tokens_by_optimizer_steps(prepared: str, tmp_path: Path) -> None:

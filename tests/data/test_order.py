@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from anlit.data.mixture import Mixture
-from anlit.data.order import BlockOrder, quotas
+from anlit.data.order import BlockOrder
 from anlit.data.streams import ResumableLoader
 from anlit.errors import UserError
 from tests.data.modules import all_blocks, blocks_of, counted, ready
@@ -119,11 +119,6 @@ def test_weights_that_make_no_sense(
         ready(subsets[0], weights=weights, **changes)
 
 
-def test_quotas_are_the_weights_in_whole_numbers() -> None:
-    assert quotas([1, 1, 1]).tolist() == [3334, 3333, 3333]
-    assert quotas([0.2, 0, 0.6]).tolist() == [2500, 0, 7500]
-
-
 def test_weights_without_subsets_and_subsets_without_a_block(prepared: str, subsets: Subsets) -> None:
     with pytest.raises(UserError, match=r"--data.weights is given and .* has no subsets: leave it out"):
         ready(prepared, weights={"web": 1})
@@ -165,3 +160,5 @@ def test_folders_that_do_not_fit_together(folders: Folders, key: str, value: obj
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), key: value}))
     with pytest.raises(UserError, match=rf"plain and .*subsets differ in {key} .*: mix only folders"):
         mixed(folders[0])
+    with pytest.raises(UserError, match="names no folder"):
+        mixed({})

@@ -155,6 +155,16 @@ def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> 
     assert long["change"]["loss"] == pytest.approx(long["total"]["loss"] - short["total"]["loss"], rel=1e-9)
 
 
+def test_a_run_can_name_neither_an_address_nor_data_without_a_path(run: Path) -> None:
+    """It may be someone else's, and the user's credentials are not for it."""
+    checkpoint = load_checkpoint(str(run), "cpu")
+    assert checkpoint.config is not None
+    for settings, sentence in (({"path": "s3://theirs/data"}, "names the address "), ({}, "is not complete ")):
+        checkpoint.config["data"]["init_args"] = settings
+        with pytest.raises(UserError, match=f"{sentence}.*: set --data"):
+            data_of(checkpoint)
+
+
 def test_too_little_memory_is_told_with_what_to_set(run: Path, monkeypatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
