@@ -11,7 +11,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -22,28 +22,26 @@ HAS_GPU = Path("/dev/nvidiactl").exists()
 pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("make", "flock", "timeout"))), reason="Linux tools")
 
 
-def command(folder: Path, *settings: str) -> list[str]:
+def start(folder: Path, *settings: str) -> subprocess.Popen[str]:
+    """A call in a process group of its own."""
     values = {"STATE": folder / "state", "OUTPUT": folder / "output", "LIST": folder / "list.mk",
               "WHEELS": folder / "wheels", "GPU_PYTHON": sys.executable}  # fmt: skip
-    return ["make", "-f", str(GPU_MK), *(f"{name}={value}" for name, value in values.items()), *settings]
+    words = ["make", "-f", str(GPU_MK), *(f"{name}={value}" for name, value in values.items()), *settings]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def call(folder: Path, *settings: str) -> tuple[int, str]:
+    """The exit code and the output of a call."""
+    process = start(folder, *settings)
+    said = "".join(process.communicate())
+    return process.returncode, said
 
 
 def list_items(folder: Path, **recipes: str) -> None:
     """The list of items: minutes, what they find out (x) and their command."""
     lines = [f"{name}: ; $(RUN) {recipe}" for name, recipe in recipes.items()]
     (folder / "list.mk").write_text("\n".join([f"ITEMS := {' '.join(recipes)}", *lines]) + "\n")
-
-
-def call(folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(folder, *settings), cwd=ROOT, capture_output=True, text=True)
-
-
-def start(folder: Path, *settings: str) -> tuple[subprocess.Popen[str], IO[str]]:
-    """A call in a process group of its own, and its output."""
-    words = command(folder, *settings)
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    return process, process.stdout
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -62,8 +60,8 @@ def test_results_are_written_and_a_failure_stops_nothing(tmp_path: Path) -> None
     writes = f"1 'what it is' sh {tmp_path}/writes benchmark"
     list_items(tmp_path, first=writes, fails="1 'what fails' sh -c 'echo a reason; exit 3'",
                unable="1 'x' needs=no-such-program true", kernels="1 'x' needs=device true", last=writes)  # fmt: skip
-    done = call(tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, said = call(tmp_path)
+    assert code == 0, said
     assert statuses(tmp_path) == {
         "first": "measured", "fails": "failed (3)", "unable": "left out: no-such-program is not here",
         "kernels": "measured" if HAS_GPU else "no device", "last": "measured",
@@ -96,33 +94,32 @@ def test_an_item_over_its_time_ends_with_all_its_processes(tmp_path: Path) -> No
 def test_an_item_that_the_calls_end_cuts_is_run_again(tmp_path: Path) -> None:
     waits = f"1 'x' sh -c 'test -e {tmp_path}/go || sleep 100'"
     list_items(tmp_path, short="1 'x' sleep 2", waits=waits, rest="1 'x' true")
-    cut = call(tmp_path, "TIME=6", "LEAST=1", "TOGETHER=1")
-    assert cut.returncode != 0
-    assert "Call make gpu again for: waits rest." in cut.stdout
+    code, said = call(tmp_path, "TIME=6", "LEAST=1", "TOGETHER=1")
+    assert code != 0
+    assert "Call make gpu again for: waits rest." in said
     assert statuses(tmp_path) == {"short": "measured", "waits": "cut by the end of the call"}
     (tmp_path / "go").touch()
-    assert call(tmp_path).returncode == 0
+    assert call(tmp_path)[0] == 0
     assert set(statuses(tmp_path).values()) == {"measured"}
 
 
-def kill_after(folder: Path, item: str, sign: Path | None = None) -> None:
-    """SIGKILL a call when it has said that an item begins, and a file is there; what the item started goes on."""
-    process, output = start(folder, "TOGETHER=1")
-    while f"{item}: x" not in (line := output.readline()):
-        assert line, "the call ended before"
-    while sign is not None and not sign.exists():
+def kill_after(folder: Path, item: str, sign: Path) -> None:
+    """SIGKILL a call when `item`, which makes the folder `sign`, has begun; what the item started goes on."""
+    process = start(folder, "TOGETHER=1")
+    while not sign.exists():
+        assert process.poll() is None, f"the call ended before {item}"
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
 
 
 def test_what_a_killed_call_left_is_waited_for_and_then_run_again(tmp_path: Path) -> None:
     busy, go = tmp_path / "busy", tmp_path / "go"
     until = f"mkdir {busy} && until [ -e {go} ]; do sleep 0.1; done; rmdir {busy}"
-    list_items(tmp_path, first="1 'x' true", busy=f"1 'x' sh -c '{until}'", last="1 'x' true")
+    list_items(tmp_path, first="1 'x' true", busy=f"1 'x' sh -c '{until}' > /dev/null 2>&1", last="1 'x' true")
     kill_after(tmp_path, "busy", busy)
-    process, output = start(tmp_path)
-    assert "still runs: waiting for its end" in output.readline()
+    process = start(tmp_path)
+    assert "still runs: waiting for its end" in process.stdout.readline()
     go.touch()
     process.communicate()
     assert process.returncode == 0
@@ -130,11 +127,13 @@ def test_what_a_killed_call_left_is_waited_for_and_then_run_again(tmp_path: Path
 
 
 def test_an_item_in_which_three_calls_were_killed_is_given_up(tmp_path: Path) -> None:
-    list_items(tmp_path, hangs="0.01 'x' sleep 0.3", next="1 'x' true")
+    begun = tmp_path / "begun"
+    list_items(tmp_path, hangs=f"0.01 'x' sh -c 'mkdir {begun}; sleep 0.3'", next="1 'x' true")
     for _ in range(3):
-        kill_after(tmp_path, "hangs")
+        kill_after(tmp_path, "hangs", begun)
         time.sleep(0.3)
-    assert call(tmp_path).returncode == 0
+        begun.rmdir()
+    assert call(tmp_path)[0] == 0
     assert statuses(tmp_path) == {"hangs": "given up", "next": "measured"}
 
 
@@ -148,8 +147,8 @@ def test_the_pth_file_of_a_wheel_is_read(tmp_path: Path) -> None:
         wheel.writestr("outer-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr("outer-1.dist-info/RECORD", "")
     list_items(tmp_path, imports="1 'x' $(PY) -c 'import inner_of_the_wheel, torch, anlit'")
-    done = call(tmp_path)
-    assert statuses(tmp_path) == {"imports": "measured"}, done.stderr + (tmp_path / "output" / "gpu.md").read_text()
+    _, said = call(tmp_path)
+    assert statuses(tmp_path) == {"imports": "measured"}, said + (tmp_path / "output" / "gpu.md").read_text()
 
 
 RECIPES = dict(re.findall(r"^([\w-]+):\n\t\$\(RUN\) (.+)$", LIST.replace("\\\n", ""), re.MULTILINE))
