@@ -6,12 +6,9 @@ from typing import Any
 CONFIG = "config.yaml"
 """Name of the configuration file in a run folder."""
 ARCHITECTURES = {
-    "GPT": "GPT+",
-    "NGPT": "nGPT",
-    "AnGPT": "anGPT",
-    "FoldedNGPT": "nGPT (folded)",
-    "FoldedAnGPT": "anGPT (folded)",
-}
+    "GPT": "GPT+", "NGPT": "nGPT", "AnGPT": "anGPT",
+    "FoldedNGPT": "nGPT (folded)", "FoldedAnGPT": "anGPT (folded)",
+}  # fmt: skip
 _SPELLED = ("ALiBi", "LogN", "SqrtLogN")
 """Mechanisms whose names are written as their classes; of others the words are, in lower case."""
 
@@ -29,14 +26,11 @@ def attention_label(spec: Any) -> str:
     name, settings = class_name(spec), init_args(spec)
     if name == "AttentionPattern":
         return attention_label(settings.get("layers") or [])
-    if name == "SlidingWindow":
-        return f"{attention_label(settings.get('mechanism'))} in a window of {settings.get('width', '?')}"
-    if name == "WarmStart":
-        return attention_label(settings.get("mechanism"))
-    for spelled in _SPELLED:
-        if name.lower().replace("_", "") == spelled.lower():  # also of alibi.yaml
-            return spelled
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
+    if name in ("SlidingWindow", "WarmStart"):
+        inner = attention_label(settings.get("mechanism"))
+        return inner if name == "WarmStart" else f"{inner} in a window of {settings.get('width', '?')}"
+    spelled = (kind for kind in _SPELLED if kind.lower() == name.lower().replace("_", ""))  # also of alibi.yaml
+    return next(spelled, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain")
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from contextvars import ContextVar
@@ -14,11 +15,8 @@ LONGEST_MESSAGE = 300
 
 
 class UserError(ValueError):
-    """Something in the user's command, configuration or data is wrong.
-
-    The message is one sentence that names the key, the value and the fix. The command line prints it without a
-    traceback, and exits with `exit_code`.
-    """
+    """Something in the user's command, configuration or data is wrong. The message is one sentence that names the key,
+    the value and the fix; the command line prints it without a traceback, and exits with `exit_code`."""
 
     exit_code = 2
 
@@ -39,8 +37,7 @@ def unforeseen(error: BaseException) -> str:
             break
         except OSError:  # a full disk, for example
             file = Path()
-    message = " ".join(str(error).split())
-    message = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} …"
+    message = textwrap.shorten(str(error), LONGEST_MESSAGE, placeholder=" …")
     place = traceback.extract_tb(error.__traceback__)[-1]
     kept = f"please report it with {file}, which has the traceback" if file.name else "its traceback could not be kept"
     return f"unforeseen {type(error).__name__} ({message}) at {place.filename}:{place.lineno}: {kept}"

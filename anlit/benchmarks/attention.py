@@ -64,11 +64,7 @@ def groups_of(given: argparse.Namespace) -> Iterator[Group]:
 
 
 def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row]) -> Ready:
-    """Check and prepare an entrant.
-
-    Raises:
-        NotTimedError: The kernel cannot compute it, or computes something else.
-    """
+    """Check and prepare an entrant; NotTimedError if the kernel cannot compute it, or computes something else."""
     width, length, is_packed, heads, batch = row["shape"].values()
     mean = MEAN_DOCUMENT * length if is_packed else None
     mechanism, backend = MECHANISMS[row["mechanism"]].for_layer(heads, width, 0), BACKENDS[row["kernel"]]

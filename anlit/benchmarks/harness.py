@@ -12,7 +12,6 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -40,14 +39,11 @@ class NotTimedError(Exception):
     """A case cannot be timed, or computes something else; the message says why."""
 
 
-@dataclass
-class Ready:
+class Ready(NamedTuple):
     """A case that is built and has passed its check.
 
-    Args:
-        calls: What is timed, by kind. The peak memory is that of the last one.
-        kept: Tensors that stay between calls and count as memory of the case.
-        turn_seconds: The time that a turn of each call takes at least.
+    `calls` are timed by kind, for `turn_seconds` at least in a turn. The peak memory is that of the last one and of the
+    tensors `kept` between calls.
     """
 
     calls: Mapping[str, Callable[[], Any]]
@@ -66,12 +62,9 @@ class Ready:
 class Group(NamedTuple):
     """Cases that take turns and share a table.
 
-    Args:
-        title: Their table's.
-        build: Builds and checks a case, given its row, to which it adds facts, and the rows before. It raises any
-            exception if the case cannot be timed.
-        cases: What the row of each begins with: `label`, and `base`, the label of the case that its times are compared
-            with (default: the first that was timed).
+    `build` builds and checks a case, given its row, to which it adds facts, and the rows before; it raises if the case
+    cannot be timed. `cases` are what rows begin with: `label`, and `base`, the label of the case that its times are
+    compared with (default: the first that was timed).
     """
 
     title: str
@@ -83,14 +76,7 @@ class Benchmark:
     """The environment, the options and what was measured so far, in OUTPUT/STEM.json.
 
     The complete file is replaced after every case and every round, so that a killed run leaves its measurements.
-
-    Args:
-        name: What follows `anlit benchmark`.
-        argv: The options as they were given; `given` are the same, parsed.
-        stem: The name of its files (default: the benchmark's).
-
-    Raises:
-        UserError: The folder cannot be made.
+    `given` are the options `argv`, parsed. Raises UserError if the folder cannot be made.
     """
 
     def __init__(self, name: str, argv: Sequence[str], given: argparse.Namespace, stem: str = "") -> None:

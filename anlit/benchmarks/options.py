@@ -45,13 +45,8 @@ def parser_of(name: str, description: str | None, example: str, presets: Collect
 
 
 def parse(parser: ToolParser, argv: Sequence[str], presets: Mapping[str, Mapping[str, Any]] = {}) -> argparse.Namespace:
-    """The options; those that are left out are the preset's.
-
-    `device` is a torch.device: the given one, else that of the preset, else a GPU if there is one. --threads is set.
-
-    Raises:
-        UserError: An option is wrong, or this machine does not have the device.
-    """
+    """The options; those that are left out are the preset's. The number of threads is set. `device` is the given one,
+    else that of the preset, else a GPU if there is one. Raises UserError if this machine does not have it."""
     given, has_gpu = parser.parse_args(argv), torch.cuda.is_available()
     if presets:
         parser.set_defaults(**presets[given.preset])

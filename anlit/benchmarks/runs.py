@@ -26,7 +26,7 @@ from anlit.attention.selection import Selections
 from anlit.attention.trial import first_line
 from anlit.benchmarks.harness import Ready
 from anlit.benchmarks.options import Size
-from anlit.benchmarks.our_step import batch_of, take_step, trainer_of
+from anlit.benchmarks.steps import batch_of, take_step, trainer_of
 from anlit.benchmarks.timing import Seconds, alternate, clocks, paired_ratio, quartiles, warm_up
 from anlit.checkpoints.loading import device_name, find_device
 from anlit.configuration import CONFIG, init_args, mapping

@@ -22,8 +22,7 @@ from torch.profiler import profile
 from anlit.attention.backends import BACKENDS
 from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import MECHANISMS, Size, add_size_options, names, parse, parser_of
-from anlit.benchmarks.our_step import MODELS, Step, our_step
-from anlit.benchmarks.peers import COMPILED, PEERS, peer_step
+from anlit.benchmarks.steps import COMPILED, MODELS, PEERS, Step, our_step, peer_step
 from anlit.benchmarks.timing import matrix_peak
 from anlit.errors import UserError
 from anlit.models.runtime import Runtime
@@ -80,11 +79,7 @@ def group_of(given: argparse.Namespace, size: Size) -> Group:
 
 
 def _build(given: argparse.Namespace, size: Size, row: Row, earlier: list[Row]) -> Ready:
-    """A variant after its first steps; profiled with --profile.
-
-    Raises:
-        NotTimedError: It computes something else.
-    """
+    """A variant after its first steps, profiled with --profile; NotTimedError if it computes something else."""
     model, compiled, device = row["model"], row["compiled"], given.device
     if model in PEERS:
         step = peer_step(model, size, device, compiled)
@@ -140,11 +135,7 @@ def skip_reason(row: Row, earlier: list[Row], size: Size) -> str | None:
 
 
 def profile_of(step: Callable[[], Any], trace: Path) -> str:
-    """Where a step that is warmed up spends its time: torch's table of the longest kernels, or on a CPU operators.
-
-    Args:
-        trace: The file for the trace, which Perfetto shows; .json.gz.
-    """
+    """torch's table of the kernels, or on a CPU operators, that a step spends its time in; Perfetto shows `trace`."""
     with profile() as profiler:
         for _ in range(PROFILED_STEPS):
             step()
@@ -169,11 +160,7 @@ def main(argv: list[str]) -> int:
 
 
 def options(argv: list[str]) -> argparse.Namespace:
-    """The options, with the preset in place of those that are left out.
-
-    Raises:
-        UserError: An option is wrong, a peer is not installed, or the heads cannot be shared so.
-    """
+    """The options; UserError if one is wrong, a peer is not installed, or the heads cannot be shared so."""
     parser = parser_of("step", __doc__, "--preset cpu --models GPT,anGPT", PRESETS)
 
     def of(known: Any, more: str, default: tuple[str, ...] | None = None) -> dict[str, Any]:

@@ -37,16 +37,9 @@ that a block saves for its backward pass. Rest: hidden states and logits outside
 
 
 class LiveMemory(TorchDispatchMode):
-    """While active, tracks the bytes of every live storage that an operator made.
-
-    Args:
-        weights: The weight of a byte by role, 1 by default; 1/n for sharding over n ranks.
-
-    Attributes:
-        bytes: Live bytes by role, weighted.
-        peak: The live bytes by role when their sum was largest.
-        default: The role of new tensors that are not made from weights alone.
-    """
+    """While active, tracks the live storages that operators made: their `bytes` by role, and `peak`, these when their
+    sum was largest. `default` is the role of new tensors that are not made from weights alone. `weights` are those of a
+    byte by role, 1 by default; 1/n for sharding over n ranks."""
 
     def __init__(self, weights: Mapping[Role, float]) -> None:
         super().__init__()
@@ -107,11 +100,7 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
     """Bytes by role at the peak of a training step on one GPU, gathered parameters left out.
 
     The step is Lightning's: forward (with gradients of earlier micro-batches if it accumulates), backward, clipping,
-    optimizer.
-
-    Args:
-        model: A model on the meta device; a copy of it is traced.
-        plan: How it is trained.
+    optimizer. A copy of the model, which is on the meta device, is traced.
     """
     weight = plan.kept_bytes / plan.gathered_bytes / (plan.gpus if plan.is_sharded else 1)
     memory = LiveMemory({"parameters": weight, "gradients": weight, "optimizer": weight})

@@ -15,8 +15,7 @@ from anlit.attention.backends import eager
 from anlit.benchmarks import attention, loss, step
 from anlit.benchmarks.harness import put_ratios
 from anlit.benchmarks.options import Size
-from anlit.benchmarks.our_step import MODELS, batch_of, our_step
-from anlit.benchmarks.peers import peer_step
+from anlit.benchmarks.steps import MODELS, batch_of, our_step, peer_step
 from anlit.benchmarks.timing import quartiles
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
@@ -30,7 +29,6 @@ SMALL = {
     "step": "--preset cpu --d_model 16 --n_layers 2 --n_heads 2 --vocab_size 64 --length 8 --batch 2 --rounds 2",
     "loss": "--batch 2 --length 64 --d_model 8 --vocab_size 300 --device cpu",
 }
-OURS = "step --peers none --compiled no"
 Rows = dict[str, dict[str, Any]]
 
 
@@ -132,22 +130,18 @@ def test_steps_of_every_model_are_timed_and_written(tmp_path: Path) -> None:
     assert "| GPT+ eager |" in (tmp_path / "step-cpu.md").read_text()
 
 
-def test_longer_sequences_of_as_many_tokens(tmp_path: Path) -> None:
-    record, groups = run(tmp_path, f"{OURS} --models GPT --lengths 4,16,32")
-    titles = ["d 16, L 2, T 4, B 4", "d 16, L 2, T 16, B 1", "d 16, L 2, T 32, B 1"]
-    assert [group["title"].partition(", V")[0] for group in record["groups"]] == titles
-    short, long, longer = (rows["GPT+ eager"]["flops"]["train"] for rows in groups)
-    assert short < long < longer
-
-
-def test_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
-    options = "--models anGPT --documents --mechanisms plain,scale-invariant --groups 1,2"
-    _, (rows,) = run(tmp_path, f"{OURS} {options}")
+def test_lengths_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
+    """Longer sequences have as many tokens in a batch."""
+    options = "--models anGPT --documents --mechanisms plain,scale-invariant --groups 1,2 --lengths 4,32"
+    record, (short, long) = run(tmp_path, f"step --peers none --compiled no {options}")
+    titles = [group["title"].partition(", V")[0] for group in record["groups"]]
+    assert titles == ["d 16, L 2, T 4, B 4", "d 16, L 2, T 32, B 1"]
     mechanisms = ("anGPT", "anGPT scale-invariant")
-    assert list(rows) == [f"{name}{group} eager" for name in mechanisms for group in ("", " groups of 2")]
-    assert all(row["reason"] is None and set(row["seconds"]) == {"train"} for row in rows.values())
-    assert rows["anGPT eager"]["losses"] != rows["anGPT scale-invariant eager"]["losses"]
-    assert rows["anGPT eager"]["parameters"] - rows["anGPT groups of 2 eager"]["parameters"] == 2 * 2 * 8 * 16
+    assert list(short) == [f"{name}{group} eager" for name in mechanisms for group in ("", " groups of 2")]
+    assert all(row["reason"] is None and set(row["seconds"]) == {"train"} for row in short.values())
+    assert short["anGPT eager"]["losses"] != short["anGPT scale-invariant eager"]["losses"]
+    assert short["anGPT eager"]["parameters"] - short["anGPT groups of 2 eager"]["parameters"] == 2 * 2 * 8 * 16
+    assert short["anGPT eager"]["flops"]["train"] < long["anGPT eager"]["flops"]["train"]
 
 
 def test_a_peer_learns_and_is_clipped() -> None:

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from anlit.analysis.comparison import STEPS, read_step_times, seconds_per_token
@@ -77,9 +76,8 @@ def test_rounds_go_on_until_the_ratios_are_precise(
 
 @pytest.mark.parametrize(
     ("place", "named"),
-    [("model", "os.system"), ("optimizer", "subprocess.Popen"), ("lr", "os.system"), ("unknown", ""),
-     ("attention", "stranger.Layer"), ("layers", "anlit.cli.main")],
-)  # fmt: skip
+    [("model", "os.system"), ("optimizer", "subprocess.Popen"), ("lr", "os.system"), ("attention", "stranger.Layer")],
+)
 def test_only_models_and_optimizers_are_built(tmp_path: Path, place: str, named: str, monkeypatch) -> None:
     """Neither is a module imported: one could lie in the folder that somebody else's runs came in."""
     (tmp_path / "stranger.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\nclass Layer: ...\n")
@@ -90,10 +88,8 @@ def test_only_models_and_optimizers_are_built(tmp_path: Path, place: str, named:
     config["model"]["init_args"] |= {
         "model": {},
         "optimizer": {"optimizer": foreign},
-        "unknown": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"speed": 1.0}}},
         "lr": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": foreign}}},
         "attention": {"attention": foreign},
-        "layers": {"attention": {"class_path": "anlit.AttentionPattern", "init_args": {"layers": [foreign]}}},
     }[place]
     config["model"]["class_path"] = named if place == "model" else "anlit.GPT"
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -106,9 +102,6 @@ def test_only_models_and_optimizers_are_built(tmp_path: Path, place: str, named:
 
 
 def test_steps_that_fail_are_one_sentence(tmp_path: Path, monkeypatch) -> None:
-    def broken(*given: object) -> torch.Tensor:
-        raise RuntimeError("CUDA out of memory.\nOf the allocated …")
-
-    monkeypatch.setattr(runs, "take_step", broken)
-    with pytest.raises(UserError, match=r"could not be timed \(CUDA out of memory\.\): leave out --measure_steps"):
+    monkeypatch.setattr(runs, "take_step", lambda *given: {}["no memory"])
+    with pytest.raises(UserError, match=r"could not be timed \('no memory'\): leave out --measure_steps"):
         time_steps(tmp_path, make(tmp_path / "run", "GPT"))
