@@ -2,7 +2,7 @@
 # finds out, and what it needs: `needs=device` a GPU, `needs=NAME` a program or a package. Without a GPU DRY is set: what
 # does not need one then runs at toy sizes.
 TESTS     := $(PY) -m pytest -q -p no:cacheprovider -m gpu
-TRITON    := $(TESTS) tests/attention/test_triton.py
+KERNELS   := $(TESTS) tests/attention/test_gpu.py
 ATTENTION := $(PY) -m anlit benchmark attention
 STEP      := $(PY) -m anlit benchmark step
 SCALED    := --models anGPT --mechanisms scale-invariant --backends eager,triton,flex --peers none
@@ -22,15 +22,16 @@ device:
 	$(RUN) 2 'the device, its driver and libraries' sh -c '$(PY) -m torch.utils.collect_env | grep -v ^Vulnerability'
 kernels-bfloat16:
 	$(RUN) 5 'our Triton kernels against eager attention in float64, bfloat16' needs=device needs=xdist \
-	    $(TRITON) -k 'torch.bfloat16 or bits' -n 8
+	    $(KERNELS) -k 'triton and (torch.bfloat16 or bits)' -n 8
 libraries:
 	$(RUN) 5 'flash attention, the loss, compiled and uncompiled models on CUDA' needs=device needs=xdist \
-	    $(TESTS) tests/attention/test_flash.py tests/models/test_cuda.py tests/layers/test_cross_entropy.py -n 6
+	    $(KERNELS) tests/models/test_cuda.py tests/layers/test_cross_entropy.py \
+	    -k 'flash or test_cuda or test_cross_entropy' -n 6
 memory-checker:
 	$(RUN) 4 'compute-sanitizer on our kernels at a ragged length' needs=device needs=compute-sanitizer \
-	    compute-sanitizer --tool memcheck --error-exitcode 9 $(TRITON) -k 'every_width and bfloat16 and (80 or 256)'
+	    compute-sanitizer --tool memcheck --error-exitcode 9 $(KERNELS) -k 'triton and bfloat16 and (80 or 256)'
 flex:
-	$(RUN) 4 'FlexAttention against eager attention in float64' needs=device $(TESTS) tests/attention/test_flex.py
+	$(RUN) 4 'FlexAttention against eager attention in float64' needs=device $(KERNELS) -k flex
 attention-4k:
 	$(RUN) 4 'attention kernels at T 4096, dense' \
 	    $(ATTENTION) --widths 64 --lengths 4096 --layouts dense $(TOY_ATTENTION)
@@ -69,9 +70,9 @@ float8:
 	$(RUN) 5 '0.5B steps in float8' needs=device needs=torchao \
 	    $(STEP) --models GPT,anGPT --compiled blocks,float8 --peers none
 kernels-float16:
-	$(RUN) 5 'our Triton kernels, float16' needs=device needs=xdist $(TRITON) -k torch.float16 -n 8
+	$(RUN) 5 'our Triton kernels, float16' needs=device needs=xdist $(KERNELS) -k 'triton and torch.float16' -n 8
 kernels-float32:
-	$(RUN) 5 'our Triton kernels, float32' needs=device needs=xdist $(TRITON) -k torch.float32 -n 8
+	$(RUN) 5 'our Triton kernels, float32' needs=device needs=xdist $(KERNELS) -k 'triton and torch.float32' -n 8
 clocks:
 	$(RUN) 3 'the logged time of a step and the estimate of its memory' needs=device \
 	    $(TESTS) tests/training/test_throughput.py tests/sizing/test_estimate.py

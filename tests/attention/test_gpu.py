@@ -40,7 +40,7 @@ def shape(name: str, kind: str, width: int) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("backend", "name", "kind", "width", "dtype"), CASES)
+@pytest.mark.parametrize(("backend", "name", "kind", "width", "dtype"), CASES, ids=str)
 def test_it_is_the_formula(backend, name, kind, width, dtype) -> None:
     q = torch.empty(1, 2, 1, width, dtype=dtype, device="cuda")
     if reason := BACKENDS[backend].unsupported_reason(MECHANISMS[name], q):

@@ -162,9 +162,9 @@ def test_every_item_has_a_recipe_that_fits_into_a_call() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if "TRITON" in recipe or "TESTS" in recipe])
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if "KERNELS" in recipe or "TESTS" in recipe])
 def test_an_item_of_tests_selects_some(name: str) -> None:
-    recipe = RECIPES[name].replace("$(TRITON)", "tests/attention/test_triton.py")
+    recipe = RECIPES[name].replace("$(KERNELS)", "tests/attention/test_gpu.py")
     words = [word for word in shlex.split(recipe) if word.startswith("tests/")]
     if chosen := re.search(r"-k (?:'(.+?)'|(\S+))", recipe):
         words += ["-k", chosen[1] or chosen[2]]
