@@ -54,7 +54,8 @@ def make_run(folder: Path, data: Path, architecture: Any, seed: int = 1, name: s
     """A run folder: checkpoint, config.yaml and run.json. `changes` are the model's."""
     model = small(architecture, seed, **{"vocab_size": VOCABULARY, "context_length": LENGTH, **changes})
     manifest = json.loads((data / "manifest.json").read_text())
-    fingerprint = {key: manifest[key] for key in ("tokenizer_sha256", "content_sha256")}
+    keys = ("tokenizer_sha256", "content_sha256", "end_of_document", "document_token_at")
+    fingerprint = {"path": str(data), **{key: manifest[key] for key in keys}}
     save(model, folder / "checkpoints" / f"{name}.ckpt", data=fingerprint)
     settings = {key: value for key, value in changes.items() if isinstance(value, int | float | str)}
     kind = f"{architecture.__module__}.{architecture.__name__}"

@@ -75,7 +75,7 @@ def test_a_separator_before_the_prompt_where_the_model_saw_one(settings: dict, b
 def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, capsys) -> None:
     run = make_run(tmp_path / "run", prepare(tmp_path / "data"), GPT)
     assert main(["generate", str(run), "text"]) == 2
-    assert f"has no tokenizer (looked in {run}): set --tokenizer" in capsys.readouterr().err
+    assert f"has no tokenizer (looked in {run}, {tmp_path}/data): set --tokenizer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -43,25 +43,21 @@ def test_on_a_cpu_the_default_is_recorded_and_no_checkpoint_needs_it(trained: Tr
     assert saved(run_dir) is None
 
 
-def test_a_resumed_run_and_a_loaded_model_go_on_with_what_the_checkpoint_names(
+def test_a_run_goes_on_with_what_the_checkpoint_names_which_is_nothing_while_a_candidate_fails(
     shards: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    run_dir = tmp_path / "run"
-    won_by(monkeypatch, "eager")
-    assert run(fit_arguments(shards, run_dir, *SHORT)) == 0
-    assert saved(run_dir)["made"] == [recorded(run_dir)]
-    won_by(monkeypatch, "blockwise")
-    assert run(fit_arguments(shards, run_dir, *SHORT, "--trainer.max_steps=8", "--ckpt_path=last")) == 0
-    assert recorded(run_dir)["backend"] == "eager"
+    run_dir, failed = tmp_path / "run", {"blockwise": "it fails: CUDA out of memory"}
+    for steps, best, failures in ((6, "eager", failed), (8, "eager", {}), (10, "blockwise", {})):
+        won_by(monkeypatch, best, **failures)
+        assert run(fit_arguments(shards, run_dir, *SHORT, f"--trainer.max_steps={steps}", "--ckpt_path=last")) == 0
+        assert recorded(run_dir)["backend"] == "eager"
+        assert recorded(run_dir)["failed"] == failures
+        if failures:
+            assert saved(run_dir) is None
+            assert load_checkpoint(str(run_dir)).model.selections is None
+        else:
+            assert saved(run_dir)["made"] == [recorded(run_dir)]
     model = load_checkpoint(str(run_dir)).model
     with torch.no_grad():
         model(torch.zeros(1, 20, dtype=torch.int64))
     assert {*model.model.blocks[0].attention._backends.values()} == {"eager"}
-
-
-def test_with_a_failed_candidate_nothing_is_saved(shards: Path, tmp_path: Path, monkeypatch) -> None:
-    won_by(monkeypatch, "eager", blockwise="it fails: CUDA out of memory")
-    assert run(fit_arguments(shards, tmp_path / "run", *SHORT)) == 0
-    assert recorded(tmp_path / "run")["failed"] == {"blockwise": "it fails: CUDA out of memory"}
-    assert saved(tmp_path / "run") is None
-    assert load_checkpoint(str(tmp_path / "run")).model.selections is None
