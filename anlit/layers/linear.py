@@ -55,9 +55,6 @@ class ScaledLinear(nn.Linear):
         """Multiply row i of W in place with factors[i], (d_out,), the same on every rank where W is sharded."""
         self.weight.mul_(replicated_like(factors, self.weight)[:, None])
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, factor={self.factor:.4g}"
-
 
 def fused_linear(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None] = ()) -> Tensor:
     """Several linear maps of the same x, their results side by side: x (…, d_in) → (…, sum of their d_out).

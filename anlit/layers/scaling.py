@@ -41,6 +41,3 @@ class ScalingVector(nn.Module):
     def multiply(self, factors: Tensor) -> None:
         """s ← factors ∘ s, with factors (width,) that are the same on every rank."""
         self.stored.mul_(replicated_like(factors, self.stored))
-
-    def extra_repr(self) -> str:
-        return f"{self.stored.numel()}, init={self.init:g}, scale={self.scale:g}"
