@@ -26,15 +26,12 @@ PROMPTS, N_NEW = ("the cat", "and the dog sat"), 40
 SIZE = {"n_layers": 3, "n_heads": 4, "d_model": 64, "d_ff": 160, "context_length": 128}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"positions": RoPE(1.0), "n_kv_heads": 2, "d_head": 24, "tie_embeddings": True},
-        {"positions": YaRN(4.0, 32, fraction=1.0), "n_kv_heads": 1},
-        {"positions": Llama3RoPE(8.0, 32, fraction=1.0, base=5e5), "n_kv_heads": 2, "qk_norm": False},
-    ],
-    ids=["Qwen3", "YaRN", "Llama"],
-)
+QWEN3 = {"positions": RoPE(1.0), "n_kv_heads": 2, "d_head": 24, "tie_embeddings": True}
+YARN = {"positions": YaRN(4.0, 32, fraction=1.0), "n_kv_heads": 1}
+LLAMA = {"positions": Llama3RoPE(8.0, 32, fraction=1.0, base=5e5), "n_kv_heads": 2, "qk_norm": False}
+
+
+@pytest.mark.parametrize("settings", [QWEN3, YARN, LLAMA], ids=["Qwen3", "YaRN", "Llama"])
 def test_the_same_tokens(settings, tmp_path: Path, capsys) -> None:
     """The vocabulary is that of the small tokenizer, because anlit leaves out tokens that no text has."""
     run = make_run_with_text(tmp_path, GPT, attention=Plain(), init_std=0.2, vocab_size=296, **SIZE, **settings)

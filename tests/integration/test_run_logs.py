@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +75,17 @@ def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(shards: Path,
 
 
 class Meetings(L.Callback):
-    """Notes by optimizer step which collective calls Python makes and waits for, and leaves them beside the run."""
+    """Leaves beside the run, by optimizer step, which collective calls Python makes and waits for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.step, self.seen = folder, 0, list[tuple[int, str]]()
         for name in ("barrier", "broadcast", "all_reduce", "all_gather"):
-            setattr(distributed, name, self._noted(name, getattr(distributed, name)))
+            setattr(distributed, name, partial(self._noted, name, getattr(distributed, name)))
 
-    def _noted(self, name: str, call: Any) -> Any:
-        def noted(*arguments: Any, **settings: Any) -> Any:
-            if not settings.get("async_op"):
-                self.seen.append((self.step, name))
-            return call(*arguments, **settings)
-
-        return noted
+    def _noted(self, name: str, call: Any, *arguments: Any, **settings: Any) -> Any:
+        if not settings.get("async_op"):
+            self.seen.append((self.step, name))
+        return call(*arguments, **settings)
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         self.step = trainer.global_step + 1
