@@ -54,10 +54,7 @@ def lock_run_folder(run_dir: str) -> IO[str]:
 
     It is a record lock of the kernel (`lockf`), which data loader workers do not inherit, so a run that was killed can
     be continued at once. Between machines it works if the file system supports such locks: NFS (4, or 3 with lockd),
-    GPFS, Lustre mounted with `flock`. The lock of `anlit study` is another one, which is held before a run has this.
-
-    Raises:
-        UserError: Another process trains in this folder.
+    GPFS, Lustre mounted with `flock`. Raises UserError if another process trains in this folder.
     """
     file = (Path(run_dir) / LOCK).open("a+")
     try:

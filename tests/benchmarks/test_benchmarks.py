@@ -182,7 +182,6 @@ PEER = {"model": "litgpt", "losses": [8.3, 8.2, 8.1]}
         ({"losses": [8.31, float("nan"), 8.2]}, "its losses are"),
         ({"losses": [8.31, 8.3, 8.21]}, "it is wrong: its first losses are"),
         ({"losses": [8.31, 8.3, 8.21], "compiled": "float8"}, None),
-        (PEER | {"parameters": 1_001_000}, None),
         (PEER | {"losses": [10.0, 9.0, 8.0]}, "its first loss is 10.000, not about 8.32"),
         (PEER | {"parameters": 1_010_000}, "it does other work: parameters"),
         (PEER | {"flops_per_token": 6.1e6}, "it does other work: flops_per_token"),
@@ -215,11 +214,9 @@ def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
     ("typed", "sentence"),
     [
         ("attention --entrants plane,sdpa", "--entrants plane,sdpa: no mechanism 'plane'; choose plain"),
-        ("attention --entrants plain,sdp", "no kernel 'sdp'; choose flash"),
         ("attention --preset h200", "--preset h200 needs a CUDA device"),
         ("step --models GTP", "--models GTP is not known: choose from GPT"),
         ("step --peers litgpt", "--peers litgpt is not installed: install it, or leave it out"),
-        ("step --device cuda", "--device cuda needs a CUDA device"),
         ("step --groups 3", "--groups must be divisors of the 2 heads"),
     ],
 )
