@@ -125,7 +125,7 @@ CHUNK, TASK, INDEX = "train/chunk-000003-000.bin", "tasks/000003.json", "train/i
     ("name", "damage"),
     [*((CHUNK, damage) for damage in (Path.unlink, shorten, flip)),
      *((TASK, damage) for damage in (Path.unlink, shorten)),
-     (TASK, in_record(lambda record: record["streams"].update({"train/../../out": record["streams"].pop("train")}))),
+     (TASK, in_record(lambda record: record["streams"].update({"train/../train": record["streams"].pop("train")}))),
      (TASK, in_record(lambda record: record["streams"]["train"]["chunks"][0].pop())),
      (TASK, in_record(lambda record: record["files"][0].update(skipped={"empty": "many"}))),
      *((name, damage) for name in ("tokenizer.json", INDEX) for damage in (Path.unlink, shorten))],
