@@ -14,19 +14,16 @@ from tests.attention.kernels import FLASH, MECHANISMS, ONE_COEFFICIENT, WIDTHS, 
 
 HALF = (torch.bfloat16, torch.float16)
 PACKINGS, KINDS = ("dense", "documents"), ("dense", "documents", "window")
-FLEX = [  # few, for each takes a compilation
-    ("flex", "plain", "dense", 64, torch.bfloat16),
+TRITON = ["plain", "log n", *(name for name in ONE_COEFFICIENT if MECHANISMS[name].depends_on_distance)]
+"""To the kernel all g(n) are alike: it gets the product of g(n) and q."""
+CASES = [
+    ("flex", "plain", "dense", 64, torch.bfloat16),  # few of flex, for each takes a compilation
     ("flex", "scale-invariant, c per layer", "dense", 128, torch.bfloat16),
     ("flex", "scale-invariant, c per layer", "documents", 64, torch.bfloat16),
     ("flex", "of one's own", "documents", 64, torch.bfloat16),
     ("flex", "window, scale-invariant", "documents", 80, torch.bfloat16),
     ("flex", "log bias", "dense", 32, torch.float16),
     ("flex", "scale-invariant", "documents", 256, torch.float16),
-]
-TRITON = ["plain", "log n", *(name for name in ONE_COEFFICIENT if MECHANISMS[name].depends_on_distance)]
-"""To the kernel all g(n) are alike: it gets the product of g(n) and q."""
-CASES = [
-    *FLEX,
     *[("flash", name, kind, 64, dtype) for name in FLASH for kind in PACKINGS for dtype in HALF],
     *[("flash", "log n", kind, width, dtype) for width in WIDTHS for kind in PACKINGS for dtype in HALF],
     *[("triton", name, kind, 64, t) for name in TRITON for kind in KINDS for t in (*HALF, torch.float32)],
@@ -35,17 +32,13 @@ CASES = [
 ]  # fmt: skip
 
 
-def shape(name: str, kind: str, width: int) -> tuple[int, int, int, int]:
-    return 2, 2, 150 + sum(map(ord, name + kind)) % 100, width
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("backend", "name", "kind", "width", "dtype"), CASES, ids=str)
 def test_it_is_the_formula(backend, name, kind, width, dtype) -> None:
     q = torch.empty(1, 2, 1, width, dtype=dtype, device="cuda")
     if reason := BACKENDS[backend].unsupported_reason(MECHANISMS[name], q):
         pytest.skip(reason)
-    check(BACKENDS[backend], name, kind, shape(name, kind, width), dtype, "cuda")
+    check(BACKENDS[backend], name, kind, (2, 2, 150 + sum(map(ord, name + kind)) % 100, width), dtype, "cuda")
 
 
 @pytest.mark.gpu
