@@ -58,8 +58,7 @@ class Attention(nn.Module):
 
     def use_selections(self, selections: Selections | None) -> None:
         """Let `auto` run on what was selected for this mechanism on this device, wherever that can compute it."""
-        self._selections = selections
-        self._backends.clear()
+        self._selections, self._backends = selections, {}
 
     def backend_for(self, q: Tensor) -> str:
         """The name of the back end for queries like `q`, (B, H, T, D), looked up once for each kind of queries.

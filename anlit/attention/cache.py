@@ -4,11 +4,9 @@
     logits = decoder(prompt, cache=cache)            # the whole prompt at once
     logits = decoder(next_token, cache=cache)        # (B, 1) tokens, and so on
 
-The rows of a batch are padded on the left, so they all end at the same slot. Rows differ in one number only: the slot
-at which the current document began. Positions, counts n and distances follow from it; no token sees the padding.
-
-Shape letters: B rows, H heads of queries, G heads of keys, Q new tokens, K keys, D head width. A slot is an index along
-a row, from 0.
+The rows of a batch are padded on the left, so they all end at the same slot, an index along a row. Rows differ in one
+number only: the slot at which the current document began. Positions, counts n and distances follow from it; no token
+sees the padding. Shape letters: B rows, H heads of queries, G of keys, Q new tokens, K keys, D head width.
 """
 
 import torch
@@ -94,10 +92,8 @@ class Continuation(Documents):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation) -> Tensor:
-    """softmax(a·g·S + m) v of new queries q, (B, H, Q, D), over k and v, (B, G, K, D), as `extend` returns them.
-
-    A fused kernel computes one query, if the mechanism has no a(t) and the kernel needs no copy of the keys.
-    """
+    """softmax(a·g·S + m) v of new queries q, (B, H, Q, D), over k and v, (B, G, K, D), as `extend` returns them. A
+    fused kernel computes one query, if the mechanism has no a(t) and the kernel needs no copy of the keys."""
     if q.shape[-2] == 1 and not mechanism.scales_with_distance:
         _, m = distance_tables(mechanism, k.shape[-2], q)
         is_masked, t = m is not None or documents.are_masked, distances(1, k.shape[-2], q.device)
@@ -111,10 +107,9 @@ class LayerCache:
     """The keys and values of one layer: two buffers (B, G, capacity, D), filled up to `size`."""
 
     def __init__(self, window: int | None, max_length: int) -> None:
-        self.window = window
+        self.window, self.size = window, 0
         self.capacity = max_length if window is None else min(max_length, 2 * window)
         self.buffers: tuple[Tensor, ...] = ()
-        self.size = 0
 
     def append(self, *new: Tensor) -> list[Tensor]:
         """As `KeyValueCache.extend`; what was added stands last."""

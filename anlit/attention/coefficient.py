@@ -75,5 +75,5 @@ def shared_coefficients(model: nn.Module) -> list[Coefficient]:
 
 def learned_coefficients(model: nn.Module) -> list[Coefficient]:
     """The learned coefficients in `model`, its own and those that it shares, each once."""
-    own = [part for part in model.modules() if isinstance(part, Coefficient) and part.value is not None]
-    return list(dict.fromkeys([*own, *shared_coefficients(model)]))
+    parts = [*model.modules(), *shared_coefficients(model)]
+    return list(dict.fromkeys(part for part in parts if isinstance(part, Coefficient) and part.value is not None))

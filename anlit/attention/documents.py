@@ -69,10 +69,8 @@ class Documents:
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """Where each document begins in the B·T flattened tokens, then B·T: (documents + 1,) int32.
-
-        Without ids it is that of one row. If the batch has none, made on the host, this waits for the device.
-        """
+        """Where each document begins in the B·T flattened tokens, then B·T: (documents + 1,) int32; without ids that of
+        one row. If the batch has none, made on the host, this waits for the device."""
         if self._cu_seqlens is not None and self.ids is not None:
             return self._cu_seqlens
         positions = self._index if self.positions is None else self.positions
@@ -81,9 +79,7 @@ class Documents:
 
     def packing(self, n_rows: int) -> tuple[Tensor, Tensor]:
         """`cu_seqlens` of `n_rows` sequences on the device; (n, 0) on the host, where no document is longer than n.
-
-        Computed once per batch. Compiled code fits those of every batch: the sizes are dynamic.
-        """
+        Computed once per batch. Compiled code fits those of every batch: the sizes are dynamic."""
         if self._packing is None:
             rows = torch.arange(0, n_rows * self.length + 1, self.length, dtype=torch.int32)
             starts = self.cu_seqlens if self.are_masked else rows

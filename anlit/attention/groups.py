@@ -1,7 +1,6 @@
 """Grouped queries (arXiv 2305.13245): the H heads of queries share G heads of keys and values.
 
-Query head h uses key head h // (H/G). Most of the time the queries of a group are taken as more rows of one matrix, so
-that keys and values are read where they are.
+Query head h uses key head h // (H/G). Mostly the queries of a group are more rows of one matrix.
 """
 
 from torch import Tensor

@@ -16,9 +16,8 @@ from anlit.attention.coefficient import Coefficient
 
 
 class Mechanism(nn.Module):
-    """Base class: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is trivial and costs nothing.
-
-    Which functions a subclass overrides decides which kernels can compute it.
+    """Base class: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is trivial and costs nothing. Which ones a
+    subclass overrides decides which kernels can compute it.
 
     The object that a user makes is a template. `for_layer` makes from it the module of one layer, with `n_heads` and
     `d_head`. A number that may be learned is a `Coefficient`; call it for its value.

@@ -26,10 +26,7 @@ def bin_edges(longest: int) -> list[int]:
 
 
 class BinnedMeans:
-    """Means over queries, for each head and each bin of the context length n.
-
-    `edges` are where the bins begin, increasing, the first at 1. The last bin has no end.
-    """
+    """Means over queries, for each head and bin of the context length n. Bins begin at `edges`; the last has no end."""
 
     def __init__(self, edges: list[int]) -> None:
         self.edges, self._sums, self._counts = edges, dict[str, Tensor](), dict[str, Tensor]()
@@ -59,9 +56,8 @@ class BinnedMeans:
 def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator[list[BinnedMeans]]:
     """Within this context every forward pass of `model` is recorded. Yields the means of each layer, first to last.
 
-    A query's context length n is its position in its document, from 1, also with a window; `edges` are the bins of n,
-    `spans` the ranges of distances. The statistics are those of `anlit.attention.statistics.statistics`,
-    `squared_average` and `n`. A compiled model runs uncompiled here and stays compiled afterwards.
+    A query's context length n is its position in its document, from 1; `edges` are the bins of n, `spans` the ranges of
+    distances. A compiled model runs uncompiled here and stays compiled afterwards.
     """
     means = {layer: BinnedMeans(edges) for layer in attention_layers(model)}
 

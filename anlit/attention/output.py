@@ -21,8 +21,8 @@ class GateMap(ScaledLinear):
 class AttentionOutput(nn.Module):
     """The input of W_o: the heads' averages with norm and gates 2σ(W_g x) (arXiv 2505.06708), concatenated.
 
-    `gate_factor` multiplies W_g x: √d if x has norm 1, so that the gates see a root mean square of 1. `norm` is applied
-    to each head's average, over the last axis; None for none.
+    `gate_factor` multiplies W_g x: √d if x has norm 1, so that the gates see a root mean square of 1. `norm` is that of
+    each head's average.
     """
 
     def __init__(

@@ -51,17 +51,10 @@ def shrink(queries: tuple[ScaledLinear, nn.Module], keys: tuple[ScaledLinear, nn
     instead of W's rows. All heads share the gain, so it takes the smallest factor.
     """
     n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
-    for (W, norm), of_heads in zip((queries, keys), divided(factors, n_kv_heads), strict=True):
+    of_keys = factors.unflatten(0, (n_kv_heads, -1)).amax(1)  # no head may make a key smaller than another one needs
+    of_queries = factors.square() / of_keys.repeat_interleave(len(factors) // n_kv_heads)
+    for (W, norm), of_heads in zip((queries, keys), (of_queries, of_keys), strict=True):
         if isinstance(norm, RMSNorm) and norm.gain is not None:
             norm.gain.mul_(factors.min())
         else:
             W.scale_rows(of_heads.repeat_interleave(W.out_features // len(of_heads)))
-
-
-def divided(factors: Tensor, n_kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Factors of queries, (H,), and of keys, (G,), whose product is the square of `factors`, (H,), for every head.
-
-    A key takes the largest factor of the heads that share it, the queries take the rest.
-    """
-    keys = factors.unflatten(0, (n_kv_heads, -1)).amax(1)
-    return factors.square() / keys.repeat_interleave(len(factors) // n_kv_heads), keys

@@ -23,19 +23,16 @@ class AttentionSpec:
     Two of them are equal if one selection serves both: rows, documents and compilation may differ.
     """
 
-    mechanism: str
-    """Its class and window, and which coefficients are learned; see `mechanism_name`."""
+    mechanism: str  # see `mechanism_name`
     rows: int = field(compare=False)
     heads: int
     key_heads: int
     length: int
     width: int
-    dtype: str
-    """The precision of q, k and v, such as `bfloat16`."""
+    dtype: str  # of q, k and v, such as `bfloat16`
     document: int | None = field(compare=False)
     """The mean length of packed documents in tokens; None if none are masked."""
     compiled: bool = field(compare=False)
-    """Whether it runs inside of blocks that are compiled."""
 
     def __str__(self) -> str:
         packed = "" if self.document is None else f" in documents of about {self.document}"
@@ -44,16 +41,17 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class Selection:
-    """What one kind of attention runs on, and what was found out about each back end that was tried."""
+    """What one kind of attention runs on, and what was found out about each back end that was tried.
+
+    That is the `seconds` of a layer's forward and backward pass, what is `wrong` with its results, or why it `failed`:
+    the next start tries it again.
+    """
 
     spec: AttentionSpec
     backend: BackendName
     seconds: dict[str, float] = field(default_factory=dict)
-    """Forward and backward pass of a layer."""
     wrong: dict[str, str] = field(default_factory=dict)
-    """What is wrong with its results."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Why it could not be tried. The next start tries it again."""
 
     def __str__(self) -> str:
         own = f"{1e3 * self.seconds[self.backend]:.3g} ms a layer" if self.backend in self.seconds else "the default"

@@ -1,8 +1,8 @@
 """Statistics of attention weights, per query, from the logits.
 
-`logits` are those of B sequences, H heads, Q queries and K keys, (B, H, Q, K), −∞ where a key is not visible. The last
-query is at the last key, so the distance of key j from query i is t = (K − Q + i) − j. Weights are w = softmax(logits).
-Results are (B, H, Q), in float32 at least; NaN, not 0, where a query sees none of the keys in question.
+`logits` are (B, H, Q, K), −∞ where a key is not visible. The last query is at the last key, so key j is at the distance
+t = (K − Q + i) − j from query i. Weights are w = softmax(logits). Results are (B, H, Q), in float32 at least; NaN where
+a query sees none of the keys in question.
 """
 
 import math
@@ -12,9 +12,6 @@ import torch
 from torch import Tensor
 
 from anlit.attention.groups import grouped_product
-
-LATEST = 100
-"""[SI] reports the weight on the last 100 tokens."""
 
 
 class Range(NamedTuple):
@@ -57,23 +54,20 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def squared_average(logits: Tensor, v: Tensor) -> Tensor:
-    """‖Σ_j w_j v_j‖² divided by the mean ‖v_j‖² of the visible keys: Σ w² if values are orthogonal and of equal norm.
-
-    v is (B, G, K, D).
-    """
+    """‖Σ_j w_j v_j‖² / mean ‖v_j‖² over the visible keys, v (B, G, K, D): Σ w² for orthogonal values of equal norm."""
     v = v.to(_wide(v))
     visible = (logits > -math.inf).to(v.dtype)
     mean = grouped_product(visible, v.square().sum(-1, keepdim=True))[..., 0] / visible.sum(-1)
     return grouped_product(_softmax(logits).to(v.dtype), v).square().sum(-1) / mean
 
 
-def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: int = LATEST) -> dict[str, Tensor]:
+def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: int = 100) -> dict[str, Tensor]:
     """All statistics of logits (B, H, Q, K) by name, each (B, H, Q).
 
     `inverse_largest_weight` is 1/w_max, from 1 to K: about how many keys share the attention. `participation` is Σ w²,
     from 1/K to 1: the squared norm of the average of K orthonormal values.
     `weight_1_to_10` and `entropy_1_to_10` are those of distances [1, 10); of a range that a query sees in part, the
-    visible part counts. `weight_latest_100` is the weight on the last 100 tokens, the query's own included.
+    visible part counts. `weight_latest_100` is that on the last 100 tokens, the query's own included, as in [SI].
     `attention_sink` is the weight on `first_keys`, (B or 1, Q) int64, where each query's document begins.
     """
     total = log_total(logits)

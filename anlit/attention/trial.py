@@ -43,31 +43,26 @@ LEARNED_BOUNDS = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4
 SMALLEST, NOTHING = 1e-3, 1e-9
 """A reference below 1e-3 of the norm of the output's gradient counts as this large: over 65,536 keys those of q and k
 are about 4 times this. One below 1e-9 of the norm of v's gradient is 0, as for q and k where every query sees one key:
-a perfect kernel has the difference of two rounded numbers there, so the error is relative to the gradient of v."""
+the error is relative to the gradient of v there."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Mechanism, Documents, float], Tensor]
 
 
 @dataclass
 class Trial:
-    """What is to be tried for one kind of attention, with the mechanism of one of its layers, and the results.
-
-    `default` is taken if none can be timed; `turns` are the seconds of each turn.
-    """
+    """What is to be tried for one kind of attention, with the mechanism of one of its layers, and the results."""
 
     spec: AttentionSpec
     mechanism: Mechanism
     candidates: list[BackendName]
-    default: BackendName
+    default: BackendName  # if none can be timed
     wrong: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    turns: dict[str, list[float]] = field(default_factory=dict)
+    turns: dict[str, list[float]] = field(default_factory=dict)  # the seconds of each
 
     def run(self, device: torch.device, is_over: Event) -> None:
-        """Check all candidates, then time in turns those that are right, so that other load hits all of them.
-
-        Whatever a kernel or a compiler raises, the run goes on without it.
-        """
+        """Check all candidates, then time in turns those that are right, so that other load hits all of them. Whatever
+        a kernel or a compiler raises, the run goes on without it."""
         spec, calls = self.spec, dict[str, Callable[[], object]]()
 
         @cache
@@ -111,10 +106,8 @@ class Trial:
 
 
 def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float = TIME_LIMIT_S) -> list[Selection]:
-    """A selection for each trial, in `limit_s` seconds for all of them. What is not tried by then has failed.
-
-    Random state and gradients stay as they are. Raises UserError if a candidate left the GPU unusable.
-    """
+    """A selection for each trial, in `limit_s` seconds for all of them. What is not tried by then has failed. Raises
+    UserError if a candidate left the GPU unusable."""
     is_over = Event()
 
     def work() -> None:
@@ -157,10 +150,8 @@ def first_line(error: Exception) -> str:
 
 
 class Inputs:
-    """q, k, v and the gradient of the output, from a generator of their own; q and k have unit root mean square.
-
-    They are stored (B, T, H or G, D), viewed (B, H or G, T, D).
-    """
+    """q, k, v and the gradient of the output, random, stored (B, T, H or G, D), viewed (B, H or G, T, D); q and k have
+    unit root mean square."""
 
     def __init__(
         self, mechanism: Mechanism, documents: Documents, rows: int, heads: int, key_heads: int, width: int,

@@ -46,9 +46,7 @@ def select_at_first_batch(module: Any) -> None:
 
 def use_saved(decoder: Any, plain: Any, device: torch.device) -> Selections | None:
     """Let layers run on what a checkpoint's table `plain` names, if that was selected on a device like this one.
-
-    Returns the table's selections, whatever device they are for; None without a table.
-    """
+    Returns the table's selections, whatever device they are for; None without a table."""
     selections = Selections.from_plain(plain)
     if selections is not None and selections.device == device_label(device):
         for block in decoder.blocks:

@@ -1,6 +1,5 @@
-"""A Trainer's run of each model: `python -m tests.accelerator.fit MODEL…` prints a JSON object, from the model and the
-number of each optimizer step to what waited for the device in it.
-"""
+"""`python -m tests.accelerator.fit MODEL…` trains each model and prints, as JSON, what waited for the device in each
+optimizer step."""
 
 import contextlib
 import copy
@@ -10,7 +9,6 @@ import tempfile
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +34,10 @@ BATCH, LENGTH = 4, 16
 class Waits(TorchDispatchMode):
     """Notes what waits: a number that is read, a copy between devices that was not told not to wait."""
 
+    step = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self.step = 0
         self.seen: dict[int, list[str]] = defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -47,15 +46,14 @@ class Waits(TorchDispatchMode):
             if args[0].device.type == NAME:
                 self._note("a number is read")
             return True if args[0].dtype == torch.bool else 1.0
+        ends = []
         if func is torch.ops.aten._to_copy.default and kwargs.get("device") is not None:
-            self._note_copy(args[0].device, torch.device(kwargs["device"]), kwargs.get("non_blocking"))
+            ends = [args[0].device.type, torch.device(kwargs["device"]).type, kwargs.get("non_blocking")]
         if func is torch.ops.aten.copy_.default:
-            self._note_copy(args[1].device, args[0].device, args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+            ends = [args[1].device.type, args[0].device.type, (*args, kwargs.get("non_blocking"))[2]]
+        if ends and ends[0] != ends[1] and not ends[2]:
+            self._note(f"a copy from {ends[0]} to {ends[1]}")
         return func(*args, **kwargs)
-
-    def _note_copy(self, source: torch.device, target: torch.device, does_not_wait: bool | None) -> None:
-        if source.type != target.type and not does_not_wait:
-            self._note(f"a copy from {source.type} to {target.type}")
 
     def _note(self, what: str) -> None:
         frames = [f for f in traceback.extract_stack() if "/anlit/" in f.filename or "lightning" in f.filename]
@@ -79,34 +77,21 @@ class Steps(L.Callback):
             raise EnoughError
 
 
-class Batches:
-    """The same batch again and again."""
+class Batches(list[Batch]):
+    """A loader; a plain list is several loaders to Lightning."""
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
 
-    def __iter__(self) -> Iterator[Batch]:
-        return iter([self.batch] * len(self))
-
-    def __len__(self) -> int:
-        return MICRO_BATCHES * LAST_STEP
+class NoCPU(CPUAccelerator):
+    def setup_device(self, device: torch.device) -> None: ...
 
 
 class OnDevice(SingleDeviceStrategy):
     """Holds a model whose parameters are there already."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device=device, accelerator=_Accelerator())
-
     def model_to_device(self) -> None:
         self.model._device = self.root_device  # type: ignore[union-attr, assignment]
 
     def teardown(self) -> None: ...
-
-
-class _Accelerator(CPUAccelerator):
-    def setup_device(self, device: torch.device) -> None:
-        """It is no CPU."""
 
 
 def make_fake() -> None:
@@ -145,12 +130,12 @@ def waits_of(model: L.LightningModule, device: torch.device) -> dict[int, list[s
             ours.BestCheckpoint(run_dir), ours.LastCheckpoint(run_dir), Steps(waits),
         ]  # fmt: skip
         trainer = L.Trainer(
-            max_steps=LAST_STEP, strategy=OnDevice(device), devices=1, gradient_clip_val=1.0, callbacks=callbacks,
+            max_steps=LAST_STEP, strategy=OnDevice(device, NoCPU()), devices=1, gradient_clip_val=1.0,
             accumulate_grad_batches=MICRO_BATCHES, log_every_n_steps=LOGGED_EVERY, logger=CSVLogger(run_dir),
-            enable_model_summary=False,
+            callbacks=callbacks, enable_model_summary=False,
         )  # fmt: skip
         with contextlib.suppress(EnoughError):
-            trainer.fit(model, Batches(batch))
+            trainer.fit(model, Batches([batch] * MICRO_BATCHES * LAST_STEP))
             raise AssertionError(f"the run ended before step {LAST_STEP}")
     return waits.seen
 

@@ -1,12 +1,12 @@
-"""Single training steps: `python -m tests.accelerator.step` prints a JSON object, from the name of each case to what
-went wrong in it, or null. Each setting is tried with one architecture, in turns.
-"""
+"""`python -m tests.accelerator.step` prints, from the name of each case of a training step to what went wrong, or null,
+as JSON. Each setting is tried with one architecture, in turns."""
 
 import json
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle, product
 from typing import Any
 
 import torch
@@ -23,8 +23,7 @@ from tests.accelerator.device import NAME, on_device, register
 from tests.models.tiny import ARCHITECTURES, tiny
 
 BATCH, LENGTH, VOCAB = 4, 64, 512
-LONG = 1100
-"""Tokens of some blocks of queries, the last of them not full."""
+LONG = 1100  # tokens: some blocks of queries, the last of them not full
 NORMS = dict.fromkeys(("v_norm", "attention_norm", "post_norm"), True)
 
 
@@ -49,27 +48,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **by(*[(Plain(), b) for b in ("flash", "sdpa")], *[(ScaleInvariant(), b) for b in ("triton", "flex", "eager")],
          prefix="compiled", runtime=Runtime(compile=True)),
 }  # fmt: skip
-DENSE_TOO = 6
-"""So many of the settings are tried with one document a row as well as packed."""
+DENSE_TOO = 6  # of the settings are tried with one document a row as well as packed
 
 
-def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
-    tried = [(name, changes, True) for name, changes in SETTINGS.items()]
-    tried += [(name, changes, False) for name, changes in [*SETTINGS.items()][:DENSE_TOO]]
-    for number, (name, changes, documents) in enumerate(tried):
-        architecture = ARCHITECTURES[number % len(ARCHITECTURES)]
-        label = f"{architecture.__name__}, {'packed' if documents else 'one document'}, {name}"
-        yield label, partial(step, architecture, documents, **changes)
+def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    tried = [(name, "packed") for name in SETTINGS] + [(name, "one document") for name in [*SETTINGS][:DENSE_TOO]]
+    for (name, packing), architecture in zip(tried, cycle(ARCHITECTURES)):
+        label = f"{architecture.__name__}, {packing}, {name}"
+        yield label, partial(step, architecture, packing == "packed", **SETTINGS[name])
 
 
-def step(architecture: Any, documents: bool, mode: FakeTensorMode, **changes: Any) -> None:
+def step(architecture: Any, documents: bool, **changes: Any) -> None:
     """Forward, backward, clipping, the optimizer and what follows it; then what validation computes."""
     torch.compiler.reset()
     model = tiny(architecture, n_layers=1, vocab_size=VOCAB, document_masking=documents, **changes)
     decoder = model.model
     model.runtime.apply(decoder, NAME)
     decoder.compiles_loss = False
-    with mode:
+    with FakeTensorMode():
         on_device(decoder)
         optimizer = model.make_optimizer(parameter_groups(decoder))
         tokens, targets, ids = (torch.empty(BATCH, LENGTH, dtype=torch.int64, device=NAME) for _ in range(3))
@@ -83,23 +79,18 @@ def step(architecture: Any, documents: bool, mode: FakeTensorMode, **changes: An
         decoder.restore_norms()
         with torch.no_grad():
             validated, _ = decoder(tokens, *packing, targets=targets)
-    results = [loss, norm, validated, *decoder.parameters()]
-    assert {result.device.type for result in results} == {NAME}
+    assert {result.device.type for result in (loss, norm, validated, *decoder.parameters())} == {NAME}
 
 
-def waiting(mode: FakeTensorMode) -> None:
-    """Looks at a number."""
-    with mode:
-        torch.ones(1, device=NAME).item()
+def faked(look: Callable[[], object]) -> None:
+    with FakeTensorMode():
+        look()
 
 
-def mixing(mode: FakeTensorMode) -> None:
-    """Adds tensors of two devices."""
-    with mode:
-        torch.ones(2, device=NAME) + torch.ones(2)
-
-
-TO_BE_SEEN = {"waiting": waiting, "mixing": mixing}
+TO_BE_SEEN = {
+    "waiting": partial(faked, lambda: torch.ones(1, device=NAME).item()),
+    "mixing": partial(faked, lambda: torch.ones(2, device=NAME) + torch.ones(2)),
+}
 
 
 class AllPairs(TorchDispatchMode):
@@ -108,15 +99,14 @@ class AllPairs(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                assert sum(size >= LONG for size in tensor.shape) < 2, f"{func} makes {tuple(tensor.shape)}"
+            assert sum(size >= LONG for size in getattr(tensor, "shape", ())) < 2, f"{func} makes {tensor.shape}"
         return result
 
 
-def long(mechanism: Mechanism, documents: bool, mode: FakeTensorMode) -> None:
+def long(mechanism: Mechanism, documents: bool) -> None:
     """PyTorch's attention of a long sequence in float32, forward and backward."""
     mechanism = mechanism.for_layer(4, 16, 0)
-    with mode, AllPairs():
+    with FakeTensorMode(), AllPairs():
         q, k, v = (torch.empty(2, heads, LONG, 16, device=NAME, requires_grad=True) for heads in (4, 2, 2))
         ids = torch.empty(2, LONG, dtype=torch.int64, device=NAME) if documents else None
         packed = Documents(ids, LONG, q.device, torch.empty(9, dtype=torch.int32), LONG // 2)
@@ -125,11 +115,8 @@ def long(mechanism: Mechanism, documents: bool, mode: FakeTensorMode) -> None:
 
 
 LONG_ATTENTION = {
-    "long, packed": partial(long, Plain(), True),
-    "long, packed, a window": partial(long, SlidingWindow(100), True),
-    "long, a window": partial(long, SlidingWindow(100), False),
-    "long, packed, a bias": partial(long, ALiBi(), True),
-    "long, a bias": partial(long, ALiBi(), False),
+    f"long, {type(mechanism).__name__}, {documents}": partial(long, mechanism, documents)
+    for mechanism, documents in ((Plain(), True), *product((SlidingWindow(100), ALiBi()), (True, False)))
 }
 
 
@@ -139,10 +126,9 @@ def main() -> None:
     compile_ = torch.compile  # through the compiler's front end, without the kernels that it would make
     torch.compile = lambda function, dynamic: compile_(function, dynamic=dynamic, backend="aot_eager", fullgraph=True)  # type: ignore
     errors: dict[str, str | None] = {}
-    mode = FakeTensorMode()
     for name, run in [*cases(), *LONG_ATTENTION.items(), *TO_BE_SEEN.items()]:
         try:
-            run(mode=mode)
+            run()
             errors[name] = None
         except Exception:
             errors[name] = traceback.format_exc(limit=-4)

@@ -1,8 +1,6 @@
 """Compile the kernels without a GPU and show their resources: `python -m tests.attention.registers`.
 
-For compute capability 8.0 and 9.0 and each precision: registers and spilled bytes per thread, shared memory per
-program, instructions of the main loop, and instructions by kind. A kernel that spills needs smaller blocks or more
-warps (`blocks.py`).
+A kernel that spills needs smaller blocks or more warps (`blocks.py`).
 """
 
 import argparse
@@ -31,6 +29,11 @@ PRECISIONS = {
     "tf32": (torch.float32, "*fp32", "tf32"),
 }
 """The dtype of q, k and v, Triton's name for a pointer to it, and the input precision of products."""
+TYPES = {
+    **dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv"), "*q"), "scale": "fp32",
+    **dict.fromkeys(("tables", "lines", "tangents", "lse", "delta", "d_coefficient"), "*fp32"),
+    **dict.fromkeys(("starts", "ends", "far_start"), "*i32"),
+}  # fmt: skip
 
 
 def compile_kernel(
@@ -56,37 +59,24 @@ def compile_kernel(
         "block_n": blocks.block_n, "precision": products, "pairs": form not in ("plain", "biases"),
         "tangent_pairs": False, **dict.fromkeys(unused),
     }  # fmt: skip
-    signature = {
-        name: "constexpr" if name in constants else _type_of(name, pointer, group) for name in function.arg_names
-    }
-    constants = {name: value for name, value in constants.items() if name in signature}
-    is_aligned = [kind.startswith("*") or kind == "i32" for kind in signature.values()]
-    aligned: Any = {(index,): [["tt.divisibility", 16]] for index, is_one in enumerate(is_aligned) if is_one}
+    names = function.arg_names
+    types = TYPES | (dict.fromkeys(("dk", "dv"), "*fp32") if group > 1 else {})  # each query head's part of the sum
+    types |= dict.fromkeys(constants, "constexpr")
+    kinds = [types.get(name, "i32").replace("*q", pointer) for name in names]
+    aligned: Any = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(kinds) if kind[0] == "*" or kind == "i32"}
+    constants = {name: value for name, value in constants.items() if name in names}
     return triton.compile(
-        ASTSource(function, signature, constants, aligned),
+        ASTSource(function, dict(zip(names, kinds, strict=True)), constants, aligned),
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": blocks.warps, "num_stages": blocks.stages},
     )
 
 
-def _type_of(name: str, pointer: str, group: int) -> str:
-    if name in ("dk", "dv") and group > 1:  # each query head's part of the sum
-        return "*fp32"
-    if name in ("q", "k", "v", "out", "d_out", "dq", "dk", "dv"):
-        return pointer
-    if name in ("starts", "ends", "far_start"):
-        return "*i32"
-    if name in ("tables", "lines", "tangents", "lse", "delta", "d_coefficient"):
-        return "*fp32"
-    return "fp32" if name == "scale" else "i32"
-
-
 def resources(compiled: Any) -> dict[str, int]:
     """Registers and spilled bytes per thread, shared memory per program in bytes, and counts of instructions.
 
-    `loop` is the number of instructions of the shortest loop over tiles, that over far ones if there is one, and `near`
-    of the next, over tiles without a mask. Both are 0 for float32, which has no matrix units. `waits` counts how often
-    wgmma are waited for: the compiler may let each of them wait for the one before.
+    `loop` are the instructions of the shortest loop over tiles, that over far ones if there is one, `near` those of the
+    next, over tiles without a mask; 0 for float32, which has no matrix units. `waits` counts waits for wgmma.
     """
     from triton.backends.nvidia import __file__ as backend
 
@@ -107,10 +97,7 @@ def resources(compiled: Any) -> dict[str, int]:
 
 
 def loops_with_products(code: str) -> list[int]:
-    """The number of instructions of each loop with matrix products in nvdisasm's listing `code`.
-
-    A loop ends with a branch back to its label. Loops over tiles with a mask are longer than those without.
-    """
+    """The number of instructions of each loop with matrix products, up to a branch back to its label, in a listing."""
     instructions, labels, lengths = list[str](), dict[str, int](), list[int]()
     for line in map(str.strip, code.splitlines()):
         if label := re.match(r"(\.L_x_\d+):", line):
@@ -130,10 +117,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--capability", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--group", type=int, default=1, help="query heads that share a key head")
-    for name, default, choices in (
-        ("kernel", KERNELS, KERNELS), ("form", ["dense"], FORMS), ("precision", ["bfloat16"], PRECISIONS)
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", nargs="+", default=default, choices=choices)
+    parser.add_argument("--kernel", nargs="+", default=KERNELS, choices=KERNELS)
+    parser.add_argument("--form", nargs="+", default=["dense"], choices=FORMS)
+    parser.add_argument("--precision", nargs="+", default=["bfloat16"], choices=PRECISIONS)
     options = parser.parse_args()
     chosen = (options.precision, options.capability, options.width, options.kernel, options.form)
     for precision, capability, width, kernel, form in itertools.product(*chosen):

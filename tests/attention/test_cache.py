@@ -1,18 +1,20 @@
 """Text read in pieces, with its keys kept, gives what it gives when it is read at once."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from anlit import GPT, AnGPT, DynamicNTK, NoPE, Plain, PRoPE, RoPE, SlidingWindow, SqrtLogN
+from anlit import GPT, DynamicNTK, NoPE, Plain, PRoPE, RoPE, SlidingWindow, SqrtLogN
 from anlit.attention.backends import sdpa
 from anlit.attention.cache import KeyValueCache
 from anlit.layers.positions import PositionsPattern
 from anlit.models.decoder import Decoder
 from tests.attention.examples import SHIPPED
+from tests.attention.kernels import assert_same
 from tests.models.tiny import ARCHITECTURES, jolt, random_tokens, tiny
 
 LENGTH = 40
@@ -20,34 +22,19 @@ CUTS = (0, 9, 10, 11, 25, LENGTH)
 TOKENS = random_tokens(3, LENGTH)
 DOCUMENTS = (TOKENS == 3).cumsum(1)
 
-architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
-
 
 def decoder(architecture, **changes) -> Decoder:
     return jolt(tiny(architecture, **changes)).double().eval().model
 
 
 @torch.no_grad()
-def in_pieces(
-    model: Decoder, tokens: Tensor, ids: Tensor | None, cache: KeyValueCache, cuts: Sequence[int] = CUTS
-) -> Tensor:
+def in_pieces(model: Decoder, tokens: Tensor, ids: Any, cache: KeyValueCache, cuts: Sequence[int] = CUTS) -> Tensor:
     parts = (slice(first, end) for first, end in pairwise(cuts))
     return torch.cat([model(tokens[:, i], None if ids is None else ids[:, i], cache=cache) for i in parts], 1)
 
 
-@torch.no_grad()
-def assert_same_in_pieces(model: Decoder) -> None:
-    for ids in (DOCUMENTS, None):
-        whole = model(TOKENS, ids)
-        torch.testing.assert_close(in_pieces(model, TOKENS, ids, KeyValueCache(LENGTH)), whole, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_mechanism_in_pieces(name: str) -> None:
-    assert_same_in_pieces(decoder(GPT, attention=SHIPPED[name]))
-
-
-SETTINGS = {
+TELLING = ("plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "window, log n")
+SETTINGS: dict[str, dict[str, Any]] = {
     "rope": {"positions": RoPE(1.0)},
     "p-rope": {"positions": PRoPE()},
     "nope": {"positions": NoPE()},
@@ -60,13 +47,15 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", ["plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "window, log n"])
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-@architectures
+@pytest.mark.parametrize(("name", "settings"), [*product(SHIPPED, ["as it is"]), *product(TELLING, SETTINGS)])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.covering(2)
-def test_every_setting_in_pieces(architecture, settings: dict, name: str) -> None:
+@torch.no_grad()
+def test_every_mechanism_and_setting_in_pieces(architecture, settings: str, name: str) -> None:
     """nGPT's gain after RoPE makes scores depend on the position itself."""
-    assert_same_in_pieces(decoder(architecture, attention=SHIPPED[name], **settings))
+    model = decoder(architecture, attention=SHIPPED[name], **SETTINGS.get(settings, {}))
+    for ids in (DOCUMENTS, None):
+        assert_same(in_pieces(model, TOKENS, ids, KeyValueCache(LENGTH)), model(TOKENS, ids))
 
 
 @torch.no_grad()
@@ -94,13 +83,12 @@ def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, mas
     padding = torch.tensor([0, 11, 4])
     padded, ids = TOKENS.clone(), DOCUMENTS.clone()
     for row, n in enumerate(padding.tolist()):
-        padded[row, :n] = 28 - row
-        ids[row, :n] = ids[row, n]
+        padded[row, :n], ids[row, :n] = 28 - row, ids[row, n].item()
     actual = in_pieces(model, padded, ids, KeyValueCache(LENGTH, padding), cuts=(0, 15, 16, 17, 18, 30, LENGTH))
     for row, n in enumerate(padding.tolist()):
         with torch.no_grad():
             alone = model(TOKENS[row : row + 1, n:], DOCUMENTS[row : row + 1, n:])
-        torch.testing.assert_close(actual[row : row + 1, n:], alone, rtol=1e-9, atol=1e-9)
+        assert_same(actual[row : row + 1, n:], alone)
 
 
 @torch.no_grad()
@@ -111,10 +99,4 @@ def test_a_window_bounds_the_memory_and_takes_more_new_tokens_than_a_block_of_qu
         model, cache = decoder(GPT, attention=attention), KeyValueCache(700)
         pieces = in_pieces(model, tokens, None, cache, cuts=(0, 40, 600, *range(610, 701, 10)))
         assert cache.bytes == n_slots * 1024
-        torch.testing.assert_close(pieces, model(tokens), rtol=1e-9, atol=1e-9)
-
-
-@torch.no_grad()
-def test_the_last_logits_alone() -> None:
-    model = decoder(AnGPT)
-    torch.testing.assert_close(model(TOKENS, n_logits=3), model(TOKENS)[:, -3:])
+        assert_same(pieces, model(tokens))

@@ -63,16 +63,6 @@ def test_any_length_of_blockwise(length, kind, room, monkeypatch) -> None:
     check(blockwise, "scale-invariant", kind if length > 2 else "dense", (2, 3, length, D), torch.float32)
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_logits_are_those_that_attention_takes_the_softmax_of(name) -> None:
-    q, k, v, _ = inputs(2, 3, 13, D, dtype=torch.float64)
-    documents, mechanism = packed(2, 13, "documents"), MECHANISMS[name].for_layer(3, D, 0).double()
-    logits = eager.logits(q, k, mechanism, documents, 3, 11)
-    assert logits.shape == (2, 3, 8, 11)
-    expected = eager.attend(q, k, v, mechanism, documents, 0.0)[..., 3:11, :]
-    torch.testing.assert_close(logits.softmax(-1) @ v[..., :11, :], expected, rtol=1e-12, atol=1e-12)
-
-
 def test_a_long_sequence_keeps_no_logits_for_the_backward_pass() -> None:
     """It takes blocks of 512 queries, each of which the backward pass computes again."""
     for length, is_kept in ((512, True), (513, False)):
@@ -106,18 +96,16 @@ def test_dropout_drops_weights_and_keeps_the_mean(backend) -> None:
 def test_blockwise_does_not_compute_what_documents_and_windows_hide(monkeypatch) -> None:
     monkeypatch.setattr(blockwise, "QUERIES", 64)
     starts = torch.tensor([[0] * 100 + [100] * 156, [0] * 256], dtype=torch.int32)
-    blocks = blockwise.blocks(2, 256, starts, None)
-    assert [(b.row, b.first) for b in blocks] == [(row, first) for row in range(2) for first in (0, 64, 128, 192)]
-    assert [b.begin for b in blocks] == [0, 0, 100, 100, 0, 0, 0, 0]
+    blocks = [(b.row, b.first, b.begin) for b in blockwise.blocks(2, 256, starts, None)]
+    assert blocks[:4] == [(0, 0, 0), (0, 64, 0), (0, 128, 100), (0, 192, 100)]
+    assert blocks[4:] == [(1, first, 0) for first in (0, 64, 128, 192)]
     assert [b.begin for b in blockwise.blocks(2, 256, None, 30)] == [0, 35, 99, 163]
 
 
 @pytest.mark.parametrize(("keeps", "n_numbers"), [(False, 0), (True, 2 * 3 * 33 * 33)])
 def test_blockwise_keeps_nothing_without_gradients(keeps, n_numbers) -> None:
     q, k, v, _ = inputs(2, 3, 33, D, dtype=torch.float32)
-    out, kept = blockwise.blockwise_attention(q, k, v, None, None, None, None, keeps)
-    assert kept.numel() == n_numbers
-    torch.testing.assert_close(out, eager.attend(q, k, v, Plain(), packed(2, 33, "dense"), 0.0))
+    assert blockwise.blockwise_attention(q, k, v, None, None, None, None, keeps)[1].numel() == n_numbers
 
 
 @kernels.packings
@@ -134,11 +122,5 @@ def test_blockwise_is_an_operator_of_torch(n_kv_heads, room, kind, monkeypatch) 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_blockwise_computes_half_precision_in_float32_under_autocast(dtype) -> None:
-    q, k, v = (x.to(dtype).requires_grad_() for x in inputs(2, 3, 100, D, dtype=torch.float64)[:3])
-    mechanism = ScaleInvariant().for_layer(3, D, 0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = blockwise.attend(q, k, v, mechanism, packed(2, 100, "documents"), 0.0)
-        out.float().square().sum().backward()
-    assert out.dtype == q.grad.dtype == dtype
-    wide = eager.attend(*(x.detach().double() for x in (q, k, v)), mechanism, packed(2, 100, "documents"), 0.0)
-    torch.testing.assert_close(out.double(), wide, rtol=1e-2, atol=1e-3)  # the output's own rounding
+        check(blockwise, "scale-invariant", "documents", (2, 3, 100, D), dtype)

@@ -27,10 +27,3 @@ def test_a_query_sees_the_latest_keys_of_its_own_document(window) -> None:
     ]
     assert Documents(IDS, 6, CPU).mask(window)[:, 0].int().tolist() == expected
     assert Documents(None, 6, CPU).mask(window)[0, 0].int().tolist() == expected[1]
-
-
-@pytest.mark.parametrize("window", [None, 1, 4, 100])
-def test_counts_are_the_sums_of_the_mask(window) -> None:
-    ids = (torch.rand(5, 40, generator=torch.Generator().manual_seed(0)) < 0.15).cumsum(1)
-    for documents in (Documents(ids, 40, CPU), Documents(None, 40, CPU)):
-        assert torch.equal(documents.mask(window)[:, 0].sum(-1), documents.n_visible(torch.int64, window))

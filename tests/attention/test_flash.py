@@ -1,7 +1,6 @@
 """What PyTorch's flash attention is asked for, with a slow kernel on the CPU under its operator."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -24,14 +23,12 @@ def by_document(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: in
     assert cu_seqlens.dtype == torch.int32
     assert cu_seqlens.diff().max() <= longest
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    parts = []
-    for begin, end in pairwise(cu_seqlens.tolist()):
-        t = torch.arange(end - begin)[:, None] - torch.arange(end - begin)
-        logits = torch.einsum("ihd,jhd->hij", q[begin:end], k[begin:end]) * q.shape[-1] ** -0.5
-        before, after = (limit if limit >= 0 else len(t) for limit in window)
-        weights = logits.masked_fill((t > before) | (t < -after), float("-inf")).softmax(-1)
-        parts.append(torch.einsum("hij,jhd->ihd", weights, v[begin:end]))
-    return torch.cat(parts)
+    begins, index = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff()), torch.arange(len(q))
+    t = index[:, None] - index
+    before, after = (limit if limit >= 0 else longest for limit in window)
+    hidden = (t > before) | (t < -after) | (begins[:, None] != begins)
+    logits = torch.einsum("ihd,jhd->hij", q, k) * q.shape[-1] ** -0.5
+    return torch.einsum("hij,jhd->ihd", logits.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
 def _varlen_forward(q, k, v, cu_q, cu_k, max_q, max_k, is_causal, scale, window, enable_gqa=False, *rest):
@@ -44,12 +41,10 @@ def _varlen_forward(q, k, v, cu_q, cu_k, max_q, max_k, is_causal, scale, window,
 
 
 def _varlen_backward(gradient, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, causal, rng, scale, window):
-    def differentiate() -> tuple[Tensor, ...]:
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        return torch.autograd.grad(by_document(*leaves, cu_q, max_q, window), leaves, gradient)
-
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     with ThreadPoolExecutor(1) as pool:  # inside of an operator autograd is off, but not in another thread
-        return pool.submit(differentiate).result()
+        out = pool.submit(by_document, *leaves, cu_q, max_q, window).result()
+        return pool.submit(torch.autograd.grad, out, leaves, gradient).result()
 
 
 varlen._varlen_attn.register_kernel("cpu", _varlen_forward)

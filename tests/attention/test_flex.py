@@ -21,11 +21,9 @@ def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def documents(kind: str, length: int) -> Documents:
-    if kind == "dense":
-        return Documents(None, length, torch.device("cpu"))
-    share = {"short documents": 0.3, "long documents": 0.01}[kind]
-    starts = torch.rand(2, length, generator=torch.Generator().manual_seed(3)) < share
-    return Documents(starts.long().cumsum(1), length, torch.device("cpu"))
+    share = {"dense": None, "short documents": 0.3, "long documents": 0.01}[kind]
+    starts = torch.rand(2, length, generator=torch.Generator().manual_seed(3)) < (share or 0)
+    return Documents(starts.long().cumsum(1) if share else None, length, torch.device("cpu"))
 
 
 kinds = pytest.mark.parametrize("kind", ["dense", "short documents", "long documents"])

@@ -10,22 +10,18 @@ from anlit.attention import mechanisms
 from anlit.settings import build_from_plain
 from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens
 
-FRAGMENTS = {
-    path.stem: yaml.safe_load(path.read_text())["model"]["init_args"]
-    for path in (Path(__file__).parents[2] / "configs" / "attention").glob("*.yaml")
-}
+PATHS = (Path(__file__).parents[2] / "configs" / "attention").glob("*.yaml")
+FRAGMENTS = {path.stem: yaml.safe_load(path.read_text())["model"]["init_args"] for path in PATHS}
 
 
 @pytest.mark.parametrize("name", sorted(FRAGMENTS))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.covering(1)
 def test_every_fragment_builds_a_model(architecture, name) -> None:
     model = build_from_plain(architecture, {**SIZE, **FRAGMENTS[name]}, name)
     logits = model(random_tokens(2, 12), torch.tensor([[0] * 5 + [1] * 7] * 2))
     logits.square().sum().backward()
     assert all(x.isfinite().all() for x in (logits, *(parameter.grad for parameter in model.parameters())))
-    given = FRAGMENTS[name]["attention"]
-    given = given["init_args"]["layers"][1] if given["class_path"].endswith("Pattern") else given
-    assert type(model.model.blocks[1].attention.mechanism).__name__ == given["class_path"].rpartition(".")[2]
 
 
 def test_every_mechanism_has_a_fragment() -> None:

@@ -3,6 +3,7 @@
 Triton's interpreter computes our own kernels on a CPU too (test_triton.py); flash and flex have their own files.
 """
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from anlit.attention.backends import BACKENDS, eager
 from tests.attention.kernels import FLASH, MECHANISMS, ONE_COEFFICIENT, WIDTHS, check, gradients, inputs, packed
 
 HALF = (torch.bfloat16, torch.float16)
+DTYPES = (*HALF, torch.float32)
 PACKINGS, KINDS = ("dense", "documents"), ("dense", "documents", "window")
 TRITON = ["plain", "log n", *(name for name in ONE_COEFFICIENT if MECHANISMS[name].depends_on_distance)]
 """To the kernel all g(n) are alike: it gets the product of g(n) and q."""
@@ -24,11 +26,9 @@ CASES = [
     ("flex", "window, scale-invariant", "documents", 80, torch.bfloat16),
     ("flex", "log bias", "dense", 32, torch.float16),
     ("flex", "scale-invariant", "documents", 256, torch.float16),
-    *[("flash", name, kind, 64, dtype) for name in FLASH for kind in PACKINGS for dtype in HALF],
-    *[("flash", "log n", kind, width, dtype) for width in WIDTHS for kind in PACKINGS for dtype in HALF],
-    *[("triton", name, kind, 64, t) for name in TRITON for kind in KINDS for t in (*HALF, torch.float32)],
-    *[("triton", "scale-invariant, c per layer", kind, width, dtype)
-      for width in WIDTHS for kind in KINDS for dtype in (*HALF, torch.float32)],
+    *product(["flash"], FLASH, PACKINGS, [64], HALF), *product(["flash"], ["log n"], PACKINGS, WIDTHS, HALF),
+    *product(["triton"], TRITON, KINDS, [64], DTYPES),
+    *product(["triton"], ["scale-invariant, c per layer"], KINDS, WIDTHS, DTYPES),
 ]  # fmt: skip
 
 

@@ -4,8 +4,10 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -34,15 +36,10 @@ def a_trial(mechanism: Mechanism = Plain(), candidates: Any = ON_CPU, **changes:
     return Trial(spec, own_copy(layer), supported, "eager")
 
 
-@pytest.fixture
-def add(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Adds back ends by name."""
-
-    def add(**attends: Callable[..., Any]) -> None:
-        for name, attend in attends.items():
-            monkeypatch.setitem(BACKENDS, name, SimpleNamespace(attend=attend, unsupported_reason=lambda layer: None))
-
-    return add
+def add(monkeypatch: pytest.MonkeyPatch, **attends: Callable[..., Any]) -> None:
+    """Add back ends by name."""
+    for name, attend in attends.items():
+        monkeypatch.setitem(BACKENDS, name, SimpleNamespace(attend=attend, unsupported_reason=lambda layer: None))
 
 
 def fails(*arguments: Any) -> Any:
@@ -62,8 +59,8 @@ def test_real_back_ends_are_right_and_timed_and_leave_no_trace(mechanism: Mechan
     assert all(parameter.grad is None for parameter in (*given.mechanism.parameters(), *mechanism.parameters()))
 
 
-def test_the_fastest_is_taken_and_what_is_wrong_or_fails_is_not(add) -> None:
-    add(slow=lambda *given: [eager.attend(*given) for _ in range(60)].pop(), full=fails,
+def test_the_fastest_is_taken_and_what_is_wrong_or_fails_is_not(monkeypatch) -> None:
+    add(monkeypatch, slow=lambda *given: [eager.attend(*given) for _ in range(60)].pop(), full=fails,
         wrong=lambda *given: 1.001 * eager.attend(*given))  # fmt: skip
     (selection,) = run_trials([a_trial(candidates=("slow", "wrong", "full", "eager"))], CPU)
     assert (selection.backend, selection.seconds.keys()) == ("eager", {"slow", "eager"})
@@ -75,9 +72,9 @@ def test_the_fastest_is_taken_and_what_is_wrong_or_fails_is_not(add) -> None:
     assert "\n" not in line
 
 
-def test_what_hangs_ends_with_the_time_of_all_and_the_rest_is_not_tried(add) -> None:
+def test_what_hangs_ends_with_the_time_of_all_and_the_rest_is_not_tried(monkeypatch) -> None:
     is_over = threading.Event()
-    add(hangs=lambda *given: is_over.wait(100) and fails())
+    add(monkeypatch, hangs=lambda *given: is_over.wait(100) and fails())
     first, second = run_trials([a_trial(candidates=("hangs", "eager")), a_trial(LogN())], CPU, limit_s=0.2)
     is_over.set()
     assert first.backend == second.backend == "eager"
@@ -90,14 +87,9 @@ def test_what_hangs_ends_with_the_time_of_all_and_the_rest_is_not_tried(add) -> 
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_a_gpu_that_hangs_or_is_broken_ends_the_run_with_a_sentence(monkeypatch, is_broken: bool) -> None:
     """As CUDA does: an event is never done, or every call raises what a kernel did."""
-
-    def query() -> bool:
-        if is_broken:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
-        return False
-
-    stream = SimpleNamespace(record_event=lambda: SimpleNamespace(query=query))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    error = RuntimeError("CUDA error: an illegal memory access was encountered\nmore of it") if is_broken else None
+    event = mock.Mock(query=mock.Mock(return_value=False, side_effect=error))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: mock.Mock(record_event=lambda: event))
     monkeypatch.setattr(trial, "HANGING_S", 0.05)
     failed = [Selection(SPEC, "sdpa", failed={"triton": "it did not end in time"})]
     reason = "illegal memory access" if is_broken else "still runs"
@@ -106,26 +98,14 @@ def test_a_gpu_that_hangs_or_is_broken_ends_the_run_with_a_sentence(monkeypatch,
 
 
 @pytest.mark.slow
-def test_a_candidate_is_compiled_once_for_the_shape_of_the_run(add, monkeypatch) -> None:
+def test_a_candidate_is_compiled_once_for_the_shape_of_the_run(monkeypatch) -> None:
     """In one graph, for the check and all turns."""
     graphs: list[torch.fx.GraphModule] = []
-    compile_ = torch.compile
-
-    def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    def breaks(*arguments: Any) -> Any:
-        torch._dynamo.graph_break()
-        return eager.attend(*arguments)
-
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, **options, backend=count))
+    compile_ = partial(torch.compile, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr(torch, "compile", compile_)
     (selection,) = run_trials([a_trial(SlidingWindow(8, ALiBi()), compiled=True)], CPU)
     assert selection.seconds.keys() == {*ON_CPU}
     assert len(graphs) == 3
-    add(breaks=breaks)
-    (selection,) = run_trials([a_trial(candidates=("breaks",), compiled=True)], CPU)
-    assert selection.failed["breaks"].startswith("it fails: ")
 
 
 @pytest.mark.parametrize("document", [None, 16])
@@ -137,21 +117,16 @@ def test_a_fault_in_any_number_of_a_long_first_row_or_in_another_row_is_seen(doc
     for row, token in ((0, 0), (0, length - 1), (1, 5)):
 
         def shifted(q: Any, k: Any, v: Any, *rest: Any, row: int = row, token: int = token) -> Any:
-            pull = torch.zeros_like(v)
-            pull[row, :, token] = 1.0
-            return eager.attend(q, k, v, *rest) + 0.1 * (v * pull).sum()
+            return eager.attend(q, k, v, *rest) + 0.1 * v[row, :, token].sum()
 
         assert "v" in str(wrong(relative_errors(given, shifted), torch.float32))
 
 
-class Rank:
+def rank(received: object = None, max_steps: int = 1000, **data: object) -> SimpleNamespace:
     """As much of a Trainer as a selection needs; `received` is what the first rank sends to the others."""
-
-    max_steps, accumulate_grad_batches = 1000, 2
-
-    def __init__(self, received: object = None, **data: object) -> None:
-        self.is_global_zero, self.datamodule = received is None, SimpleNamespace(**data)
-        self.strategy = SimpleNamespace(broadcast=lambda own: own if received is None else received)
+    strategy = SimpleNamespace(broadcast=lambda own: own if received is None else received)
+    return SimpleNamespace(is_global_zero=received is None, strategy=strategy, max_steps=max_steps,
+                           accumulate_grad_batches=2, datamodule=SimpleNamespace(**data))  # fmt: skip
 
 
 @pytest.fixture
@@ -168,7 +143,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
     return tried
 
 
-def in_a_run(trainer: Rank, **settings: object) -> GPT:
+def in_a_run(trainer: SimpleNamespace, **settings: object) -> GPT:
     model = tiny(GPT, context_length=48, **settings)
     model._trainer = trainer  # type: ignore[assignment]
     select_at_first_batch(model)
@@ -182,7 +157,7 @@ def names(model: GPT, length: int = 48) -> list[str]:
 
 def test_the_first_batch_selects_for_every_kind_of_layer_and_length_and_the_first_rank_for_all(on_a_gpu) -> None:
     pattern = AttentionPattern([Plain(), ScaleInvariant(learned="globally"), Plain()])
-    model = in_a_run(Rank(batch_size=8, context_schedule={0: 12, 500: 48}), attention=pattern, n_layers=3)
+    model = in_a_run(rank(batch_size=8, context_schedule={0: 12, 500: 48}), attention=pattern, n_layers=3)
     state = torch.get_rng_state()
     for _ in range(2):
         model(random_tokens(4, 48))
@@ -193,10 +168,10 @@ def test_the_first_batch_selects_for_every_kind_of_layer_and_length_and_the_firs
     ]
     assert names(model) == names(model, 20) == ["eager"] * 3
     assert torch.equal(torch.get_rng_state(), state)
-    other = in_a_run(Rank(model.selections), attention=pattern, n_layers=3)
+    other = in_a_run(rank(model.selections), attention=pattern, n_layers=3)
     other(random_tokens(4, 48))
     assert (names(other), other.selections, len(on_a_gpu)) == (names(model), model.selections, 4)
-    resumed = in_a_run(Rank())
+    resumed = in_a_run(rank())
     resumed.selections = model.selections
     resumed(random_tokens(6, 48), torch.zeros(6, 48).long())  # other rows and documents
     assert (names(resumed), len(on_a_gpu)) == (["eager"] * 2, 4)
@@ -207,14 +182,15 @@ def test_nothing_is_tried_or_said_where_the_default_is_taken(why: str, on_a_gpu,
     settings = {"named": {"backend": "eager"}, "dropout": {"dropout": 0.1}}.get(why, {})
     if why == "cpu":
         monkeypatch.undo()
-    rank = Rank()
-    rank.max_steps = 400 if why == "short" else 1000
-    model = in_a_run(rank, **settings)
+    model = in_a_run(rank(max_steps=400 if why == "short" else 1000), **settings)
     with caplog.at_level(logging.INFO, logger="anlit.attention"):
         model(random_tokens(4, 48))
     assert (on_a_gpu, caplog.records) == ([], [])
-    assert [made.backend for made in model.selections.made] == ["sdpa"] if why != "named" else model.selections is None
-    assert model.selections is None or model.selections.final() is None
+    if why == "named":
+        assert model.selections is None
+    else:
+        assert [made.backend for made in model.selections.made] == ["sdpa"]
+        assert model.selections.final() is None
 
 
 HERE = device_label(CPU)
@@ -228,16 +204,14 @@ HERE = device_label(CPU)
         (HERE, {"backend": "cute"}, "sdpa"),  # as an earlier version had
         ("NVIDIA H100", {}, "sdpa"),
         (HERE, {"length": 0}, "eager"),
-        *[(HERE, {name: strange}, "sdpa") for name, strange in (
-            ("backend", ["eager"]), ("seconds", 1.0), ("spec", None), ("length", "48"), ("mechanism", 3), ("speed", 1)
-        )],
+        *[(HERE, strange, "sdpa") for strange in ({"seconds": 1.0}, {"spec": None}, {"length": "48"}, {"speed": 1})],
     ],
 )  # fmt: skip
 def test_a_loaded_model_runs_on_what_its_checkpoint_names_where_that_can_compute_it(label, changes, expected) -> None:
     plain = asdict(Selections(label, [Selection(SPEC, "eager", {"eager": 1.0})]))
     (made,) = plain["made"]
     for name, value in changes.items():
-        (made["spec"] if name in ("length", "mechanism") else made)[name] = value
+        (made["spec"] if name == "length" else made)[name] = value
     model, named = tiny(GPT), tiny(GPT, backend="sdpa")
     for each in (model, named):
         use_saved(each.model, plain, CPU)

@@ -14,7 +14,7 @@ from anlit.attention.backends.triton.blocks import PADDING
 from anlit.attention.backends.triton.operator import triton_attention
 from anlit.attention.documents import Documents
 from tests.attention import kernels
-from tests.attention.kernels import MECHANISMS, ONE_COEFFICIENT, WIDTHS, assert_close, check, gradients, inputs, packed
+from tests.attention.kernels import ONE_COEFFICIENT, WIDTHS, assert_close, check, gradients, inputs, packed
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("poison")
@@ -34,7 +34,7 @@ def interpreter(monkeypatch) -> None:
 def test_every_mechanism_is_the_reference(name, kind) -> None:
     blocks = 3 if kind == "window" else 2  # of 16, the last not full; with three, a window leaves a whole one out
     length = 16 * (blocks - 1) + 1 + sum(map(ord, name + kind)) % 15
-    check(backend, name, kind, (1, 2, length, 16), torch.float32)
+    check(backend, name, kind, (1 + (name == "alibi"), 2, length, 16), torch.float32)
 
 
 @kernels.dtypes
@@ -47,10 +47,6 @@ def test_every_width_and_dtype_is_the_reference(width, dtype) -> None:
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 65])
 def test_every_length_is_the_reference(length) -> None:
     check(backend, "scale-invariant", "dense", (1, 1, length, 8), torch.float32)
-
-
-def test_rows_of_a_batch_have_documents_of_their_own() -> None:
-    check(backend, "scale-invariant, c per layer", "documents", (2, 2, 25, 16), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["straight", "alibi"])
@@ -88,12 +84,10 @@ def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) 
 
 @pytest.mark.parametrize("n_heads_kv", [1, 2])
 def test_heads_in_groups_share_keys(n_heads_kv) -> None:
-    tensors = inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv)
-    mechanism = ALiBi().for_layer(4, 8, 0)
-    expected = gradients(
-        kernels.repeated(eager.attend), mechanism, [x.double() for x in tensors], packed(1, 21, "dense")
-    )
-    assert_close(gradients(backend.attend, mechanism, tensors, packed(1, 21, "dense")), expected, torch.float32)
+    tensors, documents = inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv), packed(1, 21, "dense")
+    attends = kernels.repeated(eager.attend), backend.attend
+    expected, actual = (gradients(attend, ALiBi().for_layer(4, 8, 0), tensors, documents) for attend in attends)
+    assert_close(actual, expected, torch.float32)
 
 
 def test_any_strides_will_do() -> None:
@@ -101,7 +95,7 @@ def test_any_strides_will_do() -> None:
     expected = gradients(backend.attend, ScaleInvariant(), [q, k, v, probe], packed(1, 19, "dense"))
     fused = torch.stack((q, k, v), -1).unbind(-1)  # rows are not in one piece
     actual = gradients(backend.attend, ScaleInvariant(), [*fused, probe.contiguous()], packed(1, 19, "dense"))
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("kind", "reach"), [("documents", 32), ("window", 16)])
@@ -131,17 +125,8 @@ def test_the_operator_is_as_torch_wants_it() -> None:
     tables = torch.rand(1, 5 + PADDING, 2)
     bounds = packed(1, 5, "documents").bounds
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    coefficient, tangents = torch.ones(1, requires_grad=True), torch.rand(1, 5 + PADDING, 1)
-    arguments = (q, k, v, coefficient, tables, tangents, None, None, *bounds, 3)
-    torch.library.opcheck(triton_attention, arguments, test_utils=tests)
-
-
-def test_compiled_without_a_graph_break() -> None:
-    tensors = inputs(1, 2, 19, 8, dtype=torch.float32)
-    mechanism = MECHANISMS["scale-invariant, c per layer"].for_layer(2, 8, 0)
-    expected = gradients(backend.attend, mechanism, tensors, packed(1, 19, "documents"))
-    compiled = torch.compile(backend.attend, backend="aot_eager", fullgraph=True)
-    assert_close(gradients(compiled, mechanism, tensors, packed(1, 19, "documents")), expected, torch.float32)
+    learned = torch.ones(1, requires_grad=True), tables, torch.rand(1, 5 + PADDING, 1)
+    torch.library.opcheck(triton_attention, (q, k, v, *learned, None, None, *bounds, 3), test_utils=tests)
 
 
 @pytest.mark.parametrize("window", [None, 5])

@@ -27,8 +27,8 @@ from anlit.attention.mechanism import Mechanism
 QUERIES = 128
 """Queries in a block: enough for a matrix product, few enough that little above the diagonal is wasted."""
 KEPT_WEIGHTS = 2**22
-"""The largest number of attention weights of a layer that are kept for the backward pass (16 MB in float32). If there
-are more, the backward pass recomputes them from the logits' log-sum-exp."""
+"""Attention weights of a layer that are kept for the backward pass at most (16 MB in float32). More of them it computes
+again, from the logits' log-sum-exp."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
@@ -54,10 +54,8 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 
 class Block(NamedTuple):
-    """Queries [first, end) of sequences [row, end_row), and the keys [begin, end) that some of them see.
-
-    `queries` and `keys` are the parts of x, (B, H, T, …), that belong to them, as views.
-    """
+    """Queries [first, end) of sequences [row, end_row), and the keys [begin, end) that some of them see; `queries` and
+    `keys` are their parts of x, (B, H, T, …), as views."""
 
     row: int
     end_row: int

@@ -43,10 +43,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
 
 
 def by_blocks(block: Callable[..., Tensor], q: Tensor, *shared: Tensor | None) -> Tensor:
-    """`block(first, rows, *shared)` for all rows of q (B, H, T, D), 512 queries at a time: (B, H, T, D).
-
-    If there are several blocks, the backward pass computes each again, so what a block makes is not kept.
-    """
+    """`block(first, rows, *shared)` for all rows of q (B, H, T, D), 512 queries at a time: (B, H, T, D). If there are
+    several blocks, the backward pass computes each again, so what a block makes is not kept."""
     if q.shape[-2] <= QUERIES_PER_BLOCK:
         return block(0, q, *shared)
     firsts, parts = range(0, q.shape[-2], QUERIES_PER_BLOCK), q.split(QUERIES_PER_BLOCK, -2)

@@ -97,10 +97,8 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def block_mask(documents: Documents, window: int | None) -> BlockMask:
-    """Which blocks of 128 × 128 logits are visible in part, and which completely; found once per batch.
-
-    It follows from the ids of each block's first and last token, because ids do not decrease along a row.
-    """
+    """Which blocks of 128 × 128 logits are visible in part, and which completely, once per batch: from the ids of each
+    block's first and last token, because ids do not decrease along a row."""
     if window in documents.flex_masks:
         return documents.flex_masks[window]
     length, ids = documents.length, documents.ids
@@ -123,10 +121,8 @@ def block_mask(documents: Documents, window: int | None) -> BlockMask:
         return seen if ids is None else seen & (ids[b, i] == ids[b, j])
 
     listed = (*_as_list(any_visible & ~all_visible), *_as_list(all_visible))
-    documents.flex_masks[window] = BlockMask.from_kv_blocks(
-        *listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length)
-    )
-    return documents.flex_masks[window]
+    mask = BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length))
+    return documents.flex_masks.setdefault(window, mask)  # type: ignore[no-any-return]
 
 
 def _as_list(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,10 +14,10 @@ from anlit.attention.groups import repeat_kv
 from anlit.attention.mechanism import Mechanism
 
 SHORTEST_MEAN = 32
-"""Mean tokens per document from which on a call for each document is faster than one masked call for all. Measured on 2
-CPU cores, H 4, D 32: 0.6 × the speed of one masked call at 8 tokens, 1.4 × at 32, 4.5 × at 256."""
+"""Mean tokens of a document from which on a call for each is faster than one masked call for all: on 2 CPU cores, H 4,
+D 32, 0.6 × its speed at 8 tokens, 1.4 × at 32, 4.5 × at 256."""
 PRIORITY = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""PyTorch's kernels on Hopper and later, where cuDNN's is the fastest published. No GPU has run this."""
+"""PyTorch's kernels on Hopper and later without a mask: cuDNN's is the fastest published. No GPU has run this."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
@@ -100,7 +100,7 @@ def fused(
 
 
 def prefers_cudnn(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether to ask for `PRIORITY`: on Hopper and later, without a mask."""
+    """Whether to ask for `PRIORITY`."""
     return q.is_cuda and mask is None and gpu_generation() >= 9
 
 
@@ -112,8 +112,6 @@ def gpu_generation() -> int:
 
 
 def reads_groups(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether a fused kernel takes keys that heads share. Without one PyTorch makes all T × K logits.
-
-    On CUDA only flash attention does on every GPU: without a mask, in 16 bits.
-    """
+    """Whether a fused kernel takes keys that heads share, without which PyTorch makes all T × K logits: on CUDA only
+    flash attention does on every GPU, without a mask, in 16 bits."""
     return not q.is_cuda or (mask is None and q.element_size() == 2)

@@ -9,8 +9,7 @@ from anlit.attention.mechanism import Mechanism
 class ALiBi(Mechanism):
     """m(t) = −slope_h·t, slope_h = 2^{−8h/H} for heads h = 1 … H; meant for use without positions.
 
-    The paper uses this for H a power of two, and else combines two such series. Here it is one geometric series for
-    every H (our choice).
+    The paper combines two such series where H is no power of two; here it is one for every H (our choice).
     """
 
     def distance_bias(self, t: Tensor) -> Tensor:

@@ -10,9 +10,8 @@ from anlit.attention.mechanisms.plain import Plain
 class LogBias(Mechanism):
     """m(t) = −ln(1+t/τ), with the g(n) of another mechanism.
 
-    For Gaussian S every range [t, tΔ) far beyond τ has the same expected weight, as in scale-invariant attention. But
-    without the gain a(t) the weight of a far range is spread over more keys. It needs no kernel that multiplies single
-    logits.
+    For Gaussian S every range [t, tΔ) far beyond τ has the same expected weight, as in scale-invariant attention, but
+    without the gain a(t) that of a far range is spread over more keys.
 
     Args:
         tau: Distance in tokens up to which the bias is small.

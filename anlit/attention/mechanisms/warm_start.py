@@ -11,8 +11,8 @@ from anlit.attention.mechanism import Mechanism
 class WarmStart(Mechanism):
     """Plain attention that becomes `mechanism` over the first optimizer steps of a run.
 
-    With w from 0 to 1, logits are (1 + w(a − 1))·(1 + w(g − 1))·S + w·m, where a, g and m are those of `mechanism`. At
-    w = 0 a model computes what it computed with plain attention. w is saved with the weights.
+    With w from 0 to 1, saved with the weights, logits are (1 + w(a − 1))·(1 + w(g − 1))·S + w·m, where a, g and m are
+    those of `mechanism`.
 
     Args:
         mechanism: The mechanism at the end, without a window.
@@ -25,9 +25,7 @@ class WarmStart(Mechanism):
             raise ValueError(f"WarmStart's steps must be at least 1, not {steps}")
         if mechanism.window is not None:
             raise ValueError("WarmStart's mechanism must have no window, because a window cannot grow step by step")
-        self.mechanism, self.steps = mechanism, steps
-        self.register_buffer("share", torch.zeros(()))
-        self.share: Tensor
+        self.mechanism, self.steps, self.share = mechanism, steps, nn.Buffer(torch.zeros(()))
 
     @property
     def scales_with_distance(self) -> bool:

@@ -1,8 +1,8 @@
 """Our own fused kernels, in Triton, for the general form: a(t) and m(t) as tables over distance.
 
-The logits are a(i−j)·g(n_i)·S_ij + m(i−j). g multiplies q beforehand. The two tables cost one load per score of near
-keys, and nearly nothing for far ones. Blocks of keys outside the queries' documents or windows are skipped. If a(t) or
-m(t) depends on a learned coefficient, the kernel for dq computes its gradient too.
+g multiplies q beforehand. The two tables cost one load per score of near keys, and nearly nothing for far ones. Blocks
+of keys outside the queries' documents or windows are skipped. If a(t) or m(t) depends on a learned coefficient, the
+kernel for dq computes its gradient too.
 
     tables.py    a(t) and m(t), their derivative, lines for far tiles
     operator.py  the operators for torch, which launch the kernels; blocks.py has the block sizes by device
@@ -24,10 +24,9 @@ from anlit.attention.mechanism import Mechanism
 
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 """Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
-WIDEST = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-OLDEST = (8, 0)
-"""The first compute capability that has bfloat16 in its matrix units."""
+WIDEST, OLDEST = 256, (8, 0)
+"""OLDEST is the first compute capability that has bfloat16 in its matrix units."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:

@@ -14,10 +14,7 @@ def backward_keys(
     n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr,
     block_n: tl.constexpr, pairs: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv (B, T, H, D) of one block of keys, from one query head; those of a group are summed afterwards.
-
-    It reads the queries from the block's first key to the end of its last key's document or window.
-    """
+    """dk and dv (B, T, H, D) of one block of keys, from one query head; those of a group are summed afterwards."""
     first = tl.program_id(0) * block_n
     b = (tl.program_id(1) // n_heads).to(tl.int64)
     h = (tl.program_id(1) % n_heads).to(tl.int64)
@@ -98,10 +95,7 @@ def _over_queries(
     width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr,
     precision: tl.constexpr, masked: tl.constexpr, is_far: tl.constexpr,
 ):  # fmt: skip
-    """Add queries begin … end − 1 to dk and dv of the block's keys; tiles are (keys, queries).
-
-    `tables` are the lines if the queries are far.
-    """
+    """Add queries begin … end − 1 to dk and dv of the block's keys. `tables` are the lines if the queries are far."""
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     steps = offsets_m.to(tl.float32)

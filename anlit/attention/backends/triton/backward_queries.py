@@ -21,10 +21,8 @@ def backward_queries(
     n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr,
     block_n: tl.constexpr, pairs: tl.constexpr, tangent_pairs: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """dq (B, T, H, D), and δ (B, H, T) for the other kernel. It reads the same keys as the forward kernel.
-
-    With `tangents`, the derivative of the tables by a learned coefficient, also this block's part of the coefficient's
-    gradient, Σ dL·(q·k ∂gain + ∂bias), (B, H, blocks).
+    """dq (B, T, H, D), and δ (B, H, T) for the other kernel; with `tangents`, the derivative of the tables by a learned
+    coefficient, also this block's part of the coefficient's gradient, Σ dL·(q·k ∂gain + ∂bias), (B, H, blocks).
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
     b = (tl.program_id(1) // n_heads).to(tl.int64)

@@ -15,9 +15,8 @@ def forward(
 ):  # fmt: skip
     """out (B, T, H, D) and lse (B, H, T), in base 2, for the queries of one block and head.
 
-    It reads the keys from the first that the block's first query sees to its last query. Blocks of keys that every
-    query of the block sees need no mask; only the blocks at either end do. Of these without a mask, the far ones take
-    a(t) and m(t) from `lines` and not from `tables`.
+    Only the first and the last blocks of keys need a mask. Of those without, the far ones take a(t) and m(t) from
+    `lines` and not from `tables`.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m  # the longest rows start first
     b = (tl.program_id(1) // n_heads).to(tl.int64)
@@ -75,8 +74,8 @@ def _over_keys(
 ):  # fmt: skip
     """Add keys begin … end − 1 to the running softmax. `tables` are the lines if the keys are far.
 
-    `row_max` is the largest logit, or for far keys nearly: the largest score at the gain of the tile's first key. Any
-    number near to it will do, because lse = row_max + log2(row_sum) with every row_max.
+    `row_max` is the largest logit, for far keys nearly: any number near to it will do, because lse = row_max +
+    log2(row_sum).
     """
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
