@@ -190,9 +190,6 @@ class ConfigurationParser(CommandLine):
         except ValueError as error:
             raise UserError(str(origin(error))) from error
 
-    def before_instantiate_classes(self) -> None:
-        """Look at no run folder."""
-
     def instantiate_classes(self) -> None:
         """Make nothing."""
 

@@ -94,12 +94,6 @@ def test_sharding_divides_what_it_shards() -> None:
     assert "FSDP's gathered weights and gradients" in quarter
 
 
-def test_recomputing_blocks_leaves_their_inputs_and_one_block() -> None:
-    plan = Plan(batch_size=64, length=128, precision="32-true", checkpoint_every=1)
-    blocks = {n: step_memory(build("GPT", "meta", **SMALL | {"n_layers": n}), plan)["blocks"] for n in (4, 8)}
-    assert blocks[8] - blocks[4] == pytest.approx(4 * 64 * 128 * 64 * 4, rel=0.3)  # h (B, T, d) of each, little more
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ARCHITECTURES)
