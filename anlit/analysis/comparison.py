@@ -104,15 +104,13 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A comparison as written to the folder `output`.
+    """A comparison as written to the folder `output` by the `command` that the user typed.
 
     Args:
-        command: What the user typed.
         results: The baseline first, then by final loss.
         runs: All, also those that are not counted.
         notes: What makes it less fair, and where its numbers are not known.
         steps: The content of paired_steps.json; {} if no steps were timed.
-        plot: The picture.
     """
 
     output: Path
@@ -126,10 +124,6 @@ class Comparison:
     @property
     def baseline(self) -> Result:
         return self.results[0]
-
-    @property
-    def others(self) -> tuple[Result, ...]:
-        return self.results[1:]
 
     def label_of(self, run: Run) -> str | None:
         """Label of the group whose numbers include `run`."""

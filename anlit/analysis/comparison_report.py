@@ -27,7 +27,7 @@ def section(comparison: Comparison, explained: bool = False) -> list[str]:
     """A comparison in Markdown: findings with tests, curves, losses, speed-ups; definitions unless `explained`."""
     rows = [[literal(_name(result, comparison)), *_cells(result).values()] for result in comparison.results]
     return [
-        "\n".join(f"- {_finding(result)}." for result in comparison.others) or "- There is only the baseline.",
+        "\n".join(f"- {_finding(result)}." for result in comparison.results[1:]) or "- There is only the baseline.",
         f"![validation loss over tokens and time]({comparison.plot.name})",
         markdown_table(["configuration", *_cells(comparison.baseline)], rows),
         "" if explained else DEFINITION,

@@ -24,7 +24,9 @@ def panels_of(comparison: Comparison) -> list[tuple[str, str, dict[str, float]]]
     if comparison.steps:
         seconds = float(np.median(seconds_per_token(comparison.steps).get(comparison.baseline.group.key, (np.nan,))))
         times = {comparison.baseline.label: seconds}
-        times |= {result.label: seconds * result.time.median for result in comparison.others if result.time is not None}
+        times |= {
+            result.label: seconds * result.time.median for result in comparison.results[1:] if result.time is not None
+        }
         axes.append(("by time, at the speed of steps in turns", "training time", times, SECONDS))
     panels = []
     for title, label, per_token, units in axes:

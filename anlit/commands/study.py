@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
         from anlit.analysis.study.report import recompute  # matplotlib takes a second: --help does not wait for it
 
         for folder in given.recompute:
-            for result in (result for comparison in recompute(folder) for result in comparison.others):
+            for result in (result for comparison in recompute(folder) for result in comparison.results[1:]):
                 echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
         return 0
     if given.config is None:
@@ -79,9 +79,8 @@ def parser() -> ToolParser:
     """The options of the command."""
     parser = ToolParser(
         prog="anlit study",
-        description="Trains the runs that a study's YAML asks for (a tuning grid for each arm, then its best setting "
-        "on several seeds) and writes report.html and report.md. Started again, it goes on: finished runs are kept, "
-        "interrupted ones continue from their last checkpoint, failed ones stay failed.",
+        description="Trains a study's runs (a tuning grid for each arm, then its best setting on several seeds) and "
+        "writes report.html and report.md. Started again, it goes on: only failed runs stay failed.",
         epilog="Example: anlit study --config study/convergence.yaml --budget cpu --jobs 2",
     )
     add = parser.add_argument
@@ -92,24 +91,22 @@ def parser() -> ToolParser:
     add("--dry_run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")
     add("--report_only", action="store_true", help="write the report from what has been run, start nothing")
     add("--retry_failed", action="store_true", help="try failed runs again, from their last checkpoint")
-    reuse = "folders of studies: take finished runs that have all settings of one of this study's, instead of training "
-    add("--reuse", **folders, default=[], help=reuse + "it again")
-    again = "compute the comparisons in these folders' report.json again from their curves; nothing else is needed"
-    add("--recompute", **folders, help=again)
+    add(
+        "--reuse",
+        **folders,
+        default=[],
+        help="folders of studies, whose finished runs with equal settings are taken over",
+    )
+    add("--recompute", **folders, help="compute the comparisons in these folders' report.json again from their curves")
     add("--jobs", type=at_least(1), default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
-    threads = "CPU threads of each run (default: the cores divided by --jobs)"
-    add("--threads", type=at_least(1), metavar="N", help=threads)
+    add("--threads", type=at_least(1), metavar="N", help="CPU threads of each run (default: the cores over --jobs)")
     slurm = 'submit job arrays, with options of sbatch: --slurm="--time=1:00 --gpus-per-node=1"'
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help=slurm)
     return parser
 
 
 def check_study(study: Study) -> None:
-    """Check every run's configuration, the report's sections, the commands afterwards.
-
-    Raises:
-        UserError: Something of it would fail; of a configuration it names the arm, the key and the file.
-    """
+    """Check every run's configuration, the report's sections, the commands afterwards; raises UserError."""
     from anlit.analysis.study.report import require_sections
     from anlit.commands.parser import ConfigurationParser, read_command  # torch
 
@@ -166,10 +163,8 @@ def _time_steps(study: Study, output: Path) -> None:
 
 
 def _after(study: Study, output: Path) -> None:
-    """The study's `after` commands, `name: anlit …`, on the measured runs that finished.
-
-    In them {runs} and {output} stand for the run folders and for the folder `name` of the study. Those whose folder is
-    newer than every run are not repeated.
+    """The study's `after` commands, `name: anlit …`, on the measured runs that finished, if one is newer than folder
+    `name`. {runs} and {output} stand for the run folders and for that folder.
     """
     trials = study.measured_runs(select(study, tune(study, output)))
     done = [folder for trial in trials if state_of(folder := output / trial.name).status == "finished"]

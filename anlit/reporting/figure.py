@@ -31,8 +31,7 @@ COLOURS = BLUE, RED, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (8, 2, 1, 2, 1, 2)), (0, (9, 4)))
 MAP = "cividis"  # readable with every kind of colour vision and in grey
 BASELINE_LINE: Any = (0, (5, 4))
-SHADE: Any = {"color": "0.93", "linewidth": 0, "zorder": 0}
-"""The ground behind what no training has seen."""
+SHADE: Any = {"color": "0.93", "linewidth": 0, "zorder": 0}  # behind what no training has seen
 SHADED = Patch(**SHADE, label="longer than in training")
 NAMES = {"SqrtLogN": "√(2 log n)", "LogN": "log n"}  # in a legend
 LETTER = 0.06  # mean width in a legend, in inches

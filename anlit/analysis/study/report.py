@@ -229,9 +229,12 @@ def recompute(folder: Path) -> list[Comparison]:
 
 
 def _compare(folder: Path, number: int, recorded: dict[str, Any], record: dict[str, Any]) -> Comparison:
-    measured, steps = record["measured"], record["paired_steps"]
-    runs = {name: _run(name, measured[name], record["shared"]) for name in recorded["runs"]}
-    groups = []
+    measured, runs, groups = record["measured"], {}, []
+    for name in recorded["runs"]:
+        run = measured[name]
+        curve = Curve(*(np.array(run["curve"][key], dtype=np.float64) for key in ("tokens", "seconds", "loss")))
+        config, own_record = (merged(record["shared"][part], run[part]) for part in ("config", "record"))
+        runs[name] = Run(Path(name), config, own_record, curve, run["bits_per_byte"])
     for label in (group["label"] for group in recorded["groups"]):
         # The label of a run is that of the first comparison that has it. One that counts nowhere is in the group of
         # its settings, which notes that it is left out.
@@ -241,10 +244,4 @@ def _compare(folder: Path, number: int, recorded: dict[str, Any], record: dict[s
         groups.append(Group(label, tuple(own), settings))
     baseline = next(group for group in groups if group.label == recorded["baseline"])
     return compare_groups(groups, baseline, [*runs.values()], folder, recorded["command"], f"{number}-",
-                          steps=steps)  # fmt: skip
-
-
-def _run(name: str, run: dict[str, Any], shared: dict[str, Any]) -> Run:
-    curve = Curve(*(np.array(run["curve"][key], dtype=np.float64) for key in ("tokens", "seconds", "loss")))
-    config, record = (merged(shared[part], run[part]) for part in ("config", "record"))
-    return Run(Path(name), config, record, curve, run["bits_per_byte"])
+                          steps=record["paired_steps"])  # fmt: skip

@@ -100,17 +100,16 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StudyResults:
-    """The content of a study's run folders; `command` is what the user typed."""
+    """The content of a study's run folders; `command` is what the user typed, `selected` the setting of each arm's name
+    that is measured, `runs` the planned ones with their states and what their folders hold.
+    """
 
     study: Study
     output: Path
     command: str
     tunings: list[Tuning]
-    """Each tuned arm's grid."""
     selected: dict[str, Setting]
-    """Arm's name → the setting that is measured; arms whose tuning has not ended are not in it."""
     runs: list[tuple[Trial, State, Run | None]]
-    """Every planned run so far with its state, and what its folder holds if it has begun."""
 
     def measured(self, arm: Arm) -> tuple[Run, ...]:
         """The arm's runs on the seeds that measure, whatever their state."""
