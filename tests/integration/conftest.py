@@ -23,7 +23,7 @@ from tests.integration.ranks import logged, run_ranks, start_ranks
 
 VOCABULARY = 320
 STEPS = 40  # of a run that is not told otherwise
-CURVES = ("train/loss", "train/grad_norm", "train/learning_rate", "val/loss")
+CURVES = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens", "val/loss")
 STATE = ("global_step", "state_dict", "optimizer_states", "lr_schedulers")
 KILLED = -signal.SIGKILL
 Train = Callable[..., Path]

@@ -52,29 +52,27 @@ def test_a_tokenizer_writes_no_terminal_codes(more: list[str], checkpoint: Path,
         assert r"\x1b[2J\x9b31m\u202e\x07" in text
 
 
-def commands(run: Path, text: Path, evil: Path) -> dict[str, list[object]]:
-    """Commands that name the folder `evil`; the run's name is evil too."""
-    config, out = f"--config={run}/config.yaml", ["--output", evil / "out"]
-    return {
-        "compare": ["compare", run, *out],
-        "generate": ["generate", run, "the", "--max_tokens", "3"],
-        "export": ["export", run, *out],
-        "lengths": ["lengths", run, *out, "--lengths", "16,32"],
-        "score": ["score", run, text, "--output", evil / "s.parquet"],
-        "validate": ["validate", config, f"--run_dir={run}", "--trainer.accelerator=cpu"],
-        "again": ["fit", config, f"--run_dir={run}"],
-        "missing": ["generate", evil, "the"],
-        "prepare": ["prepare", "TextFiles", "--source", evil, *out, "--vocab_size", "300"],
-        "import": ["import", evil, *out],
-    }
+COMMANDS = [
+    "compare {run} --output {evil}/out",
+    "generate {run} the --max_tokens 3",
+    "export {run} --output {evil}/out",
+    "lengths {run} --output {evil}/out --lengths 16,32",
+    "score {run} {evil}.txt --output {evil}/s.parquet",
+    "validate --config={run}/config.yaml --run_dir={run} --trainer.accelerator=cpu",
+    "fit --config={run}/config.yaml --run_dir={run}",
+    "generate {evil} the",
+    "prepare TextFiles --source {evil} --output {evil}/out --vocab_size 300",
+    "import {evil} --output {evil}/out",
+]
+"""On the folder `evil`; the run's name is evil too."""
 
 
-@pytest.mark.parametrize("name", commands(Path(), Path(), Path()))
-def test_a_folder_s_name_writes_no_terminal_codes(name: str, run: Path, tmp_path: Path, capfd) -> None:
-    (tmp_path / f"b{CODES}.txt").write_text(TEXTS[0] * 20)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_s_name_writes_no_terminal_codes(command: str, run: Path, tmp_path: Path, capfd) -> None:
     (evil := tmp_path / f"c{CODES}").mkdir()
     (evil / "bad.jsonl").write_text("{")
-    text = printed(capfd, *commands(run, tmp_path / f"b{CODES}.txt", evil)[name])
+    (tmp_path / f"c{CODES}.txt").write_text(TEXTS[0] * 20)
+    text = printed(capfd, *command.format(run=run, evil=evil).split())
     assert text
     assert text == without_control_codes(text, KEPT)
 
