@@ -113,7 +113,7 @@ def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
         ({"hidden_act": "relu", "mlp_bias": True}, "hidden_act='relu' (the MLP of GPT+ is a SwiGLU), mlp_bias=True ("),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type='longrope' (GPT+ has default, linear, llama3, yarn)"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1}}, "rope_parameters.mscale (the positions of"),
-        ({"rope_scaling": {"type": "llama3"}}, "missing 1 required positional argument: 'factor')"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, "no rope_parameters.high_freq"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 (Qwen3ForCausalLM ignores it)"),
         ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} (GPT+ has no quantised weights)"),
         ({"model_type": "gpt2"}, "model_type='gpt2', which GPT+ cannot be: choose a checkpoint of Qwen3, Llama, Mistr"),

@@ -99,6 +99,8 @@ GOOD = [(3.0 + 0.1 * (i % 3), 1.0 + 0.1 * (i % 2)) for i in range(8)]
 def test_what_counts_as_bad(numbers: list[tuple[float, float]], skipped: list[int]) -> None:
     guard = LossGuard(on_spike="skip", window=8)
     assert [step for step, pair in enumerate(numbers) if guard.judge(*pair)] == skipped
+    good = [pair for step, pair in enumerate(numbers) if step not in skipped][-8:]
+    assert [*zip(guard.losses, guard.norms, strict=True)] == good  # bad ones are not compared with
 
 
 @pytest.mark.parametrize(

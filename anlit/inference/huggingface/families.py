@@ -47,6 +47,8 @@ ROPE: dict[str, tuple[str, tuple[str, ...]]] = {
     "yarn": ("YaRN", ("factor", ORIGINAL_LENGTH, "attention_factor", "beta_fast", "beta_slow", "truncate")),
 }
 """`rope_type`: the class of the positions, and its settings without base and fraction."""
+FACTORS = {"factor", "low_freq_factor", "high_freq_factor"}
+"""Settings without which a checkpoint is refused."""
 
 WEIGHTS = {
     "model.embed_tokens.weight": "embedding.weight",

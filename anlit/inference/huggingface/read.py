@@ -17,7 +17,16 @@ from anlit.checkpoints.location import WEIGHTS
 from anlit.errors import UserError
 from anlit.inference.export import new_folder
 from anlit.inference.huggingface import families
-from anlit.inference.huggingface.families import FAMILIES, MUST_BE, OPTIONAL, ORIGINAL_LENGTH, ROPE, SETTINGS, Family
+from anlit.inference.huggingface.families import (
+    FACTORS,
+    FAMILIES,
+    MUST_BE,
+    OPTIONAL,
+    ORIGINAL_LENGTH,
+    ROPE,
+    SETTINGS,
+    Family,
+)
 from anlit.reading import read_json
 from anlit.reporting.files import writing
 from anlit.settings import shown, to_plain_values
@@ -102,6 +111,8 @@ def refuse(record: dict[str, Any], folder: Path) -> None:
         reasons.append(f"rope_type={shown(rope['rope_type'])} (GPT+ has {', '.join(ROPE)})")
     elif strange := rope.keys() - {*ROPE[rope["rope_type"]][1]} - NO_ARGUMENTS:
         reasons.append(f"rope_parameters.{min(strange)} (the positions of GPT+ have no such setting)")
+    elif absent := FACTORS.intersection(ROPE[rope["rope_type"]][1]) - rope.keys():
+        reasons.append(f"no rope_parameters.{min(absent)} (nothing is assumed in its place)")
     if (share := rope["partial_rotary_factor"]) != 1:
         reasons.append(f"partial_rotary_factor={shown(share)} ({family.architecture} ignores it)")
     if reasons:
