@@ -33,11 +33,11 @@ class GPTConfig(DecoderConfig):
 
     Args:
         norm_eps: ε of every RMS norm.
-        init_std: Standard deviation of the initial matrices; 0.02·√(1024/d_model), at most 0.05, if null.
+        init_std: Standard deviation of the initial matrices.
     """
 
     norm_eps: float = 1e-6
-    init_std: float | None = 0.02
+    init_std: float = 0.02
 
 
 class GPTBlock(nn.Module):
@@ -90,8 +90,7 @@ class GPTDecoder(Decoder):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config)
         self.norm_f = RMSNorm(config.d_model, config.norm_eps)
-        default_std = min(0.02 * math.sqrt(1024 / config.d_model), 0.05)
-        self.init_std = default_std if config.init_std is None else config.init_std
+        self.init_std = config.init_std
         self.reset_parameters()
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
