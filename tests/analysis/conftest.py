@@ -63,15 +63,7 @@ def drawn() -> Iterator[list[Figure]]:
 def make_run(tmp_path: Path) -> MakeRun:
     """make_run(name, points, model, seed=…, settings={dotted key: value}, record={…}, seconds_of=…) → folder."""
 
-    def make(
-        name: str,
-        points: Points = FALLING,
-        model: str = GPT,
-        seed: int = 1,
-        settings: dict[str, Any] | None = None,
-        record: dict[str, Any] | None = None,
-        seconds_of: SecondsOf = lambda tokens: 0.1 * tokens,
-    ) -> Path:
+    def make(name, points=FALLING, model=GPT, seed=1, settings=None, record=None, seconds_of=lambda x: 0.1 * x):
         folder = tmp_path / "runs" / name
         seeds = {"seed_everything": seed, "data.init_args.seed": seed}
         config = copy.deepcopy(CONFIG)

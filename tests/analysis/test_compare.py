@@ -1,6 +1,7 @@
 """The whole comparison: files, numbers, baseline, notes, refusals."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def runs(make_run, tmp_path):
     make_run("gpt2", SECOND, seed=2)
     make_run("angpt1", FASTER, ANGPT)
     make_run("angpt2", [(100, 4.2), (400, 2.7)], ANGPT, seed=2)
-    make_run("ngpt", SLOWER, NGPT, seconds_of=lambda tokens: float("nan"))
+    make_run("ngpt", SLOWER, NGPT, seconds_of=lambda tokens: math.nan)
     make_run("failed", [], NGPT, seed=2, record={"status": "failed", "error": "out of memory"})
     return str(tmp_path / "runs")
 
@@ -144,17 +145,14 @@ def test_a_report_on_other_runs_is_not_written_over(make_run, tmp_path):
 
 def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
     foreign = make_run("b", model=NGPT, record={"data": {"content_sha256": "c0", "tokenizer_sha256": "t1"}})
-    for runs, words in (
-        ([make_run("a"), foreign], "different tokenizers"),
-        ([make_run("c", [])], "None of the 1 runs"),
-    ):
+    tried = {"different tokenizers": [make_run("a"), foreign], "None of the 1 runs": [make_run("c", [])]}
+    for words, runs in tried.items():
         with pytest.raises(UserError, match=words):
             compare([str(run) for run in runs], str(tmp_path / "o"))
     assert not (tmp_path / "o").exists()
 
 
 LONG = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
-GROWING = {"data.init_args.context_schedule": {"steps": 10}}
 
 
 def slowing(tokens):
@@ -170,7 +168,7 @@ def slowing(tokens):
     ({"points": [(100, 5.0), (800, 2.0)]}, "800 training tokens, the baseline 400"),
     ({"seed": 2}, "no seed in common with the baseline, so its speed-up is over the baseline's mean curve"),
     ({"record": H200}, "Hardware differs"),
-    ({"record": {"git": {"commit": "f" * 40, "dirty": True}}}, "different commits"),
+    ({"record": {"git": {"commit": "f" * 40, "dirty": False}}}, "different commits"),
     ({"record": {"git": {"commit": "f" * 40, "dirty": True}}}, "uncommitted changes"),
     ({"record": {"versions": {"torch": "3"}}}, "different versions"),
     ({"record": {"data": None}}, "not verified"),
@@ -185,13 +183,10 @@ def test_unfair_comparisons_are_noted_and_fair_ones_are_not(make_run, tmp_path, 
     assert any(note in told for told in notes), notes
 
 
-@pytest.mark.parametrize("given", [
-    pytest.param({"seconds_of": lambda tokens: 5.0 + 0.1 * tokens}, id="compiled before the first point"),
-    pytest.param({"seconds_of": lambda tokens: float("nan")}, id="no times"),
-    pytest.param({"seconds_of": slowing, "settings": GROWING}, id="a growing context explains it"),
-])  # fmt: skip
-def test_a_steady_machine_is_not_noted(make_run, given):
-    assert not list(unstable_throughput(group_runs([load_run(make_run("a", LONG, **given))])))
+def test_a_machine_that_compiled_first_or_whose_context_grew_is_steady(make_run):
+    growing = {"settings": {"data.init_args.context_schedule": {"steps": 10}}, "seconds_of": slowing}
+    for given in (growing, {"seconds_of": lambda tokens: 5.0 + 0.1 * tokens}, {"seconds_of": lambda tokens: math.nan}):
+        assert not list(unstable_throughput(group_runs([load_run(make_run("a", LONG, **given))])))
 
 
 def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatch, drawn):
@@ -199,11 +194,10 @@ def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatc
     make_run("ngpt3", SLOWER, NGPT, seed=3)
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
     compare([runs], str(tmp_path / "o"))
-    figure = drawn[0]
-    figure.draw_without_rendering()
-    edges = figure.legends[0].get_window_extent()
-    assert 0 <= edges.x0 < edges.x1 <= figure.bbox.width
-    assert 0 <= edges.y0 < edges.y1 <= figure.bbox.height
+    drawn[0].draw_without_rendering()
+    left, bottom, right, top = drawn[0].legends[0].get_window_extent().extents
+    assert 0 <= left < right <= drawn[0].bbox.width
+    assert 0 <= bottom < top <= drawn[0].bbox.height
 
 
 EVIL = "x\x1b[2J ![p](http://evil/p.png) ![q](../secret.png) <img src=http://evil/r.png> [l](http://evil) `"

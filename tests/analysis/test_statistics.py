@@ -31,10 +31,9 @@ def test_other_seeds_are_compared_by_welch(theirs: list[float]) -> None:
 
 
 def test_nothing_is_claimed_of_one_seed_or_no_spread() -> None:
-    assert difference({1: 3.0}, {1: 3.1}) is None
-    assert difference({1: 3.0}, {2: 3.1, 3: 3.2}) is None
-    assert difference({1: 3.0, 2: 3.1}, {1: 3.1, 2: 3.2}) is None
-    assert difference({1: 3.0, 2: 3.0}, {3: 3.1, 4: 3.1}) is None
+    one, two, flat = {1: 3.0}, {1: 3.0, 2: 3.1}, {1: 3.0, 2: 3.0}
+    for other in ((one, {1: 3.1}), (one, {2: 3.1, 3: 3.2}), (two, {1: 3.1, 2: 3.2}), (flat, {3: 3.1, 4: 3.1})):
+        assert difference(*other) is None
 
 
 def test_holm_multiplies_the_smallest_most() -> None:
@@ -70,18 +69,14 @@ def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing() -> Non
     assert speed_up([(1, overfit)], [(1, curve((100, 3.0), (150, 2.5)))]).mean == pytest.approx(250 / 150)
 
 
-def test_one_seed_that_misses_takes_the_mean_away() -> None:
-    seeds = [(1, curve((100, 4.0), (200, 3.0))), (2, curve((100, 4.0), (200, 3.1)))]
-    result = speed_up([(1, BASELINE), (2, BASELINE)], seeds)
-    assert result.values == (2.0, None)
-    assert (result.mean, result.test, result.words) == (None, None, "1 of 2 seeds")
-
-
 def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
+    """One seed that misses its target takes the mean away."""
     easy, hard = curve((100, 4.0), (400, 1.0)), curve((100, 6.0), (400, 3.0))
     quick_easy, quick_hard = curve((100, 3.0), (200, 1.0)), curve((100, 5.0), (200, 3.0))
     paired = speed_up([(1, easy), (2, hard)], [(2, quick_hard), (1, quick_easy), (3, quick_hard)])
     assert paired.values == (2.0, 2.0)
+    missed = speed_up([(1, easy), (2, hard)], [(1, quick_easy), (2, curve((100, 5.0), (200, 3.1)))])
+    assert (missed.values, missed.mean, missed.test, missed.words) == ((2.0, None), None, None, "1 of 2 seeds")
     without = speed_up([(1, easy), (2, hard)], [(3, quick_easy), (4, quick_hard)])
     assert (without.paired, without.words) == (False, "1 of 2 seeds"), "the hard one never gets to the mean curve's end"
 

@@ -21,8 +21,8 @@ STUDY: dict[str, Any] = {
     "question": "Which one?",
     "baseline": "gpt",
     "arms": {
-        "gpt": {"title": "GPT+", "configs": ["gpt.yaml"], "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}},
-        "angpt": {"title": "anGPT", "configs": ["angpt.yaml"], "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}},
+        name: {"title": title, "configs": [f"{name}.yaml"], "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}}
+        for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))
     },
     "shared": {"configs": ["common.yaml"]},
     "seeds": [1, 2, 3],
@@ -40,8 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_configs(folder: Path) -> None:
-    (folder / "gpt.yaml").write_text("model: {class_path: anlit.GPT, init_args: {d_model: 128, n_layers: 4}}")
-    (folder / "angpt.yaml").write_text("model: {class_path: anlit.AnGPT, init_args: {d_model: 128, n_layers: 4}}")
+    for name in ("GPT", "AnGPT"):
+        model = f"model: {{class_path: anlit.{name}, init_args: {{d_model: 128, n_layers: 4}}}}"
+        (folder / f"{name.lower()}.yaml").write_text(model)
     (folder / "common.yaml").write_text(
         "model: {init_args: {vocab_size: 1024, context_length: 256}}\n"
         "data: {init_args: {batch_size: 8}}\ntrainer: {max_steps: 400}"

@@ -87,11 +87,9 @@ def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Page) -> 
     # The synthetic curves reach GPT+'s end between two of ten points.
     ratios = [1 / np.interp(-target, -curve_to(own), SHARE) for own, target in zip(ours, theirs, strict=True)]
     row, logs = page.row("anGPT", 11), stats.ttest_1samp(np.log(ratios), 0)
-    assert row[1] == "3"
-    assert row[3] == f"{fmean(ours):.4f} ± {stdev(ours):.4f}"
-    mean, (low, high) = stats.gmean(ratios), np.exp(logs.confidence_interval())
-    words = f"{mean:.2f} ({low:.2f} … {high:.2f})"
-    assert row[7] == words
+    low, high = np.exp(logs.confidence_interval())
+    spread, speed_up = f"{fmean(ours):.4f} ± {stdev(ours):.4f}", f"{stats.gmean(ratios):.2f} ({low:.2f} … {high:.2f})"
+    assert (row[1], row[3], row[7]) == ("3", spread, speed_up)
     test = stats.ttest_rel(ours, theirs)
     low, high = test.confidence_interval()
     shown = minus(f"{fmean(ours) - fmean(theirs):+.4f} ({low:+.4f} … {high:+.4f})")
@@ -124,40 +122,27 @@ def test_the_page_travels_alone_and_its_twins_say_the_same(page: Page) -> None:
 
 
 def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_path: Path) -> None:
-    """And a run that counts nowhere is noted."""
     folder = tmp_path / "recorded"
     shutil.copytree(page.path.parent, folder, ignore=shutil.ignore_patterns("g*", "a*", "*.png"))
     record, text = (json.loads((folder / "report.json").read_text()), (folder / "report.md").read_text())
     (compared,) = record["comparisons"]
     expected = compared["groups"][1]["speedup_tokens"]["values"]
     compared["groups"][1]["speedup_tokens"]["values"] = [9.0]
-    run = next(run for run in record["measured"].values() if run["counted_in"] == "anGPT")
-    record["measured"]["out/cut"] = run | {"counted_in": None, "record": run["record"] | {"status": "interrupted"}}
-    compared["runs"].append("out/cut")
     (folder / "report.json").write_text(json.dumps(record))
     (folder / "report.md").write_text(text.replace("speed-up", "velocity"))
     assert main(["--recompute", str(folder)]) == 0
     (again,) = json.loads((folder / "report.json").read_text())["comparisons"]
     assert again["groups"][1]["speedup_tokens"]["values"] == pytest.approx(expected, rel=1e-5)
-    note = "- anGPT: 3 of 4 runs are counted; left out: 1 interrupted."
-    assert (folder / "report.md").read_text().replace(f"{note}\n", "") == text
+    assert (folder / "report.md").read_text() == text
     assert (folder / "1-convergence.png").is_file()
     with pytest.raises(UserError, match="the folder of a study"):
         main(["--recompute", str(tmp_path)])
 
 
-def test_a_study_notes_what_is_unfair(folder: Path) -> None:
-    arms = {name: arm | {"settings": {"data.init_args.batch_size": size}}
-            for (name, arm), size in zip(TWO.items(), (8, 16), strict=True)}  # fmt: skip
-    text = report(trained(folder, arms=arms, sections=["convergence"])).text
-    assert "trained differently: batch_size is 16, the baseline 8" in text
-
-
 def test_a_report_of_nothing_obeys_no_markup_in_its_title_and_is_not_written_over(folder: Path) -> None:
     study = read_study(write_study(folder, title="<script>alert(1)</script>"), None)
     page = write(results(study))
-    for words in ("6 runs: 6 pending", "GPT+, has no finished run yet"):
-        assert words in page.with_suffix(".md").read_text()
+    assert re.search("6 runs: 6 pending.*GPT.+has no finished run yet", page.with_suffix(".md").read_text(), re.DOTALL)
     assert "<script>" not in page.read_text()
     (folder / "study.yaml").rename(folder / "other.yaml")
     with pytest.raises(UserError, match=r"--output out has another report .* give another folder, or remove that"):
@@ -282,12 +267,9 @@ def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("section", "words"), [
-    ("curves", "section 'curves'"),
-    ({"trend": {"value": "lr"}}, "needs the option 'over'"),
     ({"loss_gap": {"baseline": "gpt"}}, "needs the option 'each'"),
     ({"loss_gap": {"baseline": "other", "each": "lr"}}, "names the arm 'other', which is none of gpt, angpt"),
     ({"loss_gap": {"baseline": "gpt", "each": "size"}}, "each 'size': choose one of none"),
-    ({"onset": {"loss": 4, "after": 9, "baseline": "bert"}}, "names the arm 'bert', which is none of gpt, angpt"),
     ({"dynamics": {"arms": ["gpt", "bert"]}}, "names the arm 'bert', which is none of gpt, angpt"),
     ({"trend": {"over": "depth"}}, "'depth', which is no number of arm 'gpt'"),
 ])  # fmt: skip

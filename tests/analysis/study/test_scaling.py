@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 
-from anlit.analysis.study.scaling import (
-    best_split,
-    exponents,
-    fit,
-    fit_law,
-    interval,
-    loss_of_compute,
-    predicted_loss,
-)
+from anlit.analysis.study.scaling import best_split, exponents, fit, fit_law, interval, loss_of_compute, predicted_loss
 
 TRUE = np.array([1.69, 406.4, 410.7, 0.34, 0.28])
 
