@@ -63,14 +63,10 @@ def pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> dict[str,
             for name, value in (("entropy", -(weights * weights.log()).sum()), ("squared_average", size)):
                 statistics[name].setdefault((layer, h), []).append((len(keys), value.item()))
 
-    handles = [
+    for layer, block in enumerate(model.model.blocks):
         block.attention.register_forward_pre_hook(lambda _, arguments, layer=layer: look(layer, *arguments[:3]))
-        for layer, block in enumerate(model.model.blocks)
-    ]
     with torch.no_grad():
         model(torch.from_numpy(tokens), torch.from_numpy(ids))
-    for handle in handles:
-        handle.remove()
     return statistics
 
 
@@ -112,9 +108,7 @@ def test_masking_is_that_of_training_unless_told(tmp_path: Path, data: Path) -> 
     assert measured(run, [16], 16, True)["masking"] is True
 
 
-def test_the_command_writes_numbers_report_and_figures(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_numbers_report_and_figures(run: Path, tmp_path: Path, capsys) -> None:
     arguments = ["--lengths=64,16", "--tokens=256", "--device=cpu", "--masking=off", f"--output={tmp_path}"]
     main(["diagnose", str(run), *arguments])
     record = json.loads((tmp_path / "diagnose.json").read_text())
@@ -129,9 +123,8 @@ def test_the_command_writes_numbers_report_and_figures(
         assert part in report
     assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("statistics", "ranges", "heads"))
     assert ": n = 32 to 64, means over heads" in printed
-    copied = f"Random tokens cost {record['copying']['first']:.2f} nats each, the same once more"
-    assert copied in report
-    assert copied in printed
+    for text in (report, printed):
+        assert f"Random tokens cost {record['copying']['first']:.2f} nats each, the same once more" in text
 
 
 def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:

@@ -31,11 +31,10 @@ def test_expected_weight_of_other_mechanisms() -> None:
     """9t keys of weight e^{g²/2}; the window of 500 hides the rest, and a range beyond it has none."""
     log_n = LogN(s=0.5, learned="never")
     assert expected_total(layer(Plain()), 1000, Range(100, 1000)) == pytest.approx(900 * math.sqrt(math.e))
-    weight = math.exp((0.5 * math.log(1000)) ** 2 / 2)
-    assert expected_total(layer(log_n), 1000, Range(100, 1000)) == pytest.approx(900 * weight)
     window = layer(SlidingWindow(500, log_n))
-    weight = math.exp((0.5 * math.log(500)) ** 2 / 2)
-    assert expected_total(window, 1000, Range(100, 1000)) == pytest.approx(400 * weight)
+    for given, n, keys in ((layer(log_n), 1000, 900), (window, 500, 400)):
+        weight = math.exp((0.5 * math.log(n)) ** 2 / 2)
+        assert expected_total(given, 1000, Range(100, 1000)) == pytest.approx(keys * weight)
     assert math.isnan(expected_total(window, 1000, Range(500, 1000)))
 
 
@@ -43,11 +42,10 @@ def test_expected_weight_of_other_mechanisms() -> None:
 def test_samples_agree_with_sums(mechanism: Mechanism) -> None:
     """Total weight in each range, within four standard errors."""
     own = at_length(layer(mechanism), 100, draws=4000, seed=0)
-    pairs = [(f"total_{span}", f"expected_total_{span}") for span in ("0_to_1", "1_to_10", "10_to_100")]
-    for sampled, exact in pairs:
-        error = own[sampled]["standard_error"]
-        assert own[sampled]["mean"] == pytest.approx(own[exact]["mean"], abs=4 * error), sampled
-        assert error < 0.05 * own[exact]["mean"]
+    for span in ("0_to_1", "1_to_10", "10_to_100"):
+        sampled, exact = own[f"total_{span}"], own[f"expected_total_{span}"]["mean"]
+        assert sampled["mean"] == pytest.approx(exact, abs=4 * sampled["standard_error"]), span
+        assert sampled["standard_error"] < 0.05 * exact
 
 
 def test_plain_attention_spreads_over_all_keys() -> None:

@@ -125,15 +125,14 @@ def test_seeds_are_averaged_and_the_interval_is_wilsons() -> None:
 
 def test_the_heat_map_shows_the_accuracies() -> None:
     """Two lengths and depths; two seeds that find some, and one that finds none."""
-
-    def scores(*matches: tuple[int, int]) -> list[dict[str, Any]]:
-        return [{"by_depth": [{"matches": n, "samples": 2} for n in each]} for each in matches]
-
+    matches = [(2, 2), (1, 2)], [(0, 0), (0, 0)], [(2, 2), (0, 1)]
     record = {
         "settings": {"lengths": [128, 512], "depths": [0.0, 1.0]},
         "checkpoints": [{"training_length": 128}] * 3,
         "arms": [{"label": "anGPT, SqrtLogN", "checkpoints": [0, 2]}, {"label": "GPT+, plain", "checkpoints": [1]}],
-        "measurements": [scores((2, 2), (1, 2)), scores((0, 0), (0, 0)), scores((2, 2), (0, 1))],
+        "measurements": [
+            [{"by_depth": [{"matches": n, "samples": 2} for n in depths]} for depths in seed] for seed in matches
+        ],
     }
     with style(8):
         first, second, _ = plot(record).axes
@@ -141,14 +140,12 @@ def test_the_heat_map_shows_the_accuracies() -> None:
         assert ax.images[0].get_array().tolist() == shown
         assert ax.images[0].get_clim() == (0, 1)
         assert [float(text.get_text()) for text in ax.texts[:2]] == shown[0]
-    assert [label.get_text() for label in first.get_xticklabels()] == ["128\n(1×)", "512\n(4×)"]
-    assert [label.get_text() for label in first.get_yticklabels()] == ["0", "100"]
+    ticks = [[label.get_text() for label in labels] for labels in (first.get_xticklabels(), first.get_yticklabels())]
+    assert ticks == [["128\n(1×)", "512\n(4×)"], ["0", "100"]]
     assert first.get_title(loc="left") == "anGPT, √(2 log n) (2\N{NO-BREAK SPACE}seeds)"
 
 
-def test_the_command_writes_numbers_page_and_picture(
-    tiny_shards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_numbers_page_and_picture(tiny_shards: str, tmp_path: Path, capsys) -> None:
     kinds = enumerate([(GPT, 1), (GPT, 2), (AnGPT, 1)])  # untrained
     runs = [str(make_run(tmp_path / str(n), Path(tiny_shards), *kind, context_length=128)) for n, kind in kinds]
     main(["needle", *runs, f"--output={tmp_path}", "--lengths=128,256", "--depths=3", "--samples=2"])
@@ -159,10 +156,10 @@ def test_the_command_writes_numbers_page_and_picture(
     assert [own["length"] for own in record["arms"][0]["lengths"]] == [128, 256]
     scores = record["measurements"][0][1]["by_depth"]
     assert [(own["depth"], own["samples"], own["matches"]) for own in scores] == [(0, 2, 0), (0.5, 2, 0), (1, 2, 0)]
-    page, printed = (tmp_path / "needle.md").read_text(), capsys.readouterr().out
+    page = (tmp_path / "needle.md").read_text()
     assert "| configuration | seeds | 128 (1×) tokens | 256 (2×) tokens |" in page
     assert "0.000 ± 0.000 [0.000, 0.390]" in page
     assert (tmp_path / "needle.png").stat().st_size > 10_000
-    assert "needle.html" in printed
+    assert "needle.html" in capsys.readouterr().out
     with pytest.raises(UserError, match="too few for a haystack of 100,000"):
         main(["needle", runs[0], f"--output={tmp_path}", "--lengths=100000"])
