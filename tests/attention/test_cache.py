@@ -61,8 +61,7 @@ def test_every_mechanism_and_setting_in_pieces(architecture, settings: str, name
 @torch.no_grad()
 def test_the_cache_holds_the_heads_of_keys_alone() -> None:
     for n_kv_heads in (1, 4):
-        model = decoder(GPT, n_heads=4, n_kv_heads=n_kv_heads, d_head=12)
-        cache = KeyValueCache(64)
+        model, cache = decoder(GPT, n_heads=4, n_kv_heads=n_kv_heads, d_head=12), KeyValueCache(64)
         model(random_tokens(3, 64), cache=cache)
         assert cache.bytes == 3 * model.cache_bytes(64, 8) == 3 * 64 * 2 * 2 * n_kv_heads * 12 * 8
 

@@ -5,7 +5,6 @@ Triton's interpreter computes our own kernels on a CPU too (test_triton.py); fla
 
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -51,6 +50,6 @@ def test_triton_gives_the_same_bits_twice() -> None:
 
 
 def test_a_kernel_that_is_a_little_wrong_does_not_pass() -> None:
-    a_little_wrong: Any = SimpleNamespace(attend=lambda q, *others: eager.attend(1.05 * q, *others))
+    a_little_wrong = SimpleNamespace(attend=lambda q, *others: eager.attend(1.05 * q, *others))
     with pytest.raises(AssertionError, match="output: relative error"):
         check(a_little_wrong, "scale-invariant", "dense", (2, 2, 333, 64), torch.bfloat16)

@@ -1,8 +1,8 @@
 """Attention statistics: against loops over pairs in float64, and at attention whose numbers are known."""
 
-import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,17 +27,14 @@ def naive(row: list[float], position: int, first_key: int, spans: list[Range], l
     def entropy_of(chosen: list[float]) -> float:
         return -sum(w / sum(chosen) * math.log(w / sum(chosen)) for w in chosen) if chosen else math.nan
 
-    def weight_of(chosen: list[float]) -> float:
-        return sum(chosen) if chosen else math.nan
-
     inside = {span: [w for t, w in weights.items() if span.first <= t < span.end] for span in spans}
     return {
         "entropy": entropy_of([*weights.values()]),
         "inverse_largest_weight": 1 / max(weights.values()),
         "participation": sum(w * w for w in weights.values()),
         "attention_sink": weights.get(position - first_key, math.nan),
-        f"weight_latest_{latest}": weight_of([w for t, w in weights.items() if t < latest]),
-        **{f"weight_{span}": weight_of(chosen) for span, chosen in inside.items()},
+        f"weight_latest_{latest}": sum(w for t, w in weights.items() if t < latest),
+        **{f"weight_{span}": sum(chosen) if chosen else math.nan for span, chosen in inside.items()},
         **{f"entropy_{span}": entropy_of(chosen) for span, chosen in inside.items() if span != (0, 1)},
     }
 
@@ -45,8 +42,7 @@ def naive(row: list[float], position: int, first_key: int, spans: list[Range], l
 def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """(2, H, Q, K) float64, causal; row 0 is two documents, the second from key 3; row 1 has a window of 5 keys."""
     L = 2 * torch.randn(2, HEADS, n_queries, n_keys, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    i = torch.arange(n_keys - n_queries, n_keys)[:, None]
-    j = torch.arange(n_keys)
+    i, j = torch.arange(n_keys - n_queries, n_keys)[:, None], torch.arange(n_keys)
     causal = j <= i
     begins = torch.where(i[:, 0] >= 3, 3, 0)
     visible = torch.stack((causal & (j >= begins[:, None]), causal & (i - j < 5)))
@@ -59,10 +55,9 @@ def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
     n_keys, spans = 13, [Range(0, 1), Range(1, 3), Range(3, 9), Range(9, 27)]
     L, first_keys = masked_logits(n_queries, n_keys)
     actual = statistics(L, first_keys, spans, latest=4)
-    for b, h, query in itertools.product(range(2), range(HEADS), range(n_queries)):
+    for b, h, query in np.ndindex(2, HEADS, n_queries):
         position = n_keys - n_queries + query
-        row = L[b, h, query, : position + 1].tolist()
-        expected = naive(row, position, int(first_keys[b, query]), spans, 4)
+        expected = naive(L[b, h, query, : position + 1].tolist(), position, int(first_keys[b, query]), spans, 4)
         values = {name: value[b, h, query].item() for name, value in actual.items()}
         assert values == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
@@ -107,6 +102,6 @@ def test_statistics_of_shared_keys_are_those_of_copies() -> None:
     layer = Attention(LogN().for_layer(4, WIDTH, 0), "eager")
     q, k, v, _ = inputs(2, 4, 33, WIDTH, dtype=torch.float32, n_heads_kv=2)
     shared, copied = BinnedMeans(bin_edges(33)), BinnedMeans(bin_edges(33))
-    observe(shared, layer, q, k, v, packed(2, 33, "documents"), [Range(1, 10)])
-    observe(copied, layer, q, repeat_kv(k, 4), repeat_kv(v, 4), packed(2, 33, "documents"), [Range(1, 10)])
+    for means, keys, values in ((shared, k, v), (copied, repeat_kv(k, 4), repeat_kv(v, 4))):
+        observe(means, layer, q, keys, values, packed(2, 33, "documents"), [Range(1, 10)])
     torch.testing.assert_close(shared.means(), copied.means(), equal_nan=True)
