@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
 CONFIG: dict[str, Any] = {
     "seed_everything": 1, "run_dir": "runs/a", "ckpt_path": None,
@@ -30,15 +29,11 @@ RECORD: dict[str, Any] = {
     "status": "finished", "error": None,
 }  # fmt: skip
 GPT, NGPT, ANGPT = "anlit.models.gpt.GPT", "anlit.models.ngpt.NGPT", "anlit.models.angpt.AnGPT"
-Points = list[tuple[float, float]]
-"""Tokens and loss of each validation."""
-# A baseline whose final loss, 3.0, is easy to cross.
-FALLING: Points = [(100, 5.0), (200, 4.0), (300, 3.5), (400, 3.0)]
-SecondsOf = Callable[[float], float]
-MakeRun = Callable[..., Path]
+FALLING = [(100, 5.0), (200, 4.0), (300, 3.5), (400, 3.0)]
+"""Tokens and loss of each validation of a baseline whose final loss is easy to cross."""
 
 
-def write_run(folder: Path, config: Any, record: dict[str, Any], points: Points, seconds_of: SecondsOf) -> None:
+def write_run(folder: Path, config: Any, record: dict[str, Any], points: Any, seconds_of: Any) -> None:
     """A run folder; `seconds_of` tokens is the time of a validation."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -51,16 +46,14 @@ def write_run(folder: Path, config: Any, record: dict[str, Any], points: Points,
 
 
 @pytest.fixture
-def drawn() -> Iterator[list[Figure]]:
+def drawn():
     """Figures that a test keeps in place of saving them; closed after it."""
-    figures: list[Figure] = []
-    yield figures
-    for figure in figures:
-        plt.close(figure)
+    yield []
+    plt.close("all")
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> MakeRun:
+def make_run(tmp_path: Path) -> Callable[..., Path]:
     """make_run(name, points, model, seed=…, settings={dotted key: value}, record={…}, seconds_of=…) → folder."""
 
     def make(name, points=FALLING, model=GPT, seed=1, settings=None, record=None, seconds_of=lambda x: 0.1 * x):

@@ -41,9 +41,9 @@ def runs(make_run, tmp_path):
     return str(tmp_path / "runs")
 
 
-def compared(runs, output, **options):
-    """The comparison of some runs, its JSON and its Markdown."""
-    report = compare([str(run) for run in (runs if isinstance(runs, list) else [runs])], str(output), **options)
+def compared(runs, output):
+    """The comparison of the runs in a folder, its JSON and its Markdown."""
+    report = compare([str(runs)], str(output))
     return report, json.loads((output / "convergence.json").read_text()), (output / "report.md").read_text()
 
 
@@ -212,8 +212,7 @@ def test_foreign_text_of_runs_is_shown_and_not_obeyed(make_run, tmp_path, capsys
     make_run("failed", model=NGPT, seed=2, record={**TOLD, "status": "failed"})
     (tmp_path / "secret.png").write_bytes((b"\x89PNG" + bytes(16)) * 2)
     assert cli.main(["compare", str(tmp_path / "runs"), "--output", str(tmp_path / "out"), "--baseline", "nGPT"]) == 0
-    printed = capsys.readouterr()
-    assert "\x1b[2J" not in printed.out + printed.err
+    assert "\x1b[2J" not in "".join(capsys.readouterr())
     page, text = ((tmp_path / "out" / f"report.{kind}").read_text() for kind in ("html", "md"))
     assert set(re.findall(r"<img[^>]* src=\"([^\"]{0,22})", page)) == {"data:image/png;base64,"}
     assert '<a href="http' not in page

@@ -87,16 +87,13 @@ def test_seeds_paths_loggers_and_plain_written_out_do_not_separate_runs(make_run
     assert (group.label, [run.seed for run in group.counted]) == ("GPT+, plain", [1, 2])
 
 
-def test_settings_and_data_separate_runs_and_labels_tell_how(make_run):
+def test_settings_and_data_separate_runs_and_distinct_labels_tell_how(make_run):
     first, faster = make_run("a"), make_run("b", settings={LR: 0.005})
     assert labels(first, faster) == ["GPT+, plain, lr=0.001", "GPT+, plain, lr=0.005"]
     other = make_run("c", record={"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}})
     assert labels(first, other) == ["GPT+, plain, content=c0", "GPT+, plain, content=c1"]
     nope = make_run("d", settings={"model.init_args.positions": {"class_path": "anlit.layers.positions.NoPE"}})
     assert labels(first, nope) == ["GPT+, plain, RoPE", "GPT+, plain, no positions"]
-
-
-def test_labels_are_distinct_when_many_settings_differ(make_run):
     many = {f"model.init_args.{name}": 1 for name in "abcde"}
     runs = [make_run("a"), make_run("b", settings=many), make_run("c", settings=many | {LR: 1.0})]
     assert len({*labels(*runs)}) == 3

@@ -12,8 +12,7 @@ from anlit.analysis.study.results import select, tune
 
 from ..conftest import write_run
 
-POINTS = 10
-SHARE = np.arange(1, POINTS + 1) / POINTS
+SHARE = np.arange(1, 11) / 10
 Final = Callable[[Trial, dict[str, Any], float, float], float]
 """(run, its settings by short name, parameters N, tokens D) → final loss in nats per token; NaN for a failed run."""
 

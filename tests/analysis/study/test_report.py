@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from rich.console import Console
 from scipy import stats
 
@@ -115,7 +114,6 @@ def test_the_page_travels_alone_and_its_twins_say_the_same(page: Page) -> None:
     raw = json.loads(page.path.with_suffix(".json").read_text())
     assert raw["selected"] == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
     (compared,) = raw["comparisons"]
-    assert compared["groups"][1]["final_loss"]["values"] == pytest.approx([3.30, 3.36, 3.31])
     assert sorted(compared["runs"]) == sorted(raw["measured"])
     ends = sorted((run["counted_in"], run["curve"]["loss"][-1]) for run in raw["measured"].values())
     assert ends == [("GPT+", 3.49), ("GPT+", 3.50), ("GPT+", 3.53), ("anGPT", 3.30), ("anGPT", 3.31), ("anGPT", 3.36)]
@@ -154,9 +152,8 @@ def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Pa
     console = Console(width=80, record=True)
     show(results(study), console)
     printed = console.export_text()
-    gpt, angpt = (line for line in printed.splitlines() if line.startswith(("GPT+ ", "anGPT ")))
-    assert gpt.split() == ["GPT+", "lr=0.1", "3", "3.1000", "±", "0.0000", "1.00"]
-    assert angpt.split()[1:3] == ["lr=0.1", "3"]
+    gpt, angpt = (line.split() for line in printed.splitlines() if line.startswith(("GPT+ ", "anGPT ")))
+    assert (gpt[1:], angpt[1:3]) == (["lr=0.1", "3", "3.1000", "±", "0.0000", "1.00"], ["lr=0.1", "3"])
     assert max(map(len, printed.splitlines())) <= 80
     edge = "lr 0.1 is the smallest of 3"
     assert f"note: gpt: {edge}" in printed
@@ -182,8 +179,8 @@ def test_trends(folder: Path) -> None:
     sizes = [2 * 1024 * d + 4 * 16 * d * d for d in (64, 128, 256)]
     line = stats.linregress(np.log(sizes), np.log([0.4, 0.2, 0.1]))
     half = line.stderr * stats.t.ppf(0.975, 1)
-    span = f"{line.slope - half:.2f} … {line.slope + half:.2f}"
-    assert page.row("GPT+", 4) == ["GPT+", "3", f"{line.slope:.2f}", span]
+    slope, low, high = (f"{x:.2f}" for x in (line.slope, line.slope - half, line.slope + half))
+    assert page.row("GPT+", 4) == ["GPT+", "3", slope, f"{low} … {high}"]
     assert page.row("GPT+", 3)[2] == "3.0200 ± 0.0100"
 
 
@@ -191,43 +188,35 @@ RATES = {"GPT+": [(130e3, [0.016]), (1.31e6, [0.004])], "nGPT": [(132e3, [0.016]
 LOSSES = {"GPT+": [(x * 1e11, [5 - x / 100, 5.1]) for x in (1.5, 3.1, 4.8, 5.8, 10, 14, 19, 30, 48, 57, 101, 189)]}
 
 
-@pytest.mark.parametrize(("series", "value", "ticks"), [(RATES, "lr", ["130k", "1.31M"]), (LOSSES, "loss", None)])
-def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure], series: dict, value: str, ticks: list | None
-) -> None:
+@pytest.mark.parametrize(("series", "ticks"), [(RATES, ["130k", "1.31M"]), (LOSSES, None)])
+def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(tmp_path, monkeypatch, drawn, series, ticks) -> None:
     monkeypatch.setattr(trend, "save", lambda figure, path: drawn.append(figure))
     points = {label: [(x, Summary(y)) for x, y in line] for label, line in series.items()}
-    trend.draw(points, "parameters", value, tmp_path / "a.png", {})
+    trend.draw(points, "parameters", "lr" if ticks else "loss", tmp_path / "a.png", {})
     (figure,) = drawn
     figure.draw_without_rendering()
     labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text() and label.get_visible()]
-    if ticks:
-        assert [label.get_text() for label in labels] == ticks
+    assert ticks in (None, [label.get_text() for label in labels])
     boxes = [label.get_window_extent() for label in labels]
     assert not any(left.overlaps(right) for left, right in itertools.pairwise(boxes))
     assert figure.get_figwidth() * 25.4 == pytest.approx(85, abs=0.2)
-    legend = figure.legends[0].get_window_extent()
-    assert not legend.overlaps(figure.axes[0].get_window_extent())
+    assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_window_extent())
 
 
 def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
     arms = {"gpt": TWO["gpt"] | {"vary": SIZES | steps(100, 400, 1600)}}
-    sections = [{"scaling": {"resamples": 20}}]
     study = trained(folder, lambda run, values, n, d: 1.5 + 40 * n**-0.3 + 60 * d**-0.25,
-                    arms=arms, baseline=None, sections=sections, seeds=[1])  # fmt: skip
-    page = report(study)
+                    arms=arms, baseline=None, sections=[{"scaling": {"resamples": 20}}], seeds=[1])  # fmt: skip
     exponents = ["0.300", "0.250", f"{0.25 / 0.55:.3f}", f"{0.075 / 0.55:.3f}", "1.500", "9"]
-    assert [cell.split(" ")[0] for cell in page.row("GPT+", 7)[1:]] == exponents
+    assert [cell.split(" ")[0] for cell in report(study).row("GPT+", 7)[1:]] == exponents
 
 
-def test_the_lead_of_an_arm_at_each_size_and_length(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure]
-) -> None:
+def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, drawn) -> None:
     monkeypatch.setattr(loss_gap, "save", lambda figure, path: drawn.append(figure))
     ahead = {(64, 100): (0.5, 0.3), (64, 400): (-0.1, -0.2)}
 
     def loss(run, values, parameters, tokens):
-        if values["d"] == 128 and values["steps"] == 100 and values["seed"] == 2 and run.arm.base == "angpt":
+        if (run.arm.base, values["d"], values["steps"], values["seed"]) == ("angpt", 128, 100, 2):
             return math.nan
         won = ahead.get((values["d"], values["steps"]), (0.1, 0.1))[values["seed"] - 1]
         return 4.0 + 0.01 * values["seed"] - (run.arm.base == "angpt") * won
@@ -243,8 +232,7 @@ def test_the_lead_of_an_arm_at_each_size_and_length(
     low, high = stats.ttest_1samp([-0.5, -0.3], 0).confidence_interval()
     assert early[3:6] == ["2", "4.0150 ± 0.0071", minus(f"-0.4000 ({low:+.4f} … {high:+.4f})")]
     assert float(early[6].split()[0]) > 1
-    assert late[5].startswith("+0.1500")
-    assert late[6] == "not reached"
+    assert (late[5][:7], late[6]) == ("+0.1500", "not reached")
     assert unpaired[3:6] == ["1", "4.0100", minus("-0.1000")], "only the seeds that both have"
 
 

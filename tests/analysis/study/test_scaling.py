@@ -29,9 +29,7 @@ def test_the_best_split_is_a_minimum_and_keeps_to_the_compute() -> None:
     for flops in (1e17, 1e21):
         n, d = best_split(TRUE, flops)
         assert 6 * n * d == pytest.approx(flops)
-        best = loss_of_compute(TRUE, flops)
-        assert best < predicted_loss(TRUE, 1.1 * n, d / 1.1)
-        assert best < predicted_loss(TRUE, n / 1.1, 1.1 * d)
+        assert all(loss_of_compute(TRUE, flops) < predicted_loss(TRUE, x * n, d / x) for x in (1.1, 1 / 1.1))
     excess = [float(loss_of_compute(TRUE, flops)) - TRUE[0] for flops in (1e18, 1e20)]
     assert np.log(excess[0] / excess[1]) / np.log(100) == pytest.approx(exponents(TRUE)["L(C) − E ∝ C^−"])
 
