@@ -6,6 +6,7 @@ configuration. `check` refuses what a configuration may not say, before any obje
 
 import inspect
 import logging
+import math
 import re
 import warnings
 from argparse import ArgumentError
@@ -103,7 +104,7 @@ RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
     ("0 or more, or -1 for no limit", lambda x: x >= -1, ["trainer.max_epochs", "trainer.max_steps"]),
     ("1 or more, or -1 for all devices", lambda x: x >= 1 or x == -1, ["trainer.devices"]),
 ]  # fmt: skip
-"""What to give, its condition, and the settings that it is for. What a constructor checks itself is not here."""
+"""What to give, its condition, and the settings that it is for; all are finite. What a constructor checks itself is not here."""
 RANGE_OF = {key: (holds, words) for words, holds, keys in RANGES for key in keys}
 
 
@@ -124,8 +125,10 @@ def check(config: Namespace) -> None:
         if isinstance(value, str) and key == "trainer.devices" and re.fullmatch(r"-?\d+", value):
             value = int(value)  # it may be a text such as `0,1`, so the parser leaves `0` a text
         holds, words = RANGE_OF.get(key, (None, ""))
-        if holds and isinstance(value, int | float) and not isinstance(value, bool) and not holds(value):
-            raise UserError(f"{key}={value} is out of range: give {words}")
+        if holds and isinstance(value, int | float) and not isinstance(value, bool):
+            finite = abs(value) < math.inf
+            if not (finite and holds(value)):
+                raise UserError(f"{key}={value} is out of range: give {'' if finite else 'a finite number, '}{words}")
 
 
 def _settings(part: Any, key: str, owner: Any = None) -> Iterator[tuple[str, Any, str, Any]]:

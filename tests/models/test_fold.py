@@ -12,6 +12,7 @@ from anlit import GPT, NGPT, AnGPT, NoPE
 from anlit.checkpoints.loading import load_checkpoint, load_initial_weights
 from anlit.cli import main
 from anlit.errors import UserError
+from anlit.inference.generation import Request, Sampling, generate
 from anlit.models.fold import FoldedAnGPT, FoldedNGPT, fold
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run, prepare
@@ -54,6 +55,13 @@ def test_a_folded_model_multiplies_by_what_cannot_be_folded_alone(architecture, 
     with Multiplications() as before:
         decoder(TOKENS)
     assert before.counts.total() > (2 if architecture is AnGPT else 1) * after.counts.total()
+
+
+@pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+def test_a_folded_model_continues_with_kept_keys(architecture) -> None:
+    decoder, requests = jolt(tiny(architecture)).double().model.eval(), [Request([5, 6, 7]), Request([8])]
+    texts = [generate(each, requests, 24, Sampling(temperature=0)) for each in (decoder, fold(decoder))]
+    assert [text.tokens for text in texts[0]] == [text.tokens for text in texts[1]]
 
 
 @pytest.mark.parametrize(("architecture", "label"), [(NGPT, "nGPT (folded)"), (AnGPT, "anGPT (folded)")])
