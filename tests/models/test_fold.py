@@ -60,7 +60,7 @@ def test_a_folded_model_multiplies_by_what_cannot_be_folded_alone(architecture, 
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 def test_a_folded_model_continues_with_kept_keys(architecture) -> None:
     decoder, requests = jolt(tiny(architecture)).double().model.eval(), [Request([5, 6, 7]), Request([8])]
-    texts = [generate(each, requests, 24, Sampling(temperature=0)) for each in (decoder, fold(decoder))]
+    texts = [generate(each, requests, 24, Sampling(seed=4)) for each in (decoder, fold(decoder))]
     assert [text.tokens for text in texts[0]] == [text.tokens for text in texts[1]]
 
 
