@@ -1,5 +1,6 @@
 """`make gpu`: toy lists whose items fail, take too long and are killed; the real list on a machine without a GPU."""
 
+import itertools
 import json
 import os
 import re
@@ -16,17 +17,15 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GPU_MK = ROOT / "docker" / "gpu.mk"
-LIST = (ROOT / "docker" / "gpu-items.mk").read_text()
+LIST = (ROOT / "docker" / "gpu-items.mk").read_text().replace("\\\n", "")
 HAS_GPU = Path("/dev/nvidiactl").exists()
 pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("make", "flock", "timeout"))), reason="Linux tools")
 
 
 def start(folder: Path, *settings: str) -> subprocess.Popen[str]:
     """A call in a process group of its own."""
-    values = {"STATE": folder / "state", "OUTPUT": folder / "output", "LIST": folder / "list.mk",
-              "WHEELS": folder / "wheels", "GPU_PYTHON": sys.executable}  # fmt: skip
-    words = ["make", "-f", str(GPU_MK), *(f"{name}={value}" for name, value in values.items()), *settings]
+    places = (f"{name}={folder / name.lower()}" for name in ("STATE", "OUTPUT", "LIST", "WHEELS"))
+    words = ["make", "-f", "docker/gpu.mk", *places, f"GPU_PYTHON={sys.executable}", *settings]
     pipe = subprocess.PIPE
     return subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
@@ -41,7 +40,7 @@ def call(folder: Path, *settings: str) -> tuple[int, str]:
 def list_items(folder: Path, **recipes: str) -> None:
     """The list of items: minutes, what they find out (x) and their command."""
     lines = [f"{name}: ; $(RUN) {recipe}" for name, recipe in recipes.items()]
-    (folder / "list.mk").write_text("\n".join([f"ITEMS := {' '.join(recipes)}", *lines]) + "\n")
+    (folder / "list").write_text("\n".join([f"ITEMS := {' '.join(recipes)}", *lines, ""]))
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -54,21 +53,19 @@ def statuses(folder: Path) -> dict[str, str]:
 
 
 def test_results_are_written_and_a_failure_stops_nothing(tmp_path: Path) -> None:
-    (tmp_path / "writes").write_text(
-        "echo '{\n\"loss\": 7}' > $3/a.json\nprintf '# title\\n\\n## Table\\n\\n| a |\\n' > $3/a.md\n"
-    )
-    writes = f"1 'what it is' sh {tmp_path}/writes benchmark"
-    list_items(tmp_path, first=writes, fails="1 'what fails' sh -c 'echo a reason; exit 3'",
-               unable="1 'x' needs=no-such-program true", kernels="1 'x' needs=device true", last=writes)  # fmt: skip
+    writes = tmp_path / "writes"
+    writes.write_text("echo '{\n\"loss\": 7}' > $3/a.json\nprintf '# title\\n\\n## Table\\n\\n| a |\\n' > $3/a.md\n")
+    list_items(tmp_path, fails="1 'what fails' sh -c 'echo a reason; exit 3'", device="1 'x' needs=device true",
+               unable="1 'x' needs=no-such-program true", last=f"1 'what it is' sh {writes} benchmark")  # fmt: skip
     code, said = call(tmp_path)
     assert code == 0, said
     assert statuses(tmp_path) == {
-        "first": "measured", "fails": "failed (3)", "unable": "left out: no-such-program is not here",
-        "kernels": "measured" if HAS_GPU else "no device", "last": "measured",
+        "fails": "failed (3)", "device": "measured" if HAS_GPU else "no device",
+        "unable": "left out: no-such-program is not here", "last": "measured",
     }  # fmt: skip
-    assert results(tmp_path)["first"]["record"] == {"loss": 7}
+    assert results(tmp_path)["last"]["record"] == {"loss": 7}
     text = (tmp_path / "output" / "gpu.md").read_text()
-    for part in ("## first: what it is", "### Table\n\n| a |", "a reason", "| unable | left out: no-such-program"):
+    for part in ("## last: what it is", "### Table\n\n| a |", "a reason", "| unable | left out: no-such-program"):
         assert part in text
     assert "# title" not in text
 
@@ -151,26 +148,22 @@ def test_the_pth_file_of_a_wheel_is_read(tmp_path: Path) -> None:
     assert statuses(tmp_path) == {"imports": "measured"}, said + (tmp_path / "output" / "gpu.md").read_text()
 
 
-RECIPES = dict(re.findall(r"^([\w-]+):\n\t\$\(RUN\) (.+)$", LIST.replace("\\\n", ""), re.MULTILINE))
+RECIPES = dict(re.findall(r"^([\w-]+):\n\t\$\(RUN\) (.+)$", LIST, re.MULTILINE))
 
 
 def test_every_item_has_a_recipe_that_fits_into_a_call() -> None:
-    items = re.search(r"^ITEMS := (.+)$", LIST.replace("\\\n", ""), re.MULTILINE)
-    assert items is not None
-    assert items[1].split() == list(RECIPES)
+    (items,) = re.findall(r"^ITEMS := (.+)$", LIST, re.MULTILINE)
+    assert items.split() == list(RECIPES)
     assert all(float(recipe.split()[0]) < 9 for recipe in RECIPES.values()), "a call has nine minutes"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if "KERNELS" in recipe or "TESTS" in recipe])
 def test_an_item_of_tests_selects_some(name: str) -> None:
-    recipe = RECIPES[name].replace("$(KERNELS)", "tests/attention/test_gpu.py")
-    words = [word for word in shlex.split(recipe) if word.startswith("tests/")]
-    if chosen := re.search(r"-k (?:'(.+?)'|(\S+))", recipe):
-        words += ["-k", chosen[1] or chosen[2]]
-    collected = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu", *words], cwd=ROOT,
-                               capture_output=True, text=True)  # fmt: skip
-    assert collected.returncode == 0, collected.stdout
+    words = shlex.split(RECIPES[name].replace("$(KERNELS)", "tests/attention/test_gpu.py"))
+    tests = itertools.dropwhile(lambda word: not word.startswith("tests/"), words)
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
+    subprocess.run([*pytest_, *tests], cwd=ROOT, check=True)
 
 
 @pytest.mark.slow
@@ -178,9 +171,8 @@ def test_an_item_of_tests_selects_some(name: str) -> None:
 def test_without_a_device_the_whole_list_is_measured_or_says_so(tmp_path: Path) -> None:
     """As a user calls it in a clone."""
     folders = [f"STATE={tmp_path}/state", f"OUTPUT={tmp_path}/output", f"GPU_PYTHON={sys.executable}"]
-    done = subprocess.run(["make", "gpu", *folders], cwd=ROOT, capture_output=True, text=True)
+    subprocess.run(["make", "gpu", *folders], cwd=ROOT, check=True)
     text = (tmp_path / "output" / "gpu.md").read_text()
-    assert done.returncode == 0, done.stdout + done.stderr + text
     assert list(statuses(tmp_path)) == list(RECIPES)
     for name, result in results(tmp_path).items():
         if result["status"] == "measured" and name != "device":
