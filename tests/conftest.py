@@ -2,8 +2,8 @@
 
 import contextlib
 import importlib
+import itertools
 import os
-from collections import defaultdict
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,19 +24,20 @@ if not torch.cuda.is_available():
         importlib.import_module("triton")
 
 
+def function(item: pytest.Item) -> str:
+    return item.nodeid.split("[")[0]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` skip themselves where there is no CUDA device; `covering` marks what is left out as slow."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    products = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("covering") and not item.get_closest_marker("slow"):
-            products[item.nodeid.split("[")[0]].append(item)
-    for product in products.values():
+    fast = [item for item in items if item.get_closest_marker("covering") and not item.get_closest_marker("slow")]
+    for _, group in itertools.groupby(sorted(fast, key=function), function):
+        product = list(group)
         (strength,) = product[0].get_closest_marker("covering").args
-        fast = covering([[repr(value) for value in item.callspec.params.values()] for item in product], strength)
-        for index, item in enumerate(product):
-            if index not in fast:
-                item.add_marker(pytest.mark.slow)
+        kept = covering([[repr(value) for value in item.callspec.params.values()] for item in product], strength)
+        for index in set(range(len(product))) - kept:
+            product[index].add_marker(pytest.mark.slow)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,10 @@ from anlit.errors import UserError
 from anlit.reading import check, parse_yaml, read_json, read_rows, read_yaml
 from tests.checkpoints.foreign import trained
 
-NINE_TIMES = "".join(f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
-MERGED = "".join(
-    f"{b}: &{b} {{<<: [{', '.join(['*' + a] * 9)}]}}\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
+NINE_TIMES = {b: f"[{', '.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)}
 BOMBS = {
-    "aliases": f"a: &a [x, x, x, x, x, x, x, x, x]\n{NINE_TIMES}",
-    "merged": f"a: &a {{x: 1}}\n{MERGED}",
+    "aliases": "a: &a [x]\n" + "".join(f"{b}: &{b} {nine}\n" for b, nine in NINE_TIMES.items()),
+    "merged": "a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{<<: {nine}}}\n" for b, nine in NINE_TIMES.items()),
     "nested": "[" * 60_000 + "]" * 60_000,
     "itself": "a: &a [*a]\n",
     "chained": "a0: &a0 [1]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}]\n" for i in range(300)),
@@ -40,12 +36,17 @@ DAMAGED = {
     },
     "config.yaml": {name: BOMBS[name] for name in ("merged", "nul")},
 }  # fmt: skip
-CASES = [(name, kind) for name, contents in DAMAGED.items() for kind in contents]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def trained_run(tmp_path_factory) -> Path:
     return trained(tmp_path_factory.mktemp("read"), "GPT")
+
+
+@pytest.fixture
+def run(trained_run: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(trained_run, tmp_path / "run", symlinks=True))
 
 
 def one_sentence(capsys, *arguments: object) -> str:
@@ -57,75 +58,64 @@ def one_sentence(capsys, *arguments: object) -> str:
     return error
 
 
-def copied(run: Path, to: Path) -> Path:
-    return Path(shutil.copytree(run, to / "copy", symlinks=True))
-
-
-@pytest.mark.parametrize(("name", "kind"), CASES)
-def test_compare_names_a_damaged_file(name: str, kind: str, run: Path, tmp_path: Path, capsys) -> None:
-    copy = copied(run, tmp_path)
-    (copy / name).write_text(DAMAGED[name][kind])
-    said = one_sentence(capsys, "compare", copy, run, "--output", tmp_path / "out")
-    assert f"{copy / name} cannot be read (" in said
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in DAMAGED.items() for kind in kinds])
+def test_compare_names_a_damaged_file(name: str, kind: str, run: Path, trained_run: Path, capsys) -> None:
+    (run / name).write_text(DAMAGED[name][kind])
+    said = one_sentence(capsys, "compare", run, trained_run, "--output", run / "out")
+    assert f"{run / name} cannot be read (" in said
     assert len(said) < 600
 
 
 @pytest.mark.parametrize(("name", "kind"), [("run.json", "interrupted"), ("metrics.csv", "json")])
-def test_fit_continues_no_run_with_a_damaged_file(name: str, kind: str, run: Path, tmp_path: Path, capsys) -> None:
-    copy = copied(run, tmp_path)
-    (copy / name).write_text(DAMAGED[name][kind])
-    fit = ["fit", f"--config={copy}/config.yaml", f"--run_dir={copy}", "--ckpt_path=last", "--trainer.max_steps=4"]
-    assert f"{copy / name} cannot be read (" in one_sentence(capsys, *fit)
+def test_fit_continues_no_run_with_a_damaged_file(name: str, kind: str, run: Path, capsys) -> None:
+    (run / name).write_text(DAMAGED[name][kind])
+    fit = ["fit", f"--config={run}/config.yaml", f"--run_dir={run}", "--ckpt_path=last", "--trainer.max_steps=4"]
+    assert f"{run / name} cannot be read (" in one_sentence(capsys, *fit)
 
 
-def test_a_config_that_expands_too_far_is_refused(run: Path, tmp_path: Path, capsys) -> None:
-    copy = copied(run, tmp_path)
-    (copy / "config.yaml").write_text(BOMBS["aliases"])
-    for command in (["validate", f"--config={copy}/config.yaml"], ["generate", copy, "the", "--device", "cpu"]):
-        assert f"{copy / 'config.yaml'} " in one_sentence(capsys, *command)
+def test_a_config_that_expands_too_far_is_refused(run: Path, capsys) -> None:
+    (run / "config.yaml").write_text(BOMBS["aliases"])
+    for command in (["validate", f"--config={run}/config.yaml"], ["generate", run, "the", "--device", "cpu"]):
+        assert f"{run / 'config.yaml'} " in one_sentence(capsys, *command)
 
 
-STUDY = "title: T\nseeds: [1]\nshared: {configs: [run.yaml]}\narms: {gpt: {title: GPT+}}\nbaseline: gpt\n"
+STUDY = "title: T\nseeds: [1]\nshared: {configs: [run/config.yaml]}\narms: {gpt: {title: GPT+}}\nbaseline: gpt\n"
 
 
 @pytest.mark.parametrize("content", ["[", "{}", '[{"exit_code": "x"}]'])
-def test_a_study_names_damaged_launches(content: str, run: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(run / "config.yaml", tmp_path / "run.yaml")
-    (tmp_path / "study.yaml").write_text(STUDY)
-    given = ["study", "--config", "study.yaml", "--output", tmp_path / "out"]
+def test_a_study_names_damaged_launches(content: str, run: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(run.parent)
+    Path("study.yaml").write_text(STUDY)
     study = read_study("study.yaml", None)
-    name = study.measured_runs({"gpt": study.arms[0].points[0]})[0].name
-    (tmp_path / "out" / name).mkdir(parents=True)
-    (tmp_path / "out" / name / "launches.json").write_text(content)
-    assert "launches.json cannot be read (" in one_sentence(capsys, *given)
+    folder = Path("out") / study.measured_runs({"gpt": study.arms[0].points[0]})[0].name
+    folder.mkdir(parents=True)
+    (folder / "launches.json").write_text(content)
+    assert "launches.json cannot be read (" in one_sentence(capsys, "study", "--config=study.yaml", "--output=out")
 
 
 @pytest.mark.parametrize("content", ["{", '{"arms": [{"seconds_per_token": ["a"]}]}'])
-def test_compare_names_damaged_timings(content: str, run: Path, tmp_path: Path, capsys) -> None:
+def test_compare_names_damaged_timings(content: str, run: Path, trained_run: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "paired_steps.json").write_text(content)
-    copy = copied(run, tmp_path)
-    said = one_sentence(capsys, "compare", run, copy, "--output", tmp_path / "out")
+    said = one_sentence(capsys, "compare", trained_run, run, "--output", tmp_path / "out")
     assert "paired_steps.json cannot be read (" in said
     assert "measure again with --measure_steps" in said
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
-def test_what_is_no_file_is_not_read(make: Callable[[Path], object], run: Path, tmp_path: Path, capsys) -> None:
+def test_what_is_no_file_is_not_read(make, run: Path, trained_run: Path, tmp_path: Path, capsys) -> None:
     """Without the check the first two never end."""
-    copy = copied(run, tmp_path)
-    (copy / "metrics.csv").unlink()
-    make(copy / "metrics.csv")
-    said = one_sentence(capsys, "compare", copy, run, "--output", tmp_path / "out")
-    assert f"{copy / 'metrics.csv'} cannot be read (it is no regular file)" in said
+    (run / "metrics.csv").unlink()
+    make(run / "metrics.csv")
+    said = one_sentence(capsys, "compare", run, trained_run, "--output", tmp_path / "out")
+    assert f"{run / 'metrics.csv'} cannot be read (it is no regular file)" in said
     make(path := tmp_path / "strange")
     for command in (
         ["fit", f"--config={path}"],
-        ["generate", run, "--prompts", path, "--device", "cpu"],
-        ["generate", run, "the", "--tokenizer", path, "--device", "cpu"],
+        ["generate", trained_run, "--prompts", path, "--device", "cpu"],
+        ["generate", trained_run, "the", "--tokenizer", path, "--device", "cpu"],
         ["generate", path, "the", "--device", "cpu"],
-        ["score", run, path, "--output", tmp_path / "scores.parquet", "--device", "cpu"],
+        ["score", trained_run, path, "--output", tmp_path / "scores.parquet", "--device", "cpu"],
         ["study", "--config", path],
         ["import", path, "--output", tmp_path / "imported"],
     ):

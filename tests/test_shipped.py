@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -29,16 +30,11 @@ def test_local_file_comes_first() -> None:
     assert configuration_file("model/gpt.yaml") == "model/gpt.yaml"
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("model/angtp.yaml", "--config model/angtp.yaml does not exist.*did you mean model/angpt.yaml?"),
-        ("../configs/model/gpt.yaml", "does not exist"),
-    ],
-)
-def test_unknown_name_is_refused_with_the_fix(name: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        configuration_file(name)
+def test_unknown_name_is_refused_with_the_fix() -> None:
+    with pytest.raises(UserError, match=r"--config model/angtp.yaml does not exist.*did you mean model/angpt.yaml\?"):
+        configuration_file("model/angtp.yaml")
+    with pytest.raises(UserError, match="does not exist"):
+        configuration_file("../configs/model/gpt.yaml")
 
 
 def test_an_option_wins_over_a_file_wherever_it_stands(capsys) -> None:
@@ -62,20 +58,18 @@ def test_studies_read_from_any_folder() -> None:
 
 @pytest.mark.slow
 def test_a_wheel_brings_the_configurations_along(tmp_path: Path) -> None:
-    wheels, unpacked = tmp_path / "wheels", tmp_path / "unpacked"
+    unpacked = tmp_path / "unpacked"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", str(ROOT), "-w", str(wheels)], check=True)
-    (wheel,) = wheels.glob("anlit-*.whl")
-    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(unpacked)], check=True)
+    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", str(ROOT), "-w", str(tmp_path)], check=True)
+    zipfile.ZipFile(next(tmp_path.glob("anlit-*.whl"))).extractall(unpacked)
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"anlit"}
-    shipped = {path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*") if path.is_file()}
-    carried = unpacked / "anlit" / "configs"
-    assert {path.relative_to(carried) for path in carried.rglob("*") if path.is_file()} == shipped
-    settings = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(unpacked)}, "capture_output": True}
-    for arguments, expected in (
-        (["fit", "--config", "model/angpt.yaml", "--data=PythonSources", "--print_config"], "anlit.AnGPT"),
-        (["study", "--config", "study/convergence.yaml", "--budget", "cpu", "--dry_run"], "estimate:"),
+    folders = (ROOT / "configs", unpacked / "anlit" / "configs")
+    shipped, carried = ({path.relative_to(folder) for path in folder.rglob("*.*")} for folder in folders)
+    assert carried == shipped
+    for typed, expected in (
+        ("fit --config model/angpt.yaml --data=PythonSources --print_config", "anlit.AnGPT"),
+        ("study --config study/convergence.yaml --budget cpu --dry_run", "estimate:"),
     ):
-        done = subprocess.run([sys.executable, "-m", "anlit", *arguments], text=True, **settings)
-        assert done.returncode == 0, done.stderr
-        assert expected in done.stdout
+        anlit, environment = [sys.executable, "-m", "anlit"], os.environ | {"PYTHONPATH": str(unpacked)}
+        said = subprocess.check_output([*anlit, *typed.split()], text=True, cwd=tmp_path, env=environment)
+        assert expected in said

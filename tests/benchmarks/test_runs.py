@@ -23,11 +23,10 @@ LOSSES = {"GPT": (5.0, 4.0, 3.0), "NGPT": (4.5, 3.0, 2.5), "AnGPT": (4.0, 2.8, 2
 def make(folder: Path, model: str, **record: object) -> Path:
     optimizer = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}}
     config = {
-        "seed_everything": 1,
+        "seed_everything": 1, "trainer": {"precision": None},
         "model": {"class_path": f"anlit.{model}", "init_args": {**SHAPE, "optimizer": optimizer}},
         "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "x", "batch_size": 4}},
-        "trainer": {"precision": None},
-    }
+    }  # fmt: skip
     write_run(folder, config, record, [(100.0 * n, loss) for n, loss in enumerate(LOSSES[model], 1)], lambda n: n)
     return folder
 
@@ -39,27 +38,24 @@ def time_steps(output: Path, *folders: Path) -> None:
 def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(runs, "MOST", 3)
     hardware = {"hardware": {**machine(), "threads": 1, "devices": ["cpu"]}}
-    for model in LOSSES:
-        make(tmp_path / "runs" / model, model, **hardware)
-    compare = ["compare", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]
-    (tmp_path / "out").mkdir()
-    time_steps(tmp_path / "out", tmp_path / "runs" / "GPT", tmp_path / "runs" / "AnGPT")
+    gpt, _, angpt = (make(tmp_path / "runs" / model, model, **hardware) for model in LOSSES)
+    compare = ["compare", str(tmp_path / "runs"), "--output", str(out := tmp_path / "out")]
+    out.mkdir()
+    time_steps(out, gpt, angpt)
     assert main(compare) == 0
-    raw = json.loads((tmp_path / "out" / "convergence.json").read_text())
+    raw = json.loads((out / "convergence.json").read_text())
     timed = {result["label"]: result["time_per_token"] for result in raw["groups"]}
     assert timed["anGPT, plain"]["median"] > 0
     assert timed["nGPT, plain"] is None
     assert any(note.startswith("nGPT, plain: no steps were timed for it") for note in raw["notes"])
     assert main([*compare, "--measure_steps"]) == 0
-    seconds = seconds_per_token(read_step_times(tmp_path / "out")).values()
+    seconds = seconds_per_token(read_step_times(out)).values()
     assert [len(values) for values in seconds] == [3, 3, 3]
     assert min(map(min, seconds)) > 0
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(0.0, runs.FEWEST), (0.1, 40)])
-def test_rounds_go_on_until_the_ratios_are_precise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float, rounds: int
-) -> None:
+def test_rounds_go_on_until_the_ratios_are_precise(tmp_path: Path, monkeypatch, noise: float, rounds: int) -> None:
     turns: list[object] = []
 
     def pretended(step: object, device: object, repeats: int = 1) -> float:
@@ -74,10 +70,9 @@ def test_rounds_go_on_until_the_ratios_are_precise(
     assert [len(arm["seconds_per_token"]) for arm in arms] == [rounds, rounds]
 
 
-@pytest.mark.parametrize(
-    ("place", "named"),
-    [("model", "os.system"), ("optimizer", "subprocess.Popen"), ("lr", "os.system"), ("attention", "stranger.Layer")],
-)
+@pytest.mark.parametrize(("place", "named"), [
+    ("model", "os.system"), ("optimizer", "subprocess.Popen"), ("lr", "os.system"), ("attention", "stranger.Layer"),
+])  # fmt: skip
 def test_only_models_and_optimizers_are_built(tmp_path: Path, place: str, named: str, monkeypatch) -> None:
     """Neither is a module imported: one could lie in the folder that somebody else's runs came in."""
     (tmp_path / "stranger.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\nclass Layer: ...\n")
@@ -85,13 +80,9 @@ def test_only_models_and_optimizers_are_built(tmp_path: Path, place: str, named:
     foreign = {"class_path": named, "init_args": {"args": ["mkdir", str(tmp_path / "ran")]}}
     folder = make(tmp_path / "run", "GPT")
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["model"]["init_args"] |= {
-        "model": {},
-        "optimizer": {"optimizer": foreign},
-        "lr": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": foreign}}},
-        "attention": {"attention": foreign},
-    }[place]
-    config["model"]["class_path"] = named if place == "model" else "anlit.GPT"
+    settings = config["model"]["init_args"]
+    (settings["optimizer"]["init_args"] if place == "lr" else settings)[place] = foreign
+    config["model"] |= {"class_path": named} if place == "model" else {}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     said = r"config.yaml: model.* (names|has settings that are no numbers|cannot be built)"
     with pytest.raises(UserError, match=said) as error:

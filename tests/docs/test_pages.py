@@ -59,15 +59,12 @@ def test_every_picture_of_the_results_is_shown_by_a_page() -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    reached, waiting = set(), [ROOT / "README.md"]
-    while waiting:
-        page = waiting.pop()
-        reached.add(page)
-        for link in _LINK.findall(page.read_text(encoding="utf-8")):
-            target = (page.parent / link.partition("#")[0]).resolve()
-            if target.suffix == ".md" and target.is_file() and target not in reached:
-                waiting.append(target)
-    assert {name(page) for page in set((ROOT / "docs").rglob("*.md")) - reached} == set()
+    reached = [ROOT / "README.md"]
+    for page in reached:
+        links = _LINK.findall(page.read_text(encoding="utf-8"))
+        targets = {(page.parent / link.partition("#")[0]).resolve() for link in links}
+        reached += [target for target in targets.difference(reached) if target.suffix == ".md" and target.is_file()]
+    assert {name(page) for page in set((ROOT / "docs").rglob("*.md")).difference(reached)} == set()
 
 
 def test_folders_hold_what_they_may() -> None:

@@ -16,9 +16,8 @@ from anlit.reporting.text import code as shown
 from tests.docs.pages import ROOT, commands, files
 
 pytestmark = pytest.mark.slow
-PAGES = [ROOT / "README.md", ROOT / "docs" / "train.md", ROOT / "docs" / "attention.md", *[
-    ROOT / "docs" / f"{page}.md" for page in ("after-training", "studies")
-]]  # fmt: skip
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{page}.md" for page in ("train", "attention", "after-training",
+                                                                          "studies"))]  # fmt: skip
 NOT_RUN = {
     "import": "needs a Qwen3 from the hub",
     "imported/qwen3": "needs a Qwen3 from the hub; tests/integration/test_begun_from_weights.py runs it",
@@ -45,14 +44,17 @@ EXPORTED = "exported/angpt"
 FOLDED = "exported/angpt-folded"
 
 
+def copy_texts(folder: Path, sources: str) -> None:
+    (folder / "texts").mkdir()
+    for number, source in enumerate(sorted(Path(sysconfig.get_path("stdlib")).glob(sources))):
+        shutil.copy(source, folder / "texts" / f"{number}.txt")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the reader begins: text files, and the files that the pages say to write."""
     folder = tmp_path_factory.mktemp("reader")
-    (folder / "texts").mkdir()
-    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    for number, source in enumerate(sources):
-        shutil.copy(source, folder / "texts" / f"{number}.txt")
+    copy_texts(folder, "*.py")
     for page in PAGES:
         for name, content in files(page):
             (folder / name).write_text(content, encoding="utf-8")
@@ -114,10 +116,7 @@ def test_the_script_for_python_runs_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "texts").mkdir()
-    for package in ("json", "email"):
-        for source in (Path(sysconfig.get_path("stdlib")) / package).glob("*.py"):
-            shutil.copy(source, tmp_path / "texts" / f"{package}-{source.stem}.txt")
+    copy_texts(tmp_path, "email/*.py")
     ((name, content),) = files(ROOT / "docs" / "python.md")
     (tmp_path / name).write_text(content)
     runpy.run_path(name, run_name="__main__")

@@ -1,6 +1,7 @@
 """Compiled blocks under packed documents that change with every batch: no graph breaks, and nothing compiled again."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -20,13 +21,7 @@ from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModule]]:
     """The graphs that torch.compile made, which run as they are: what a backend would do with them is left out."""
     made: list[torch.fx.GraphModule] = []
-
-    def keep(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
-        made.append(graph)
-        return graph
-
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda forward, dynamic: compile_(forward, dynamic=dynamic, backend=keep))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=lambda graph, _: made.append(graph) or graph))
     torch.compiler.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=2):  # fewer than the kinds of layers of a pattern
@@ -95,10 +90,8 @@ def test_validation_adds_one_graph_and_training_goes_on_with_its_own(graphs) -> 
 
 def test_ddp_leaves_each_block_whole(graphs) -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        model = compiled(GPT, n_layers=2)
-        DistributedDataParallel(model.model, bucket_cap_mb=0.001)(random_tokens(2, 16)).square().mean().backward()
-    finally:
-        distributed.destroy_process_group()
+    model = compiled(GPT, n_layers=2)
+    DistributedDataParallel(model.model, bucket_cap_mb=0.001)(random_tokens(2, 16)).square().mean().backward()
+    distributed.destroy_process_group()
     assert len(graphs) == 1
     assert all(parameter.grad is not None for parameter in model.parameters())

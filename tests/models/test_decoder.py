@@ -1,6 +1,7 @@
 """What the architectures share: initial values, norms after real steps of a real Trainer, half precision."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from anlit import GPT, NGPT, AdamW, AnGPT, MuonAdamW, Plain, ScaleInvariant
 from anlit.layers.scaling import ScalingVector
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
-from tests.models.tiny import ARCHITECTURES, CONSTANT, adamw, fit, next_token_loss, random_tokens, tiny
+from tests.models.tiny import ARCHITECTURES, CONSTANT, adamw, fit, jolt, next_token_loss, random_tokens, tiny
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])
@@ -51,14 +52,14 @@ def test_initial_vectors_point_anywhere_and_have_norm_one(architecture, heads) -
 
 
 ROOT = 1 / math.sqrt(64)
-USUAL = {"alpha_A": (0.05, ROOT), "alpha_M": (0.05, ROOT), "s_z": (1.0, ROOT)}
 
 
-@pytest.mark.parametrize(("architecture", "expected"), [
-    (NGPT, {**USUAL, "s_qk": (1.0, ROOT), "s_u": (1.0, 1.0), "s_v": (1.0, 1.0)}),
-    (AnGPT, {**USUAL, "alpha_A": (1 / 5, ROOT), "alpha_M": (1 / 5, ROOT)}),
+@pytest.mark.parametrize(("architecture", "others"), [
+    (NGPT, {"s_qk": (1.0, ROOT), "s_u": (1.0, 1.0), "s_v": (1.0, 1.0)}),
+    (AnGPT, {"alpha_A": (1 / 5, ROOT), "alpha_M": (1 / 5, ROOT)}),
 ])  # fmt: skip
-def test_initial_values_and_scales_of_the_scaling_vectors(architecture, expected) -> None:
+def test_initial_values_and_scales_of_the_scaling_vectors(architecture, others) -> None:
+    expected = {"alpha_A": (0.05, ROOT), "alpha_M": (0.05, ROOT), "s_z": (1.0, ROOT), **others}
     modules = tiny(architecture, d_model=64, n_layers=5).model.named_modules()
     scaling = {name.rsplit(".", 1)[-1]: module for name, module in modules if isinstance(module, ScalingVector)}
     assert scaling.keys() == expected.keys()
@@ -78,20 +79,16 @@ def test_what_is_null_follows_the_size(architecture, d_model: int, rate: float) 
     assert {group["lr"] for group in AdamW(parameter_groups(model), lr=None).param_groups} == {rate}
 
 
-OPTIMIZERS = {
-    "adamw": adamw(lr=0.05),
-    "muon": lambda groups: MuonAdamW(groups, lr=0.1, embedding_lr=0.1, head_lr=0.05, vector_lr=0.01),
-}
+MUON = partial(MuonAdamW, lr=0.1, embedding_lr=0.1, head_lr=0.05, vector_lr=0.01)
+HEADS = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "heads"), [("adamw", {}), ("muon", {"n_heads": 4, "n_kv_heads": 2, "d_head": 12})]
-)
+@pytest.mark.parametrize(("optimizer", "heads"), [(adamw(lr=0.05), {}), (MUON, HEADS)], ids=["adamw", "muon"])
 @pytest.mark.parametrize("constraint", ["strict", "bounded"])
 @constrained
 def test_norms_hold_after_training(architecture, constraint, optimizer, heads) -> None:
     """Strict norms are the default of nGPT, bounded ones of anGPT."""
-    settings = {"optimizer": OPTIMIZERS[optimizer], "schedule": CONSTANT, "norms": constraint, **heads}
+    settings = {"optimizer": optimizer, "schedule": CONSTANT, "norms": constraint, **heads}
     before, model = tiny(architecture, **settings), fit(tiny(architecture, **settings), 20, accumulate=2)
     assert norms(model).max() <= 1 + 1e-6
     assert (norms(model).min() >= 1 - 1e-6) == (constraint == "strict")
@@ -110,10 +107,7 @@ def test_norms_are_restored_once_per_optimizer_step(monkeypatch) -> None:
 
 @constrained
 def test_row_norms_report_every_constrained_vector(architecture) -> None:
-    model = tiny(architecture)
-    with torch.no_grad():
-        for parameter in model.model.parameters():
-            parameter.mul_(1 + torch.rand_like(parameter))
+    model = jolt(tiny(architecture))
     reported = torch.cat(list(model.model.row_norms())).double()
     torch.testing.assert_close(reported, norms(model), rtol=1e-6, atol=0)
 

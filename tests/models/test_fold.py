@@ -18,24 +18,22 @@ from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run, prepare
 from tests.models.tiny import fit, jolt, random_tokens, tiny
 
-SIZE = {"d_model": 48, "n_heads": 2, "d_ff": 80}  # neither √d nor √d_head is a power of two
-TOKENS = random_tokens(2, 16)
+MULTIPLICATIONS = {"mul", "mul_", "div", "div_", "addcmul", "addcdiv", "lerp", "square", "pow", "baddbmm"}
 
 
-class Multiplications(TorchDispatchMode):
-    """Counts elementwise multiplications and divisions of tensors while it is open."""
+@torch.no_grad()
+def multiplications(decoder: torch.nn.Module) -> Counter[str]:
+    """How often each elementwise multiplication or division of tensors runs."""
+    counts = Counter[str]()
 
-    NAMES = ("mul", "mul_", "div", "div_", "addcmul", "addcdiv", "lerp", "square", "pow", "baddbmm")
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            counts.update({str(function).split(".")[1]} & MULTIPLICATIONS)
+            return function(*args, **(kwargs or {}))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = Counter[str]()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(function).split(".")[1]
-        if name in self.NAMES:
-            self.counts[name] += 1
-        return function(*args, **(kwargs or {}))
+    with Counting():
+        decoder(random_tokens(2, 16))
+    return counts
 
 
 # Of anGPT: u ∘ SiLU(z) and α, and x · 1/rms(x) of q and of k with its square. Of nGPT: u ∘ SiLU(z), s_qk ∘ q and ∘ k,
@@ -45,16 +43,11 @@ class Multiplications(TorchDispatchMode):
     (AnGPT, True, {"mul": 1 + 2, "addcmul": 2, "pow": 2}),
     (NGPT, True, {"mul": 3, "lerp": 2, "div": 6}),
 ])  # fmt: skip
-@torch.no_grad()
 def test_a_folded_model_multiplies_by_what_cannot_be_folded_alone(architecture, qk_norm, per_layer) -> None:
     decoder = jolt(tiny(architecture, positions=NoPE(), qk_norm=qk_norm)).model.eval()
-    folded = fold(decoder)
-    with Multiplications() as after:
-        folded(TOKENS)
-    assert after.counts == {name: number * len(decoder.blocks) for name, number in per_layer.items()}
-    with Multiplications() as before:
-        decoder(TOKENS)
-    assert before.counts.total() > (2 if architecture is AnGPT else 1) * after.counts.total()
+    before, after = multiplications(decoder), multiplications(fold(decoder))
+    assert after == {name: number * len(decoder.blocks) for name, number in per_layer.items()}
+    assert before.total() > (2 if architecture is AnGPT else 1) * after.total()
 
 
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])

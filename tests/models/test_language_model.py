@@ -72,8 +72,8 @@ def test_the_dtype_of_h_between_blocks_and_of_the_products(architecture, precisi
     model, dtypes = tiny(architecture), {}
 
     def note(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        into = {x.dtype for x in arguments if isinstance(x, Tensor) and x.is_floating_point()}
-        dtypes[module] = into | {output.dtype}
+        tensors = (x for x in (*arguments, output) if isinstance(x, Tensor))
+        dtypes[module] = {x.dtype for x in tensors if x.is_floating_point()}
 
     block = model.model.blocks[1]
     inside = (block.attention, block.W_o, block.W_d)
@@ -89,21 +89,19 @@ def test_a_tied_matrix_is_counted_once_and_trained_at_the_rate_of_the_head() -> 
     assert flops_per_token(tied.model, 16) == flops_per_token(untied.model, 16)
     optimizer = MuonAdamW(parameter_groups(tied.model), embedding_lr=0.3, head_lr=0.002)
     rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
-    assert "embedding" not in rates
-    assert rates["head"] == 0.002
+    assert (rates.get("embedding"), rates["head"]) == (None, 0.002)
 
 
 def test_a_tied_run_begins_with_a_tied_export_and_not_with_two_matrices(tmp_path) -> None:
     """The export holds the matrix once."""
-    for name, tied in (("two", False), ("tied", True)):
+    for name, tied in (("two.ckpt", False), ("tied.ckpt", True)):
         model = fit(tiny(GPT, tie_embeddings=tied), 1, default_root_dir=str(tmp_path))
-        model.trainer.save_checkpoint(tmp_path / f"{name}.ckpt")
-        assert main(["export", str(tmp_path / f"{name}.ckpt"), "--output", str(tmp_path / name)]) == 0
+        model.trainer.save_checkpoint(tmp_path / name)
+    assert main(["export", str(tmp_path / "tied.ckpt"), "--output", str(tmp_path / "tied")]) == 0
     assert model.model.head.weight is model.model.embedding.weight
     assert "head.weight" not in load_file(tmp_path / "tied" / "model.safetensors")
     again = tiny(GPT, seed=5, tie_embeddings=True)
     load_initial_weights(again, str(tmp_path / "tied"))
-    tokens = random_tokens(1, 8)
-    assert torch.equal(again.model.eval()(tokens), model.model.eval()(tokens))
+    assert torch.equal(*(each.model.eval()(random_tokens(1, 8)) for each in (again, model)))
     with pytest.raises(UserError, match=r"embedding and a head that differ: leave out model\.tie_embeddings"):
         load_initial_weights(again, str(tmp_path / "two.ckpt"))

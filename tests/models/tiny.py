@@ -20,7 +20,6 @@ SIZE = {"vocab_size": 29, "context_length": 16, "n_layers": 2, "n_heads": 2, "d_
 
 
 def tiny(architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any) -> LanguageModel:
-    """A model of 2 layers and width 32 unless `changes` says otherwise."""
     torch.manual_seed(seed)
     return architecture(**{**SIZE, **changes})
 
@@ -54,10 +53,10 @@ def adamw(lr: float, **settings: Any) -> Callable[[Any], torch.optim.Optimizer]:
     return lambda groups: AdamW(groups, lr=lr, **settings)
 
 
-def batches(n_sequences: int, length: int, batch_size: int = 4, shuffle: bool = False) -> DataLoader:
+def batches(n_sequences: int, length: int, batch_size: int = 4) -> DataLoader:
     """The same random tokens each time, as training reads them; token 0 ends a document."""
     blocks = list(random_tokens(n_sequences, length + 1, seed=7))
-    return DataLoader(blocks, batch_size=batch_size, shuffle=shuffle, collate_fn=collate)
+    return DataLoader(blocks, batch_size=batch_size, collate_fn=collate)
 
 
 class Logged(L.Callback):
@@ -73,11 +72,11 @@ class Logged(L.Callback):
 
 
 def fit(
-    model: LanguageModel, max_steps: int, batch_size: int = 4, accumulate: int = 1, shuffle: bool = False,
-    loader: DataLoader | None = None, **trainer: Any,
+    model: LanguageModel, max_steps: int, batch_size: int = 4, accumulate: int = 1, loader: DataLoader | None = None,
+    **trainer: Any,
 ) -> LanguageModel:  # fmt: skip
     """`max_steps` optimizer steps on random tokens, or on those of `loader`."""
-    loader = loader or batches(max_steps * batch_size * accumulate, model.context_length, batch_size, shuffle)
+    loader = loader or batches(max_steps * batch_size * accumulate, model.context_length, batch_size)
     settings = {"devices": 1, "gradient_clip_val": 1.0, **trainer}
     quiet_trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings).fit(model, loader)
     return model

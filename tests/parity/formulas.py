@@ -15,20 +15,12 @@ def plain(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
     return score
 
 
-def scale_invariant(tau: float) -> Logit:
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        m = -2 * math.log(1 + t / tau)
-        return math.sqrt(1 - m) * score + m
-
-    return logit
-
-
-def scale_invariant_general(tau: float) -> Logit:
-    """The bias falls at a learned rate."""
+def scale_invariant(tau: float, learned: bool = False) -> Logit:
+    """The bias falls by 2 log(1 + t/τ), or at a learned rate."""
 
     def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
         distance = math.log(1 + t / tau)
-        return math.sqrt(1 + 2 * distance) * score - block.learned("decay", head) * distance
+        return math.sqrt(1 + 2 * distance) * score - (block.learned("decay", head) if learned else 2) * distance
 
     return logit
 

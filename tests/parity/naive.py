@@ -37,10 +37,8 @@ class Settings:
     layers: Sequence[Layer]
     qk_norm: bool
     norm_eps: float
-    alpha: tuple[float, float]
-    """Initial value and scale of the residual step sizes."""
-    s_z: tuple[float, float]
-    """Initial value and scale of the logits' scaling vector."""
+    alpha: tuple[float, float]  # initial value and scale of the residual step sizes
+    s_z: tuple[float, float]  # and of the logits' scaling vector
     qk_norm_gain: bool | None = None
     qk_norm_eps: float | None = None
     v_norm: bool = False
@@ -50,8 +48,7 @@ class Settings:
     s_qk: bool = False
     silu_std: float | None = None
     residual_factor: bool = True
-    error: float = 0.0
-    """Of all constant factors of anGPT."""
+    error: float = 0.0  # of all constant factors of anGPT
 
 
 class Block:
@@ -295,8 +292,6 @@ def run(
     """tokens (B, T) → logits (B, T, V), and the embedded input (B, T, d), which keeps its gradient."""
     embedded = parameters["embedding.weight"][tokens]
     embedded.retain_grad()
-    logits = []
-    for b in range(len(tokens)):
-        ids = None if document_ids is None else document_ids[b].tolist()
-        logits.append(architecture(parameters, list(embedded[b]), ids, settings))
+    ids = [None] * len(tokens) if document_ids is None else document_ids.tolist()
+    logits = [architecture(parameters, list(h), row, settings) for h, row in zip(embedded, ids, strict=True)]
     return torch.stack(logits), embedded

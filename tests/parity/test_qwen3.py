@@ -14,10 +14,9 @@ transformers = pytest.importorskip("transformers")
 @pytest.mark.parametrize("d_ff", [128, 80])
 def test_gpt_is_qwen3(d_ff, backend) -> None:
     model = jolt(tiny(GPT, positions=RoPE(fraction=1.0), d_ff=d_ff, backend=backend, init_std=0.2, norm_eps=1e-3)).model
-    n_heads, d_model = SIZE["n_heads"], SIZE["d_model"]
     config = transformers.Qwen3Config(
-        vocab_size=SIZE["vocab_size"], hidden_size=d_model, intermediate_size=d_ff, num_hidden_layers=SIZE["n_layers"],
-        num_attention_heads=n_heads, num_key_value_heads=n_heads, head_dim=d_model // n_heads, rms_norm_eps=1e-3,
+        vocab_size=SIZE["vocab_size"], hidden_size=32, intermediate_size=d_ff, num_hidden_layers=SIZE["n_layers"],
+        num_attention_heads=2, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-3,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, tie_word_embeddings=False,
         attention_bias=False, attn_implementation="eager",
     )  # fmt: skip
@@ -34,5 +33,5 @@ def test_gpt_is_qwen3(d_ff, backend) -> None:
     torch.nn.functional.cross_entropy(expected.flatten(0, 1), targets.flatten()).backward()
     gradients = {names[name]: parameter.grad for name, parameter in reference.named_parameters()}
     assert gradients.keys() == ours.keys()
-    assert all(gradient.abs().max() > 1e-4 for gradient in gradients.values())
+    assert min(gradient.abs().max() for gradient in gradients.values()) > 1e-4
     torch.testing.assert_close({name: ours[name].grad for name in gradients}, gradients, rtol=1e-5, atol=1e-5)

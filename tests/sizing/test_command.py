@@ -21,26 +21,19 @@ def size(folder: Path, options: str) -> dict[str, Any]:
 
 
 def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
-    plan = "--gpus 4 --strategy fsdp --model.runtime.recompute_every 2 --batch_size 2 --gpu A100 --mfu 0.5"
-    numbers = size(tmp_path, f"{plan} --tokens 1e9")
-    assert numbers["parameters"]["total"] == 2 * 16 * 32 * 32 + 2 * 256 * 32 + 2 * 2 * 32 + 256
+    """2 layers of W_q and W_o with 2 heads of width 24, W_k and W_v with one; d 32, f 128, V 256, T 64."""
+    plan = "--gpus 4 --strategy fsdp --model.runtime.recompute_every 2 --batch_size 2 --gpu A100 --mfu 0.5 --tokens 1e9"
+    numbers = size(tmp_path, f"{plan} --model.n_kv_heads 1 --model.d_head 24")
+    in_blocks = 2 * (2 * 2 * 24 + 2 * 24 + 3 * 128) * 32
+    assert numbers["parameters"]["total"] == in_blocks + 2 * 256 * 32 + 2 * 2 * 32 + 256
+    assert numbers["flops_per_token"] == 6 * (in_blocks + 256 * 32) + 12 * 2 * 2 * 24 * 65 / 2
+    assert numbers["cache_bytes"] == 64 * 2 * 2 * 24 * 2
     assert (numbers["plan"]["checkpoint_every"], numbers["plan"]["length"]) == (2, 64)
     assert numbers["peak"] == pytest.approx(sum(numbers["memory"].values()))
     assert numbers["days"] == pytest.approx(1e9 * numbers["flops_per_token"] / (4 * 312e12 * 0.5) / 86_400)
 
 
-def test_shared_keys_and_the_width_of_heads_are_counted(tmp_path: Path) -> None:
-    """2 layers of W_q and W_o with 2 heads of width 24, W_k and W_v with one; d 32, f 128, V 256, T 64."""
-    numbers = size(tmp_path, "--model.n_kv_heads 1 --model.d_head 24")
-    in_blocks = 2 * (2 * 2 * 24 + 2 * 24 + 3 * 128) * 32
-    assert numbers["parameters"]["total"] == in_blocks + 2 * 256 * 32 + 2 * 2 * 32 + 256
-    assert numbers["flops_per_token"] == 6 * (in_blocks + 256 * 32) + 12 * 2 * 2 * 24 * 65 / 2
-    assert numbers["cache_bytes"] == 64 * 2 * 2 * 24 * 2
-
-
-@pytest.mark.parametrize(
-    ("options", "says"), [("--gpus 2 --strategy 1gpu", "choose ddp or fsdp"), ("--model.n_heads 3", "not divisible")]
-)
-def test_a_wrong_option_is_named(tmp_path: Path, options: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        size(tmp_path, options)
+def test_a_wrong_option_is_named(tmp_path: Path) -> None:
+    for options, says in (("--gpus 2 --strategy 1gpu", "choose ddp or fsdp"), ("--model.n_heads 3", "not divisible")):
+        with pytest.raises(UserError, match=says):
+            size(tmp_path, options)

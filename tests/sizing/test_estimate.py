@@ -20,16 +20,16 @@ SMALL = {"vocab_size": 512, "n_layers": 2, "d_model": 64, "n_heads": 2, "context
 DEEPER = {"vocab_size": 256, "n_layers": 5, "d_model": 96, "n_heads": 3, "context_length": 64}
 
 
-def build(name: str, device: str = "cpu", **settings: object) -> LanguageModel:
+def build(name: str, device: str = "cpu", **settings: object) -> Any:
     with torch.device(device):
-        return getattr(anlit, name)(**settings)  # type: ignore[no-any-return]
+        return getattr(anlit, name)(**{**SMALL, "document_masking": False, **settings})
 
 
-def training(model: LanguageModel, length: int, autocast: bool, device: str) -> tuple[Callable[[], None], Any]:
+def training(model: LanguageModel, autocast: bool) -> tuple[Callable[[], None], Any]:
     """One training step of 4 sequences in Lightning's order as a function, and its optimizer."""
-    decoder = model.model
+    decoder, device = model.model, model.device.type
     optimizer = model.make_optimizer(parameter_groups(decoder))
-    tokens = torch.randint(model.vocab_size, (4, length), device=device)
+    tokens = torch.randint(model.vocab_size, (4, model.context_length), device=device)
     targets, ids = tokens.clone(), torch.zeros_like(tokens)
 
     def step() -> None:
@@ -43,40 +43,32 @@ def training(model: LanguageModel, length: int, autocast: bool, device: str) -> 
     return step, optimizer
 
 
-def peak_on_cpu(model: LanguageModel, length: int, autocast: bool) -> float:
+def peak_on_cpu(model: LanguageModel, autocast: bool) -> float:
     """Peak bytes from the allocator's events: parameters, gradients, optimizer state and what the step allocates."""
-    step, optimizer = training(model, length, autocast, "cpu")
+    step, optimizer = training(model, autocast)
     step()  # makes the optimizer's state and the tables of positions
-    held = [*model.model.parameters()]
-    for part in getattr(optimizer, "_parts", [optimizer]):
-        held += [x for state in part.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
+    states = [state for part in getattr(optimizer, "_parts", [optimizer]) for state in part.state.values()]
+    held = [*model.model.parameters(), *(x for state in states for x in state.values() if torch.is_tensor(x))]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    assert profiler.profiler is not None
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     changes = (event.nbytes() for event in sorted(events, key=lambda e: e.start_ns()))
     return float(sum(x.untyped_storage().nbytes() for x in held) + max(accumulate(changes)))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "backend", "autocast"),
-    [
-        *((name, DEEPER, "eager", name != "NGPT") for name in ARCHITECTURES),
-        ("AnGPT", SMALL, "sdpa", False),
-        ("NGPT", SMALL, "eager", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "shape", "backend", "autocast"), [
+    *((name, DEEPER, "eager", name != "NGPT") for name in ARCHITECTURES), ("AnGPT", SMALL, "sdpa", False),
+    ("NGPT", SMALL, "eager", True),
+])  # fmt: skip
 def test_the_estimate_is_within_ten_percent_of_the_real_peak(name, shape, backend, autocast) -> None:
-    settings = {**shape, "backend": backend, "document_masking": False}
     plan = Plan(batch_size=4, length=shape["context_length"], precision="bf16-mixed" if autocast else "32-true")
-    estimated = step_memory(build(name, "meta", **settings), plan).total()
-    measured = peak_on_cpu(build(name, **settings), shape["context_length"], autocast)
-    assert estimated == pytest.approx(measured, rel=0.1)
+    estimated = step_memory(build(name, "meta", **shape, backend=backend), plan).total()
+    assert estimated == pytest.approx(peak_on_cpu(build(name, **shape, backend=backend), autocast), rel=0.1)
 
 
 def test_the_optimizers_state_is_what_the_optimizer_makes() -> None:
     for optimizer, bytes_per_matrix_weight in ((anlit.AdamW, 8), (anlit.MuonAdamW, 4)):
-        model = build("GPT", "meta", **SMALL, optimizer=optimizer)
+        model = build("GPT", "meta", optimizer=optimizer)
         sizes = estimate(model, Plan(batch_size=1, length=128, precision="32-true"))
         others = sizes["parameters"]["total"] - sizes["parameters"]["matrices"]
         expected = bytes_per_matrix_weight * sizes["parameters"]["matrices"] + 8 * others
@@ -85,11 +77,11 @@ def test_the_optimizers_state_is_what_the_optimizer_makes() -> None:
 
 
 def test_sharding_divides_what_it_shards() -> None:
-    model = build("GPT", "meta", **SMALL, document_masking=False)
+    model = build("GPT", "meta")
     whole = estimate(model, Plan(batch_size=1, length=128))["memory"]
     quarter = estimate(model, Plan(batch_size=1, length=128, gpus=4, strategy="fsdp"))["memory"]
-    assert quarter["parameters"] == pytest.approx(whole["parameters"] / 4, rel=1e-4)
-    assert quarter["optimizer state"] == pytest.approx(whole["optimizer state"] / 4, rel=1e-4)
+    for part in ("parameters", "optimizer state"):
+        assert quarter[part] == pytest.approx(whole[part] / 4, rel=1e-4)
     assert quarter["activations of the blocks"] == whole["activations of the blocks"]
     assert "FSDP's gathered weights and gradients" in quarter
 
@@ -98,9 +90,9 @@ def test_sharding_divides_what_it_shards() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_estimate_is_within_ten_percent_of_a_gpus_peak(name: str) -> None:
-    settings = {"vocab_size": 50304, "n_layers": 6, "d_model": 768, "n_heads": 12, "document_masking": False}
+    settings = {"vocab_size": 50304, "n_layers": 6, "d_model": 768, "n_heads": 12, "context_length": 1024}
     estimated = step_memory(build(name, "meta", **settings), Plan(batch_size=4, length=1024)).total()
-    step, _ = training(build(name, **settings).cuda(), 1024, True, "cuda")
+    step, _ = training(build(name, **settings).cuda(), True)
     step()
     torch.cuda.reset_peak_memory_stats()
     step()
