@@ -104,7 +104,7 @@ RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
     ("0 or more, or -1 for no limit", lambda x: x >= -1, ["trainer.max_epochs", "trainer.max_steps"]),
     ("1 or more, or -1 for all devices", lambda x: x >= 1 or x == -1, ["trainer.devices"]),
 ]  # fmt: skip
-"""What to give, its condition, and the settings that it is for; all are finite. What a constructor checks itself is not here."""
+"""What to give, its condition, and the settings, all finite. What a constructor checks itself is not here."""
 RANGE_OF = {key: (holds, words) for words, holds, keys in RANGES for key in keys}
 
 
