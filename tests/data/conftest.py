@@ -10,27 +10,21 @@ import pytest
 
 from anlit.data.preparation.recipes import Recipe
 from tests.data import layouts
-from tests.data.layouts import documents
+from tests.data.layouts import documents, write
 from tests.data.prepared import random_tokens, write_prepared
-from tests.data.preparing import SIZES, make, read_records, recipe_of, scratch, train_tokenizer
+from tests.data.preparing import SIZES, make, recipe_of, scratch, train_tokenizer, written
 
 WORDS = ["the", "norm", "of", "a", "row", "is", "one", "größe", "naïve", "日本語", "and", "x = 1\n", "\t\r\n", "🙂"]
 
 
-def write_corpus(folder: Path, n_files: int = 60) -> Path:
-    """Files of 50 to 900 words; some are copies, empty, not UTF-8 or name the special token."""
+def write_corpus(folder: Path) -> Path:
+    """Files of 50 to 900 words, and one that names the special token, twice."""
     rng = random.Random(0)
-    folder.mkdir(parents=True)
-    for index in range(n_files):
+    for index in range(60):
         words = [rng.choice(WORDS) + str(rng.randrange(30)) for _ in range(rng.randrange(50, 900))]
-        part = folder / f"part{index % 3}"
-        part.mkdir(exist_ok=True)
-        (part / f"{index}.txt").write_bytes(" ".join(words).encode())
-    (folder / "special.txt").write_text("a text that says <|endoftext|> and goes on " * 20, encoding="utf-8")
-    (folder / "copy.txt").write_bytes((folder / "special.txt").read_bytes())
-    (folder / "empty.txt").write_bytes(b"")
-    (folder / "latin1.txt").write_bytes("größe".encode("latin-1"))
-    (folder / "other.md").write_text("not asked for", encoding="utf-8")
+        write(folder / f"part{index % 3}" / f"{index}.txt", " ".join(words).encode())
+    for name in ("special.txt", "copy.txt"):
+        write(folder / name, b"a text that says <|endoftext|> and goes on " * 20)
     return folder
 
 
@@ -67,22 +61,17 @@ def recipe(place: Path, tokenizer: str) -> Recipe:
 @pytest.fixture(scope="session")
 def finished(place: Path, recipe: Recipe) -> Path:
     make(place / "finished", recipe)
-    assert len(read_records(place / "finished")) > 4
+    assert len(written(place / "finished")) > 4
     return place / "finished"
 
 
 @pytest.fixture(scope="session")
-def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("tiny") / "text")
-
-
-@pytest.fixture(scope="session")
-def tiny_shards(tiny_text: Path) -> str:
+def tiny_shards(place: Path) -> str:
     """Prepared folder of the small corpus: vocabulary 320, about 20,000 tokens."""
     from anlit import TextFiles
 
-    path = str(tiny_text.parent / "shards")
-    TextFiles(str(tiny_text), path, vocab_size=320, val_fraction=0.2).prepare_data()
+    path = str(place / "tiny")
+    TextFiles(str(write_corpus(place / "text")), path, vocab_size=320, val_fraction=0.2).prepare_data()
     return path
 
 

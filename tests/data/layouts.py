@@ -131,3 +131,17 @@ def fineweb_bin(
 def bin_tokens(tokens: Sequence[int], magic: int = 20240520, version: int = 1, count: int | None = None) -> bytes:
     header = [magic, version, len(tokens) if count is None else count, *[0] * 253]
     return struct.pack("<256i", *header) + struct.pack(f"<{len(tokens)}H", *tokens)
+
+
+def json_files(folder: Path, texts: list[str]) -> str:
+    for number, part in enumerate(cut(texts, 4)):
+        write(folder / f"{number}.jsonl", b"".join(json_lines(part, field="content")))
+    return "*.jsonl"
+
+
+def text_files(folder: Path, texts: list[str]) -> Path:
+    """A file for each text, and one with another ending."""
+    for number, text in enumerate(texts):
+        write(folder / f"part{number % 3}" / f"{number}.txt", text.encode())
+    (folder / "other.md").write_text("not asked for")
+    return folder

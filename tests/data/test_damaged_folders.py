@@ -1,6 +1,5 @@
 """Prepared folders that are damaged or somebody else's: one sentence each, and no name in them leads elsewhere."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +10,11 @@ import pytest
 from anlit.data.storage.manifest import checked_path
 from anlit.errors import UserError
 from tests.data.modules import ready
+from tests.data.reader import edit, read_json
 
 Change = Callable[[Path], object]
 COUNTS = {"documents": 1, "bytes": 1, "tokens": 1, "chunks": 1}
 MANIFEST, INDEX, CHUNK = "manifest.json", "train/index.json", "train/chunk-0-0.bin"
-
-
 OUTSIDE = ("../out", "/etc/x", "a/../../out", "a\\b", "a\0b", "", ".", "a//b", "\x1b[2J", "\ud800", "a" * 256, 3)
 
 
@@ -28,12 +26,6 @@ def test_a_foreign_name_stays_inside_its_folder() -> None:
         assert checked_path(inside, "The list") == inside
     with pytest.raises(UserError, match="not inside"):
         checked_path("a/b", "The list", most_parts=1)
-
-
-def edit(path: Path, change: Callable[[Any], Any]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
 
 
 def in_manifest(split: str = "", **changes: Any) -> Change:
@@ -56,7 +48,7 @@ def a_pipe(name: str) -> Change:
 def claims_tokens(folder: Path) -> None:
     """Whose order would not fit into memory."""
     in_index(dim=10**12)(folder)
-    n_tokens = sum(chunk["dim"] for chunk in json.loads((folder / INDEX).read_text())["chunks"])
+    n_tokens = sum(chunk["dim"] for chunk in read_json(folder / INDEX)["chunks"])
     in_manifest("train", tokens=n_tokens)(folder)
 
 
@@ -91,10 +83,9 @@ def test_what_is_wrong_with_a_folder_is_one_sentence(change: Change, says: str, 
         ready(str(own_shards))
 
 
-def test_missing_foreign_and_unfinished_folders(tmp_path: Path) -> None:
+def test_foreign_and_unfinished_folders(tmp_path: Path) -> None:
     folder = tmp_path / "own"
-    for make, said in (
-        (lambda: None, r"no folder .*own with token shards: set --data.path"),
+    for make, said in (  # where there is no folder: tests/integration/mistakes.py
         (folder.mkdir, r"There is no .*own/manifest\.json, so it is not a prepared folder: set --data\.path"),
         ((folder / "tasks").mkdir, r"preparation of .* is not finished: repeat the command"),
     ):

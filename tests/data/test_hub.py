@@ -17,17 +17,8 @@ from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents, json_lines, write
 from tests.data.modules import ready
-from tests.data.preparing import (
-    SIZES,
-    assert_makes,
-    hashes,
-    interrupted,
-    make,
-    read_files,
-    read_texts,
-    recipe_of,
-    train_tokenizer,
-)
+from tests.data.preparing import SIZES, assert_makes, interrupted, make, recipe_of, train_tokenizer
+from tests.data.reader import hashes, read_files, read_texts
 from tests.data.servers import COMMIT, Hub, serving_hub
 
 CORPORA: dict[str, tuple[str, dict[str, Any]]] = {

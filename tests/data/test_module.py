@@ -12,9 +12,9 @@ from anlit import GPT
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.targets import IGNORED
-from tests.data.devices import on_two_devices
 from tests.data.modules import LENGTH, Recorder, counted, quiet_trainer, ready
 from tests.data.prepared import write_prepared
+from tests.data.processes import on_two_devices
 
 SCHEDULE = {0: 16, 2: 32, 5: LENGTH}
 SHAPES = [(16, 16), (16, 16), (8, 32), (8, 32), (8, 32), (4, 64)]
@@ -30,9 +30,7 @@ def test_reading_draws_no_random_numbers_of_the_model(prepared: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_validation_counts_every_token_but_the_first_once(
-    prepared: str, streams: dict[str, np.ndarray], ranks: int
-) -> None:
+def test_validation_counts_every_token_but_the_first_once(prepared: str, streams: Any, ranks: int) -> None:
     loaders = [ready(prepared, rank, ranks).val_dataloader() for rank in range(ranks)]
     batches = [list(loader) for loader in loaders]
     assert {len(each) for each in batches} == {len(loader) for loader in loaders} == {-(-79 // (4 * ranks))}
@@ -69,9 +67,7 @@ def test_validation_at_a_longer_context_than_training(prepared: str) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 100, 10_000])
-def test_validation_on_the_first_tokens(
-    prepared: str, streams: dict[str, np.ndarray], n: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_validation_on_the_first_tokens(prepared: str, streams: Any, n: int, caplog) -> None:
     caplog.set_level(logging.INFO, "anlit")
     batches = list(ready(prepared, val_tokens=n).val_dataloader())
     assert counted(batches) == streams["val"][1 : n + 1].tolist()
@@ -81,9 +77,7 @@ def test_validation_on_the_first_tokens(
 
 @pytest.mark.parametrize("tokens", [None, 1000])
 @pytest.mark.parametrize("n", [1, 10, 1_000_000])
-def test_validation_on_blocks_spread_over_the_split(
-    prepared: str, streams: dict[str, np.ndarray], n: int, tokens: int | None
-) -> None:
+def test_validation_on_blocks_spread_over_the_split(prepared: str, streams: Any, n: int, tokens: int | None) -> None:
     """Each is the middle one of as many equal parts of the split as blocks are asked for, whatever the devices."""
     blocks = np.array_split(streams["val"][1 : tokens + 1 if tokens else None], range(LENGTH, tokens or 4999, LENGTH))
     count = min(n, len(blocks))
@@ -126,8 +120,6 @@ def test_too_little_to_train_or_to_validate_on(tmp_path: Path, prepared: str, st
     write_prepared(tmp_path / "own", {**streams, "val": streams["val"][:1]})
     with pytest.raises(UserError, match="val has no token to predict"):
         ready(str(tmp_path / "own"))
-    with pytest.raises(UserError, match=r"--data.batch_size is 0: set it to 1 or more"):
-        ready(prepared, batch_size=0)
 
 
 def test_context_schedule_cuts_the_same_tokens_by_optimizer_steps(prepared: str, tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 That a pass has every block once is tested in test_resume.py, and that the order never changes in tests/golden.
 """
 
-import json
 import pickle
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from anlit.data.streams import ResumableLoader
 from anlit.errors import UserError
 from tests.data.modules import all_blocks, blocks_of, counted, ready
 from tests.data.prepared import random_tokens, write_prepared
+from tests.data.reader import edit
 
 Subsets = tuple[str, dict[str, np.ndarray]]
 Folders = tuple[dict[str, str], dict[str, np.ndarray]]
@@ -27,28 +28,24 @@ def order_of(window_blocks: int, seed: int = 3) -> BlockOrder:
     return BlockOrder([CHUNKS], True, seed, window_blocks)
 
 
-def blocks(order: BlockOrder, first: int, count: int) -> np.ndarray:
-    return order.draw(first, count)[1]
-
-
 @pytest.mark.parametrize("window", [1, 20, 60, 1000])
 def test_a_draw_is_the_same_wherever_the_stream_is_entered(window: int) -> None:
-    whole, used, n = blocks(order_of(window), 0, 1000), order_of(window), int(CHUNKS.sum())
-    assert len({each.tobytes() for each in (whole[:n], whole[n : 2 * n], blocks(order_of(window, 4), 0, n))}) == 3
+    whole, used, n = order_of(window).draw(0, 1000)[1], order_of(window), int(CHUNKS.sum())
+    assert len({each.tobytes() for each in (whole[:n], whole[n : 2 * n], order_of(window, 4).draw(0, n)[1])}) == 3
     rng = np.random.default_rng(0)
     for first in rng.integers(0, 700, 30).tolist():
         count = int(rng.integers(0, 300))
         for order in (order_of(window), used, pickle.loads(pickle.dumps(used))):
-            assert np.array_equal(blocks(order, first, count), whole[first : first + count])
+            assert np.array_equal(order.draw(first, count)[1], whole[first : first + count])
 
 
 def test_a_window_has_few_chunks_and_mixes_them() -> None:
     order = order_of(60)
-    chunks = np.searchsorted(np.cumsum(CHUNKS), blocks(order, 0, order.n_blocks), side="right")
+    chunks = np.searchsorted(np.cumsum(CHUNKS), order.draw(0, order.n_blocks)[1], side="right")
     ends = [np.flatnonzero(chunks == chunk)[[0, -1]] for chunk in np.unique(chunks)]
     assert max(sum(first <= draw <= last for first, last in ends) for draw in range(order.n_blocks)) <= 4
     assert np.abs(np.diff(chunks)).astype(bool).mean() > 0.4
-    mixed = np.searchsorted(np.cumsum(CHUNKS), blocks(order_of(1000), 0, 40), side="right")
+    mixed = np.searchsorted(np.cumsum(CHUNKS), order_of(1000).draw(0, 40)[1], side="right")
     assert set(mixed.tolist()) == {0, 2, 3, 4, 5, 6, 7}
 
 
@@ -112,9 +109,7 @@ def test_weights_of_subsets(corpus: Subsets, shuffle: bool) -> None:
          r"context_length 3000 is too long for .*train/books, which has 3,000 tokens"),
     ],
 )  # fmt: skip
-def test_weights_that_make_no_sense(
-    subsets: Subsets, weights: dict[str, float], changes: dict[str, int], complaint: str
-) -> None:
+def test_weights_that_make_no_sense(subsets: Subsets, weights: Any, changes: Any, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         ready(subsets[0], weights=weights, **changes)
 
@@ -156,8 +151,7 @@ def test_folders_without_weights_and_the_order_of_their_names(folders: Folders) 
 
 @pytest.mark.parametrize(("key", "value"), [("tokenizer_sha256", 64 * "a"), ("end_of_document", 1)])
 def test_folders_that_do_not_fit_together(folders: Folders, key: str, value: object) -> None:
-    manifest = Path(folders[0]["plain"], "manifest.json")
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), key: value}))
+    edit(Path(folders[0]["plain"], "manifest.json"), lambda manifest: manifest.update({key: value}))
     with pytest.raises(UserError, match=rf"plain and .*subsets differ in {key} .*: mix only folders"):
         mixed(folders[0])
     with pytest.raises(UserError, match="names no folder"):

@@ -1,5 +1,6 @@
 """Workers, a cluster, kills, interruptions, a full disk: the same command goes on, and makes the same files."""
 
+import ctypes
 import errno
 import itertools
 import os
@@ -9,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from anlit.cli import main
 from anlit.data.preparation import executors
@@ -21,52 +23,25 @@ from anlit.data.preparation.encode import Job, Task, encode_task
 from anlit.data.preparation.recipes import CORPORA, Recipe
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.devices import free_port
 from tests.data.layouts import documents
-from tests.data.preparing import (
-    SIZES,
-    SMALL,
-    assert_holds,
-    assert_makes,
-    by_split,
-    finish,
-    hashes,
-    make,
-    members,
-    recipe_of,
-    start,
-    text_file_source,
-    wait_for,
-    written,
-)
+from tests.data.preparing import SIZES, SMALL, assert_makes, make, recipe_of, written
+from tests.data.processes import finish, free_port, members, start, wait_for
+from tests.data.reader import assert_holds, by_split, hashes
 
 KILLED = 9
 STEPS = ("replace", "fsync", "unlink", "mkdir", "rmdir")
 """What changes the file system for others to see, apart from writing into files that have no lasting name yet."""
 
 
-@pytest.fixture(scope="module")
-def small_corpus(tokenizer: str, place: Path) -> Recipe:
-    """Several tasks and chunks in each of nine streams."""
-    some = list(documents(130, seed=8))[10:]
-    splits = {"train": some[:100], "validation": some[100:110], "test": some[110:]}
-    layouts.slimpajama(place / "small", splits, n_files=4)
-    return recipe_of("SlimPajama", place / "small", {"task_bytes": 3_000, "chunk_bytes": 2_001}, tokenizer=tokenizer)
-
-
-@pytest.fixture(scope="module")
-def made_by_one(small_corpus: Recipe, place: Path) -> Path:
-    make(place / "made by one", small_corpus)
-    assert len(written(place / "made by one")) > 4
-    return place / "made by one"
-
-
-def test_processes_at_once_wait_for_each_other(small_corpus: Recipe, made_by_one: Path, out: Path) -> None:
-    printed = out.with_name("printed")
-    processes = [start(lambda: make(out, small_corpus, 2), printed) for _ in range(3)]
-    assert [finish(process) for process in processes] == [0] * 3
-    assert printed.read_text().count(f"Another process is preparing {out}: waiting for it.") == 2
-    assert hashes(out) == hashes(made_by_one)
+def test_processes_at_once_wait_for_each_other(recipe: Recipe, finished: Path, out: Path) -> None:
+    out.mkdir()
+    printed, waits = out.with_name("printed"), f"Another process is preparing {out}: waiting for it."
+    with FileLock(out / ".prepare.lock"):
+        processes = [start(lambda: make(out, recipe, 2), printed) for _ in range(2)]
+        wait_for(lambda: printed.exists() and printed.read_text().count(waits) == 2)
+    assert [finish(process) for process in processes] == [0, 0]
+    assert printed.read_text().count("Preparing OpenWebText") == 1  # the other one finds it finished
+    assert hashes(out) == hashes(finished)
 
 
 KILLER = """
@@ -88,31 +63,25 @@ executors.encode_task = encode_or_be_killed
 """Kills the worker that has the first task, once, in the middle of it."""
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
+def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
+    recipe: Recipe, finished: Path, tmp_path: Path, out: Path, monkeypatch, capsys
+) -> None:
     pytest.importorskip("distributed")
     (tmp_path / "killer.py").write_text(KILLER)
-    address = f"tcp://127.0.0.1:{free_port()}"
-    scheduler = ["scheduler", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
-    worker = ["worker", address, "--nthreads", "1", "--preload", "killer.py"]
+    port = str(free_port())
+    cluster = f"tcp://127.0.0.1:{port}"
+    worker = ["worker", cluster, "--nthreads", "1", "--preload", "killer.py"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": (tmp_path / "log").open("w"), "cwd": tmp_path}
     with ExitStack() as stack:
-        for command in (scheduler, worker, worker):
+        for command in (["scheduler", "--host", "127.0.0.1", "--port", port], worker, worker):
             words = [sys.executable, "-m", "dask", *command, "--no-dashboard"]
             process = stack.enter_context(subprocess.Popen(words, env=os.environ, **quiet))
             stack.callback(process.terminate)
-        yield address
-
-
-def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
-    cluster: str, small_corpus: Recipe, made_by_one: Path, out: Path,
-    monkeypatch, capsys,
-) -> None:  # fmt: skip
-    assert_makes(out, small_corpus, made_by_one, cluster=cluster)
-    assert out.with_name("killed").exists()
-    layouts.openwebtext(out.with_name("hub"), ["a", "b"], n_files=1)[0].write_bytes(b"PAR1")
-    monkeypatch.chdir(out.parent)
-    assert main(["prepare", "OpenWebText", "--source", "hub", "--tokenizer", "bpe", "--cluster", cluster]) == 2
+        assert_makes(out, recipe, finished, cluster=cluster)
+        assert (tmp_path / "killed").exists()
+        layouts.openwebtext(tmp_path / "hub", ["a", "b"], n_files=1)[0].write_bytes(b"PAR1")
+        monkeypatch.chdir(tmp_path)
+        assert main(["prepare", "OpenWebText", "--source", "hub", "--tokenizer", "bpe", "--cluster", cluster]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "hub/plain_text/train-00000-of-00080.parquet, the file: it has no readable parquet footer" in said
 
@@ -125,13 +94,11 @@ def test_a_cluster_that_is_not_there(recipe: Recipe, out: Path, monkeypatch) -> 
 
 
 @pytest.mark.parametrize("task_bytes", [1000, 1 << 30])
-def test_the_size_of_tasks_does_not_change_the_tokens(
-    tokenizer: str, tmp_path: Path, out: Path, task_bytes: int
-) -> None:
+def test_tokens_do_not_depend_on_the_size_of_tasks(tokenizer: str, tmp_path: Path, out: Path, task_bytes: int) -> None:
     some = list(documents(80, seed=9))[10:]
-    options = {"text_field": "content", "tokenizer": tokenizer, "val_fraction": 0.2}
-    options["pattern"] = text_file_source(tmp_path / "text", some)
-    make(out, recipe_of("TextFiles", tmp_path / "text", SMALL | {"task_bytes": task_bytes}, **options))
+    options = {"text_field": "content", "pattern": layouts.json_files(tmp_path / "text", some), "val_fraction": 0.2}
+    sizes = SMALL | {"task_bytes": task_bytes}
+    make(out, recipe_of("TextFiles", tmp_path / "text", sizes, tokenizer=tokenizer, **options))
     assert len(written(out)) > 20 or task_bytes > 1000
     assert_holds(out, by_split(some, 0.2))
 
@@ -149,45 +116,40 @@ def killed_at(then: Callable[[int], object], folder: Path, recipe: Recipe) -> in
     return finish(start(work))
 
 
-@pytest.fixture(scope="module")
-def trained(place: Path) -> Recipe:
+def test_killed_before_any_step(place: Path, tmp_path: Path) -> None:
+    """Each of the first and the last steps, and every eighth of those between; a tokenizer is trained as well."""
     layouts.openwebtext(place / "killed", list(documents(50, seed=1))[10:], n_files=4, row_group_size=4)
-    return recipe_of("OpenWebText", place / "killed", SIZES, tokenizer="bpe", vocab_size=280, val_fraction=0.2)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(trained: Recipe, place: Path) -> Path:
-    assert make(place / "undisturbed", trained)["train"]["chunks"] > 3
-    assert len(written(place / "undisturbed")) > 4
-    return place / "undisturbed"
-
-
-def test_killed_before_any_step(trained: Recipe, undisturbed: Path, tmp_path: Path) -> None:
-    """Each of the first and the last steps, and every eighth of those between."""
-    count = tmp_path / "steps"
-    assert killed_at(lambda number: count.write_text(str(number)), tmp_path / "counted", trained) == 0
+    recipe = recipe_of("OpenWebText", place / "killed", SIZES, tokenizer="bpe", vocab_size=280, val_fraction=0.2)
+    count, undisturbed = tmp_path / "steps", tmp_path / "undisturbed"
+    assert killed_at(lambda number: count.write_text(str(number)), undisturbed, recipe) == 0
+    assert len(written(undisturbed)) > 4
     n_steps = int(count.read_text())
     for step in [*range(1, 12), *range(12, n_steps - 12, 8), *range(n_steps - 12, n_steps + 1)]:
         folder = tmp_path / str(step)
-        assert killed_at(lambda number, step=step: number == step and os._exit(KILLED), folder, trained) == KILLED
-        assert_makes(folder, trained, undisturbed)
+        assert killed_at(lambda number, step=step: number == step and os._exit(KILLED), folder, recipe) == KILLED
+        assert_makes(folder, recipe, undisturbed)
         shutil.rmtree(folder)
 
 
-def test_killed_at_random_moments_with_two_workers(tokenizer: str, tmp_path: Path) -> None:
-    """Only the command itself is killed; its workers, also busy ones, end without being told."""
+def test_killed_at_random_moments_with_two_workers(tokenizer: str, tmp_path: Path, monkeypatch) -> None:
+    """Only the command itself is killed; its workers, also busy or just begun ones, end without being told."""
     layouts.openwebtext(tmp_path / "hub", list(documents(300, seed=2))[10:], n_files=6, row_group_size=10)
     larger = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_fraction=0.2)
-    begun = time.monotonic()
-    assert finish(start(lambda: make(tmp_path / "undisturbed", larger, workers=2))) == 0
-    duration, rng = time.monotonic() - begun, random.Random(0)
-    for number in range(2):
+    begun, rng, undisturbed = time.monotonic(), random.Random(0), tmp_path / "undisturbed"
+    assert finish(start(lambda: make(undisturbed, larger, workers=2))) == 0
+    duration = time.monotonic() - begun
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, call=ctypes.CDLL: (time.sleep(0.5), call(name))[1])
+    for number in range(3):
         process = start(lambda number=number: make(tmp_path / str(number), larger, workers=2))
-        time.sleep(rng.uniform(0.1, 0.9) * duration)
+        if number == 0:  # the workers have not said yet that they want to end with it
+            wait_for(lambda process=process: len(members(process.pid)) > 1)
+            monkeypatch.undo()
+        else:
+            time.sleep(rng.uniform(0.1, 0.9) * duration)
         process.kill()
         process.join()
-        wait_for(lambda process=process: members(process.pid or 0) == [])
-        assert_makes(tmp_path / str(number), larger, tmp_path / "undisturbed", workers=2)
+        wait_for(lambda process=process: members(process.pid) == [])
+        assert_makes(tmp_path / str(number), larger, undisturbed, workers=2)
 
 
 @pytest.mark.parametrize(("workers", "code"), [(1, errno.ENOSPC), (2, errno.EDQUOT)])
@@ -232,5 +194,5 @@ def test_control_c(recipe: Recipe, finished: Path, out: Path, monkeypatch, worke
     assert finish(process) == 1
     assert printed.read_text().endswith("Interrupted: what is done so far is kept, repeat the command to go on.\n")
     assert "Traceback" not in printed.read_text()
-    wait_for(lambda: members(process.pid or 0) == [])
+    wait_for(lambda: members(process.pid) == [])
     assert_makes(out, recipe, finished)

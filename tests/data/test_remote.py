@@ -1,12 +1,12 @@
 """Shards in object storage: the same batches as from the disk, one fetch per chunk, and short words when it fails."""
 
 import errno
-import multiprocessing
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from anlit.data.storage.shards import sources_of
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from tests.data.modules import blocks_of, ready
-from tests.data.preparing import wait_for
+from tests.data.processes import finish, start, wait_for
 from tests.data.servers import ObjectStore, serving
 
 ADDRESS = "s3://bucket/corpus"
@@ -88,25 +88,17 @@ def test_the_batches_are_those_of_the_local_folder(store: ObjectStore, prepared:
     assert (store.fetched("train/chunk"), store.fetched("val/chunk")) == (7, 1)
 
 
-def test_processes_on_one_cache_fetch_each_chunk_once(
-    store: ObjectStore, streams: dict[str, np.ndarray], cache_folder: Path
-) -> None:
-    reader, forked = store_of(), multiprocessing.get_context("fork")
+def test_processes_on_one_cache_fetch_each_chunk_once(store: ObjectStore, streams: Any, cache_folder: Path) -> None:
+    reader = store_of()
     copy_of(reader, 0).parent.mkdir(parents=True)
     copy_of(reader, 0).with_name("chunk-0-0.bin.partial").write_bytes(b"left by one that was killed")
-    results = forked.Queue()
-    read_all = lambda: results.put(np.array_equal(store_of().read(0, 46_000), streams["train"]))  # noqa: E731
-    processes = [forked.Process(target=read_all) for _ in range(4)]
-    for process in processes:
-        process.start()
-    assert [results.get(timeout=60) for _ in processes] == [True] * 4
+    read_all = lambda: np.testing.assert_array_equal(store_of().read(0, 46_000), streams["train"])  # noqa: E731
+    assert [finish(process) for process in [start(read_all) for _ in range(4)]] == [0] * 4
     assert store.fetched("train/chunk") == 7
     assert not list(cache_folder.rglob("*.partial"))
 
 
-def test_the_cache_keeps_what_was_used_last(
-    store: ObjectStore, streams: dict[str, np.ndarray], cache_folder: Path
-) -> None:
+def test_the_cache_keeps_what_was_used_last(store: ObjectStore, streams: Any, cache_folder: Path) -> None:
     reader = store_of(limit_bytes=45_000)  # three chunks
     for _ in range(2):  # the removed files are still open
         assert np.array_equal(reader.read(0, 46_000), streams["train"])
@@ -128,9 +120,7 @@ def test_a_chunk_that_does_not_end(store: ObjectStore, cache_folder: Path) -> No
 
 
 @pytest.mark.parametrize("damage", [0, 1, 5])
-def test_a_damaged_chunk_is_fetched_once_more(
-    store: ObjectStore, streams: dict[str, np.ndarray], damage: int, cache_folder: Path
-) -> None:
+def test_a_damaged_chunk_is_fetched_again(store: ObjectStore, streams: Any, damage: int, cache_folder: Path) -> None:
     """Damaged in the cache, once on the way, or always."""
     if damage == 0:
         reader = store_of()
@@ -175,9 +165,7 @@ def test_training_fetches_ahead(store: ObjectStore, monkeypatch) -> None:
         (200, "ftp://host/corpus", "no way to fetch from ftp://: use a local folder, s3://, gs:// or hf://"),
     ],
 )
-def test_an_address_that_gives_nothing_is_one_sentence(
-    store: ObjectStore, status: int, address: str, said: str
-) -> None:
+def test_an_address_that_gives_nothing(store: ObjectStore, status: int, address: str, said: str) -> None:
     store.status = status
     with pytest.raises(UserError, match=said) as caught:
         ready(address)
@@ -192,16 +180,9 @@ def test_no_answer(store: ObjectStore, other_client: None, monkeypatch) -> None:
         ready(ADDRESS)
 
 
-def raising(error: Exception) -> Any:
-    def fail(*arguments: Any, **options: Any) -> None:
-        raise error
-
-    return fail
-
-
 def test_a_full_disk(store: ObjectStore, monkeypatch) -> None:
     reader, full = store_of(), OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(litdata_downloader.S3Downloader, "download_fileobj", raising(full))
+    monkeypatch.setattr(litdata_downloader.S3Downloader, "download_fileobj", Mock(side_effect=full))
     with pytest.raises(UserError, match=r"^The disk is full where s3://.* is cached: free it, set LITDATA_CACHE_DIR"):
         reader.read(0, 1)
 
@@ -232,6 +213,6 @@ def test_hugging_face(prepared: str, monkeypatch) -> None:
     assert asked[0] == ("somebody/corpus", "shards/manifest.json", "dataset", "v2")
     assert len([path for _, path, *_ in asked if "train/chunk" in path]) == 7
     no_connection = LocalEntryNotFoundError("An error happened on the Hub.\nMore.")
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(no_connection))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", Mock(side_effect=no_connection))
     with pytest.raises(UserError, match=r"^Cannot read hf://[^\n]*: there is no con"):
         ready(ON_HUB)

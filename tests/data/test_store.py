@@ -12,6 +12,8 @@ from anlit.data.storage.manifest import read_manifest
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from tests.data.prepared import random_tokens, write_prepared
+from tests.data.processes import finish, start
+from tests.data.reader import flip
 
 
 def open_store(path: Path) -> TokenStore:
@@ -32,10 +34,10 @@ def folder(tmp_path: Path, tokens: np.ndarray) -> Path:
 
 def test_any_part_of_the_array_across_chunks(folder: Path, tokens: np.ndarray) -> None:
     reader = open_store(folder)
-    for start, count in [(0, 5000), (0, 777), (776, 2), (777, 777), (1553, 1700), (4999, 1), (5000, 0), (10, 0)]:
-        part = reader.read(start, count)
+    for first, count in [(0, 5000), (0, 777), (776, 2), (777, 777), (1553, 1700), (4999, 1), (5000, 0), (10, 0)]:
+        part = reader.read(first, count)
         assert part.dtype == tokens.dtype
-        assert np.array_equal(part, tokens[start : start + count])
+        assert np.array_equal(part, tokens[first : first + count])
     blocks = np.array([12, 0, 7, 48])  # neighbours share a token
     expected = [tokens[block * 100 : block * 100 + 101] for block in blocks]
     assert np.array_equal(reader.read_blocks(blocks, 100), expected)
@@ -47,21 +49,14 @@ def test_a_store_works_on_in_another_process(folder: Path, tokens: np.ndarray, m
     reader.read(0, 5000)
     assert len(reader._open) == 2
     assert np.array_equal(pickle.loads(pickle.dumps(reader)).read(700, 900), tokens[700:1600])
-    if (child := os.fork()) == 0:
-        os._exit(0 if np.array_equal(reader.read(700, 900), tokens[700:1600]) else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert finish(start(lambda: np.testing.assert_array_equal(reader.read(700, 900), tokens[700:1600]))) == 0
     assert np.array_equal(reader.read(3000, 900), tokens[3000:3900])
 
 
 def test_each_chunk_is_checked_once(folder: Path, monkeypatch) -> None:
-    checked = []
-
-    def counting(descriptor: int, chunk: shards.Chunk) -> str | None:
-        checked.append(chunk.filename)
-        return shards.problem_with(descriptor, chunk)
-
+    checked: list[str] = []
     monkeypatch.setattr(store, "OPEN_FILES", 1)
-    monkeypatch.setattr(store, "problem_with", counting)
+    monkeypatch.setattr(store, "problem_with", lambda _, chunk: checked.append(chunk.filename))
     reader = open_store(folder)
     for _ in range(2):
         reader.read(0, 2000)
@@ -76,9 +71,7 @@ def test_chunks_that_are_damaged_vanish_or_shrink_while_training(folder: Path, a
     os.truncate(chunks[0], 60)
     os.truncate(chunks[1], 60)
     chunks[2].unlink()
-    content = bytearray(chunks[3].read_bytes())
-    content[333] ^= 1
-    chunks[3].write_bytes(content)
+    flip(chunks[3])
     says = ["it ends .* bytes too soon", "it has 60 bytes instead of .*", "it is missing", "its CRC-32 is .*"]
     for number, how in enumerate(says):
         said = rf"chunk-0-{number}.bin is damaged \({how}\): .*remake it with `anlit prepare Test --path data/test`"

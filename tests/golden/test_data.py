@@ -21,7 +21,8 @@ from anlit.data.order import training_order
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.prepared import random_tokens, write_prepared
-from tests.data.preparing import read_stream, train_tokenizer
+from tests.data.preparing import train_tokenizer
+from tests.data.reader import read_stream
 
 RECORD = Path(__file__).with_name("data.json")
 BAD_LINES = [b'{"text": "gr\xf6\xdfe"}\n', b"not JSON\n", b'{"text": ""}\n', b"[1]\n", b'{"txt": "x"}\n', b"\n"]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from anlit.cli import main
-from tests.data.devices import free_port
+from tests.data.processes import free_port
 
 DDP = ["--trainer.strategy=ddp"]
 FSDP = ["--trainer.strategy=anlit.FullySharded", "--trainer.strategy.process_group_backend=gloo"]

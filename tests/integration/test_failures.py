@@ -14,7 +14,7 @@ from anlit.checkpoints.location import SHARDED
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.training.callbacks import FiniteCheckpoints
-from tests.data.preparing import members, wait_for
+from tests.data.processes import members, wait_for
 from tests.integration.conftest import KILLED, callback, fit_arguments, last_checkpoint, signal_at
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, ends_of_ranks, run_ranks
 from tests.models.tiny import fit, tiny
@@ -172,4 +172,4 @@ def test_one_command_leaves_no_rank_behind(shards: Path, tmp_path: Path, strateg
     else:
         assert "Traceback" not in said
         assert json.loads((run_dir / "run.json").read_text())["status"] == "failed"
-    wait_for(lambda: members(process.pid) == [], 60)
+    wait_for(lambda: members(process.pid) == [])

@@ -18,7 +18,8 @@ from anlit.data.preparation.recipes import Options
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents, write
-from tests.data.preparing import hashes, read_json, read_texts, train_tokenizer
+from tests.data.preparing import train_tokenizer
+from tests.data.reader import flip, hashes, read_json, read_texts
 from tests.integration.conftest import fit_arguments, last_checkpoint, logged
 from tests.integration.conftest import run as run_command
 
@@ -68,7 +69,7 @@ def test_what_is_said_verified_and_kept_as_the_command(tokenizer: str, tmp_path:
     assert main(command) == 0
     assert "my out is finished, with" in capsys.readouterr().err
     chunk = next((out / "train").glob("chunk-*.bin"))
-    chunk.write_bytes(chunk.read_bytes()[:-1] + b"\xff")
+    flip(chunk)
     assert main([*command, "--verify"]) == 0
     assert f"{chunk.name} is damaged (its CRC-32" in capsys.readouterr().err
     assert hashes(out) == before

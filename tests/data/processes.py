@@ -1,0 +1,85 @@
+"""Processes to kill and to wait for, and two that Lightning takes for the devices of one distributed run."""
+
+import functools
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Process = multiprocessing.context.ForkProcess
+
+
+def start(work: Callable[[], Any], output: Path | None = None) -> Process:
+    """`work` in a forked process with a session of its own; what it and its children print goes to `output`."""
+
+    def run() -> None:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where it is ignored
+        if output is not None:
+            file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+        work()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    return process
+
+
+def finish(process: Process, seconds: float = 60) -> int | None:
+    """Wait for a process; its exit code, None if it would not end and had to be ended with all that it started."""
+    process.join(seconds)
+    if (code := process.exitcode) is None:
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    return code
+
+
+def members(session: int | None) -> list[int]:
+    """The living processes of a session."""
+    living = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):  # it has just ended
+            continue
+        if int(its_session) == session and state != "Z":
+            living.append(int(stat.parent.name))
+    return living
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """For processes of this machine to meet at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def on_two_devices(function: Callable[..., Any], **arguments: Any) -> list[Any]:
+    """What `function` returns on rank 0 and on rank 1."""
+    port, results = str(free_port()), multiprocessing.get_context("fork").Queue()
+
+    def run(rank: int) -> None:
+        # Lightning learns from the environment that the processes are there already.
+        os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        results.put((rank, function(**arguments)))
+
+    processes = [start(functools.partial(run, rank)) for rank in range(2)]
+    try:
+        returned = dict(results.get(timeout=120) for _ in processes)
+    finally:
+        for process in processes:
+            finish(process, 10)
+    return [returned[0], returned[1]]
