@@ -1,13 +1,13 @@
-"""A run of the command line, and the prepared folder and run that the tests of evaluations have."""
+"""A run of the command line, and the prepared folder that the tests of evaluations have."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoints.foreign import trained
-from tests.evaluation.conftest import data, run
+from tests.evaluation.conftest import data
 
-__all__ = ["data", "run"]
+__all__ = ["data"]
 
 
 @pytest.fixture(scope="session")

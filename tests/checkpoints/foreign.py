@@ -8,16 +8,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from anlit.checkpoints.integrity import SUMS, checksum
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.checkpoints.location import REST
 from anlit.checkpoints.sharded import STATES, without_tensors
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
+from anlit.errors import UserError
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import prepare
 from tests.inference.conftest import TEXTS
@@ -52,6 +55,13 @@ def trained(folder: Path, architecture: str, *more: str, document_token_at: str 
     ]  # fmt: skip
     assert main(arguments) == 0
     return run
+
+
+def refused(path: object, **settings: Any) -> str:
+    """The one sentence by which the path is not loaded."""
+    with pytest.raises(UserError, match=r"^[^\n]+$") as error:
+        load_checkpoint(str(path), **settings)
+    return str(error.value)
 
 
 def content_of(run: Path, settings: Settings | None = None) -> dict[str, Any]:

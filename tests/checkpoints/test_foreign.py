@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.storage import remote
 from anlit.errors import UserError
-from tests.checkpoints.foreign import FORMS, RunsCode, as_file, as_run, change_config, content_of
+from tests.checkpoints.foreign import FORMS, RunsCode, as_file, as_run, change_config, content_of, refused
 
 
 @pytest.fixture
@@ -34,19 +35,16 @@ def payloads(marker: Path) -> dict[str, dict[str, Any]]:
         "positions": {"positions": call},
         "deep inside": {"attention": {"class_path": "anlit.AttentionPattern", "init_args": {"layers": layers}}},
         "dict_kwargs": {"attention": {"class_path": "anlit.Plain", "dict_kwargs": shell}},
-        "a function of anlit": {"attention": {"class_path": "anlit.cli.main", "init_args": {"argv": ["--help"]}}},
         "a bare name": {"attention": "os.getcwd"},
         "a group of settings": {"schedule": shell},
         "a number": {"d_model": shell},
         "a key that is none": {"callback": shell},
         "optimizer": {"optimizer": shell},
-        "a named optimizer": {"optimizer": "os.getcwd"},
         "_instantiator": {"_instantiator": "os.mkdir", "_class_path": "os.mkdir"},
     }
 
 
-UNUSED = ("optimizer", "a named optimizer", "_instantiator")
-"""No model needs these: they are not looked at."""
+UNUSED = ("optimizer", "_instantiator")  # no model needs these: they are not looked at
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -59,8 +57,7 @@ def test_what_a_checkpoint_names_is_not_called(
     if payload in UNUSED:
         assert load_checkpoint(str(path), "cpu").training_length == 16
     else:
-        with pytest.raises(UserError, match=rf"^[^\n]*{tmp_path}[^\n]*$"):
-            load_checkpoint(str(path), "cpu")
+        assert str(tmp_path) in refused(path, device="cpu")
     assert not marker.exists()
 
 
@@ -164,17 +161,6 @@ def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
     assert load_checkpoint(str(path), "cpu").model.model.blocks[0].attention.mechanism.slope == 3.0
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:9/a.ckpt", "s3://bucket/a.ckpt", "registry:someone/model"])
-@pytest.mark.parametrize("name", ["fit", "validate", "test"])
-@pytest.mark.covering(1)
-def test_a_checkpoint_at_an_address_is_refused(
-    name: str, address: str, trained_run: Path, tmp_path: Path, capsys
-) -> None:
-    own = [f"--run_dir={tmp_path / 'new'}"]
-    assert main([name, f"--config={trained_run}/config.yaml", f"--ckpt_path={address}", *own]) == 2
-    assert f"the checkpoint {address} is not on this machine: download it" in capsys.readouterr().err
-
-
 def test_lightning_s_own_loading_is_refused(trained_run: Path) -> None:
     model = load_checkpoint(str(trained_run), "cpu").model
     with pytest.raises(UserError, match=r"use anlit\.load_checkpoint\(path\)\.model"):
@@ -184,12 +170,7 @@ def test_lightning_s_own_loading_is_refused(trained_run: Path) -> None:
 def test_the_address_of_a_checkpoint_s_data_is_not_asked(
     trained_run: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    asked = []
-
-    def fetch(address: str, *arguments: Any) -> None:
-        asked.append(address)
-        raise FileNotFoundError(address)
-
+    fetch = Mock(side_effect=FileNotFoundError)
     monkeypatch.setattr(remote, "fetch", fetch)
     content = content_of(trained_run)
     content["anlit"]["data"]["path"] = "s3://somebody/data"
@@ -197,6 +178,6 @@ def test_the_address_of_a_checkpoint_s_data_is_not_asked(
     generate = ["generate", str(tmp_path / "a.ckpt"), "the cat", "--device", "cpu"]
     assert main(generate) == 2
     assert "has no tokenizer" in capsys.readouterr().err
-    assert asked == []
+    assert not fetch.called
     assert main([*generate, "--tokenizer", "s3://my/data"]) == 2
-    assert asked == ["s3://my/data/tokenizer.json"]
+    assert [call.args[0] for call in fetch.call_args_list] == ["s3://my/data/tokenizer.json"]

@@ -16,7 +16,7 @@ from anlit import GPT
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.loading import load_checkpoint, load_initial_weights
 from anlit.errors import UserError
-from tests.checkpoints.foreign import RunsCode, content_of, with_sums, write_parts
+from tests.checkpoints.foreign import RunsCode, content_of, refused, with_sums, write_parts
 from tests.models.tiny import tiny
 
 EMBEDDING = "state_dict.model.embedding.weight"
@@ -76,14 +76,10 @@ def deep(file: Path) -> None:
     ("damage", "says"),
     [
         pytest.param(offset(10**12, 0), "do not fit together", id="rows beyond the file"),
-        pytest.param(offset(0, 10**12), "do not fit together", id="columns beyond the file"),
         pytest.param(offset(10**30, 0), "", id="more rows than a number has"),
-        pytest.param(offset(-1, 0), "do not fit together", id="a negative row"),
         pytest.param(offset(0), "do not fit together", id="one offset for two dimensions"),
         pytest.param(lambda file: rewrite(file, {EMBEDDING: "x"}), "cannot be read", id="no offsets"),
-        pytest.param(
-            lambda file: file.write_bytes(struct.pack("<Q", 2**40) + b"{}"), "", id="a header beyond the file"
-        ),
+        pytest.param(lambda file: file.write_bytes(struct.pack("<Q", 2**40) + b"{}"), "", id="a header beyond it"),
         pytest.param(deep, "cannot be read", id="deep JSON"),
         pytest.param(lambda file: (file.unlink(), os.mkfifo(file)), "is no file", id="a pipe"),
         pytest.param(lambda file: rewrite(file, **{EMBEDDING: None}), f"have no {EMBEDDING}", id="a tensor less"),
@@ -97,7 +93,6 @@ def test_a_part_that_claims_what_it_has_not(content, damage: Callable[[Path], An
 
 def test_weights_of_whole_numbers_are_refused(content, tmp_path: Path) -> None:
     folder = write_parts(content, tmp_path / "parts")
-    small = content["state_dict"]["model.embedding.weight"].to(torch.int8)
-    rewrite(next(folder.glob("*.safetensors")), **{EMBEDDING: small})
-    with pytest.raises(UserError, match=r"has torch\.int8 for the weights model\.embedding\.weight"):
-        load_checkpoint(str(with_sums(folder)))
+    (file,) = folder.glob("*.safetensors")
+    rewrite(file, **{EMBEDDING: load_file(file)[EMBEDDING].to(torch.int8)})
+    assert "has torch.int8 for the weights model.embedding.weight" in refused(with_sums(folder))

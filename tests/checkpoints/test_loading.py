@@ -1,7 +1,6 @@
 """From folders and files to models, and every file that is refused."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,23 +9,12 @@ from anlit import GPT, AnGPT, PRoPE
 from anlit.checkpoints.loading import describe, load_checkpoint
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
-from tests.checkpoints.foreign import FORMS, content_of
+from tests.checkpoints.foreign import FORMS, content_of, refused
 from tests.evaluation.saved import LENGTH, VOCABULARY, make_run, prepare, save, small
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, data: Path) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "angpt"
-    return make_run(folder, data, AnGPT, positions=PRoPE(), document_masking=False)
-
-
-def refused(path: object, **settings: object) -> str:
-    with pytest.raises(UserError, match=r"^[^\n]+$") as error:
-        load_checkpoint(str(path), **settings)  # type: ignore[arg-type]
-    return str(error.value)
-
-
-def test_the_model_of_a_run_is_rebuilt_as_it_was_saved(run: Path, data: Path) -> None:
+def test_the_model_of_a_run_is_rebuilt_as_it_was_saved(tmp_path: Path, data: Path) -> None:
+    run = make_run(tmp_path / "angpt", data, AnGPT, positions=PRoPE(), document_masking=False)
     checkpoint = load_checkpoint(str(run), "cpu")
     saved = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     torch.testing.assert_close(checkpoint.model.state_dict(), saved["state_dict"], rtol=0, atol=0)
@@ -59,9 +47,7 @@ def test_what_is_no_checkpoint_of_anlit_is_refused(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         assert "a.ckpt cannot be read as a checkpoint (a.ckpt is empty, cut short" in refused(file)
 
-    def without(weight: str) -> dict[str, Any]:
-        return {"state_dict": {name: value for name, value in content["state_dict"].items() if name != weight}}
-
+    without = lambda weight: {"state_dict": {k: v for k, v in content["state_dict"].items() if k != weight}}  # noqa: E731
     for changed, sentence in (
         ({"anlit": None}, "anlit did not write it"),
         ({"anlit": {**content["anlit"], "architecture": "Mamba"}}, "names 'Mamba', which is no LanguageModel of anlit"),
@@ -73,11 +59,6 @@ def test_what_is_no_checkpoint_of_anlit_is_refused(tmp_path: Path) -> None:
     ):
         torch.save(content | changed, file)
         assert sentence in refused(file)
-
-
-def test_a_device_that_is_not_there_is_refused(run: Path) -> None:
-    for device in ("warp", "cuda:99"):
-        assert f"--device {device} cannot be used" in refused(run, device=device)
 
 
 def test_data_are_those_of_the_run_or_named(tmp_path: Path) -> None:

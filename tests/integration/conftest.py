@@ -2,7 +2,6 @@
 
 import csv
 import json
-import multiprocessing
 import shutil
 import signal
 import sysconfig
@@ -19,7 +18,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from anlit import TextFiles
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.location import SHARDED
-from tests.integration.ranks import logged, run_ranks, start_ranks
+from tests.integration.ranks import logged, run_ranks
 
 VOCABULARY = 320
 STEPS = 40  # of a run that is not told otherwise
@@ -75,11 +74,6 @@ def finished(trained: Train) -> Path:
     return trained("--trainer.max_steps=20")
 
 
-def start(arguments: list[str]) -> multiprocessing.Process:
-    """`anlit` in a forked child, which inherits what is already imported."""
-    return start_ranks(arguments, 1)[0]
-
-
 def run(arguments: list[str]) -> int | None:
     """`anlit` in a child process; its exit code."""
     return run_ranks(arguments, 1)[0]
@@ -90,7 +84,7 @@ def signal_at(name: str, batch: int, rank: int | None = None) -> list[str]:
     return callback("integration.callbacks.AtBatch", event=name, batch=batch, rank=rank)
 
 
-def callback(name: str, **settings: object) -> list[str]:
+def callback(name: str, /, **settings: object) -> list[str]:
     """Flags that give a run the callback of tests.`name`; a setting of None is left out."""
     flags = (f"--trainer.callbacks.{key}={value}" for key, value in settings.items() if value is not None)
     return [f"--trainer.callbacks+=tests.{name}", *flags]

@@ -88,8 +88,3 @@ def test_another_optimizer_and_other_heads_are_taken_when_told(shards: Path, run
     assert len(column(run_dir, "train/loss")) == LONGER
     assert is_rate(run_dir, 0.1)
     assert last_checkpoint(run_dir)["hyper_parameters"]["n_heads"] == 4
-
-
-@pytest.mark.slow
-def test_every_rank_refuses(shards: Path, run_dir: Path) -> None:
-    assert run_ranks(continued(shards, run_dir, "--model.n_heads=4", *FSDP), 2) == [2, 2]

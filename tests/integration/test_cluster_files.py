@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,6 @@ def lines(name: str) -> list[str]:
     return [line for line in (DOCKER / name).read_text().splitlines() if not line.startswith("#")]
 
 
-def pins(name: str) -> dict[str, str]:
-    return dict(line.split("==") for line in lines(name))
-
-
 @pytest.mark.parametrize("script", [*DOCKER.glob("*.sh"), *DOCKER.glob("slurm/*")], ids=lambda path: path.name)
 def test_scripts_have_no_complaint(script: Path) -> None:
     """Of shellcheck, where it is installed; `make image-check` runs hadolint."""
@@ -45,10 +42,17 @@ def test_scripts_have_no_complaint(script: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_constraints_satisfy_what_anlit_requires() -> None:
-    pinned = {**pins("constraints.txt"), "torch": ARGUMENTS["TORCH_VERSION"]}
+def test_pins_satisfy_what_anlit_requires_and_flash_attention_4_is_for_the_cuda_of_the_image() -> None:
+    files = (lines("constraints.txt"), lines("flash-attn-4.txt"))
+    constraints, flash = (dict(line.split("==") for line in file) for file in files)
+    constraints["torch"] = ARGUMENTS["TORCH_VERSION"]
     for requirement in map(Requirement, PROJECT["dependencies"]):
-        assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
+        assert constraints[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
+    for requirement in map(Requirement, chain(*PROJECT["optional-dependencies"].values())):
+        if requirement.name in flash:
+            assert requirement.specifier.contains(flash[requirement.name], prereleases=True), str(requirement)
+    assert f"nvidia-cutlass-dsl-libs-cu{ARGUMENTS['TORCH_INDEX'].rpartition('/cu')[2][:2]}" in flash
+    assert len({version for name, version in flash.items() if name.startswith("nvidia-cutlass-dsl")}) == 1
 
 
 def test_the_image_has_the_torch_of_the_virtual_environment_with_wheels_for_its_cuda() -> None:
@@ -61,17 +65,6 @@ def test_the_image_has_the_torch_of_the_virtual_environment_with_wheels_for_its_
         assert f"cuda:{toolkits[release, folder]}-" in ARGUMENTS[name]
     for other in re.findall(r"whl/(cu\d+)", (DOCKER / "README.md").read_text()):
         assert (release, other) in toolkits, f"docker/README.md names {other}"
-
-
-def test_flash_attention_4_is_for_the_cuda_of_the_image() -> None:
-    chosen = pins("flash-attn-4.txt")
-    major = ARGUMENTS["TORCH_INDEX"].rpartition("/cu")[2][:2]
-    assert f"nvidia-cutlass-dsl-libs-cu{major}" in chosen
-    assert len({version for name, version in chosen.items() if name.startswith("nvidia-cutlass-dsl")}) == 1
-    extras = PROJECT["optional-dependencies"].values()
-    for requirement in (Requirement(text) for texts in extras for text in texts):
-        if requirement.name in chosen:
-            assert requirement.specifier.contains(chosen[requirement.name], prereleases=True), str(requirement)
 
 
 def test_what_the_dockerfile_copies_reaches_the_engine() -> None:
@@ -118,13 +111,9 @@ def test_extras_leave_torch_alone_and_torchvision_out(torch: str, tmp_path: Path
     packages = {"sacrebleu": "2.5.1", "torchvision": "0.28.0", "anlit": "0.1.0"} | ({"torch": torch} if torch else {})
     report = {"install": [{"metadata": {"name": name, "version": version}} for name, version in packages.items()]}
     (tmp_path / "report.json").write_text(json.dumps(report))
-    command = [sys.executable, "-c", script, str(tmp_path / "report.json")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if torch:
-        assert done.returncode != 0
-        assert f"pip would replace torch by {torch}" in done.stderr
-    else:
-        assert done.stdout == "sacrebleu==2.5.1\n"
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "report.json"], capture_output=True, text=True)
+    assert (done.returncode != 0) == bool(torch)
+    assert done.stdout == "sacrebleu==2.5.1\n" if not torch else f"pip would replace torch by {torch}" in done.stderr
 
 
 @pytest.mark.parametrize("name", PODS)
@@ -145,12 +134,9 @@ def test_pod_runs_anlit_as_the_images_user_with_its_volumes(name: str) -> None:
     assert container["image"].endswith(f":{PROJECT['version']}")
     gpus = container["resources"]["limits"]["nvidia.com/gpu"]
     assert {f"--trainer.devices={gpus}", "--ckpt_path=last"} <= set(options)
-
-
-def test_pytorch_job_counts_its_nodes_and_processes() -> None:
-    (container,) = PODS["master"]["containers"]
-    nodes = sum(replica["replicas"] for replica in REPLICAS.values())
-    assert f"--trainer.num_nodes={nodes}" in container["args"]
-    assert PYTORCH_JOB["spec"]["nprocPerNode"] == str(container["resources"]["limits"]["nvidia.com/gpu"])
-    assert container["name"] == "pytorch", "the operator looks for a container of this name"
-    assert container["command"][0] == "torchrun"
+    if name != "job":
+        nodes = sum(replica["replicas"] for replica in REPLICAS.values())
+        assert f"--trainer.num_nodes={nodes}" in options
+        assert PYTORCH_JOB["spec"]["nprocPerNode"] == str(gpus)
+        assert container["name"] == "pytorch", "the operator looks for a container of this name"
+        assert container["command"][0] == "torchrun"

@@ -56,7 +56,6 @@ STUDIES: dict[str, dict[str, Any]] = {
     "seeded": {"shared": {"settings": {"seed_everything": "one"}}},
     "one-seed": {"seeds": 3},
     "tuned-seed": {"seeds": [0, 1]},
-    "wrong-seed": {"seeds": ["one"]},
     "sections": {"sections": ["nonesuch"]},
     "high": {"arms": {**STUDY["arms"], "fast": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, "high"]}}},
              "baseline": "gpt"},

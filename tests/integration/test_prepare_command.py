@@ -32,29 +32,6 @@ def tokenizer(tmp_path_factory) -> str:
     return str(train_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("FineWeb --workers 2 --cluster tcp://a:1", "--workers counts processes of this machine, and --cluster has"),
-        ("Hub --repo allenai/c4", "Hub needs --repo and --files, such as --repo allenai/c4 --files"),
-        ("FineWeb --val_tokens 0", "--val_tokens 0 must be at least 1"),
-        ("TextFiles", "TextFiles needs --source, the folder that holds the texts."),
-        ("TextFiles --source . --val_fraction 1", "val_fraction must be between 0 and 1, not 1.0"),
-        ("TextFiles --source . --pattern a/../../*.txt", 'The pattern "a/../../*.txt" is not one for files under'),
-        ("SlimPajama --source . --tokenizer gpt3", "There is no tokenizer at gpt3"),
-        ("FineWebBin --source . --tokenizer bpe", "--tokenizer bpe is for text"),
-    ],
-)
-def test_a_wrong_command_is_one_sentence(arguments: str, says: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    """tests/integration/mistakes.py has more."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["prepare", *arguments.split()]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("anlit: error: ")
-    assert says in line
-    assert hashes(tmp_path) == {}
-
-
 def test_what_is_said_verified_and_kept_as_the_command(tokenizer: str, tmp_path: Path, monkeypatch, capsys) -> None:
     """The command in the manifest makes the same folder."""
     layouts.openwebtext(tmp_path / "hub", TEXTS)

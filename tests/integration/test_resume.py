@@ -11,7 +11,7 @@ import pytest
 
 from anlit.checkpoints.location import SHARDED
 from tests.integration import conftest
-from tests.integration.conftest import KILLED, Train, fit_arguments, last_checkpoint, run, signal_at
+from tests.integration.conftest import KILLED, Train, callback, fit_arguments, last_checkpoint, run, signal_at
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, logged, run_ranks, start_ranks
 
 slow = pytest.mark.slow
@@ -36,8 +36,7 @@ RANKS = ("--trainer.max_steps=6", "--checkpoint_every_n_steps=3", *DROPOUT)
 
 
 def killed_in(owner: str, name: str, call: int) -> list[str]:
-    given = {"+": "tests.integration.callbacks.KilledIn", ".owner": f"anlit.{owner}", ".name": name, ".call": call}
-    return [f"--trainer.callbacks{key}={value}" for key, value in given.items()]
+    return callback("integration.callbacks.KilledIn", owner=f"anlit.{owner}", name=name, call=call)
 
 
 class Case(NamedTuple):

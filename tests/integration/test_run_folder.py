@@ -5,22 +5,21 @@ import os
 import shutil
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from anlit.cli import main
-from anlit.commands.run_folder import lock_run_folder, make_run_folder
-from tests.integration.conftest import fit_arguments, last_checkpoint, run, start, steps_logged
-from tests.integration.ranks import ends_of_ranks
+from anlit.commands.run_folder import lock_run_folder
+from tests.integration.conftest import fit_arguments, last_checkpoint, run, steps_logged
+from tests.integration.ranks import ends_of_ranks, start_ranks
 
 
 def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path) -> None:
     """The first goes on undisturbed; after a kill the folder is free at once, though a loader's workers live on."""
     run_dir = tmp_path / "run"
     arguments = fit_arguments(shards, run_dir, "--ckpt_path=last", "--data.num_workers=1", "--trainer.max_steps=2000")
-    first = start(arguments)
+    (first,) = start_ranks(arguments, 1)
     while steps_logged(run_dir) < 10:
         assert first.is_alive()
         time.sleep(0.01)
@@ -34,14 +33,6 @@ def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path
     assert run(fit_arguments(shards, run_dir, "--ckpt_path=last", "--trainer.max_steps=12")) == 0
 
 
-def test_all_ranks_may_make_the_folder_at_once(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(4) as ranks:
-        for number in range(100):
-            for made in [ranks.submit(make_run_folder, str(tmp_path / str(number))) for _ in range(4)]:
-                made.result()
-    assert not any((tmp_path / "0").iterdir())
-
-
 def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch, caplog) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(38, "Function not implemented")
@@ -51,8 +42,8 @@ def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch, cap
     assert "without locks" in caplog.text
 
 
-@pytest.mark.parametrize("lost", [pytest.param(["last.ckpt"], marks=pytest.mark.slow), ["last.ckpt", "best.ckpt"]])
-def test_without_last_ckpt_a_run_is_not_begun_anew(
+@pytest.mark.parametrize("lost", [["last.ckpt"], ["last.ckpt", "best.ckpt"]])
+def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
     shards: Path, tmp_path: Path, finished: Path, lost: list[str], capsys
 ) -> None:
     run_dir = shutil.copytree(finished, tmp_path / "run")
@@ -65,18 +56,13 @@ def test_without_last_ckpt_a_run_is_not_begun_anew(
     assert "ckpt_path=last finds no checkpoints/last.ckpt" in said
     assert ("best.ckpt" in said) is (len(lost) == 1)
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
-
-
-def test_a_run_goes_on_from_its_best_checkpoint(shards: Path, tmp_path: Path, finished: Path, capsys) -> None:
-    run_dir = shutil.copytree(finished, tmp_path / "run")
-    (run_dir / "checkpoints" / "last.ckpt").unlink()
-    arguments = fit_arguments(shards, run_dir, "--trainer.max_steps=22", "--ckpt_path=best")
-    assert run(arguments) == 0
-    assert last_checkpoint(run_dir)["global_step"] == 22
-    (run_dir / "checkpoints" / "best.ckpt").unlink()
-    capsys.readouterr()
-    assert main(arguments) == 2
-    assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in capsys.readouterr().err
+    best = fit_arguments(shards, run_dir, "--trainer.max_steps=22", "--ckpt_path=best")
+    if len(lost) == 1:
+        assert run(best) == 0
+        assert last_checkpoint(run_dir)["global_step"] == 22
+    else:
+        assert main(best) == 2
+        assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in capsys.readouterr().err
 
 
 def test_each_launch_is_in_the_record_and_in_comparisons(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -113,7 +113,6 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 @pytest.mark.parametrize(
     ("trainer", "last"),
     [
-        ({"max_steps": 6}, "step 6/6"),
         ({"max_steps": 3, "accumulate_grad_batches": 4}, "step 3/3"),  # micro-batches are no steps
         ({"max_epochs": 2}, "step 6/6"),  # without max_steps the epochs say how many
     ],

@@ -129,12 +129,10 @@ MUON_LR = ("--model.optimizer=anlit.MuonAdamW", "--model.optimizer.embedding_lr=
 CLIPPED = ("--model.qk_norm=false", "--model.qk_clip=0.002")
 GATED = ("--model.attention_gate=per_head",)
 VARIANTS = {
-    "sgd": ("AnGPT", "fsdp2", *SGD),
     "muon": ("AnGPT", "fsdp2", *MUON_LR),
     "muon_ngpt": ("NGPT", "fsdp3", *MUON_LR),  # rows that three ranks share unevenly
     "learned_globally": ("GPT", "fsdp2", "--model.attention=ScaleInvariant", "--model.attention.learned=globally"),
     "learned_per_head": ("AnGPT", "fsdp2", "--model.attention=ScaleInvariant", "--model.attention.learned=per_head"),
-    "qk_clip": ("GPT", "fsdp2", *CLIPPED),
     "shared_keys": ("NGPT", "fsdp2", "--model.n_heads=4", "--model.n_kv_heads=1", "--model.d_head=12"),
     "qk_clip_shared_keys": ("AnGPT", "fsdp2", *CLIPPED, "--model.n_heads=4", "--model.n_kv_heads=2"),
     "muon_tied": ("GPT", "fsdp2", *MUON_LR, "--model.tie_embeddings=true", "--model.runtime.meta_init=true"),

@@ -68,6 +68,7 @@ YARN = {"factor": 4.0, "training_length": 8, "fraction": 1.0}
     ([NGPT, AnGPT], {"tie_embeddings": True}, r"tie_embeddings is for GPT\+ only, because the h of nGPT and anGPT"),
     ([GPT], {"d_head": 4, "positions": DynamicNTK()}, r"fraction=0\.5 of d_head=4 rotates 2 .*even .* at least 4"),
     *(([GPT], {"d_head": d, "positions": PRoPE()}, rf"PRoPE.*multiple of 4 and at least 8, not {d}") for d in (4, 10)),
+    ([GPT], {"vocab_size": None}, "vocab_size is not given"),
     ([NGPT], {"positions": YaRN(**YARN)}, r"attention_factor=1\.13863 has no effect .*: set attention_factor: 1, or"),
 ])  # fmt: skip
 def test_a_setting_that_cannot_work_is_refused_with_the_fix(architectures, settings, sentence) -> None:
