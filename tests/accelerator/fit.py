@@ -9,6 +9,7 @@ import tempfile
 import traceback
 import warnings
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +62,11 @@ class Waits(TorchDispatchMode):
         self.seen[self.step].append(f"{what}: {callers}")
 
 
-class EnoughError(Exception):
-    """The last step was seen; what follows would write numbers, which there are none of."""
-
-
-class Steps(L.Callback):
-    """Tells `waits` which optimizer step is under way."""
-
-    def __init__(self, waits: Waits) -> None:
-        self.waits = waits
-
-    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        self.waits.step = trainer.global_step + 1
-        if self.waits.step == LAST_STEP:
-            raise EnoughError
+def count(waits: Waits, trainer: L.Trainer, *_: Any) -> None:
+    """Tell `waits` which step is under way; the last ends the run, as what follows would write numbers."""
+    waits.step = trainer.global_step + 1
+    if waits.step == LAST_STEP:
+        raise StopAsyncIteration
 
 
 class Batches(list[Batch]):
@@ -114,9 +106,9 @@ def make_fake() -> None:
 def main(architectures: list[str]) -> None:
     warnings.simplefilter("ignore")
     device = register()
-    models = {architecture: tiny(getattr(anlit, architecture)) for architecture in architectures}
+    models = {name: tiny(getattr(anlit, name)) for name in architectures}
     make_fake()
-    print(json.dumps({architecture: waits_of(model, device) for architecture, model in models.items()}))
+    print(json.dumps({name: waits_of(model, device) for name, model in models.items()}))
 
 
 def waits_of(model: L.LightningModule, device: torch.device) -> dict[int, list[str]]:
@@ -127,14 +119,15 @@ def waits_of(model: L.LightningModule, device: torch.device) -> dict[int, list[s
         batch = Batch(*(torch.empty(BATCH, LENGTH, dtype=torch.int64) for _ in range(4)), torch.empty(9).int(), LENGTH)
         callbacks = [
             *(kind() for kind in (ours.StopOnNonFinite, ours.Throughput, ours.NormMonitor, ours.RandomState)),
-            ours.BestCheckpoint(run_dir), ours.LastCheckpoint(run_dir), Steps(waits),
+            ours.BestCheckpoint(run_dir), ours.LastCheckpoint(run_dir), 
+            L.pytorch.callbacks.LambdaCallback(on_train_batch_start=partial(count, waits)),
         ]  # fmt: skip
         trainer = L.Trainer(
             max_steps=LAST_STEP, strategy=OnDevice(device, NoCPU()), devices=1, gradient_clip_val=1.0,
             accumulate_grad_batches=MICRO_BATCHES, log_every_n_steps=LOGGED_EVERY, logger=CSVLogger(run_dir),
             callbacks=callbacks, enable_model_summary=False,
         )  # fmt: skip
-        with contextlib.suppress(EnoughError):
+        with contextlib.suppress(StopAsyncIteration):
             trainer.fit(model, Batches([batch] * MICRO_BATCHES * LAST_STEP))
             raise AssertionError(f"the run ended before step {LAST_STEP}")
     return waits.seen
