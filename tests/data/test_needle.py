@@ -1,7 +1,6 @@
 """The needle task: what its samples say, two disjoint sets of numbers, the loss mask, the order, resuming, refusals."""
 
 import re
-import shutil
 from collections.abc import Iterable
 from hashlib import sha256
 from itertools import islice
@@ -18,7 +17,7 @@ from anlit.data.needle import CITIES, CLOSE, FACTOR, MODULUS, Haystack, draw_pai
 from anlit.errors import UserError
 from anlit.targets import IGNORED
 from tests.data.modules import blocks_of, ready
-from tests.data.prepared import END, random_tokens, write_prepared
+from tests.data.prepared import random_tokens, write_prepared
 
 LENGTH = 160
 
@@ -51,18 +50,6 @@ def test_a_sample_has_the_needle_at_its_depth_and_the_question_at_the_end(haysta
         assert i not in (0, 39) or sample.depth == i / 39
 
 
-def test_the_needle_goes_to_the_end_of_a_line_or_sentence_nearby(haystack: Haystack) -> None:
-    encode, n = haystack._encode, len(haystack._encode("a b c d e f g h i j\n"))
-    for first, then, place in (
-        ("a b c d e f g h i j\n", "k l m n o p q r s t", n),
-        ("a b c d e f g h i j.", " k l m n o p q r s t", n),
-        ("a b c d e f g h i j.", "k l m n o p q r s t u", n + 1),  # no sentence ends in j.k
-    ):
-        text = np.concatenate([encode(first), encode(then)])
-        assert haystack._place(text, (n + 1) / len(text)) == place
-        assert haystack._place(text, 0.75) == round(0.75 * len(text))  # too far
-
-
 def test_training_and_evaluation_share_no_pair() -> None:
     for held_out in (False, True):
         state = np.random.RandomState(0)
@@ -71,19 +58,6 @@ def test_training_and_evaluation_share_no_pair() -> None:
         assert {city for city, _ in pairs} == set(CITIES)
         assert {number % 10 for _, number in pairs} == set(range(10))
         assert all(1_000_000 <= number <= 9_999_999 for _, number in pairs)
-
-
-def test_the_text_is_of_all_sources_with_blank_lines_between_documents(tmp_path: Path, tiny_shards: str) -> None:
-    tokens = {f"{split}/{name}": random_tokens(200, ord(name)) for split in ("train", "val") for name in "abc"}
-    write_prepared(tmp_path / "subsets", tokens)
-    shutil.copy(Path(tiny_shards, "tokenizer.json"), tmp_path / "subsets")
-    haystack = Haystack(TokenShards(str(tmp_path / "subsets")), "val")
-    blank_line = haystack.blank_line.tolist()
-    assert haystack.tokenizer.decode(blank_line) == "\n\n"
-    joined = np.concatenate([tokens[f"val/{name}"] for name in "abc"]).tolist()
-    for start, count in ((0, 600), (150, 300), (250, 50)):
-        expected = [part for token in joined[start:] for part in (blank_line if token == END else [token])]
-        assert haystack._text(start, count).tolist() == expected[:count]
 
 
 def test_lengths_that_cannot_be(haystack: Haystack) -> None:

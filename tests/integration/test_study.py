@@ -27,10 +27,9 @@ def write_study(folder: Path, shards: Path) -> None:
     data = {"class_path": "anlit.TokenShards", "init_args": {"path": str(shards), "batch_size": 4}}
     common = {"model": {"init_args": MODEL}, "data": data, "trainer": TRAINER, "checkpoint_every_n_steps": 5}
     tune = {"model.init_args.schedule.warmup": [0.0, 0.2]}
-    arms = {name: {"configs": [f"{name}.yaml"], "tune": tune} for name in ("GPT", "AnGPT")}
+    arms = {name: {"configs": [f"paper/{name.lower()}.yaml"], "tune": tune} for name in ("GPT", "AnGPT")}
     study = {"baseline": "GPT", "arms": arms, "shared": {"configs": ["common.yaml"]}, "seeds": [1, 2]}
-    models = {name: {"model": {"class_path": f"anlit.{name}"}} for name in arms}
-    for name, content in {"common": common, "study": study, **models}.items():
+    for name, content in {"common": common, "study": study}.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import anlit
-from anlit.reporting.provenance import git_state, versions
+from anlit.reporting.provenance import git_state
 
 
 def test_commit_and_changes_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +22,3 @@ def test_commit_and_changes_of_the_package(tmp_path: Path, monkeypatch: pytest.M
     state = git_state()
     assert state is not None
     assert (len(state["commit"]), state["dirty"]) == (40, True)
-
-
-def test_versions_of_what_is_installed_and_of_nothing_else() -> None:
-    assert {"python", "torch", "lightning", "litdata"} <= versions().keys()
-    assert all(versions().values())
