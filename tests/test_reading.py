@@ -16,7 +16,6 @@ from tests.checkpoints.foreign import trained
 NINE_TIMES = {b: f"[{', '.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)}
 BOMBS = {
     "aliases": "a: &a [x]\n" + "".join(f"{b}: &{b} {nine}\n" for b, nine in NINE_TIMES.items()),
-    "merged": "a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{<<: {nine}}}\n" for b, nine in NINE_TIMES.items()),
     "nested": "[" * 60_000 + "]" * 60_000,
     "itself": "a: &a [*a]\n",
     "chained": "a0: &a0 [1]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}]\n" for i in range(300)),
@@ -34,7 +33,7 @@ DAMAGED = {
         "json": "[1, 2]\n3, 4\n", "word": f"{HEADER}1,8,low\n", "field": f"{HEADER}1,{FIELD},2\n",
         "wide": f"{HEADER}1,2,3,4\n", "quoted": f'{HEADER}"1,2,3\n',
     },
-    "config.yaml": {name: BOMBS[name] for name in ("merged", "nul")},
+    "config.yaml": {name: BOMBS[name] for name in ("chained", "nul")},
 }  # fmt: skip
 
 
@@ -120,6 +119,11 @@ def test_what_is_no_file_is_not_read(make, run: Path, trained_run: Path, tmp_pat
         ["import", path, "--output", tmp_path / "imported"],
     ):
         assert str(path) in one_sentence(capsys, *command)
+
+
+def test_merges_of_merges_do_not_multiply() -> None:
+    merges = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{<<: {nine}}}\n" for b, nine in NINE_TIMES.items())
+    assert parse_yaml(merges) == {key: {"x": 1} for key in "abcdefghi"}
 
 
 @pytest.mark.parametrize("kind", BOMBS)
