@@ -50,7 +50,8 @@ def show(results: StudyResults, console: SafeConsole | None = None) -> None:
     console = console or terminal()
     speeds: dict[str, str] = {}  # over the baseline of the first comparison that has the arm
     for comparison in (comparison for _, comparison in results.comparisons if comparison is not None):
-        speeds = {result.label: result.speedup.words for result in comparison.results} | speeds
+        ended = (result for result in comparison.results if not result.group.unfinished)
+        speeds = {result.label: result.speedup.words for result in ended} | speeds
     head, rows = ["arm", "setting", "seeds", "final loss", *(["speed-up in tokens"] if speeds else [])], []
     for point in results.points():
         setting = results.selected[point.arm.name].words or "as configured"

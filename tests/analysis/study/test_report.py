@@ -22,6 +22,7 @@ from anlit.analysis.study.report import show, write
 from anlit.analysis.study.results import StudyResults, results_of
 from anlit.commands.study import main
 from anlit.errors import UserError
+from anlit.reporting.files import write_json
 from anlit.reporting.text import minus
 
 from .conftest import write_configs, write_study
@@ -158,6 +159,17 @@ def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Pa
     edge = "lr 0.1 is the smallest of 3"
     assert f"note: gpt: {edge}" in printed
     assert edge in write(results(study)).with_suffix(".md").read_text(), "a report without the section tuning"
+
+
+def test_the_printed_table_has_no_speed_up_of_an_arm_that_has_not_ended(folder: Path) -> None:
+    arms = {name: {"title": name, "configs": [f"{name}.yaml"]} for name in ("gpt", "angpt")}
+    study = trained(folder, lambda *_: 3.0, arms=arms, sections=["convergence"])
+    for file in folder.glob("out/angpt*/run.json"):
+        write_json(file, json.loads(file.read_text()) | {"status": "interrupted"})
+    console = Console(width=80, record=True)
+    show(results(study), console)
+    (angpt,) = (line.split() for line in console.export_text().splitlines() if line.startswith("angpt "))
+    assert angpt == ["angpt", "as", "configured", "0", "–", "–"]
 
 
 SIZES = {"d": {d: {"model.init_args.d_model": d} for d in (64, 128, 256)}}
