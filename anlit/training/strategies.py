@@ -148,7 +148,7 @@ class FullySharded(ModelParallelStrategy):
             raise DamagedError(problem)
 
     def _load_parts(self, path: Path, saved: list[dict[str, Any]], optimizers: list[Optimizer]) -> None:
-        """Read this rank's rows into the tensors of the model and of empty optimizer dcp_state."""
+        """Read this rank's rows into the tensors of the model and of empty optimizer states."""
         model: Any = self.model
         tensors: dict[str, Tensor] = {}
         weights = self._without_shared(dcp_state.get_model_state_dict(model))
