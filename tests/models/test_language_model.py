@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins import HalfPrecision, MixedPrecision
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -57,9 +58,11 @@ def test_bfloat16_alone_trains_as_float32_does(architecture: Any) -> None:
     assert losses == pytest.approx(expected, rel=0.03)
 
 
-def test_float16_alone_is_refused() -> None:
-    with pytest.raises(UserError, match=r"precision=16-true .*: set bf16-mixed, 16-mixed or 32-true"):
-        trained(GPT, "16-true")
+@pytest.mark.parametrize("plugin", [MixedPrecision("16-mixed", "cpu"), HalfPrecision("16-true")])
+def test_float16_is_refused(plugin: Any) -> None:
+    """Of `precision: 16-mixed` Lightning makes bf16-mixed where there is no GPU."""
+    with pytest.raises(UserError, match=rf"precision={plugin.precision} .*: set bf16-mixed or 32-true"):
+        fit(tiny(GPT), 1, plugins=[plugin])
 
 
 @architectures
