@@ -138,6 +138,12 @@ class FitCommand(ConfigurationParser):
         progress = [] if is_silent else [RunProgress()]
         if self.subcommand == "fit":
             kwargs["default_root_dir"] = run_dir
+            of_real_runs = [
+                RunRecord(run_dir),
+                BestCheckpoint(run_dir),
+                LastCheckpoint(run_dir, self.setting("checkpoint_every_n_steps")),
+                WholeSteps(),
+            ]
             callbacks = [
                 *callbacks,
                 *([] if configured(LossGuard) else [StopOnNonFinite()]),
@@ -147,10 +153,7 @@ class FitCommand(ConfigurationParser):
                 NormMonitor(),
                 RandomState(),
                 MetricsOnResume(),
-                RunRecord(run_dir),
-                BestCheckpoint(run_dir),
-                LastCheckpoint(run_dir, self.setting("checkpoint_every_n_steps")),
-                WholeSteps(),
+                *([] if trainer.get("fast_dev_run") else of_real_runs),  # a dev run writes nothing
                 refusals,
             ]
             if logger is not False:

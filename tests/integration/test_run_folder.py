@@ -65,6 +65,14 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
         assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in capsys.readouterr().err
 
 
+def test_a_dev_run_leaves_its_folder_to_a_run(shards: Path, tmp_path: Path) -> None:
+    """It is one batch, also where a step has two."""
+    dev = fit_arguments(shards, tmp_path, "--trainer.fast_dev_run=true", "--trainer.accumulate_grad_batches=2")
+    assert main(dev) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [".fit.lock"]
+    assert main(fit_arguments(shards, tmp_path, "--trainer.max_steps=1")) == 0
+
+
 def test_each_launch_is_in_the_record_and_in_comparisons(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     """Begun at one commit, continued twice at another; a launch that finds nothing to do is none."""
     run_dir = tmp_path / "runs" / "run"
