@@ -157,8 +157,13 @@ class LanguageModel(L.LightningModule):
         except ValueError as error:
             raise UserError(f"model.optimizer: {error}") from error
         self._configured_groups = continuing.group_settings(optimizer)
-        n_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else int(self.trainer.estimated_stepping_batches)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, n_steps))
+        n_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else self.trainer.estimated_stepping_batches
+        if n_steps == math.inf:
+            raise UserError(
+                "trainer.max_steps=-1 leaves the run without a number of steps, which the schedule needs: "
+                "set trainer.max_steps or trainer.max_epochs, also beside trainer.max_time"
+            )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, int(n_steps)))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(

@@ -32,6 +32,11 @@ def test_the_rate_peaks_after_warm_up_and_ends_at_final(accumulate: int) -> None
     assert (max(rates), rates[-1]) == pytest.approx((0.5, 0.05))
 
 
+def test_a_schedule_without_an_end_is_refused() -> None:
+    with pytest.raises(UserError, match=r"max_steps=-1 .*: set trainer\.max_steps or trainer\.max_epochs"):
+        fit(tiny(GPT), max_steps=-1, loader=batches(4, 16), max_time="00:00:10:00")
+
+
 @pytest.mark.parametrize(("second", "mean"), [(4.0, 2.0), (math.nan, math.nan)])
 def test_the_validation_loss_is_a_mean_over_targets_and_not_over_batches(second: float, mean: float) -> None:
     """Of NaN too: torchmetrics would by default leave the batch out of the mean, and so flatter the model."""
