@@ -229,6 +229,7 @@ class LanguageModel(L.LightningModule):
                 f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
             )
         checkpoint["callbacks"] = continuing.without_paths(checkpoint.get("callbacks", {}))  # read after this
+        checkpoint["callbacks"].pop("Timer", None)  # max_time is that of a launch, or no later one would train
         self.family = record.get("family")
         data = self._data()
         then, now = record["data"], data.fingerprint if data is not None else None
