@@ -67,6 +67,20 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
         assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in capsys.readouterr().err
 
 
+def test_a_moved_run_goes_on_where_it_lies(shards: Path, tmp_path: Path, finished: Path, capsys) -> None:
+    """Its config.yaml has the place where it lay. A new run, with another folder, may begin with that file."""
+    moved, config = tmp_path / "moved", tmp_path / "moved" / "config.yaml"
+    shutil.copytree(finished, moved)
+    config.write_text(config.read_text().replace(str(finished), str(tmp_path / "left")))
+    more = ["fit", f"--config={config}", "--ckpt_path=last", "--trainer.max_steps=21"]
+    assert main(more) == 2
+    assert f"ckpt_path=last finds no checkpoints/last.ckpt in run_dir={tmp_path}/left" in capsys.readouterr().err
+    assert not (tmp_path / "left").exists()
+    for name, steps in (("moved", 21), ("new", 1)):
+        assert main([*more, f"--trainer.max_steps={steps}", f"--run_dir={tmp_path / name}"]) == 0
+        assert last_checkpoint(tmp_path / name)["global_step"] == steps
+
+
 def test_a_dev_run_leaves_its_folder_to_a_run(shards: Path, tmp_path: Path) -> None:
     """It is one batch, also where a step has two."""
     dev = fit_arguments(shards, tmp_path, "--trainer.fast_dev_run=true", "--trainer.accumulate_grad_batches=2")
