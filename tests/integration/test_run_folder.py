@@ -67,6 +67,23 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
         assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in capsys.readouterr().err
 
 
+def test_each_launch_is_in_the_record_and_in_comparisons(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    """Begun at one commit, continued twice at another; a launch that finds nothing to do is none."""
+    run_dir = tmp_path / "runs" / "run"
+    for commit, steps in (("a" * 40, 5), ("b" * 40, 9), ("b" * 40, 12), ("c" * 40, 12)):
+        state = {"commit": commit, "dirty": False}
+        monkeypatch.setattr("anlit.training.callbacks.run_record.git_state", lambda state=state: state)
+        assert main(fit_arguments(shards, run_dir, f"--trainer.max_steps={steps}", "--ckpt_path=last")) == 0
+    launches = json.loads((run_dir / "run.json").read_text())["launches"]
+    assert [(launch["step"], launch["git"]["commit"][0]) for launch in launches] == [(0, "a"), (5, "b"), (9, "b")]
+    assert all({"started", "command", "versions", "hardware"} <= launch.keys() for launch in launches)
+    shutil.copytree(run_dir, tmp_path / "runs" / "other")
+    given = ["compare", str(tmp_path / "runs"), "--baseline", "anGPT, plain", "--output", str(tmp_path / "out")]
+    assert main(given) == 0
+    assert "aaaaaaaaaa and bbbbbbbbbb" in (tmp_path / "out" / "report.md").read_text()
+    assert "different commits of the code" in capsys.readouterr().out
+
+
 def test_a_moved_run_goes_on_where_it_lies(shards: Path, tmp_path: Path, finished: Path, capsys) -> None:
     """Its config.yaml has the place where it lay. A new run, with another folder, may begin with that file."""
     moved, config = tmp_path / "moved", tmp_path / "moved" / "config.yaml"
@@ -102,20 +119,3 @@ def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(shards: Path, tmp
         status = json.loads((tmp_path / "run.json").read_text())["status"]
         ends.append((status, last_checkpoint(tmp_path)["global_step"]))
     assert ends == [("interrupted", 6), ("interrupted", 12), ("finished", 16)]
-
-
-def test_each_launch_is_in_the_record_and_in_comparisons(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    """Begun at one commit, continued twice at another; a launch that finds nothing to do is none."""
-    run_dir = tmp_path / "runs" / "run"
-    for commit, steps in (("a" * 40, 5), ("b" * 40, 9), ("b" * 40, 12), ("c" * 40, 12)):
-        state = {"commit": commit, "dirty": False}
-        monkeypatch.setattr("anlit.training.callbacks.run_record.git_state", lambda state=state: state)
-        assert main(fit_arguments(shards, run_dir, f"--trainer.max_steps={steps}", "--ckpt_path=last")) == 0
-    launches = json.loads((run_dir / "run.json").read_text())["launches"]
-    assert [(launch["step"], launch["git"]["commit"][0]) for launch in launches] == [(0, "a"), (5, "b"), (9, "b")]
-    assert all({"started", "command", "versions", "hardware"} <= launch.keys() for launch in launches)
-    shutil.copytree(run_dir, tmp_path / "runs" / "other")
-    given = ["compare", str(tmp_path / "runs"), "--baseline", "anGPT, plain", "--output", str(tmp_path / "out")]
-    assert main(given) == 0
-    assert "aaaaaaaaaa and bbbbbbbbbb" in (tmp_path / "out" / "report.md").read_text()
-    assert "different commits of the code" in capsys.readouterr().out
