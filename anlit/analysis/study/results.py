@@ -51,7 +51,7 @@ def tune(study: Study, output: Path) -> list[Tuning]:
             runs = [
                 load_run(folder) for folder, state in zip(folders, states, strict=True) if state.status == "finished"
             ]
-            ends = [float(curve.loss[-1]) for run in runs if len(curve := run.curve.finite())]
+            ends = [run.final_loss for run in runs if len(run.curve)]
             points.append(GridPoint(setting, sum(ends) / len(ends) if len(ends) == len(folders) else math.inf, states))
         tunings.append(Tuning(arm, sorted(points, key=lambda point: point.loss)))
     return tunings
