@@ -142,6 +142,11 @@ class Run:
         """Comparable, and finished as far as is known."""
         return self.comparable and self.status in ("finished", "unknown")
 
+    @property
+    def lost(self) -> bool:
+        """Ended without a final loss: it failed, diverged or never validated. A run that may go on is not lost."""
+        return self.diverged or (not self.complete and self.status not in ("running", "interrupted"))
+
 
 def commit_label(launch: dict[str, Any]) -> str | None:
     """The short commit of a launch, with `+dirty` if the tree had uncommitted changes; None if not recorded."""

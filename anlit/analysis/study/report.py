@@ -14,7 +14,7 @@ import numpy as np
 from anlit.analysis.comparison import Comparison, compare_groups, record_runs
 from anlit.analysis.comparison_report import section, sources
 from anlit.analysis.plots import plot_convergence
-from anlit.analysis.statistics import Summary, mean_sd
+from anlit.analysis.statistics import mean_sd
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.loss_gap import loss_gap, onset
 from anlit.analysis.study.plan import Study, merged
@@ -55,7 +55,8 @@ def show(results: StudyResults, console: SafeConsole | None = None) -> None:
     head, rows = ["arm", "setting", "seeds", "final loss", *(["speed-up in tokens"] if speeds else [])], []
     for point in results.points():
         setting = results.selected[point.arm.name].words or "as configured"
-        cells = [point.arm.title, setting, str(len(point.losses)), mean_sd(Summary(point.losses), 4)]
+        seeds = str(len(point.losses)) + f" of {len(point.summary.values)}" * bool(point.failed)
+        cells = [point.arm.title, setting, seeds, mean_sd(point.summary, 4)]
         rows.append([*cells, *([speeds.get(point.arm.title, NONE)] if speeds else [])])
     if rows:
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
@@ -239,7 +240,8 @@ def _compare(folder: Path, number: int, recorded: dict[str, Any], record: dict[s
     for label in (group["label"] for group in recorded["groups"]):
         # The label of a run is that of the first comparison that has it. One that counts nowhere is in the group of
         # its settings, which notes that it is left out.
-        settings = next(learned_settings(run) for name, run in runs.items() if measured[name]["counted_in"] == label)
+        settings = next(learned_settings(run) for name, run in runs.items()
+                        if measured[name]["counted_in"] == label and run.comparable)  # fmt: skip
         own = (run for name, run in runs.items() if measured[name]["counted_in"] == label
                or (measured[name]["counted_in"] is None and learned_settings(run) == settings))  # fmt: skip
         groups.append(Group(label, tuple(own), settings))

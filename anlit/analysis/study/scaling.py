@@ -114,8 +114,9 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
         for loss in point.losses if "parameters" in point.values else ():
             row = point.number("parameters"), point.number("tokens"), loss
             rows.setdefault(results.study.title_of(point.arm.base), []).append(row)
+    failed = sum(point.failed for point in results.points())
     runs = {title: np.array(own).T for title, own in rows.items()}
-    fitted, notes = {}, []
+    fitted, notes = {}, [f"- {failed} runs failed and are in no law."] * bool(failed)
     for title, own in runs.items():
         try:
             fitted[title] = fit(own, options.get("resamples", 100))

@@ -20,6 +20,7 @@ from anlit.analysis.study import loss_gap, trend
 from anlit.analysis.study.plan import Study, read_study
 from anlit.analysis.study.report import show, write
 from anlit.analysis.study.results import StudyResults, results_of
+from anlit.analysis.study.state import note_end, note_start
 from anlit.commands.study import main
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
@@ -95,6 +96,38 @@ def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Page) -> 
     shown = minus(f"{fmean(ours) - fmean(theirs):+.4f} ({low:+.4f} … {high:+.4f})")
     p = f"p = {test.pvalue:.4f}"
     assert f", {shown} from the baseline: significant by the paired t-test, n = 3, {p}, Holm {p}; speed-up" in page.text
+
+
+@pytest.mark.parametrize("ending", ["failed", "diverged", "killed"])
+def test_a_seed_that_is_lost_counts_and_is_named(folder: Path, ending: str) -> None:
+    """And the comparison is recomputed so; a killed run may have no config.yaml, and cannot say that it failed."""
+
+    def loss(run, *given):
+        gone = (run.arm.base, run.seed.name) == ("angpt", "seed=2")
+        return {"failed": math.nan, "diverged": math.inf}.get(ending, 3.0) if gone else final(run, *given)
+
+    section = {"loss_gap": {"baseline": "gpt", "each": "d"}}
+    vary = {"vary": {"d": {64: {"model.init_args.d_model": 64}}}, "configs": ["common.yaml"]}
+    sections = ["convergence", {"trend": {"over": "d"}}, section]
+    study = trained(folder, loss, arms=TWO, shared=vary, baseline="gpt_d=64", sections=sections)
+    (gone,) = folder.glob("out/angpt*seed=2*")
+    if ending == "killed":
+        (gone / "config.yaml").unlink()
+        (gone / "run.json").write_text('{"status": "running"}')
+        note_start(gone, "local")
+        note_end(gone, -9)
+    page = report(study)
+    row = page.row("anGPT", 11)
+    assert (row[1], row[3], row[7]) == ("2 of 3", "2 of 3 seeds", "2 of 3 seeds")
+    assert f"LOST {gone.name} (failed" in page.text.replace("\\", "")
+    assert "has a loss on 2 of 3 seeds only; speed-up 2 of 3 seeds in tokens" in page.text
+    assert ["anGPT", "64", "2 of 3 seeds"] in page.rows, "the trend"
+    assert page.row("64", 7)[3:] == ["2 of 3", "3.5067 ± 0.0208", "2 of 3 seeds", "2 of 3 seeds"], "the gap"
+    console = Console(width=80, record=True)
+    show(results(study), console)
+    assert "2 of 3" in console.export_text()
+    assert main(["--recompute", "out"]) == 0
+    assert Page(page.path).row("anGPT", 11) == row
 
 
 def test_tuning_names_the_best_the_failed_and_the_edges(page: Page) -> None:
@@ -246,7 +279,7 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, d
     assert early[3:6] == ["2", "4.0150 ± 0.0071", minus(f"-0.4000 ({low:+.4f} … {high:+.4f})")]
     assert float(early[6].split()[0]) > 1
     assert (late[5][:7], late[6]) == ("+0.1500", "not reached")
-    assert unpaired[3:6] == ["1", "4.0100", minus("-0.1000")], "only the seeds that both have"
+    assert unpaired[3:] == ["1 of 2", "4.0150 ± 0.0071", "1 of 2 seeds", "1 of 2 seeds"], "a failed run counts"
 
 
 def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
