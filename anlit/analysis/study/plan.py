@@ -7,6 +7,7 @@ with the lowest validation loss is measured on the seeds. The name of a run's fo
 import hashlib
 import itertools
 import json
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -260,10 +261,15 @@ def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> t
 
 
 def _refuse_unfair(study: Study) -> None:
-    """Raises a UserError if nothing would be run, a setting would be ignored, a seed both tunes and measures, or grids
-    have different sizes without `equal_tuning: false`.
+    """Raises a UserError if two arms have one name or title, nothing would be run, a setting would be ignored, a seed
+    both tunes and measures, or grids have different sizes without `equal_tuning: false`.
     """
     path, seeds, tuning_seeds = study.path, study.seeds, study.tuning_seeds
+    bases = dict.fromkeys(arm.base for arm in study.arms)
+    for own in ([arm.name for arm in study.arms], [arm.title for arm in study.arms], [*map(study.title_of, bases)]):
+        if twice := [each for each, count in Counter(own).items() if count > 1]:
+            raise UserError(f"{path} has two arms with the name or title '{twice[0]}', which a report would mix up: "
+                            "give each its own")  # fmt: skip
     seeded = {key for seed in (*seeds, *tuning_seeds) for key in seed.settings}
     for arm in study.arms:  # a seed's settings win over an arm's
         for key in sorted(seeded & {*arm.settings, *(key for point in arm.points for key in point.settings)}):

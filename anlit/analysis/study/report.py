@@ -237,7 +237,10 @@ def _compare(folder: Path, number: int, recorded: dict[str, Any], record: dict[s
         curve = Curve(*(np.array(run["curve"][key], dtype=np.float64) for key in ("tokens", "seconds", "loss")))
         config, own_record = (merged(record["shared"][part], run[part]) for part in ("config", "record"))
         runs[name] = Run(Path(name), config, own_record, curve, run["bits_per_byte"])
-    for label in (group["label"] for group in recorded["groups"]):
+    labels = [group["label"] for group in recorded["groups"]]
+    if len({*labels}) < len(labels):
+        raise ValueError(f"of {labels} two are the same")
+    for label in labels:
         # The label of a run is that of the first comparison that has it. One that counts nowhere is in the group of
         # its settings, which notes that it is left out.
         settings = next(learned_settings(run) for name, run in runs.items()

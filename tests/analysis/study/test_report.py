@@ -168,6 +168,10 @@ def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_pat
     assert again["groups"][1]["speedup_tokens"]["values"] == pytest.approx(expected, rel=1e-5)
     assert (folder / "report.md").read_text() == text
     assert (folder / "1-convergence.png").is_file()
+    compared["groups"][1]["label"] = compared["groups"][0]["label"]
+    write_json(folder / "report.json", record)
+    with pytest.raises(UserError, match="two are the same"):
+        main(["--recompute", str(folder)])
     with pytest.raises(UserError, match="the folder of a study"):
         main(["--recompute", str(tmp_path)])
 
