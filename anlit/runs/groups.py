@@ -39,9 +39,13 @@ class Group:
 
     @property
     def counted(self) -> tuple[Run, ...]:
-        """The runs behind every number: the complete ones, or, if there is none, those that can be compared so far."""
-        complete = tuple(run for run in self.runs if run.complete)
-        return complete or tuple(run for run in self.runs if run.comparable)
+        """The runs behind every number: the complete ones, or, if there is none, those that can be compared so far.
+
+        Of runs with the same seeds and the same curve only the first counts: the others are copies of it.
+        """
+        runs = [run for run in self.runs if run.complete] or [run for run in self.runs if run.comparable]
+        one = {(run.seeds, run.curve.tokens.tobytes(), run.curve.loss.tobytes()): run for run in runs[::-1]}
+        return tuple(run for run in runs if run in one.values())
 
     @property
     def lost(self) -> tuple[Run, ...]:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,20 @@ def test_the_baseline_is_named_or_the_gpt_group_of_lowest_loss(make_run, runs, t
     assert any("UNFINISHED" in note for note in report.notes)
     with pytest.raises(UserError, match="more than one"):
         compare([runs], str(tmp_path / "o"), baseline="GPT+")
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_a_run_given_twice_counts_once(make_run, runs, tmp_path):
+    """By another path, by a link, and as a copy; a second run with the seed counts, and is noted."""
+    shutil.copytree(f"{runs}/angpt2", tmp_path / "runs" / "copy")
+    (tmp_path / "link").symlink_to(f"{runs}/angpt1")
+    given = [runs, f"{runs}/../runs/angpt1", str(tmp_path / "link")]
+    report = compare(given, str(tmp_path / "o"))
+    assert len(report.results[1].speedup.values) == len(report.results[1].final_loss.values) == 2
+    assert "anGPT, plain: 2 of 3 runs are counted; left out: 1 copied from another run." in report.notes
+    make_run("again", SLOWER, ANGPT, seed=2)
+    report = compare(given, str(tmp_path / "o"))
+    assert any("seed 2 occurs more than once" in note for note in report.notes)
 
 
 @pytest.mark.usefixtures("no_plot")
