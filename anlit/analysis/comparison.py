@@ -171,10 +171,13 @@ def compare_groups(
     return Comparison(output, command, tuple(results), tuple(runs), notes, steps, plot)
 
 
-def record_runs(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """The runs of comparisons for `write_json`: what all their files say once, and what each says beside it."""
-    runs = {str(run.folder): (run, comparison.label_of(run)) for comparison in comparisons[::-1]
-            for run in comparison.runs}  # fmt: skip
+def record_runs(comparisons: Sequence[Comparison], others: Sequence[Run] = ()) -> dict[str, Any]:
+    """The runs of comparisons, and others, for `write_json`: what all their files say once, and what each says beside
+    it.
+    """
+    runs: dict[str, tuple[Run, str | None]] = {str(run.folder): (run, None) for run in others}
+    runs |= {str(run.folder): (run, comparison.label_of(run)) for comparison in comparisons[::-1]
+             for run in comparison.runs}  # fmt: skip
     shared = {name: reduce(_common, [getattr(run, name) for run, _ in runs.values()] or [{}])
               for name in ("config", "record")}  # fmt: skip
     return {

@@ -77,6 +77,8 @@ def _within(group: Group) -> Iterator[str]:
         low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in groups)
         yield (f"{group.label}: TWO GROUPS of final losses, {low} and {high}; the mean lies between them and says "
                "nothing.")  # fmt: skip
+    if len(data := sorted({run.content_hash[:12] for run in group.counted if run.content_hash})) > 1:
+        yield f"{group.label}: its runs were trained on DIFFERENT DATA, content {' and '.join(data)}."
     seeds = Counter(run.seed for run in group.counted)
     if twice := ", ".join(str(seed) for seed, count in seeds.items() if count > 1):
         yield f"{group.label}: seed {twice} occurs more than once, so its runs are not independent."

@@ -95,7 +95,7 @@ def parser() -> ToolParser:
         "--reuse",
         **folders,
         default=[],
-        help="folders of studies, whose finished runs with equal settings are taken over",
+        help="folders of studies, or of their report.json, whose finished runs with equal settings are taken over",
     )
     add("--recompute", **folders, help="compute the comparisons in these folders' report.json again from their curves")
     add("--jobs", type=at_least(1), default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")

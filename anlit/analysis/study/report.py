@@ -17,21 +17,20 @@ from anlit.analysis.plots import plot_convergence
 from anlit.analysis.statistics import mean_sd
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.loss_gap import loss_gap, onset
-from anlit.analysis.study.plan import Study, merged
+from anlit.analysis.study.plan import Study
+from anlit.analysis.study.record import ADVICE, REPORT, read_record
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.scaling import scaling
 from anlit.analysis.study.trend import trend
 from anlit.errors import UserError
-from anlit.reading import read_json
 from anlit.reporting.files import jsonable, write_json, write_text
 from anlit.reporting.page import listed, write_page
 from anlit.reporting.table import NONE, SafeConsole, Table, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, without_control_codes
-from anlit.runs.folders import Curve, Run
+from anlit.runs.folders import Run
 from anlit.runs.groups import Group, learned_settings
 
-SCHEMA = {"comparisons": [dict], "measured": dict, "shared": {"config": dict, "record": dict}}
 STATES = {"finished": "finished", "failed": "failed", "interrupted": "under way or interrupted", "pending": "pending"}
 DIGITS = 6
 """Significant digits of a recorded number."""
@@ -84,7 +83,9 @@ def _paragraphs(results: StudyResults) -> list[str]:
 
 
 def _raw(results: StudyResults) -> dict[str, Any]:
-    """The numbers behind the report; a comparison names its runs by their folders, as keys of `measured`."""
+    """The numbers behind the report; a comparison names its runs by their folders, as keys of `measured`, which holds
+    the runs that tuned too, so that a study goes on from its record.
+    """
     study, comparisons = results.study, [comparison for _, comparison in results.comparisons if comparison is not None]
     return {
         "title": study.title, "path": study.path, "budget": study.budget, "command": results.command,
@@ -94,7 +95,7 @@ def _raw(results: StudyResults) -> dict[str, Any]:
         "points": [{"arm": point.arm.name, "values": point.values, "losses": point.losses, "failed": point.failed}
                    for point in results.points()],
         "comparisons": [comparison.raw() for comparison in comparisons],
-        **record_runs(comparisons),
+        **record_runs(comparisons, [run for *_, run in results.runs if run is not None]),
         "runs": [{"name": trial.name, "status": state.status, "reason": state.reason}
                  for trial, state, _ in results.runs],
     }  # fmt: skip
@@ -209,13 +210,13 @@ SECTIONS: dict[str, Callable[[StudyResults, dict[str, Any]], list[str]]] = {
 
 def recompute(folder: Path) -> list[Comparison]:
     """The comparisons recorded in `folder`, computed again and written; UserError without a whole report.json."""
-    path, page = folder / "report.json", folder / "report.md"
-    record = read_json(path, SCHEMA, "give the folder of a study's report")
+    (record, runs), path, page = read_record(folder), folder / REPORT, folder / "report.md"
     try:
-        comparisons = [_compare(folder, n, recorded, record) for n, recorded in enumerate(record["comparisons"], 1)]
+        comparisons = [_compare(folder, n, own, record, runs) for n, own in enumerate(record["comparisons"], 1)]
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise UserError(f"{path} is no report of a study ({error}): give the folder of one") from error
-    record |= {"comparisons": [comparison.raw() for comparison in comparisons], **record_runs(comparisons)}
+        raise UserError(f"{path} is no report of a study ({error}): {ADVICE}") from error
+    every = record_runs(comparisons, [*runs.values()])
+    record |= {"comparisons": [comparison.raw() for comparison in comparisons], **every}
     write_json(path, jsonable(record, DIGITS), indent=None)
     if page.is_file():
         sections = page.read_text(encoding="utf-8").split("\n## ")
@@ -230,13 +231,10 @@ def recompute(folder: Path) -> list[Comparison]:
     return comparisons
 
 
-def _compare(folder: Path, number: int, recorded: dict[str, Any], record: dict[str, Any]) -> Comparison:
-    measured, runs, groups = record["measured"], {}, []
-    for name in recorded["runs"]:
-        run = measured[name]
-        curve = Curve(*(np.array(run["curve"][key], dtype=np.float64) for key in ("tokens", "seconds", "loss")))
-        config, own_record = (merged(record["shared"][part], run[part]) for part in ("config", "record"))
-        runs[name] = Run(Path(name), config, own_record, curve, run["bits_per_byte"])
+def _compare(
+    folder: Path, number: int, recorded: dict[str, Any], record: dict[str, Any], every: dict[str, Run]
+) -> Comparison:
+    measured, runs, groups = record["measured"], {name: every[name] for name in recorded["runs"]}, []
     labels = [group["label"] for group in recorded["groups"]]
     if len({*labels}) < len(labels):
         raise ValueError(f"of {labels} two are the same")
