@@ -64,14 +64,15 @@ def of_seeds(values: Sequence[float | None], none: str = NONE) -> str:
 
 
 class Interval(NamedTuple):
-    """A median, or another estimate, with an interval of at least 95 % confidence."""
+    """A median, or another estimate, with an interval of at least 95 % confidence, NaN where there is none."""
 
     median: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} … {self.high:.2f})"
+        interval = "" if math.isnan(self.low) else f" ({self.low:.2f} … {self.high:.2f})"
+        return f"{self.median:.2f}{interval}"
 
 
 def median_with_interval(values: Sequence[float]) -> Interval:
@@ -200,9 +201,11 @@ class SpeedUp:
         )
 
     def over(self, time: Interval) -> Interval | None:
-        """The mean over the `time` of a token, with the interval of both; None without a mean."""
+        """The mean over the `time` of a token, with the interval of both, none for one pair; None without a mean."""
         if self.mean is None:
             return None
+        if len(self.values) < 2:  # the seeds' share of it is not known, and the larger one
+            return Interval(self.mean / time.median, math.nan, math.nan)
         tokens = Interval(self.mean, self.test.low, self.test.high) if self.test else Interval(*[self.mean] * 3)
         return product(tokens, Interval(1 / time.median, 1 / time.high, 1 / time.low))
 

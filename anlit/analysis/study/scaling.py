@@ -143,8 +143,8 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
         *parts,
         "![loss over compute](scaling.png)",
         "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: extrapolated**, as is "
-        f"where no run is near the best split of N and D. *{UNDETERMINED.capitalize()}*: an interval of a or b ends at a "
-        f"limit of the fit, {BOUNDS[0][3]:g} or {BOUNDS[1][3]:g}.",
+        f"where no run is near the best split of N and D. *{UNDETERMINED.capitalize()}*: an interval of a or b ends at "
+        f"a limit of the fit, {BOUNDS[0][3]:g} or {BOUNDS[1][3]:g}.",
         markdown_table(["", *exponents(next(iter(fitted.values()))), "runs"], [
             [title, *_cells(laws), str(runs[title].shape[1])] for title, laws in fitted.items()
         ]),
