@@ -112,7 +112,10 @@ def check_study(study: Study) -> None:
 
     require_sections(study)
     for name, template in (study.content.get("after") or {}).items():
-        program, command, *_ = [*shlex.split(str(template)), "", ""]
+        try:
+            program, command, *_ = [*shlex.split(template or ""), "", ""]
+        except ValueError as error:
+            raise UserError(f"after of {study.path} has {name}: {template}, which is no command ({error})") from error
         if program != "anlit" or command not in COMMANDS:
             raise UserError(f"after of {study.path} has {name}: {template}, which is no command of anlit's: give one "
                             "such as `anlit lengths {runs} --output {output}`")  # fmt: skip

@@ -17,7 +17,7 @@ from anlit.analysis.plots import plot_convergence
 from anlit.analysis.statistics import mean_sd
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.loss_gap import loss_gap, onset
-from anlit.analysis.study.plan import Study
+from anlit.analysis.study.plan import Study, require
 from anlit.analysis.study.record import ADVICE, REPORT, read_record
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.scaling import scaling
@@ -117,25 +117,22 @@ def _progress(results: StudyResults) -> str:
 
 def _sections(results: StudyResults) -> list[str]:
     """All sections of the study's YAML in Markdown; UserError if a section or an option is not known."""
-    parts = []
     require_sections(results.study)
-    for name, options in results.study.sections:
-        try:
-            parts += SECTIONS[name](results, options)
-        except KeyError as error:
-            raise UserError(f"the section '{name}' of {results.study.path} needs the option {error}") from error
-    return parts
+    return [part for name, options in results.study.sections for part in SECTIONS[name][0](results, options)]
 
 
 def require_sections(study: Study) -> None:
-    """Raises a UserError if a section, or an arm that one names, is not known."""
+    """Raises a UserError if a section, an option of it, or an arm that one names, is not known or not given."""
     known = dict.fromkeys(name for arm in study.arms for name in (arm.base, arm.name))
     for name, options in study.sections:
         if name not in SECTIONS:
             raise UserError(f"{study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
+        where, (_, needed, optional) = f"the section '{name}' of {study.path}", SECTIONS[name]
+        require(where, options, needed | optional, known=True)
+        require(where, options, needed, complete=True)
         for arm in (*(options.get("arms") or ()), *([options["baseline"]] if "baseline" in options else ())):
             if arm not in known:
-                raise UserError(f"the section '{name}' of {study.path} names the arm '{arm}', which is none of "
+                raise UserError(f"{where} names the arm '{arm}', which is none of "
                                 + ", ".join(known))  # fmt: skip
 
 
@@ -202,10 +199,14 @@ def _loss(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else NONE
 
 
-SECTIONS: dict[str, Callable[[StudyResults, dict[str, Any]], list[str]]] = {
-    "convergence": _convergence, "tuning": _tuning, "trend": trend, "loss_gap": loss_gap, "scaling": scaling,
-    "onset": onset, "dynamics": dynamics, "embed": _embed,
+NUMBER = (int, float)
+SECTIONS: dict[str, tuple[Callable[[StudyResults, dict[str, Any]], list[str]], dict[str, Any], dict[str, Any]]] = {
+    "convergence": (_convergence, {}, {}), "tuning": (_tuning, {}, {}), "dynamics": (dynamics, {}, {"arms": [str]}),
+    "trend": (trend, {"over": str}, {"value": str, "arms": [str]}), "scaling": (scaling, {}, {"resamples": int}),
+    "loss_gap": (loss_gap, {"baseline": str, "each": str}, {"over": str}), "embed": (_embed, {"name": str}, {}),
+    "onset": (onset, {"loss": NUMBER, "after": NUMBER, "baseline": str}, {}),
 }  # fmt: skip
+"""Name → function, the options that it needs, and those that it may have."""
 
 
 def recompute(folder: Path) -> list[Comparison]:

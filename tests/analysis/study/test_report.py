@@ -305,7 +305,10 @@ def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("section", "words"), [
-    ({"loss_gap": {"baseline": "gpt"}}, "needs the option 'each'"),
+    ({"loss_gap": {"baseline": "gpt"}}, "the section 'loss_gap' of study.yaml is not .*: each is missing"),
+    ({"loss_gap": {"baseline": "gpt", "each": "lr", "arms": []}}, "has the unknown key 'arms': the known ones are"),
+    ({"onset": {"loss": "4.3", "after": 1, "baseline": "gpt"}}, "loss is str in place of int or float"),
+    ({"tuning": 3}, "the section 'tuning' of study.yaml is not .* is int in place of dict"),
     ({"loss_gap": {"baseline": "other", "each": "lr"}}, "names the arm 'other', which is none of gpt, angpt"),
     ({"loss_gap": {"baseline": "gpt", "each": "size"}}, "each 'size': choose one of none"),
     ({"dynamics": {"arms": ["gpt", "bert"]}}, "names the arm 'bert', which is none of gpt, angpt"),
