@@ -34,7 +34,7 @@ from anlit.runs.groups import Group, learned_settings
 STATES = {"finished": "finished", "failed": "failed", "interrupted": "under way or interrupted", "pending": "pending"}
 DIGITS = 6
 """Significant digits of a recorded number."""
-NOT_COMPARED = "no run can be compared, see Failures."
+NOT_COMPARED, WAITS = "no run can be compared, see Failures.", "waits for "
 
 
 def write(results: StudyResults) -> Path:
@@ -107,8 +107,10 @@ def _progress(results: StudyResults) -> str:
     counts = ", ".join(f"{states[name]} {words}" for name, words in STATES.items() if states[name])
     measured = f"Each arm is measured on {seeds} seed{'s' * (seeds > 1)}."
     sentences = [f"{len(results.runs)} runs: {counts}.", measured if seeds else "Tuning only, nothing is measured."]
-    if left := [arm.title for arm in results.study.arms if arm.name not in results.selected]:
-        sentences.append(f"Their tuning has not ended, or failed everywhere: {'; '.join(left)}.")
+    if left := [f"{arm.title} ({waits})" for arm in results.study.arms if (waits := results.waits_for(arm))]:
+        sentences.append(f"NOT ENDED: {'; '.join(left)}.")
+    if failed := [tuning.arm.title for tuning in results.tunings if tuning.has_ended and tuning.best is None]:
+        sentences.append(f"Their tuning failed everywhere: {'; '.join(failed)}.")
     ends = [float(run.curve.seconds[-1]) for *_, run in results.runs if run is not None and len(run.curve)]
     if hours := np.nansum(ends) / 3600:
         sentences.append(f"{hours:.2f} hours of training in all.")
@@ -139,10 +141,13 @@ def require_sections(study: Study) -> None:
 def _convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
     parts: list[str] = []
     for number, (planned, comparison) in enumerate(results.comparisons):
+        waits = {arm: results.waits_for(arm) for arm in planned.arms}
+        missing = [f"- {arm.title}: {f'{WAITS}{waits[arm]}.' if waits[arm] else NOT_COMPARED}" for arm in planned.arms
+                   if waits[arm] or results.group(arm) is None]  # fmt: skip
         if comparison is None:
-            parts += [f"## {planned.title}", f"The baseline, {planned.baseline.title}, has no finished run yet."]
+            yet = f"The baseline, {planned.baseline.title}, has no finished run yet, so nothing is compared."
+            parts += [f"## {planned.title}", yet, "\n".join(missing)]
             continue
-        missing = [f"- {arm.title}: {NOT_COMPARED}" for arm in planned.arms if results.group(arm) is None]
         parts += [f"## {planned.title}", *_compared(comparison, missing, explained=number > 0)]
     return parts
 
@@ -166,11 +171,11 @@ def _tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
         best, second, *_ = tuning.points
         states = [state for point in tuning.points for state in point.states]
         done, failed = sum(state.has_ended for state in states), sum(state.status == "failed" for state in states)
-        known = best.loss < math.inf
-        rows.append([
-            tuning.arm.title, f"{done} of {len(states)}", str(failed), best.setting.words if known else NONE,
-            _loss(best.loss), _loss(second.loss), "; ".join(tuning.edges) or ("inside the grid" if known else NONE),
-        ])  # fmt: skip
+        known = tuning.best is not None
+        found = best.setting.words if known else NONE if best.loss == math.inf else f"so far {best.setting.words}"
+        edge = "; ".join(tuning.edges) or ("inside the grid" if known else NONE)
+        rows.append([tuning.arm.title, f"{done} of {len(states)}", str(failed), found, _loss(best.loss),
+                     _loss(second.loss), edge])  # fmt: skip
         for point in tuning.points:
             words = ", ".join(literal(f"{state.status} {state.reason}".strip()) for state in point.states)
             settings.append([tuning.arm.title, point.setting.words, _loss(point.loss), words])
@@ -225,7 +230,7 @@ def recompute(folder: Path) -> list[Comparison]:
             for place, old in enumerate(sections):
                 if f"({comparison.plot.name})" in old:
                     title, *lines = old.splitlines()
-                    missing = [line for line in lines if line.endswith(NOT_COMPARED)]  # of arms that are not recorded
+                    missing = [line for line in lines if line.endswith(NOT_COMPARED) or f": {WAITS}" in line]
                     parts = [title, *_compared(comparison, missing, explained=number > 0)]
                     sections[place] = "\n\n".join(filter(None, parts)) + "\n"
         write_text(page, "\n## ".join(sections).rstrip("\n") + "\n")

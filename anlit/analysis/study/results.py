@@ -31,15 +31,19 @@ class Tuning(NamedTuple):
     points: list[GridPoint]
 
     @property
+    def has_ended(self) -> bool:
+        """All its runs have; until then no point is the best."""
+        return all(state.has_ended for point in self.points for state in point.states)
+
+    @property
     def edges(self) -> list[str]:
         """Settings whose best value is at an end of the grid."""
-        return edges_of(self.arm.points, self.points[0].setting) if self.points[0].loss < math.inf else []
+        return edges_of(self.arm.points, self.best) if self.best is not None else []
 
     @property
     def best(self) -> Setting | None:
         """The setting to measure; None until all runs have ended, or if each point failed."""
-        ended = all(state.has_ended for point in self.points for state in point.states)
-        return self.points[0].setting if ended and self.points[0].loss < math.inf else None
+        return self.points[0].setting if self.has_ended and self.points[0].loss < math.inf else None
 
 
 def tune(study: Study, output: Path) -> list[Tuning]:
@@ -123,6 +127,12 @@ class StudyResults:
         """The arm's runs on the seeds that measure, whatever their state."""
         names = {trial.name for trial in self.study.measured_runs(self.selected) if trial.arm is arm}
         return tuple(run for trial, _, run in self.runs if run is not None and trial.name in names)
+
+    def waits_for(self, arm: Arm) -> str:
+        """What of an arm has not ended: `its tuning`, or the seeds that measure, such as `seed=2, seed=3`."""
+        if any(tuning.arm is arm and not tuning.has_ended for tuning in self.tunings):
+            return "its tuning"
+        return ", ".join(trial.seed.name for trial, state, _ in self.runs if trial.arm is arm and not state.has_ended)
 
     def group(self, arm: Arm) -> Group | None:
         """The measured runs as one group; None if none can be compared yet."""

@@ -130,6 +130,23 @@ def test_a_seed_that_is_lost_counts_and_is_named(folder: Path, ending: str) -> N
     assert Page(page.path).row("anGPT", 11) == row
 
 
+def test_a_report_of_half_a_study_shows_what_has_ended_and_names_what_has_not(folder: Path) -> None:
+    """In the midst of tuning no point is the best yet."""
+    study = trained(folder)
+    shutil.rmtree(next(folder.glob("out/gpt*seed=3*")))
+    text = report(study).text
+    assert "NOT ENDED: GPT+ (seed=3)." in text
+    assert "\n- GPT+: waits for seed=3." in text
+    assert main(["--recompute", "out"]) == 0
+    assert "\n- GPT+: waits for seed=3." in (folder / "out" / "report.md").read_text()
+    for done in folder.glob("out/gpt_lr=0.4*seed=0*"):
+        shutil.rmtree(done)
+    page = report(study)
+    assert page.row("GPT+", 7) == ["GPT+", "2 of 3", "1", "so far lr=0.2", "3.4000", "–", "–"]
+    assert "NOT ENDED: GPT+ (its tuning)." in page.text
+    assert "The baseline, GPT+, has no finished run yet, so nothing is compared.\n\n- GPT+: waits for its" in page.text
+
+
 def test_tuning_names_the_best_the_failed_and_the_edges(page: Page) -> None:
     tuned = {row[0]: row for row in page.rows if row[1:2] == ["3 of 3"]}
     assert tuned["GPT+"][1:] == ["3 of 3", "1", "lr=0.2", "3.4000", "3.6000", "inside the grid"]
