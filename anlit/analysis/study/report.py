@@ -206,10 +206,12 @@ def _loss(value: float) -> str:
 
 NUMBER = (int, float)
 SECTIONS: dict[str, tuple[Callable[[StudyResults, dict[str, Any]], list[str]], dict[str, Any], dict[str, Any]]] = {
-    "convergence": (_convergence, {}, {}), "tuning": (_tuning, {}, {}), "dynamics": (dynamics, {}, {"arms": [str]}),
-    "trend": (trend, {"over": str}, {"value": str, "arms": [str]}), "scaling": (scaling, {}, {"resamples": int}),
-    "loss_gap": (loss_gap, {"baseline": str, "each": str}, {"over": str}), "embed": (_embed, {"name": str}, {}),
+    "convergence": (_convergence, {}, {}), "tuning": (_tuning, {}, {}),
+    "trend": (trend, {"over": str}, {"value": str, "arms": [str]}),
+    "loss_gap": (loss_gap, {"baseline": str, "each": str}, {"over": str}),
+    "scaling": (scaling, {}, {"resamples": int}),
     "onset": (onset, {"loss": NUMBER, "after": NUMBER, "baseline": str}, {}),
+    "dynamics": (dynamics, {}, {"arms": [str]}), "embed": (_embed, {"name": str}, {}),
 }  # fmt: skip
 """Name → function, the options that it needs, and those that it may have."""
 
