@@ -1,8 +1,9 @@
 """Reads small text files that may be damaged or foreign: JSON, YAML and CSV of runs, studies and reports.
 
 Each is read with bounds on its size, its depth and what its aliases expand to, and checked against a schema, so a
-reader after it meets no surprise. A schema is a type, a tuple of types, `[schema]` for a list of such values, or
-`{key: schema}` for a mapping; a mapping may lack a key or hold null, and may have more keys.
+reader after it meets no surprise. A schema is a type, a tuple of types, `[schema]` for a list of such values,
+`{key: schema}` for a mapping, or `{str: schema}` for one whose keys are any strings; a mapping may lack a key or hold
+null, and may have more keys.
 """
 
 import csv
@@ -138,7 +139,9 @@ def check(value: Any, schema: Any, name: str = "", complete: bool = False) -> No
         for item in value:
             check(item, schema[0], f"an entry of {name or 'its content'}", complete)
     if isinstance(schema, dict):
-        for key, part in schema.items():
+        if str in schema and (others := [key for key in value if not isinstance(key, str)]):
+            raise ValueError(f"{name} has the key {others[0]!r}, which is no string: put it in quotes")
+        for key, part in (dict.fromkeys(value, schema[str]) if str in schema else schema).items():
             inner = f"{name}.{key}".removeprefix(".")
             if value.get(key) is not None:
                 check(value[key], part, inner, complete)

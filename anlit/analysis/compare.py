@@ -1,5 +1,6 @@
 """`anlit compare`: groups runs by configuration, finds the baseline, writes picture, report and raw numbers."""
 
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,6 +84,6 @@ def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[s
     standard = [group for group in groups if group.architecture == STANDARD]
     if not standard:
         raise UserError(f"No {STANDARD} run to compare with: name the baseline with --baseline, one of {labels}.")
-    best = min(standard, key=lambda group: (group.unfinished, Summary(group.final_losses()).mean))
+    best = min(standard, key=lambda group: (group.unfinished, Summary(group.final_losses()).mean or math.inf))
     note = f"Baseline: of {len(standard)} {STANDARD} groups, {best.label!r} has the lowest mean final loss."
     return best, [note] * (len(standard) > 1)

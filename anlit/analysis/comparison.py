@@ -78,11 +78,12 @@ class Result:
 
     @property
     def summaries(self) -> dict[str, Summary]:
-        """What is known of each counted run at its last validation: losses, training tokens and training seconds."""
-        runs = self.group.counted
+        """What is known of each run at its last validation: losses, None for a lost run, and of those that are counted
+        training tokens and training seconds."""
+        runs, lost = self.group.counted, [None for _ in self.group.lost]
         seconds = [float(run.curve.seconds[-1]) for run in runs]
         return {
-            "final_loss": self.final_loss, "bits_per_byte": Summary([run.bits_per_byte for run in runs]),
+            "final_loss": self.final_loss, "bits_per_byte": Summary([*(run.bits_per_byte for run in runs), *lost]),
             "tokens": Summary([float(run.curve.tokens[-1]) for run in runs]),
             "seconds": Summary([value if math.isfinite(value) else None for value in seconds]),
         }  # fmt: skip
@@ -92,7 +93,7 @@ class Result:
         first, *_ = self.group.counted
         return {
             "label": self.label, "architecture": first.architecture, "attention": first.attention,
-            "seeds": [run.seed for run in self.group.counted], "unfinished": self.group.unfinished,
+            "seeds": [run.seed for run in (*self.group.counted, *self.group.lost)], "unfinished": self.group.unfinished,
             "parameters": first.parameters,
             **{name: {"mean": each.mean, "sd": each.sd, "values": each.values}
                for name, each in self.summaries.items()},
@@ -127,7 +128,8 @@ class Comparison:
 
     def label_of(self, run: Run) -> str | None:
         """Label of the group whose numbers include `run`."""
-        return next((result.label for result in self.results if run in result.group.counted), None)
+        groups = (result.group for result in self.results)
+        return next((group.label for group in groups if run in (*group.counted, *group.lost)), None)
 
     def raw(self) -> dict[str, Any]:
         """Everything that it says, for `write_json`; its runs by their folders."""
@@ -169,10 +171,13 @@ def compare_groups(
     return Comparison(output, command, tuple(results), tuple(runs), notes, steps, plot)
 
 
-def record_runs(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """The runs of comparisons for `write_json`: what all their files say once, and what each says beside it."""
-    runs = {str(run.folder): (run, comparison.label_of(run)) for comparison in comparisons[::-1]
-            for run in comparison.runs}  # fmt: skip
+def record_runs(comparisons: Sequence[Comparison], others: Sequence[Run] = ()) -> dict[str, Any]:
+    """The runs of comparisons, and others, for `write_json`: what all their files say once, and what each says beside
+    it.
+    """
+    runs: dict[str, tuple[Run, str | None]] = {str(run.folder): (run, None) for run in others}
+    runs |= {str(run.folder): (run, comparison.label_of(run)) for comparison in comparisons[::-1]
+             for run in comparison.runs}  # fmt: skip
     shared = {name: reduce(_common, [getattr(run, name) for run, _ in runs.values()] or [{}])
               for name in ("config", "record")}  # fmt: skip
     return {

@@ -48,7 +48,8 @@ def show(comparison: Comparison) -> None:
 
 def _finding(result: Result) -> str:
     """The difference of a configuration's loss, its speed-up, and how certain they are."""
-    words = f"**{literal(result.label)}** ends at {mean_sd(result.final_loss, 4)} nats per token"
+    loss, label = mean_sd(result.final_loss, 4), f"**{literal(result.label)}**"
+    words = f"{label} ends at {loss} nats per token" if result.final_loss.mean else f"{label} has a loss on {loss} only"
     if (test := result.loss) is not None and result.p_holm is not None:
         sure = "significant" if result.p_holm < LEAST_P else "not significant"
         difference = minus(f"{test.difference:+.4f} ({test.low:+.4f} … {test.high:+.4f})")
@@ -63,7 +64,7 @@ def _cells(result: Result) -> dict[str, str]:
     """The values of a configuration, by the columns of the table."""
     group, speedup, summaries = result.group, result.speedup, result.summaries
     return {
-        "seeds": str(len(group.counted)),
+        "seeds": str(len(group.counted)) + f" of {len(result.final_loss.values)}" * bool(group.lost),
         "parameters": f"{group.counted[0].parameters:,}" if group.counted[0].parameters else NONE,
         "validation loss": mean_sd(result.final_loss, 4),
         "bits per byte": mean_sd(summaries["bits_per_byte"], 4),

@@ -58,22 +58,27 @@ def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
 
 def _states(group: Group) -> Iterator[str]:
     """Whether the numbers of a group do not come from all its runs, or from unfinished ones."""
-    states = Counter(run.state for run in group.runs if run not in group.counted)
+    states = Counter("copied from another run" if run.complete or (group.unfinished and run.comparable) else run.state
+                     for run in group.runs if run not in group.counted)  # fmt: skip
     others = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     if not group.counted:
         yield f"{group.label}: not counted, because none of its runs can be compared ({others})."
     elif others:
         yield f"{group.label}: {len(group.counted)} of {len(group.runs)} runs are counted; left out: {others}."
+    if group.counted and (lost := ", ".join(f"{run.folder.name} ({run.state})" for run in group.lost)):
+        yield f"{group.label}: LOST {lost}; a lost run counts as a seed, so there is no mean loss, test or speed-up."
     if group.counted and group.unfinished:
         yield f"{group.label}: UNFINISHED, its final loss is the last one so far."
 
 
 def _within(group: Group) -> Iterator[str]:
     """Differences between the runs of a group."""
-    if groups := parted(group.final_losses()):
+    if groups := parted([run.final_loss for run in group.counted]):
         low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in groups)
         yield (f"{group.label}: TWO GROUPS of final losses, {low} and {high}; the mean lies between them and says "
                "nothing.")  # fmt: skip
+    if len(data := sorted({run.content_hash[:12] for run in group.counted if run.content_hash})) > 1:
+        yield f"{group.label}: its runs were trained on DIFFERENT DATA, content {' and '.join(data)}."
     seeds = Counter(run.seed for run in group.counted)
     if twice := ", ".join(str(seed) for seed, count in seeds.items() if count > 1):
         yield f"{group.label}: seed {twice} occurs more than once, so its runs are not independent."
@@ -85,7 +90,7 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
     """Differences from the baseline in seeds, in what is learned, for how long and by how large a model."""
     if not speedup.paired:
         yield f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's mean curve."
-    elif (pairs := len(speedup.values)) < max(len(group.counted), len(baseline.counted)):
+    elif (pairs := len(speedup.values)) < max(len(each.final_losses()) for each in (group, baseline)):
         yield f"{group.label}: its speed-up is of the {pairs} seeds that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():

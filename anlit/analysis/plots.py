@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from anlit.analysis.comparison import Comparison, Result, seconds_per_token
+from anlit.analysis.statistics import mean_sd
 from anlit.reporting.figure import BASELINE_LINE, INK, TEXT, line_styles, save, style
 
 LATE, TALLEST = 0.2, 2.5
@@ -75,7 +76,7 @@ def _limits(results: tuple[Result, ...]) -> tuple[float, float]:
 
 
 def _legend(result: Result, is_baseline: bool) -> str:
-    loss, seeds = result.final_loss, len(result.group.counted)
-    spread = f" ± {loss.sd:.4f} ({seeds} seeds)" if loss.sd is not None else " (1 seed)"
+    loss, n = result.final_loss, len(result.group.counted)
+    seeds = f" ({n} seed{'s' * (n > 1)})" if loss.mean is not None else ""
     speedup = "" if is_baseline else f", speed-up in tokens {result.speedup.words}"
-    return f"{result.label}: {loss.mean:.4f}{spread}{speedup}{', unfinished' * result.group.unfinished}"
+    return f"{result.label}: {mean_sd(loss, 4)}{seeds}{speedup}{', unfinished' * result.group.unfinished}"

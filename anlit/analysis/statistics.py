@@ -25,8 +25,10 @@ CONFIDENCE = 0.95
 NO_SPREAD = 1e-9
 """Values with a smaller relative spread differ by rounding only, which no test can judge."""
 LOG_TEST = "t-test of the logarithm"
-SeededCurves = Sequence[tuple[Hashable, Curve]]
-"""Seeds and validation curve (without NaN) of each run of a configuration."""
+SeededCurves = Sequence[tuple[Hashable, Curve | None]]
+"""Seeds and validation curve (without NaN) of each run of a configuration; None for a run that failed."""
+Losses = Mapping[Hashable, float | None]
+"""Final loss by seed; None for a run that failed."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +49,30 @@ class Summary:
 
 
 def mean_sd(summary: Summary, digits: int) -> str:
-    """`3.2101 ± 0.0042`; without ± for one seed, – without a mean, words if it is not finite."""
+    """`3.2101 ± 0.0042`; without ± for one seed, `of_seeds` without a mean, words if it is not finite."""
     if summary.mean is None:
-        return NONE
+        return of_seeds(summary.values)
     if not math.isfinite(summary.mean):
         return "not finite"
     return f"{summary.mean:,.{digits}f}" + (f" ± {summary.sd:,.{digits}f}" if summary.sd is not None else "")
 
 
+def of_seeds(values: Sequence[float | None], none: str = NONE) -> str:
+    """`2 of 3 seeds`, those that have a value; `none` if none has one."""
+    known = sum(value is not None for value in values)
+    return f"{known} of {len(values)} seeds" if known else none
+
+
 class Interval(NamedTuple):
-    """A median, or another estimate, with an interval of at least 95 % confidence."""
+    """A median, or another estimate, with an interval of at least 95 % confidence, NaN where there is none."""
 
     median: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} … {self.high:.2f})"
+        interval = "" if math.isnan(self.low) else f" ({self.low:.2f} … {self.high:.2f})"
+        return f"{self.median:.2f}{interval}"
 
 
 def median_with_interval(values: Sequence[float]) -> Interval:
@@ -106,14 +115,16 @@ class Test:
     p: float
 
 
-def difference(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float]) -> Test | None:
-    """Ours minus theirs, values by seed: a paired t-test where both have the same seeds, Welch's t-test otherwise.
+def difference(ours: Losses, theirs: Losses) -> Test | None:
+    """Ours minus theirs: a paired t-test where both have the same seeds, Welch's t-test otherwise.
 
-    None with fewer than two seeds, or without any spread.
+    None with fewer than two seeds, without any spread, or if a run failed: nothing holds of the others alone.
     """
-    a, b = np.array(list(ours.values())), np.array(list(theirs.values()))
+    if None in {*ours.values(), *theirs.values()}:
+        return None
+    a, b = np.array(list(ours.values()), float), np.array(list(theirs.values()), float)
     if set(ours) == set(theirs):
-        return _one_sample(a - np.array([theirs[seed] for seed in ours]), "paired t-test")
+        return _one_sample(a - np.array([theirs[seed] for seed in ours], float), "paired t-test")
     if min(len(a), len(b)) < 2 or max(np.ptp(a), np.ptp(b)) < NO_SPREAD * abs(a.mean()):
         return None
     v, w = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
@@ -121,12 +132,18 @@ def difference(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float])
     return _t_test("Welch's t-test", (len(a), len(b)), a.mean() - b.mean(), math.sqrt(v + w), freedom)
 
 
-def mean_difference(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float], form: str) -> str:
+def differences(ours: Losses, theirs: Losses) -> list[float | None]:
+    """Ours minus theirs for each seed that both have; None if one of the two failed."""
+    pairs = [(value, theirs[seed]) for seed, value in ours.items() if seed in theirs]
+    return [None if a is None or b is None else a - b for a, b in pairs]
+
+
+def mean_difference(ours: Losses, theirs: Losses, form: str) -> str:
     """`−0.041 (−0.080 … −0.002)` over the seeds that both have, with the interval of two or more; – without one."""
-    values = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-    if len(values) == 0:
-        return NONE
-    test = _one_sample(values, "paired t-test")
+    pairs = differences(ours, theirs)
+    if not pairs or None in pairs:
+        return of_seeds(pairs)
+    test = _one_sample(values := np.array(pairs, float), "paired t-test")
     return minus(f"{values.mean():{form}}" + (f" ({test.low:{form}} … {test.high:{form}})" if test else ""))
 
 
@@ -161,7 +178,7 @@ class SpeedUp:
     """A speed-up in tokens.
 
     Args:
-        values: One for each pair of seeds, None where the run never has the loss.
+        values: One for each pair of seeds, None where the run never has the loss, or one of the two failed.
         bound: A run had the loss at its first validation, so the speed-up is at least this.
         paired: The seeds were compared in pairs, not with the baseline's mean curve.
     """
@@ -184,9 +201,11 @@ class SpeedUp:
         )
 
     def over(self, time: Interval) -> Interval | None:
-        """The mean over the `time` of a token, with the interval of both; None without a mean."""
+        """The mean over the `time` of a token, with the interval of both, none for one pair; None without a mean."""
         if self.mean is None:
             return None
+        if len(self.values) < 2:  # the seeds' share of it is not known, and the larger one
+            return Interval(self.mean / time.median, math.nan, math.nan)
         tokens = Interval(self.mean, self.test.low, self.test.high) if self.test else Interval(*[self.mean] * 3)
         return product(tokens, Interval(1 / time.median, 1 / time.high, 1 / time.low))
 
@@ -194,8 +213,7 @@ class SpeedUp:
     def words(self) -> str:
         """`1.40 (1.31 … 1.50)`, `1.40` for one pair, `2 of 3 seeds` or `not reached`."""
         if self.mean is None:
-            reached = sum(value is not None for value in self.values)
-            return f"{reached} of {len(self.values)} seeds" if reached else "not reached"
+            return of_seeds(self.values, "not reached")
         interval = f" ({self.test.low:.2f} … {self.test.high:.2f})" if self.test else ""
         return f"{'≥ ' * self.bound}{self.mean:.2f}{interval}"
 
@@ -214,10 +232,14 @@ def speed_up(baseline: SeededCurves, others: SeededCurves) -> SpeedUp:
     partners = dict(baseline)
     pairs = [(partners[seeds], curve) for seeds, curve in others if seeds in partners]
     if not (paired := bool(pairs)):
-        mean, _ = mean_curve([curve for _, curve in baseline])
-        pairs = [(mean, curve) for _, curve in others]
-    values, bound = [], False
+        known = [curve for _, curve in baseline if curve is not None]
+        pairs = [(mean_curve(known)[0] if len(known) == len(baseline) else None, curve) for _, curve in others]
+    values: list[float | None] = []
+    bound = False
     for ours, theirs in pairs:
+        if ours is None or theirs is None:
+            values.append(None)
+            continue
         target = float(ours.loss[-1])
         cost, own = tokens_to_loss(theirs, target), tokens_to_loss(ours, target)
         values.append(own / cost if own and cost else None)

@@ -95,7 +95,7 @@ def parser() -> ToolParser:
         "--reuse",
         **folders,
         default=[],
-        help="folders of studies, whose finished runs with equal settings are taken over",
+        help="folders of studies, or of their report.json, whose finished runs with equal settings are taken over",
     )
     add("--recompute", **folders, help="compute the comparisons in these folders' report.json again from their curves")
     add("--jobs", type=at_least(1), default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
@@ -112,7 +112,10 @@ def check_study(study: Study) -> None:
 
     require_sections(study)
     for name, template in (study.content.get("after") or {}).items():
-        program, command, *_ = [*shlex.split(str(template)), "", ""]
+        try:
+            program, command, *_ = [*shlex.split(template or ""), "", ""]
+        except ValueError as error:
+            raise UserError(f"after of {study.path} has {name}: {template}, which is no command ({error})") from error
         if program != "anlit" or command not in COMMANDS:
             raise UserError(f"after of {study.path} has {name}: {template}, which is no command of anlit's: give one "
                             "such as `anlit lengths {runs} --output {output}`")  # fmt: skip

@@ -121,21 +121,31 @@ class Run:
         return str(self.record.get("status") or "unknown")
 
     @property
+    def diverged(self) -> bool:
+        """Its last validation loss is NaN or infinite."""
+        return len(self.curve) > 0 and not np.isfinite(self.final_loss)
+
+    @property
     def state(self) -> str:
         """`status` in words for a table, and the reason if the run cannot be compared."""
         if len(self.curve) == 0:
             return f"{self.status}, no validation"
-        return self.status if np.isfinite(self.final_loss) else f"{self.status}, diverged"
+        return f"{self.status}, diverged" if self.diverged else self.status
 
     @property
     def comparable(self) -> bool:
         """Known configuration and a finite last validation loss."""
-        return bool(self.config) and len(self.curve) > 0 and bool(np.isfinite(self.final_loss))
+        return bool(self.config) and len(self.curve) > 0 and not self.diverged
 
     @property
     def complete(self) -> bool:
         """Comparable, and finished as far as is known."""
         return self.comparable and self.status in ("finished", "unknown")
+
+    @property
+    def lost(self) -> bool:
+        """Ended without a final loss: it failed, diverged or never validated. A run that may go on is not lost."""
+        return self.diverged or (not self.complete and self.status not in ("running", "interrupted"))
 
 
 def commit_label(launch: dict[str, Any]) -> str | None:

@@ -39,9 +39,19 @@ class Group:
 
     @property
     def counted(self) -> tuple[Run, ...]:
-        """The runs behind every number: the complete ones, or, if there is none, those that can be compared so far."""
-        complete = tuple(run for run in self.runs if run.complete)
-        return complete or tuple(run for run in self.runs if run.comparable)
+        """The runs behind every number: the complete ones, or, if there is none, those that can be compared so far.
+
+        Of runs with the same seeds and the same curve only the first counts: the others are copies of it.
+        """
+        runs = [run for run in self.runs if run.complete] or [run for run in self.runs if run.comparable]
+        one = {(run.seeds, run.curve.tokens.tobytes(), run.curve.loss.tobytes()): run for run in runs[::-1]}
+        return tuple(run for run in runs if run in one.values())
+
+    @property
+    def lost(self) -> tuple[Run, ...]:
+        """A run for each seed whose runs have all failed or diverged. It counts as a seed, without a loss."""
+        counted = {run.seeds for run in self.counted}
+        return tuple({run.seeds: run for run in self.runs if run.lost and run.seeds not in counted}.values())
 
     @property
     def unfinished(self) -> bool:
@@ -57,21 +67,21 @@ class Group:
         """A hash of the settings, which identifies the configuration in other files."""
         return sha256(json.dumps(self.settings, sort_keys=True, default=str).encode()).hexdigest()
 
-    def final_losses(self) -> list[float]:
-        """Last validation loss of each counted run, nats per token."""
-        return [run.final_loss for run in self.counted]
+    def final_losses(self) -> list[float | None]:
+        """Last validation loss of each counted run, nats per token, and None for each lost one."""
+        return [*(run.final_loss for run in self.counted), *(None for _ in self.lost)]
 
-    def loss_by_seed(self) -> dict[Any, float]:
-        """Final loss by the seeds of model and data order."""
-        return {run.seeds: run.final_loss for run in self.counted}
+    def loss_by_seed(self) -> dict[Any, float | None]:
+        """Final loss by the seeds of model and data order; None for a lost one."""
+        return {run.seeds: run.final_loss for run in self.counted} | {run.seeds: None for run in self.lost}
 
-    def seeded_curves(self) -> list[tuple[Any, Curve]]:
-        """Seeds and curve, without its NaN points, of each counted run."""
-        return [(run.seeds, run.curve.finite()) for run in self.counted]
+    def seeded_curves(self) -> list[tuple[Any, Curve | None]]:
+        """Seeds and curve, without its NaN points, of each counted run, and None in place of a lost one's curve."""
+        return [*((run.seeds, run.curve.finite()) for run in self.counted), *((run.seeds, None) for run in self.lost)]
 
     def mean(self) -> tuple[Curve, NDArray[np.float64]]:
         """`mean_curve` of the counted runs."""
-        return mean_curve([curve for _, curve in self.seeded_curves()])
+        return mean_curve([run.curve.finite() for run in self.counted])
 
 
 def group_runs(runs: list[Run]) -> list[Group]:

@@ -31,7 +31,10 @@ def test_other_seeds_are_compared_by_welch(theirs: list[float]) -> None:
 
 
 def test_nothing_is_claimed_of_one_seed_or_no_spread() -> None:
+    """Nor where a run was lost."""
     one, two, flat = {1: 3.0}, {1: 3.0, 2: 3.1}, {1: 3.0, 2: 3.0}
+    for lost in ({1: 3.2, 2: 3.4, 3: None}, {4: 3.2, 5: 3.4, 6: None}):
+        assert difference(lost, {1: 3.1, 2: 3.5, 3: 3.0}) is difference({1: 3.1, 2: 3.5, 3: 3.0}, lost) is None
     for other in ((one, {1: 3.1}), (one, {2: 3.1, 3: 3.2}), (two, {1: 3.1, 2: 3.2}), (flat, {3: 3.1, 4: 3.1})):
         assert difference(*other) is None
 
@@ -77,6 +80,9 @@ def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
     assert paired.values == (2.0, 2.0)
     missed = speed_up([(1, easy), (2, hard)], [(1, quick_easy), (2, curve((100, 5.0), (200, 3.1)))])
     assert (missed.values, missed.mean, missed.test, missed.words) == ((2.0, None), None, None, "1 of 2 seeds")
+    for lost in (speed_up([(1, easy), (2, None)], [(1, quick_easy), (2, quick_hard)]),
+                 speed_up([(1, easy), (2, hard)], [(1, quick_easy), (2, None)])):  # fmt: skip
+        assert (lost.values, lost.words) == ((2.0, None), "1 of 2 seeds")
     without = speed_up([(1, easy), (2, hard)], [(3, quick_easy), (4, quick_hard)])
     assert (without.paired, without.words) == (False, "1 of 2 seeds"), "the hard one never gets to the mean curve's end"
 

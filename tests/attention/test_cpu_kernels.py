@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("poison")
 BACKENDS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
 WAYS = {
     "eager": (eager, "QUERIES_PER_BLOCK", 16),
+    "eager, in parts": (eager, "SMALLEST_SLICE", 5),
     "sdpa, each document": (sdpa, "SHORTEST_MEAN", 1),
     "sdpa, masked": (sdpa, "SHORTEST_MEAN", 1000),
     "blockwise, recomputed": (blockwise, "KEPT_WEIGHTS", 0),
@@ -70,7 +71,7 @@ def test_a_long_sequence_keeps_no_logits_for_the_backward_pass() -> None:
         q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, length, D, dtype=torch.float32))
         with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
             eager.attend(q, k, v, ScaleInvariant(), packed(1, length, "dense"), 0.0)
-        assert any(x.numel() >= 512 * 512 for x in kept) == is_kept
+        assert any(x.numel() >= 128 * 512 for x in kept) == is_kept  # of the last quarter of the queries
 
 
 def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:

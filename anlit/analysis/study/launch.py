@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from anlit.analysis.study.plan import Trial
+from anlit.analysis.study.record import REPORT, read_record, restore
 from anlit.analysis.study.state import LOG, PREEMPTED, note_end, note_start, read_launches, state_of
 from anlit.errors import UserError
 from anlit.reporting.text import echo
@@ -163,18 +164,25 @@ def _sbatch(*arguments: str) -> str:
 
 def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
     """Give each run that has not begun the finished run with its hash, of settings and configuration files, from one of
-    `studies`, folders of studies. Files become hard links, or copies on another file system.
+    `studies`, folders of studies. Files become hard links, or copies on another file system. Where only the study's
+    report.json is left, the run is restored from it.
     """
     folders = [folder for study in studies for folder in sorted(study.iterdir()) if not folder.name.startswith(PARTIAL)]
     finished = {each.name.rpartition("-")[2]: each for each in folders[::-1] if state_of(each).status == "finished"}
+    recorded = {Path(name).name.rpartition("-")[2]: (each, study) for study in studies if (study / REPORT).is_file()
+                for name, each in read_record(study)[1].items() if each.complete}  # fmt: skip
     for run in runs:
         source, folder = finished.get(run.name.rpartition("-")[2]), output / run.name
-        if source is not None and not folder.exists():
+        known, study = recorded.get(run.name.rpartition("-")[2], (None, None))
+        if (source or known) and not folder.exists():
             partial = output / (PARTIAL + run.name)
             shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(source, partial, symlinks=True, copy_function=_link)
+            if source:
+                shutil.copytree(source, partial, symlinks=True, copy_function=_link)
+            elif known and study:
+                restore(known, partial, study / REPORT)
             partial.rename(folder)  # a kill before it leaves no half of a run
-            echo(f"{run.name}: taken from {source}")
+            echo(f"{run.name}: taken from {source or study / REPORT}")
 
 
 def _link(source: str, target: str) -> None:

@@ -11,7 +11,16 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
-from anlit.analysis.statistics import SpeedUp, Summary, mean_difference, mean_sd, speed_up, tokens_to_loss
+from anlit.analysis.statistics import (
+    Losses,
+    SpeedUp,
+    Summary,
+    differences,
+    mean_difference,
+    mean_sd,
+    speed_up,
+    tokens_to_loss,
+)
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.trend import UNITS, apart, named
 from anlit.errors import UserError
@@ -29,12 +38,24 @@ class Gap(NamedTuple):
     title: str
     x: float
     speedup: SpeedUp
-    ours: dict[Any, float]
-    theirs: dict[Any, float]
+    ours: Losses
+    theirs: Losses
 
     @property
     def differences(self) -> list[float]:
-        return [self.ours[seed] - self.theirs[seed] for seed in self.ours]
+        """One for each seed on which neither run is lost."""
+        return [each for each in differences(self.ours, self.theirs) if each is not None]
+
+    @property
+    def seeds(self) -> str:
+        """`3`, or `2 of 3` where a run is lost."""
+        known = len(self.differences)
+        return str(known) + f" of {len(self.ours)}" * (known < len(self.ours))
+
+    @property
+    def mean(self) -> float:
+        """The mean difference; NaN where a run is lost."""
+        return float(np.mean(self.differences)) if len(self.differences) == len(self.ours) else np.nan
 
 
 def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -49,7 +70,7 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
         return [title, "No pair of runs has finished yet."]
     path = results.output / f"loss_gap-{over}.png"
     draw(gaps, baseline, each, over, path)
-    rows = [[gap.panel, short_number(gap.x), gap.title, str(len(gap.ours)),
+    rows = [[gap.panel, short_number(gap.x), gap.title, gap.seeds,
              mean_sd(Summary([*gap.theirs.values()]), 4), mean_difference(gap.ours, gap.theirs, "+.4f"),
              gap.speedup.words] for gap in gaps]  # fmt: skip
     columns = ("arm", "seeds", "baseline's loss", "minus the baseline's (95 %)", "speed-up, tokens")
@@ -100,7 +121,7 @@ def draw(gaps: list[Gap], baseline: str, each: str, over: str, path: Path) -> No
                 line = [gap for gap in gaps if (gap.panel, gap.title) == (panel, title)]
                 seeds = [(gap.x, each_seed) for gap in line for each_seed in gap.differences]
                 ax.plot(*np.array(seeds).reshape(-1, 2).T, marker, color=colour, markersize=3, alpha=0.6, ls="none")
-                ax.plot([gap.x for gap in line], [np.mean(gap.differences) for gap in line], linestyle=dash,
+                ax.plot([gap.x for gap in line], [gap.mean for gap in line], linestyle=dash,
                         color=colour, linewidth=1.2)  # fmt: skip
             ticks = apart([gap.x for gap in gaps if gap.panel == panel])
             ax.set_xscale("log")
@@ -121,12 +142,12 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """Options: `loss`, the level in nats per token; `after`, a number of tokens; `baseline`, the name of an arm."""
     level, after, baseline = float(options["loss"]), float(options["after"]), options["baseline"]
     arms = {arm.name: arm for arm in results.study.arms}
-    curves = {name: {run.seeds: run.curve.finite() for run in results.measured(arm) if run.complete}
-              for name, arm in arms.items()}  # fmt: skip
-    millions: dict[str, dict[Any, float]] = {name: {} for name in arms}
-    later: dict[str, dict[Any, float]] = {name: {} for name in arms}
+    curves = {name: {run.seeds: run.curve.finite() if run.complete else None for run in results.measured(arm)
+                     if run.complete or run.lost} for name, arm in arms.items()}  # fmt: skip
+    millions: dict[str, dict[Any, float | None]] = {name: {} for name in arms}
+    later: dict[str, dict[Any, float | None]] = {name: {} for name in arms}
     for name, seed, curve in ((name, *item) for name, seeds in curves.items() for item in seeds.items()):
-        if (tokens := tokens_to_loss(curve, level)) is not None:
+        if curve is not None and (tokens := tokens_to_loss(curve, level)) is not None:
             millions[name][seed] = tokens / 1e6
             if tokens + after <= curve.tokens[-1]:
                 later[name][seed] = float(np.interp(tokens + after, curve.tokens, curve.loss))
@@ -142,7 +163,7 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     return [
         title,
         f"The onset is where a run's validation loss first is {level:g} nats per token, linear between points. The "
-        f"loss after it is that of {short_number(after)} training tokens later; {NONE} where the run ends before. "
+        f"loss after it is that of {short_number(after)} training tokens later; {NONE} where no run gets so far. "
         f"Differences are from {base}, over the seeds that both have, with 95 % intervals of a paired t-test.",
         markdown_table(
             ["arm", "onset of each seed, tokens", f"minus that of {base}, 10⁶ tokens",

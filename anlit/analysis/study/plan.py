@@ -7,21 +7,25 @@ with the lowest validation loss is measured on the seeds. The name of a run's fo
 import hashlib
 import itertools
 import json
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from anlit.errors import UserError
-from anlit.reading import read_yaml
+from anlit.reading import check, read_yaml
 from anlit.shipped import configuration_file
 
-KEYS = {
-    "title", "question", "shared", "arms", "seeds", "tuning_seeds", "equal_tuning", "budgets", "baseline",
-    "comparisons", "sections", "pace", "after",
+GRID, LINES, PACE = (dict, list), {str: object}, {"flops_per_second": (int, float), "measured": str}
+ARM = {"title": str, "configs": [str], "settings": LINES, "tune": GRID, "vary": GRID}
+COMPARISON = {"title": str, "baseline": str, "arms": [str]}
+SCHEMA = {
+    "title": str, "question": str, "shared": ARM, "arms": {str: ARM}, "seeds": [(int, dict)],
+    "tuning_seeds": [(int, dict)], "equal_tuning": bool, "budgets": {str: dict}, "baseline": str,
+    "comparisons": [COMPARISON], "sections": [(str, dict)], "pace": PACE, "after": {str: str},
 }  # fmt: skip
-ARM_KEYS = {"title", "configs", "settings", "tune", "vary"}
-COMPARISON_KEYS = {"title", "baseline", "arms"}
+"""What a study's file may say, see `anlit.reading.check`; of `grid` and of a section's options the rest is checked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +57,20 @@ def grid(grids: Any, where: str) -> list[Setting]:
     """
     points: dict[str, Setting] = {}
     for lines in grids if isinstance(grids, list) else [grids or {}]:
-        if not isinstance(lines, dict):
-            raise UserError(f"{where} must be a mapping of settings to lists of values, or a list of such mappings")
+        require(where, lines, LINES)
         for choices in itertools.product(*(_line(key, values, where) for key, values in sorted(lines.items()))):
             shown, settings = ({key: value for choice in choices for key, value in getattr(choice, part).items()}
                                for part in ("shown", "settings"))  # fmt: skip
             points.setdefault(json.dumps(settings, sort_keys=True, default=str), Setting(shown, settings))
+    if not points:
+        raise UserError(f"{where} has no values: leave it out, or give such as `{{dotted.key: [1, 2]}}`")
     return list(points.values())
 
 
 def _line(key: str, values: Any, where: str) -> list[Setting]:
     if isinstance(values, dict) and "class_path" not in values:
-        if not all(isinstance(settings, dict) for settings in values.values()):
-            raise UserError(f"{where}: each choice of '{key}' must be a mapping of dotted keys to values")
+        for name, settings in values.items():
+            require(f"the choice {name!r} of '{key}' in {where}", settings, LINES)
         return [Setting({key: name}, settings) for name, settings in values.items()]
     short = "data_seed" if key == "data.init_args.seed" else key.rsplit(".", 1)[-1]
     return [Setting({short: value}, {key: value}) for value in (values if isinstance(values, list) else [values])]
@@ -182,15 +187,16 @@ def read_study(path: str, budget: str | None) -> Study:
     UserError if a file or the budget does not exist, a key is not known, or the study is unfair.
     """
     content = read_config(path)
-    _require_keys(path, content, KEYS)
+    require(path, content, SCHEMA, known=True)
     budgets = content.get("budgets") or {None: {}}
     if budget not in budgets:
         known = ", ".join(map(str, filter(None, budgets)))
         fix = f"the budgets {known}: choose one with --budget" if known else "no budgets: leave --budget out"
         raise UserError(f"{path} has {fix}")
     content = merged(content, budgets[budget] or {})
-    _require_keys(path, content, KEYS)
-    if not isinstance(content.get("arms"), dict) or not content["arms"]:
+    require(path, content, SCHEMA, known=True)
+    require(f"pace of {path}", content.get("pace") or {}, PACE, known=True)
+    if not content.get("arms"):
         raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
     arms = tuple(arm for name, spec in content["arms"].items() for arm in _arms(name, spec, content, path))
     seeds, tuning_seeds = _seeds(content, "seeds", [1], path), _seeds(content, "tuning_seeds", [0], path)
@@ -208,20 +214,23 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if value is not None or key not in above}
 
 
-def _require_keys(where: str, part: Any, known: set[str]) -> None:
-    """Raises a UserError if `part` is no mapping, or has a key that is not known."""
-    if not isinstance(part, dict):
-        raise UserError(f"{where} must be a mapping with keys of {', '.join(sorted(known))}")
-    if unknown := sorted({*map(str, part)} - known):
-        raise UserError(f"{where} has the unknown key '{unknown[0]}': the known ones are {', '.join(sorted(known))}")
+def require(where: str, part: Any, schema: dict[Any, Any], known: bool = False, complete: bool = False) -> None:
+    """Raises a UserError if `part` is not as the `schema` says; where `known`, also if it has other keys."""
+    try:
+        check(part, schema, complete=complete)
+    except ValueError as error:
+        raise UserError(f"{where} is not as docs/studies.md says: {error}") from error
+    if known and (unknown := sorted({*map(str, part)} - {*schema})):
+        listed = ", ".join(sorted(schema)) or "none"
+        raise UserError(f"{where} has the unknown key '{unknown[0]}': the known ones are {listed}")
 
 
 def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]:
     """The arms of an entry of the YAML, one for each point of its `vary`."""
     shared = content.get("shared") or {}
-    _require_keys(f"arm '{name}' of {path}", spec, ARM_KEYS)
-    _require_keys(f"shared of {path}", shared, ARM_KEYS)
-    configs = (*spec.get("configs", ()), *shared.get("configs", ()))
+    require(f"arm '{name}' of {path}", spec, ARM, known=True)
+    require(f"shared of {path}", shared, ARM, known=True)
+    configs = (*(spec.get("configs") or ()), *(shared.get("configs") or ()))
     for config in configs:
         configuration_file(config, f"configs of arm '{name}' in {path}:")
     fixed = (shared.get("settings") or {}) | (spec.get("settings") or {})
@@ -237,19 +246,23 @@ def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]
 
 def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> tuple[Setting, ...]:
     """A number seeds the initial weights and the order of the data; a mapping gives the settings of a seed."""
-    if not isinstance(values := content.get(key, default), list):
-        raise UserError(f"{key} of {path} is {values!r}, which is no list: write `{key}: [1, 2, 3]`")
-    return tuple(grid(value, "a seed")[0] if isinstance(value, dict)
-                 else Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
-                 for value in values)  # fmt: skip
+    values = default if content.get(key) is None else content[key]
+    seeds = tuple(grid(value, f"{key} of {path}")[0] if isinstance(value, dict)
+                  else Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
+                  for value in values)  # fmt: skip
+    if twice := [name for name, count in Counter(seed.name for seed in seeds).items() if count > 1]:
+        raise UserError(f"{key} of {path} has {twice[0]} twice, which is one run: leave one out")
+    return seeds
 
 
 def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> tuple[PlannedComparison, ...]:
     """Those of the YAML, or the one of all arms with its `baseline`, if it has one."""
     all_arms = [{"title": "All arms", "baseline": content["baseline"]}] if content.get("baseline") else []
     comparisons, named = [], {arm.name: arm for arm in arms}
-    for entry in content.get("comparisons", all_arms):
-        _require_keys(where := f"a comparison of {path}", entry, COMPARISON_KEYS)
+    planned = content.get("comparisons")
+    where = f"baseline of {path}" if planned is None else f"a comparison of {path}"
+    for entry in all_arms if planned is None else planned:
+        require(where, entry, COMPARISON, known=True)
         chosen, baseline = {*map(str, entry.get("arms") or named)}, str(entry.get("baseline"))
         if unknown := {baseline} - {*named} | chosen - {*named, *(arm.base for arm in arms)}:
             raise UserError(f"{where} names '{min(unknown)}', which is none of its arms: choose among "
@@ -260,16 +273,23 @@ def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> t
 
 
 def _refuse_unfair(study: Study) -> None:
-    """Raises a UserError if nothing would be run, a setting would be ignored, a seed both tunes and measures, or grids
-    have different sizes without `equal_tuning: false`.
+    """Raises a UserError if two arms have one name or title, nothing would be run, a setting would be ignored, a seed
+    both tunes and measures, or grids have different sizes without `equal_tuning: false`.
     """
     path, seeds, tuning_seeds = study.path, study.seeds, study.tuning_seeds
+    bases = dict.fromkeys(arm.base for arm in study.arms)
+    for own in ([arm.name for arm in study.arms], [arm.title for arm in study.arms], [*map(study.title_of, bases)]):
+        if twice := [each for each, count in Counter(own).items() if count > 1]:
+            raise UserError(f"{path} has two arms with the name or title '{twice[0]}', which a report would mix up: "
+                            "give each its own")  # fmt: skip
     seeded = {key for seed in (*seeds, *tuning_seeds) for key in seed.settings}
     for arm in study.arms:  # a seed's settings win over an arm's
         for key in sorted(seeded & {*arm.settings, *(key for point in arm.points for key in point.settings)}):
             raise UserError(f"arm '{arm.name}' of {path} sets {key}, which its seeds set too: leave it out, and give "
                             "its values with `seeds` and `tuning_seeds`")  # fmt: skip
-    is_tuned = bool(study.tuning_runs())
+    is_tuned = any(arm.is_tuned for arm in study.arms)
+    if is_tuned and not tuning_seeds:
+        raise UserError(f"{path} has grids to tune and no tuning_seeds: give `tuning_seeds: [0]`")
     if not seeds and not is_tuned:
         raise UserError(f"{path} has neither seeds nor anything to tune: give `seeds: [1, 2, 3]`")
     for seed, tuned in itertools.product(seeds, tuning_seeds) if is_tuned else ():
@@ -277,7 +297,7 @@ def _refuse_unfair(study: Study) -> None:
         if ours <= theirs or theirs <= ours:
             raise UserError(f"{path} measures on the seed {seed.shown.get('seed', seed.name)}, on which it also tunes: "
                             "give `seeds` and `tuning_seeds` without a common one")  # fmt: skip
-    if study.content.get("equal_tuning", True) and len({len(arm.points) for arm in study.arms}) > 1:
+    if study.content.get("equal_tuning") is not False and len({len(arm.points) for arm in study.arms}) > 1:
         counts = ", ".join(f"{arm.name} {len(arm.points)}" for arm in study.arms)
         raise UserError(f"the arms of {path} are tuned over different numbers of settings ({counts}), which favours "
                         "some: make them equal, or allow it with `equal_tuning: false`")  # fmt: skip

@@ -14,28 +14,27 @@ import numpy as np
 from anlit.analysis.comparison import Comparison, compare_groups, record_runs
 from anlit.analysis.comparison_report import section, sources
 from anlit.analysis.plots import plot_convergence
-from anlit.analysis.statistics import Summary, mean_sd
+from anlit.analysis.statistics import mean_sd
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.loss_gap import loss_gap, onset
-from anlit.analysis.study.plan import Study, merged
+from anlit.analysis.study.plan import Study, require
+from anlit.analysis.study.record import ADVICE, REPORT, read_record
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.scaling import scaling
 from anlit.analysis.study.trend import trend
 from anlit.errors import UserError
-from anlit.reading import read_json
 from anlit.reporting.files import jsonable, write_json, write_text
 from anlit.reporting.page import listed, write_page
 from anlit.reporting.table import NONE, SafeConsole, Table, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, without_control_codes
-from anlit.runs.folders import Curve, Run
+from anlit.runs.folders import Run
 from anlit.runs.groups import Group, learned_settings
 
-SCHEMA = {"comparisons": [dict], "measured": dict, "shared": {"config": dict, "record": dict}}
 STATES = {"finished": "finished", "failed": "failed", "interrupted": "under way or interrupted", "pending": "pending"}
 DIGITS = 6
 """Significant digits of a recorded number."""
-NOT_COMPARED = "no run can be compared, see Failures."
+NOT_COMPARED, WAITS = "no run can be compared, see Failures.", "waits for "
 
 
 def write(results: StudyResults) -> Path:
@@ -55,7 +54,8 @@ def show(results: StudyResults, console: SafeConsole | None = None) -> None:
     head, rows = ["arm", "setting", "seeds", "final loss", *(["speed-up in tokens"] if speeds else [])], []
     for point in results.points():
         setting = results.selected[point.arm.name].words or "as configured"
-        cells = [point.arm.title, setting, str(len(point.losses)), mean_sd(Summary(point.losses), 4)]
+        seeds = str(len(point.losses)) + f" of {len(point.summary.values)}" * bool(point.failed)
+        cells = [point.arm.title, setting, seeds, mean_sd(point.summary, 4)]
         rows.append([*cells, *([speeds.get(point.arm.title, NONE)] if speeds else [])])
     if rows:
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
@@ -83,7 +83,9 @@ def _paragraphs(results: StudyResults) -> list[str]:
 
 
 def _raw(results: StudyResults) -> dict[str, Any]:
-    """The numbers behind the report; a comparison names its runs by their folders, as keys of `measured`."""
+    """The numbers behind the report; a comparison names its runs by their folders, as keys of `measured`, which holds
+    the runs that tuned too, so that a study goes on from its record.
+    """
     study, comparisons = results.study, [comparison for _, comparison in results.comparisons if comparison is not None]
     return {
         "title": study.title, "path": study.path, "budget": study.budget, "command": results.command,
@@ -93,7 +95,7 @@ def _raw(results: StudyResults) -> dict[str, Any]:
         "points": [{"arm": point.arm.name, "values": point.values, "losses": point.losses, "failed": point.failed}
                    for point in results.points()],
         "comparisons": [comparison.raw() for comparison in comparisons],
-        **record_runs(comparisons),
+        **record_runs(comparisons, [run for *_, run in results.runs if run is not None]),
         "runs": [{"name": trial.name, "status": state.status, "reason": state.reason}
                  for trial, state, _ in results.runs],
     }  # fmt: skip
@@ -105,8 +107,10 @@ def _progress(results: StudyResults) -> str:
     counts = ", ".join(f"{states[name]} {words}" for name, words in STATES.items() if states[name])
     measured = f"Each arm is measured on {seeds} seed{'s' * (seeds > 1)}."
     sentences = [f"{len(results.runs)} runs: {counts}.", measured if seeds else "Tuning only, nothing is measured."]
-    if left := [arm.title for arm in results.study.arms if arm.name not in results.selected]:
-        sentences.append(f"Their tuning has not ended, or failed everywhere: {'; '.join(left)}.")
+    if left := [f"{arm.title} ({waits})" for arm in results.study.arms if (waits := results.waits_for(arm))]:
+        sentences.append(f"NOT ENDED: {'; '.join(left)}.")
+    if failed := [tuning.arm.title for tuning in results.tunings if tuning.has_ended and tuning.best is None]:
+        sentences.append(f"Their tuning failed everywhere: {'; '.join(failed)}.")
     ends = [float(run.curve.seconds[-1]) for *_, run in results.runs if run is not None and len(run.curve)]
     if hours := np.nansum(ends) / 3600:
         sentences.append(f"{hours:.2f} hours of training in all.")
@@ -115,35 +119,35 @@ def _progress(results: StudyResults) -> str:
 
 def _sections(results: StudyResults) -> list[str]:
     """All sections of the study's YAML in Markdown; UserError if a section or an option is not known."""
-    parts = []
     require_sections(results.study)
-    for name, options in results.study.sections:
-        try:
-            parts += SECTIONS[name](results, options)
-        except KeyError as error:
-            raise UserError(f"the section '{name}' of {results.study.path} needs the option {error}") from error
-    return parts
+    return [part for name, options in results.study.sections for part in SECTIONS[name][0](results, options)]
 
 
 def require_sections(study: Study) -> None:
-    """Raises a UserError if a section, or an arm that one names, is not known."""
+    """Raises a UserError if a section, an option of it, or an arm that one names, is not known or not given."""
     known = dict.fromkeys(name for arm in study.arms for name in (arm.base, arm.name))
     for name, options in study.sections:
         if name not in SECTIONS:
             raise UserError(f"{study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
+        where, (_, needed, optional) = f"the section '{name}' of {study.path}", SECTIONS[name]
+        require(where, options, needed | optional, known=True)
+        require(where, options, needed, complete=True)
         for arm in (*(options.get("arms") or ()), *([options["baseline"]] if "baseline" in options else ())):
             if arm not in known:
-                raise UserError(f"the section '{name}' of {study.path} names the arm '{arm}', which is none of "
+                raise UserError(f"{where} names the arm '{arm}', which is none of "
                                 + ", ".join(known))  # fmt: skip
 
 
 def _convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
     parts: list[str] = []
     for number, (planned, comparison) in enumerate(results.comparisons):
+        waits = {arm: results.waits_for(arm) for arm in planned.arms}
+        missing = [f"- {arm.title}: {f'{WAITS}{waits[arm]}.' if waits[arm] else NOT_COMPARED}" for arm in planned.arms
+                   if waits[arm] or results.group(arm) is None]  # fmt: skip
         if comparison is None:
-            parts += [f"## {planned.title}", f"The baseline, {planned.baseline.title}, has no finished run yet."]
+            yet = f"The baseline, {planned.baseline.title}, has no finished run yet, so nothing is compared."
+            parts += [f"## {planned.title}", yet, "\n".join(missing)]
             continue
-        missing = [f"- {arm.title}: {NOT_COMPARED}" for arm in planned.arms if results.group(arm) is None]
         parts += [f"## {planned.title}", *_compared(comparison, missing, explained=number > 0)]
     return parts
 
@@ -167,11 +171,11 @@ def _tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
         best, second, *_ = tuning.points
         states = [state for point in tuning.points for state in point.states]
         done, failed = sum(state.has_ended for state in states), sum(state.status == "failed" for state in states)
-        known = best.loss < math.inf
-        rows.append([
-            tuning.arm.title, f"{done} of {len(states)}", str(failed), best.setting.words if known else NONE,
-            _loss(best.loss), _loss(second.loss), "; ".join(tuning.edges) or ("inside the grid" if known else NONE),
-        ])  # fmt: skip
+        known = tuning.best is not None
+        found = best.setting.words if known else NONE if best.loss == math.inf else f"so far {best.setting.words}"
+        edge = "; ".join(tuning.edges) or ("inside the grid" if known else NONE)
+        rows.append([tuning.arm.title, f"{done} of {len(states)}", str(failed), found, _loss(best.loss),
+                     _loss(second.loss), edge])  # fmt: skip
         for point in tuning.points:
             words = ", ".join(literal(f"{state.status} {state.reason}".strip()) for state in point.states)
             settings.append([tuning.arm.title, point.setting.words, _loss(point.loss), words])
@@ -200,21 +204,27 @@ def _loss(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else NONE
 
 
-SECTIONS: dict[str, Callable[[StudyResults, dict[str, Any]], list[str]]] = {
-    "convergence": _convergence, "tuning": _tuning, "trend": trend, "loss_gap": loss_gap, "scaling": scaling,
-    "onset": onset, "dynamics": dynamics, "embed": _embed,
+NUMBER = (int, float)
+SECTIONS: dict[str, tuple[Callable[[StudyResults, dict[str, Any]], list[str]], dict[str, Any], dict[str, Any]]] = {
+    "convergence": (_convergence, {}, {}), "tuning": (_tuning, {}, {}),
+    "trend": (trend, {"over": str}, {"value": str, "arms": [str]}),
+    "loss_gap": (loss_gap, {"baseline": str, "each": str}, {"over": str}),
+    "scaling": (scaling, {}, {"resamples": int}),
+    "onset": (onset, {"loss": NUMBER, "after": NUMBER, "baseline": str}, {}),
+    "dynamics": (dynamics, {}, {"arms": [str]}), "embed": (_embed, {"name": str}, {}),
 }  # fmt: skip
+"""Name → function, the options that it needs, and those that it may have."""
 
 
 def recompute(folder: Path) -> list[Comparison]:
     """The comparisons recorded in `folder`, computed again and written; UserError without a whole report.json."""
-    path, page = folder / "report.json", folder / "report.md"
-    record = read_json(path, SCHEMA, "give the folder of a study's report")
+    (record, runs), path, page = read_record(folder), folder / REPORT, folder / "report.md"
     try:
-        comparisons = [_compare(folder, n, recorded, record) for n, recorded in enumerate(record["comparisons"], 1)]
+        comparisons = [_compare(folder, n, own, record, runs) for n, own in enumerate(record["comparisons"], 1)]
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise UserError(f"{path} is no report of a study ({error}): give the folder of one") from error
-    record |= {"comparisons": [comparison.raw() for comparison in comparisons], **record_runs(comparisons)}
+        raise UserError(f"{path} is no report of a study ({error}): {ADVICE}") from error
+    every = record_runs(comparisons, [*runs.values()])
+    record |= {"comparisons": [comparison.raw() for comparison in comparisons], **every}
     write_json(path, jsonable(record, DIGITS), indent=None)
     if page.is_file():
         sections = page.read_text(encoding="utf-8").split("\n## ")
@@ -222,24 +232,25 @@ def recompute(folder: Path) -> list[Comparison]:
             for place, old in enumerate(sections):
                 if f"({comparison.plot.name})" in old:
                     title, *lines = old.splitlines()
-                    missing = [line for line in lines if line.endswith(NOT_COMPARED)]  # of arms that are not recorded
+                    missing = [line for line in lines if line.endswith(NOT_COMPARED) or f": {WAITS}" in line]
                     parts = [title, *_compared(comparison, missing, explained=number > 0)]
                     sections[place] = "\n\n".join(filter(None, parts)) + "\n"
         write_text(page, "\n## ".join(sections).rstrip("\n") + "\n")
     return comparisons
 
 
-def _compare(folder: Path, number: int, recorded: dict[str, Any], record: dict[str, Any]) -> Comparison:
-    measured, runs, groups = record["measured"], {}, []
-    for name in recorded["runs"]:
-        run = measured[name]
-        curve = Curve(*(np.array(run["curve"][key], dtype=np.float64) for key in ("tokens", "seconds", "loss")))
-        config, own_record = (merged(record["shared"][part], run[part]) for part in ("config", "record"))
-        runs[name] = Run(Path(name), config, own_record, curve, run["bits_per_byte"])
-    for label in (group["label"] for group in recorded["groups"]):
+def _compare(
+    folder: Path, number: int, recorded: dict[str, Any], record: dict[str, Any], every: dict[str, Run]
+) -> Comparison:
+    measured, runs, groups = record["measured"], {name: every[name] for name in recorded["runs"]}, []
+    labels = [group["label"] for group in recorded["groups"]]
+    if len({*labels}) < len(labels):
+        raise ValueError(f"of {labels} two are the same")
+    for label in labels:
         # The label of a run is that of the first comparison that has it. One that counts nowhere is in the group of
         # its settings, which notes that it is left out.
-        settings = next(learned_settings(run) for name, run in runs.items() if measured[name]["counted_in"] == label)
+        settings = next(learned_settings(run) for name, run in runs.items()
+                        if measured[name]["counted_in"] == label and run.comparable)  # fmt: skip
         own = (run for name, run in runs.items() if measured[name]["counted_in"] == label
                or (measured[name]["counted_in"] is None and learned_settings(run) == settings))  # fmt: skip
         groups.append(Group(label, tuple(own), settings))

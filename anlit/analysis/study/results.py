@@ -1,12 +1,14 @@
 """The results of a study so far: the points of each grid, each arm's best setting, and its measured runs."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from anlit.analysis.comparison import Comparison, compare_groups
+from anlit.analysis.statistics import Summary
+from anlit.analysis.study.estimate import configuration_of
 from anlit.analysis.study.plan import Arm, PlannedComparison, Setting, Study, Trial
 from anlit.analysis.study.state import State, state_of
 from anlit.errors import UserError
@@ -29,15 +31,19 @@ class Tuning(NamedTuple):
     points: list[GridPoint]
 
     @property
+    def has_ended(self) -> bool:
+        """All its runs have; until then no point is the best."""
+        return all(state.has_ended for point in self.points for state in point.states)
+
+    @property
     def edges(self) -> list[str]:
         """Settings whose best value is at an end of the grid."""
-        return edges_of(self.arm.points, self.points[0].setting) if self.points[0].loss < math.inf else []
+        return edges_of(self.arm.points, self.best) if self.best is not None else []
 
     @property
     def best(self) -> Setting | None:
         """The setting to measure; None until all runs have ended, or if each point failed."""
-        ended = all(state.has_ended for point in self.points for state in point.states)
-        return self.points[0].setting if ended and self.points[0].loss < math.inf else None
+        return self.points[0].setting if self.has_ended and self.points[0].loss < math.inf else None
 
 
 def tune(study: Study, output: Path) -> list[Tuning]:
@@ -51,7 +57,7 @@ def tune(study: Study, output: Path) -> list[Tuning]:
             runs = [
                 load_run(folder) for folder, state in zip(folders, states, strict=True) if state.status == "finished"
             ]
-            ends = [float(curve.loss[-1]) for run in runs if len(curve := run.curve.finite())]
+            ends = [run.final_loss for run in runs if len(run.curve)]
             points.append(GridPoint(setting, sum(ends) / len(ends) if len(ends) == len(folders) else math.inf, states))
         tunings.append(Tuning(arm, sorted(points, key=lambda point: point.loss)))
     return tunings
@@ -82,13 +88,19 @@ class Point(NamedTuple):
     """A measured configuration as a point in a plot.
 
     `values` are those of its settings by short names, with `parameters`, `tokens`, `tokens_per_parameter` and `flops`
-    (6·parameters·tokens) of its runs. `losses` are final, in nats per token; `failed` counts the seeds without one.
+    (6·parameters·tokens) of its runs. `losses` are final, in nats per token; `failed` counts the seeds that have ended
+    without one.
     """
 
     arm: Arm
     values: dict[str, Any]
     losses: tuple[float, ...]
     failed: int
+
+    @property
+    def summary(self) -> Summary:
+        """The losses, None for each failed seed."""
+        return Summary([*self.losses, *(None for _ in range(self.failed))])
 
     def number(self, name: str) -> float:
         """A value as a number; UserError if the study's configurations have no such number."""
@@ -116,10 +128,17 @@ class StudyResults:
         names = {trial.name for trial in self.study.measured_runs(self.selected) if trial.arm is arm}
         return tuple(run for trial, _, run in self.runs if run is not None and trial.name in names)
 
+    def waits_for(self, arm: Arm) -> str:
+        """What of an arm has not ended: `its tuning`, or the seeds that measure, such as `seed=2, seed=3`."""
+        if any(tuning.arm is arm and not tuning.has_ended for tuning in self.tunings):
+            return "its tuning"
+        return ", ".join(trial.seed.name for trial, state, _ in self.runs if trial.arm is arm and not state.has_ended)
+
     def group(self, arm: Arm) -> Group | None:
         """The measured runs as one group; None if none can be compared yet."""
         runs = tuple(run for run in self.measured(arm) if run.config)
-        return Group(arm.title, runs, learned_settings(runs[0])) if any(run.comparable for run in runs) else None
+        known = next((run for run in runs if run.comparable), None)  # one that failed early has not recorded its data
+        return Group(arm.title, runs, learned_settings(known)) if known else None
 
     @cached_property
     def comparisons(self) -> list[tuple[PlannedComparison, Comparison | None]]:
@@ -144,7 +163,7 @@ class StudyResults:
                     values |= {"parameters": parameters, "tokens_per_parameter": tokens / parameters}
                     values["flops"] = 6.0 * parameters * tokens
             losses = tuple(run.final_loss for run in runs)
-            points.append(Point(arm, values, losses, len(self.study.seeds) - len(losses)))
+            points.append(Point(arm, values, losses, sum(run.lost for run in self.measured(arm))))
         return points
 
 
@@ -155,7 +174,11 @@ def results_of(study: Study, output: Path, command: str = "") -> StudyResults:
     runs = []
     for name, trial in {trial.name: trial for trial in planned(study, selected)}.items():
         state = state_of(output / name)
-        runs.append((trial, state, load_run(output / name) if state.status != "pending" else None))
+        run = load_run(output / name) if state.status != "pending" else None
+        if run is not None and state.status == "failed":  # killed, it cannot say so; ended early, it has no config.yaml
+            said = {"status": "failed", "error": run.record.get("error") or state.reason}
+            run = replace(run, config=run.config or configuration_of(trial), record=run.record | said)
+        runs.append((trial, state, run))
     return StudyResults(study, output, command, tunings, selected, runs)
 
 

@@ -8,7 +8,8 @@ a compute C = 6·N·D: with G = (a A / (b B))^{1/(a+b)},
 
     N*(C) = G (C/6)^{b/(a+b)},   D*(C) = (C/6)^{a/(a+b)} / G,   L(C) = L(N*, D*)
 
-Intervals are percentiles over fits to runs that are drawn with replacement. With few runs they are wide.
+Intervals are percentiles over fits to runs that are drawn with replacement. With few runs they are wide. One that
+ends at a limit of the fit is none: the exponent, and what follows from it, is not determined.
 """
 
 import itertools
@@ -32,6 +33,7 @@ STARTS = np.array([*itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.5), (0.2,
 """log A, log B, log E, a, b. Fewer than the paper's 4,500: with centred data most starts agree."""
 BOUNDS = ((-30.0, -30.0, -10.0, 0.01, 0.01), (10.0, 10.0, 5.0, 3.0, 3.0))
 """Of the loss's parts at the middle run, log E, a, b."""
+UNDETERMINED = "not determined"
 BEYOND = 10.0
 """The frontier is drawn, dotted, up to this multiple of the largest compute."""
 
@@ -63,6 +65,12 @@ def loss_of_compute(laws: Array, flops: Array | float) -> Array:
 def interval(values: Array) -> Array:
     """The 95 % percentile interval of values (…, laws) over all laws but the first, which is fitted to all runs."""
     return np.quantile(values[..., 1:], (0.025, 0.975), axis=-1)
+
+
+def is_free(exponent: Array) -> bool:
+    """Whether the interval of an exponent, (laws,), ends within the limits of the fit."""
+    low, high = interval(exponent)
+    return bool(low > 1.01 * BOUNDS[0][3] and high < 0.99 * BOUNDS[1][3])
 
 
 def fit_law(runs: Array, starts: Array = STARTS) -> Array:
@@ -114,8 +122,9 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
         for loss in point.losses if "parameters" in point.values else ():
             row = point.number("parameters"), point.number("tokens"), loss
             rows.setdefault(results.study.title_of(point.arm.base), []).append(row)
+    failed = sum(point.failed for point in results.points())
     runs = {title: np.array(own).T for title, own in rows.items()}
-    fitted, notes = {}, []
+    fitted, notes = {}, [f"- {failed} runs failed and are in no law."] * bool(failed)
     for title, own in runs.items():
         try:
             fitted[title] = fit(own, options.get("resamples", 100))
@@ -134,10 +143,10 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
         *parts,
         "![loss over compute](scaling.png)",
         "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: extrapolated**, as is "
-        "where no run is near the best split of N and D.",
+        f"where no run is near the best split of N and D. *{UNDETERMINED.capitalize()}*: an interval of a or b ends at "
+        f"a limit of the fit, {BOUNDS[0][3]:g} or {BOUNDS[1][3]:g}.",
         markdown_table(["", *exponents(next(iter(fitted.values()))), "runs"], [
-            [title, *map(_with_interval, exponents(laws).values()), str(runs[title].shape[1])]
-            for title, laws in fitted.items()
+            [title, *_cells(laws), str(runs[title].shape[1])] for title, laws in fitted.items()
         ]),
     ]  # fmt: skip
 
@@ -166,6 +175,14 @@ def _draw(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> None:
         figure.legend(loc="outside lower center", ncols=3, title="marks: runs; lines: best split of N and D;\n"
                       "dotted: extrapolated; bands: 95 % of the bootstrap's laws")  # fmt: skip
         save(figure, path)
+
+
+def _cells(laws: Array) -> list[str]:
+    """What `exponents` has, each with its interval: the first is of a, the second of b, two of both, E of none."""
+    of_a, of_b = (laws.shape[1] < 2 or is_free(values) for values in laws[3:])
+    known = (of_a, of_b, of_a and of_b, of_a and of_b, True)
+    return [_with_interval(own) if is_known else UNDETERMINED
+            for own, is_known in zip(exponents(laws).values(), known, strict=True)]  # fmt: skip
 
 
 def _with_interval(values: Array) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from anlit.reading import read_json
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import now
-from anlit.runs.folders import RECORD, RECORD_SCHEMA
+from anlit.runs.folders import RECORD, RECORD_SCHEMA, load_run
 
 LAUNCHES, LOG = "launches.json", "fit.log"
 LAUNCHES_SCHEMA = [{"started": str, "how": str, "ended": str, "exit_code": int}]
@@ -17,7 +17,7 @@ MOST_LOST = 3
 
 
 class State(NamedTuple):
-    """finished; failed, for a `reason`; interrupted: to be continued; pending: not begun."""
+    """finished; failed, also if it diverged, for a `reason`; interrupted: to be continued; pending: not begun."""
 
     status: Literal["finished", "failed", "interrupted", "pending"]
     reason: str = ""
@@ -34,7 +34,8 @@ def state_of(folder: Path) -> State:
     log = (folder / LOG).read_text(errors="replace").strip() if (folder / LOG).is_file() else ""
     last_line = log.rpartition("\n")[2].strip()
     if status == "finished":
-        return State("finished")
+        diverged = load_run(folder).diverged
+        return State("failed", "diverged: its last validation loss is not finite") if diverged else State("finished")
     if status == "failed":
         return State("failed", str(record.get("error") or "").partition("\n")[0] or last_line)
     if code == PREEMPTED or status == "interrupted":

@@ -42,7 +42,7 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     series: dict[str, list[tuple[float, Summary]]] = {}
     for point in results.points():
         if point.losses and (arms is None or point.arm.base in arms):
-            y = Summary(point.losses if value == "loss" else [point.number(value)])
+            y = point.summary if value == "loss" else Summary([point.number(value)])
             series.setdefault(results.study.title_of(point.arm.base), []).append((point.number(over), y))
     title = f"## {'Loss' if value == 'loss' else f'Best {named(value)}'} over {named(over)}"
     if not series:
@@ -56,7 +56,7 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     parts = [title, f"![{value} over {over}]({path.name})"]
     if value == "loss":
         rows = [[label, short_number(x), mean_sd(y, 4)] for label, line in series.items()
-                for x, y in sorted(line, key=lambda point: (point[0], point[1].mean))]  # fmt: skip
+                for x, y in sorted(line, key=lambda point: (point[0], point[1].mean or math.inf))]  # fmt: skip
         return [*parts, markdown_table(["arm", named(over), "validation loss (nats/token)"], rows)]
     rows = [[label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
             for label, (_, (b, low, high)) in laws.items()]  # fmt: skip
@@ -72,7 +72,7 @@ def draw(series: Series, over: str, value: str, path: Path, laws: Mapping[str, t
         figure, ax = plt.subplots(figsize=(COLUMN, 2.7))
         for i, (label, line) in enumerate(series.items()):
             colour, marker, dash = styles[label]
-            x, y, sd = np.array(sorted((x, y.mean, y.sd or np.nan) for x, y in line)).T
+            x, y, sd = np.array(sorted((x, y.mean or np.nan, y.sd or np.nan) for x, y in line)).T
             beside = (places[-1] / places[0]) ** ((i - (len(series) - 1) / 2) * BESIDE)
             ax.errorbar(x * beside, y, yerr=sd if has_bars else None, fmt=marker, capsize=2, color=colour,
                         linestyle="none" if label in laws else dash, elinewidth=0.8, linewidth=1.2, label=label,

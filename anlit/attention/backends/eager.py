@@ -16,6 +16,9 @@ from anlit.attention.mechanism import Mechanism
 
 QUERIES_PER_BLOCK = 512
 """Queries whose logits over all keys are held at a time."""
+SLICES, SMALLEST_SLICE = {"cpu": 4}, 64
+"""Parts in which a block is computed, by type of device, and the fewest queries in a part. Its logits fit into the
+caches, and keys ahead of it are not read."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> None:
@@ -32,12 +35,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     a, m = distance_tables(mechanism, k.shape[-2], q)
     q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
 
-    def block(first: int, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None) -> Tensor:
+    def rows(first: int, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None) -> Tensor:
         begin, end = first_key(n_before + first, mechanism.window), n_before + first + q.shape[-2]
         logits = _logits(q, k[..., begin:end, :], a, m, documents, mechanism.window, first)
         weights = logits.softmax(-1).to(v.dtype)
         weights = torch.nn.functional.dropout(weights, dropout) if dropout else weights
         return grouped_product(weights, v[..., begin:end, :])
+
+    def block(first: int, q: Tensor, *shared: Any) -> Tensor:
+        size = max(SMALLEST_SLICE, math.ceil(q.shape[-2] / SLICES.get(q.device.type, 1)))
+        slices = [rows(first + n * size, part, *shared) for n, part in enumerate(q.split(size, -2))]
+        return torch.cat(slices, -2) if len(slices) > 1 else slices[0]
 
     return by_blocks(block, q, k, v, a, m)
 

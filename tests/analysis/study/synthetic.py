@@ -14,7 +14,10 @@ from ..conftest import write_run
 
 SHARE = np.arange(1, 11) / 10
 Final = Callable[[Trial, dict[str, Any], float, float], float]
-"""(run, its settings by short name, parameters N, tokens D) → final loss in nats per token; NaN for a failed run."""
+"""(run, its settings by short name, parameters N, tokens D) → final loss in nats per token.
+
+NaN for a failed run, infinite for one that diverged late.
+"""
 
 
 def curve_to(loss: float) -> np.ndarray:
@@ -37,5 +40,6 @@ def _write(folder: Path, run: Trial, final: Final) -> None:
     record = {"parameters": int(cost.parameters), "command": f"anlit fit --run_dir={folder.name}"}
     if np.isnan(loss):
         record |= {"status": "failed", "error": "UserError: the loss became NaN"}
-    points = [] if np.isnan(loss) else [*zip(SHARE * cost.tokens, curve_to(loss), strict=True)]
+    curve = curve_to(loss) if np.isfinite(loss) else np.append(curve_to(2.0)[:-1], np.nan)
+    points = [] if np.isnan(loss) else [*zip(SHARE * cost.tokens, curve, strict=True)]
     write_run(folder, configuration_of(run), record, [(float(x), float(y)) for x, y in points], lambda x: x / 1000)

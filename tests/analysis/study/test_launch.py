@@ -1,8 +1,10 @@
 """Runs are started, skipped, continued and recorded, whatever kills the study meanwhile."""
 
 import fcntl
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -16,6 +18,7 @@ from anlit.analysis.study.plan import Study, read_study
 from anlit.analysis.study.results import select, tune
 from anlit.analysis.study.state import note_end, note_start, state_of
 from anlit.errors import UserError
+from anlit.reporting.files import write_json
 
 from .conftest import STUDY, Launch, Process, write_study
 
@@ -79,6 +82,32 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(start: La
     for run in study.measured_runs(select(study, tune(study, folder / "out"))):
         assert (folder / "out" / run.name / "run.json").samefile(folder / "first" / run.name / "run.json")
     assert "--reuse nowhere is no folder" in finish(start("--reuse", "nowhere"), code=1)
+
+
+def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Study) -> None:
+    """Of both phases only the runs that are not in report.json are trained, and the report is that of a study in one
+    go, but for the line that names the command.
+    """
+    finish(start("--jobs", "2"))
+    lines = [line for line in (folder / "out" / "report.md").read_text().splitlines() if "made by" not in line]
+    shutil.rmtree(folder / "out")
+    arms = {name: arm | {"tune": {RATE: [0.1, 0.2]}} for name, arm in STUDY["arms"].items()}
+    write_study(folder, arms=arms, seeds=[1, 2])
+    finish(start("--jobs", "2"))
+    (folder / "record").mkdir()
+    (folder / "out" / "report.json").rename(folder / "record" / "report.json")
+    shutil.rmtree(folder / "out")
+    write_study(folder)
+    out = finish(start("--jobs", "2", "--reuse", "record"))
+    assert (out.count("started"), out.count(": taken from record/report.json")) == (2 + 2, 4 + 4)
+    again = [line for line in (folder / "out" / "report.md").read_text().splitlines() if "made by" not in line]
+    assert again == lines
+    for restored in folder.glob("out/*seed=1*/run.json"):
+        assert json.loads(restored.read_text())["restored_from"] == "record/report.json"
+        write_json(restored, json.loads(restored.read_text()) | {"data": {"content_sha256": "c1"}})
+    finish(start("--report_only"))
+    text = (folder / "out" / "report.md").read_text()
+    assert "anGPT: its runs were trained on DIFFERENT DATA, content c0 and c1." in text
 
 
 def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, start: Launch) -> None:

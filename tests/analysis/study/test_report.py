@@ -20,6 +20,7 @@ from anlit.analysis.study import loss_gap, trend
 from anlit.analysis.study.plan import Study, read_study
 from anlit.analysis.study.report import show, write
 from anlit.analysis.study.results import StudyResults, results_of
+from anlit.analysis.study.state import note_end, note_start
 from anlit.commands.study import main
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
@@ -37,9 +38,9 @@ COMMAND = "anlit study --config study.yaml"
 
 
 def final(run, values, parameters, tokens):
-    """The losses of SAID at a rate of 0.2; more beside it, NaN for anGPT at 0.4."""
-    if run.arm.base == "angpt" and values.get("lr") == 0.4:
-        return math.nan
+    """The losses of SAID at a rate of 0.2; more beside it; anGPT fails at 0.4, and GPT+ diverges late at 0.1."""
+    if (none := {("angpt", 0.4): math.nan, ("gpt", 0.1): math.inf}.get((run.arm.base, values.get("lr")))) is not None:
+        return none
     return SAID.get((run.arm.base, values["seed"]), 3.4) + abs(values.get("lr", 0.2) - 0.2)
 
 
@@ -97,11 +98,61 @@ def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Page) -> 
     assert f", {shown} from the baseline: significant by the paired t-test, n = 3, {p}, Holm {p}; speed-up" in page.text
 
 
+@pytest.mark.parametrize("ending", ["failed", "diverged", "killed"])
+def test_a_seed_that_is_lost_counts_and_is_named(folder: Path, ending: str) -> None:
+    """And the comparison is recomputed so; a killed run may have no config.yaml, and cannot say that it failed."""
+
+    def loss(run, *given):
+        gone = (run.arm.base, run.seed.name) == ("angpt", "seed=2")
+        return {"failed": math.nan, "diverged": math.inf}.get(ending, 3.0) if gone else final(run, *given)
+
+    section = {"loss_gap": {"baseline": "gpt", "each": "d"}}
+    vary = {"vary": {"d": {64: {"model.init_args.d_model": 64}}}, "configs": ["common.yaml"]}
+    sections = ["convergence", {"trend": {"over": "d"}}, section]
+    study = trained(folder, loss, arms=TWO, shared=vary, baseline="gpt_d=64", sections=sections)
+    (gone,) = folder.glob("out/angpt*seed=2*")
+    if ending == "killed":
+        (gone / "config.yaml").unlink()
+        (gone / "run.json").write_text('{"status": "running"}')
+        note_start(gone, "local")
+        note_end(gone, -9)
+    page = report(study)
+    row = page.row("anGPT", 11)
+    assert (row[1], row[3], row[7]) == ("2 of 3", "2 of 3 seeds", "2 of 3 seeds")
+    assert f"LOST {gone.name} (failed" in page.text.replace("\\", "")
+    assert "has a loss on 2 of 3 seeds only; speed-up 2 of 3 seeds in tokens" in page.text
+    assert ["anGPT", "64", "2 of 3 seeds"] in page.rows, "the trend"
+    assert page.row("64", 7)[3:] == ["2 of 3", "3.5067 ± 0.0208", "2 of 3 seeds", "2 of 3 seeds"], "the gap"
+    console = Console(width=80, record=True)
+    show(results(study), console)
+    assert "2 of 3" in console.export_text()
+    assert main(["--recompute", "out"]) == 0
+    assert Page(page.path).row("anGPT", 11) == row
+
+
+def test_a_report_of_half_a_study_shows_what_has_ended_and_names_what_has_not(folder: Path) -> None:
+    """In the midst of tuning no point is the best yet."""
+    study = trained(folder)
+    shutil.rmtree(next(folder.glob("out/gpt*seed=3*")))
+    text = report(study).text
+    assert "NOT ENDED: GPT+ (seed=3)." in text
+    assert "\n- GPT+: waits for seed=3." in text
+    assert main(["--recompute", "out"]) == 0
+    assert "\n- GPT+: waits for seed=3." in (folder / "out" / "report.md").read_text()
+    for done in folder.glob("out/gpt_lr=0.4*seed=0*"):
+        shutil.rmtree(done)
+    page = report(study)
+    assert page.row("GPT+", 7) == ["GPT+", "2 of 3", "1", "so far lr=0.2", "3.4000", "–", "–"]
+    assert "NOT ENDED: GPT+ (its tuning)." in page.text
+    assert "The baseline, GPT+, has no finished run yet, so nothing is compared.\n\n- GPT+: waits for its" in page.text
+
+
 def test_tuning_names_the_best_the_failed_and_the_edges(page: Page) -> None:
     tuned = {row[0]: row for row in page.rows if row[1:2] == ["3 of 3"]}
-    assert tuned["GPT+"][1:] == ["3 of 3", "0", "lr=0.2", "3.4000", "3.5000", "inside the grid"]
+    assert tuned["GPT+"][1:] == ["3 of 3", "1", "lr=0.2", "3.4000", "3.6000", "inside the grid"]
     assert tuned["anGPT"][1:5] == ["3 of 3", "1", "lr=0.2", "3.4000"]
     assert ["anGPT", "lr=0.4", "–", "failed UserError: the loss became NaN"] in page.rows
+    assert ["GPT+", "lr=0.1", "–", "failed diverged: its last validation loss is not finite"] in page.rows
     assert any(row[1] == "UserError: the loss became NaN" and row[0].startswith("angpt_lr=0.4") for row in page.rows)
 
 
@@ -115,8 +166,8 @@ def test_the_page_travels_alone_and_its_twins_say_the_same(page: Page) -> None:
     raw = json.loads(page.path.with_suffix(".json").read_text())
     assert raw["selected"] == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
     (compared,) = raw["comparisons"]
-    assert sorted(compared["runs"]) == sorted(raw["measured"])
-    ends = sorted((run["counted_in"], run["curve"]["loss"][-1]) for run in raw["measured"].values())
+    assert len(raw["measured"]) == len(raw["runs"]) == 2 * 3 + len(compared["runs"])
+    ends = sorted((run["counted_in"], run["curve"]["loss"][-1]) for run in map(raw["measured"].get, compared["runs"]))
     assert ends == [("GPT+", 3.49), ("GPT+", 3.50), ("GPT+", 3.53), ("anGPT", 3.30), ("anGPT", 3.31), ("anGPT", 3.36)]
 
 
@@ -134,6 +185,10 @@ def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_pat
     assert again["groups"][1]["speedup_tokens"]["values"] == pytest.approx(expected, rel=1e-5)
     assert (folder / "report.md").read_text() == text
     assert (folder / "1-convergence.png").is_file()
+    compared["groups"][1]["label"] = compared["groups"][0]["label"]
+    write_json(folder / "report.json", record)
+    with pytest.raises(UserError, match="two are the same"):
+        main(["--recompute", str(folder)])
     with pytest.raises(UserError, match="the folder of a study"):
         main(["--recompute", str(tmp_path)])
 
@@ -245,7 +300,7 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, d
     assert early[3:6] == ["2", "4.0150 ± 0.0071", minus(f"-0.4000 ({low:+.4f} … {high:+.4f})")]
     assert float(early[6].split()[0]) > 1
     assert (late[5][:7], late[6]) == ("+0.1500", "not reached")
-    assert unpaired[3:6] == ["1", "4.0100", minus("-0.1000")], "only the seeds that both have"
+    assert unpaired[3:] == ["1 of 2", "4.0150 ± 0.0071", "1 of 2 seeds", "1 of 2 seeds"], "a failed run counts"
 
 
 def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
@@ -267,7 +322,10 @@ def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("section", "words"), [
-    ({"loss_gap": {"baseline": "gpt"}}, "needs the option 'each'"),
+    ({"loss_gap": {"baseline": "gpt"}}, "the section 'loss_gap' of study.yaml is not .*: each is missing"),
+    ({"loss_gap": {"baseline": "gpt", "each": "lr", "arms": []}}, "has the unknown key 'arms': the known ones are"),
+    ({"onset": {"loss": "4.3", "after": 1, "baseline": "gpt"}}, "loss is str in place of int or float"),
+    ({"tuning": 3}, "the section 'tuning' of study.yaml is not .* is int in place of dict"),
     ({"loss_gap": {"baseline": "other", "each": "lr"}}, "names the arm 'other', which is none of gpt, angpt"),
     ({"loss_gap": {"baseline": "gpt", "each": "size"}}, "each 'size': choose one of none"),
     ({"dynamics": {"arms": ["gpt", "bert"]}}, "names the arm 'bert', which is none of gpt, angpt"),

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from anlit.analysis.study.scaling import best_split, exponents, fit, fit_law, interval, loss_of_compute, predicted_loss
+from anlit.analysis.study.scaling import (
+    UNDETERMINED,
+    _cells,
+    best_split,
+    exponents,
+    fit,
+    fit_law,
+    interval,
+    loss_of_compute,
+    predicted_loss,
+)
 
 TRUE = np.array([1.69, 406.4, 410.7, 0.34, 0.28])
 
@@ -32,6 +42,15 @@ def test_the_best_split_is_a_minimum_and_keeps_to_the_compute() -> None:
         assert all(loss_of_compute(TRUE, flops) < predicted_loss(TRUE, x * n, d / x) for x in (1.1, 1 / 1.1))
     excess = [float(loss_of_compute(TRUE, flops)) - TRUE[0] for flops in (1e18, 1e20)]
     assert np.log(excess[0] / excess[1]) / np.log(100) == pytest.approx(exponents(TRUE)["L(C) − E ∝ C^−"])
+
+
+def test_an_exponent_whose_interval_ends_at_a_limit_of_the_fit_is_not_determined() -> None:
+    """What follows from it neither."""
+    laws = np.tile(TRUE[:, None], 41)
+    assert _cells(laws)[:2] == ["0.340 (0.340 … 0.340)", "0.280 (0.280 … 0.280)"]
+    for limit in (0.01, 3.0):
+        laws[3, 1:4] = limit
+        assert [cell == UNDETERMINED for cell in _cells(laws)] == [True, False, True, True, False]
 
 
 def test_too_few_runs_are_refused() -> None:

@@ -1,0 +1,42 @@
+"""The runs in a study's report.json, and run folders made of them: so a study goes on where only its record is left."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from anlit.analysis.study.plan import merged
+from anlit.configuration import CONFIG
+from anlit.errors import UserError
+from anlit.reading import read_json
+from anlit.reporting.files import write_json, write_text
+from anlit.runs.folders import METRICS, RECORD, Curve, Run
+
+REPORT = "report.json"
+SCHEMA = {"comparisons": [dict], "measured": dict, "shared": {"config": dict, "record": dict}}
+ADVICE = "give the folder of a study's report"
+
+
+def read_record(folder: Path) -> tuple[dict[str, Any], dict[str, Run]]:
+    """The content of report.json in `folder`, and its runs by the folders that they had; UserError if it is none."""
+    record, runs = read_json(folder / REPORT, SCHEMA, ADVICE), {}
+    try:
+        for name, run in (record.get("measured") or {}).items():
+            curve = Curve(*(np.array(run["curve"][key], dtype=np.float64) for key in ("tokens", "seconds", "loss")))
+            config, own = (merged(record["shared"][part], run[part]) for part in ("config", "record"))
+            runs[name] = Run(Path(name), config, own, curve, run["bits_per_byte"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / REPORT} is no report of a study ({error}): {ADVICE}") from error
+    return record, runs
+
+
+def restore(run: Run, folder: Path, source: Path) -> None:
+    """Make `folder` a run folder of a recorded run, without a checkpoint; its run.json names the `source`."""
+    rows = zip(run.curve.tokens, run.curve.seconds, run.curve.loss, strict=True)
+    lines = ["step,val/tokens,val/seconds,val/loss,val/bits_per_byte"]
+    lines += [f"{step},{tokens},{seconds},{loss}," for step, (tokens, seconds, loss) in enumerate(rows)]
+    folder.mkdir()
+    write_text(folder / METRICS, "\n".join(lines) + f"{run.bits_per_byte or ''}\n")  # which is that of the last point
+    write_text(folder / CONFIG, yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True))
+    write_json(folder / RECORD, run.record | {"restored_from": str(source)})
