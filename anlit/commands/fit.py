@@ -20,7 +20,13 @@ from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.loading import load_initial_weights
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
 from anlit.commands.parser import ConfigurationParser, origin, read_command
-from anlit.commands.run_folder import checkpoint_to_continue, checkpoint_to_evaluate, lock_run_folder, make_run_folder
+from anlit.commands.run_folder import (
+    checkpoint_to_continue,
+    checkpoint_to_evaluate,
+    lock_run_folder,
+    make_run_folder,
+    refuse_moved_run,
+)
 from anlit.commands.wandb_run import finish_wandb_run, wandb_run
 from anlit.configuration import class_name
 from anlit.data.checks import padded_vocabulary
@@ -69,11 +75,13 @@ class FitCommand(ConfigurationParser):
         config.run_dir = (
             given_run_dir or f"runs/{class_name(config.model.class_path).lower()}-seed{config.seed_everything}"
         )
+        files = [str(path) for path in config.config or []]
         if self.subcommand != "fit":
-            files = [str(path) for path in config.config or []]
             config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, given_run_dir, files, str(self.subcommand))
             rank_zero_only(echo)(f"{self.subcommand}: {config.ckpt_path}")
             return
+        if config.ckpt_path == "last":
+            refuse_moved_run(config.run_dir, files)
         make_run_folder(config.run_dir)
         RUN_FOLDER.set(config.run_dir)
         config.ckpt_path = checkpoint_to_continue(config.run_dir, config.ckpt_path, config.checkpoint_every_n_steps)
@@ -138,6 +146,12 @@ class FitCommand(ConfigurationParser):
         progress = [] if is_silent else [RunProgress()]
         if self.subcommand == "fit":
             kwargs["default_root_dir"] = run_dir
+            of_real_runs = [
+                RunRecord(run_dir),
+                BestCheckpoint(run_dir),
+                LastCheckpoint(run_dir, self.setting("checkpoint_every_n_steps")),
+                WholeSteps(),
+            ]
             callbacks = [
                 *callbacks,
                 *([] if configured(LossGuard) else [StopOnNonFinite()]),
@@ -147,10 +161,7 @@ class FitCommand(ConfigurationParser):
                 NormMonitor(),
                 RandomState(),
                 MetricsOnResume(),
-                RunRecord(run_dir),
-                BestCheckpoint(run_dir),
-                LastCheckpoint(run_dir, self.setting("checkpoint_every_n_steps")),
-                WholeSteps(),
+                *([] if trainer.get("fast_dev_run") else of_real_runs),  # a dev run writes nothing
                 refusals,
             ]
             if logger is not False:

@@ -24,8 +24,9 @@ from anlit.checkpoints.location import (
     refuse_address,
     refuse_links,
 )
+from anlit.configuration import CONFIG
 from anlit.errors import UserError
-from anlit.reading import number, read_json, read_rows
+from anlit.reading import number, read_json, read_rows, read_yaml
 from anlit.reporting.provenance import now
 from anlit.reporting.text import echo
 from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA
@@ -120,6 +121,15 @@ def _refuse_to_begin_anew(run: Path, ckpt_path: str | None, every_n_steps: int) 
     what = f"holds {others[0].relative_to(run)}" if others else f"holds {n_steps} logged steps"
     fix = f"put it back, or give {f'--ckpt_path {others[0]}' if others else 'another --run_dir'}"
     raise UserError(f"ckpt_path=last finds no {CHECKPOINTS}/{LAST} in run_dir={run}, which {what}: {fix}")
+
+
+def refuse_moved_run(run_dir: str, configs: list[str]) -> None:
+    """Raise UserError if `run_dir` is where a run lay that was moved, with its config.yaml, one of `configs`."""
+    for folder in (Path(config).parent for config in configs if Path(config).name == CONFIG):
+        is_moved = checkpoint_of_run(folder, (LAST,)) is not None and not os.path.lexists(Path(run_dir) / CHECKPOINTS)
+        if is_moved and read_yaml(folder / CONFIG, dict).get("run_dir") == run_dir:
+            what = f"ckpt_path=last finds no {CHECKPOINTS}/{LAST} in run_dir={run_dir}, and {folder} has one"
+            raise UserError(f"{what}: give --run_dir {folder}")
 
 
 def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: list[str], command: str) -> str:

@@ -163,6 +163,9 @@ class TokenShards(L.LightningDataModule):
         self._check_validation()
 
     def _check_training(self) -> None:
+        if repeated := getattr(self.trainer, "overfit_batches", 0):
+            fix = "leave it out, and overfit a corpus of a few texts"
+            raise UserError(f"trainer.overfit_batches={repeated} cannot repeat batches of an endless stream: {fix}")
         drawn = {"": self.all_sources("train")}
         if self.weights is not None:
             drawn = {name: self.sources["train"][name] for name, weight in self.weights.items() if weight}

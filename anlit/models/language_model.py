@@ -93,10 +93,10 @@ class LanguageModel(L.LightningModule):
         return self.model(batch.tokens, *packing, targets=batch.targets, z_loss=z_loss)
 
     def on_fit_start(self) -> None:
-        if self.trainer.precision == "16-true":
+        if (precision := self.trainer.precision) in ("16-mixed", "16-true"):
             raise UserError(
-                "trainer.precision=16-true trains in float16 alone, where gradients under 6e-8 become 0 and "
-                "the weights' norms are held to 1e-3 at best: set bf16-mixed, 16-mixed or 32-true"
+                f"trainer.precision={precision} trains in float16, where the loss's gradients under 6e-8 become 0: set "
+                "bf16-mixed or 32-true"
             )
         select_at_first_batch(self)
 
@@ -157,8 +157,13 @@ class LanguageModel(L.LightningModule):
         except ValueError as error:
             raise UserError(f"model.optimizer: {error}") from error
         self._configured_groups = continuing.group_settings(optimizer)
-        n_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else int(self.trainer.estimated_stepping_batches)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, n_steps))
+        n_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else self.trainer.estimated_stepping_batches
+        if n_steps == math.inf:
+            raise UserError(
+                "trainer.max_steps=-1 leaves the run without a number of steps, which the schedule needs: "
+                "set trainer.max_steps or trainer.max_epochs, also beside trainer.max_time"
+            )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, int(n_steps)))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(
@@ -224,6 +229,7 @@ class LanguageModel(L.LightningModule):
                 f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
             )
         checkpoint["callbacks"] = continuing.without_paths(checkpoint.get("callbacks", {}))  # read after this
+        checkpoint["callbacks"].pop("Timer", None)  # max_time is that of a launch, or no later one would train
         self.family = record.get("family")
         data = self._data()
         then, now = record["data"], data.fingerprint if data is not None else None

@@ -122,6 +122,11 @@ def test_too_little_to_train_or_to_validate_on(tmp_path: Path, prepared: str, st
         ready(str(tmp_path / "own"))
 
 
+def test_batches_of_an_endless_stream_cannot_be_overfit(prepared: str) -> None:
+    with pytest.raises(UserError, match=r"trainer\.overfit_batches=4 cannot repeat .*: leave it out"):
+        quiet_trainer(overfit_batches=4, max_steps=8).fit(Recorder(), TokenShards(prepared))
+
+
 def test_context_schedule_cuts_the_same_tokens_by_optimizer_steps(prepared: str, tmp_path: Path) -> None:
     def fit(schedule: Any = SCHEDULE, start: Path | None = None, **options: Any) -> Any:
         """Number and length of the sequences of each batch; all targets; lengths in validation."""

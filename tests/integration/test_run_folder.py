@@ -1,11 +1,13 @@
 """One run in a folder at a time, and none that begins anew over another."""
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,3 +82,40 @@ def test_each_launch_is_in_the_record_and_in_comparisons(shards: Path, tmp_path:
     assert main(given) == 0
     assert "aaaaaaaaaa and bbbbbbbbbb" in (tmp_path / "out" / "report.md").read_text()
     assert "different commits of the code" in capsys.readouterr().out
+
+
+def test_a_moved_run_goes_on_where_it_lies(shards: Path, tmp_path: Path, finished: Path, capsys) -> None:
+    """Its config.yaml has the place where it lay. A new run, with another folder, may begin with that file."""
+    moved, config = tmp_path / "moved", tmp_path / "moved" / "config.yaml"
+    shutil.copytree(finished, moved)
+    config.write_text(config.read_text().replace(str(finished), str(tmp_path / "left")))
+    more = ["fit", f"--config={config}", "--ckpt_path=last", "--trainer.max_steps=21"]
+    assert main(more) == 2
+    assert f"ckpt_path=last finds no checkpoints/last.ckpt in run_dir={tmp_path}/left" in capsys.readouterr().err
+    assert not (tmp_path / "left").exists()
+    for name, steps in (("moved", 21), ("new", 1)):
+        assert main([*more, f"--trainer.max_steps={steps}", f"--run_dir={tmp_path / name}"]) == 0
+        assert last_checkpoint(tmp_path / name)["global_step"] == steps
+
+
+def test_a_dev_run_leaves_its_folder_to_a_run(shards: Path, tmp_path: Path) -> None:
+    """It is one batch, also where a step has two."""
+    dev = fit_arguments(shards, tmp_path, "--trainer.fast_dev_run=true", "--trainer.accumulate_grad_batches=2")
+    assert main(dev) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [".fit.lock"]
+    assert main(fit_arguments(shards, tmp_path, "--trainer.max_steps=1")) == 0
+
+
+def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(shards: Path, tmp_path: Path, monkeypatch) -> None:
+    """Each launch has the whole time; here a clock that tells a second more whenever it is read."""
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
+    settings = ("--trainer.max_steps=-1", "--trainer.max_epochs=2", "--trainer.limit_train_batches=8",
+                "--trainer.max_time=00:00:00:06", "--trainer.limit_val_batches=0", "--ckpt_path=last",
+                "--checkpoint_every_n_steps=100")  # fmt: skip
+    ends = []
+    for _ in range(3):
+        assert main(fit_arguments(shards, tmp_path, *settings)) == 0
+        status = json.loads((tmp_path / "run.json").read_text())["status"]
+        ends.append((status, last_checkpoint(tmp_path)["global_step"]))
+    assert ends == [("interrupted", 6), ("interrupted", 12), ("finished", 16)]

@@ -103,13 +103,9 @@ def test_what_counts_as_bad(numbers: list[tuple[float, float]], skipped: list[in
     assert [*zip(guard.losses, guard.norms, strict=True)] == good  # bad ones are not compared with
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"gradient_clip_algorithm": "value"}, "gradient_clip_algorithm to norm"), ({"precision": "16-mixed"}, "bf16-m")],
-)
-def test_settings_that_a_guard_cannot_work_with(settings: dict[str, str], named: str) -> None:
-    trainer: Any = SimpleNamespace(**{"gradient_clip_algorithm": None, "precision": "32-true", **settings})
-    with pytest.raises(UserError, match=named):
+def test_settings_that_a_guard_cannot_work_with() -> None:
+    trainer: Any = SimpleNamespace(gradient_clip_algorithm="value")
+    with pytest.raises(UserError, match="gradient_clip_algorithm to norm"):
         LossGuard().on_train_start(trainer, tiny(GPT))
     with pytest.raises(UserError, match="window=1"):
         LossGuard(window=1)

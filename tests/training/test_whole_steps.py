@@ -1,5 +1,7 @@
 """When validation comes, in optimizer steps, and that a run ends after a whole one."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -8,6 +10,7 @@ import pytest
 from anlit import GPT
 from anlit.errors import UserError
 from anlit.training.callbacks import WholeSteps
+from anlit.training.callbacks.checkpoints import LastCheckpoint
 from tests.models.tiny import batches, tiny
 
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
@@ -28,12 +31,14 @@ class Seen(L.Callback):
         self.validated.append(trainer.global_step)
 
 
-def run(stop_after: int | None = None, **settings: Any) -> Seen:
+def run(
+    stop_after: int | None = None, callbacks: Sequence[L.Callback] = (), ckpt_path: str | None = None, **settings: Any
+) -> Seen:
     """Epochs of 12 batches of one sequence, three to an optimizer step."""
     seen, loader = Seen(stop_after), batches(12, 16, batch_size=1)
     whole = {"accelerator": "cpu", "devices": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 3, **QUIET}
-    trainer = L.Trainer(**{**whole, "callbacks": [WholeSteps(), seen], "limit_val_batches": 1, **settings})
-    trainer.fit(tiny(GPT), loader, loader)
+    trainer = L.Trainer(**{**whole, "callbacks": [WholeSteps(), seen, *callbacks], "limit_val_batches": 1, **settings})
+    trainer.fit(tiny(GPT), loader, loader, ckpt_path=ckpt_path)
     return seen
 
 
@@ -55,6 +60,15 @@ def test_the_interval_counts_optimizer_steps(settings: dict[str, Any], expected:
 def test_a_stop_asked_for_within_a_step_comes_after_it() -> None:
     seen = run(stop_after=4, max_steps=20, val_check_interval=5, check_val_every_n_epoch=None)
     assert (seen.n_batches, seen.validated) == (6, [2])
+
+
+def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next_one(tmp_path: Path) -> None:
+    """Its last step was validated because it was the last; now no validation is due there."""
+    rare = {"val_check_interval": 100, "check_val_every_n_epoch": None}
+    for n_epochs in (1, 2, 3):
+        last = LastCheckpoint(str(tmp_path))
+        seen = run(callbacks=[last], ckpt_path="last", max_epochs=n_epochs, **rare)
+        assert (seen.n_batches, seen.validated) == (12, [4 * n_epochs])
 
 
 @pytest.mark.parametrize(

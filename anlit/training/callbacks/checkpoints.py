@@ -52,6 +52,8 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
         if completes_step(trainer) and not validation_follows(trainer):
             self._stop_if_asked(trainer)
+            if trainer.should_stop:  # a checkpoint from after this would count the epoch as done
+                save_checkpoint_now(self, trainer)
             super().on_train_batch_end(trainer, *batch)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

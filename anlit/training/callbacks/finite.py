@@ -17,8 +17,7 @@ class StopOnNonFinite(L.Callback):
     """Raises UserError when a loss or a gradient is NaN or infinite; names the step and the last good checkpoint.
 
     On CPU every step is checked before the optimizer's step. On an accelerator every check would wait for the device,
-    so flags are kept on the device and read at logging steps and before a checkpoint is written. With `precision:
-    16-mixed` gradients are not checked, because steps that overflow are skipped anyway.
+    so flags are kept on the device and read at logging steps and before a checkpoint is written.
     """
 
     def __init__(self) -> None:
@@ -26,18 +25,14 @@ class StopOnNonFinite(L.Callback):
 
     def on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
         """Check the norm. It is the same on all ranks, so all of them stop."""
-        if trainer.precision != "16-mixed":
-            self._note("gradient", norm)
-            if pl_module.device.type == "cpu":
-                self._check(trainer, trainer.global_step + 1)
+        self._note("gradient", norm)
+        if pl_module.device.type == "cpu":
+            self._check(trainer, trainer.global_step + 1)
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        if trainer.precision != "16-mixed":  # there the loss is multiplied by a large factor
-            self._note("training loss", loss)
+        self._note("training loss", loss)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
-        if trainer.precision == "16-mixed":
-            self._note("training loss", outputs["loss"])
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if pl_module.device.type == "cpu" or is_logged(trainer, trainer.global_step):
             self._check(trainer, trainer.global_step)
 

@@ -68,8 +68,6 @@ class LossGuard(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.gradient_clip_algorithm == "value":
             raise UserError("LossGuard needs the gradient norm: set trainer.gradient_clip_algorithm to norm")
-        if trainer.precision == "16-mixed":
-            raise UserError("trainer.precision=16-mixed skips steps by itself: choose bf16-mixed, or no LossGuard")
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         """Sum the losses of the micro-batches, each its share of the step's loss; see `StepLoss`."""

@@ -17,7 +17,7 @@ from anlit.lightning_internals import completes_step, is_logged, time_fetches
 from anlit.models.flops import flops_per_token
 
 # Lightning's table has twice the dense bf16 peak for the H200; NVIDIA's data sheet: 989 TFLOP/s without sparsity.
-H200_PEAK = {torch.bfloat16: 989e12, torch.float16: 989e12}
+H200_PEAK = {torch.bfloat16: 989e12}
 
 
 class StepTimes:
@@ -158,6 +158,6 @@ def peak_flops(device: torch.device, precision: str | int | None) -> float | Non
     """Dense peak in FLOP/s of `device` at a Trainer precision such as `bf16-mixed`; None if it is not known."""
     if device.type != "cuda":
         return None
-    low = {"bf": torch.bfloat16, "16": torch.float16}.get(str(precision)[:2], torch.float32)
+    low = torch.bfloat16 if str(precision).startswith("bf16") else torch.float32
     own = H200_PEAK if "h200" in torch.cuda.get_device_name(device).lower() else {}
     return own.get(low) or get_available_flops(device, low)

@@ -21,7 +21,7 @@ class WholeSteps(Checkpoint):
     Lightning calls checkpoint callbacks after all others, so this one sees the others' requests.
     """
 
-    _stop_after_step = False
+    _stop_after_step = _has_begun = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Give Lightning the interval in micro-batches; UserError if epochs or intervals do not end with a step."""
@@ -38,9 +38,12 @@ class WholeSteps(Checkpoint):
                 "set trainer.limit_train_batches, or count across epochs with trainer.check_val_every_n_epoch null"
             )
         _align_progress(trainer)
+        self._has_begun = False
 
         def is_due(due_by_interval: Callable[[], bool]) -> bool:
             ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+            if ends_epoch and not self._has_begun:  # the checkpoint is of the validation after an epoch's last step
+                return True  # or Lightning would take one more step in that epoch
             ends_run = ends_epoch and trainer.current_epoch + 1 == trainer.max_epochs
             ends_run = (ends_run or trainer.global_step == trainer.max_steps) and trainer.enable_validation
             return completes_step(trainer) and (due_by_interval() or ends_run)
@@ -50,6 +53,7 @@ class WholeSteps(Checkpoint):
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         # Lightning's own count is off by one if a run is continued after its end or with another interval.
         number_logged_steps(trainer, trainer.global_step)
+        self._has_begun = True
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         asked, within = trainer.should_stop or self._stop_after_step, not completes_step(trainer)
