@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anlit.analysis.comparison import Comparison, compare_groups, record_runs
+from anlit.analysis.comparison import STUDY, Comparison, compare_groups, record_runs
 from anlit.analysis.comparison_report import section, sources
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.statistics import Summary, mean_sd
@@ -41,7 +41,7 @@ NOT_COMPARED = "no run can be compared, see Failures."
 def write(results: StudyResults) -> Path:
     """Write report.html, report.md and report.json to the study's folder; returns the path of the page."""
     results.output.mkdir(parents=True, exist_ok=True)
-    write_json(results.output / "report.json", _raw(results), indent=None)
+    write_json(results.output / STUDY, _raw(results), indent=None)
     return write_page(results.output, "report", _paragraphs(results))
 
 
@@ -208,7 +208,7 @@ SECTIONS: dict[str, Callable[[StudyResults, dict[str, Any]], list[str]]] = {
 
 def recompute(folder: Path) -> list[Comparison]:
     """The comparisons recorded in `folder`, computed again and written; UserError without a whole report.json."""
-    path, page = folder / "report.json", folder / "report.md"
+    path, page = folder / STUDY, folder / "report.md"
     record = read_json(path, SCHEMA, "give the folder of a study's report")
     try:
         comparisons = [_compare(folder, n, recorded, record) for n, recorded in enumerate(record["comparisons"], 1)]
