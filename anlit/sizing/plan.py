@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-DENSE_BF16 = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
-"""FLOP/s without sparsity, from NVIDIA's data sheets (SXM)."""
 GPU_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9}
 
 
@@ -14,13 +12,13 @@ class Plan:
 
     gpus: int = 1  # on all nodes
     strategy: Literal["1gpu", "ddp", "fsdp"] = "1gpu"  # fsdp shards parameters, gradients and optimizer over all GPUs
-    precision: Literal["32-true", "bf16-mixed", "bf16-true"] = "bf16-mixed"
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true"] = "bf16-mixed"
     gather: Literal["float32", "bfloat16"] = "float32"  # in which fsdp gathers parameters; the strategy's gather_dtype
     checkpoint_every: int | None = None  # activation checkpointing of every n-th block
     batch_size: int = 8  # sequences in a micro-batch on one GPU
     length: int = 2048  # T, tokens in a sequence
     accumulate: int = 1  # micro-batches in an optimizer step
-    gpu: str = "H100"  # a key of DENSE_BF16
+    gpu: str = "H100"  # a key of GPU_BYTES
     mfu: float = 0.4  # expected share of the peak FLOP/s in useful work
     tokens: float | None = None  # of the whole run
 
