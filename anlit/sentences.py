@@ -29,8 +29,14 @@ _OPTION = re.compile(
 )
 _NO_CLASS = re.compile(
     r"(?:dot import path string|import path format): (.*)|Importing '([^']+)' is not allowed|Import path (\S+) does not"
-    r"|Multiple subclasses with name (\w+)|class_path '([^']+)':\s+(?:module|No module)|Not a valid subclass of"
+    r"|class_path '([^']+)':\s+(?:module|No module)|Not a valid subclass of|Import path does not correspond"
     r"|(?:module|No module).*\. Got value: (\S+)|is not iterable"
+)
+_SEVERAL = re.compile(r"Multiple subclasses with name (\w+)\. .* ambiguity: (.*)\.")
+_OTHERS = re.compile(r"(\n *- Problem with given class_path)([\s\S]*?)\1[\s\S]*")
+_MONITOR = re.compile(
+    r"metric `(.*?)` which is not available.* following: (.*)|"
+    r"monitor='(.*?)'\)` could not find the monitored key in the returned metrics: \[(.*?)\]"
 )
 _EXPECTED = re.compile(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.*?)\])")
 _KINDS = {
@@ -82,6 +88,7 @@ def numbers(text: str) -> tuple[int, ...]:
 def sentence(message: str, options: Collection[str], program: str) -> str:
     """The cause in what a parser said. `options`: all that may be given; `program`: the whole command, `anlit fit`."""
     message, see = message.strip(), f"{program} --help lists the options"
+    message = _OTHERS.sub(r"\1\2", message)  # of a union's members, the first that takes a class has the class given
     if match := _UNKNOWN.search(message):
         return _unknown(message, match, options, program, see)
     key = ".".join(keys := _key(message))
@@ -101,10 +108,15 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
             return f"{option} {choice} is not known: choose one of {choices.replace(chr(39), '')}"
         return f"{message.removeprefix('argument ').replace(': ', ' ', 1)}: {see}"
     value = next(iter(_VALUE.findall(message)), "")
+    if match := _SEVERAL.search(message):
+        return f"{key}={match[1]} is the name of several classes: choose {match[2].replace(', ', ' or ')}"
     if match := _NO_CLASS.search(message):
         return no_class(key, _first(match) or value)
     if kinds := [kind or f"one of {values}" for kind, values in _EXPECTED.findall(message) if kind != "NoneType"]:
-        return f"{key}={value} is of the wrong type: give {' or '.join(dict.fromkeys(map(_kind, kinds)))}"
+        fix = " or ".join(dict.fromkeys(map(_kind, kinds)))
+        if value[:1] in ("[", "{") and "str" in kinds:  # which the parser took for YAML
+            fix += ", one in brackets with quotes in a --config FILE"
+        return f"{key}={value} is of the wrong type: give {fix}"
     return f"{' '.join(message.split())[:400]}: {see}"
 
 
@@ -154,8 +166,22 @@ def classes_for(name: str) -> str:
 def of_lightning(error: Exception) -> str:
     """The sentence for an error of Lightning's about the Trainer's settings."""
     message = " ".join(str(error).split())
+    if match := _MONITOR.search(message):
+        name, known = (re.sub("[`']", "", text) for text in match.groups() if text)
+        return f"trainer.callbacks.monitor={name} is not logged: choose one of {known}"
     known = (advice for pattern, advice in ADVICE.items() if re.search(pattern, message))
     return next(known, f"trainer: {message.split('. ')[0].rstrip('.')}")
+
+
+def of_constructor(error: Exception) -> str:
+    """The sentence of a class's constructor; the parser lists what each member of a union says, the class's first."""
+    match = re.search(r"Errors:\n *- (.*)", str(error))
+    return match[1] if match else str(error)
+
+
+def is_of_lightning(error: Exception) -> bool:
+    """Whether a run ended because Lightning refuses a setting of the Trainer or of its callbacks."""
+    return type(error).__name__ == "MisconfigurationException" or _MONITOR.search(str(error)) is not None
 
 
 def _first(match: re.Match[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from anlit.analysis.comparison import Comparison, compare_groups, record_runs, refuse_other_report
+from anlit.analysis.comparison import COMPARISON, Comparison, compare_groups, record_runs, refuse_other_report
 from anlit.analysis.comparison_report import section, show, sources
 from anlit.analysis.notes import refuse_other_tokenizers
 from anlit.analysis.statistics import Summary
@@ -49,7 +49,7 @@ def compare(
     measured = ["--measure_steps"] if time_steps else []
     command = shlex.join(["anlit", "compare", *runs, "--output", output, *named, *measured])
     names = {str(run.folder) for run in loaded}
-    refuse_other_report(folder / "convergence.json", lambda record: {*map(str, record.get("runs") or ())} <= names)
+    refuse_other_report(folder, COMPARISON, lambda record: {*map(str, record.get("runs") or ())} <= names)
     if time_steps is not None:
         time_steps([chosen, *(group for group in groups if group is not chosen)], folder)
     comparison = compare_groups(every, chosen, loaded, folder, command)
@@ -59,7 +59,7 @@ def compare(
     counted = [run for result in comparison.results for run in result.group.counted]
     with writing(folder):
         plots.plot_convergence(comparison)
-        write_json(folder / "convergence.json", comparison.raw() | record_runs([comparison]), indent=None)
+        write_json(folder / COMPARISON, comparison.raw() | record_runs([comparison]), indent=None)
         write_page(folder, "report", [
             "# Convergence", f"Baseline: **{literal(chosen.label)}**", "## Comparison", *section(comparison),
             "## Notes and warnings", listed(comparison.notes) or "None.",

@@ -20,6 +20,8 @@ from anlit.reading import read_json
 from anlit.runs.folders import RECORD_SCHEMA, Run, hardware_label
 from anlit.runs.groups import Group
 
+COMPARISON, STUDY = "convergence.json", "report.json"
+"""What the reports of `anlit compare` and of `anlit study` record, each beside report.md."""
 STEPS = "paired_steps.json"
 STEPS_SCHEMA = RECORD_SCHEMA | {"arms": [{"key": str, "seconds_per_token": [(int, float)]}]}
 LEFT_OUT = "Speed-ups in wall-clock are left out, because"
@@ -211,11 +213,14 @@ def _without(mapping: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def refuse_other_report(path: Path, is_same: Callable[[dict[str, Any]], bool]) -> None:
-    """Raises a UserError if there is a report's JSON at `path`, and it is not the same comparison's or study's."""
-    if path.exists():
-        schema = {"runs": list, "command": str, "path": str, "budget": str}
+def refuse_other_report(folder: Path, own: str, is_same: Callable[[dict[str, Any]], bool]) -> None:
+    """Raises a UserError if there is a report in `folder`, and not the same comparison's or study's with JSON `own`.
+
+    Both kinds are written to report.md.
+    """
+    schema = {"runs": list, "command": str, "path": str, "budget": str}
+    for path in (folder / name for name in (COMPARISON, STUDY) if (folder / name).exists()):
         record = read_json(path, schema, "remove it, or give another --output")
-        if not is_same(record):
-            raise UserError(f"--output {path.parent} has another report ({record.get('command')}): give another "
+        if path.name != own or not is_same(record):
+            raise UserError(f"--output {folder} has another report ({record.get('command')}): give another "
                             "folder, or remove that report")  # fmt: skip

@@ -168,7 +168,7 @@ def _refuse_other_sizes(settings: dict[str, Any], weights: dict[str, Tensor], ar
 
 
 def load_initial_weights(model: LanguageModel, path: str) -> None:
-    """Copy the weights of a checkpoint into `model`, which must be of the same architecture and shape.
+    """Let `model` begin from the weights of a checkpoint, which must be of the same architecture and shape.
 
     If the attention mechanism differs, a line in the log names both.
 
@@ -197,12 +197,14 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
             f"attention is {attention_label(then)} in {given} and {attention_label(now)} in the model: what the "
             "mechanism itself learns starts from its initial values"
         )
-        saved_weights = {name: value for name, value in saved_weights.items() if not _is_of_mechanism(name)}
-        saved_weights |= {name: value for name, value in weights.items() if _is_of_mechanism(name)}
+        saved_weights, weights = (
+            {name: value for name, value in held.items() if not _is_of_mechanism(name)}
+            for held in (saved_weights, weights)
+        )
     refuse_other_shapes(saved_weights, weights, given)
     if model.model.tie_embeddings and not saved_weights[PREFIX + EMBEDDING].equal(saved_weights[PREFIX + HEAD]):
         raise UserError(f"{given} has an embedding and a head that differ: leave out model.tie_embeddings")
-    model.load_state_dict(saved_weights)
+    model.model.begin_from({name.removeprefix(PREFIX): value for name, value in saved_weights.items()})
     model.family = content["anlit"].get("family")
 
 

@@ -34,7 +34,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import RUN_FOLDER, RunError, UserError
 from anlit.lightning_internals import CommandLine
 from anlit.reporting.text import echo
-from anlit.sentences import of_lightning
+from anlit.sentences import is_of_lightning, of_constructor, of_lightning
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
 from anlit.training.callbacks.loss_guard import LossGuard
@@ -45,7 +45,7 @@ from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.callbacks.throughput import Throughput
 from anlit.training.callbacks.whole_steps import WholeSteps
 from anlit.training.interruption import TRY_AGAIN, Preempted
-from anlit.training.loggers import CSVLogger, MetricsOnResume
+from anlit.training.loggers import MetricsCSV, MetricsOnResume
 from anlit.training.refusals import refusals
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -91,7 +91,12 @@ class FitCommand(ConfigurationParser):
             raise UserError(f"{both} both name weights: {fix}")
 
     def run(self, subcommand: str) -> None:
-        CommandLine.run(self, subcommand)
+        try:
+            CommandLine.run(self, subcommand)
+        except (RuntimeError, MisconfigurationException) as error:
+            if not is_of_lightning(error):
+                raise
+            raise UserError(of_lightning(error)) from error
 
     def before_fit(self) -> None:
         initial_weights, run_dir, ckpt_path = map(self.setting, ("initial_weights", "run_dir", "ckpt_path"))
@@ -117,10 +122,11 @@ class FitCommand(ConfigurationParser):
             with wandb_run(config, config.run_dir) if self.subcommand == "fit" else nullcontext():
                 LightningCLI.instantiate_classes(self)
         except (ValueError, TypeError, MisconfigurationException) as error:
-            culprit = origin(error) if isinstance(error, ValueError) else error
+            culprit: Any = origin(error) if isinstance(error, ValueError) else error
             if isinstance(culprit, TypeError) and "CPUAccelerator" not in str(culprit):  # a mistake in the code
                 raise
-            raise UserError(str(culprit) if isinstance(error, ValueError) else of_lightning(error)) from error
+            said = of_constructor(culprit) if isinstance(error, ValueError) else of_lightning(error)
+            raise UserError(said) from error
 
     def _set_vocabulary_from_data(self) -> None:
         """Set a missing vocab_size to that of the data, which is prepared first if necessary."""
@@ -167,7 +173,7 @@ class FitCommand(ConfigurationParser):
             if logger is not False:
                 own = [] if logger is True else _as_list(logger)
                 tensorboard = [] if configured(TensorBoardLogger, own) else [TensorBoardLogger(run_dir, "", "")]
-                logger = [CSVLogger(run_dir), *tensorboard, *own]
+                logger = [MetricsCSV(run_dir), *tensorboard, *own]
         else:
             self.save_config_callback = None  # it would write config.yaml into the working directory
             callbacks, logger = [*callbacks, *progress], logger or False

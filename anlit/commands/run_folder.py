@@ -83,38 +83,48 @@ def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: i
         every_n_steps: Optimizer steps between two last.ckpt.
 
     Raises:
-        UserError: A new run would write over another one, or the checkpoint is missing.
+        UserError: The folder has files of a run, and this is not one of its checkpoints; or the checkpoint is missing.
     """
     run = Path(run_dir)
-    if ckpt_path in (None, "last"):
-        _refuse_to_begin_anew(run, ckpt_path, every_n_steps)
+    if ckpt_path == "last":
+        _refuse_to_begin_anew(run, every_n_steps)
         return ckpt_path
+    if ckpt_path is None:
+        _refuse_occupied(run, "")
+        return None
     ckpt_path = str(run / CHECKPOINTS / BEST) if ckpt_path == "best" else ckpt_path
     refuse_address(ckpt_path)
     if not is_checkpoint(ckpt_path):
         what = "is no checkpoint" if Path(ckpt_path).exists() else "does not exist"
         raise UserError(f"ckpt_path={ckpt_path} {what}: give a file such as RUN/checkpoints/last.ckpt, or last")
+    own, given = (run / CHECKPOINTS).resolve(), Path(ckpt_path)
+    if own not in (given.parent.resolve(), *given.resolve().parents):  # its name may be a link, or lie in `SHARDED`
+        _refuse_occupied(run, f", and ckpt_path={ckpt_path} is not of it")
     return ckpt_path
 
 
 @rank_zero_only
-def _refuse_to_begin_anew(run: Path, ckpt_path: str | None, every_n_steps: int) -> None:
-    """A run without a checkpoint begins where none is; `last` at step 0 only if no last.ckpt was ever written.
+def _refuse_occupied(run: Path, why: str) -> None:
+    """Refuse a folder with files that a run has written: only the run itself may write over them."""
+    if complete_checkpoints(run / CHECKPOINTS) or any((run / name).exists() for name in (CONFIG, METRICS, RECORD)):
+        fix = "continue it with --ckpt_path last, or choose another --run_dir"
+        raise UserError(f"run_dir={run} already holds a run{why}: {fix}")
+
+
+@rank_zero_only
+def _refuse_to_begin_anew(run: Path, every_n_steps: int) -> None:
+    """`last` begins at step 0 only if no last.ckpt was ever written.
 
     A run that was killed before its first checkpoint starts again. One is complete before the next is due.
     """
-    if ckpt_path is None:
-        if (run / RECORD).is_file():
-            fix = "continue it with --ckpt_path last, or choose another --run_dir"
-            raise UserError(f"run_dir={run} already holds a run: {fix}")
-        return
     if os.path.lexists(run / CHECKPOINTS / LAST):
         return
     others, metrics = complete_checkpoints(run / CHECKPOINTS), run / METRICS
     rows = read_rows(metrics) if metrics.exists() else []
     n_steps = max((int(number(row, "step", metrics)) + 1 for row in rows if row["step"]), default=0)
     record = read_json(run / RECORD, RECORD_SCHEMA) if (run / RECORD).exists() else {}
-    if not others and n_steps <= 2 * every_n_steps and record.get("status") != "finished":
+    is_of_run = bool(record) or not n_steps  # which writes its record first
+    if not others and is_of_run and n_steps <= 2 * every_n_steps and record.get("status") != "finished":
         if record:
             echo(f"{run} was stopped before its first checkpoint was complete: it starts again at step 0")
         return

@@ -1,6 +1,5 @@
 """`anlit score`: writes the log-likelihood of every token of texts, as parquet."""
 
-import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 from anlit.checkpoints.location import find_checkpoint
 from anlit.errors import UserError
-from anlit.reporting.text import echo
+from anlit.reporting.text import echo, json_line
 from anlit.sentences import ToolParser, at_least
 
 WORDS = """\
@@ -86,7 +85,7 @@ def main(argv: list[str]) -> None:
     write_table(Path(given.output), text.tokenizer, record | describe(checkpoint), scored())
     totals["nats_per_token"] = totals["nats"] / totals["scored"] if totals["scored"] else math.nan
     totals["bits_per_byte"] = totals["nats"] / math.log(2) / totals["bytes"] if totals["bytes"] else math.nan
-    echo(json.dumps(totals) if given.json else WORDS.format(output=given.output, **totals))
+    echo(json_line(totals) if given.json else WORDS.format(output=given.output, **totals))
 
 
 def read_documents(files: Sequence[str], field: str) -> Iterator[tuple[str, str]]:

@@ -8,9 +8,9 @@ from anlit.errors import UserError
 from anlit.reporting.files import write_json
 from anlit.reporting.table import console
 from anlit.sentences import ToolParser, at_least
-from anlit.sizing.plan import DENSE_BF16, Plan
+from anlit.sizing.plan import GPU_BYTES, Plan
 
-PRECISIONS: dict[str, Any] = {"bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed", "bf16-true": "bf16-true"}
+PRECISIONS: dict[str, Any] = {"bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
 """Lightning's names → those of a plan; all others are 32-true."""
 
 
@@ -50,8 +50,8 @@ def parser() -> ToolParser:
     add("--strategy", choices=["1gpu", "ddp", "fsdp"])
     add("--batch_size", type=at_least(1), help="sequences in a micro-batch on one GPU")
     add("--tokens", type=at_least(1, float), help="training tokens of the whole run, such as 300e9")
-    add("--gpu", choices=sorted(DENSE_BF16), default="H100")
-    add("--mfu", type=float, default=0.4, help="expected share of the dense bf16 peak")
+    add("--gpu", choices=sorted(GPU_BYTES), default="H100")
+    add("--mfu", type=float, default=0.4, help="expected share of the dense peak at the configuration's precision")
     add("--json", type=Path, help="write the numbers to this file too")
     return parser
 

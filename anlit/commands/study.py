@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.comparison import read_step_times, refuse_other_report, seconds_per_token
+from anlit.analysis.comparison import STUDY, read_step_times, refuse_other_report, seconds_per_token
 from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import launch, reuse, submit
 from anlit.analysis.study.plan import Study, Trial, read_config, read_study
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     study = read_study(given.config, given.budget)
     output = Path(given.output or f"runs/{study.label}")
     name = Path(study.path).name
-    refuse_other_report(output / "report.json", lambda record: Path(str(record.get("path"))).name == name
+    refuse_other_report(output, STUDY, lambda record: Path(str(record.get("path"))).name == name
                         and record.get("budget") == study.budget)  # fmt: skip
     if not given.report_only:
         check_study(study)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Decoder(nn.Module):
         self._tie()
         self.document_masking = config.document_masking
         self.compiles_loss = self.compiles_norms = False
+        self._given: dict[str, Tensor] = {}
 
     def _tie(self) -> None:
         if self.tie_embeddings:
@@ -138,6 +140,20 @@ class Decoder(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(self._random_state)
                 self.reset_parameters()
+            self.begin_from(self._given)
+            self._given = {}
+
+    def begin_from(self, weights: dict[str, Tensor]) -> None:
+        """Take `weights`, by their names in the state_dict, in place of drawn ones.
+
+        The meta device has no memory for them, so there they are kept for `draw_missing`.
+        """
+        if self.embedding.weight.is_meta:
+            self._given = weights
+            return
+        own = self.state_dict()
+        for name, values in weights.items():
+            fill(own[name], methodcaller("copy_", values))
 
     def draw(self, name: str, weight: Tensor) -> None:
         """Fill one matrix with its initial values, without gradients; `name` is that of its map."""

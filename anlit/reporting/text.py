@@ -8,6 +8,8 @@ import time
 import unicodedata
 from typing import Any, TextIO
 
+from anlit.reporting.files import jsonable
+
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Control, format (writing direction, invisible), surrogate and private characters, line and paragraph separators."""
 KEPT = "\n\t\u200c\u200d"
@@ -28,8 +30,8 @@ def echo(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
 
 
 def json_line(value: Any) -> str:
-    """`value` as one line of JSON, with control codes escaped as JSON does it, so that nothing is lost."""
-    line = json.dumps(value, ensure_ascii=False)
+    """`value` as one line of JSON, see `jsonable`, with control codes escaped as JSON does it, so that none is lost."""
+    line = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
     hidden = {char for char in line if unicodedata.category(char) in HIDDEN}
     return line.translate({ord(char): json.dumps(char)[1:-1] for char in hidden})
 

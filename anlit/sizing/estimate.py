@@ -8,8 +8,9 @@ from anlit.models.flops import flops_per_token
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
 from anlit.reporting.table import SafeConsole, Table
-from anlit.sizing.plan import DENSE_BF16, GPU_BYTES, Plan
+from anlit.sizing.plan import GPU_BYTES, Plan
 from anlit.sizing.trace import Role, step_memory
+from anlit.training.callbacks.throughput import PEAKS, product_type
 
 FRAGMENTATION = 0.05
 """Allowance for memory that the allocator reserves but does not use; small, because all blocks have equal shapes."""
@@ -39,7 +40,7 @@ def estimate(model: LanguageModel, plan: Plan) -> dict[str, Any]:
     peak = sum(memory.values())
     allowance = FRAGMENTATION * peak + CONTEXT_BYTES
     flops = flops_per_token(model.model, plan.length)
-    rate = plan.gpus * DENSE_BF16[plan.gpu] * plan.mfu / flops
+    rate = plan.gpus * PEAKS[plan.gpu][product_type(plan.precision)] * plan.mfu / flops
     return {
         "plan": plan,
         "parameters": parameters | {"total": sum(parameters.values())},
@@ -101,6 +102,7 @@ def show(console: SafeConsole, result: dict[str, Any]) -> None:
     ]
     if result["days"] is not None:
         time.append([f"days for {plan.tokens:.3g} tokens", f"{result['days']:.3g}"])
-    title = f"at {plan.mfu:.0%} of {DENSE_BF16[plan.gpu] / 1e12:.0f} TFLOP/s (dense bf16)"
+    kind = product_type(plan.precision)
+    title = f"at {plan.mfu:.0%} of {PEAKS[plan.gpu][kind] / 1e12:.3g} TFLOP/s (dense {kind})"
     console.print(Table(title, ["time", ""], time))
     console.print("FLOPs are for sequences of one document. Activations are those of uncompiled blocks.")

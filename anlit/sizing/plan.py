@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-DENSE_BF16 = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
-"""FLOP/s without sparsity, from NVIDIA's data sheets (SXM)."""
 GPU_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9}
 
 
@@ -20,7 +18,7 @@ class Plan:
     batch_size: int = 8  # sequences in a micro-batch on one GPU
     length: int = 2048  # T, tokens in a sequence
     accumulate: int = 1  # micro-batches in an optimizer step
-    gpu: str = "H100"  # a key of DENSE_BF16
+    gpu: str = "H100"  # a key of GPU_BYTES
     mfu: float = 0.4  # expected share of the peak FLOP/s in useful work
     tokens: float | None = None  # of the whole run
 

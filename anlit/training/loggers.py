@@ -19,8 +19,11 @@ from anlit.runs.folders import METRICS
 from anlit.runs.groups import flatten
 
 
-class CSVLogger(Logger):
-    """Writes `metrics.csv` into the run folder, row by row, appending after a resume, and `hparams.yaml`."""
+class MetricsCSV(Logger):
+    """Writes `metrics.csv` into the run folder, row by row, appending after a resume, and `hparams.yaml`.
+
+    `--trainer.logger CSVLogger` is Lightning's.
+    """
 
     name = version = ""
 
@@ -93,7 +96,7 @@ class MetricsOnResume(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         step, missing, self._missing = trainer.global_step, self._missing, None
         for logger in trainer.loggers:
-            if isinstance(logger, CSVLogger):
+            if isinstance(logger, MetricsCSV):
                 rows = logger.rewrite(before=step)
                 if any(row["step"] == str(step - 1) and row.get("train/loss") for row in rows):
                     missing = None

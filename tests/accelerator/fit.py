@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import anlit
 from anlit.data.batch import Batch
 from anlit.training import callbacks as ours
-from anlit.training.loggers import CSVLogger
+from anlit.training.loggers import MetricsCSV
 from tests.accelerator.device import NAME, on_device, register
 from tests.models.tiny import tiny
 
@@ -124,7 +124,7 @@ def waits_of(model: L.LightningModule, device: torch.device) -> dict[int, list[s
         ]  # fmt: skip
         trainer = L.Trainer(
             max_steps=LAST_STEP, strategy=OnDevice(device, NoCPU()), devices=1, gradient_clip_val=1.0,
-            accumulate_grad_batches=MICRO_BATCHES, log_every_n_steps=LOGGED_EVERY, logger=CSVLogger(run_dir),
+            accumulate_grad_batches=MICRO_BATCHES, log_every_n_steps=LOGGED_EVERY, logger=MetricsCSV(run_dir),
             callbacks=callbacks, enable_model_summary=False,
         )  # fmt: skip
         with contextlib.suppress(StopAsyncIteration):

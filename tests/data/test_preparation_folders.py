@@ -205,7 +205,7 @@ def test_a_bad_line_stops_or_is_skipped(tokenizer: str, tmp_path: Path, monkeypa
     *_, last = capsys.readouterr().err.strip().splitlines()
     says = 'the field "meta.redpajama_set_name" is missing or null and not a name'
     assert re.match(rf"anlit: error: .*hub/train/chunk1/a\.jsonl, line 31: {says}\. Repair the file, or leave", last)
-    assert last.endswith("such documents out with --on_bad skip; what is done so far is kept.")
+    assert last.endswith("such documents out with anlit prepare's --on_bad skip; what is done so far is kept.")
     before = written(Path("out"))
     assert len(before) > 2
     assert main(["prepare", "SlimPajama", "--output", "out", "--on_bad", "skip"]) == 0

@@ -97,6 +97,18 @@ def test_the_table_has_every_token_of_every_text(run: Path, tmp_path: Path, caps
     assert record["command"].startswith("anlit score ")
 
 
+def test_totals_of_nothing_are_null(run: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "none.jsonl").touch()
+    assert (
+        main(["score", str(run), str(tmp_path / "none.jsonl"), "--output", str(tmp_path / "o.parquet"), "--json"]) == 0
+    )
+    totals = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert totals == dict.fromkeys(("documents", "tokens", "scored", "bytes", "nats"), 0) | {
+        "nats_per_token": None,
+        "bits_per_byte": None,
+    }
+
+
 def test_a_text_that_is_missing_is_named_and_no_table_written(run: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": TEXTS[0]}) + "\n{}")
     assert main(["score", str(run), str(tmp_path / "text.jsonl"), "--output", str(tmp_path / "out.parquet")]) == 2

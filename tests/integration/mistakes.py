@@ -2,6 +2,9 @@
 
 FIT = "fit --config tiny.yaml"
 CONTINUED = "fit --config run/config.yaml --run_dir new --ckpt_path run/checkpoints/last.ckpt"
+CALLBACK, MONITOR = "--trainer.val_check_interval 1 --trainer.callbacks+", "--trainer.callbacks.monitor"
+EVERY = "--trainer.callbacks.every_n"
+DEMO = "lightning.pytorch.demos.boring_classes.Boring"
 SCALE_INVARIANT = f"{FIT} --model.attention=ScaleInvariant"
 
 FAST = [
@@ -25,7 +28,10 @@ FAST = [
     (f"{FIT} --model.attention=Foo", r"model\.attention names Foo, which is not a class for it: choose ALiBi.*ScaleIn"),
     (f"{SCALE_INVARIANT} --model.attention.taux=3", r"attention\.taux is not a setting of .*ant: did you mean tau\?"),
     (f"{FIT} --data.context_schedule={{a:b}}", r"data\.context_schedule=\{a:b\} is of the wrong type: give a mapping"),
-    (f"{FIT} --model.optimizer=AdamW", r"model\.optimizer names AdamW, which is not a class for it: choose anlit"),
+    (f"{FIT} --model.optimizer=AdamW", r"optimizer=AdamW is the name of several classes: choose torch\.optim\.A"),
+    (f"{FIT} --data.path [x]", r"data\.path=\['x'\] is of the wrong type: give a text, one in brackets with quotes"),
+    (f"{FIT} {CALLBACK}=EarlyStopping {MONITOR}=val/los", r"monitor=val/los is not logged: choose .*, val/loss, val"),
+    (f"{FIT} --model {DEMO}Model", r"model names .*BoringModel, which is not a class for it: choose GPT, NGPT or A"),
     (f"{FIT} --ckpt_path http://127.0.0.1:9/a", r"checkpoint http://127\.0\.0\.1:9/a is not on this machine: download"),
     (f"{FIT} --data=Mixture", r"anlit fit needs --data\.paths: give it in a --config FILE or as an option"),
     ("score run text --output f --batch-size 2", r"--batch-size is not an option of anlit score: did you mean --batch"),
@@ -57,6 +63,17 @@ SLOW = [
     (f"{FIT} --trainer.max_steps 1.5", r"trainer\.max_steps=1\.5 is of the wrong type: give an integer"),
     (f"{FIT} --trainer.max_time -5", r"trainer\.max_time is no duration: give DD:HH:MM:SS"),
     (f"{FIT} --trainer.precision 17", r"trainer\.precision=17 .* 'bf16-mixed'"),
+    (f"{FIT} --data {DEMO}DataModule", r"data names .*BoringDataModule, which is not a class for it: choose SlimPaj"),
+    (f"{FIT} --trainer.logger CSVLogger", r"anlit fit needs --trainer\.logger\.save_dir: give it in a --config FILE"),
+    (f"{FIT} {CALLBACK}=ModelCheckpoint {MONITOR}=x", r"trainer\.callbacks\.monitor=x is not logged: choose .*val/los"),
+    (
+        f"{FIT} {CALLBACK}=ModelCheckpoint --trainer.callbacks.dirpath [x]",
+        r"trainer\.callbacks\.dirpath=\['x'\] is of the wrong type: give a text, one in brackets with quotes",
+    ),
+    (
+        f"{FIT} {CALLBACK}=ModelCheckpoint {EVERY}_epochs 1 {EVERY}_train_steps 1",
+        r"error: Combination of parameters every_n_train_steps=1, every_n_epochs=1 .* should be mutually exclusive\.$",
+    ),
     (f"{FIT} --data.path nowhere", r"no folder nowhere with token shards: set --data\.path"),
     (f"{FIT} --data.path swapped", r"tokenizer\.json is not the tokenizer that made the tokens .* put that one back"),
     (f"{FIT} --data.batch_size 0", r"--data\.batch_size is 0: set it to 1 or more"),

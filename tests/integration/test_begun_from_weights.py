@@ -11,6 +11,7 @@ from anlit import load_checkpoint
 from anlit.cli import main
 from tests.integration import conftest
 from tests.integration.conftest import Train, assert_identical, fit_arguments, last_checkpoint, run, signal_at
+from tests.integration.ranks import DDP, FSDP, run_ranks
 from tests.models.tiny import random_tokens
 
 SHORT = ("--trainer.max_steps=3", "--model.context_length=150")
@@ -72,3 +73,20 @@ def test_fine_tuning_on_needles_starts_from_the_weights(tmp_path: Path, trained:
     assert run(tuning(tuned, "--ckpt_path=last", "--initial_weights=gone.ckpt", "--trainer.max_steps=7")) == 0
     assert main(tuning(tmp_path / "run", f"--ckpt_path={last}")) == 2
     assert "both name weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "strategy"), [(1, []), *(pytest.param(2, way, marks=pytest.mark.slow) for way in (DDP, FSDP))]
+)
+def test_a_model_that_is_drawn_late_begins_from_the_weights(
+    shards: Path, tmp_path: Path, trained: Train, n_ranks: int, strategy: list[str]
+) -> None:
+    """With `runtime.meta_init`, which configs/trainer/fsdp.yaml sets. What another mechanism learns is drawn."""
+    tied = ("--model.tie_embeddings=true", *SHORT)
+    plain, meta = trained(*tied, model="GPT"), (*tied, *FIRST_STEP, *strategy, "--model.runtime.meta_init=true")
+    given = (f"--initial_weights={plain / 'checkpoints' / 'last.ckpt'}", "--model.attention=LogN")
+    assert run_ranks(fit_arguments(shards, tmp_path, *meta, *given, model="GPT"), n_ranks) == [0] * n_ranks
+    weights = dict(last_checkpoint(tmp_path)["state_dict"])
+    strength = [weights.pop(name) for name in list(weights) if ".mechanism." in name]
+    assert torch.cat(strength).unique().tolist() == pytest.approx([0.4])
+    assert_identical(dict(last_checkpoint(plain)["state_dict"]), weights, "weights")

@@ -56,7 +56,7 @@ CASES = {
     "killed between two checkpoints": Case(BASE, signal_at("SIGKILL", 19), KILLED, 16),
     "preempted where a validation is due": Case(BASE, signal_at("SIGTERM", 9), PREEMPTED, 10),
     "interrupted, with workers": Case((*BASE, WORKERS), signal_at("SIGINT", 11), INTERRUPTED, 12),
-    "a checkpoint is there and its row is not": Case(BASE, killed_in("training.loggers.CSVLogger", "log_metrics", 18),
+    "a checkpoint is there and its row is not": Case(BASE, killed_in("training.loggers.MetricsCSV", "log_metrics", 18),
                                                     KILLED, 16),
     "a validation is there and no checkpoint": Case(BASE, killed_in(WRITE, "save_checkpoint", 2), KILLED, 8),
     "killed at the last step": Case(BASE, signal_at("SIGKILL", 24), KILLED, 24),

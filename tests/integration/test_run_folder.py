@@ -44,7 +44,10 @@ def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch, cap
     assert "without locks" in caplog.text
 
 
-@pytest.mark.parametrize("lost", [["last.ckpt"], ["last.ckpt", "best.ckpt"]])
+CHECKPOINTS = ["last.ckpt", "best.ckpt"]
+
+
+@pytest.mark.parametrize("lost", [["last.ckpt"], CHECKPOINTS, [*CHECKPOINTS, "../run.json"]])
 def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
     shards: Path, tmp_path: Path, finished: Path, lost: list[str], capsys
 ) -> None:
@@ -53,7 +56,8 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
         (run_dir / "checkpoints" / name).unlink()
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert main(fit_arguments(shards, run_dir, "--trainer.max_steps=20", "--ckpt_path=last")) == 2
+    late = "--checkpoint_every_n_steps=100"
+    assert main(fit_arguments(shards, run_dir, "--trainer.max_steps=20", "--ckpt_path=last", late)) == 2
     said = capsys.readouterr().err
     assert "ckpt_path=last finds no checkpoints/last.ckpt" in said
     assert ("best.ckpt" in said) is (len(lost) == 1)
@@ -65,6 +69,26 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
     else:
         assert main(best) == 2
         assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in capsys.readouterr().err
+
+
+OTHER = "--ckpt_path={}/checkpoints/last.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("kept", "begun"),
+    [("metrics.csv", ""), ("config.yaml", ""), ("checkpoints", ""), ("checkpoints", OTHER), ("run.json", OTHER)],
+)
+def test_a_folder_with_files_of_a_run_is_continued_from_its_own_checkpoints_alone(
+    shards: Path, tmp_path: Path, finished: Path, kept: str, begun: str, capsys
+) -> None:
+    (run_dir := tmp_path / "run").mkdir()
+    (shutil.copytree if kept == "checkpoints" else shutil.copy)(finished / kept, run_dir / kept)
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert main(fit_arguments(shards, run_dir, *begun.format(finished).split())) == 2
+    said = capsys.readouterr().err
+    assert f"run_dir={run_dir} already holds a run" in said
+    assert "continue it with --ckpt_path last, or choose another --run_dir" in said
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
 def test_each_launch_is_in_the_record_and_in_comparisons(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -23,7 +23,7 @@ def size(folder: Path, options: str) -> dict[str, Any]:
 def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
     """2 layers of W_q and W_o with 2 heads of width 24, W_k and W_v with one; d 32, f 128, V 256, T 64."""
     plan = "--gpus 4 --strategy fsdp --model.runtime.recompute_every 2 --batch_size 2 --gpu A100 --mfu 0.5 --tokens 1e9"
-    numbers = size(tmp_path, f"{plan} --model.n_kv_heads 1 --model.d_head 24")
+    numbers = size(tmp_path, f"{plan} --trainer.precision bf16-mixed --model.n_kv_heads 1 --model.d_head 24")
     in_blocks = 2 * (2 * 2 * 24 + 2 * 24 + 3 * 128) * 32
     assert numbers["parameters"]["total"] == in_blocks + 2 * 256 * 32 + 2 * 2 * 32 + 256
     assert numbers["flops_per_token"] == 6 * (in_blocks + 256 * 32) + 12 * 2 * 2 * 24 * 65 / 2
@@ -31,6 +31,13 @@ def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
     assert (numbers["plan"]["checkpoint_every"], numbers["plan"]["length"]) == (2, 64)
     assert numbers["peak"] == pytest.approx(sum(numbers["memory"].values()))
     assert numbers["days"] == pytest.approx(1e9 * numbers["flops_per_token"] / (4 * 312e12 * 0.5) / 86_400)
+
+
+@pytest.mark.parametrize(("precision", "tera"), [("32-true", 19.5), ("bf16-mixed", 312), ("bf16-true", 312)])
+def test_the_days_are_at_the_peak_of_the_precision(tmp_path: Path, precision: str, tera: float) -> None:
+    numbers = size(tmp_path, f"--trainer.precision {precision} --gpu A100 --mfu 0.5")
+    assert numbers["plan"]["precision"] == precision
+    assert numbers["tokens_per_second"] == pytest.approx(tera * 1e12 * 0.5 / numbers["flops_per_token"])
 
 
 def test_a_wrong_option_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from anlit.reading import read_rows
 from anlit.training.callbacks import AttentionStatistics, TrainingDynamics
 from anlit.training.callbacks.attention_statistics import layer_statistics
 from anlit.training.callbacks.dynamics import angles, copying, hidden_states, rotations, share_at_bound
-from anlit.training.loggers import CSVLogger
+from anlit.training.loggers import MetricsCSV
 from tests.models.tiny import ARCHITECTURES, batches, fit, jolt, tiny
 
 
@@ -45,7 +45,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(architecture: Any, obs
     """With dropout, in one block alone, accumulation, QK-clip and packed documents; after every 2nd step, from 0."""
     runs = []
     for folder, callbacks in (("without", []), ("with", [observer(every_n_steps=2, sequences=2)])):
-        trajectory, logger = Trajectory(), CSVLogger(str(tmp_path / folder))
+        trajectory, logger = Trajectory(), MetricsCSV(str(tmp_path / folder))
         settings = {"dropout": 0.2, "qk_clip": 0.5, "qk_norm_gain": True}
         model = tiny(architecture, attention=ScaleInvariant(learned="per_layer"), **settings)
         model.model.blocks[0].eval()

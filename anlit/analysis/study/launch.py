@@ -22,8 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from anlit.analysis.comparison import STUDY
 from anlit.analysis.study.plan import Trial
-from anlit.analysis.study.record import REPORT, read_record, restore
+from anlit.analysis.study.record import read_record, restore
 from anlit.analysis.study.state import LOG, PREEMPTED, note_end, note_start, read_launches, state_of
 from anlit.errors import UserError
 from anlit.reporting.text import echo
@@ -169,7 +170,7 @@ def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
     """
     folders = [folder for study in studies for folder in sorted(study.iterdir()) if not folder.name.startswith(PARTIAL)]
     finished = {each.name.rpartition("-")[2]: each for each in folders[::-1] if state_of(each).status == "finished"}
-    recorded = {Path(name).name.rpartition("-")[2]: (each, study) for study in studies if (study / REPORT).is_file()
+    recorded = {Path(name).name.rpartition("-")[2]: (each, study) for study in studies if (study / STUDY).is_file()
                 for name, each in read_record(study)[1].items() if each.complete}  # fmt: skip
     for run in runs:
         source, folder = finished.get(run.name.rpartition("-")[2]), output / run.name
@@ -180,9 +181,9 @@ def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
             if source:
                 shutil.copytree(source, partial, symlinks=True, copy_function=_link)
             elif known and study:
-                restore(known, partial, study / REPORT)
+                restore(known, partial, study / STUDY)
             partial.rename(folder)  # a kill before it leaves no half of a run
-            echo(f"{run.name}: taken from {source or study / REPORT}")
+            echo(f"{run.name}: taken from {source or study / STUDY}")
 
 
 def _link(source: str, target: str) -> None:

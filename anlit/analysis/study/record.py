@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from anlit.analysis.comparison import STUDY
 from anlit.analysis.study.plan import merged
 from anlit.configuration import CONFIG
 from anlit.errors import UserError
@@ -13,21 +14,20 @@ from anlit.reading import read_json
 from anlit.reporting.files import write_json, write_text
 from anlit.runs.folders import METRICS, RECORD, Curve, Run
 
-REPORT = "report.json"
 SCHEMA = {"comparisons": [dict], "measured": dict, "shared": {"config": dict, "record": dict}}
 ADVICE = "give the folder of a study's report"
 
 
 def read_record(folder: Path) -> tuple[dict[str, Any], dict[str, Run]]:
     """The content of report.json in `folder`, and its runs by the folders that they had; UserError if it is none."""
-    record, runs = read_json(folder / REPORT, SCHEMA, ADVICE), {}
+    record, runs = read_json(folder / STUDY, SCHEMA, ADVICE), {}
     try:
         for name, run in (record.get("measured") or {}).items():
             curve = Curve(*(np.array(run["curve"][key], dtype=np.float64) for key in ("tokens", "seconds", "loss")))
             config, own = (merged(record["shared"][part], run[part]) for part in ("config", "record"))
             runs[name] = Run(Path(name), config, own, curve, run["bits_per_byte"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / REPORT} is no report of a study ({error}): {ADVICE}") from error
+        raise UserError(f"{folder / STUDY} is no report of a study ({error}): {ADVICE}") from error
     return record, runs
 
 

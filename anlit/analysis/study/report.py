@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from anlit.analysis.comparison import Comparison, compare_groups, record_runs
+from anlit.analysis.comparison import STUDY, Comparison, compare_groups, record_runs
 from anlit.analysis.comparison_report import section, sources
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.statistics import mean_sd
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.loss_gap import loss_gap, onset
 from anlit.analysis.study.plan import Study, require
-from anlit.analysis.study.record import ADVICE, REPORT, read_record
+from anlit.analysis.study.record import ADVICE, read_record
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.scaling import scaling
 from anlit.analysis.study.trend import trend
@@ -40,7 +40,7 @@ NOT_COMPARED, WAITS = "no run can be compared, see Failures.", "waits for "
 def write(results: StudyResults) -> Path:
     """Write report.html, report.md and report.json to the study's folder; returns the path of the page."""
     results.output.mkdir(parents=True, exist_ok=True)
-    write_json(results.output / "report.json", _raw(results), indent=None)
+    write_json(results.output / STUDY, _raw(results), indent=None)
     return write_page(results.output, "report", _paragraphs(results))
 
 
@@ -218,7 +218,7 @@ SECTIONS: dict[str, tuple[Callable[[StudyResults, dict[str, Any]], list[str]], d
 
 def recompute(folder: Path) -> list[Comparison]:
     """The comparisons recorded in `folder`, computed again and written; UserError without a whole report.json."""
-    (record, runs), path, page = read_record(folder), folder / REPORT, folder / "report.md"
+    (record, runs), path, page = read_record(folder), folder / STUDY, folder / "report.md"
     try:
         comparisons = [_compare(folder, n, own, record, runs) for n, own in enumerate(record["comparisons"], 1)]
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:

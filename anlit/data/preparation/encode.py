@@ -193,7 +193,7 @@ def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[
             if not job.skip_bad:
                 raise UserError(
                     f"{path if piece.file.path else piece.file.name}, {record.where}: {detail}. Repair the file, or "
-                    f"leave such documents out with --on_bad skip; {KEPT}."
+                    f"leave such documents out with anlit prepare's --on_bad skip; {KEPT}."
                 )
             skipped[str(problem)] += 1
             if len(listed) < SKIPPED_LISTED:

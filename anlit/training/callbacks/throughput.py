@@ -16,8 +16,15 @@ from lightning.fabric.utilities.throughput import get_available_flops
 from anlit.lightning_internals import completes_step, is_logged, time_fetches
 from anlit.models.flops import flops_per_token
 
-# Lightning's table has twice the dense bf16 peak for the H200; NVIDIA's data sheet: 989 TFLOP/s without sparsity.
-H200_PEAK = {torch.bfloat16: 989e12}
+_HOPPER = {"bfloat16": 989e12, "tfloat32": 494.5e12, "float32": 67e12}
+PEAKS = {
+    "A100": {"bfloat16": 312e12, "tfloat32": 156e12, "float32": 19.5e12},
+    "H100": _HOPPER,
+    "H200": _HOPPER,
+}
+"""FLOP/s without sparsity, from NVIDIA's data sheets (SXM). Lightning has twice as much for the H200."""
+SXM = {"a100": "A100", "hbm3": "H100", "h200": "H200"}
+"""What torch's name of a device has, and its row in the table; an A100 has one peak in every form."""
 
 
 class StepTimes:
@@ -154,10 +161,16 @@ def peak_memory(device: torch.device) -> dict[str, float]:
     return {"train/peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
 
 
+def product_type(precision: str | int | None) -> str:
+    """In what matrix products run at a Trainer precision such as `bf16-mixed`: a column of `PEAKS`, or float64."""
+    single = "float32" if torch.get_float32_matmul_precision() == "highest" else "tfloat32"
+    return {"bf": "bfloat16", "64": "float64"}.get(str(precision)[:2], single)
+
+
 def peak_flops(device: torch.device, precision: str | int | None) -> float | None:
     """Dense peak in FLOP/s of `device` at a Trainer precision such as `bf16-mixed`; None if it is not known."""
     if device.type != "cuda":
         return None
-    low = torch.bfloat16 if str(precision).startswith("bf16") else torch.float32
-    own = H200_PEAK if "h200" in torch.cuda.get_device_name(device).lower() else {}
-    return own.get(low) or get_available_flops(device, low)
+    kind, name = product_type(precision), torch.cuda.get_device_name(device).lower()
+    known = next((PEAKS[chip] for mark, chip in SXM.items() if mark in name), {})
+    return known.get(kind) or get_available_flops(device, getattr(torch, kind.removeprefix("t")))
