@@ -30,7 +30,7 @@ def parser() -> ToolParser:
     )
     model_options(parser)
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="text (one document), .jsonl, .jsonl.zst or .parquet")
+    add("files", nargs="+", metavar="FILE", help="text (one document), .json or .jsonl of lines, .parquet")
     add("--output", required=True, metavar="FILE", help="the table to write, such as scores.parquet")
     add("--length", type=at_least(1), metavar="N", help="tokens in a window (default: the training length)")
     add("--stride", type=int, metavar="N", help="tokens by which windows advance (default: half of a window)")

@@ -185,11 +185,9 @@ class TokenShards(L.LightningDataModule):
         there = stream.n_batches or 0
         read = int(there * limit) if isinstance(limit, float) else limit
         if 0 < read < there and stream.share.rank == 0:
-            _log.warning(
-                f"trainer.limit_val_batches={limit} validates on the first {read:,} of {there:,} batches, the "
-                f"beginning of {self.path}/val and no sample of it: set data.val_blocks to {read * stream.share.sequences} and "
-                "leave the limit out."
-            )
+            what = f"the first {read:,} of {there:,} batches, the beginning of {self.path}/val and no sample of it"
+            fix = f"set data.val_blocks to {read * stream.share.sequences} and leave the limit out"
+            _log.warning(f"trainer.limit_val_batches={limit} validates on {what}: {fix}.")
 
     def teardown(self, stage: str) -> None:
         """End the training loader's workers; the next run begins at the stream's start."""
