@@ -59,6 +59,7 @@ def main(argv: list[str]) -> None:
 
     checkpoint = load_checkpoint(given.checkpoint, given.device)
     text, length = text_of(checkpoint, given.tokenizer), given.length or checkpoint.training_length
+    before = text.before(checkpoint)
     stride = given.stride if given.stride is not None else max(1, length // 2)
     totals: dict[str, float] = dict.fromkeys(("documents", "tokens", "scored", "bytes", "nats"), 0)
 
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> None:
     def scored() -> Iterator[tuple[Any, Any, str]]:
         read, kept = tee(encoded())
         documents = (tokens for tokens, _, _ in read)
-        scores = score(checkpoint.model.model, documents, length, stride, text.ending, given.batch_size)
+        scores = score(checkpoint.model.model, documents, length, stride, before, given.batch_size)
         for own, (_, ranges, where) in zip(scores, kept, strict=True):
             known = own.rank > 0
             totals["documents"] += 1
