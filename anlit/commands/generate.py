@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     begun = [text.prompt(prompt, checkpoint) for prompt in prompts]
     requests = [Request(tokens, sample) for tokens in begun for sample in range(given.samples)]
     streams = len(requests) == 1 and not given.json
-    decoding = DecodeStream(skip_special_tokens=True)  # waits until all bytes of a character are there
+    decoding = DecodeStream(begun[0], skip_special_tokens=True)  # waits until all bytes of a character are there
 
     def show(number: int, token: int) -> None:
         if streams:
@@ -65,15 +65,15 @@ def main(argv: list[str]) -> None:
         decoder, requests, given.max_tokens, sampling, text.ending, given.batch_size, n_allowed, show
     )
     for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
-        prompt = prompts[number // given.samples]
+        prompt, added = prompts[number // given.samples], text.continuation(request.prompt, own.tokens)
         if given.json:
             record = {"prompt": prompt, "prompt_tokens": list(request.prompt), "sample": request.sample}
-            echo(json_line({**record, "text": text.decode(own.tokens), **vars(own)}))
+            echo(json_line({**record, "text": added, **vars(own)}))
         elif streams:
             echo()
         else:
             sample = f", sample {request.sample + 1}" if given.samples > 1 else ""
-            echo(f"--- prompt {number // given.samples + 1}{sample}\n{prompt}{text.decode(own.tokens)}\n")
+            echo(f"--- prompt {number // given.samples + 1}{sample}\n{prompt}{added}\n")
 
 
 def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:

@@ -29,7 +29,7 @@ def parser() -> ToolParser:
     )
     model_options(parser)
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="text (one document), .jsonl, .jsonl.zst or .parquet")
+    add("files", nargs="+", metavar="FILE", help="text (one document), .json or .jsonl of lines, .parquet")
     add("--output", required=True, metavar="FILE", help="the table to write, such as scores.parquet")
     add("--length", type=at_least(1), metavar="N", help="tokens in a window (default: the training length)")
     add("--stride", type=int, metavar="N", help="tokens by which windows advance (default: half of a window)")
@@ -58,6 +58,7 @@ def main(argv: list[str]) -> None:
 
     checkpoint = load_checkpoint(given.checkpoint, given.device)
     text, length = text_of(checkpoint, given.tokenizer), given.length or checkpoint.training_length
+    before = text.before(checkpoint)
     stride = given.stride if given.stride is not None else max(1, length // 2)
     totals: dict[str, float] = dict.fromkeys(("documents", "tokens", "scored", "bytes", "nats"), 0)
 
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> None:
     def scored() -> Iterator[tuple[Any, Any, str]]:
         read, kept = tee(encoded())
         documents = (tokens for tokens, _, _ in read)
-        scores = score(checkpoint.model.model, documents, length, stride, text.ending, given.batch_size)
+        scores = score(checkpoint.model.model, documents, length, stride, before, given.batch_size)
         for own, (_, ranges, where) in zip(scores, kept, strict=True):
             known = own.rank > 0
             totals["documents"] += 1

@@ -92,7 +92,7 @@ class PythonSources(TokenShards):
 class TextFiles(TokenShards):
     """Any folder of UTF-8 text files as a corpus; each different file is one document.
 
-    Files of JSON lines (.jsonl, also .gz or .zst) and parquet hold many documents, one in each line or row.
+    Files of JSON lines (.json, .jsonl, also .gz or .zst) and parquet hold many documents, one in each line or row.
 
     Args:
         source: folder with the text files; not needed any more once the shards exist.

@@ -161,6 +161,8 @@ class TokenShards(L.LightningDataModule):
         if stage in (None, "fit"):
             self._check_training()
         self._check_validation()
+        if stage in (None, "fit", "validate") and self.trainer is not None and not self.trainer.fast_dev_run:
+            self._warn_of_cut(self.trainer.limit_val_batches)
 
     def _check_training(self) -> None:
         if repeated := getattr(self.trainer, "overfit_batches", 0):
@@ -179,6 +181,16 @@ class TokenShards(L.LightningDataModule):
             raise UserError(f"{self.path}/val has no token to predict: prepare it again with more text held out.")
         if available < wanted and self._share(1).rank == 0:
             _log.info(f"{self.path}/val has only {available:,} targets, not the {wanted:,} of --data.val_tokens.")
+
+    def _warn_of_cut(self, limit: float) -> None:
+        """Say that the Trainer's `limit` leaves the beginning of the validation split, and what samples all of it."""
+        stream = self._evaluation_stream("val")
+        there = stream.n_batches or 0
+        read = int(there * limit) if isinstance(limit, float) else limit
+        if 0 < read < there and stream.share.rank == 0:
+            what = f"the first {read:,} of {there:,} batches, the beginning of {self.path}/val and no sample of it"
+            fix = f"set data.val_blocks to {read * stream.share.sequences} and leave the limit out"
+            _log.warning(f"trainer.limit_val_batches={limit} validates on {what}: {fix}.")
 
     def teardown(self, stage: str) -> None:
         """End the training loader's workers; the next run begins at the stream's start."""

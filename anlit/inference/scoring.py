@@ -6,7 +6,8 @@ is all of its document before it, or at least `length − stride` tokens. With s
 with stride = 1 every token has the full context of a window.
 
 If the vocabulary has a separator of documents, the first token of a document is scored too, after the separator alone.
-The rest of the text sees the separator only if training texts did: if documents begin with it, or are not masked.
+The rest of the text sees the separator only if training texts did: if documents begin with it, or are not masked. A
+text for an imported model begins with the special token that its tokenizer puts in front of one, such as Llama's `<s>`.
 """
 
 import json

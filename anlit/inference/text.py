@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import takewhile
+from os.path import commonprefix
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -36,22 +37,43 @@ class CheckpointTokenizer:
         """The tokens of a text, without separators."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without separators; � for incomplete characters."""
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+    def continuation(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text that tokens add to that of a prompt, without separators; � for incomplete characters.
+
+        Alone they would lose the space before them where it is in their first token, as with Llama's tokenizer.
+        """
+        begun, whole = (self.tokenizer.decode([*ids], skip_special_tokens=True) for ids in (prompt, [*prompt, *tokens]))
+        return whole[len(commonprefix([begun, whole])) :]  # noqa: RUF071  of characters
 
     def prompt(self, text: str, checkpoint: Checkpoint) -> list[int]:
-        """The tokens of a document that begins with `text`, after a separator if the model saw one in training.
-
-        A model that was imported and not trained here saw the tokens that its tokenizer puts in front of a text.
-        """
+        """The tokens of a document that begins with `text`, after what the model saw before one in training."""
         tokens = self.encode(text)
-        if checkpoint.family is not None and checkpoint.trained_on is None:
-            whole = self.tokenizer.encode(text, add_special_tokens=True)
-            n_special = sum(1 for _ in takewhile(bool, whole.special_tokens_mask))
-            return [*whole.ids[:n_special], *tokens]
+        if first := self._first(checkpoint):
+            return [*first, *tokens]
         is_seen = self.ending.at == "start" or not checkpoint.model.model.document_masking
         return [self.ending.token, *tokens] if is_seen and self.ending.token is not None else tokens
+
+    def before(self, checkpoint: Checkpoint) -> Ending:
+        """What a text is scored after: the separator of documents, or what an imported model's texts begin with.
+
+        Raises:
+            UserError: They begin with several.
+        """
+        first = self._first(checkpoint)
+        if len(first) > 1:
+            what = f"the tokenizer puts {len(first)} tokens in front of a text, and a text is scored after one"
+            raise UserError(f"{what}: set --tokenizer to a tokenizer.json whose post_processor has one")
+        return Ending(first[0], "start") if first else self.ending
+
+    def _first(self, checkpoint: Checkpoint) -> list[int]:
+        """The special tokens that the tokenizer of an imported model puts in front of a text, such as Llama's `<s>`.
+
+        None if the model was trained here: it saw the separators of its data instead.
+        """
+        if checkpoint.family is None or checkpoint.trained_on is not None:
+            return []
+        whole = self.tokenizer.encode("a", add_special_tokens=True)
+        return whole.ids[: sum(takewhile(bool, whole.special_tokens_mask))]
 
 
 def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointTokenizer:

@@ -64,6 +64,8 @@ def ready(
             lightning_module=SimpleNamespace(**model or {}),
             distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks},
             accumulate_grad_batches=1,
+            limit_val_batches=1.0,
+            fast_dev_run=False,
             strategy=SimpleNamespace(root_device=torch.device("cpu")),
         )
     data.setup()

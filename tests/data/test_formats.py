@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from anlit.data.preparation.formats import Columns, Record, holds_many, parts_of, read_file
+from anlit.data.preparation.formats import Columns, Record, is_one_text, parts_of, read_file
 
 COLUMNS = Columns(subset="meta.redpajama_set_name")
 TEXTS = [
@@ -48,7 +48,7 @@ def write_all(path: Path) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(parquet_table(), path, row_group_size=30)
     else:
-        path.write_bytes({".jsonl": LINES, ".zst": ZSTD, ".gz": GZIP}[path.suffix])
+        path.write_bytes({".json": LINES, ".jsonl": LINES, ".zst": ZSTD, ".gz": GZIP}[path.suffix])
     return path
 
 
@@ -59,7 +59,7 @@ def records(path: Path, columns: Columns = COLUMNS, part_bytes: int = 1 << 30) -
 
 @pytest.mark.parametrize(
     ("ending", "part_bytes"),
-    [(".jsonl", 900), (".jsonl", 9000), (".jsonl", 1 << 30), (".jsonl.zst", 900), (".json.gz", 900),
+    [(".json", 900), (".jsonl", 900), (".jsonl", 9000), (".jsonl", 1 << 30), (".jsonl.zst", 900), (".json.gz", 900),
      (".parquet", 900), (".parquet", 1 << 30)],
 )  # fmt: skip
 def test_every_record_once(tmp_path: Path, ending: str, part_bytes: int) -> None:
@@ -84,10 +84,9 @@ def test_parts_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) -> 
 
 
 def test_the_format_follows_from_the_name() -> None:
-    in_parts = ["b.jsonl", "c.parquet", "a.JSONL"]  # the others cannot be entered in the middle
-    many = [*in_parts, "x.JSONL.zst", "e.json.gz"]
-    names = [*many, "d.md", "f.json", "g.txt.gz"]
-    assert [name for name in names if holds_many(name)] == many
+    in_parts = ["b.jsonl", "c.parquet", "a.JSONL", "f.json"]  # the others cannot be entered in the middle
+    names = [*in_parts, "x.JSONL.zst", "e.json.gz", "g.txt.gz", "d.md", "json"]
+    assert [name for name in names if is_one_text(name)] == ["d.md", "json"]
     assert [name for name in names if parts_of(name, 10 << 20, 1 << 20) == 10] == in_parts
 
 
@@ -113,7 +112,7 @@ BAD_LINES = [
     (b'{"text": "cut', "not_json", "the line is not JSON (Unterminated string"),
     (b"[" * 100_000, "not_json", "the line is not JSON ("),
     (b'{"text": "a", "n": ' + b"1" * 5000 + b"}", "not_json", "the line is not JSON ("),
-    (b'["text"]', "not_json", "not a JSON object"),
+    (b'[{"text": "a"}, {"text": "b"}]', "not_json", "not a JSON object, each has to be one"),
     (b"{}", "no_text_field", 'the field "text" is missing or null and not a string'),
     (b'{"text": null}', "no_text_field", 'the field "text" is missing or null'),
     (b'{"text": ["a"]}', "no_text_field", "the field \"text\" is ['a'] and not a string"),

@@ -1,6 +1,7 @@
 """Reading prepared shards: what is validated on, settings that do not fit. The batches themselves: tests/golden."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,19 @@ def test_validation_on_blocks_spread_over_the_split(prepared: str, streams: Any,
         steps = zip(*(data.val_dataloader() for data in shares), strict=True)
         rows = [row[row != IGNORED].tolist() for step in steps for batch in step for row in batch.targets]
         assert [row for row in rows if row] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [({"limit_val_batches": 3}, 3), ({"limit_val_batches": 0.5}, 9), ({"limit_val_batches": 20}, None),
+     ({"limit_val_batches": 0}, None), ({"fast_dev_run": 2}, None), ({"num_sanity_val_steps": 2}, None)],
+    ids=str,
+)  # fmt: skip
+def test_a_validation_cut_from_the_beginning_is_said(prepared: str, options: Any, first: int | None, caplog) -> None:
+    trainer = quiet_trainer(**{"max_steps": 1, "devices": 1, **options})
+    trainer.fit(Recorder(), TokenShards(prepared, 4, val_batch_size=4, val_blocks=75))
+    said = f"validates on the first {first} of 19 batches, .* set data.val_blocks to {4 * (first or 0)} "
+    assert bool(re.search(said, caplog.text)) == ("limit_val_batches" in caplog.text) == (first is not None)
 
 
 def test_a_test_split_where_there_is_one(tmp_path: Path, prepared: str, streams: dict[str, np.ndarray]) -> None:

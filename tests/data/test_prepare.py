@@ -1,5 +1,6 @@
 """From each corpus's files, in the hub's layout, to shards: nothing is lost, mixed or guessed."""
 
+import gzip
 import itertools
 from hashlib import sha256
 from pathlib import Path
@@ -117,6 +118,18 @@ def test_a_few_text_files_give_both_splits(fraction: float, tokenizer: str, tmp_
     assert sorted(read_texts(out, "val") + read_texts(out, "train")) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("pattern", ["*", "**/[a-c].*"])
+def test_documents_are_held_out_whatever_the_pattern(pattern: str, tokenizer: str, tmp_path: Path, out: Path) -> None:
+    """What the files are decides: a tenth of a file's documents is held out, not all of them or none."""
+    some = list(documents(100, seed=8))[10:]
+    contents = {"a.json": b"".join(json_lines(some[2:])), "b.txt": some[0].encode()}
+    for name, content in (contents | {"c.txt.gz": gzip.compress(some[1].encode())}).items():
+        write(tmp_path / "text" / name, content)
+    make(out, recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, pattern=pattern, val_fraction=0.1))
+    expected = {split: sorted(texts) for split, texts in by_split(some, 0.1).items()}
+    assert {split: sorted(read_texts(out, split)) for split in expected} == expected
+
+
 def test_names_of_all_kinds(tokenizer: str, tmp_path: Path, out: Path, monkeypatch) -> None:
     """Separators, letters beyond ASCII, bytes that are not UTF-8 in names; other names of the source are the same."""
     names = ["a\u2028b.txt", "c\x85d.txt", "größe.txt", "new\nline.txt", "\udcff.txt", "latin\udce4.txt"]
@@ -124,7 +137,9 @@ def test_names_of_all_kinds(tokenizer: str, tmp_path: Path, out: Path, monkeypat
         write(tmp_path / "text" / name, name.encode("utf-8", "surrogateescape"))
     monkeypatch.chdir(tmp_path / "text")
     recipes = [recipe_of("TextFiles", Path(name), tokenizer=tokenizer, val_fraction=0.5) for name in ("../text", ".")]
-    manifest, again = (make(out, recipe) for recipe in recipes)
+    with pytest.raises(UserError, match=r"text/.*\.txt: it is not UTF-8 \(.*such documents out with --on_bad skip"):
+        make(out, recipes[0])
+    manifest, again = (make(out, recipe, skip_bad=True) for recipe in recipes)
     assert manifest == again
     assert sorted(manifest["skipped"]["not_utf8"]["listed"]) == sorted(names[4:])
     assert set(read_files(out)) == set(names[:4])

@@ -57,14 +57,15 @@ def write_tokens(folder: Path) -> None:
     layouts.fineweb_bin(folder, some, tokens_per_file=3000)
 
 
+TEXT_FILES = ["TextFiles", "--val_fraction", "0.2", "--on_bad", "skip"]
 CORPORA: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "zstd": (write_slimpajama, ["SlimPajama"]),
     "parquet": (lambda folder: layouts.openwebtext(folder, TEXTS, 3), ["OpenWebText", "--val_fraction", "0.2"]),
     "first tokens": (lambda folder: layouts.fineweb(folder, TEXTS, 3), ["FineWeb", "--val_tokens", "245000"]),
     "tokens": (write_tokens, ["FineWebBin", "--tokenizer", "none"]),
-    "text": (write_texts, ["TextFiles", "--val_fraction", "0.2"]),
-    "trained": (write_texts, ["TextFiles", "--val_fraction", "0.2", "--tokenizer", "bpe", "--vocab_size", "400"]),
-    "JSON lines": (write_lines, ["TextFiles", "--pattern", "*.jsonl", "--val_fraction", "0.3", "--on_bad", "skip"]),
+    "text": (write_texts, TEXT_FILES),
+    "trained": (write_texts, [*TEXT_FILES, "--tokenizer", "bpe", "--vocab_size", "400"]),
+    "JSON lines": (write_lines, [*TEXT_FILES, "--pattern", "*.jsonl", "--val_fraction", "0.3"]),
 }
 WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
 CHUNK_TOKENS = {"web": [[7000] * 40, [300, 5000]], "code": [[2500] * 31 + [17]], "books": [[64], [9000, 100, 12_345]]}

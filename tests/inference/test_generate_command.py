@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from anlit import GPT
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
+from anlit.data.tokenizer import END_OF_DOCUMENT
 from anlit.inference.text import text_of
 from anlit.reporting.text import KEPT, without_control_codes
 from tests.checkpoints.foreign import trained
@@ -42,6 +44,19 @@ def test_json_lines_and_the_stream_hold_the_same_text(run: Path, tmp_path: Path,
         header = f"--- prompt {number // 2 + 1}, sample {number % 2 + 1}\n{own['prompt']}"
         whole = own["text"].rstrip("�")  # bytes of an unfinished character are not shown
         place = shown.index(without_control_codes(header + whole, KEPT), place + 1)
+
+
+def test_the_space_before_a_continuation_is_kept(tmp_path: Path, capsys) -> None:
+    """As Llama's tokenizer has it: a text that is decoded alone loses its first space."""
+    words = Tokenizer(models.WordLevel({END_OF_DOCUMENT: END, **{f"▁{word}": 1 + n for n, word in enumerate("abcd")}}))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    run = make_run_with_text(tmp_path, GPT, words)
+    (own,) = records(capsys, run, "a b", "--max_tokens=5")
+    assert own["text"] == "".join(f" {'abcd'[token - 1]}" for token in own["tokens"]) != ""
+    assert main(["generate", str(run), "a b", "--max_tokens=5"]) == 0
+    assert capsys.readouterr().out == f"a b{own['text']}\n"
+    assert main(["generate", str(run), "a b", "--max_tokens=5", "--samples=2"]) == 0
+    assert f"sample 1\na b{own['text']}\n" in capsys.readouterr().out
 
 
 def test_one_prompt_is_shown_without_a_header(run: Path, capsys, monkeypatch) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -70,8 +71,8 @@ def test_a_run_from_imported_weights_remembers_the_family(tmp_path: Path) -> Non
 
 
 def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
-    """A Llama has never read a text without its `<s>`, so a prompt begins with it."""
-    published("Llama-2-7b", tmp_path / "theirs", vocab_size=300)
+    """A Llama has never read a text without its `<s>`, so a prompt begins with it, and a text is scored after it."""
+    theirs = published("Llama-2-7b", tmp_path / "theirs", vocab_size=300)
     tokenizer = train_bpe(["abc"], 260)
     tokenizer.add_special_tokens(["<s>", "</s>"])
     special = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
@@ -82,7 +83,14 @@ def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
     assert main(["generate", str(ours), "abcba", "--max_tokens=1", "--json"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
     tokens = tokenizer.encode("abcba", add_special_tokens=False).ids
-    assert json.loads(line)["prompt_tokens"] == [special[0][1], *tokens]
+    whole = [special[0][1], *tokens]
+    assert json.loads(line)["prompt_tokens"] == whole
+    (tmp_path / "text.txt").write_text("abcba")
+    assert main(["score", str(ours), str(tmp_path / "text.txt"), "--output", str(tmp_path / "scores.parquet")]) == 0
+    table = pq.read_table(tmp_path / "scores.parquet").to_pydict()
+    expected = theirs(torch.tensor([whole])).logits.log_softmax(-1)[0, range(len(tokens)), tokens].tolist()
+    assert table["log_likelihood"] == pytest.approx(expected, abs=1e-5)
+    assert (table["token"], table["n_context"]) == (tokens, list(range(len(tokens))))
     loaded = load_checkpoint(str(ours), "cpu")
     assert (text_of(loaded).ending, loaded.training_length) == (Ending(7, "end"), 16)
 

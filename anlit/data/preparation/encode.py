@@ -191,14 +191,18 @@ def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[
                     continue
                 problem, detail = "separator", SEPARATOR_INSIDE
             if not job.skip_bad:
-                raise UserError(
-                    f"{path if piece.file.path else piece.file.name}, {record.where}: {detail}. Repair the file, or "
-                    f"leave such documents out with anlit prepare's --on_bad skip; {KEPT}."
-                )
+                raise bad_document(f"{path if piece.file.path else piece.file.name}, {record.where}: {detail}")
             skipped[str(problem)] += 1
             if len(listed) < SKIPPED_LISTED:
                 listed.append((record.where, str(problem), detail))
     return {**counts, **({"skipped": skipped, "skipped_list": listed} if skipped else {})}
+
+
+def bad_document(what: str) -> UserError:
+    """What stops the command, unless the user lets it leave out what cannot be used."""
+    return UserError(
+        f"{what}. Repair the file, or leave such documents out with anlit prepare's --on_bad skip; {KEPT}."
+    )
 
 
 @lru_cache(maxsize=1)

@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.encode import KEPT, Job, Task, record_path, tasks_of
+from anlit.data.preparation.encode import KEPT, Job, Task, bad_document, record_path, tasks_of
 from anlit.data.preparation.executors import run_tasks
 from anlit.data.preparation.formats import read_file
 from anlit.data.preparation.hub import COMMIT, HubFiles, fetch_tokenizer
@@ -152,6 +152,8 @@ def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any]
     else:
         forget(target)
     listing = recipe.source.listing()
+    if listing.bad and not skip_bad:
+        raise bad_document(listing.bad)
     recipe.splits.check(listing.files)
     (target / TASKS).mkdir(exist_ok=True)
     content = _tokenizer(target, recipe, listing, then)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.formats import Columns, holds_many
+from anlit.data.preparation.formats import Columns, is_one_text
 from anlit.data.preparation.hub import HubFiles
 from anlit.data.preparation.sources import (
     DistinctTexts,
@@ -191,7 +191,7 @@ def text_files(options: Options) -> Recipe:
         )
     splits = Splits(fraction=options.held_out())
     source: Source = LocalFiles(root, [pattern])
-    if not holds_many(pattern):
+    if all(map(is_one_text, source.paths or [pattern])):  # the files may be gone when the shards are there
         splits, source = Splits(), DistinctTexts(source.paths, splits.fraction, f"{pattern} in {root}")
     return Recipe(f"text:{root.name}", source, splits, options, BPE, origin={"source": str(root), "pattern": pattern})
 
@@ -199,7 +199,7 @@ def text_files(options: Options) -> Recipe:
 def python_sources(options: Options) -> Recipe:
     """The running interpreter's own library, which every machine has."""
     origin = {"python": platform.python_version(), "include_site_packages": options.include_site_packages}
-    texts = DistinctTexts(python_files(options.include_site_packages), options.held_out(), "*.py of this Python")
+    texts = DistinctTexts(python_files(options.include_site_packages), options.held_out(), "*.py of this Python", True)
     return Recipe("PythonSources", texts, Splits(), options, BPE, origin=origin)
 
 

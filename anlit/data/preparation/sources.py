@@ -28,6 +28,7 @@ class Listing(NamedTuple):
 
     files: list[SourceFile]
     skipped: Mapping[str, list[str]] = {}
+    bad: str = ""  # the first file that may be left out only if the user says so, and what is wrong with it
 
 
 class Source:
@@ -70,12 +71,12 @@ class LocalFiles(Source):
 class DistinctTexts(Source):
     """Every different UTF-8 file of a list is a document, held out or not by a hash of its content.
 
-    What is not text is left out, copies are dropped, and the documents are in the order of their content hashes, which
-    is a shuffled order and the same wherever the files lie.
+    Empty files and copies are dropped, and the documents are in the order of their content hashes, which is a shuffled
+    order and the same wherever the files lie. What is no text is bad, unless it is `expected`.
     """
 
-    def __init__(self, paths: Mapping[str, Path], val_fraction: float, what: str) -> None:
-        self.paths, self.val_fraction, self.what = paths, val_fraction, what
+    def __init__(self, paths: Mapping[str, Path], val_fraction: float, what: str, expected: bool = False) -> None:
+        self.paths, self.val_fraction, self.what, self.expected = paths, val_fraction, what, expected
         self.settings = {"val_fraction": val_fraction}
 
     def listing(self) -> Listing:
@@ -86,12 +87,16 @@ class DistinctTexts(Source):
             )
         skipped: dict[str, list[str]] = {}
         distinct: dict[str, SourceFile] = {}
+        bad = ""
         for label, path in self.paths.items():
+            content = b""
             try:
                 content = path.read_bytes()
                 problem = "" if content.decode() else "empty"
-            except (OSError, UnicodeDecodeError) as error:
-                problem, content = "unreadable" if isinstance(error, OSError) else "not_utf8", b""
+            except OSError as error:
+                problem, bad = "unreadable", bad or f"{path}: it cannot be read ({error.strerror})"
+            except UnicodeDecodeError as error:
+                problem, bad = "not_utf8", bad or f"{path}: it is not UTF-8 ({error})"
             file = SourceFile(label, len(content), hashlib.sha256(content).hexdigest(), TRAIN, path)
             if not problem and distinct.setdefault(str(file.sha256), file) is not file:
                 problem = "duplicate"
@@ -106,7 +111,8 @@ class DistinctTexts(Source):
         # A handful of files may all fall on one side; the smallest and largest hash still go apart.
         n_val = sum(is_held_out(str(file.sha256), self.val_fraction) for file in files)
         n_val = min(max(n_val, 1), len(files) - 1)
-        return Listing([replace(file, split=VAL) for file in files[:n_val]] + files[n_val:], skipped)
+        files[:n_val] = [replace(file, split=VAL) for file in files[:n_val]]
+        return Listing(files, skipped, "" if self.expected else bad)
 
 
 def list_files(root: str | Path, pattern: str) -> dict[str, Path]:

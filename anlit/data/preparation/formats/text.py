@@ -85,9 +85,9 @@ def _parse(line: bytes, place: Place, columns: Columns) -> Record:
     except UnicodeDecodeError as error:
         return Record(place, None, "not_utf8", f"it is not UTF-8 ({error})")
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        return Record(place, None, "not_json", f"the line is not JSON ({error})")
+        return Record(place, None, "not_json", f"the line is not JSON ({error}), each has to be one object")
     if not isinstance(values, dict):
-        return Record(place, None, "not_json", "the line is not a JSON object")
+        return Record(place, None, "not_json", "the line is not a JSON object, each has to be one")
     return base.record_of(place, _field(values, columns.text), _field(values, columns.subset), columns)
 
 
