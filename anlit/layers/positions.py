@@ -296,6 +296,8 @@ class NoPE(Positions):
 class PositionsPattern(Positions):
     """Different positions in different layers: layer number l (from 0) has `layers[l mod len(layers)]`.
 
+    An entry counts its own layers from 0, so a pattern inside a pattern has its entries in turn.
+
     Args:
         layers: The positions of each layer in the period, such as three times RoPE and then NoPE.
     """
@@ -314,4 +316,5 @@ class PositionsPattern(Positions):
         return PositionsPattern([positions.for_context(context_length) for positions in self.layers])
 
     def for_layer(self, layer: int) -> Positions:
-        return self.layers[layer % len(self.layers)]
+        turn, entry = divmod(layer, len(self.layers))
+        return self.layers[entry].for_layer(turn)

@@ -39,6 +39,7 @@ def test_without_a_trial_auto_takes_what_needs_no_mask_of_all_pairs_on_a_cpu_and
     """Sizing asks the same without queries."""
     for name, mechanism in SHIPPED.items():
         by_distance = any(part in name for part in ("scale-invariant", "log bias", "alibi", "window", "pattern"))
+        mechanism = mechanism.for_layer(3, 64, 0)
         usual = "eager" if mechanism.scales_with_distance else "sdpa"
         assert choose("auto", mechanism, Q) == ("blockwise" if by_distance else "sdpa")
         assert choose("auto", mechanism, Q, dropout=0.1) == usual
