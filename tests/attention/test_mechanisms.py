@@ -26,7 +26,7 @@ from anlit.attention.backends import BACKENDS, eager
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.warm_start import grow, warm_starts
 from anlit.checkpoints.loading import load_checkpoint
-from anlit.layers.positions import DynamicNTK, LinearRoPE, Llama3RoPE, RoPE, YaRN
+from anlit.layers.positions import DynamicNTK, LinearRoPE, Llama3RoPE, PRoPE, RoPE, YaRN
 from anlit.optim.optimizers import parameter_groups
 from tests.attention.examples import LEARNED
 from tests.attention.kernels import assert_same, gradients, inputs, packed
@@ -51,7 +51,8 @@ SIZES = {"globally": (1, 1), "per_layer": (LAYERS, 1), "per_head": (LAYERS, H)}
         (lambda: YaRN(4.0, 9, beta_slow=40.0), "beta_slow must be positive and less than beta_fast, not 40 and 32"),
         (lambda: YaRN(4.0, 9, attention_factor=0.0), "attention_factor must be positive, not 0"),
         (lambda: DynamicNTK(training_length=0), "training_length must be at least 1, not 0"),
-        (lambda: RoPE(base=1.0), "RoPE's base must be more than 1, not 1"),
+        (lambda: RoPE(base=1.0), "RoPE's base must be more than 1 and finite, not 1"),
+        (lambda: PRoPE(0.0), "PRoPE's base must be more than 1 and finite, not 0"),
         (lambda: RoPE(1.5), r"RoPE's fraction must be in \(0, 1\]"),
     ],
 )
