@@ -47,8 +47,9 @@ class DecoderConfig:
         tie_embeddings: Let the head be the embedding's matrix. GPT+ only, for a reason in docs/train.md.
         qk_norm: Normalise queries and keys per head.
         qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one, anGPT has none.
-        qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is added to
-            a mean square of about 1. By default norm_eps, in nGPT 0.
+        qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is a
+            multiple of their usual mean square, 1/d_model and 1/d_head. By default norm_eps in GPT+, 0 in nGPT, and
+            d_head·norm_eps in anGPT, where norm_eps is added as it is.
         qk_clip: After each optimizer step, shrink queries and keys of heads whose largest score q·k/√D since the last
             step was above this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
         v_norm: Normalise values per head too (QKV-norm, arXiv 2410.16682).

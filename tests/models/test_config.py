@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 import yaml
 from jsonargparse import ArgumentParser
 
 from anlit import GPT, NGPT, AdamW, AnGPT, DynamicNTK, MuonAdamW, PRoPE, YaRN
 from anlit.cli import main
 from anlit.errors import UserError
+from anlit.layers.norms import unit
+from anlit.layers.positions import rotate
 from anlit.models.angpt import AnGPTConfig, Approximation
 from anlit.models.gpt import GPTConfig
 from anlit.models.language_model import LanguageModel
@@ -77,7 +80,7 @@ YARN = {"factor": 4.0, "training_length": 8, "fraction": 1.0}
     ([GPT], {"vocab_size": None}, "vocab_size is not given"),
     ([GPT, AnGPT], {"norm_eps": math.nan}, "norm_eps=nan is out of range: give a finite number, 0 or more"),
     ([NGPT, AnGPT], {"s_z_scale": 0}, "s_z_scale=0 is out of range: give more than 0"),
-    ([NGPT], {"positions": YaRN(**YARN)}, r"attention_factor=1\.13863 has no effect .*: set attention_factor: 1, or"),
+    ([NGPT], {"positions": YaRN(**YARN)}, r"attention_factor=1\.13863, of .*: set positions\.attention_factor: 1,"),
 ])  # fmt: skip
 def test_a_setting_that_cannot_work_is_refused_with_the_fix(architectures, settings, sentence) -> None:
     for architecture in architectures:
@@ -103,6 +106,24 @@ def test_every_number_has_a_range_that_its_constructor_checks(where, kind) -> No
         given: dict[str, Any] = {name: (0.9, -1) if name == "betas" else -1}
         with pytest.raises(UserError, match=rf"^{where}\.{name}(\.1)?=-1 is out of range: give .*[01]"):
             make(**given)
+
+
+def test_the_default_of_qk_norm_eps_is_what_its_help_says() -> None:
+    for architecture, eps in ((GPT, 1e-6), (AnGPT, 1e-6 * SIZE["d_model"] / SIZE["n_heads"])):
+        models = [tiny(architecture, **settings).model for settings in ({}, {"qk_norm_eps": eps})]
+        assert models[0].blocks[0].norm_q.eps == pytest.approx(models[1].blocks[0].norm_q.eps)
+
+
+def test_yarn_in_ngpt_would_shift_scores_to_the_dimensions_that_rotate() -> None:
+    """As the sentence that refuses it says; nothing would be left of it where all rotate."""
+    x = torch.randn(1, 1, 5, 16, dtype=torch.float64)
+    for fraction, is_nothing in ((0.5, False), (1.0, True)):
+        scores = []
+        for factor in (1.0, None):
+            positions = YaRN(**YARN | {"fraction": fraction}, attention_factor=factor)
+            (q,) = rotate(positions.rotation(16, 5, None, x), x)
+            scores.append(unit(q) @ unit(q).mT)
+        assert torch.allclose(*scores) == is_nothing
 
 
 def test_the_fix_is_accepted() -> None:
