@@ -43,7 +43,10 @@ class Mechanism(nn.Module):
         return self.scales_with_distance or self.shifts_with_distance or self.window is not None
 
     def for_layer(self, n_heads: int, d_head: int, layer: int) -> "Mechanism":
-        """The mechanism of layer number `layer`, from 0: a copy with its own learned coefficients."""
+        """The mechanism of layer number `layer`, from 0: a copy with its own learned coefficients.
+
+        Raises ValueError if it cannot work with what it is made of, see `check`.
+        """
         mechanism = copy.deepcopy(self)
         mechanism.n_heads, mechanism.d_head = n_heads, d_head
         for name, part in self.named_children():
@@ -51,7 +54,13 @@ class Mechanism(nn.Module):
                 setattr(mechanism, name, part.for_layer(n_heads))
             elif isinstance(part, Mechanism):
                 setattr(mechanism, name, part.for_layer(n_heads, d_head, layer))
+        mechanism.check()
         return mechanism
+
+    def check(self) -> None:
+        """Raise ValueError if the mechanism of a layer cannot work: at this d_head, or with the parts that it has
+        there, which are those of the layer also where the template has a pattern.
+        """
 
     def gain(self, n: Tensor) -> Tensor | None:
         """g(n): n of shape (B, 1, T), a float tensor of counts ≥ 1 → broadcastable to (B, H, T)."""

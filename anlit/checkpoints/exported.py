@@ -51,10 +51,12 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
 
 
 def write_folder(folder: Path, weights: dict[str, Tensor], record: dict[str, Any], tokenizer: bytes | None) -> None:
-    """Write model.safetensors, tokenizer.json and, last, config.json into a folder, which is made where missing."""
+    """Write model.safetensors, all of it in float32, tokenizer.json and, last, config.json into a folder, which is made
+    where missing."""
     folder.mkdir(parents=True, exist_ok=True)
+    wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     with replacing(folder / WEIGHTS) as partial:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial, metadata={"format": "pt"})
+        save_file({name: tensor.contiguous() for name, tensor in wide.items()}, partial, metadata={"format": "pt"})
     if tokenizer is not None:
         (folder / TOKENIZER).write_bytes(tokenizer)
     write_text(folder / SETTINGS, json.dumps(record, indent=2) + "\n")

@@ -6,11 +6,10 @@ configuration. `check` refuses what a configuration may not say, before any obje
 
 import inspect
 import logging
-import math
 import re
 import warnings
 from argparse import ArgumentError
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pydoc import locate
 from typing import Any, TypeVar
@@ -32,6 +31,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.language_model import LanguageModel
+from anlit.ranges import check_ranges
 from anlit.reading import read_yaml
 from anlit.sentences import ToolParser, no_class, sentence
 from anlit.settings import parameters_of, shown
@@ -90,24 +90,6 @@ OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
 """anlit's own, beside those of LightningCLI: name, type, default, help."""
 
 
-SIZES = ("context_length", "d_ff", "d_head", "d_model", "n_heads", "n_kv_heads", "n_layers", "vocab_size")
-COUNTS = ("checkpoint_every_n_steps", "trainer.accumulate_grad_batches", "trainer.num_nodes")
-MODEL_AMOUNTS = ("optimizer.lr", "optimizer.weight_decay", "qk_norm_eps", "runtime.recompute_every", "z_loss")
-AMOUNTS = ("gradient_clip_val", "limit_test_batches", "limit_val_batches", "log_every_n_steps")
-RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
-    ("1 or more", lambda x: x >= 1, [*COUNTS, *(f"model.{size}" for size in SIZES)]),
-    ("0 or more", lambda x: x >= 0, [*(f"model.{amount}" for amount in MODEL_AMOUNTS),
-                                     *(f"trainer.{amount}" for amount in AMOUNTS)]),
-    ("more than 0", lambda x: x > 0, ["model.qk_clip", "model.silu_std", "trainer.limit_train_batches",
-                                       "trainer.val_check_interval"]),
-    ("0 to 4294967295", lambda x: 0 <= x < 1 << 32, ["seed_everything"]),
-    ("0 or more, or -1 for no limit", lambda x: x >= -1, ["trainer.max_epochs", "trainer.max_steps"]),
-    ("1 or more, or -1 for all devices", lambda x: x >= 1 or x == -1, ["trainer.devices"]),
-]  # fmt: skip
-"""What to give, its condition, and the settings, all finite. What a constructor checks itself is not here."""
-RANGE_OF = {key: (holds, words) for words, holds, keys in RANGES for key in keys}
-
-
 def check(config: Namespace) -> None:
     """Raises UserError if a configuration names a callable that is not a class, or a number is out of its range.
 
@@ -124,11 +106,7 @@ def check(config: Namespace) -> None:
                 raise UserError(no_class(key, shown(getattr(value, "__qualname__", value))))
         if isinstance(value, str) and key == "trainer.devices" and re.fullmatch(r"-?\d+", value):
             value = int(value)  # it may be a text such as `0,1`, so the parser leaves `0` a text
-        holds, words = RANGE_OF.get(key, (None, ""))
-        if holds and isinstance(value, int | float) and not isinstance(value, bool):
-            finite = abs(value) < math.inf
-            if not (finite and holds(value)):
-                raise UserError(f"{key}={value} is out of range: give {'' if finite else 'a finite number, '}{words}")
+        check_ranges(key, value)
 
 
 def _settings(part: Any, key: str, owner: Any = None) -> Iterator[tuple[str, Any, str, Any]]:

@@ -105,9 +105,7 @@ class RoPE(Positions):
         super().__init__()
         if not 0 < fraction <= 1:
             raise ValueError(f"RoPE's fraction must be in (0, 1], not {fraction}")
-        if base <= 1:
-            raise ValueError(f"RoPE's base must be more than 1, not {base:g}")
-        self.fraction, self.base = fraction, base
+        self.fraction, self.base = fraction, _checked_base(self, base)
 
     def check(self, d_head: int) -> None:
         width = self.fraction * d_head
@@ -119,6 +117,12 @@ class RoPE(Positions):
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
         return _geometric(self.base, round(self.fraction * d_head))
+
+
+def _checked_base(positions: Positions, base: float) -> float:
+    if not 1 < base < math.inf:
+        raise ValueError(f"{type(positions).__name__}'s base must be more than 1 and finite, not {base:g}")
+    return base
 
 
 def _geometric(base: float, width: int) -> Tensor:
@@ -257,7 +261,7 @@ def _check_stretch(positions: Any, low: str = "", high: str = "") -> None:
     kind = type(positions).__name__
     for name in ("factor", "training_length"):
         value = getattr(positions, name, None)
-        if value is not None and value < 1:
+        if value is not None and not 1 <= value < math.inf:
             raise ValueError(f"{kind}'s {name} must be at least 1, not {value:g}")
     if low and not 0 < (least := getattr(positions, low)) < (most := getattr(positions, high)):
         raise ValueError(f"{kind}'s {low} must be positive and less than {high}, not {least:g} and {most:g}")
@@ -272,7 +276,7 @@ class PRoPE(Positions):
 
     def __init__(self, base: float = 1024.0) -> None:
         super().__init__()
-        self.base = base
+        self.base = _checked_base(self, base)
 
     def check(self, d_head: int) -> None:
         if d_head % 4 or d_head < 8:
@@ -296,6 +300,8 @@ class NoPE(Positions):
 class PositionsPattern(Positions):
     """Different positions in different layers: layer number l (from 0) has `layers[l mod len(layers)]`.
 
+    An entry counts its own layers from 0, so a pattern inside a pattern has its entries in turn.
+
     Args:
         layers: The positions of each layer in the period, such as three times RoPE and then NoPE.
     """
@@ -314,4 +320,5 @@ class PositionsPattern(Positions):
         return PositionsPattern([positions.for_context(context_length) for positions in self.layers])
 
     def for_layer(self, layer: int) -> Positions:
-        return self.layers[layer % len(self.layers)]
+        turn, entry = divmod(layer, len(self.layers))
+        return self.layers[entry].for_layer(turn)

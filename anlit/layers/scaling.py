@@ -26,8 +26,6 @@ class ScalingVector(nn.Module):
 
     def __init__(self, width: int, init: float, scale: float) -> None:
         super().__init__()
-        if scale <= 0:
-            raise ValueError(f"the scale of a scaling vector must be positive, not {scale}")
         self.init, self.scale = init, scale
         self.stored = nn.Parameter(torch.full((width,), float(scale)))
 

@@ -54,7 +54,7 @@ class AnGPTConfig(NormalisedConfig):
     """Settings of anGPT.
 
     Args:
-        norm_eps: ε of the QK-norm.
+        norm_eps: ε of the QK-norm, added to a mean square of about 1/d_head, where qk_norm_eps is not given.
         norms: Rows bounded by norm 1 after each step, or set to it (an ablation).
         approximation: Deviations of the factors, for ablations.
         s_qk: Multiply q and k by a learned vector after RoPE and QK-norm, one number per head and dimension, as nGPT

@@ -18,6 +18,7 @@ from anlit.errors import UserError
 from anlit.layers.positions import Positions, RoPE
 from anlit.layers.scaling import ScalingVector
 from anlit.models.runtime import Runtime
+from anlit.ranges import check_ranges
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class DecoderConfig:
         tie_embeddings: Let the head be the embedding's matrix. GPT+ only, for a reason in docs/train.md.
         qk_norm: Normalise queries and keys per head.
         qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one, anGPT has none.
-        qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is added to
-            a mean square of about 1. By default norm_eps, in nGPT 0.
+        qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is a
+            multiple of their usual mean square, 1/d_model and 1/d_head. By default norm_eps in GPT+, 0 in nGPT, and
+            d_head·norm_eps in anGPT, where norm_eps is added as it is.
         qk_clip: After each optimizer step, shrink queries and keys of heads whose largest score q·k/√D since the last
             step was above this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
         v_norm: Normalise values per head too (QKV-norm, arXiv 2410.16682).
@@ -87,6 +89,7 @@ class DecoderConfig:
     runtime: Runtime = Runtime()
 
     def __post_init__(self) -> None:
+        check_ranges("model", self)
         for name in ("attention", "positions"):
             if hasattr(type(value := getattr(self, name)), "lazy_get_init_args"):
                 _, _, real, *_ = type(value).__mro__  # after jsonargparse's lazy class and mixin
@@ -98,7 +101,7 @@ class DecoderConfig:
                 f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}: "
                 f"choose a d_model that is a multiple of {self.n_heads}, or another n_heads, or set d_head"
             )
-        if self.kv_heads < 1 or self.n_heads % self.kv_heads:
+        if self.n_heads % self.kv_heads:
             raise UserError(
                 f"model.n_kv_heads={self.n_kv_heads} does not divide model.n_heads={self.n_heads}: "
                 f"choose a divisor of {self.n_heads}"
@@ -117,7 +120,7 @@ class DecoderConfig:
     @property
     def d_hidden(self) -> int:
         """f, the width of the MLP: `d_ff` or its default."""
-        return self.d_ff or 4 * self.d_model
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
 
     def attention_of(self, layer: int, can_shrink: bool) -> Attention:
         """The attention of layer number `layer`, from 0; UserError if positions, back end or QK-clip do not fit.

@@ -84,8 +84,9 @@ class NGPTBlock(nn.Module):
         self.positions, self.attention = config.positions.for_layer(layer), config.attention_of(layer, has_gain)
         if config.qk_norm and self.positions.scale != 1:
             raise UserError(
-                f"model.positions {type(self.positions).__name__} with attention_factor={self.positions.scale:g} has "
-                "no effect in nGPT, whose QK-norm follows the rotation: set attention_factor: 1, or qk_norm: false"
+                f"model.positions {type(self.positions).__name__} has attention_factor={self.positions.scale:g}, of "
+                "which nGPT's QK-norm, which follows, leaves at most a shift from the dimensions that do not rotate to "
+                "those that do: set positions.attention_factor: 1, or qk_norm: false"
             )
         self.dropout = nn.Dropout(config.dropout)
 

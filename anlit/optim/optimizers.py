@@ -8,6 +8,7 @@ from torch import nn
 
 from anlit.errors import UserError
 from anlit.optim.muon import muon_step
+from anlit.ranges import check_ranges
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 """Makes an optimizer from the groups of `parameter_groups`."""
@@ -47,6 +48,7 @@ class AdamW(torch.optim.AdamW):
         self, params: Iterable[dict[str, Any]], lr: float | None = 1e-3, betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-9, weight_decay: float = 0.0, fused: bool = True,
     ) -> None:  # fmt: skip
+        check_ranges("model.optimizer", locals())
         groups = list(params)
         if lr is None:  # near the best of tuned models of width 32 to 128, and 1e-3 at width 1,024
             heads = [group["params"] for group in groups if isinstance(group, dict) and group.get("name") == "head"]
@@ -79,6 +81,7 @@ class MuonAdamW(torch.optim.Optimizer):
         embedding_lr: float = 0.3, head_lr: float = 0.002, vector_lr: float = 0.002,
         betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-9, adjust_lr_fn: str | None = None,
     ) -> None:  # fmt: skip
+        check_ranges("model.optimizer", locals())
         rates = {"matrices": lr, "embedding": embedding_lr, "head": head_lr, "vectors": vector_lr}
         matrices, others = _split([{**group, "lr": rates[group["name"]]} for group in params])
         self._parts = (

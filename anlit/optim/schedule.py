@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from anlit.ranges import check_ranges
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -10,15 +12,14 @@ class Schedule:
 
     Args:
         warmup: Share of the optimizer steps in which the rate rises linearly to the peak, in [0, 1).
-        final: Rate at the last step as a share of the peak; [anGPT] uses 0.01.
+        final: Rate at the last step as a share of the peak, 0 or more; [anGPT] uses 0.01.
     """
 
     warmup: float = 0.0
     final: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"schedule.warmup={self.warmup} must be a share of the steps in [0, 1)")
+        check_ranges("model.schedule", self)
 
     def factor(self, step: int, n_steps: int) -> float:
         """The multiple of the peak rate at optimizer step `step` (from 0) of `n_steps`."""

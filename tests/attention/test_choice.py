@@ -36,12 +36,18 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("h200")
 def test_without_a_trial_auto_takes_what_needs_no_mask_of_all_pairs_on_a_cpu_and_what_does_no_harm_on_a_gpu() -> None:
-    """Sizing asks the same without queries."""
+    """Training in bfloat16 on a CPU takes eager up to a block of its queries. Sizing asks the same without queries."""
     for name, mechanism in SHIPPED.items():
         by_distance = any(part in name for part in ("scale-invariant", "log bias", "alibi", "window", "pattern"))
+        mechanism = mechanism.for_layer(3, 64, 0)
         usual = "eager" if mechanism.scales_with_distance else "sdpa"
-        assert choose("auto", mechanism, Q) == ("blockwise" if by_distance else "sdpa")
+        default = "blockwise" if by_distance else "sdpa"
+        assert choose("auto", mechanism, Q) == default
         assert choose("auto", mechanism, Q, dropout=0.1) == usual
+        short = Q.bfloat16().requires_grad_()
+        long = torch.empty(1, 3, 513, 16, dtype=torch.bfloat16, requires_grad=True)
+        assert choose("auto", mechanism, short) == choose("auto", mechanism, short, dropout=0.1) == "eager"
+        assert choose("auto", mechanism, long) == choose("auto", mechanism, short.detach()) == default
         assert choose("auto", mechanism, on_cuda()) == default_backend(mechanism, "cuda") == usual
     assert choose("flash", Plain(), on_cuda()) == "flash"
 

@@ -15,7 +15,8 @@ from tests.attention.kernels import FLASH, MECHANISMS, ONE_COEFFICIENT, WIDTHS, 
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (*HALF, torch.float32)
 PACKINGS, KINDS = ("dense", "documents"), ("dense", "documents", "window")
-TRITON = ["plain", "log n", *(name for name in ONE_COEFFICIENT if MECHANISMS[name].depends_on_distance)]
+BY_DISTANCE = [name for name in ONE_COEFFICIENT if MECHANISMS[name].for_layer(1, 8, 0).depends_on_distance]
+TRITON = ["plain", "log n", *BY_DISTANCE]
 """To the kernel all g(n) are alike: it gets the product of g(n) and q."""
 CASES = [
     ("flex", "plain", "dense", 64, torch.bfloat16),  # few of flex, for each takes a compilation

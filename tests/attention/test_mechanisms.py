@@ -1,18 +1,32 @@
 """What mechanisms promise: their settings, that what they learn is trained and saved, that a new one is one class."""
 
 import copy
+import functools
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from anlit import AnGPT, AttentionPattern, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
+from anlit import (
+    AnGPT,
+    AttentionPattern,
+    BetaScaling,
+    LogBias,
+    LogN,
+    Plain,
+    ScaleInvariant,
+    SlidingWindow,
+    SqrtLogN,
+    WarmStart,
+)  # fmt: skip
 from anlit.attention.attention import Attention
 from anlit.attention.backends import BACKENDS, eager
 from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.warm_start import grow, warm_starts
 from anlit.checkpoints.loading import load_checkpoint
-from anlit.layers.positions import DynamicNTK, LinearRoPE, Llama3RoPE, RoPE, YaRN
+from anlit.layers.positions import DynamicNTK, LinearRoPE, Llama3RoPE, PRoPE, RoPE, YaRN
 from anlit.optim.optimizers import parameter_groups
 from tests.attention.examples import LEARNED
 from tests.attention.kernels import assert_same, gradients, inputs, packed
@@ -29,22 +43,66 @@ SIZES = {"globally": (1, 1), "per_layer": (LAYERS, 1), "per_head": (LAYERS, H)}
         (lambda: ScaleInvariant(tau=0.0), "ScaleInvariant's tau must be positive, not 0.0"),
         (lambda: SqrtLogN(b=0.1, c=0.8), r"SqrtLogN's b must not be negative and b \+ c not below 1"),
         (lambda: LogN(learned="per_token"), "learned='per_token' is unknown: choose never, globally, per_layer"),
-        (lambda: LogBias(g=ScaleInvariant()), "LogBias's g .* ScaleInvariant changes logits by distance: choose"),
         (lambda: SlidingWindow(0), "SlidingWindow's width must be at least 1 key, not 0"),
-        (lambda: SlidingWindow(8, SlidingWindow(4)), "SlidingWindow's mechanism already has a window, of 4 keys"),
+        (lambda: BetaScaling().for_layer(4, 1, 0), "BetaScaling needs a d_head .* of at least 2, not 1"),
         (lambda: AttentionPattern([]), "AttentionPattern's layers must name at least one"),
         (lambda: LinearRoPE(factor=0.5), "LinearRoPE's factor must be at least 1, not 0.5"),
         (lambda: Llama3RoPE(8.0, 9, 4.0), "low_freq_factor must be positive and less than high_freq_factor"),
         (lambda: YaRN(4.0, 9, beta_slow=40.0), "beta_slow must be positive and less than beta_fast, not 40 and 32"),
         (lambda: YaRN(4.0, 9, attention_factor=0.0), "attention_factor must be positive, not 0"),
         (lambda: DynamicNTK(training_length=0), "training_length must be at least 1, not 0"),
-        (lambda: RoPE(base=1.0), "RoPE's base must be more than 1, not 1"),
+        (lambda: RoPE(base=1.0), "RoPE's base must be more than 1 and finite, not 1"),
+        (lambda: PRoPE(0.0), "PRoPE's base must be more than 1 and finite, not 0"),
         (lambda: RoPE(1.5), r"RoPE's fraction must be in \(0, 1\]"),
     ],
 )
 def test_a_setting_without_meaning_is_refused(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+WRAPPERS = {
+    "pattern": lambda part: AttentionPattern([LogN(0.7, "never"), part]), "window": lambda part: SlidingWindow(4, part),
+    "warm start": WarmStart, "bias": lambda part: LogBias(2.0, part),
+}  # fmt: skip
+N, DISTANCES = torch.arange(1.0, 9)[None, None], torch.arange(8.0)
+Form = tuple[int | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+def form(part: Any, layer: int) -> Form:
+    """The window, and g, a and m at `N` and `DISTANCES`, of a layer; ValueError where a nesting has no meaning."""
+    if isinstance(part, AttentionPattern):
+        return form(part.layers[layer % 2], layer // 2)
+    if isinstance(part, LogBias):
+        window, g, a, m = form(part.g, layer)
+        if (window, a, m) != (None, None, None):
+            raise ValueError("LogBias's g must be a mechanism of g.* changes logits by distance: choose Plain, LogN")
+        return None, g, None, -torch.log1p(DISTANCES / 2)
+    if isinstance(part, SlidingWindow | WarmStart):
+        window, g, a, m = form(part.mechanism, layer)
+        if window is not None:
+            raise ValueError(f"{type(part).__name__}'s mechanism (already )?has a window, of 4 keys")
+        if isinstance(part, SlidingWindow):
+            return 4, g, a, m
+        return None, *(x if x is None else x0 + (x - x0) / 4 for x0, x in ((1, g), (1, a), (0, m)))
+    return None, part.gain(N), part.distance_gain(DISTANCES), part.distance_bias(DISTANCES)
+
+
+@pytest.mark.parametrize("leaf", [SqrtLogN(), ScaleInvariant()], ids=["g", "a and m"])
+@pytest.mark.parametrize("names", itertools.product(WRAPPERS, repeat=3), ids=" of ".join)
+def test_a_nesting_keeps_every_part_in_each_layer_or_is_refused(names, leaf) -> None:
+    mechanism = functools.reduce(lambda part, name: WRAPPERS[name](part), reversed(names), leaf)
+    for number in range(8):
+        try:
+            expected = form(mechanism, number)
+        except ValueError as error:
+            with pytest.raises(ValueError, match=str(error)):
+                mechanism.for_layer(H, 8, number)
+            continue
+        layer = mechanism.for_layer(H, 8, number)
+        grow(warm_starts(layer), 25)  # of 100 steps
+        actual = layer.window, layer.gain(N), layer.distance_gain(DISTANCES), layer.distance_bias(DISTANCES)
+        torch.testing.assert_close(actual, expected)
 
 
 def coefficients(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, LinearRoPE, Llama3RoPE, NoPE, PositionsPattern, PRoPE, RoPE, YaRN
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
@@ -20,7 +21,7 @@ from anlit.models.fold import FoldedAnGPT
 from anlit.models.language_model import LanguageModel
 from tests.attention.examples import SHIPPED, LogNWithSlopes
 from tests.data.prepared import END, VOCABULARY
-from tests.evaluation.saved import make_run, prepare
+from tests.evaluation.saved import make_run, prepare, save, small
 from tests.inference.conftest import make_run_with_text
 from tests.inference.published import read
 from tests.models.tiny import jolt, random_tokens, tiny
@@ -58,6 +59,14 @@ def test_an_exported_model_is_the_same_wherever_its_folder_goes(architecture, tm
     assert loaded.model.state_dict().keys() == original.model.state_dict().keys()
     for name in ("step", "label", "architecture", "trained_on", "settings"):
         assert getattr(loaded, name) == getattr(original, name)
+
+
+@pytest.mark.parametrize("form", [[], ["--fold"], ["--format", "huggingface"]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_the_weights_are_float32_whatever_the_run_was_trained_in(dtype, form, tmp_path: Path) -> None:
+    file = save(small(AnGPT).to(dtype), tmp_path / "a.ckpt")
+    assert main(["export", str(file), "--output", str(tmp_path / "out"), *form]) == 0
+    assert {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.float32}
 
 
 def greedy(model, prompt: list[int]) -> list[int]:

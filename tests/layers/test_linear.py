@@ -17,8 +17,3 @@ def test_a_scaling_vector_starts_at_init_and_adam_moves_it_by_lr_times_init_over
     torch.testing.assert_close(vector().detach() - before, signs * lr * init / scale, rtol=1e-3, atol=0)
     vector.reset_parameters()
     assert torch.equal(vector().detach(), before)
-
-
-def test_the_scale_of_a_scaling_vector_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="the scale of a scaling vector must be positive"):
-        ScalingVector(3, 1.0, 0.0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anlit import GPT, DynamicNTK, LinearRoPE, Llama3RoPE, PRoPE, RoPE, YaRN
+from anlit import GPT, DynamicNTK, LinearRoPE, Llama3RoPE, NoPE, PositionsPattern, PRoPE, RoPE, YaRN
 from anlit.layers.positions import Positions, rotate
 from tests.models.tiny import random_tokens, tiny
 
@@ -51,6 +51,13 @@ def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(length, cont
     rope = tiny(GPT, context_length=context, positions=RoPE())
     assert torch.equal(model(tokens[:, :8]), rope(tokens[:, :8]))
     assert not torch.equal(model(tokens[:, :9]), rope(tokens[:, :9]))
+
+
+def test_a_pattern_inside_a_pattern_has_its_entries_in_turn() -> None:
+    pattern = PositionsPattern([RoPE(), PositionsPattern([NoPE(), PRoPE()])])
+    model = tiny(GPT, positions=pattern, n_layers=6).model
+    assert [type(block.positions) for block in model.blocks] == [RoPE, NoPE, RoPE, PRoPE, RoPE, NoPE]
+    model(random_tokens(1, 5))
 
 
 THEIRS = [

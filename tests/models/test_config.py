@@ -1,21 +1,30 @@
 """The settings of the models: each a documented key of the command line, all saved, refused where they cannot work."""
 
+import math
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+import torch
 import yaml
 from jsonargparse import ArgumentParser
 
-from anlit import GPT, NGPT, AnGPT, DynamicNTK, PRoPE, YaRN
+from anlit import GPT, NGPT, AdamW, AnGPT, DynamicNTK, MuonAdamW, PRoPE, YaRN
 from anlit.cli import main
 from anlit.errors import UserError
-from anlit.models.angpt import AnGPTConfig
+from anlit.layers.norms import unit
+from anlit.layers.positions import rotate
+from anlit.models.angpt import AnGPTConfig, Approximation
 from anlit.models.gpt import GPTConfig
 from anlit.models.language_model import LanguageModel
 from anlit.models.ngpt import NGPTConfig
-from anlit.settings import to_plain_values
-from tests.models.tiny import tiny
+from anlit.models.runtime import Runtime
+from anlit.optim.optimizers import parameter_groups
+from anlit.optim.schedule import Schedule
+from anlit.settings import parameters_of, to_plain_values
+from tests.models.tiny import SIZE, tiny
 
 each = pytest.mark.parametrize(("model", "config"), [(GPT, GPTConfig), (NGPT, NGPTConfig), (AnGPT, AnGPTConfig)])
 
@@ -63,18 +72,58 @@ YARN = {"factor": 4.0, "training_length": 8, "fraction": 1.0}
 
 
 @pytest.mark.parametrize(("architectures", "settings", "sentence"), [
-    *(([GPT], {"n_heads": 4, "n_kv_heads": n}, rf"n_kv_heads={n} does not divide model\.n_heads=4") for n in (0, 3)),
+    ([GPT], {"n_heads": 4, "n_kv_heads": 3}, r"n_kv_heads=3 does not divide model\.n_heads=4"),
     ([GPT, NGPT, AnGPT], {"qk_clip": 9.0, "qk_norm_gain": False}, r"qk_clip has .*: set model\.qk_norm_gain: true"),
     ([NGPT, AnGPT], {"tie_embeddings": True}, r"tie_embeddings is for GPT\+ only, because the h of nGPT and anGPT"),
     ([GPT], {"d_head": 4, "positions": DynamicNTK()}, r"fraction=0\.5 of d_head=4 rotates 2 .*even .* at least 4"),
     *(([GPT], {"d_head": d, "positions": PRoPE()}, rf"PRoPE.*multiple of 4 and at least 8, not {d}") for d in (4, 10)),
     ([GPT], {"vocab_size": None}, "vocab_size is not given"),
-    ([NGPT], {"positions": YaRN(**YARN)}, r"attention_factor=1\.13863 has no effect .*: set attention_factor: 1, or"),
+    ([GPT, AnGPT], {"norm_eps": math.nan}, "norm_eps=nan is out of range: give a finite number, 0 or more"),
+    ([NGPT, AnGPT], {"s_z_scale": 0}, "s_z_scale=0 is out of range: give more than 0"),
+    ([NGPT], {"positions": YaRN(**YARN)}, r"attention_factor=1\.13863, of .*: set positions\.attention_factor: 1,"),
 ])  # fmt: skip
 def test_a_setting_that_cannot_work_is_refused_with_the_fix(architectures, settings, sentence) -> None:
     for architecture in architectures:
         with pytest.raises(UserError, match=sentence):
             tiny(architecture, **settings)
+
+
+@pytest.mark.parametrize(("where", "kind"), [
+    ("model", GPTConfig), ("model", NGPTConfig), ("model", AnGPTConfig), ("model.runtime", Runtime),
+    ("model.approximation", Approximation), ("model.schedule", Schedule), ("model.optimizer", AdamW),
+    ("model.optimizer", MuonAdamW),
+])  # fmt: skip
+def test_every_number_has_a_range_that_its_constructor_checks(where, kind) -> None:
+    if "optimizer" in where:
+        make = partial(kind, parameter_groups(tiny(GPT).model))
+    elif kind in (Runtime, Approximation):
+        make = lambda **given: AnGPTConfig(**SIZE, **{where.removeprefix("model."): kind(**given)})  # noqa: E731
+    else:
+        make = partial(kind, **({} if kind is Schedule else SIZE))
+    for name, annotation in ((each.name, each.annotation) for each in parameters_of(kind)):
+        if not {int, float} & {annotation, *get_args(annotation)}:
+            continue
+        given: dict[str, Any] = {name: (0.9, -1) if name == "betas" else -1}
+        with pytest.raises(UserError, match=rf"^{where}\.{name}(\.1)?=-1 is out of range: give .*[01]"):
+            make(**given)
+
+
+def test_the_default_of_qk_norm_eps_is_what_its_help_says() -> None:
+    for architecture, eps in ((GPT, 1e-6), (AnGPT, 1e-6 * SIZE["d_model"] / SIZE["n_heads"])):
+        models = [tiny(architecture, **settings).model for settings in ({}, {"qk_norm_eps": eps})]
+        assert models[0].blocks[0].norm_q.eps == pytest.approx(models[1].blocks[0].norm_q.eps)
+
+
+def test_yarn_in_ngpt_would_shift_scores_to_the_dimensions_that_rotate() -> None:
+    """As the sentence that refuses it says; nothing would be left of it where all rotate."""
+    x = torch.randn(1, 1, 5, 16, dtype=torch.float64)
+    for fraction, is_nothing in ((0.5, False), (1.0, True)):
+        scores = []
+        for factor in (1.0, None):
+            positions = YaRN(**YARN | {"fraction": fraction}, attention_factor=factor)
+            (q,) = rotate(positions.rotation(16, 5, None, x), x)
+            scores.append(unit(q) @ unit(q).mT)
+        assert torch.allclose(*scores) == is_nothing
 
 
 def test_the_fix_is_accepted() -> None:

@@ -32,9 +32,3 @@ def test_every_factor_is_between_zero_and_the_peak(n_steps, warmup, final) -> No
     n_warmup = round(warmup * n_steps)
     if n_steps > n_warmup + 1:
         assert factors[-1] == pytest.approx(final)
-
-
-@pytest.mark.parametrize("warmup", [-0.1, 1.0])
-def test_warm_up_outside_its_range_is_refused(warmup) -> None:
-    with pytest.raises(ValueError, match=r"schedule\.warmup"):
-        Schedule(warmup=warmup)

@@ -18,6 +18,7 @@ To add one, write a module, name it in `BackendName` and `BACKENDS`, and in `CAN
 from types import ModuleType
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from anlit.attention.backends import blockwise, eager, flash, flex, sdpa, triton
@@ -34,7 +35,8 @@ DROP_WEIGHTS = ("sdpa", "eager")
 DEFAULTS: tuple[BackendName, ...] = ("sdpa", "eager")
 """What auto takes without a trial: the first that can compute it; where logits change by distance or there is a window
 on a CPU, `blockwise`, because sdpa needs a T × T mask there. These were within 2 % of the fastest in all 20 cells of
-docs/results/speed.md."""
+docs/results/speed.md, in float32. Training in bfloat16 on a CPU takes `eager` up to one block of its queries: sdpa's
+backward pass is slow there, and blockwise computes in float32."""
 
 CANDIDATES: dict[str, tuple[BackendName, ...]] = {
     "g(n)": ("sdpa", "flash", "flex", "triton", "eager"),
@@ -83,9 +85,15 @@ def default_backend(
     mechanism: Mechanism, device_type: str, q: Tensor | None = None, dropout: float = 0.0
 ) -> BackendName:
     """What auto takes without a trial on a device of this type, for queries like `q` or in a common precision."""
+    if device_type == "cpu" and q is not None and _trains_short_in_bfloat16(q):
+        return "eager"
     if device_type == "cpu" and mechanism.depends_on_distance and not dropout:
         return "blockwise"
     return next(name for name in DEFAULTS if unsupported_reason(name, mechanism, q, dropout) is None)
+
+
+def _trains_short_in_bfloat16(q: Tensor) -> bool:
+    return q.requires_grad and q.dtype == torch.bfloat16 and q.shape[-2] <= eager.QUERIES_PER_BLOCK
 
 
 def candidates(mechanism: Mechanism, q: Tensor, is_packed: bool) -> list[BackendName]:

@@ -8,8 +8,8 @@ from anlit.attention.mechanism import Mechanism
 class AttentionPattern(Mechanism):
     """Layer number l (from 0) has the mechanism `layers[l mod len(layers)]`.
 
-    `PositionsPattern` does the same for positions. A coefficient that an entry learns globally is shared by the layers
-    of that entry.
+    An entry counts its own layers from 0, so a pattern inside a pattern has its entries in turn. `PositionsPattern`
+    does the same for positions. A coefficient that an entry learns globally is shared by the layers of that entry.
 
     Args:
         layers: The mechanism of each layer in the period.
@@ -21,13 +21,6 @@ class AttentionPattern(Mechanism):
             raise ValueError("AttentionPattern's layers must name at least one mechanism")
         self.layers = list(layers)
 
-    @property
-    def scales_with_distance(self) -> bool:
-        return any(mechanism.scales_with_distance for mechanism in self.layers)
-
-    @property
-    def depends_on_distance(self) -> bool:
-        return any(mechanism.depends_on_distance for mechanism in self.layers)
-
     def for_layer(self, n_heads: int, d_head: int, layer: int) -> Mechanism:
-        return self.layers[layer % len(self.layers)].for_layer(n_heads, d_head, layer)
+        turn, entry = divmod(layer, len(self.layers))
+        return self.layers[entry].for_layer(n_heads, d_head, turn)

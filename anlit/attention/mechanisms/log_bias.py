@@ -22,12 +22,14 @@ class LogBias(Mechanism):
         super().__init__()
         if tau <= 0:
             raise ValueError(f"LogBias's tau must be positive, not {tau}")
-        if g.depends_on_distance:
-            raise ValueError(
-                f"LogBias's g must be a mechanism of g(n) alone, but {type(g).__name__} changes logits by distance: "
-                "choose Plain, LogN, SqrtLogN, ExpectedMaximum or BetaScaling"
-            )
         self.tau, self.g = tau, g
+
+    def check(self) -> None:
+        if self.g.depends_on_distance:
+            raise ValueError(
+                f"LogBias's g must be a mechanism of g(n) alone, but {type(self.g).__name__} changes logits by distance"
+                ": choose Plain, LogN, SqrtLogN, ExpectedMaximum or BetaScaling"
+            )
 
     def gain(self, n: Tensor) -> Tensor | None:
         return self.g.gain(n)

@@ -20,10 +20,12 @@ class SlidingWindow(Mechanism):
         super().__init__()
         if width < 1:
             raise ValueError(f"SlidingWindow's width must be at least 1 key, not {width}")
-        if (inner := mechanism.window) is not None:
-            raise ValueError(f"SlidingWindow's mechanism already has a window, of {inner} keys: name one width")
         self.width = self.window = width
         self.mechanism = mechanism
+
+    def check(self) -> None:
+        if (inner := self.mechanism.window) is not None:
+            raise ValueError(f"SlidingWindow's mechanism already has a window, of {inner} keys: name one width")
 
     @property
     def scales_with_distance(self) -> bool:

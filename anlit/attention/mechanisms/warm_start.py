@@ -23,9 +23,14 @@ class WarmStart(Mechanism):
         super().__init__()
         if steps < 1:
             raise ValueError(f"WarmStart's steps must be at least 1, not {steps}")
-        if mechanism.window is not None:
-            raise ValueError("WarmStart's mechanism must have no window, because a window cannot grow step by step")
         self.mechanism, self.steps, self.share = mechanism, steps, nn.Buffer(torch.zeros(()))
+
+    def check(self) -> None:
+        if (window := self.mechanism.window) is not None:
+            raise ValueError(
+                f"WarmStart's mechanism has a window, of {window} keys, which cannot grow step by step: leave it out, "
+                "or put the WarmStart inside of the SlidingWindow"
+            )
 
     @property
     def scales_with_distance(self) -> bool:

@@ -88,7 +88,8 @@ def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
     if isinstance(mechanism, anlit.SlidingWindow):
         return {**_mechanism(mechanism.mechanism), "window": mechanism.window}
     if isinstance(mechanism, anlit.WarmStart):
-        return {**_mechanism(mechanism.mechanism), "share": float(mechanism.share)}
+        inner = _mechanism(mechanism.mechanism)
+        return {**inner, "share": inner.get("share", 1.0) * float(mechanism.share)}  # w of w is their product
     kind = type(mechanism)
     if kind not in CONSTANTS:
         raise _refusal(f"attention {kind.__name__}")

@@ -1,0 +1,53 @@
+"""The ranges of numbers in a configuration, one table for the command line, which refuses a number before anything is
+made, and for constructors, which refuse it in Python."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass
+from numbers import Real
+from typing import Any
+
+from anlit.errors import UserError
+
+SIZES = ("context_length", "d_ff", "d_head", "d_model", "n_heads", "n_kv_heads", "n_layers", "vocab_size")
+COUNTS = ("checkpoint_every_n_steps", "trainer.accumulate_grad_batches", "trainer.num_nodes")
+EPSILONS = ("norm_eps", "qk_norm_eps", "optimizer.eps")
+RATES = ("embedding_lr", "head_lr", "lr", "vector_lr", "weight_decay")
+AMOUNTS = ("gradient_clip_val", "limit_test_batches", "limit_val_batches", "log_every_n_steps")
+FACTORS = ("alpha_init", "alpha_scale", "init_std", "qk_clip", "s_qk_init", "s_qk_scale", "s_uv_init", "s_uv_scale",
+           "s_z_init", "s_z_scale", "silu_std")  # fmt: skip
+SHARES = ("dropout", "optimizer.betas.0", "optimizer.betas.1", "optimizer.momentum", "schedule.warmup")
+RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
+    ("1 or more", lambda x: x >= 1, [*COUNTS, *(f"model.{size}" for size in SIZES)]),
+    ("0 or more", lambda x: x >= 0, ["model.runtime.recompute_every", "model.schedule.final", "model.z_loss",
+                                     *(f"model.{epsilon}" for epsilon in EPSILONS),
+                                     *(f"model.optimizer.{rate}" for rate in RATES),
+                                     *(f"trainer.{amount}" for amount in AMOUNTS)]),
+    ("more than 0", lambda x: x > 0, ["trainer.limit_train_batches", "trainer.val_check_interval",
+                                      *(f"model.{factor}" for factor in FACTORS)]),
+    ("0 or more and less than 1", lambda x: 0 <= x < 1, [f"model.{share}" for share in SHARES]),
+    ("more than -1", lambda x: x > -1, ["model.approximation.error"]),
+    ("0 to 4294967295", lambda x: 0 <= x < 1 << 32, ["seed_everything"]),
+    ("0 or more, or -1 for no limit", lambda x: x >= -1, ["trainer.max_epochs", "trainer.max_steps"]),
+    ("1 or more, or -1 for all devices", lambda x: x >= 1 or x == -1, ["trainer.devices"]),
+]  # fmt: skip
+"""What to give, its condition, and the settings, all finite. Those of one mechanism or one kind of positions its class
+checks alone."""
+RANGE_OF = {key: (holds, words) for words, holds, keys in RANGES for key in keys}
+
+
+def check_ranges(key: str, value: Any) -> None:
+    """Raise UserError if `value`, the setting `key`, is a number out of its range, or holds one at any depth: in a
+    dataclass, a mapping or a list."""
+    if is_dataclass(value):
+        value = vars(value)
+    elif isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            check_ranges(f"{key}.{name}", part)
+    elif key in RANGE_OF and isinstance(value, Real) and not isinstance(value, bool):
+        holds, words = RANGE_OF[key]
+        finite = abs(value) < math.inf
+        if not (finite and holds(value)):
+            raise UserError(f"{key}={value} is out of range: give {'' if finite else 'a finite number, '}{words}")
