@@ -4,7 +4,6 @@ made, and for constructors, which refuse it in Python."""
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
-from numbers import Real
 from typing import Any
 
 from anlit.errors import UserError
@@ -46,7 +45,7 @@ def check_ranges(key: str, value: Any) -> None:
     if isinstance(value, Mapping):
         for name, part in value.items():
             check_ranges(f"{key}.{name}", part)
-    elif key in RANGE_OF and isinstance(value, Real) and not isinstance(value, bool):
+    elif key in RANGE_OF and isinstance(value, int | float) and not isinstance(value, bool):
         holds, words = RANGE_OF[key]
         finite = abs(value) < math.inf
         if not (finite and holds(value)):

@@ -169,8 +169,8 @@ def of_lightning(error: Exception) -> str:
     if match := _MONITOR.search(message):
         name, known = (re.sub("[`']", "", text) for text in match.groups() if text)
         return f"trainer.callbacks.monitor={name} is not logged: choose one of {known}"
-    known = (advice for pattern, advice in ADVICE.items() if re.search(pattern, message))
-    return next(known, f"trainer: {message.split('. ')[0].rstrip('.')}")
+    advised = (advice for pattern, advice in ADVICE.items() if re.search(pattern, message))
+    return next(advised, f"trainer: {message.split('. ')[0].rstrip('.')}")
 
 
 def of_constructor(error: Exception) -> str:

@@ -161,8 +161,9 @@ class TokenShards(L.LightningDataModule):
         if stage in (None, "fit"):
             self._check_training()
         self._check_validation()
-        if stage in (None, "fit", "validate") and self.trainer is not None and not self.trainer.fast_dev_run:
-            self._warn_of_cut(self.trainer.limit_val_batches)
+        trainer: Any = self.trainer
+        if stage in (None, "fit", "validate") and trainer is not None and not trainer.fast_dev_run:
+            self._warn_of_cut(trainer.limit_val_batches)
 
     def _check_training(self) -> None:
         if repeated := getattr(self.trainer, "overfit_batches", 0):

@@ -170,20 +170,21 @@ def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
     """
     folders = [folder for study in studies for folder in sorted(study.iterdir()) if not folder.name.startswith(PARTIAL)]
     finished = {each.name.rpartition("-")[2]: each for each in folders[::-1] if state_of(each).status == "finished"}
-    recorded = {Path(name).name.rpartition("-")[2]: (each, study) for study in studies if (study / STUDY).is_file()
-                for name, each in read_record(study)[1].items() if each.complete}  # fmt: skip
+    records = [study / STUDY for study in studies if (study / STUDY).is_file()]
+    recorded = {Path(name).name.rpartition("-")[2]: (each, record) for record in records
+                for name, each in read_record(record.parent)[1].items() if each.complete}  # fmt: skip
     for run in runs:
         source, folder = finished.get(run.name.rpartition("-")[2]), output / run.name
-        known, study = recorded.get(run.name.rpartition("-")[2], (None, None))
-        if (source or known) and not folder.exists():
+        restored = recorded.get(run.name.rpartition("-")[2])
+        if (source or restored) and not folder.exists():
             partial = output / (PARTIAL + run.name)
             shutil.rmtree(partial, ignore_errors=True)
             if source:
                 shutil.copytree(source, partial, symlinks=True, copy_function=_link)
-            elif known and study:
-                restore(known, partial, study / STUDY)
+            elif restored:
+                restore(restored[0], partial, restored[1])
             partial.rename(folder)  # a kill before it leaves no half of a run
-            echo(f"{run.name}: taken from {source or study / STUDY}")
+            echo(f"{run.name}: taken from {source or (restored and restored[1])}")
 
 
 def _link(source: str, target: str) -> None:

@@ -144,7 +144,7 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     arms = {arm.name: arm for arm in results.study.arms}
     curves = {name: {run.seeds: run.curve.finite() if run.complete else None for run in results.measured(arm)
                      if run.complete or run.lost} for name, arm in arms.items()}  # fmt: skip
-    millions: dict[str, dict[Any, float | None]] = {name: {} for name in arms}
+    millions: dict[str, dict[Any, float]] = {name: {} for name in arms}
     later: dict[str, dict[Any, float | None]] = {name: {} for name in arms}
     for name, seed, curve in ((name, *item) for name, seeds in curves.items() for item in seeds.items()):
         if curve is not None and (tokens := tokens_to_loss(curve, level)) is not None:
