@@ -127,7 +127,7 @@ for command in json.loads(sys.argv[1]):
 def test_no_warning_of_a_library_reaches_the_terminal(shards: Path, tmp_path: Path) -> None:
     """A new run begun with `--ckpt_path last`, as the demo does, and continued; then what is done with it."""
     run_dir = tmp_path / "runs" / "run"
-    ones = ("--trainer.limit_val_batches=1", "--trainer.val_check_interval=1")
+    ones = ("--trainer.limit_val_batches=1.0", "--data.val_blocks=4", "--trainer.val_check_interval=1")
     begun = fit_arguments(shards, run_dir, "--trainer.max_steps=4", *ones, "--ckpt_path=last", model="GPT")
     commands = [
         begun,
