@@ -8,6 +8,7 @@ import torch
 
 from anlit import Plain, ScaleInvariant
 from anlit.attention.backends import blockwise, eager, sdpa
+from anlit.attention.groups import grouped_product
 from tests.attention import kernels
 from tests.attention.kernels import MECHANISMS, WIDTHS, assert_same, check, gradients, inputs, packed, windowed
 
@@ -43,6 +44,26 @@ def test_every_mechanism_is_the_formula(way, name, n_kv_heads, kind, monkeypatch
     result = gradients(backend.attend, mechanism, tensors, packed(2, 39, kind))
     assert result["k"].shape == (2, n_kv_heads, 39, D)
     assert_same(result, expected)
+
+
+@kernels.kinds
+@pytest.mark.parametrize("name", ["scale-invariant, c per layer", "log n"])
+def test_compiled_for_a_cpu_eager_takes_causal_blocks_of_its_queries(name, kind, monkeypatch) -> None:
+    """Three of 10 queries and a rest of 9, over the keys up to their ends."""
+    mechanism, sizes = windowed(MECHANISMS[name], kind).for_layer(H, D, 0).double(), []
+    tensors = inputs(2, H, 39, D, dtype=torch.float64)
+    expected = gradients(eager.attend, mechanism, tensors, packed(2, 39, kind))
+
+    def recorded(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        sizes.append(q.shape[-2:])
+        return grouped_product(q, k)
+
+    monkeypatch.setattr(eager, "FEWEST_QUERIES", 8)
+    monkeypatch.setattr(eager, "grouped_product", recorded)
+    torch._dynamo.reset()  # of one function it compiles eight cases at most
+    compiled = torch.compile(eager.attend, backend="eager", dynamic=False)
+    assert_same(gradients(compiled, mechanism, tensors, packed(2, 39, kind)), expected)
+    assert [rows for rows, width in sizes if width == D] == [10, 10, 10, 9]
 
 
 @kernels.kinds
