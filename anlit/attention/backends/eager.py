@@ -29,7 +29,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); q and k of unit root mean square.
 
     Queries are taken in blocks of 512, so memory grows with 512·T and not with T². Keys before a block's window are not
-    read. If there are more keys than queries, as with a cache, the queries belong to the last keys.
+    read; compiled for a CPU, nor are those after a quarter of up to 512 queries. If there are more keys than queries,
+    as with a cache, the queries belong to the last keys.
     """
     n_before = k.shape[-2] - q.shape[-2]
     a, m = distance_tables(mechanism, k.shape[-2], q)
