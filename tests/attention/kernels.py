@@ -108,7 +108,7 @@ def repeated(attend: Any) -> Any:
 
 def windowed(mechanism: Mechanism, kind: str) -> Mechanism:
     """The mechanism, for inputs of kind `window` inside a window of 11 keys unless it has one."""
-    has_one = mechanism.for_layer(1, 1, 0).window is not None
+    has_one = mechanism.for_layer(1, 8, 0).window is not None
     return SlidingWindow(11, mechanism) if kind == "window" and not has_one else mechanism
 
 
