@@ -166,7 +166,10 @@ def _stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
         attention: Any = layer
         name = attention.backend
         if name == "auto":
-            name = backends.default_backend(attention.mechanism, "cuda", dropout=attention.dropout)
+            name, attention.backend = (
+                backends.default_backend(attention.mechanism, device, dropout=attention.dropout)
+                for device in ("cuda", "cpu")  # a(t) is traced by the CPU's own kernel, whatever the precision
+            )
         if name != "eager":
             rows = batch_size if decoder.document_masking else 1
             attention.attend = partial(_fused, attention.mechanism, rows, name == "sdpa")
