@@ -137,7 +137,7 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
         if plan.accumulate == 1:
             optimizer.zero_grad()
         memory.peak.clear()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.precision.endswith("mixed")):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.precision == "bf16-mixed"):
             loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
