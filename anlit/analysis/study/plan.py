@@ -250,8 +250,11 @@ def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> 
     seeds = tuple(grid(value, f"{key} of {path}")[0] if isinstance(value, dict)
                   else Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
                   for value in values)  # fmt: skip
-    if twice := [name for name, count in Counter(seed.name for seed in seeds).items() if count > 1]:
-        raise UserError(f"{key} of {path} has {twice[0]} twice, which is one run: leave one out")
+    keys = [{name.replace(".init_args", ""): str(value) for name, value in seed.settings.items()} for seed in seeds]
+    pairs = [(own.get("seed_everything"), own.get("data.seed")) for own in keys]  # `Run.seeds`, which pairs runs
+    if twice := [seed.name for seed, pair in zip(seeds, pairs, strict=True) if pairs.count(pair) > 1]:
+        raise UserError(f"{key} of {path} has {twice[0]} and {twice[1]}, which do not differ in seed_everything or "
+                        "data.init_args.seed, by which runs are paired: leave one out, or give it others")  # fmt: skip
     return seeds
 
 
