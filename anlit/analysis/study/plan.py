@@ -7,6 +7,7 @@ with the lowest validation loss is measured on the seeds. The name of a run's fo
 import hashlib
 import itertools
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -195,7 +196,10 @@ def read_study(path: str, budget: str | None) -> Study:
         raise UserError(f"{path} has {fix}")
     content = merged(content, budgets[budget] or {})
     require(path, content, SCHEMA, known=True)
-    require(f"pace of {path}", content.get("pace") or {}, PACE, known=True)
+    pace = content.get("pace") or {}
+    require(f"pace of {path}", pace, PACE, known=True)
+    if (rate := pace.get("flops_per_second")) is not None and not 0 < rate < math.inf:
+        raise UserError(f"pace.flops_per_second of {path} is {rate}: give a number above 0, or leave it out")
     if not content.get("arms"):
         raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
     arms = tuple(arm for name, spec in content["arms"].items() for arm in _arms(name, spec, content, path))

@@ -81,6 +81,8 @@ def test_what_varies_are_arms_of_their_own(folder: Path) -> None:
     ({"comparisons": [{"baseline": "gpt", "arms": 3}]}, "an entry of comparisons.arms is int in place of list"),
     ({"sections": {"trend": {}}}, "sections is dict in place of list"),
     ({"pace": {"flops_per_second": "4e10"}}, "pace.flops_per_second is str in place of int or float"),
+    ({"pace": {"flops_per_second": 0}}, "pace.flops_per_second of study.yaml is 0: give a number above 0"),
+    ({"pace": {"flops_per_second": -4e10}}, "pace.flops_per_second of study.yaml is -40000000000.0: give"),
     ({"after": ["anlit lengths"]}, "after is list in place of dict"),
     ({"budgets": {"cpu": 3}}, "budgets.cpu is int in place of dict"),
     ({"baseline": "lstm"}, "baseline of study.yaml names 'lstm', which is none of its arms: choose among gpt, angpt"),
