@@ -15,6 +15,7 @@ from typing import Any
 
 from anlit.analysis.notes import notes_on, refuse_other_tokenizers
 from anlit.analysis.statistics import Interval, SpeedUp, Summary, Test, difference, holm, median_with_interval, speed_up
+from anlit.analysis.study.state import LAUNCHES
 from anlit.errors import UserError
 from anlit.reading import read_json
 from anlit.runs.folders import RECORD_SCHEMA, Run, hardware_label
@@ -22,6 +23,8 @@ from anlit.runs.groups import Group
 
 COMPARISON, STUDY = "convergence.json", "report.json"
 """What the reports of `anlit compare` and of `anlit study` record, each beside report.md."""
+REPORTS = (COMPARISON, STUDY, "diagnose.json", "gaussian.json")
+"""The records of all commands that write report.md."""
 STEPS = "paired_steps.json"
 STEPS_SCHEMA = RECORD_SCHEMA | {"arms": [{"key": str, "seconds_per_token": [(int, float)]}]}
 LEFT_OUT = "Speed-ups in wall-clock are left out, because"
@@ -213,14 +216,15 @@ def _without(mapping: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def refuse_other_report(folder: Path, own: str, is_same: Callable[[dict[str, Any]], bool]) -> None:
-    """Raises a UserError if there is a report in `folder`, and not the same comparison's or study's with JSON `own`.
-
-    Both kinds are written to report.md.
+def refuse_other_report(folder: Path, own: str, is_same: Callable[[dict[str, Any]], bool] = lambda _: True) -> None:
+    """Raises a UserError if `folder` has a report that is not the one recorded in `own`, or runs of a study, which will
+    write its report there. All are written to report.md.
     """
     schema = {"runs": list, "command": str, "path": str, "budget": str}
-    for path in (folder / name for name in (COMPARISON, STUDY) if (folder / name).exists()):
+    for path in (folder / name for name in REPORTS if (folder / name).exists()):
         record = read_json(path, schema, "remove it, or give another --output")
         if path.name != own or not is_same(record):
             raise UserError(f"--output {folder} has another report ({record.get('command')}): give another "
                             "folder, or remove that report")  # fmt: skip
+    if own != STUDY and any(folder.glob(f"*/{LAUNCHES}")):
+        raise UserError(f"--output {folder} has the runs of a study, which reports there: give another folder")

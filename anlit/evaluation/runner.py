@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from anlit.analysis.comparison import refuse_other_report
 from anlit.checkpoints.loading import Checkpoint, describe, device_name, find_device, load_checkpoint
 from anlit.checkpoints.location import find_checkpoint
 from anlit.data.module import TokenShards
@@ -135,9 +136,12 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command:
 
     `paths` are run folders or checkpoints; or the JSON file of an earlier evaluation, which is only shown again.
     `command` is what the user typed. Raises UserError if a checkpoint, the data or a setting is wrong, if possible
-    before anything is measured; the folder cannot be written; or the JSON file is no record of this evaluation.
+    before anything is measured; the folder cannot be written or has the report of another command; or the JSON file is
+    no record of this evaluation.
     """
     folder, name = output_folder(output), evaluation.name
+    if evaluation.page == "report":  # the others have pages of their own name
+        refuse_other_report(folder, name + ".json")
     if is_shown_again := len(paths) == 1 and paths[0].endswith(".json"):
         record = read_json(paths[0], {}, f"give the {name}.json of an evaluation")
     else:

@@ -161,6 +161,18 @@ def test_a_report_on_other_runs_is_not_written_over(make_run, tmp_path):
         compare(runs, str(tmp_path / "o"))
 
 
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(("file", "words"), [("gpt-1/launches.json", "the runs of a study"),
+                                             ("diagnose.json", "another report")])  # fmt: skip
+def test_a_folder_where_another_command_reports_is_refused(make_run, tmp_path, file, words):
+    """Also that of a study under way, which has not written its report yet."""
+    (tmp_path / "o" / file).parent.mkdir(parents=True)
+    (tmp_path / "o" / file).write_text("{}")
+    with pytest.raises(UserError, match=f"--output .* has {words}.* give another folder"):
+        compare([str(make_run("a")), str(make_run("b", FASTER, ANGPT))], str(tmp_path / "o"))
+    assert not (tmp_path / "o" / "report.md").exists()
+
+
 def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
     foreign = make_run("b", model=NGPT, record={"data": {"content_sha256": "c0", "tokenizer_sha256": "t1"}})
     tried = {"different tokenizers": [make_run("a"), foreign], "None of the 1 runs": [make_run("c", [])]}

@@ -78,3 +78,16 @@ def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: p
     assert "Independent normal scores, n = 200 keys" in capsys.readouterr().out
     with pytest.raises(UserError, match="--gaussian takes no checkpoint"):
         main(["diagnose", "--gaussian", "somewhere", f"--output={tmp_path}"])
+
+
+def test_a_report_of_another_command_is_not_written_over(tmp_path: Path) -> None:
+    """Its own earlier one is."""
+    command = ["diagnose", "--gaussian", "--mechanisms=Plain", "--lengths=20", "--draws=2", f"--output={tmp_path}"]
+    main(command)
+    main([*command, "--seed=5"])
+    assert json.loads((tmp_path / "gaussian.json").read_text())["seed"] == 5
+    (tmp_path / "gaussian.json").rename(tmp_path / "convergence.json")  # as if `anlit compare` had written it
+    before = (tmp_path / "report.md").read_bytes()
+    with pytest.raises(UserError, match=r"has another report \(anlit diagnose .*: give another folder, or remove"):
+        main([*command, "--seed=6"])
+    assert (tmp_path / "report.md").read_bytes() == before

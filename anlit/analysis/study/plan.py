@@ -7,6 +7,7 @@ with the lowest validation loss is measured on the seeds. The name of a run's fo
 import hashlib
 import itertools
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -195,7 +196,10 @@ def read_study(path: str, budget: str | None) -> Study:
         raise UserError(f"{path} has {fix}")
     content = merged(content, budgets[budget] or {})
     require(path, content, SCHEMA, known=True)
-    require(f"pace of {path}", content.get("pace") or {}, PACE, known=True)
+    pace = content.get("pace") or {}
+    require(f"pace of {path}", pace, PACE, known=True)
+    if (rate := pace.get("flops_per_second")) is not None and not 0 < rate < math.inf:
+        raise UserError(f"pace.flops_per_second of {path} is {rate}: give a number above 0, or leave it out")
     if not content.get("arms"):
         raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
     arms = tuple(arm for name, spec in content["arms"].items() for arm in _arms(name, spec, content, path))
@@ -250,8 +254,11 @@ def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> 
     seeds = tuple(grid(value, f"{key} of {path}")[0] if isinstance(value, dict)
                   else Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
                   for value in values)  # fmt: skip
-    if twice := [name for name, count in Counter(seed.name for seed in seeds).items() if count > 1]:
-        raise UserError(f"{key} of {path} has {twice[0]} twice, which is one run: leave one out")
+    keys = [{name.replace(".init_args", ""): str(value) for name, value in seed.settings.items()} for seed in seeds]
+    pairs = [(own.get("seed_everything"), own.get("data.seed")) for own in keys]  # `Run.seeds`, which pairs runs
+    if twice := [seed.name for seed, pair in zip(seeds, pairs, strict=True) if pairs.count(pair) > 1]:
+        raise UserError(f"{key} of {path} has {twice[0]} and {twice[1]}, which do not differ in seed_everything or "
+                        "data.init_args.seed, by which runs are paired: leave one out, or give it others")  # fmt: skip
     return seeds
 
 

@@ -1,5 +1,6 @@
 """The runs in a study's report.json, and run folders made of them: so a study goes on where only its record is left."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ def read_record(folder: Path) -> tuple[dict[str, Any], dict[str, Run]]:
 
 
 def restore(run: Run, folder: Path, source: Path) -> None:
-    """Make `folder` a run folder of a recorded run, without a checkpoint; its run.json names the `source`."""
+    """Make `folder` a run folder of a recorded run, without a checkpoint; its run.json names the `source` by its path
+    from the working directory.
+    """
     rows = zip(run.curve.tokens, run.curve.seconds, run.curve.loss, strict=True)
     lines = ["step,val/tokens,val/seconds,val/loss,val/bits_per_byte"]
     lines += [f"{step},{tokens},{seconds},{loss}," for step, (tokens, seconds, loss) in enumerate(rows)]
     folder.mkdir()
     write_text(folder / METRICS, "\n".join(lines) + f"{run.bits_per_byte or ''}\n")  # which is that of the last point
     write_text(folder / CONFIG, yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True))
-    write_json(folder / RECORD, run.record | {"restored_from": str(source)})
+    write_json(folder / RECORD, run.record | {"restored_from": os.path.relpath(source)})

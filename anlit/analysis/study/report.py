@@ -19,7 +19,7 @@ from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.loss_gap import loss_gap, onset
 from anlit.analysis.study.plan import Study, require
 from anlit.analysis.study.record import ADVICE, read_record
-from anlit.analysis.study.results import StudyResults
+from anlit.analysis.study.results import MEASURED, StudyResults, is_number
 from anlit.analysis.study.scaling import scaling
 from anlit.analysis.study.trend import trend
 from anlit.errors import UserError
@@ -136,6 +136,23 @@ def require_sections(study: Study) -> None:
             if arm not in known:
                 raise UserError(f"{where} names the arm '{arm}', which is none of "
                                 + ", ".join(known))  # fmt: skip
+        after = study.content.get("after") or {}
+        if name == "embed" and options["name"] not in after:
+            raise UserError(f"{where} has the name '{options['name']}', which is no command of `after`: "
+                            + (f"choose one of {', '.join(after)}" if after else "give one there"))  # fmt: skip
+        if name == "trend":
+            _require_numbers(study, options, where)
+
+
+def _require_numbers(study: Study, options: dict[str, Any], where: str) -> None:
+    """Raises a UserError if `over` or `value` of a trend is not in every point of its arms, as a number."""
+    for arm in (arm for arm in study.arms if arm.base in (options.get("arms") or [arm.base])):
+        points = [arm.varied.shown | point.shown for point in arm.points]
+        known = [*MEASURED, *(key for key in points[0] if all(is_number(point.get(key)) for point in points))]
+        for key in ("over", "value"):
+            if (name := options.get(key, "loss")) not in (known if key == "over" else ["loss", *known]):
+                raise UserError(f"{where} has {key} '{name}', which is no number of arm '{arm.name}': vary or tune it, "
+                                f"or choose one of {', '.join(known)}")  # fmt: skip
 
 
 def _convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:

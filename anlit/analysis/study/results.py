@@ -84,11 +84,15 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+MEASURED = ("parameters", "tokens", "tokens_per_parameter", "flops")
+"""What every `Point` has beside its settings."""
+
+
 class Point(NamedTuple):
     """A measured configuration as a point in a plot.
 
-    `values` are those of its settings by short names, with `parameters`, `tokens`, `tokens_per_parameter` and `flops`
-    (6·parameters·tokens) of its runs. `losses` are final, in nats per token; `failed` counts the seeds that have ended
+    `values` are those of its settings by short names, with those `MEASURED` of its runs; `flops` are
+    6·parameters·tokens. `losses` are final, in nats per token; `failed` counts the seeds that have ended
     without one.
     """
 

@@ -10,15 +10,18 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from anlit.analysis.study import launch
 from anlit.analysis.study.launch import submit, try_lock
 from anlit.analysis.study.plan import Study, read_study
+from anlit.analysis.study.record import restore
 from anlit.analysis.study.results import select, tune
 from anlit.analysis.study.state import note_end, note_start, state_of
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
+from anlit.runs.folders import Curve, Run
 
 from .conftest import STUDY, Launch, Process, write_study
 
@@ -108,6 +111,14 @@ def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Stu
     finish(start("--report_only"))
     text = (folder / "out" / "report.md").read_text()
     assert "anGPT: its runs were trained on DIFFERENT DATA, content c0 and c1." in text
+
+
+def test_a_restored_run_names_its_record_from_the_working_directory(folder: Path) -> None:
+    run = Run(Path("gone"), {}, {}, Curve(*np.ones((3, 1))), None)
+    for name in ("record", "../record"):
+        restore(run, folder / "restored", folder / name / "report.json")
+        assert json.loads((folder / "restored" / "run.json").read_text())["restored_from"] == f"{name}/report.json"
+        shutil.rmtree(folder / "restored")
 
 
 def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, start: Launch) -> None:

@@ -18,7 +18,7 @@ from scipy import stats
 from anlit.analysis.statistics import Summary
 from anlit.analysis.study import loss_gap, trend
 from anlit.analysis.study.plan import Study, read_study
-from anlit.analysis.study.report import show, write
+from anlit.analysis.study.report import require_sections, show, write
 from anlit.analysis.study.results import StudyResults, results_of
 from anlit.analysis.study.state import note_end, note_start
 from anlit.commands.study import main
@@ -324,6 +324,15 @@ def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
         assert rows[1][column] == minus(f"{fmean(pairs):.3f} ({low:.3f} … {high:.3f})")
 
 
+def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -> None:
+    arms = {name: arm | {"vary": SIZES if name == "gpt" else {"tau": [1]}} for name, arm in TWO.items()}
+    one, both = ({"trend": {"over": "d"} | arms} for arms in ({"arms": ["gpt"]}, {}))
+    require_sections(read_study(write_study(folder, arms=arms, baseline=None, sections=[one]), None))
+    study = read_study(write_study(folder, arms=arms, baseline=None, sections=[both]), None)
+    with pytest.raises(UserError, match=r"over 'd', which is no number of arm 'angpt_tau=1': .* parameters, .*, tau"):
+        require_sections(study)
+
+
 @pytest.mark.parametrize(("section", "words"), [
     ({"loss_gap": {"baseline": "gpt"}}, "the section 'loss_gap' of study.yaml is not .*: each is missing"),
     ({"loss_gap": {"baseline": "gpt", "each": "lr", "arms": []}}, "has the unknown key 'arms': the known ones are"),
@@ -332,9 +341,12 @@ def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
     ({"loss_gap": {"baseline": "other", "each": "lr"}}, "names the arm 'other', which is none of gpt, angpt"),
     ({"loss_gap": {"baseline": "gpt", "each": "size"}}, "each 'size': choose one of none"),
     ({"dynamics": {"arms": ["gpt", "bert"]}}, "names the arm 'bert', which is none of gpt, angpt"),
-    ({"trend": {"over": "depth"}}, "'depth', which is no number of arm 'gpt'"),
+    ({"trend": {"over": "depth"}}, "over 'depth', which is no number of arm 'gpt': vary or tune it, or choose one of"),
+    ({"trend": {"over": "tokens", "value": "lr"}}, "has value 'lr', which is no number of arm 'gpt': vary or tune it"),
+    ({"embed": {"name": "lenghts"}}, "has the name 'lenghts', which is no command of `after`: choose one of lengths"),
 ])  # fmt: skip
 def test_mistakes_in_sections_are_told(folder: Path, section: Any, words: str) -> None:
-    study = trained(folder, arms=TWO, sections=[section], seeds=[1])
+    after = {"lengths": "anlit lengths {runs} --output {output}"}
+    study = trained(folder, arms=TWO, sections=[section], seeds=[1], after=after)
     with pytest.raises(UserError, match=words):
         write(results(study))
