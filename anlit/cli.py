@@ -36,8 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (without the program's name) and return the exit code.
 
     0: done. 1: the run failed or was interrupted. 2: the user's command, configuration or data is wrong; one
-    sentence on standard error says what. 75: the run was preempted (SIGTERM, SIGUSR1), its checkpoint is written.
-    130: a tool was interrupted by Ctrl-C.
+    sentence on standard error says what. 75: the run was preempted (SIGTERM, SIGUSR1) or is out of `max_time`, its
+    checkpoint is written. 130: a tool was interrupted by Ctrl-C.
     """
     logging.setLogRecordFactory(VisibleRecord)
     RUN_FOLDER.set("")

@@ -62,28 +62,28 @@ def main(argv: list[str]) -> None:
     stride = given.stride if given.stride is not None else max(1, length // 2)
     totals: dict[str, float] = dict.fromkeys(("documents", "tokens", "scored", "bytes", "nats"), 0)
 
-    def encoded() -> Iterator[tuple[list[int], Any, str]]:
+    def encoded() -> Iterator[tuple[list[int], str, Any, str]]:
         for document, where in read_documents(given.files, given.field):
             encoding = text.tokenizer.encode(document, add_special_tokens=False)
             if not encoding.ids:
                 raise UserError(f"{where}: the tokenizer makes no tokens of its text: leave it out")
-            yield encoding.ids, byte_ranges(document, encoding.offsets), where
+            yield encoding.ids, document, byte_ranges(document, encoding.offsets), where
 
-    def scored() -> Iterator[tuple[Any, Any, str]]:
+    def scored() -> Iterator[tuple[Any, str, Any, str]]:
         read, kept = tee(encoded())
-        documents = (tokens for tokens, _, _ in read)
+        documents = (tokens for tokens, *_ in read)
         scores = score(checkpoint.model.model, documents, length, stride, before, given.batch_size)
-        for own, (_, ranges, where) in zip(scores, kept, strict=True):
+        for own, (_, document, ranges, where) in zip(scores, kept, strict=True):
             known = own.rank > 0
             totals["documents"] += 1
             totals["tokens"] += len(known)
             totals["scored"] += int(known.sum())
             totals["bytes"] += int(ranges[-1, 1]) - (0 if known[0] else int(ranges[0, 1]))  # of the scored tokens
             totals["nats"] -= float(own.log_likelihood[known].sum(dtype=float))
-            yield own, ranges, where
+            yield own, document, ranges, where
 
     record = {"command": shlex.join(["anlit", "score", *argv]), "length": length, "stride": stride}
-    write_table(Path(given.output), text.tokenizer, record | describe(checkpoint), scored())
+    write_table(Path(given.output), record | describe(checkpoint), scored())
     totals["nats_per_token"] = totals["nats"] / totals["scored"] if totals["scored"] else math.nan
     totals["bits_per_byte"] = totals["nats"] / math.log(2) / totals["bytes"] if totals["bytes"] else math.nan
     echo(json_line(totals) if given.json else WORDS.format(output=given.output, **totals))

@@ -2,16 +2,16 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
 from anlit.reporting.table import console
 from anlit.sentences import ToolParser, at_least
-from anlit.sizing.plan import GPU_BYTES, Plan
+from anlit.sizing.plan import GPU_BYTES, Plan, Precision
 
-PRECISIONS: dict[str, Any] = {"bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
-"""Lightning's names → those of a plan; all others are 32-true."""
+ALIASES = {"None": "32-true", "32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+"""Lightning's short names of precisions → its long ones."""
 
 
 def main(argv: list[str]) -> int:
@@ -60,8 +60,10 @@ def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     """The plan from the command's options, and from the configuration for what they leave out.
 
     Raises:
-        UserError: Strategy and number of GPUs contradict each other.
+        UserError: Strategy and number of GPUs contradict each other, or nothing trains so in this precision.
     """
+    from anlit.models.language_model import refuse_float16  # torch
+
     trainer, model, data = settings.trainer, settings.model.init_args, settings.data.get("init_args", settings.data)
     devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1
     gpus = options.gpus or devices * trainer.num_nodes
@@ -71,12 +73,17 @@ def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     strategy: Any = options.strategy or ("1gpu" if gpus == 1 else "fsdp" if shards else "ddp")
     if strategy == "1gpu" and gpus > 1:
         raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1")
+    precision: Any = ALIASES.get(str(trainer.precision), str(trainer.precision))
+    refuse_float16(precision)
+    known = [name for name in get_args(Precision) if (strategy, name) != ("fsdp", "64-true")]  # Lightning refuses that
+    if precision not in known:
+        raise UserError(f"trainer.precision={precision} is none of those of {strategy}: set {', '.join(known)}")
     batch_size, accumulate = options.batch_size or data.get("batch_size") or 8, trainer.accumulate_grad_batches
     tokens = options.tokens
     if tokens is None and trainer.max_steps > 0:
         tokens = float(trainer.max_steps) * batch_size * accumulate * gpus * model.context_length
     return Plan(
-        gpus, strategy, PRECISIONS.get(str(trainer.precision), "32-true"),
+        gpus, strategy, precision,
         gather=configured.get("init_args.gather_dtype") or "float32",
         checkpoint_every=model.get("runtime.recompute_every") or None, batch_size=batch_size,
         length=model.context_length, accumulate=accumulate, gpu=options.gpu, mfu=options.mfu, tokens=tokens,

@@ -13,7 +13,7 @@ text for an imported model begins with the special token that its tokenizer puts
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from anlit.data.batch import document_ids
@@ -39,7 +38,7 @@ SCHEMA = pa.schema({
     "document": pa.int64(),  # from 0, in the order of the files
     "position": pa.int64(),  # of the token in its document, from 0
     "token": pa.int32(),
-    "text": pa.string(),  # of the token alone; � if it is a part of a character
+    "text": pa.string(),  # the characters that the token completes; joined, they are the document
     "byte_start": pa.int64(),  # range of the characters that the token is part of, in the document's UTF-8 bytes
     "byte_end": pa.int64(),
     "n_context": pa.int32(),  # tokens of the document that the model saw before it
@@ -170,16 +169,15 @@ def _stack(rows: list[np.ndarray], width: int) -> Tensor:
 
 def write_table(
     path: Path,
-    tokenizer: Tokenizer,
     record: Mapping[str, Any],
-    documents: Iterable[tuple[Scores, np.ndarray, str]],
+    documents: Iterable[tuple[Scores, str, np.ndarray, str]],
 ) -> None:
     """Write a parquet file that appears under its name when it is complete; an existing one is replaced.
 
     Args:
         record: Written as JSON into the file's metadata, under `anlit`.
-        documents: The scores of n tokens, the tokens' byte ranges, (n, 2) int64, and the origin of the text: the file,
-            and the record in it.
+        documents: The scores of n tokens, their text, the tokens' byte ranges in it, (n, 2) int64, and its origin: the
+            file, and the record in it.
 
     Raises:
         UserError: The file cannot be written.
@@ -187,20 +185,18 @@ def write_table(
     if path.is_dir():
         raise UserError(f"--output {path} is a folder: give the name of a file, such as {path}/scores.parquet")
     schema = SCHEMA.with_metadata({"anlit": json.dumps(record)})
-    text_of = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
-
     waiting: list[pa.Table] = []
     n_waiting = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-            for number, (scores, ranges, source) in enumerate(documents):
+            for number, (scores, text, ranges, source) in enumerate(documents):
                 n = len(scores.tokens)
                 columns = {
                     "document": np.full(n, number),
                     "position": np.arange(n),
                     "token": scores.tokens,
-                    "text": [text_of(token) for token in scores.tokens.tolist()],
+                    "text": _pieces(text, ranges),
                     "byte_start": ranges[:, 0],
                     "byte_end": ranges[:, 1],
                     "n_context": scores.n_context,
@@ -217,6 +213,14 @@ def write_table(
                 writer.write_table(pa.concat_tables(waiting))
     except OSError as error:
         raise UserError(f"--output {path} cannot be written ({error.strerror or error}): name another") from error
+
+
+def _pieces(text: str, ranges: np.ndarray) -> list[str]:
+    """The text, cut after the last character that each token completes: the next token may begin within one."""
+    content = text.encode()
+    ends = np.maximum.accumulate(np.minimum(ranges[:-1, 1], ranges[1:, 0]))
+    cuts = [0, *ends.tolist(), len(content)]
+    return [content[begin:end].decode() for begin, end in pairwise(cuts)]
 
 
 def byte_ranges(text: str, characters: Sequence[tuple[int, int]]) -> np.ndarray:

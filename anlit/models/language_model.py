@@ -93,11 +93,7 @@ class LanguageModel(L.LightningModule):
         return self.model(batch.tokens, *packing, targets=batch.targets, z_loss=z_loss)
 
     def on_fit_start(self) -> None:
-        if (precision := self.trainer.precision) in ("16-mixed", "16-true"):
-            raise UserError(
-                f"trainer.precision={precision} trains in float16, where the loss's gradients under 6e-8 become 0: set "
-                "bf16-mixed or 32-true"
-            )
+        refuse_float16(self.trainer.precision)
         select_at_first_batch(self)
 
     def on_train_start(self) -> None:
@@ -258,6 +254,15 @@ class LanguageModel(L.LightningModule):
         self.is_continued = True
         if "model.optimizer" in changed:
             self.begins_new_optimizer, checkpoint["optimizer_states"] = True, []
+
+
+def refuse_float16(precision: Any) -> None:
+    """Raise UserError if a Trainer's precision, by its long name, is float16."""
+    if precision in ("16-mixed", "16-true"):
+        raise UserError(
+            f"trainer.precision={precision} trains in float16, where the loss's gradients under 6e-8 become 0: set "
+            "bf16-mixed or 32-true"
+        )
 
 
 def _short(fingerprint: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+Precision = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
 GPU_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9}
 
 
@@ -12,7 +13,7 @@ class Plan:
 
     gpus: int = 1  # on all nodes
     strategy: Literal["1gpu", "ddp", "fsdp"] = "1gpu"  # fsdp shards parameters, gradients and optimizer over all GPUs
-    precision: Literal["32-true", "bf16-mixed", "bf16-true"] = "bf16-mixed"
+    precision: Precision = "bf16-mixed"
     gather: Literal["float32", "bfloat16"] = "float32"  # in which fsdp gathers parameters; the strategy's gather_dtype
     checkpoint_every: int | None = None  # activation checkpointing of every n-th block
     batch_size: int = 8  # sequences in a micro-batch on one GPU
@@ -29,7 +30,7 @@ class Plan:
     @property
     def kept_bytes(self) -> int:
         """Of a parameter, and of its gradient, as the optimizer sees them."""
-        return 2 if self.precision == "bf16-true" else 4
+        return {"bf16-true": 2, "64-true": 8}.get(self.precision, 4)
 
     @property
     def gathered_bytes(self) -> int:

@@ -105,7 +105,7 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
     weight = plan.kept_bytes / plan.gathered_bytes / (plan.gpus if plan.is_sharded else 1)
     memory = LiveMemory({"parameters": weight, "gradients": weight, "optimizer": weight})
     model = copy.deepcopy(model)
-    decoder = model.model.to(torch.bfloat16 if plan.gathered_bytes == 2 else torch.float32)
+    decoder = model.model.to({2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[plan.gathered_bytes])
 
     def record_gradient(parameter: Tensor) -> None:
         memory.assign([parameter.grad], "gradients")  # type: ignore[list-item]
@@ -121,7 +121,7 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
         decoder._tie()
         parameters = list(decoder.parameters())
         memory.assign(parameters, "parameters")
-        _stand_in_for_kernels(decoder, plan.batch_size)
+        _stand_in_for_kernels(decoder, plan)
         for number, block in enumerate(decoder.blocks):
             recompute = plan.checkpoint_every is not None and number % plan.checkpoint_every == 0
             run = partial(checkpoint, block.forward, use_reentrant=False) if recompute else block.forward
@@ -160,10 +160,15 @@ class _FusedAttention(torch.autograd.Function):
         return *map(torch.empty_like, ctx.saved_tensors[:3]), None
 
 
-def _stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
-    """Replace every kernel except the eager one, which is plain operators, by one with a fused kernel's memory."""
+def _stand_in_for_kernels(decoder: Any, plan: Plan) -> None:
+    """Replace every kernel except the eager one, which is plain operators, by one with a fused kernel's memory.
+
+    In float64 no kernel is fused, and sdpa too keeps all weights.
+    """
     for layer in attention_layers(decoder):
         attention: Any = layer
+        if plan.precision == "64-true":
+            attention.backend = "eager"
         name = attention.backend
         if name == "auto":
             name, attention.backend = (
@@ -171,7 +176,7 @@ def _stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
                 for device in ("cuda", "cpu")  # a(t) is traced by the CPU's own kernel, whatever the precision
             )
         if name != "eager":
-            rows = batch_size if decoder.document_masking else 1
+            rows = plan.batch_size if decoder.document_masking else 1
             attention.attend = partial(_fused, attention.mechanism, rows, name == "sdpa")
             attention.prepare = lambda documents, h: None
 

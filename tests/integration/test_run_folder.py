@@ -11,8 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from anlit.analysis.study.state import note_end, note_start, state_of
 from anlit.cli import main
 from anlit.commands.run_folder import lock_run_folder
+from anlit.training.interruption import TRY_AGAIN
 from tests.integration.conftest import fit_arguments, last_checkpoint, run, steps_logged
 from tests.integration.ranks import ends_of_ranks, start_ranks
 
@@ -131,7 +133,8 @@ def test_a_dev_run_leaves_its_folder_to_a_run(shards: Path, tmp_path: Path) -> N
 
 
 def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(shards: Path, tmp_path: Path, monkeypatch) -> None:
-    """Each launch has the whole time; here a clock that tells a second more whenever it is read."""
+    """Its exit code asks for another start. Each launch has the whole time; here a clock tells a second more whenever
+    it is read."""
     clock = SimpleNamespace(monotonic=itertools.count().__next__)
     monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
     settings = ("--trainer.max_steps=-1", "--trainer.max_epochs=2", "--trainer.limit_train_batches=8",
@@ -139,7 +142,10 @@ def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(shards: Path, tmp
                 "--checkpoint_every_n_steps=100")  # fmt: skip
     ends = []
     for _ in range(3):
-        assert main(fit_arguments(shards, tmp_path, *settings)) == 0
+        code = main(fit_arguments(shards, tmp_path, *settings))
         status = json.loads((tmp_path / "run.json").read_text())["status"]
-        ends.append((status, last_checkpoint(tmp_path)["global_step"]))
-    assert ends == [("interrupted", 6), ("interrupted", 12), ("finished", 16)]
+        note_start(tmp_path, "local")
+        note_end(tmp_path, code)
+        ends.append((code, status, state_of(tmp_path).status, last_checkpoint(tmp_path)["global_step"]))
+    interrupted = (TRY_AGAIN, "interrupted", "interrupted")
+    assert ends == [(*interrupted, 6), (*interrupted, 12), (0, "finished", "finished", 16)]

@@ -33,11 +33,24 @@ def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
     assert numbers["days"] == pytest.approx(1e9 * numbers["flops_per_token"] / (4 * 312e12 * 0.5) / 86_400)
 
 
-@pytest.mark.parametrize(("precision", "tera"), [("32-true", 19.5), ("bf16-mixed", 312), ("bf16-true", 312)])
+@pytest.mark.parametrize(("precision", "tera"), [("32-true", 19.5), ("bf16-mixed", 312), ("bf16-true", 312),
+                                                   ("64-true", 19.5)])  # fmt: skip
 def test_the_days_are_at_the_peak_of_the_precision(tmp_path: Path, precision: str, tera: float) -> None:
     numbers = size(tmp_path, f"--trainer.precision {precision} --gpu A100 --mfu 0.5")
     assert numbers["plan"]["precision"] == precision
     assert numbers["tokens_per_second"] == pytest.approx(tera * 1e12 * 0.5 / numbers["flops_per_token"])
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ("16-mixed", "precision=16-mixed trains in float16, .* set bf16-mixed or 32-true"),
+    ("16", "precision=16-mixed trains in float16"),
+    ("16-true", "precision=16-true trains in float16"),
+    ("64-true --gpus 8 --strategy fsdp", "=64-true is none of those of fsdp: set 32-true, bf16-mixed, bf16-true$"),
+    ("transformer-engine", "=transformer-engine is none of those of 1gpu: set .*, 64-true$"),
+])  # fmt: skip
+def test_a_precision_that_fit_refuses_is_refused(tmp_path: Path, options: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        size(tmp_path, f"--trainer.precision {options}")
 
 
 def test_a_wrong_option_is_named(tmp_path: Path) -> None:

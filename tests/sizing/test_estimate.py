@@ -66,6 +66,12 @@ def test_the_estimate_is_within_ten_percent_of_the_real_peak(name, shape, backen
     assert estimated == pytest.approx(peak_on_cpu(build(name, **shape, backend=backend), autocast), rel=0.1)
 
 
+def test_float64_is_counted_with_eight_bytes_and_without_fused_kernels() -> None:
+    plan = Plan(batch_size=4, length=SMALL["context_length"], precision="64-true")
+    estimated = step_memory(build("AnGPT", "meta"), plan).total()
+    assert estimated == pytest.approx(peak_on_cpu(build("AnGPT", backend="eager").double(), False), rel=0.1)
+
+
 def test_the_optimizers_state_is_what_the_optimizer_makes() -> None:
     for optimizer, bytes_per_matrix_weight in ((anlit.AdamW, 8), (anlit.MuonAdamW, 4)):
         model = build("GPT", "meta", optimizer=optimizer)

@@ -11,7 +11,7 @@ from anlit.runs.folders import RECORD, RECORD_SCHEMA, load_run
 LAUNCHES, LOG = "launches.json", "fit.log"
 LAUNCHES_SCHEMA = [{"started": str, "how": str, "ended": str, "exit_code": int}]
 PREEMPTED = 75
-"""Exit code of an `anlit fit` that ended after a signal and wrote last.ckpt (EX_TEMPFAIL)."""
+"""Exit code of an `anlit fit` that ended after a signal or `max_time` and wrote last.ckpt (EX_TEMPFAIL)."""
 MOST_LOST = 3
 """A run is given up after this many starts on a cluster without a recorded end."""
 

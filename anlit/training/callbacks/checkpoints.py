@@ -2,10 +2,10 @@
 
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info
 
 from anlit.checkpoints.location import BEST, CHECKPOINTS, is_checkpoint
@@ -33,7 +33,7 @@ class LastCheckpoint(ModelCheckpoint):
 
     At the first SIGINT, SIGTERM or SIGUSR1 the run writes the checkpoint and stops after the current optimizer step or,
     with several ranks, after the next one. Nothing is lost, and the run can be continued exactly. A second Ctrl-C stops
-    at once.
+    at once. A run that `max_time` ends before its last step ends in the same way.
     """
 
     def __init__(self, run_dir: str, every_n_steps: int = 500) -> None:
@@ -65,6 +65,10 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         save_checkpoint_now(self, trainer)
         _finish_writing(trainer)  # here an error still fails the run
+        timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
+        is_out_of_time = any((timer.time_remaining() or 0.0) < 0 for timer in timers)
+        if trainer.strategy.broadcast(is_out_of_time and trainer.global_step < trainer.estimated_stepping_batches):
+            _stop(trainer, Preempted)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Restore the signal handlers, and end the other ranks, which would wait for this one."""
@@ -78,11 +82,16 @@ class LastCheckpoint(ModelCheckpoint):
         if self.interruption.all_ranks_stop():
             save_checkpoint_now(self, trainer)
             _finish_writing(trainer)
-            trainer.strategy.barrier()
-            _end_launched_ranks(trainer)
-            step = trainer.global_step
-            rank_zero_info(f"Stopped after step {step} and saved: the same command with --ckpt_path last continues")
-            raise KeyboardInterrupt if self.interruption.signal == signal.SIGINT else Preempted
+            _stop(trainer, KeyboardInterrupt if self.interruption.signal == signal.SIGINT else Preempted)
+
+
+def _stop(trainer: L.Trainer, end: type[KeyboardInterrupt]) -> NoReturn:
+    """End the run, whose checkpoint is complete."""
+    trainer.strategy.barrier()
+    _end_launched_ranks(trainer)
+    step = trainer.global_step
+    rank_zero_info(f"Stopped after step {step} and saved: the same command with --ckpt_path last continues")
+    raise end
 
 
 def _end_launched_ranks(trainer: L.Trainer) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.loading import device_name
@@ -78,19 +77,9 @@ class RunRecord(L.Callback):
 
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Also where a continued run has nothing left to do: it may have been killed at its end.
-
-        A run that `max_time` ended before its last step is interrupted.
-        """
+        """Also where a continued run has nothing left to do: it may have been killed at its end."""
         self.record = self.record or self._read()
-        if self.record.get("status") == "finished":
-            return
-        timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
-        is_out_of_time = any((timer.time_remaining() or 0.0) < 0 for timer in timers)
-        if is_out_of_time and trainer.global_step < trainer.estimated_stepping_batches:
-            self._write(status="interrupted", ended=now())
-            _log.info(f"Stopped by trainer.max_time after step {trainer.global_step}: --ckpt_path last continues")
-        else:
+        if self.record.get("status") != "finished":
             self._write(status="finished", ended=now())
 
     @rank_zero_only

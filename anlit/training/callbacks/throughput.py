@@ -16,9 +16,9 @@ from lightning.fabric.utilities.throughput import get_available_flops
 from anlit.lightning_internals import completes_step, is_logged, time_fetches
 from anlit.models.flops import flops_per_token
 
-_HOPPER = {"bfloat16": 989e12, "tfloat32": 494.5e12, "float32": 67e12}
+_HOPPER = {"bfloat16": 989e12, "tfloat32": 494.5e12, "float32": 67e12, "float64": 67e12}
 PEAKS = {
-    "A100": {"bfloat16": 312e12, "tfloat32": 156e12, "float32": 19.5e12},
+    "A100": {"bfloat16": 312e12, "tfloat32": 156e12, "float32": 19.5e12, "float64": 19.5e12},
     "H100": _HOPPER,
     "H200": _HOPPER,
 }
@@ -162,7 +162,7 @@ def peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def product_type(precision: str | int | None) -> str:
-    """In what matrix products run at a Trainer precision such as `bf16-mixed`: a column of `PEAKS`, or float64."""
+    """In what matrix products run at a Trainer precision such as `bf16-mixed`: a column of `PEAKS`."""
     single = "float32" if torch.get_float32_matmul_precision() == "highest" else "tfloat32"
     return {"bf": "bfloat16", "64": "float64"}.get(str(precision)[:2], single)
 
