@@ -18,6 +18,7 @@ import lightning as L
 import torch
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.plugins import Precision as PrecisionPlugin
 from torch import nn
 
 import anlit.attention.mechanisms
@@ -31,6 +32,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.language_model import LanguageModel
+from anlit.precision import check_precision
 from anlit.ranges import check_ranges
 from anlit.reading import read_yaml
 from anlit.sentences import ToolParser, no_class, sentence
@@ -91,21 +93,26 @@ OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
 
 
 def check(config: Namespace) -> None:
-    """Raises UserError if a configuration names a callable that is not a class, or a number is out of its range.
+    """Raises UserError if a configuration names a callable that is not a class, or a number is out of its range, or a
+    precision is not one of anlit's.
 
     The parser also accepts functions: any function if the key needs a callable, such as `model.init_args.optimizer`,
     else those whose annotation returns the right type. Both would be called.
     """
     for key, owner, name, value in _settings(config.as_dict(), ""):
         if name == "class_path":
-            if not inspect.isclass(locate(value)):
+            if not inspect.isclass(named := locate(value)):
                 raise UserError(no_class(key, shown(value)))
+            if issubclass(named, PrecisionPlugin):
+                raise UserError(f"{key}={named.__name__} sets the precision: set trainer.precision")
         elif callable(value) and not isinstance(value, type | nn.Module):
             defaults = parameters_of(owner) if inspect.isclass(owner) else []
             if not any(parameter.name == name and parameter.default is value for parameter in defaults):
                 raise UserError(no_class(key, shown(getattr(value, "__qualname__", value))))
         if isinstance(value, str) and key == "trainer.devices" and re.fullmatch(r"-?\d+", value):
             value = int(value)  # it may be a text such as `0,1`, so the parser leaves `0` a text
+        if key == "trainer.precision":
+            check_precision(value)
         check_ranges(key, value)
 
 

@@ -2,16 +2,14 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from anlit.errors import UserError
+from anlit.precision import check_precision
 from anlit.reporting.files import write_json
 from anlit.reporting.table import console
 from anlit.sentences import ToolParser, at_least
-from anlit.sizing.plan import GPU_BYTES, Plan, Precision
-
-ALIASES = {"None": "32-true", "32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
-"""Lightning's short names of precisions → its long ones."""
+from anlit.sizing.plan import GPU_BYTES, Plan
 
 
 def main(argv: list[str]) -> int:
@@ -62,8 +60,6 @@ def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     Raises:
         UserError: Strategy and number of GPUs contradict each other, or nothing trains so in this precision.
     """
-    from anlit.models.language_model import refuse_float16  # torch
-
     trainer, model, data = settings.trainer, settings.model.init_args, settings.data.get("init_args", settings.data)
     devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1
     gpus = options.gpus or devices * trainer.num_nodes
@@ -73,11 +69,9 @@ def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     strategy: Any = options.strategy or ("1gpu" if gpus == 1 else "fsdp" if shards else "ddp")
     if strategy == "1gpu" and gpus > 1:
         raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1")
-    precision: Any = ALIASES.get(str(trainer.precision), str(trainer.precision))
-    refuse_float16(precision)
-    known = [name for name in get_args(Precision) if (strategy, name) != ("fsdp", "64-true")]  # Lightning refuses that
-    if precision not in known:
-        raise UserError(f"trainer.precision={precision} is none of those of {strategy}: set {', '.join(known)}")
+    precision = check_precision(trainer.precision)
+    if (strategy, precision) == ("fsdp", "64-true"):
+        raise UserError("trainer.precision=64-true does not go with fsdp, as Lightning has it: set 32-true")
     batch_size, accumulate = options.batch_size or data.get("batch_size") or 8, trainer.accumulate_grad_batches
     tokens = options.tokens
     if tokens is None and trainer.max_steps > 0:

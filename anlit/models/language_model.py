@@ -26,6 +26,7 @@ from anlit.models.kernel_selection import select_at_first_batch, use_saved
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
+from anlit.precision import check_precision
 from anlit.settings import to_plain_values
 from anlit.targets import IGNORED
 
@@ -93,7 +94,7 @@ class LanguageModel(L.LightningModule):
         return self.model(batch.tokens, *packing, targets=batch.targets, z_loss=z_loss)
 
     def on_fit_start(self) -> None:
-        refuse_float16(self.trainer.precision)
+        check_precision(self.trainer.precision)
         select_at_first_batch(self)
 
     def on_train_start(self) -> None:
@@ -254,15 +255,6 @@ class LanguageModel(L.LightningModule):
         self.is_continued = True
         if "model.optimizer" in changed:
             self.begins_new_optimizer, checkpoint["optimizer_states"] = True, []
-
-
-def refuse_float16(precision: Any) -> None:
-    """Raise UserError if a Trainer's precision, by its long name, is float16."""
-    if precision in ("16-mixed", "16-true"):
-        raise UserError(
-            f"trainer.precision={precision} trains in float16, where the loss's gradients under 6e-8 become 0: set "
-            "bf16-mixed or 32-true"
-        )
 
 
 def _short(fingerprint: dict[str, Any]) -> str:

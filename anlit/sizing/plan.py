@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Precision = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
+from anlit.precision import Precision
+
 GPU_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9}
 
 

@@ -42,11 +42,12 @@ def test_the_days_are_at_the_peak_of_the_precision(tmp_path: Path, precision: st
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    ("16-mixed", "precision=16-mixed trains in float16, .* set bf16-mixed or 32-true"),
-    ("16", "precision=16-mixed trains in float16"),
-    ("16-true", "precision=16-true trains in float16"),
-    ("64-true --gpus 8 --strategy fsdp", "=64-true is none of those of fsdp: set 32-true, bf16-mixed, bf16-true$"),
-    ("transformer-engine", "=transformer-engine is none of those of 1gpu: set .*, 64-true$"),
+    ("16-mixed", "precision=16-mixed is float16, .* set bf16-mixed or 32-true"),
+    ("16", "precision=16-mixed is float16"),
+    ("16-true", "precision=16-true is float16"),
+    ("64-true --gpus 8 --strategy fsdp", "=64-true does not go with fsdp, .*: set 32-true$"),
+    ("transformer-engine", "=transformer-engine is not one of anlit's: set 32-true, .*64-true; float8 is "),
+    ("bf16 --trainer.plugins lightning.pytorch.plugins.DoublePrecision", "DoublePrecision sets .*: set trainer.pr"),
 ])  # fmt: skip
 def test_a_precision_that_fit_refuses_is_refused(tmp_path: Path, options: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
