@@ -12,7 +12,7 @@ from anlit.analysis.comparison import STUDY, read_step_times, refuse_other_repor
 from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import launch, reuse, submit
 from anlit.analysis.study.plan import Study, Trial, read_config, read_study
-from anlit.analysis.study.results import planned, results_of, select, tune
+from anlit.analysis.study.results import StudyResults, planned, results_of, select, tune
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.commands import COMMANDS
 from anlit.errors import UserError
@@ -52,6 +52,8 @@ def main(argv: list[str]) -> int:
             raise UserError(f"--report_only finds no folder {output}: give --output, the folder of the study's runs")
         return _report(study, output, typed)
     output_folder(str(output))
+    if not (output / STUDY).exists():  # from here on the folder is this study's
+        _write(study, output, typed)
     for trial in planned(study, select(study, tune(study, output))) if given.retry_failed else ():
         if state_of(output / trial.name).status == "failed":
             forget_failure(output / trial.name)
@@ -183,11 +185,18 @@ def _after(study: Study, output: Path) -> None:
             echo(f"{name}: FAILED with exit code {code}; the report is without it")
 
 
-def _report(study: Study, output: Path, typed: str) -> int:
-    from anlit.analysis.study.report import show, write
+def _write(study: Study, output: Path, typed: str) -> tuple[StudyResults, Path]:
+    """The results so far and the page that is written of them."""
+    from anlit.analysis.study.report import write
 
     results = results_of(study, output, typed)
-    page = write(results)
+    return results, write(results)
+
+
+def _report(study: Study, output: Path, typed: str) -> int:
+    from anlit.analysis.study.report import show
+
+    results, page = _write(study, output, typed)
     show(results)
     echo(f"Report: {page}")
     return 0 if all(state.status == "finished" for _, state, _ in results.runs) else 1

@@ -162,8 +162,9 @@ class TokenShards(L.LightningDataModule):
             self._check_training()
         self._check_validation()
         trainer: Any = self.trainer
-        if stage in (None, "fit", "validate") and trainer is not None and not trainer.fast_dev_run:
-            self._warn_of_cut(trainer.limit_val_batches)
+        if trainer is not None and not trainer.fast_dev_run:
+            split = "test" if stage == "test" else "val"
+            self._warn_of_cut(split, getattr(trainer, f"limit_{split}_batches"))
 
     def _check_training(self) -> None:
         if repeated := getattr(self.trainer, "overfit_batches", 0):
@@ -183,15 +184,17 @@ class TokenShards(L.LightningDataModule):
         if available < wanted and self._share(1).rank == 0:
             _log.info(f"{self.path}/val has only {available:,} targets, not the {wanted:,} of --data.val_tokens.")
 
-    def _warn_of_cut(self, limit: float) -> None:
-        """Say that the Trainer's `limit` leaves the beginning of the validation split, and what samples all of it."""
-        stream = self._evaluation_stream("val")
+    def _warn_of_cut(self, split: str, limit: float) -> None:
+        """Say that the Trainer's `limit` leaves the beginning of a split, and what samples or reads all of it."""
+        if split not in self.manifest["splits"]:
+            return
+        stream = self._evaluation_stream(split)
         there = stream.n_batches or 0
         read = int(there * limit) if isinstance(limit, float) else limit
         if 0 < read < there and stream.share.rank == 0:
-            what = f"the first {read:,} of {there:,} batches, the beginning of {self.path}/val and no sample of it"
-            fix = f"set data.val_blocks to {read * stream.share.sequences} and leave the limit out"
-            _log.warning(f"trainer.limit_val_batches={limit} validates on {what}: {fix}.")
+            what = f"the first {read:,} of {there:,} batches, the beginning of {self.path}/{split} and no sample of it"
+            sample = f"set data.val_blocks to {read * stream.share.sequences} and " if split == "val" else ""
+            _log.warning(f"trainer.limit_{split}_batches={limit} reads {what}: {sample}leave the limit out.")
 
     def teardown(self, stage: str) -> None:
         """End the training loader's workers; the next run begins at the stream's start."""

@@ -38,6 +38,8 @@ class Recorder(L.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.validated.add(batch.tokens.shape[1])
 
+    test_step = validation_step
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         assert self.trainer.estimated_stepping_batches > 0  # Lightning opens the loaders for this
         return torch.optim.SGD(self.parameters(), lr=0.0)

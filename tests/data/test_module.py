@@ -99,8 +99,15 @@ def test_validation_on_blocks_spread_over_the_split(prepared: str, streams: Any,
 def test_a_validation_cut_from_the_beginning_is_said(prepared: str, options: Any, first: int | None, caplog) -> None:
     trainer = quiet_trainer(**{"max_steps": 1, "devices": 1, **options})
     trainer.fit(Recorder(), TokenShards(prepared, 4, val_batch_size=4, val_blocks=75))
-    said = f"validates on the first {first} of 19 batches, .* set data.val_blocks to {4 * (first or 0)} "
+    said = f"reads the first {first} of 19 batches, .* set data.val_blocks to {4 * (first or 0)} "
     assert bool(re.search(said, caplog.text)) == ("limit_val_batches" in caplog.text) == (first is not None)
+
+
+def test_a_test_cut_from_the_beginning_is_said(tmp_path: Path, streams: dict[str, np.ndarray], caplog) -> None:
+    write_prepared(tmp_path / "own", {**streams, "test": streams["val"][:700]})
+    trainer = quiet_trainer(devices=1, limit_test_batches=1)
+    trainer.test(Recorder(), TokenShards(str(tmp_path / "own"), 4, val_batch_size=4), verbose=False)
+    assert re.search("limit_test_batches=1 reads the first 1 of .*/test and no sample of it: leave the", caplog.text)
 
 
 def test_a_test_split_where_there_is_one(tmp_path: Path, prepared: str, streams: dict[str, np.ndarray]) -> None:

@@ -36,11 +36,10 @@ MARKS, WRAPPED = 6, 34
 
 def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """A panel for each quantity over the steps, and a table of the last values, as means over the finished seeds."""
-    names = options.get("arms")
     seeds: dict[str, list[Series]] = {}
     for arm in results.study.arms:
         logged = [series(run) for run in results.measured(arm) if run.complete]
-        if (names is None or arm.base in names) and any(len(metrics) > 1 for metrics in logged):
+        if arm.is_among(options.get("arms")) and any(len(metrics) > 1 for metrics in logged):
             seeds[arm.title] = logged
     if not seeds:
         return ["## Training dynamics", "No finished run logged them: add `trainer/dynamics.yaml` to the study."]

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -98,6 +99,10 @@ class Arm:
     varied: Setting
     settings: dict[str, Any]
     points: tuple[Setting, ...]
+
+    def is_among(self, names: Container[str] | None) -> bool:
+        """Whether `names` has its name or that of its entry in the YAML; always if there are none."""
+        return names is None or self.name in names or self.base in names
 
     @property
     def is_tuned(self) -> bool:
@@ -249,11 +254,13 @@ def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]
 
 
 def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> tuple[Setting, ...]:
-    """A number seeds the initial weights and the order of the data; a mapping gives the settings of a seed."""
+    """A number seeds the initial weights and the order of the data; a mapping gives the settings of a seed, or of each
+    point where it has lists."""
     values = default if content.get(key) is None else content[key]
-    seeds = tuple(grid(value, f"{key} of {path}")[0] if isinstance(value, dict)
-                  else Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
-                  for value in values)  # fmt: skip
+    grids = (grid(value, f"{key} of {path}") if isinstance(value, dict)
+             else [Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})]
+             for value in values)  # fmt: skip
+    seeds = tuple(itertools.chain.from_iterable(grids))
     keys = [{name.replace(".init_args", ""): str(value) for name, value in seed.settings.items()} for seed in seeds]
     pairs = [(own.get("seed_everything"), own.get("data.seed")) for own in keys]  # `Run.seeds`, which pairs runs
     if twice := [seed.name for seed, pair in zip(seeds, pairs, strict=True) if pairs.count(pair) > 1]:
@@ -274,7 +281,7 @@ def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> t
         if unknown := {baseline} - {*named} | chosen - {*named, *(arm.base for arm in arms)}:
             raise UserError(f"{where} names '{min(unknown)}', which is none of its arms: choose among "
                             + ", ".join(named))  # fmt: skip
-        members = tuple(arm for arm in arms if {arm.name, arm.base} & {*chosen, baseline})
+        members = tuple(arm for arm in arms if arm.is_among({*chosen, baseline}))
         comparisons.append(PlannedComparison(str(entry.get("title") or "Comparison"), named[baseline], members))
     return tuple(comparisons)
 

@@ -146,7 +146,7 @@ def require_sections(study: Study) -> None:
 
 def _require_numbers(study: Study, options: dict[str, Any], where: str) -> None:
     """Raises a UserError if `over` or `value` of a trend is not in every point of its arms, as a number."""
-    for arm in (arm for arm in study.arms if arm.base in (options.get("arms") or [arm.base])):
+    for arm in (arm for arm in study.arms if arm.is_among(options.get("arms"))):
         points = [arm.varied.shown | point.shown for point in arm.points]
         known = [*MEASURED, *(key for key in points[0] if all(is_number(point.get(key)) for point in points))]
         for key in ("over", "value"):

@@ -41,7 +41,7 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     value, over, arms = options.get("value", "loss"), options["over"], options.get("arms")
     series: dict[str, list[tuple[float, Summary]]] = {}
     for point in results.points():
-        if point.losses and (arms is None or point.arm.base in arms):
+        if point.losses and point.arm.is_among(arms):
             y = point.summary if value == "loss" else Summary([point.number(value)])
             series.setdefault(results.study.title_of(point.arm.base), []).append((point.number(over), y))
     title = f"## {'Loss' if value == 'loss' else f'Best {named(value)}'} over {named(over)}"

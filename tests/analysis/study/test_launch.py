@@ -19,6 +19,7 @@ from anlit.analysis.study.plan import Study, read_study
 from anlit.analysis.study.record import restore
 from anlit.analysis.study.results import select, tune
 from anlit.analysis.study.state import note_end, note_start, state_of
+from anlit.commands import study as command
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
 from anlit.runs.folders import Curve, Run
@@ -134,6 +135,7 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
 
 
 def test_a_run_that_another_process_trains_is_waited_for(study: Study, start: Launch, folder: Path) -> None:
+    """And another study that would report into the same folder is refused meanwhile."""
     run = folder / "out" / study.tuning_runs()[0].name
     lock = try_lock(run)
     assert lock is not None
@@ -142,6 +144,9 @@ def test_a_run_that_another_process_trains_is_waited_for(study: Study, start: La
     while len(starts(folder / "out")) < 5 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not (run / "starts").exists()
+    os.rename("study.yaml", "other.yaml")
+    with pytest.raises(UserError, match="--output out has another report"):
+        command.main(["--config", "other.yaml", "--output", "out"])
     fcntl.flock(lock, fcntl.LOCK_UN)  # the forked study inherited the file
     assert "another process trains it" in finish(process)
 

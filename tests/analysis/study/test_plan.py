@@ -64,6 +64,13 @@ def test_what_varies_are_arms_of_their_own(folder: Path) -> None:
     assert study.comparisons[0].baseline is study.arms[1]
 
 
+def test_lists_in_a_seeds_mapping_are_seeds_of_their_own(folder: Path) -> None:
+    key = "data.init_args.seed"
+    study = read_study(write_study(folder, seeds=[7, {key: [1, 2], "seed_everything": 3}]), None)
+    assert [seed.settings.get(key) for seed in study.seeds] == [7, 1, 2]
+    assert [seed.settings["seed_everything"] for seed in study.seeds] == [7, 3, 3]
+
+
 @pytest.mark.parametrize(("changes", "words"), [
     ({"arms": None}, "lists no arms"),
     ({"arms": {"gpt": {"configs": ["no.yaml"]}}}, "configs of arm .gpt. in .*: no.yaml does not exist"),

@@ -243,9 +243,11 @@ def test_trends(folder: Path) -> None:
         return 3 + 0.1 * abs(math.log2(values["lr"] / best)) + 0.01 * values["seed"]
 
     arms = {"gpt": TWO["gpt"] | {"tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}, "vary": SIZES}}
-    sections = [{"trend": {"value": "lr", "over": "parameters"}}, {"trend": {"over": "parameters"}}]
+    one = {"trend": {"over": "d", "arms": ["gpt_d=64", "gpt_d=128"]}}
+    sections = [{"trend": {"value": "lr", "over": "parameters"}}, {"trend": {"over": "parameters"}}, one]
     page = report(trained(folder, loss, arms=arms, baseline=None, sections=sections))
-    assert len(page.pictures) == 2
+    assert len(page.pictures) == 3
+    assert [row[1] for row in page.rows if len(row) == 3 and row[0] == "GPT+"][3:] == ["64", "128"]
     sizes = [2 * 1024 * d + 4 * 16 * d * d for d in (64, 128, 256)]
     line = stats.linregress(np.log(sizes), np.log([0.4, 0.2, 0.1]))
     half = line.stderr * stats.t.ppf(0.975, 1)
