@@ -141,11 +141,13 @@ class ConfigurationParser(CommandLine):
         return {name: known[name] | {"weights_only"} for name in ("fit", "validate", "test")}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Refuse the functions on jsonargparse's list, make no objects for keys of type Any, read no `s3://…`."""
+        """Refuse the functions on jsonargparse's list and shortened options, make no objects for keys of type Any, read no
+        `s3://…`.
+        """
         set_parsing_settings(
             import_path_denylist=[], instantiate_subclass_spec_in_any=False, config_read_mode_fsspec_enabled=False
         )
-        return super().init_parser(**kwargs)
+        return super().init_parser(allow_abbrev=False, **kwargs)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)

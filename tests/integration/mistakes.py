@@ -63,6 +63,7 @@ SLOW = [
     (f"{FIT} --model.vocab_size 77", r"set --model\.vocab_size 320, or leave it out"),
     (f"{FIT} --config trainer/1gpu.yaml", r"needs a GPU, and none was found: set --trainer\.accelerator cpu"),
     (f"{FIT} --trainer.devices 0", r"trainer\.devices=0 is out of range: give 1 or more, or -1"),
+    (f"{FIT} --trainer.max_step 5", r"--trainer\.max_step is not an option of anlit fit: did you mean --trainer\.max_"),
     (f"{FIT} --trainer.max_steps 1.5", r"trainer\.max_steps=1\.5 is of the wrong type: give an integer"),
     (f"{FIT} --trainer.max_time -5", r"trainer\.max_time is no duration: give DD:HH:MM:SS"),
     (f"{FIT} --trainer.precision 17", r"trainer\.precision=17 .* 'bf16-mixed'"),
