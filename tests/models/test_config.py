@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import torch
 import yaml
 from jsonargparse import ArgumentParser
 
 from anlit import GPT, NGPT, AdamW, AnGPT, DynamicNTK, MuonAdamW, PRoPE, YaRN
 from anlit.cli import main
 from anlit.errors import UserError
-from anlit.layers.norms import unit
-from anlit.layers.positions import rotate
 from anlit.models.angpt import AnGPTConfig, Approximation
 from anlit.models.gpt import GPTConfig
 from anlit.models.language_model import LanguageModel
@@ -112,18 +109,6 @@ def test_the_default_of_qk_norm_eps_is_what_its_help_says() -> None:
     for architecture, eps in ((GPT, 1e-6), (AnGPT, 1e-6 * SIZE["d_model"] / SIZE["n_heads"])):
         models = [tiny(architecture, **settings).model for settings in ({}, {"qk_norm_eps": eps})]
         assert models[0].blocks[0].norm_q.eps == pytest.approx(models[1].blocks[0].norm_q.eps)
-
-
-def test_yarn_in_ngpt_would_shift_scores_to_the_dimensions_that_rotate() -> None:
-    """As the sentence that refuses it says; nothing would be left of it where all rotate."""
-    x = torch.randn(1, 1, 5, 16, dtype=torch.float64)
-    for fraction, is_nothing in ((0.5, False), (1.0, True)):
-        scores = []
-        for factor in (1.0, None):
-            positions = YaRN(**YARN | {"fraction": fraction}, attention_factor=factor)
-            (q,) = rotate(positions.rotation(16, 5, None, x), x)
-            scores.append(unit(q) @ unit(q).mT)
-        assert torch.allclose(*scores) == is_nothing
 
 
 def test_the_fix_is_accepted() -> None:
