@@ -16,6 +16,7 @@ from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from anlit.inference.generation import Ending
 from anlit.inference.text import text_of
+from tests.data.reader import edit
 from tests.evaluation.saved import save
 from tests.inference.published import CASES, published, read
 from tests.models.tiny import random_tokens
@@ -35,11 +36,6 @@ def exported(source: Path, output: Path) -> Any:
     """What transformers reads after `anlit export`."""
     assert main(["export", str(source), "--format", "huggingface", "--output", str(output)]) == 0
     return read(output, trust=False)
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    record = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**record, **changes}))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -141,7 +137,7 @@ def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     ids=str,
 )  # fmt: skip
 def test_what_gpt_cannot_be_is_refused(changes, complaint, qwen3: Path, capsys) -> None:
-    edit(qwen3, **changes)
+    edit(qwen3 / "config.json", lambda record: record.update(changes))
     assert complaint in refusal(qwen3, capsys)
 
 
@@ -160,7 +156,7 @@ def test_a_head_beside_a_tied_embedding_is_compared(tmp_path: Path, capsys) -> N
     change_weights(tmp_path / "theirs", **{"lm_head.weight": embedding + 1})
     complaint = "a head (lm_head.weight) that is not the embedding: set tie_word_embeddings to false"
     assert complaint in refusal(tmp_path / "theirs", capsys)
-    edit(tmp_path / "theirs", tie_word_embeddings=False)
+    edit(tmp_path / "theirs" / "config.json", lambda record: record.update(tie_word_embeddings=False))
     loaded = load_checkpoint(str(import_model(tmp_path / "theirs", tmp_path / "head")), "cpu")
     torch.testing.assert_close(loaded.model.model.head.weight, embedding + 1)
 

@@ -11,6 +11,7 @@ from anlit.checkpoints.checkpoint_io import read_checkpoint, refuse_damaged
 from anlit.checkpoints.integrity import DamagedError
 from anlit.cli import main
 from anlit.errors import UserError
+from tests.data.reader import flip
 from tests.integration.conftest import Train, fit_arguments
 from tests.integration.ranks import FSDP, ends_of_ranks
 from tests.integration.test_strategies import PART_FILES
@@ -22,12 +23,6 @@ Damage = Callable[[Path], object]
 @pytest.fixture(scope="module")
 def sharded(trained: Train) -> Path:
     return trained(f"--trainer.max_steps={STEPS}", "--trainer.val_check_interval=3", *FSDP, n_ranks=2)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
 
 
 def resaved(**changes: object) -> Damage:

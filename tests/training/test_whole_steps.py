@@ -11,9 +11,8 @@ from anlit import GPT
 from anlit.errors import UserError
 from anlit.training.callbacks import WholeSteps
 from anlit.training.callbacks.checkpoints import LastCheckpoint
+from tests.data.modules import quiet_trainer
 from tests.models.tiny import batches, tiny
-
-QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
 
 
 class Seen(L.Callback):
@@ -36,8 +35,9 @@ def run(
 ) -> Seen:
     """Epochs of 12 batches of one sequence, three to an optimizer step."""
     seen, loader = Seen(stop_after), batches(12, 16, batch_size=1)
-    whole = {"accelerator": "cpu", "devices": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 3, **QUIET}
-    trainer = L.Trainer(**{**whole, "callbacks": [WholeSteps(), seen, *callbacks], "limit_val_batches": 1, **settings})
+    whole = {"devices": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 3, "limit_val_batches": 1, **settings}
+    own = {"callbacks": [WholeSteps(), seen, *callbacks], "enable_checkpointing": True}
+    trainer = quiet_trainer(**own, **whole)
     trainer.fit(tiny(GPT), loader, loader, ckpt_path=ckpt_path)
     return seen
 
