@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import itertools
 import os
+from collections.abc import Callable
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +23,22 @@ if not torch.cuda.is_available():
     # Triton is the interpreter's or the compiler's from its import on, and several libraries import it.
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}), contextlib.suppress(ImportError):
         importlib.import_module("triton")
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """refusal(*arguments) → the one sentence with which `anlit` refuses them; its exit code is 2."""
+    from anlit.cli import main
+
+    def run(*arguments: object) -> str:
+        capsys.readouterr()
+        assert main([*map(str, arguments)]) == 2
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        (error,) = (line for line in said.splitlines() if line.startswith("anlit: error: "))
+        return error
+
+    return run
 
 
 def function(item: pytest.Item) -> str:

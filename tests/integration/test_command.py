@@ -67,11 +67,11 @@ def test_context_schedule_survives_a_saved_configuration(capsys, tmp_path: Path)
     assert again["data"]["init_args"]["context_schedule"] == {"0": 1024, "5000": 2048}
 
 
-def test_a_configuration_is_read_from_this_machine_alone(shards: Path, tmp_path: Path, capsys) -> None:
+def test_a_configuration_is_read_from_this_machine_alone(shards: Path, tmp_path: Path, refusal) -> None:
     """Lightning would ask any address that fsspec knows, `s3://…` with the user's credentials."""
     fsspec.filesystem("memory").pipe("/attention.yaml", b"class_path: anlit.LogN\n")
-    assert main(fit_arguments(shards, tmp_path / "run", "--model.attention=memory://attention.yaml")) == 2
-    assert "model.attention names memory://attention.yaml, which is not a class for it" in capsys.readouterr().err
+    said = refusal(*fit_arguments(shards, tmp_path / "run", "--model.attention=memory://attention.yaml"))
+    assert "model.attention names memory://attention.yaml, which is not a class for it" in said
 
 
 def test_run_folder_is_complete(finished: Path) -> None:

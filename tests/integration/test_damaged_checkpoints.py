@@ -9,7 +9,6 @@ import torch
 
 from anlit.checkpoints.checkpoint_io import read_checkpoint, refuse_damaged
 from anlit.checkpoints.integrity import DamagedError
-from anlit.cli import main
 from anlit.errors import UserError
 from tests.data.reader import flip
 from tests.integration.conftest import Train, fit_arguments
@@ -63,15 +62,12 @@ def test_no_damage_is_overlooked(tmp_path: Path, finished: Path, sharded: Path, 
 
 
 @pytest.mark.parametrize("best", ["whole", "damaged"])
-def test_fit_refuses_in_one_sentence_and_changes_nothing(
-    shards: Path, tmp_path: Path, finished: Path, best: str, capsys
-) -> None:
+def test_fit_refuses_in_one_sentence_and_changes_nothing(shards: Path, tmp_path: Path, finished: Path, best, refusal):
     run_dir = shutil.copytree(finished, tmp_path / "run")
     for name in ("last", "best") if best == "damaged" else ("last",):
         flip(run_dir / "checkpoints" / f"{name}.ckpt")
     record = (run_dir / "run.json").read_bytes()
-    assert main(fit_arguments(shards, run_dir, "--ckpt_path=last")) == 2
-    (error,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("anlit: error"))
+    error = refusal(*fit_arguments(shards, run_dir, "--ckpt_path=last"))
     instead = f"continue with --ckpt_path {run_dir}/checkpoints/best.ckpt"
     assert (instead if best == "whole" else "the run has no other checkpoint") in error
     assert (run_dir / "run.json").read_bytes() == record

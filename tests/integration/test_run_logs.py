@@ -146,7 +146,7 @@ def test_a_continued_run_has_one_id_in_wandb(shards: Path, tmp_path: Path, monke
     assert (folder / "metrics.csv").is_file()
 
 
-def test_without_wandb_the_message_says_how_to_install_it(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_without_wandb_the_message_says_how_to_install_it(shards: Path, tmp_path: Path, monkeypatch, refusal) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(fit_arguments(shards, tmp_path / "run", "--config=logger/wandb.yaml")) == 2
-    assert "needs wandb: run `make extras EXTRAS=wandb`" in capsys.readouterr().err
+    said = refusal(*fit_arguments(shards, tmp_path / "run", "--config=logger/wandb.yaml"))
+    assert "needs wandb: run `make extras EXTRAS=wandb`" in said
