@@ -54,8 +54,6 @@ STUDY: dict[str, Any] = {"arms": {"gpt": {"configs": ["tiny.yaml"], "tune": {RAT
 STUDIES: dict[str, dict[str, Any]] = {
     "study": {},
     "seeded": {"shared": {"settings": {"seed_everything": "one"}}},
-    "one-seed": {"seeds": 3},
-    "tuned-seed": {"seeds": [0, 1]},
     "sections": {"sections": ["nonesuch"]},
     "high": {"arms": {**STUDY["arms"], "fast": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, "high"]}}},
              "baseline": "gpt"},
