@@ -124,14 +124,11 @@ def test_yaml_that_expands_is_refused(kind: str, tmp_path: Path) -> None:
     assert parse_yaml("a: &a [1, 2]\nb: {c: *a, d: {<<: {e: 3}}}\n") == {"a": [1, 2], "b": {"c": [1, 2], "d": {"e": 3}}}
 
 
-@pytest.mark.parametrize(
-    ("value", "schema", "said"),
-    [
-        ({"a": {"b": [1]}}, {"a": {"b": [str]}}, "an entry of a.b is int in place of str"),
-        ({"a": True}, {"a": (int, float)}, "a is bool in place of int or float"),
-        ([], {"a": int}, "its content is list in place of dict"),
-    ],
-)
+@pytest.mark.parametrize(("value", "schema", "said"), [
+    ({"a": {"b": [1]}}, {"a": {"b": [str]}}, "an entry of a.b is int in place of str"),
+    ({"a": True}, {"a": (int, float)}, "a is bool in place of int or float"),
+    ([], {"a": int}, "its content is list in place of dict"),
+])  # fmt: skip
 def test_a_schema_names_the_part(value: object, schema: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         check(value, schema)

@@ -118,16 +118,13 @@ def test_damage_on_the_way(server: Hub, tmp_path: Path, out: Path) -> None:
     assert_makes(out, from_hub("OpenWebText"), tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize(
-    ("refusal", "message"),
-    [
-        ((401, "GatedRepo"), "asks for consent before it gives the dataset allenai/c4: accept the terms"),
-        ((401, "RepoNotFound"), "no dataset allenai/c4, or it is private: log in .* set HF_TOKEN, or prepare"),
-        ((403, ""), r"127.0.0.1 fails to give the dataset allenai/c4 \(status 403\): try again .*clock"),
-        ((404, "RevisionNotFound"), "no revision main of it: set --revision"),
-        ((503, ""), r"fails to give the dataset allenai/c4 \(status 503\): try again .*, or prepare from"),
-    ],
-)
+@pytest.mark.parametrize(("refusal", "message"), [
+    ((401, "GatedRepo"), "asks for consent before it gives the dataset allenai/c4: accept the terms"),
+    ((401, "RepoNotFound"), "no dataset allenai/c4, or it is private: log in .* set HF_TOKEN, or prepare"),
+    ((403, ""), r"127.0.0.1 fails to give the dataset allenai/c4 \(status 403\): try again .*clock"),
+    ((404, "RevisionNotFound"), "no revision main of it: set --revision"),
+    ((503, ""), r"fails to give the dataset allenai/c4 \(status 503\): try again .*, or prepare from"),
+])  # fmt: skip
 def test_a_refusal_is_one_sentence(server: Hub, refusal: tuple[int, str], message: str) -> None:
     with pytest.raises(UserError, match=r"no file that matches data/\*\.x in its revision main: set --revision"):
         HubFiles("allenai/c4", patterns=["data/*.x"]).listing()

@@ -92,16 +92,13 @@ def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, refusal) -> No
     assert f"has no tokenizer (looked in {run}, {tmp_path}/data): set --tokenizer" in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([""], "the prompt is empty: give at least one token"),
-        (["the", "--top_p", "0"], "--top_p 0 must be a probability"),
-        (["the", "--temperature=-1"], "--temperature -1 must be 0"),
-        (["the", "--temperature", "nan"], "--temperature nan must be 0"),
-        (["the", "--prompts", "nowhere.txt"], "nowhere.txt is no file: give a file of text"),
-        (["the", "--tokenizer", __file__], "test_generate_command.py is not a tokenizer.json"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    ([""], "the prompt is empty: give at least one token"),
+    (["the", "--top_p", "0"], "--top_p 0 must be a probability"),
+    (["the", "--temperature=-1"], "--temperature -1 must be 0"),
+    (["the", "--temperature", "nan"], "--temperature nan must be 0"),
+    (["the", "--prompts", "nowhere.txt"], "nowhere.txt is no file: give a file of text"),
+    (["the", "--tokenizer", __file__], "test_generate_command.py is not a tokenizer.json"),
+])  # fmt: skip
 def test_mistakes_are_one_sentence(run: Path, arguments, sentence, refusal) -> None:
     assert sentence in refusal("generate", run, *arguments)

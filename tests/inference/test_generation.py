@@ -94,16 +94,12 @@ def test_drawing_follows_the_distribution() -> None:
     assert shares(top_k=100, top_p=1.0) == shares()
 
 
-@pytest.mark.parametrize(
-    ("prompt", "max_tokens", "sentence"),
-    [
-        ([], 5, "the prompt is empty"),
-        ([1, 29], 5, "the token 29, .* 0 to 28"),
-        ([1], 10**12, r"5 × 17 tokens do not fit into .* smaller --batch_size or --max_tokens"),
-        ([4], 5, "logits are not finite"),
-    ],
-    ids=["empty", "beyond", "long", "damaged"],
-)
+@pytest.mark.parametrize(("prompt", "max_tokens", "sentence"), [
+    ([], 5, "the prompt is empty"),
+    ([1, 29], 5, "the token 29, .* 0 to 28"),
+    ([1], 10**12, r"5 × 17 tokens do not fit into .* smaller --batch_size or --max_tokens"),
+    ([4], 5, "logits are not finite"),
+], ids=["empty", "beyond", "long", "damaged"])  # fmt: skip
 def test_wrong_prompts_are_refused_before_anything_is_generated(prompt, max_tokens: int, sentence: str) -> None:
     told: list[object] = []
     model = decoder(GPT)

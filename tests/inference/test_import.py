@@ -110,31 +110,27 @@ def refused(folder: Path, refusal: Callable[..., str]) -> str:
     return sentence
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"hidden_act": "relu", "mlp_bias": True}, "hidden_act='relu' (the MLP of GPT+ is a SwiGLU), mlp_bias=True ("),
-        ({"rope_scaling": {"type": "longrope"}}, "rope_type='longrope' (GPT+ has default, linear, llama3, yarn)"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1}}, "rope_parameters.mscale (the positions of"),
-        ({"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, "no rope_parameters.high_freq"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 (Qwen3ForCausalLM ignores it)"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} (GPT+ has no quantised weights)"),
-        ({"model_type": "gpt2"}, "model_type='gpt2', which GPT+ cannot be: choose a checkpoint of Qwen3, Llama, Mistr"),
-        ({"num_hidden_layers": 10**9}, "says 1000000000 layers, but the weights are those of 3"),
-        ({"head_dim": 24}, "size mismatch for model.blocks.0.W_q.weight"),
-        ({"num_key_value_heads": 3}, "n_kv_heads=3 does not divide model.n_heads=4"),
-        ({"num_attention_heads": None}, "has no num_attention_heads"),
-        ({"layer_types": 3}, "config.json cannot be read (layer_types is int in place of list)"),
-        ({"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}, "SlidingWindow's width must be"),
-        # in one sentence, whatever a config.json from anywhere has
-        *(({key: value}, "") for key, value in (
-            ("rope_scaling", [1]), ("rope_scaling", {"rope_type": {"a": 1}}), ("rope_theta", "x"), ("model_type", {}),
-            ("partial_rotary_factor", {"a": 1}), ("head_dim", 10**30), ("head_dim", -4), ("num_key_value_heads", 0),
-            ("tie_word_embeddings", 3), ("rms_norm_eps", "x"), ("hidden_act", []), ("hidden_size", 10**30),
-        )),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"hidden_act": "relu", "mlp_bias": True}, "hidden_act='relu' (the MLP of GPT+ is a SwiGLU), mlp_bias=True ("),
+    ({"rope_scaling": {"type": "longrope"}}, "rope_type='longrope' (GPT+ has default, linear, llama3, yarn)"),
+    ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1}}, "rope_parameters.mscale (the positions of"),
+    ({"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, "no rope_parameters.high_freq"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 (Qwen3ForCausalLM ignores it)"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} (GPT+ has no quantised weights)"),
+    ({"model_type": "gpt2"}, "model_type='gpt2', which GPT+ cannot be: choose a checkpoint of Qwen3, Llama, Mistr"),
+    ({"num_hidden_layers": 10**9}, "says 1000000000 layers, but the weights are those of 3"),
+    ({"head_dim": 24}, "size mismatch for model.blocks.0.W_q.weight"),
+    ({"num_key_value_heads": 3}, "n_kv_heads=3 does not divide model.n_heads=4"),
+    ({"num_attention_heads": None}, "has no num_attention_heads"),
+    ({"layer_types": 3}, "config.json cannot be read (layer_types is int in place of list)"),
+    ({"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}, "SlidingWindow's width must be"),
+    # in one sentence, whatever a config.json from anywhere has
+    *(({key: value}, "") for key, value in (
+        ("rope_scaling", [1]), ("rope_scaling", {"rope_type": {"a": 1}}), ("rope_theta", "x"), ("model_type", {}),
+        ("partial_rotary_factor", {"a": 1}), ("head_dim", 10**30), ("head_dim", -4), ("num_key_value_heads", 0),
+        ("tie_word_embeddings", 3), ("rms_norm_eps", "x"), ("hidden_act", []), ("hidden_size", 10**30),
+    )),
+], ids=str)  # fmt: skip
 def test_what_gpt_cannot_be_is_refused(changes, complaint, qwen3: Path, refusal) -> None:
     edit(qwen3 / "config.json", lambda record: record.update(changes))
     assert complaint in refused(qwen3, refusal)

@@ -25,16 +25,13 @@ def continued(shards: Path, run_dir: Path, *changed: str) -> list[str]:
     return fit_arguments(shards, run_dir, f"--trainer.max_steps={LONGER}", "--ckpt_path=last", *PARTS, *changed)
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (["--model.attention=LogN"], "model.attention Plain → LogN"),
-        (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
-        (["--model.d_model=64", "--model.n_layers=3"], "model.n_layers 2 → 3, model.d_model 32 → 64"),
-        (SGD, "model.optimizer AdamW → SGD"),
-        (["--seed_everything=5"], "seed_everything 1 → 5"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "said"), [
+    (["--model.attention=LogN"], "model.attention Plain → LogN"),
+    (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
+    (["--model.d_model=64", "--model.n_layers=3"], "model.n_layers 2 → 3, model.d_model 32 → 64"),
+    (SGD, "model.optimizer AdamW → SGD"),
+    (["--seed_everything=5"], "seed_everything 1 → 5"),
+])  # fmt: skip
 def test_another_model_is_refused_in_one_sentence(shards: Path, run_dir: Path, changed: list, said: str, refusal):
     names = ("config.yaml", "run.json", "metrics.csv", "checkpoints/last.ckpt")
     before = [(run_dir / name).read_bytes() for name in names]

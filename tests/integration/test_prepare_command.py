@@ -56,17 +56,14 @@ def test_what_is_said_verified_and_kept_as_the_command(tokenizer: str, tmp_path:
     assert hashes(out) == before
 
 
-@pytest.mark.parametrize(
-    ("config", "corpus", "write_hub", "arguments", "options"),
-    [
-        ("slimpajama", "SlimPajama", layouts.slimpajama,
-         {"documents_by_split": {"train": TEXTS[:30], "validation": TEXTS[30:37], "test": TEXTS[37:]}}, []),
-        ("openwebtext", "OpenWebText", layouts.openwebtext, {"texts": TEXTS}, ["--val_fraction", "0.2"]),
-        ("fineweb", "FineWeb", layouts.fineweb, {"texts": TEXTS}, ["--val_tokens", "500"]),
-        ("fineweb_bin", "FineWebBin", layouts.fineweb_bin,
-         {"token_documents": [[*range(n, 3 * n)] for n in range(1, 100)], "tokens_per_file": 3000}, []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("config", "corpus", "write_hub", "arguments", "options"), [
+    ("slimpajama", "SlimPajama", layouts.slimpajama,
+     {"documents_by_split": {"train": TEXTS[:30], "validation": TEXTS[30:37], "test": TEXTS[37:]}}, []),
+    ("openwebtext", "OpenWebText", layouts.openwebtext, {"texts": TEXTS}, ["--val_fraction", "0.2"]),
+    ("fineweb", "FineWeb", layouts.fineweb, {"texts": TEXTS}, ["--val_tokens", "500"]),
+    ("fineweb_bin", "FineWebBin", layouts.fineweb_bin,
+     {"token_documents": [[*range(n, 3 * n)] for n in range(1, 100)], "tokens_per_file": 3000}, []),
+])  # fmt: skip
 def test_from_the_hub_s_files_to_training(
     config: str, corpus: str, write_hub: Any, arguments: dict, options: list[str], tokenizer: str, tmp_path: Path
 ) -> None:

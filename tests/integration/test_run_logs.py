@@ -110,13 +110,10 @@ def test_ranks_wait_for_each_other_only_where_they_log(shards: Path, tmp_path: P
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-@pytest.mark.parametrize(
-    ("trainer", "last"),
-    [
-        ({"max_steps": 3, "accumulate_grad_batches": 4}, "step 3/3"),  # micro-batches are no steps
-        ({"max_epochs": 2}, "step 6/6"),  # without max_steps the epochs say how many
-    ],
-)
+@pytest.mark.parametrize(("trainer", "last"), [
+    ({"max_steps": 3, "accumulate_grad_batches": 4}, "step 3/3"),  # micro-batches are no steps
+    ({"max_epochs": 2}, "step 6/6"),  # without max_steps the epochs say how many
+])  # fmt: skip
 def test_a_terminal_has_one_line_of_80_columns(trainer: dict[str, int], last: str) -> None:
     written = io.StringIO()
     bar = RunProgress(Console(file=written, force_terminal=True, width=80))

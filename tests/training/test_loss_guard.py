@@ -38,18 +38,15 @@ def assert_same(one: LanguageModel, two: LanguageModel, atol: float = 0) -> None
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(
-    ("n_batches", "bad", "dropped", "settings"),
-    [
-        pytest.param(6, 3, [3], {}, id="GPT"),
-        pytest.param(6, 3, [3], {"optimizer": MuonAdamW}, id="Muon"),
-        pytest.param(6, 3, [3], {"architecture": NGPT}, id="NGPT"),
-        pytest.param(6, 3, [3], {"architecture": AnGPT}, id="AnGPT"),
-        pytest.param(4, 0, [0], {}, id="the first step"),
-        pytest.param(8, 5, [4, 5], {"accumulate": 2}, id="a micro-batch spoils its step"),
-        pytest.param(4, 3, [3], {"qk_clip": 1e-3, "backend": "eager"}, id="QK-clip"),
-    ],
-)
+@pytest.mark.parametrize(("n_batches", "bad", "dropped", "settings"), [
+    pytest.param(6, 3, [3], {}, id="GPT"),
+    pytest.param(6, 3, [3], {"optimizer": MuonAdamW}, id="Muon"),
+    pytest.param(6, 3, [3], {"architecture": NGPT}, id="NGPT"),
+    pytest.param(6, 3, [3], {"architecture": AnGPT}, id="AnGPT"),
+    pytest.param(4, 0, [0], {}, id="the first step"),
+    pytest.param(8, 5, [4, 5], {"accumulate": 2}, id="a micro-batch spoils its step"),
+    pytest.param(4, 3, [3], {"qk_clip": 1e-3, "backend": "eager"}, id="QK-clip"),
+])  # fmt: skip
 def test_a_nan_step_leaves_no_trace(n_batches: int, bad: int, dropped: list[int], settings: dict[str, Any]) -> None:
     guard = LossGuard(on_nan="skip")
     spoilt = train(range(n_batches), Poison([bad]), guard, **settings)
@@ -81,14 +78,11 @@ def test_a_spike_is_skipped_or_ignored_and_said(action: Any, caplog) -> None:
 GOOD = [(3.0 + 0.1 * (i % 3), 1.0 + 0.1 * (i % 2)) for i in range(8)]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "skipped"),
-    [
-        ([*GOOD, (4.9, 1.0), (3.0, 9.0), (math.nan, 1.0), (3.0, math.inf), (2.0, 0.1), (3.1, 1.1)], [8, 9, 10, 11]),
-        ([(3.0, 1.0), (3.0, 1.0), (90.0, 1.0), (3.0, 1.0)], []),  # half the window is not full
-        ([*[(3.0, 1.0)] * 8, (3.0001, 1.0), (3.1, 1.0)], [9]),  # of a loss that hardly changes
-    ],
-)
+@pytest.mark.parametrize(("numbers", "skipped"), [
+    ([*GOOD, (4.9, 1.0), (3.0, 9.0), (math.nan, 1.0), (3.0, math.inf), (2.0, 0.1), (3.1, 1.1)], [8, 9, 10, 11]),
+    ([(3.0, 1.0), (3.0, 1.0), (90.0, 1.0), (3.0, 1.0)], []),  # half the window is not full
+    ([*[(3.0, 1.0)] * 8, (3.0001, 1.0), (3.1, 1.0)], [9]),  # of a loss that hardly changes
+])  # fmt: skip
 def test_what_counts_as_bad(numbers: list[tuple[float, float]], skipped: list[int]) -> None:
     guard = LossGuard(on_spike="skip", window=8)
     assert [step for step, pair in enumerate(numbers) if guard.judge(*pair)] == skipped

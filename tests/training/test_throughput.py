@@ -87,11 +87,10 @@ def test_step_times_of_a_device_are_its_own() -> None:
     assert times.take() == []
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "tera"),
-    [("NVIDIA H200", "bf16-mixed", 989), ("NVIDIA H200", "32-true", 67), ("NVIDIA H100 80GB HBM3", "bf16-mixed", 989),
-     ("NVIDIA A100-SXM4-80GB", "bf16-true", 312), ("NVIDIA H100 PCIe", "bf16-mixed", 756)],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "precision", "tera"), [
+    ("NVIDIA H200", "bf16-mixed", 989), ("NVIDIA H200", "32-true", 67), ("NVIDIA H100 80GB HBM3", "bf16-mixed", 989),
+    ("NVIDIA A100-SXM4-80GB", "bf16-true", 312), ("NVIDIA H100 PCIe", "bf16-mixed", 756),
+])  # fmt: skip
 def test_peaks_are_dense_and_of_the_precision_and_a_cpu_has_none(
     monkeypatch, name: str, precision: str, tera: int
 ) -> None:
