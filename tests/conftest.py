@@ -5,12 +5,14 @@ import importlib
 import itertools
 import os
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+import yaml
 
 from tests.covering import covering
 
@@ -37,6 +39,19 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         assert "Traceback" not in said
         (error,) = (line for line in said.splitlines() if line.startswith("anlit: error: "))
         return error
+
+    return run
+
+
+@pytest.fixture
+def printed_config(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """printed_config(*options) → the configuration that `anlit fit` takes from them."""
+    from anlit.cli import main
+
+    def run(*options: str) -> Any:
+        with pytest.raises(SystemExit, match=r"^(0|None)?$"):
+            main(["fit", *options, "--print_config"])
+        return yaml.safe_load(capsys.readouterr().out)
 
     return run
 

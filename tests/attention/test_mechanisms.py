@@ -9,22 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anlit import (
-    AnGPT,
-    AttentionPattern,
-    BetaScaling,
-    LogBias,
-    LogN,
-    Plain,
-    ScaleInvariant,
-    SlidingWindow,
-    SqrtLogN,
-    WarmStart,
-)  # fmt: skip
+from anlit import AnGPT, AttentionPattern, BetaScaling, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.attention.attention import Attention
 from anlit.attention.backends import BACKENDS, eager
 from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms.warm_start import grow, warm_starts
+from anlit.attention.mechanisms.warm_start import WarmStart, grow, warm_starts
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.layers.positions import DynamicNTK, LinearRoPE, Llama3RoPE, PRoPE, RoPE, YaRN
 from anlit.optim.optimizers import parameter_groups

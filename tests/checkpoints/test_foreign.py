@@ -1,6 +1,7 @@
 """Checkpoints of every form are read without running code: what a stranger's file names is not called."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+import anlit
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.storage import remote
@@ -133,6 +135,25 @@ def test_a_configuration_names_classes_of_the_right_type_alone(
     assert not marker.exists()
     assert last.removesuffix("s") in sentence
     assert "which is no" in sentence
+
+
+def test_a_tag_for_python_in_a_config_makes_nothing(trained_run: Path, tmp_path: Path, marker: Path, refusal) -> None:
+    config = as_run(trained_run, tmp_path, {}) / "config.yaml"
+    config.write_text(f"x: !!python/object/apply:os.system ['mkdir {marker}']\n{config.read_text()}")
+    said = refusal("validate", f"--config={config}")
+    assert "config.yaml cannot be read (could not determine a constructor" in said
+    assert not marker.exists()
+
+
+UNPICKLES = re.compile(r"pickle\.load|Unpickler|FileSystemReader")
+RESTRICTED = re.compile(r"torch\.load\([^()]*(\([^()]*\)[^()]*)*weights_only=True")
+
+
+def test_nothing_unpickles_and_torch_load_takes_tensors_and_plain_values_alone() -> None:
+    for file in Path(anlit.__file__).parent.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert not UNPICKLES.search(text), file
+        assert text.count("torch.load(") == len(RESTRICTED.findall(text)), file
 
 
 OWN_CLASS = """

@@ -148,11 +148,7 @@ def test_links_are_not_followed(name: str, recipe: Recipe, finished: Path, tmp_p
 
 
 @pytest.mark.parametrize(("name", "content", "says"), [
-    (
-        "train/precious.bin",
-        b"precious",
-        r"is not a prepared folder, it has no manifest\.json but train: choose",
-    ),
+    ("train/precious.bin", b"precious", r"is not a prepared folder, it has no manifest\.json but train: choose"),
     ("manifest.json", b'{"name": "of something else"}', r"manifest\.json is damaged"),
     (".", b"precious", "out is a file: choose a folder with --output"),
 ])  # fmt: skip

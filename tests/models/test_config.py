@@ -11,7 +11,6 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from anlit import GPT, NGPT, AdamW, AnGPT, DynamicNTK, MuonAdamW, PRoPE, YaRN
-from anlit.cli import main
 from anlit.errors import UserError
 from anlit.models.angpt import AnGPTConfig, Approximation
 from anlit.models.gpt import GPTConfig
@@ -50,19 +49,13 @@ def test_a_model_built_in_python_saves_the_settings_that_were_not_given_too(mode
     assert saved["attention"] == {"class_path": "anlit.attention.mechanisms.plain.Plain", "init_args": {}}
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
-    with pytest.raises(SystemExit):
-        main(["fit", *arguments, "--print_config"])
-    return yaml.safe_load(capsys.readouterr().out)
-
-
-def test_default_parts_are_written_as_classes_and_read_again(tmp_path: Path, capsys) -> None:
-    config = printed(capsys, "--model=AnGPT", "--data=PythonSources")
+def test_default_parts_are_written_as_classes_and_read_again(tmp_path: Path, printed_config) -> None:
+    config = printed_config("--model=AnGPT", "--data=PythonSources")
     settings = config["model"]["init_args"]
     assert settings["attention"]["class_path"] == "anlit.Plain"
     assert settings["positions"] == {"class_path": "anlit.RoPE", "init_args": {"fraction": 0.5, "base": 10000.0}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    assert printed(capsys, f"--config={tmp_path}/config.yaml") == config
+    assert printed_config(f"--config={tmp_path}/config.yaml") == config
 
 
 YARN = {"factor": 4.0, "training_length": 8, "fraction": 1.0}

@@ -89,11 +89,10 @@ def test_step_times_of_a_device_are_its_own() -> None:
 
 @pytest.mark.parametrize(("name", "precision", "tera"), [
     ("NVIDIA H200", "bf16-mixed", 989), ("NVIDIA H200", "32-true", 67), ("NVIDIA H100 80GB HBM3", "bf16-mixed", 989),
-    ("NVIDIA A100-SXM4-80GB", "bf16-true", 312), ("NVIDIA H100 PCIe", "bf16-mixed", 756),
+    ("NVIDIA A100-SXM4-80GB", "bf16-true", 312), ("NVIDIA A100-SXM4-80GB", "64-true", 19.5),
+    ("NVIDIA H100 PCIe", "bf16-mixed", 756),
 ])  # fmt: skip
-def test_peaks_are_dense_and_of_the_precision_and_a_cpu_has_none(
-    monkeypatch, name: str, precision: str, tera: int
-) -> None:
+def test_peaks_are_dense_and_of_the_precision_and_a_cpu_has_none(monkeypatch, name: str, precision: str, tera: float):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_flops(torch.device("cuda", 0), precision) == pytest.approx(tera * 1e12, rel=0.01)
     assert peak_flops(torch.device("cpu"), precision) is None
