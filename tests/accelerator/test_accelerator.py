@@ -8,7 +8,7 @@ import pytest
 
 from tests.accelerator.device import CAN_REGISTER
 from tests.accelerator.fit import LAST_STEP, LOGGED_EVERY
-from tests.accelerator.step import DENSE_TOO, LONG_ATTENTION, SETTINGS, TO_BE_SEEN
+from tests.accelerator.step import DENSE_TOO, SETTINGS, TO_BE_SEEN
 from tests.models.tiny import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(not CAN_REGISTER, reason="this torch cannot register a device from Python")
@@ -27,7 +27,7 @@ def errors() -> dict[str, str | None]:
 
 
 def test_a_step_mixes_no_devices_waits_for_nothing_and_makes_no_mask_of_all_pairs(errors) -> None:
-    assert len(errors) == len(SETTINGS) + DENSE_TOO + len(LONG_ATTENTION) + len(TO_BE_SEEN)
+    assert len(errors) == len(SETTINGS) + DENSE_TOO + len(TO_BE_SEEN)
     seen = [f"{name}: {error}" for name, error in errors.items() if error and name not in TO_BE_SEEN]
     assert not seen, "\n".join(seen)
 

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from huggingface_hub import constants
 
+import anlit
 from anlit.cli import main
 from anlit.data.preparation import hub as hub_module
 from anlit.data.preparation.hub import HubFiles, fetch_tokenizer
 from anlit.data.preparation.recipes import HUB_TOKENIZERS, Recipe
 from anlit.errors import UserError
+from anlit.shipped import FOLDER
 from tests.data import layouts
 from tests.data.layouts import documents, json_lines, write
 from tests.data.modules import ready
@@ -27,6 +30,8 @@ CORPORA: dict[str, tuple[str, dict[str, Any]]] = {
     "FineWeb": ("HuggingFaceFW/fineweb", {"val_tokens": 500}),
     "FineWebBin": ("kjj0/fineweb10B-gpt2", {"tokenizer": "none"}),
 }
+SHIPPED = [yaml.safe_load((FOLDER / "data" / f"{name}.yaml").read_text())["data"]
+           for name in ("slimpajama", "openwebtext", "fineweb", "fineweb_bin")]  # fmt: skip
 TEXTS = list(documents(50, seed=1))[10:]
 
 
@@ -75,6 +80,15 @@ def test_the_hub_gives_what_a_copy_gives(corpus: str, server: Hub, tmp_path: Pat
     assert {"repository": repository, "revision": "main"}.items() <= manifest["settings"].items()
     server.refusal = (503, "")  # a finished folder needs no hub
     assert make(out, from_hub(corpus)) == manifest
+    (shipped,) = (data for data in SHIPPED if data["class_path"] == f"anlit.{corpus}")
+    own = {"path": str(out), "batch_size": 4, "num_workers": 0, "context_length": 32}
+    data = getattr(anlit, corpus)(**shipped["init_args"] | own)
+    data.prepare_data()
+    data.setup()
+    assert next(iter(data.train_dataloader())).tokens.shape == (4, 32)
+    assert (data.bytes_per_token() is None) == (corpus == "FineWebBin")
+    with pytest.raises(UserError, match=f"nowhere with {corpus}: prepare it with `anlit prepare {corpus} --output"):
+        getattr(anlit, corpus)(str(tmp_path / "nowhere")).prepare_data()
 
 
 def test_any_data_set_by_name(server: Hub, tmp_path: Path, monkeypatch) -> None:

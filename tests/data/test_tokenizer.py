@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anlit.data.tokenizer import (
-    encode_documents,
-    end_of_document_id,
-    load_tokenizer,
-    parse_tokenizer,
-    train_bpe,
-    vocabulary_size,
-)
+from anlit.data import tokenizer as module
+from anlit.data.tokenizer import encode_documents, end_of_document_id, load_tokenizer, parse_tokenizer, train_bpe
 from anlit.errors import UserError
 
 TEXTS = ["the row norm of the row is one\n" * 5, "größe und länge, naïve", "def f(x):\n    return x\n" * 9]
@@ -94,7 +88,7 @@ def test_files_that_are_no_tokenizer(content: bytes) -> None:
 
 def test_a_vocabulary_reaches_to_its_largest_id() -> None:
     gap = parse_tokenizer(changed(lambda content: content["model"]["vocab"].update(zzzz=70_000)), "a.json")
-    assert (gap.get_vocab_size(), vocabulary_size(gap)) == (301, 70_001)
+    assert (gap.get_vocab_size(), module.vocabulary_size(gap)) == (301, 70_001)
     too_far = parse_tokenizer(changed(lambda content: content["model"]["vocab"].update(zzzz=1 << 31)), "a.json")
     with pytest.raises(UserError, match="id 2,147,483,648, and shards hold ids below 2,147,483,648"):
-        vocabulary_size(too_far)
+        module.vocabulary_size(too_far)

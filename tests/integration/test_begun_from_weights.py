@@ -11,7 +11,7 @@ from anlit import load_checkpoint
 from anlit.cli import main
 from tests.integration import conftest
 from tests.integration.conftest import Train, assert_identical, fit_arguments, last_checkpoint, run, signal_at
-from tests.integration.ranks import DDP, FSDP, run_ranks
+from tests.integration.ranks import DDP, FSDP, logged, run_ranks
 from tests.models.tiny import random_tokens
 
 SHORT = ("--trainer.max_steps=3", "--model.context_length=150")
@@ -67,6 +67,7 @@ def test_fine_tuning_on_needles_starts_from_the_weights(tmp_path: Path, trained:
     assert (settings["optimizer"]["init_args"]["lr"], settings["context_length"]) == (2e-5, 150)
     assert json.loads((tuned / "run.json").read_text())["data"]["task"] == "NeedleInHaystack"
     assert last_checkpoint(tuned)["optimizer_states"][0]["state"][0]["step"] == 6
+    assert not logged(tuned, "val/bits_per_byte"), "a loss over answers has no bits per byte"
     assert run(tuning(still, *FIRST_STEP)) == 0
     assert_identical(last_checkpoint(plain)["state_dict"], last_checkpoint(still)["state_dict"], "weights")
     # Where the run goes on with ckpt_path last, the weights are not read again.
