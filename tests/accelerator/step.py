@@ -1,5 +1,5 @@
-"""`python -m tests.accelerator.step` prints, from the name of each case of a training step to what went wrong, or null,
-as JSON. Each setting is tried with one architecture, in turns."""
+"""`python -m tests.accelerator.step` prints, as JSON, what went wrong, or null, by the name of each case of a training
+step, and what waits in whole runs. Each setting is tried with one architecture, in turns."""
 
 import contextlib
 import json
@@ -18,6 +18,7 @@ from anlit import ALiBi, DynamicNTK, LogN, MuonAdamW, NoPE, Plain, PositionsPatt
 from anlit.attention.mechanism import Mechanism
 from anlit.models.runtime import Runtime
 from anlit.optim.optimizers import parameter_groups
+from tests.accelerator import fit
 from tests.accelerator.device import NAME, on_device, register
 from tests.models.tiny import ARCHITECTURES, tiny
 
@@ -112,7 +113,7 @@ def main() -> None:
             errors[name] = run()
         except Exception:
             errors[name] = traceback.format_exc(limit=-4)
-    print(json.dumps(errors))
+    print(json.dumps([errors, fit.waits()]))
 
 
 if __name__ == "__main__":

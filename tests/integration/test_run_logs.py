@@ -19,6 +19,7 @@ from torch import distributed
 from anlit import AnGPT
 from anlit.cli import main
 from anlit.training.callbacks.progress import RunProgress
+from tests.data.modules import quiet_trainer
 from tests.integration import ranks
 from tests.integration.conftest import Train, fit_arguments, logged, run
 from tests.models.tiny import batches, tiny
@@ -117,10 +118,8 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 def test_a_terminal_has_one_line_of_80_columns(trainer: dict[str, int], last: str) -> None:
     written = io.StringIO()
     bar = RunProgress(Console(file=written, force_terminal=True, width=80))
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
-    model = tiny(AnGPT)
-    data = batches(12, model.context_length, batch_size=4)
-    L.Trainer(accelerator="cpu", devices=1, callbacks=[bar], log_every_n_steps=1, **quiet, **trainer).fit(model, data)
+    settings = {"enable_progress_bar": True, "devices": 1, "callbacks": [bar], "log_every_n_steps": 1, **trainer}
+    quiet_trainer(**settings).fit(tiny(AnGPT), batches(12, 16, batch_size=4))
     shown = re.split(r"[\r\n]+", CONTROL.sub("", written.getvalue()))
     lines = [line for line in shown if line.startswith("step")]
     assert re.match(rf"{last} .*loss \d\.\d{{3}} ", lines[-1])

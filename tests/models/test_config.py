@@ -98,12 +98,6 @@ def test_every_number_has_a_range_that_its_constructor_checks(where, kind) -> No
             make(**given)
 
 
-def test_the_default_of_qk_norm_eps_is_what_its_help_says() -> None:
-    for architecture, eps in ((GPT, 1e-6), (AnGPT, 1e-6 * SIZE["d_model"] / SIZE["n_heads"])):
-        models = [tiny(architecture, **settings).model for settings in ({}, {"qk_norm_eps": eps})]
-        assert models[0].blocks[0].norm_q.eps == pytest.approx(models[1].blocks[0].norm_q.eps)
-
-
 def test_the_fix_is_accepted() -> None:
     tiny(NGPT, positions=YaRN(**YARN, attention_factor=1.0))
     tiny(NGPT, positions=YaRN(**YARN), qk_norm=False)

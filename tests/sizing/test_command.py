@@ -39,13 +39,8 @@ def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
     ("16-true", "precision=16-true trains in float16"),
     ("64-true --gpus 8 --strategy fsdp", "=64-true is none of those of fsdp: set 32-true, bf16-mixed, bf16-true$"),
     ("transformer-engine", "=transformer-engine is none of those of 1gpu: set .*, 64-true$"),
+    ("32-true --gpus 2 --strategy 1gpu", "choose ddp or fsdp"),
 ])  # fmt: skip
-def test_a_precision_that_fit_refuses_is_refused(tmp_path: Path, options: str, says: str) -> None:
+def test_a_precision_that_fit_refuses_or_a_wrong_strategy_is_refused(tmp_path: Path, options: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         size(tmp_path, f"--trainer.precision {options}")
-
-
-def test_a_wrong_option_is_named(tmp_path: Path) -> None:
-    for options, says in (("--gpus 2 --strategy 1gpu", "choose ddp or fsdp"), ("--model.n_heads 3", "not divisible")):
-        with pytest.raises(UserError, match=says):
-            size(tmp_path, options)

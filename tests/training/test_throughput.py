@@ -15,6 +15,7 @@ from anlit.reading import read_rows
 from anlit.training.callbacks import Throughput
 from anlit.training.callbacks.throughput import StepTimes, measuring, peak_flops
 from anlit.training.loggers import MetricsCSV
+from tests.data.modules import quiet_trainer
 from tests.models.tiny import batches, tiny
 
 FLOPS = flops_per_token(tiny(GPT).model, 16)
@@ -52,11 +53,10 @@ def test_step_times_waiting_and_speed_of_each_interval(
 ) -> None:
     """Of two steps; several micro-batches are one step, and what is no training is left out."""
     monkeypatch.setattr("anlit.training.callbacks.throughput.peak_flops", lambda *_: 1e9)
-    clock, logger, quiet = Passing(monkeypatch), MetricsCSV(str(tmp_path)), ("checkpointing", "progress_bar")
-    L.Trainer(
-        accelerator="cpu", max_epochs=1, logger=logger, num_sanity_val_steps=0, log_every_n_steps=2,
-        accumulate_grad_batches=accumulate, callbacks=[Throughput(), clock], limit_val_batches=1,
-        val_check_interval=accumulate, **{f"enable_{name}": False for name in quiet},
+    clock, logger = Passing(monkeypatch), MetricsCSV(str(tmp_path))
+    quiet_trainer(
+        max_epochs=1, logger=logger, num_sanity_val_steps=0, log_every_n_steps=2, limit_val_batches=1,
+        accumulate_grad_batches=accumulate, callbacks=[Throughput(), clock], val_check_interval=accumulate,
     ).fit(tiny(GPT), clock.slowly(batches(16 * accumulate, 16)), batches(4, 16))  # fmt: skip
     rows = [row for row in read_rows(logger.path) if row["train/seconds"]]
     assert [row["step"] for row in rows] == ["1", "3"]

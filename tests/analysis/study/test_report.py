@@ -217,14 +217,13 @@ def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Pa
 
 
 def test_the_printed_table_has_no_speed_up_of_an_arm_that_has_not_ended(folder: Path) -> None:
-    arms = {name: {"title": name, "configs": [f"{name}.yaml"]} for name in ("gpt", "angpt")}
-    study = trained(folder, lambda *_: 3.0, arms=arms, sections=["convergence"])
+    study = trained(folder, lambda *_: 3.0, arms=TWO, sections=["convergence"])
     for file in folder.glob("out/angpt*/run.json"):
         write_json(file, json.loads(file.read_text()) | {"status": "interrupted"})
     console = Console(width=80, record=True)
     show(results(study), console)
-    (angpt,) = (line.split() for line in console.export_text().splitlines() if line.startswith("angpt "))
-    assert angpt == ["angpt", "as", "configured", "0", "–", "–"]
+    (angpt,) = (line.split() for line in console.export_text().splitlines() if line.startswith("anGPT "))
+    assert angpt == ["anGPT", "as", "configured", "0", "–", "–"]
 
 
 SIZES = {"d": {d: {"model.init_args.d_model": d} for d in (64, 128, 256)}}
