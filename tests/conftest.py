@@ -4,12 +4,15 @@ import contextlib
 import importlib
 import itertools
 import os
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+import yaml
 
 from tests.covering import covering
 
@@ -22,6 +25,35 @@ if not torch.cuda.is_available():
     # Triton is the interpreter's or the compiler's from its import on, and several libraries import it.
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}), contextlib.suppress(ImportError):
         importlib.import_module("triton")
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """refusal(*arguments) → the one sentence with which `anlit` refuses them; its exit code is 2."""
+    from anlit.cli import main
+
+    def run(*arguments: object) -> str:
+        capsys.readouterr()
+        assert main([*map(str, arguments)]) == 2
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        (error,) = (line for line in said.splitlines() if line.startswith("anlit: error: "))
+        return error
+
+    return run
+
+
+@pytest.fixture
+def printed_config(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """printed_config(*options) → the configuration that `anlit fit` takes from them."""
+    from anlit.cli import main
+
+    def run(*options: str) -> Any:
+        with pytest.raises(SystemExit, match=r"^(0|None)?$"):
+            main(["fit", *options, "--print_config"])
+        return yaml.safe_load(capsys.readouterr().out)
+
+    return run
 
 
 def function(item: pytest.Item) -> str:

@@ -36,6 +36,6 @@ def test_bash_takes_the_script_and_completes_commands(script: Path) -> None:
     assert completed(script, "anlit", "score", "run", "--ba") == ["--batch_size"]
 
 
-def test_an_unknown_shell_is_named(script: Path, capsys) -> None:
-    assert main(["--print_completion", "dos"]) == 2
-    assert "--print_completion dos is not known: choose one of bash, zsh, tcsh" in capsys.readouterr().err
+def test_an_unknown_shell_is_named(script: Path, refusal) -> None:
+    said = refusal("--print_completion", "dos")
+    assert "--print_completion dos is not known: choose one of bash, zsh, tcsh" in said

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from anlit.analysis.study.plan import read_study
-from anlit.cli import main
 from anlit.errors import UserError
 from anlit.reading import check, parse_yaml, read_json, read_rows, read_yaml
 from tests.checkpoints.foreign import trained
@@ -48,65 +47,56 @@ def run(trained_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained_run, tmp_path / "run", symlinks=True))
 
 
-def one_sentence(capsys, *arguments: object) -> str:
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 2
-    output = capsys.readouterr()
-    assert "Traceback" not in output.err
-    (error,) = [line for line in output.err.splitlines() if line.startswith("anlit: error: ")]
-    return error
-
-
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in DAMAGED.items() for kind in kinds])
-def test_compare_names_a_damaged_file(name: str, kind: str, run: Path, trained_run: Path, capsys) -> None:
+def test_compare_names_a_damaged_file(name: str, kind: str, run: Path, trained_run: Path, refusal) -> None:
     (run / name).write_text(DAMAGED[name][kind])
-    said = one_sentence(capsys, "compare", run, trained_run, "--output", run / "out")
+    said = refusal("compare", run, trained_run, "--output", run / "out")
     assert f"{run / name} cannot be read (" in said
     assert len(said) < 600
 
 
 @pytest.mark.parametrize(("name", "kind"), [("run.json", "interrupted"), ("metrics.csv", "json")])
-def test_fit_continues_no_run_with_a_damaged_file(name: str, kind: str, run: Path, capsys) -> None:
+def test_fit_continues_no_run_with_a_damaged_file(name: str, kind: str, run: Path, refusal) -> None:
     (run / name).write_text(DAMAGED[name][kind])
     fit = ["fit", f"--config={run}/config.yaml", f"--run_dir={run}", "--ckpt_path=last", "--trainer.max_steps=4"]
-    assert f"{run / name} cannot be read (" in one_sentence(capsys, *fit)
+    assert f"{run / name} cannot be read (" in refusal(*fit)
 
 
-def test_a_config_that_expands_too_far_is_refused(run: Path, capsys) -> None:
+def test_a_config_that_expands_too_far_is_refused(run: Path, refusal) -> None:
     (run / "config.yaml").write_text(BOMBS["aliases"])
     for command in (["validate", f"--config={run}/config.yaml"], ["generate", run, "the", "--device", "cpu"]):
-        assert f"{run / 'config.yaml'} " in one_sentence(capsys, *command)
+        assert f"{run / 'config.yaml'} " in refusal(*command)
 
 
 STUDY = "title: T\nseeds: [1]\nshared: {configs: [run/config.yaml]}\narms: {gpt: {title: GPT+}}\nbaseline: gpt\n"
 
 
 @pytest.mark.parametrize("content", ["[", "{}", '[{"exit_code": "x"}]'])
-def test_a_study_names_damaged_launches(content: str, run: Path, capsys, monkeypatch) -> None:
+def test_a_study_names_damaged_launches(content: str, run: Path, refusal, monkeypatch) -> None:
     monkeypatch.chdir(run.parent)
     Path("study.yaml").write_text(STUDY)
     study = read_study("study.yaml", None)
     folder = Path("out") / study.measured_runs({"gpt": study.arms[0].points[0]})[0].name
     folder.mkdir(parents=True)
     (folder / "launches.json").write_text(content)
-    assert "launches.json cannot be read (" in one_sentence(capsys, "study", "--config=study.yaml", "--output=out")
+    assert "launches.json cannot be read (" in refusal("study", "--config=study.yaml", "--output=out")
 
 
 @pytest.mark.parametrize("content", ["{", '{"arms": [{"seconds_per_token": ["a"]}]}'])
-def test_compare_names_damaged_timings(content: str, run: Path, trained_run: Path, tmp_path: Path, capsys) -> None:
+def test_compare_names_damaged_timings(content: str, run: Path, trained_run: Path, tmp_path: Path, refusal) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "paired_steps.json").write_text(content)
-    said = one_sentence(capsys, "compare", trained_run, run, "--output", tmp_path / "out")
+    said = refusal("compare", trained_run, run, "--output", tmp_path / "out")
     assert "paired_steps.json cannot be read (" in said
     assert "measure again with --measure_steps" in said
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
-def test_what_is_no_file_is_not_read(make, run: Path, trained_run: Path, tmp_path: Path, capsys) -> None:
+def test_what_is_no_file_is_not_read(make, run: Path, trained_run: Path, tmp_path: Path, refusal) -> None:
     """Without the check the first two never end."""
     (run / "metrics.csv").unlink()
     make(run / "metrics.csv")
-    said = one_sentence(capsys, "compare", run, trained_run, "--output", tmp_path / "out")
+    said = refusal("compare", run, trained_run, "--output", tmp_path / "out")
     assert f"{run / 'metrics.csv'} cannot be read (it is no regular file)" in said
     make(path := tmp_path / "strange")
     for command in (
@@ -118,7 +108,7 @@ def test_what_is_no_file_is_not_read(make, run: Path, trained_run: Path, tmp_pat
         ["study", "--config", path],
         ["import", path, "--output", tmp_path / "imported"],
     ):
-        assert str(path) in one_sentence(capsys, *command)
+        assert str(path) in refusal(*command)
 
 
 def test_merges_of_merges_do_not_multiply() -> None:
@@ -134,14 +124,11 @@ def test_yaml_that_expands_is_refused(kind: str, tmp_path: Path) -> None:
     assert parse_yaml("a: &a [1, 2]\nb: {c: *a, d: {<<: {e: 3}}}\n") == {"a": [1, 2], "b": {"c": [1, 2], "d": {"e": 3}}}
 
 
-@pytest.mark.parametrize(
-    ("value", "schema", "said"),
-    [
-        ({"a": {"b": [1]}}, {"a": {"b": [str]}}, "an entry of a.b is int in place of str"),
-        ({"a": True}, {"a": (int, float)}, "a is bool in place of int or float"),
-        ([], {"a": int}, "its content is list in place of dict"),
-    ],
-)
+@pytest.mark.parametrize(("value", "schema", "said"), [
+    ({"a": {"b": [1]}}, {"a": {"b": [str]}}, "an entry of a.b is int in place of str"),
+    ({"a": True}, {"a": (int, float)}, "a is bool in place of int or float"),
+    ([], {"a": int}, "its content is list in place of dict"),
+])  # fmt: skip
 def test_a_schema_names_the_part(value: object, schema: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         check(value, schema)

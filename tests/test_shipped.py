@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from anlit.analysis.study.plan import read_study
-from anlit.cli import main
 from anlit.errors import UserError
 from anlit.shipped import FOLDER, configuration_file
 
@@ -37,15 +36,13 @@ def test_unknown_name_is_refused_with_the_fix() -> None:
         configuration_file("../configs/model/gpt.yaml")
 
 
-def test_an_option_wins_over_a_file_wherever_it_stands(capsys) -> None:
+def test_an_option_wins_over_a_file_wherever_it_stands(printed_config) -> None:
     Path("small.yaml").write_text("trainer: {max_steps: 25, log_every_n_steps: 5}\n")
     Path("later.yaml").write_text("trainer: {max_steps: 30, log_every_n_steps: 7}\n")
     files = ["--config=model/gpt.yaml", "--config", "data/python.yaml", "-c", "small.yaml"]
     option = ["--trainer.max_steps", "5"]
     for given in ([*option, *files, "--config", "later.yaml"], [*files, "--config=later.yaml", *option]):
-        with pytest.raises(SystemExit):
-            main(["fit", *given, "--print_config"])
-        config = yaml.safe_load(capsys.readouterr().out)
+        config = printed_config(*given)
         assert config["model"]["class_path"] == "anlit.GPT"
         assert config["data"]["init_args"]["path"] == "data/python"
         assert (config["trainer"]["max_steps"], config["trainer"]["log_every_n_steps"]) == (5, 7)

@@ -141,7 +141,7 @@ class ConfigurationParser(CommandLine):
         return {name: known[name] | {"weights_only"} for name in ("fit", "validate", "test")}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Refuse the functions on jsonargparse's list and shortened options, make no objects for keys of type Any, read no
+        """Refuse jsonargparse's listed functions and shortened options, make no objects for keys of type Any, read no
         `s3://…`.
         """
         set_parsing_settings(

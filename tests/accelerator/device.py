@@ -15,7 +15,7 @@ CAN_REGISTER = hasattr(backend_registration, "_setup_privateuseone_for_python_ba
 """Whether this torch can register a device from Python."""
 
 
-def register() -> torch.device:
+def register() -> None:
     """Make the device known, and let the kernels that are written for CUDA have it: of them only the shapes run."""
 
     class DeviceModule(backend_registration._DummyBackendModule):
@@ -27,7 +27,6 @@ def register() -> torch.device:
         reason = BACKENDS[name].unsupported_reason
         BACKENDS[name].unsupported_reason = lambda m, q=None, reason=reason: reason(m)  # type: ignore[attr-defined]
     flex_attention._validate_device = lambda *tensors: None  # type: ignore[attr-defined]
-    return torch.device(NAME, 0)
 
 
 def on_device(module: torch.nn.Module) -> None:

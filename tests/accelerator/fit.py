@@ -1,13 +1,9 @@
-"""`python -m tests.accelerator.fit MODEL…` trains each model and prints, as JSON, what waited for the device in each
-optimizer step."""
+"""Runs of a Trainer, and what waited for the device in each of their optimizer steps."""
 
 import contextlib
 import copy
-import json
-import sys
 import tempfile
 import traceback
-import warnings
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -21,12 +17,11 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import anlit
 from anlit.data.batch import Batch
 from anlit.training import callbacks as ours
 from anlit.training.loggers import MetricsCSV
-from tests.accelerator.device import NAME, on_device, register
-from tests.models.tiny import tiny
+from tests.accelerator.device import NAME, on_device
+from tests.models.tiny import ARCHITECTURES, tiny
 
 LAST_STEP, LOGGED_EVERY, MICRO_BATCHES = 8, 5, 2
 BATCH, LENGTH = 4, 16
@@ -103,15 +98,14 @@ def make_fake() -> None:
     torchmetrics.metric.deepcopy = copied  # type: ignore[attr-defined]
 
 
-def main(architectures: list[str]) -> None:
-    warnings.simplefilter("ignore")
-    device = register()
-    models = {name: tiny(getattr(anlit, name)) for name in architectures}
+def waits() -> dict[str, dict[int, list[str]]]:
+    """By architecture and step."""
+    models = {architecture.__name__: tiny(architecture) for architecture in ARCHITECTURES}
     make_fake()
-    print(json.dumps({name: waits_of(model, device) for name, model in models.items()}))
+    return {name: waits_of(model) for name, model in models.items()}
 
 
-def waits_of(model: L.LightningModule, device: torch.device) -> dict[int, list[str]]:
+def waits_of(model: L.LightningModule) -> dict[int, list[str]]:
     """What waited in each optimizer step of a run."""
     waits = Waits()
     with tempfile.TemporaryDirectory() as run_dir, FakeTensorMode(allow_non_fake_inputs=True), waits:
@@ -123,7 +117,7 @@ def waits_of(model: L.LightningModule, device: torch.device) -> dict[int, list[s
             L.pytorch.callbacks.LambdaCallback(on_train_batch_start=partial(count, waits)),
         ]  # fmt: skip
         trainer = L.Trainer(
-            max_steps=LAST_STEP, strategy=OnDevice(device, NoCPU()), devices=1, gradient_clip_val=1.0,
+            max_steps=LAST_STEP, strategy=OnDevice(torch.device(NAME, 0), NoCPU()), devices=1, gradient_clip_val=1.0,
             accumulate_grad_batches=MICRO_BATCHES, log_every_n_steps=LOGGED_EVERY, logger=MetricsCSV(run_dir),
             callbacks=callbacks, enable_model_summary=False,
         )  # fmt: skip
@@ -131,7 +125,3 @@ def waits_of(model: L.LightningModule, device: torch.device) -> dict[int, list[s
             trainer.fit(model, Batches([batch] * MICRO_BATCHES * LAST_STEP))
             raise AssertionError(f"the run ended before step {LAST_STEP}")
     return waits.seen
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -13,10 +13,7 @@ from anlit.attention.coefficient import Coefficient
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.trial import BOUNDS, NOTHING, learned
-from anlit.data.batch import batch_from_blocks
-from anlit.models.language_model import LanguageModel
 from tests.attention.examples import SHIPPED, LogNWithSlopes
-from tests.models.tiny import random_tokens
 
 
 class Straight(Mechanism):
@@ -121,21 +118,3 @@ def check(backend: Any, name: str, kind: str, shape: tuple[int, ...], dtype: tor
     on_device = [x.to(device) for x in tensors]
     actual = gradients(backend.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device))
     assert_close(actual, expected, dtype)
-
-
-def assert_compiled_once(model: LanguageModel, plain: LanguageModel, rtol: float = 1.3e-6) -> None:
-    """Blocks are compiled whole by the first batch and not again where documents change; their logits are `plain`'s."""
-    graphs, first = [], 0
-    compile_ = partial(torch.compile, dynamic=False, fullgraph=True)
-    torch._dynamo.reset()
-    for block in model.model.blocks:
-        block.forward = compile_(block.forward, backend=lambda graph, _: graphs.append(graph) or graph.forward)
-    for seed in range(4):
-        batch = batch_from_blocks(random_tokens(2, 17, seed=seed, vocab_size=3 + seed), end_of_document=0)
-        packed = batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest
-        logits = model(*packed)
-        torch.testing.assert_close(logits, plain(*packed), rtol=rtol, atol=1e-5)
-        if logits.requires_grad:
-            logits.square().mean().backward()
-        first = len(graphs) if seed == 0 else first  # the first layer also makes the tables of positions
-        assert len(graphs) == first, f"compiled {len(graphs)} times by batch {seed}"

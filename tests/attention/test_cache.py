@@ -15,16 +15,12 @@ from anlit.layers.positions import PositionsPattern
 from anlit.models.decoder import Decoder
 from tests.attention.examples import SHIPPED
 from tests.attention.kernels import assert_same
-from tests.models.tiny import ARCHITECTURES, jolt, random_tokens, tiny
+from tests.models.tiny import ARCHITECTURES, decoder, random_tokens
 
 LENGTH = 40
 CUTS = (0, 9, 10, 11, 25, LENGTH)
 TOKENS = random_tokens(3, LENGTH)
 DOCUMENTS = (TOKENS == 3).cumsum(1)
-
-
-def decoder(architecture, **changes) -> Decoder:
-    return jolt(tiny(architecture, **changes)).double().eval().model
 
 
 @torch.no_grad()

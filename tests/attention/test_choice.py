@@ -68,11 +68,10 @@ def test_at_most_three_are_tried_and_eager_only_where_it_is_short(name, is_packe
         assert candidates(layer, on_cuda(), is_packed) == ["flex", "eager"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({}, True), ({"generation": 10}, True), ({"generation": 8}, False), ({"has_package": False}, False),
-     ({"learned": True}, False), ({"q": on_cuda(torch.float32)}, False), ({"q": Q.half()}, False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, True), ({"generation": 10}, True), ({"generation": 8}, False), ({"has_package": False}, False),
+    ({"learned": True}, False), ({"q": on_cuda(torch.float32)}, False), ({"q": Q.half()}, False),
+])  # fmt: skip
 def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(changes, expected, monkeypatch) -> None:
     """On CPU FLASH would be ignored without a word, and without the package it raises."""
     monkeypatch.setattr(flex, "HAS_FLASH_4", changes.get("has_package", True))
@@ -82,31 +81,28 @@ def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(changes, expec
 
 
 @pytest.mark.usefixtures("h200")
-@pytest.mark.parametrize(
-    ("backend", "mechanism", "q", "reason"),
-    [
-        ("sdpa", ScaleInvariant(), None, "a(t)"),
-        ("flash", SlidingWindow(3, ScaleInvariant()), None, "a(t)"),
-        ("flash", LogBias(), None, "of all biases m(t)"),
-        ("flash", SlidingWindow(3, ALiBi()), None, "pip install flash-attn"),
-        ("flash", Plain(), Q, "CUDA device"),
-        ("flash", Plain(), on_cuda(torch.float32), "not float32"),
-        ("flash", Plain(), on_cuda(width=36), "not 36"),
-        ("flash", Plain(), on_cuda(width=264), "not 264"),
-        ("flash", SlidingWindow(3, LogN()), on_cuda(torch.float16, 80), None),
-        ("flex", ScaleInvariant(), Q, None),
-        ("flex", ScaleInvariant(), on_cuda(), None),
-        ("flex", ScaleInvariant(), Q.clone().requires_grad_(), "no backward pass on CPU"),
-        ("flex", Plain(), Q.double(), "float64"),
-        ("flex", Plain(), Q[..., :8], "not 8"),
-        ("flex", Plain(), OnDevice("mps"), "mps"),
-        ("triton", MECHANISMS["of one's own"].for_layer(2, 8, 0), None, "is learned, and not by one Coefficient alone"),
-        ("triton", MECHANISMS["straight"].for_layer(2, 8, 0), None, None),
-        ("triton", Plain(), on_cuda(width=264), "at most 256 wide, not 264"),
-        ("triton", Plain(), on_cuda(torch.float64), "not float64"),
-        ("blockwise", ScaleInvariant(), on_cuda(), "made for CPUs, and the model is on cuda"),
-    ],
-)
+@pytest.mark.parametrize(("backend", "mechanism", "q", "reason"), [
+    ("sdpa", ScaleInvariant(), None, "a(t)"),
+    ("flash", SlidingWindow(3, ScaleInvariant()), None, "a(t)"),
+    ("flash", LogBias(), None, "of all biases m(t)"),
+    ("flash", SlidingWindow(3, ALiBi()), None, "pip install flash-attn"),
+    ("flash", Plain(), Q, "CUDA device"),
+    ("flash", Plain(), on_cuda(torch.float32), "not float32"),
+    ("flash", Plain(), on_cuda(width=36), "not 36"),
+    ("flash", Plain(), on_cuda(width=264), "not 264"),
+    ("flash", SlidingWindow(3, LogN()), on_cuda(torch.float16, 80), None),
+    ("flex", ScaleInvariant(), Q, None),
+    ("flex", ScaleInvariant(), on_cuda(), None),
+    ("flex", ScaleInvariant(), Q.clone().requires_grad_(), "no backward pass on CPU"),
+    ("flex", Plain(), Q.double(), "float64"),
+    ("flex", Plain(), Q[..., :8], "not 8"),
+    ("flex", Plain(), OnDevice("mps"), "mps"),
+    ("triton", MECHANISMS["of one's own"].for_layer(2, 8, 0), None, "is learned, and not by one Coefficient alone"),
+    ("triton", MECHANISMS["straight"].for_layer(2, 8, 0), None, None),
+    ("triton", Plain(), on_cuda(width=264), "at most 256 wide, not 264"),
+    ("triton", Plain(), on_cuda(torch.float64), "not float64"),
+    ("blockwise", ScaleInvariant(), on_cuda(), "made for CPUs, and the model is on cuda"),
+])  # fmt: skip
 def test_what_a_back_end_cannot_compute_has_a_reason(backend, mechanism, q, reason) -> None:
     actual = BACKENDS[backend].unsupported_reason(mechanism, q)
     assert actual is None if reason is None else reason in actual

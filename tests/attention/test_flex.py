@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
-from anlit import AnGPT, ScaleInvariant
 from anlit.attention.backends import eager, flex
 from anlit.attention.documents import Documents
-from tests.attention.kernels import MECHANISMS, assert_compiled_once, inputs, repeated
-from tests.models.tiny import tiny
+from tests.attention.kernels import MECHANISMS, inputs, repeated
 
 HEADS = 4
 
@@ -60,11 +58,3 @@ def test_blocks_are_skipped_if_nothing_in_them_is_seen_and_not_masked_if_all_is(
             assert (j in whole) == bool(block.all()), (b, i, j)
             assert (j in partly) == (bool(block.any()) and not block.all()), (b, i, j)
     assert torch.equal(create_mask(actual.mask_mod, rows, 1, length, length, device="cpu"), visible)
-
-
-def test_changing_documents_do_not_compile_anything_again() -> None:
-    settings = {"attention": ScaleInvariant(learned="per_layer")}
-    with torch.no_grad():
-        assert_compiled_once(
-            tiny(AnGPT, **settings, backend="flex"), tiny(AnGPT, **settings, backend="eager"), rtol=1e-4
-        )

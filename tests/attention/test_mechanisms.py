@@ -9,22 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anlit import (
-    AnGPT,
-    AttentionPattern,
-    BetaScaling,
-    LogBias,
-    LogN,
-    Plain,
-    ScaleInvariant,
-    SlidingWindow,
-    SqrtLogN,
-    WarmStart,
-)  # fmt: skip
+from anlit import AnGPT, AttentionPattern, BetaScaling, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.attention.attention import Attention
 from anlit.attention.backends import BACKENDS, eager
 from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms.warm_start import grow, warm_starts
+from anlit.attention.mechanisms.warm_start import WarmStart, grow, warm_starts
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.layers.positions import DynamicNTK, LinearRoPE, Llama3RoPE, PRoPE, RoPE, YaRN
 from anlit.optim.optimizers import parameter_groups
@@ -37,25 +26,22 @@ SIZES = {"globally": (1, 1), "per_layer": (LAYERS, 1), "per_head": (LAYERS, H)}
 """How many parameters a model has, and of which length."""
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ScaleInvariant(tau=0.0), "ScaleInvariant's tau must be positive, not 0.0"),
-        (lambda: SqrtLogN(b=0.1, c=0.8), r"SqrtLogN's b must not be negative and b \+ c not below 1"),
-        (lambda: LogN(learned="per_token"), "learned='per_token' is unknown: choose never, globally, per_layer"),
-        (lambda: SlidingWindow(0), "SlidingWindow's width must be at least 1 key, not 0"),
-        (lambda: BetaScaling().for_layer(4, 1, 0), "BetaScaling needs a d_head .* of at least 2, not 1"),
-        (lambda: AttentionPattern([]), "AttentionPattern's layers must name at least one"),
-        (lambda: LinearRoPE(factor=0.5), "LinearRoPE's factor must be at least 1, not 0.5"),
-        (lambda: Llama3RoPE(8.0, 9, 4.0), "low_freq_factor must be positive and less than high_freq_factor"),
-        (lambda: YaRN(4.0, 9, beta_slow=40.0), "beta_slow must be positive and less than beta_fast, not 40 and 32"),
-        (lambda: YaRN(4.0, 9, attention_factor=0.0), "attention_factor must be positive, not 0"),
-        (lambda: DynamicNTK(training_length=0), "training_length must be at least 1, not 0"),
-        (lambda: RoPE(base=1.0), "RoPE's base must be more than 1 and finite, not 1"),
-        (lambda: PRoPE(0.0), "PRoPE's base must be more than 1 and finite, not 0"),
-        (lambda: RoPE(1.5), r"RoPE's fraction must be in \(0, 1\]"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: ScaleInvariant(tau=0.0), "ScaleInvariant's tau must be positive, not 0.0"),
+    (lambda: SqrtLogN(b=0.1, c=0.8), r"SqrtLogN's b must not be negative and b \+ c not below 1"),
+    (lambda: LogN(learned="per_token"), "learned='per_token' is unknown: choose never, globally, per_layer"),
+    (lambda: SlidingWindow(0), "SlidingWindow's width must be at least 1 key, not 0"),
+    (lambda: BetaScaling().for_layer(4, 1, 0), "BetaScaling needs a d_head .* of at least 2, not 1"),
+    (lambda: AttentionPattern([]), "AttentionPattern's layers must name at least one"),
+    (lambda: LinearRoPE(factor=0.5), "LinearRoPE's factor must be at least 1, not 0.5"),
+    (lambda: Llama3RoPE(8.0, 9, 4.0), "low_freq_factor must be positive and less than high_freq_factor"),
+    (lambda: YaRN(4.0, 9, beta_slow=40.0), "beta_slow must be positive and less than beta_fast, not 40 and 32"),
+    (lambda: YaRN(4.0, 9, attention_factor=0.0), "attention_factor must be positive, not 0"),
+    (lambda: DynamicNTK(training_length=0), "training_length must be at least 1, not 0"),
+    (lambda: RoPE(base=1.0), "RoPE's base must be more than 1 and finite, not 1"),
+    (lambda: PRoPE(0.0), "PRoPE's base must be more than 1 and finite, not 0"),
+    (lambda: RoPE(1.5), r"RoPE's fraction must be in \(0, 1\]"),
+])  # fmt: skip
 def test_a_setting_without_meaning_is_refused(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()

@@ -22,6 +22,7 @@ from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from anlit.errors import UserError
 from tests.data.prepared import VOCABULARY
+from tests.data.reader import edit
 from tests.evaluation.saved import prepare
 from tests.inference.conftest import TEXTS
 
@@ -94,9 +95,7 @@ def with_sums(folder: Path) -> Path:
 
 def as_export(run: Path, folder: Path, settings: Settings, *options: str) -> Path:
     assert main(["export", str(run), "--output", str(folder / "exported"), *options]) == 0
-    config = folder / "exported" / "config.json"
-    record = json.loads(config.read_text())
-    config.write_text(json.dumps({**record, "settings": {**record["settings"], **settings}}))
+    edit(folder / "exported" / "config.json", lambda record: record["settings"].update(settings))
     return folder / "exported"
 
 

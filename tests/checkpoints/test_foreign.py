@@ -1,6 +1,7 @@
 """Checkpoints of every form are read without running code: what a stranger's file names is not called."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+import anlit
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.storage import remote
@@ -115,7 +117,7 @@ def make(path: str) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize(("name", "key", "value"), CONFIGURED)
 def test_a_configuration_names_classes_of_the_right_type_alone(
-    name: str, key: str, value: Any, trained_run: Path, tmp_path: Path, marker: Path, capsys
+    name: str, key: str, value: Any, trained_run: Path, tmp_path: Path, marker: Path, refusal
 ) -> None:
     """Whether it is one's own or lies in a run folder."""
     copy = as_run(trained_run, tmp_path, {})
@@ -129,10 +131,29 @@ def test_a_configuration_names_classes_of_the_right_type_alone(
     change_config(copy, change)
     folder = [str(copy), f"--output={tmp_path / 'out'}", "--device=cpu"]
     new = [f"--config={copy}/config.yaml", *([f"--run_dir={tmp_path / 'new'}"] if name == "fit" else [])]
-    assert main([name, *(folder if name in READS_THE_MODEL else new)]) == 2
+    sentence = refusal(name, *(folder if name in READS_THE_MODEL else new))
     assert not marker.exists()
-    assert last.removesuffix("s") in (sentence := capsys.readouterr().err)
+    assert last.removesuffix("s") in sentence
     assert "which is no" in sentence
+
+
+def test_a_tag_for_python_in_a_config_makes_nothing(trained_run: Path, tmp_path: Path, marker: Path, refusal) -> None:
+    config = as_run(trained_run, tmp_path, {}) / "config.yaml"
+    config.write_text(f"x: !!python/object/apply:os.system ['mkdir {marker}']\n{config.read_text()}")
+    said = refusal("validate", f"--config={config}")
+    assert "config.yaml cannot be read (could not determine a constructor" in said
+    assert not marker.exists()
+
+
+UNPICKLES = re.compile(r"pickle\.load|Unpickler|FileSystemReader")
+RESTRICTED = re.compile(r"torch\.load\([^()]*(\([^()]*\)[^()]*)*weights_only=True")
+
+
+def test_nothing_unpickles_and_torch_load_takes_tensors_and_plain_values_alone() -> None:
+    for file in Path(anlit.__file__).parent.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert not UNPICKLES.search(text), file
+        assert text.count("torch.load(") == len(RESTRICTED.findall(text)), file
 
 
 OWN_CLASS = """
@@ -147,15 +168,15 @@ class Steep(Mechanism):
 
 
 def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
-    trained_run: Path, tmp_path: Path, monkeypatch, capsys
+    trained_run: Path, tmp_path: Path, monkeypatch, refusal
 ) -> None:
     (tmp_path / "labmade.py").write_text(OWN_CLASS)
     monkeypatch.syspath_prepend(str(tmp_path))
     path = as_file(trained_run, tmp_path, {"attention": {"class_path": "labmade.Steep", "init_args": {"slope": 3}}})
     asked = ["generate", str(path), "the cat", "--max_tokens", "2", "--device", "cpu"]
-    assert main(asked) == 2
+    sentence = refusal(*asked)
     assert "labmade" not in sys.modules
-    assert "names 'labmade.Steep', which is no Mechanism" in (sentence := capsys.readouterr().err)
+    assert "names 'labmade.Steep', which is no Mechanism" in sentence
     assert "add --import" in sentence
     assert main([*asked, "--import", "labmade"]) == 0
     assert load_checkpoint(str(path), "cpu").model.model.blocks[0].attention.mechanism.slope == 3.0
@@ -167,17 +188,14 @@ def test_lightning_s_own_loading_is_refused(trained_run: Path) -> None:
         type(model).load_from_checkpoint(trained_run / "checkpoints" / "best.ckpt")
 
 
-def test_the_address_of_a_checkpoint_s_data_is_not_asked(
-    trained_run: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_the_address_of_a_checkpoint_s_data_is_not_asked(trained_run: Path, tmp_path: Path, monkeypatch, refusal):
     fetch = Mock(side_effect=FileNotFoundError)
     monkeypatch.setattr(remote, "fetch", fetch)
     content = content_of(trained_run)
     content["anlit"]["data"]["path"] = "s3://somebody/data"
     torch.save(content, tmp_path / "a.ckpt")
     generate = ["generate", str(tmp_path / "a.ckpt"), "the cat", "--device", "cpu"]
-    assert main(generate) == 2
-    assert "has no tokenizer" in capsys.readouterr().err
+    assert "has no tokenizer" in refusal(*generate)
     assert not fetch.called
-    assert main([*generate, "--tokenizer", "s3://my/data"]) == 2
+    refusal(*generate, "--tokenizer", "s3://my/data")
     assert [call.args[0] for call in fetch.call_args_list] == ["s3://my/data/tokenizer.json"]

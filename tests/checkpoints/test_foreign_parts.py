@@ -72,19 +72,16 @@ def deep(file: Path) -> None:
     save_file({"a": torch.ones(1)}, file, metadata={"DCP_SHARDING_INFO": "[" * 60_000})
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        pytest.param(offset(10**12, 0), "do not fit together", id="rows beyond the file"),
-        pytest.param(offset(10**30, 0), "", id="more rows than a number has"),
-        pytest.param(offset(0), "do not fit together", id="one offset for two dimensions"),
-        pytest.param(lambda file: rewrite(file, {EMBEDDING: "x"}), "cannot be read", id="no offsets"),
-        pytest.param(lambda file: file.write_bytes(struct.pack("<Q", 2**40) + b"{}"), "", id="a header beyond it"),
-        pytest.param(deep, "cannot be read", id="deep JSON"),
-        pytest.param(lambda file: (file.unlink(), os.mkfifo(file)), "is no file", id="a pipe"),
-        pytest.param(lambda file: rewrite(file, **{EMBEDDING: None}), f"have no {EMBEDDING}", id="a tensor less"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "says"), [
+    pytest.param(offset(10**12, 0), "do not fit together", id="rows beyond the file"),
+    pytest.param(offset(10**30, 0), "", id="more rows than a number has"),
+    pytest.param(offset(0), "do not fit together", id="one offset for two dimensions"),
+    pytest.param(lambda file: rewrite(file, {EMBEDDING: "x"}), "cannot be read", id="no offsets"),
+    pytest.param(lambda file: file.write_bytes(struct.pack("<Q", 2**40) + b"{}"), "", id="a header beyond it"),
+    pytest.param(deep, "cannot be read", id="deep JSON"),
+    pytest.param(lambda file: (file.unlink(), os.mkfifo(file)), "is no file", id="a pipe"),
+    pytest.param(lambda file: rewrite(file, **{EMBEDDING: None}), f"have no {EMBEDDING}", id="a tensor less"),
+])  # fmt: skip
 def test_a_part_that_claims_what_it_has_not(content, damage: Callable[[Path], Any], says: str, tmp_path: Path) -> None:
     folder = write_parts(content, tmp_path / "parts")
     damage(next(folder.glob("*.safetensors")))

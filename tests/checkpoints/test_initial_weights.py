@@ -19,15 +19,12 @@ def checkpoint(tmp_path_factory) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    ("architecture", "changes", "message"),
-    [
-        (AnGPT, {}, "holds a GPT, but the configuration's model is AnGPT: set --model GPT"),
-        (GPT, {"d_model": 16}, r"embedding.weight is \(29, 32\) in it and \(29, 16\) in the model"),
-        (GPT, {"n_layers": 3}, r"blocks\.2\.\S+ is missing in it and \S+ in the model"),
-        (GPT, {"n_layers": 1}, r"blocks\.1\.\S+ is \S+ in it and missing in the model"),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "changes", "message"), [
+    (AnGPT, {}, "holds a GPT, but the configuration's model is AnGPT: set --model GPT"),
+    (GPT, {"d_model": 16}, r"embedding.weight is \(29, 32\) in it and \(29, 16\) in the model"),
+    (GPT, {"n_layers": 3}, r"blocks\.2\.\S+ is missing in it and \S+ in the model"),
+    (GPT, {"n_layers": 1}, r"blocks\.1\.\S+ is \S+ in it and missing in the model"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(checkpoint: Path, architecture, changes: dict[str, int], message: str) -> None:
     other = tiny(architecture, **changes)
     before = {name: value.clone() for name, value in other.state_dict().items()}

@@ -1,6 +1,5 @@
 """Corpora that are prepared once per session, and folders in memory."""
 
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,22 +9,9 @@ import pytest
 
 from anlit.data.preparation.recipes import Recipe
 from tests.data import layouts
-from tests.data.layouts import documents, write
+from tests.data.layouts import documents
 from tests.data.prepared import random_tokens, write_prepared
 from tests.data.preparing import SIZES, make, recipe_of, scratch, train_tokenizer, written
-
-WORDS = ["the", "norm", "of", "a", "row", "is", "one", "größe", "naïve", "日本語", "and", "x = 1\n", "\t\r\n", "🙂"]
-
-
-def write_corpus(folder: Path) -> Path:
-    """Files of 50 to 900 words, and one that names the special token, twice."""
-    rng = random.Random(0)
-    for index in range(60):
-        words = [rng.choice(WORDS) + str(rng.randrange(30)) for _ in range(rng.randrange(50, 900))]
-        write(folder / f"part{index % 3}" / f"{index}.txt", " ".join(words).encode())
-    for name in ("special.txt", "copy.txt"):
-        write(folder / name, b"a text that says <|endoftext|> and goes on " * 20)
-    return folder
 
 
 @pytest.fixture
@@ -67,11 +53,13 @@ def finished(place: Path, recipe: Recipe) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_shards(place: Path) -> str:
-    """Prepared folder of the small corpus: vocabulary 320, about 20,000 tokens."""
+    """Prepared folder of texts with many numbers, of several tokens each: vocabulary 320, about 50,000 tokens."""
     from anlit import TextFiles
 
     path = str(place / "tiny")
-    TextFiles(str(write_corpus(place / "text")), path, vocab_size=320, val_fraction=0.2).prepare_data()
+    numbers = [" ".join(f"word{n * number % 1000}" for n in range(120)) for number in range(7, 57)]
+    texts = [own + text[:500] for own, text in zip(numbers, list(documents(60, seed=6))[10:], strict=True)]
+    TextFiles(str(layouts.text_files(place / "text", texts)), path, vocab_size=320, val_fraction=0.2).prepare_data()
     return path
 
 

@@ -52,13 +52,9 @@ def quiet_trainer(**options: Any) -> L.Trainer:
 
 
 def ready(
-    path: Any,
-    rank: int = 0,
-    ranks: int = 1,
-    model: dict[str, int] | None = None,
-    kind: Any = TokenShards,
+    path: Any, rank: int = 0, ranks: int = 1, model: dict[str, int] | None = None, kind: Any = TokenShards,
     **changes: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """A DataModule that is set up, with a trainer if there are several devices or a model of these settings."""
     data = kind(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
     if ranks > 1 or model is not None:

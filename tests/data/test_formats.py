@@ -57,11 +57,10 @@ def records(path: Path, columns: Columns = COLUMNS, part_bytes: int = 1 << 30) -
     return [record for part in range(parts) for record in read_file(path.name, path, columns, part, parts)]
 
 
-@pytest.mark.parametrize(
-    ("ending", "part_bytes"),
-    [(".json", 900), (".jsonl", 900), (".jsonl", 9000), (".jsonl", 1 << 30), (".jsonl.zst", 900), (".json.gz", 900),
-     (".parquet", 900), (".parquet", 1 << 30)],
-)  # fmt: skip
+@pytest.mark.parametrize(("ending", "part_bytes"), [
+    (".json", 900), (".jsonl", 900), (".jsonl", 9000), (".jsonl", 1 << 30), (".jsonl.zst", 900), (".json.gz", 900),
+    (".parquet", 900), (".parquet", 1 << 30),
+])  # fmt: skip
 def test_every_record_once(tmp_path: Path, ending: str, part_bytes: int) -> None:
     read = records(write_all(tmp_path / f"part_0{ending}"), part_bytes=part_bytes)
     unit = "row" if ending == ".parquet" else "line"
@@ -90,11 +89,10 @@ def test_the_format_follows_from_the_name() -> None:
     assert [name for name in names if parts_of(name, 10 << 20, 1 << 20) == 10] == in_parts
 
 
-@pytest.mark.parametrize(
-    ("content", "text", "problem"),
-    [(b"a\r\nb\n\xc3\xa4", "a\r\nb\nä", None), (b"", None, "empty"), (b"gr\xf6\xdfe", None, "not_utf8"),
-     (bytes(100 << 20), None, "too_long")],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "text", "problem"), [
+    (b"a\r\nb\n\xc3\xa4", "a\r\nb\nä", None), (b"", None, "empty"), (b"gr\xf6\xdfe", None, "not_utf8"),
+    (bytes(100 << 20), None, "too_long"),
+])  # fmt: skip
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_plain_text_is_one_document(tmp_path: Path, ending: str, content: bytes, text: Any, problem: Any) -> None:
     path = tmp_path / f"a.txt{ending}"
@@ -214,11 +212,10 @@ def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
         assert "no readable parquet footer (" in bad.detail
 
 
-@pytest.mark.parametrize(
-    ("columns", "problem", "missing"),
-    [(Columns("content"), "no_text_field", "content"), (Columns("meta"), "no_text_field", "meta"),
-     (Columns("id"), "no_text_field", "id"), (Columns(subset="meta.name"), "no_subset_field", "meta.name")],
-)  # fmt: skip
+@pytest.mark.parametrize(("columns", "problem", "missing"), [
+    (Columns("content"), "no_text_field", "content"), (Columns("meta"), "no_text_field", "meta"),
+    (Columns("id"), "no_text_field", "id"), (Columns(subset="meta.name"), "no_subset_field", "meta.name"),
+])  # fmt: skip
 def test_parquet_without_a_column_of_strings(columns: Columns, problem: str, missing: str, tmp_path: Path) -> None:
     (bad,) = records(write_all(tmp_path / "a.parquet"), columns, part_bytes=9000)
     assert (bad.where, bad.problem) == ("the file", problem)

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from huggingface_hub import constants
 
+import anlit
 from anlit.cli import main
 from anlit.data.preparation import hub as hub_module
 from anlit.data.preparation.hub import HubFiles, fetch_tokenizer
 from anlit.data.preparation.recipes import HUB_TOKENIZERS, Recipe
 from anlit.errors import UserError
+from anlit.shipped import FOLDER
 from tests.data import layouts
 from tests.data.layouts import documents, json_lines, write
 from tests.data.modules import ready
@@ -75,6 +78,16 @@ def test_the_hub_gives_what_a_copy_gives(corpus: str, server: Hub, tmp_path: Pat
     assert {"repository": repository, "revision": "main"}.items() <= manifest["settings"].items()
     server.refusal = (503, "")  # a finished folder needs no hub
     assert make(out, from_hub(corpus)) == manifest
+    shipped = yaml.safe_load((FOLDER / "data" / f"{corpus.lower().replace('bin', '_bin')}.yaml").read_text())["data"]
+    assert shipped["class_path"] == f"anlit.{corpus}"
+    own = {"path": str(out), "batch_size": 4, "num_workers": 0, "context_length": 32}
+    data = getattr(anlit, corpus)(**shipped["init_args"] | own)
+    data.prepare_data()
+    data.setup()
+    assert next(iter(data.train_dataloader())).tokens.shape == (4, 32)
+    assert (data.bytes_per_token() is None) == (corpus == "FineWebBin")
+    with pytest.raises(UserError, match=f"nowhere with {corpus}: prepare it with `anlit prepare {corpus} --output"):
+        getattr(anlit, corpus)(str(tmp_path / "nowhere")).prepare_data()
 
 
 def test_any_data_set_by_name(server: Hub, tmp_path: Path, monkeypatch) -> None:
@@ -118,16 +131,13 @@ def test_damage_on_the_way(server: Hub, tmp_path: Path, out: Path) -> None:
     assert_makes(out, from_hub("OpenWebText"), tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize(
-    ("refusal", "message"),
-    [
-        ((401, "GatedRepo"), "asks for consent before it gives the dataset allenai/c4: accept the terms"),
-        ((401, "RepoNotFound"), "no dataset allenai/c4, or it is private: log in .* set HF_TOKEN, or prepare"),
-        ((403, ""), r"127.0.0.1 fails to give the dataset allenai/c4 \(status 403\): try again .*clock"),
-        ((404, "RevisionNotFound"), "no revision main of it: set --revision"),
-        ((503, ""), r"fails to give the dataset allenai/c4 \(status 503\): try again .*, or prepare from"),
-    ],
-)
+@pytest.mark.parametrize(("refusal", "message"), [
+    ((401, "GatedRepo"), "asks for consent before it gives the dataset allenai/c4: accept the terms"),
+    ((401, "RepoNotFound"), "no dataset allenai/c4, or it is private: log in .* set HF_TOKEN, or prepare"),
+    ((403, ""), r"127.0.0.1 fails to give the dataset allenai/c4 \(status 403\): try again .*clock"),
+    ((404, "RevisionNotFound"), "no revision main of it: set --revision"),
+    ((503, ""), r"fails to give the dataset allenai/c4 \(status 503\): try again .*, or prepare from"),
+])  # fmt: skip
 def test_a_refusal_is_one_sentence(server: Hub, refusal: tuple[int, str], message: str) -> None:
     with pytest.raises(UserError, match=r"no file that matches data/\*\.x in its revision main: set --revision"):
         HubFiles("allenai/c4", patterns=["data/*.x"]).listing()

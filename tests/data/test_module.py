@@ -90,12 +90,10 @@ def test_validation_on_blocks_spread_over_the_split(prepared: str, streams: Any,
         assert [row for row in rows if row] == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "first"),
-    [({"limit_val_batches": 3}, 3), ({"limit_val_batches": 0.5}, 9), ({"limit_val_batches": 20}, None),
-     ({"limit_val_batches": 0}, None), ({"fast_dev_run": 2}, None), ({"num_sanity_val_steps": 2}, None)],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "first"), [
+    ({"limit_val_batches": 3}, 3), ({"limit_val_batches": 0.5}, 9), ({"limit_val_batches": 20}, None),
+    ({"limit_val_batches": 0}, None), ({"fast_dev_run": 2}, None), ({"num_sanity_val_steps": 2}, None),
+], ids=str)  # fmt: skip
 def test_a_validation_cut_from_the_beginning_is_said(prepared: str, options: Any, first: int | None, caplog) -> None:
     trainer = quiet_trainer(**{"max_steps": 1, "devices": 1, **options})
     trainer.fit(Recorder(), TokenShards(prepared, 4, val_batch_size=4, val_blocks=75))
@@ -164,16 +162,13 @@ def test_context_schedule_cuts_the_same_tokens_by_optimizer_steps(prepared: str,
     assert fit(max_steps=3)[0] + fit(start=tmp_path / "3.ckpt")[0] == SHAPES
 
 
-@pytest.mark.parametrize(
-    ("schedule", "complaint"),
-    [
-        ({}, "does not begin at step 0"),
-        ({-1: 32, 0: 64}, "does not begin at step 0"),
-        ({0: 48, 5: 64}, "has length 48 at step 0, which does not divide the context length 64"),
-        ({0: 0, 5: 64}, "has length 0 at step 0"),
-        ({0: 64, 5: 32}, "ends with 32 and the context length is 64: end it with 64"),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "complaint"), [
+    ({}, "does not begin at step 0"),
+    ({-1: 32, 0: 64}, "does not begin at step 0"),
+    ({0: 48, 5: 64}, "has length 48 at step 0, which does not divide the context length 64"),
+    ({0: 0, 5: 64}, "has length 0 at step 0"),
+    ({0: 64, 5: 32}, "ends with 32 and the context length is 64: end it with 64"),
+])  # fmt: skip
 def test_context_schedules_that_do_not_fit(prepared: str, schedule: dict[int, int], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         ready(prepared, context_schedule=schedule)

@@ -97,18 +97,15 @@ def test_weights_of_subsets(corpus: Subsets, shuffle: bool) -> None:
     assert len(loaders[0]) == (len(books) + len(all_blocks(parts["web"]))) // 8
 
 
-@pytest.mark.parametrize(
-    ("weights", "changes", "complaint"),
-    [
-        ({"web": 1, "cod": 1, "book": 2}, {}, r"has cod, book and .* has web, code, books: choose among these"),
-        ({"web": -1, "code": 2}, {}, r"weights of web is not a number from 0 up"),
-        ({"web": float("nan"), "code": 2}, {}, r"weights of web is not a number from 0 up"),
-        ({"web": 0, "code": 0}, {}, r"weights are all 0: give at least one of web, code, books a positive one"),
-        ({"web": 1, "code": 1e-6}, {}, r"weights has 1e-06, less than one sequence in 10,000"),
-        ({"web": 1, "books": 1}, {"context_length": 3000, "batch_size": 1},
-         r"context_length 3000 is too long for .*train/books, which has 3,000 tokens"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("weights", "changes", "complaint"), [
+    ({"web": 1, "cod": 1, "book": 2}, {}, r"has cod, book and .* has web, code, books: choose among these"),
+    ({"web": -1, "code": 2}, {}, r"weights of web is not a number from 0 up"),
+    ({"web": float("nan"), "code": 2}, {}, r"weights of web is not a number from 0 up"),
+    ({"web": 0, "code": 0}, {}, r"weights are all 0: give at least one of web, code, books a positive one"),
+    ({"web": 1, "code": 1e-6}, {}, r"weights has 1e-06, less than one sequence in 10,000"),
+    ({"web": 1, "books": 1}, {"context_length": 3000, "batch_size": 1},
+     r"context_length 3000 is too long for .*train/books, which has 3,000 tokens"),
+])  # fmt: skip
 def test_weights_that_make_no_sense(subsets: Subsets, weights: Any, changes: Any, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         ready(subsets[0], weights=weights, **changes)

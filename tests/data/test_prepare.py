@@ -94,16 +94,13 @@ def test_fineweb_bin_with_its_tokenizer(tokenizer: str, tmp_path: Path, out: Pat
     assert set(read_files(out)) == {file.name for file in files}
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (layouts.bin_tokens([1, 2, 3], magic=20240521), r"begins with \[20240521, 1, 3\]"),
-        (layouts.bin_tokens([1, 2, 3], count=4), r"1,030 bytes it has to begin with \[20240520, 1, 3\] and .* 4\]"),
-        (layouts.bin_tokens([1]) + b"\0", "is not a whole file of tokens: with 1,027 bytes"),
-        (bytes(1023), "with 1,023 bytes"),
-        (layouts.bin_tokens([50257]), "holds token 50257, and the vocabulary has 50257:"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), [
+    (layouts.bin_tokens([1, 2, 3], magic=20240521), r"begins with \[20240521, 1, 3\]"),
+    (layouts.bin_tokens([1, 2, 3], count=4), r"1,030 bytes it has to begin with \[20240520, 1, 3\] and .* 4\]"),
+    (layouts.bin_tokens([1]) + b"\0", "is not a whole file of tokens: with 1,027 bytes"),
+    (bytes(1023), "with 1,023 bytes"),
+    (layouts.bin_tokens([50257]), "holds token 50257, and the vocabulary has 50257:"),
+])  # fmt: skip
 def test_wrong_token_files_are_refused(tmp_path: Path, out: Path, content: bytes, said: str) -> None:
     layouts.fineweb_bin(tmp_path / "hub", [[1, 2], [3]], tokens_per_file=3)[1].write_bytes(content)
     with pytest.raises(UserError, match=rf"train_000001\.bin .*{said}"):
@@ -165,15 +162,12 @@ def test_python_sources(tmp_path: Path, monkeypatch) -> None:
         make(tmp_path / "out", own)
 
 
-@pytest.mark.parametrize(
-    ("corpus", "files", "says"),
-    [
-        ("TextFiles", ["a.txt"], "1 different non-empty UTF-8 file"),
-        ("FineWebBin", [], r"There is no folder .*hub: set --source"),
-        ("SlimPajama", ["a.txt"], r"hub has no file that matches .*train/.*: set --source"),
-        ("SlimPajama", ["train/a.jsonl", "test/a.jsonl"], "no file whose name begins with validation/.*--source"),
-    ],
-)
+@pytest.mark.parametrize(("corpus", "files", "says"), [
+    ("TextFiles", ["a.txt"], "1 different non-empty UTF-8 file"),
+    ("FineWebBin", [], r"There is no folder .*hub: set --source"),
+    ("SlimPajama", ["a.txt"], r"hub has no file that matches .*train/.*: set --source"),
+    ("SlimPajama", ["train/a.jsonl", "test/a.jsonl"], "no file whose name begins with validation/.*--source"),
+])  # fmt: skip
 def test_a_source_without_the_corpus(corpus: str, files: list[str], says: str, tmp_path: Path, out: Path) -> None:
     """And does not stand in the way of one that has it."""
     for name in files:

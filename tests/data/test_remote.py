@@ -156,15 +156,12 @@ def test_training_fetches_ahead(store: ObjectStore, monkeypatch) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize(
-    ("status", "address", "said"),
-    [
-        (403, ADDRESS, r"^Cannot read s3://bucket/corpus/manifest.json \((ClientError|AccessDenied).*: check the addr"),
-        (500, ADDRESS, r"^Cannot read s3://bucket/corpus/manifest.json \(.*check the address, the network"),
-        (200, "s3://bucket/other", r"^There is no s3://bucket/other/manifest.json, so it is not a prepared folder"),
-        (200, "ftp://host/corpus", "no way to fetch from ftp://: use a local folder, s3://, gs:// or hf://"),
-    ],
-)
+@pytest.mark.parametrize(("status", "address", "said"), [
+    (403, ADDRESS, r"^Cannot read s3://bucket/corpus/manifest.json \((ClientError|AccessDenied).*: check the addr"),
+    (500, ADDRESS, r"^Cannot read s3://bucket/corpus/manifest.json \(.*check the address, the network"),
+    (200, "s3://bucket/other", r"^There is no s3://bucket/other/manifest.json, so it is not a prepared folder"),
+    (200, "ftp://host/corpus", "no way to fetch from ftp://: use a local folder, s3://, gs:// or hf://"),
+])  # fmt: skip
 def test_an_address_that_gives_nothing(store: ObjectStore, status: int, address: str, said: str) -> None:
     store.status = status
     with pytest.raises(UserError, match=said) as caught:

@@ -70,13 +70,10 @@ def test_every_block_comes_once_before_any_comes_again(whole: list[Rows], stream
     assert len({str(order) for order in (first, second, blocks)}) == 3
 
 
-@pytest.mark.parametrize(
-    ("workers", "stops", "limit"),
-    [
-        (0, [9, 37], BY_STEPS), (1, [4, 6], BY_EPOCHS), (2, [16, 38], BY_STEPS), (4, [17, 23], BY_EPOCHS),
-        *((0, stops, limit) for stops in ([EPOCH], [EPOCH - 1, EPOCH + 1]) for limit in (BY_STEPS, BY_EPOCHS)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("workers", "stops", "limit"), [
+    (0, [9, 37], BY_STEPS), (1, [4, 6], BY_EPOCHS), (2, [16, 38], BY_STEPS), (4, [17, 23], BY_EPOCHS),
+    *((0, stops, limit) for stops in ([EPOCH], [EPOCH - 1, EPOCH + 1]) for limit in (BY_STEPS, BY_EPOCHS)),
+])  # fmt: skip
 def test_resume(workers: int, stops: list[int], limit: Any, make: Data, whole: list[Rows], tmp_path: Path) -> None:
     assert interrupted(lambda: make(num_workers=workers), tmp_path, stops, **limit) == whole
 
@@ -138,16 +135,13 @@ def test_resume_on_two_devices(make: Data, whole: list[Rows], tmp_path: Path) ->
     assert before + together(9, stop=20) + together(20, stop=31) + run(make(), tmp_path / "31.ckpt") == whole
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"seed": 1}, "--data.seed 42 and this run has 1"),
-        ({"shuffle": False}, r"--data.shuffle True and this run has False"),
-        ({"context_length": 32}, "--model.context_length 64 and this run has 32"),
-        ({"weights": {"web": 1, "code": 2}}, r"for --data.weights {'web': 1, 'code': 1} and this run has"),
-        ({"path": "prepared", "weights": None}, r"place in the data is for --data\.path"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"seed": 1}, "--data.seed 42 and this run has 1"),
+    ({"shuffle": False}, r"--data.shuffle True and this run has False"),
+    ({"context_length": 32}, "--model.context_length 64 and this run has 32"),
+    ({"weights": {"web": 1, "code": 2}}, r"for --data.weights {'web': 1, 'code': 1} and this run has"),
+    ({"path": "prepared", "weights": None}, r"place in the data is for --data\.path"),
+])  # fmt: skip
 def test_a_place_in_another_order_or_in_other_data(change: dict, message: str, subsets: Any, prepared: str) -> None:
     own = {"path": subsets[0], "weights": {"web": 1, "code": 1}}
     data, other = ready(**own), ready(**own | change | ({"path": prepared} if "path" in change else {}))

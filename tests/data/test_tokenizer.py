@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anlit.data.tokenizer import (
-    encode_documents,
-    end_of_document_id,
-    load_tokenizer,
-    parse_tokenizer,
-    train_bpe,
-    vocabulary_size,
-)
+from anlit.data import tokenizer as module
+from anlit.data.tokenizer import encode_documents, end_of_document_id, load_tokenizer, parse_tokenizer, train_bpe
 from anlit.errors import UserError
 
 TEXTS = ["the row norm of the row is one\n" * 5, "größe und länge, naïve", "def f(x):\n    return x\n" * 9]
@@ -82,12 +76,10 @@ def test_replacing_as_in_published_tokenizers_is_accepted_and_padding_is_not_use
     assert len(parse_tokenizer(content, "a.json").encode("the row").ids) < 8
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{}", b"[" * 100_000, b"\xff", b"null", b'{"normalizer": {"type": "Replace"}}',
-     changed(lambda content: content["model"].update(continuing_subword_prefix="x" * 100))],
-    ids=lambda content: str(content[:10]),
-)  # fmt: skip
+@pytest.mark.parametrize("content", [
+    b"", b"{}", b"[" * 100_000, b"\xff", b"null", b'{"normalizer": {"type": "Replace"}}',
+    changed(lambda content: content["model"].update(continuing_subword_prefix="x" * 100)),
+], ids=lambda content: str(content[:10]))  # fmt: skip
 def test_files_that_are_no_tokenizer(content: bytes) -> None:
     """At the last of them the library itself fails."""
     with pytest.raises(UserError, match=r"^a\.json is not a tokenizer\.json that the tokenizers library can read: "):
@@ -96,7 +88,7 @@ def test_files_that_are_no_tokenizer(content: bytes) -> None:
 
 def test_a_vocabulary_reaches_to_its_largest_id() -> None:
     gap = parse_tokenizer(changed(lambda content: content["model"]["vocab"].update(zzzz=70_000)), "a.json")
-    assert (gap.get_vocab_size(), vocabulary_size(gap)) == (301, 70_001)
+    assert (gap.get_vocab_size(), module.vocabulary_size(gap)) == (301, 70_001)
     too_far = parse_tokenizer(changed(lambda content: content["model"]["vocab"].update(zzzz=1 << 31)), "a.json")
     with pytest.raises(UserError, match="id 2,147,483,648, and shards hold ids below 2,147,483,648"):
-        vocabulary_size(too_far)
+        module.vocabulary_size(too_far)

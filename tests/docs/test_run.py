@@ -90,6 +90,7 @@ def test_commands_run_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         "exported/angpt/model.safetensors", "exported/angpt-hf/config.json",
     ):  # fmt: skip
         assert (folder / left).exists(), left
+    assert list((folder / "runs" / "profile").glob("*.pt.trace.json"))
 
 
 def test_table_of_what_takes_exported_folders_is_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

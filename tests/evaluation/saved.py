@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 
 from anlit import ScaleInvariant
 from anlit.models.language_model import LanguageModel
-from tests.data.prepared import END, VOCABULARY, write_prepared
+from tests.data.prepared import VOCABULARY, random_tokens, write_prepared
 from tests.models.tiny import fit, jolt, tiny
 
 LENGTH = 16
@@ -18,17 +17,9 @@ MECHANISM = {"class_path": "anlit.attention.mechanisms.scale_invariant.ScaleInva
 VAL_TOKENS = 64 * 16 + 5
 
 
-def random_text(n: int, seed: int) -> np.ndarray:
-    """Tokens of documents of about 30."""
-    rng = np.random.default_rng(seed)
-    tokens = rng.integers(1, VOCABULARY, n).astype(np.uint16)
-    tokens[rng.random(n) < 1 / 30] = END
-    return tokens
-
-
 def prepare(folder: Path, n_val: int = VAL_TOKENS, seed: int = 0, **changes: Any) -> Path:
     """A prepared folder of random tokens."""
-    streams = {"train": random_text(500, seed + 1), "val": random_text(n_val, seed)}
+    streams = {"train": random_tokens(500, seed + 1), "val": random_tokens(n_val, seed)}
     write_prepared(folder, streams, **{"tokenizer_sha256": "7" * 64, **changes})
     return folder
 

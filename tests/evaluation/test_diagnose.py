@@ -18,8 +18,8 @@ from anlit.errors import UserError
 from anlit.evaluation.data import data_of
 from anlit.evaluation.diagnose import Diagnose, last_bin, rows, sequences
 from anlit.evaluation.settings import DiagnoseSettings
-from tests.data.prepared import END
-from tests.evaluation.saved import VAL_TOKENS, make_run, random_text
+from tests.data.prepared import END, random_tokens
+from tests.evaluation.saved import VAL_TOKENS, make_run
 
 HEADS = 2
 STRENGTH = 0.8
@@ -47,7 +47,7 @@ def spread_over(length: int, n_rows: int) -> list[int]:
 def pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> dict[str, Any]:
     """Entropy and squared size of the average of each query: [name][layer][head] → list of (n, value)."""
     model = load_checkpoint(str(run), "cpu").model
-    text = random_text(VAL_TOKENS, 0).astype(np.int64)
+    text = random_tokens(VAL_TOKENS, 0).astype(np.int64)
     blocks = np.stack([text[place * length : (place + 1) * length + 1] for place in spread_over(length, n_rows)])
     tokens = blocks[:, :-1]
     ids = document_ids(blocks, END)[:, :-1] if masked else np.zeros_like(tokens)
@@ -92,7 +92,7 @@ def test_every_length_reads_whole_sequences_from_all_over_the_split(run: Path) -
     """1,028 targets: at 1,000 one sequence; at 16 as many as asked for; the last 4 targets make none."""
     checkpoint = load_checkpoint(str(run), "cpu")
     data = data_of(checkpoint)
-    text = random_text(VAL_TOKENS, 0)
+    text = random_tokens(VAL_TOKENS, 0)
     for length, asked, places in [(16, 10**6, range(64)), (16, 80, spread_over(16, 5)), (1000, 1, [0])]:
         tokens = torch.cat([batch.tokens for batch in sequences(data, length, asked)])
         assert tokens.tolist() == [text[place * length : (place + 1) * length].tolist() for place in places]

@@ -65,7 +65,8 @@ def test_mechanisms_that_are_refused(name: str) -> None:
 
 def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--mechanisms=Plain, SlidingWindow", "--lengths=1,20,200", "--draws=3", "--seed=5"]
-    main(["diagnose", "--gaussian", *arguments, f"--output={tmp_path}"])
+    for _ in range(2):  # over its own earlier report
+        main(["diagnose", "--gaussian", *arguments, f"--output={tmp_path}"])
     record: dict[str, Any] = json.loads((tmp_path / "gaussian.json").read_text())
     assert (record["draws"], record["seed"]) == (3, 5)
     assert record["command"].startswith("anlit diagnose --gaussian")
@@ -78,16 +79,6 @@ def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: p
     assert "Independent normal scores, n = 200 keys" in capsys.readouterr().out
     with pytest.raises(UserError, match="--gaussian takes no checkpoint"):
         main(["diagnose", "--gaussian", "somewhere", f"--output={tmp_path}"])
-
-
-def test_a_report_of_another_command_is_not_written_over(tmp_path: Path) -> None:
-    """Its own earlier one is."""
-    command = ["diagnose", "--gaussian", "--mechanisms=Plain", "--lengths=20", "--draws=2", f"--output={tmp_path}"]
-    main(command)
-    main([*command, "--seed=5"])
-    assert json.loads((tmp_path / "gaussian.json").read_text())["seed"] == 5
     (tmp_path / "gaussian.json").rename(tmp_path / "convergence.json")  # as if `anlit compare` had written it
-    before = (tmp_path / "report.md").read_bytes()
     with pytest.raises(UserError, match=r"has another report \(anlit diagnose .*: give another folder, or remove"):
-        main([*command, "--seed=6"])
-    assert (tmp_path / "report.md").read_bytes() == before
+        main(["diagnose", "--gaussian", *arguments, f"--output={tmp_path}"])

@@ -5,7 +5,6 @@ import math
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -155,13 +154,6 @@ def test_a_run_can_name_neither_an_address_nor_data_without_a_path(run: Path) ->
         checkpoint.config["data"]["init_args"] = settings
         with pytest.raises(UserError, match=f"{sentence}.*: set --data"):
             data_of(checkpoint)
-
-
-def test_too_little_memory_is_told_with_what_to_set(run: Path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "token_losses", mock.Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
-    checkpoint = load_checkpoint(str(run), "cpu")
-    with pytest.raises(UserError, match=r"4 × 16 tokens do not fit .* set --batch_tokens to less"):
-        measure(checkpoint, data_of(checkpoint), [LENGTH], True, batch_tokens=64)
 
 
 def test_losses_do_not_depend_on_the_pieces_that_logits_are_made_in(run: Path, monkeypatch) -> None:

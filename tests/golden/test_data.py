@@ -25,18 +25,7 @@ from tests.data.preparing import train_tokenizer
 from tests.data.reader import read_stream
 
 RECORD = Path(__file__).with_name("data.json")
-BAD_LINES = [b'{"text": "gr\xf6\xdfe"}\n', b"not JSON\n", b'{"text": ""}\n', b"[1]\n", b'{"txt": "x"}\n', b"\n"]
-
-
 TEXTS = list(documents(60, seed=21))
-
-
-def write_lines(folder: Path) -> None:
-    """Plain JSON lines, of which some cannot be used."""
-    folder.mkdir()
-    for number in range(2):
-        lines = [json.dumps({"text": text}).encode() + b"\n" for text in TEXTS[10 + 20 * number :][:20]]
-        (folder / f"{number}.jsonl").write_bytes(b"".join([*lines[:7], *BAD_LINES, *lines[7:]]))
 
 
 def write_texts(folder: Path) -> None:
@@ -51,22 +40,12 @@ def write_slimpajama(folder: Path) -> None:
     layouts.slimpajama(folder, {"train": TEXTS[:40], "validation": TEXTS[40:50], "test": TEXTS[50:]}, n_files=3)
 
 
-def write_tokens(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    some = [rng.integers(0, 50256, rng.integers(1, 300)).tolist() for _ in range(60)]
-    layouts.fineweb_bin(folder, some, tokens_per_file=3000)
-
-
-TEXT_FILES = ["TextFiles", "--val_fraction", "0.2", "--on_bad", "skip"]
+BPE = ["--tokenizer", "bpe", "--vocab_size", "400"]
 CORPORA: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "zstd": (write_slimpajama, ["SlimPajama"]),
-    "parquet": (lambda folder: layouts.openwebtext(folder, TEXTS, 3), ["OpenWebText", "--val_fraction", "0.2"]),
-    "first tokens": (lambda folder: layouts.fineweb(folder, TEXTS, 3), ["FineWeb", "--val_tokens", "245000"]),
-    "tokens": (write_tokens, ["FineWebBin", "--tokenizer", "none"]),
-    "text": (write_texts, TEXT_FILES),
-    "trained": (write_texts, [*TEXT_FILES, "--tokenizer", "bpe", "--vocab_size", "400"]),
-    "JSON lines": (write_lines, [*TEXT_FILES, "--pattern", "*.jsonl", "--val_fraction", "0.3"]),
+    "trained": (write_texts, ["TextFiles", "--val_fraction", "0.2", "--on_bad", "skip", *BPE]),
 }
+"""With subsets, and with a tokenizer that is trained; every format is read against its texts in tests/data."""
 WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
 CHUNK_TOKENS = {"web": [[7000] * 40, [300, 5000]], "code": [[2500] * 31 + [17]], "books": [[64], [9000, 100, 12_345]]}
 ORDERS: dict[str, tuple[dict[str, float] | None, bool]] = {

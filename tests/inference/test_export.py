@@ -89,16 +89,12 @@ def assert_the_same(model, theirs, **options: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"positions": RoPE(fraction=1.0, base=5000.0), "norm_eps": 1e-3}, "Qwen3ForCausalLM"),
-        ({"positions": RoPE(fraction=1.0), "qk_norm": False, "d_ff": 80}, "LlamaForCausalLM"),
-        ({"positions": YaRN(4.0, 8, fraction=1.0), "n_kv_heads": 1, "d_head": 24, "qk_norm_gain": False,
-          "tie_embeddings": True}, "Qwen3ForCausalLM"),
-    ],
-    ids=["norm", "Llama", "YaRN"],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "name"), [
+    ({"positions": RoPE(fraction=1.0, base=5000.0), "norm_eps": 1e-3}, "Qwen3ForCausalLM"),
+    ({"positions": RoPE(fraction=1.0), "qk_norm": False, "d_ff": 80}, "LlamaForCausalLM"),
+    ({"positions": YaRN(4.0, 8, fraction=1.0), "n_kv_heads": 1, "d_head": 24, "qk_norm_gain": False,
+      "tie_embeddings": True}, "Qwen3ForCausalLM"),
+], ids=["norm", "Llama", "YaRN"])  # fmt: skip
 def test_gpt_takes_an_architecture_of_transformers_and_comes_back(settings, name, tmp_path: Path) -> None:
     model = loud(GPT, **settings)
     theirs = read(write(model, tmp_path / "out"), trust=False)
@@ -117,18 +113,14 @@ def test_every_mechanism_in_code_of_its_own(mechanism, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT, FoldedAnGPT])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"qk_norm": False, "attention_gate": "per_head", "v_norm": True},
-        {"attention_gate": "per_element", "post_norm": True, "attention_norm": True},
-        {"qk_norm_eps": 0.5, "qk_norm_gain": True, "positions": RoPE(fraction=0.25, base=500.0)},
-        {"qk_norm_eps": 0.5, "qk_norm_gain": False, "v_norm": True},
-        {"n_kv_heads": 1, "d_head": 24, "attention_gate": "per_element", "positions": LinearRoPE(factor=2.0)},
-        {"n_kv_heads": 2, "n_heads": 4, "qk_norm_gain": False, "positions": SCALED},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [
+    {"qk_norm": False, "attention_gate": "per_head", "v_norm": True},
+    {"attention_gate": "per_element", "post_norm": True, "attention_norm": True},
+    {"qk_norm_eps": 0.5, "qk_norm_gain": True, "positions": RoPE(fraction=0.25, base=500.0)},
+    {"qk_norm_eps": 0.5, "qk_norm_gain": False, "v_norm": True},
+    {"n_kv_heads": 1, "d_head": 24, "attention_gate": "per_element", "positions": LinearRoPE(factor=2.0)},
+    {"n_kv_heads": 2, "n_heads": 4, "qk_norm_gain": False, "positions": SCALED},
+], ids=str)  # fmt: skip
 @pytest.mark.covering(1)
 def test_every_gate_and_norm_in_code_of_its_own(architecture, settings, tmp_path: Path) -> None:
     model = loud(architecture, **settings)

@@ -8,9 +8,8 @@ from anlit import GPT, NGPT, ALiBi, AnGPT, DynamicNTK, ScaleInvariant, SlidingWi
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.inference.generation import Ending, Request, Sampling, generate
-from anlit.models.decoder import Decoder
 from tests.attention.examples import SHIPPED
-from tests.models.tiny import jolt, random_tokens, tiny
+from tests.models.tiny import decoder, random_tokens
 
 END = 3
 ENDING = Ending(END, "end")
@@ -25,10 +24,6 @@ class Endless(Sampling):
 
     def draw(self, logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
         return super().draw(logits.index_fill(-1, torch.tensor(END), -1e9), uniform)
-
-
-def decoder(architecture, seed: int = 0, **changes) -> Decoder:
-    return jolt(tiny(architecture, seed, **changes)).double().eval().model
 
 
 WINDOW = SlidingWindow(100, ScaleInvariant())
@@ -99,27 +94,17 @@ def test_drawing_follows_the_distribution() -> None:
     assert shares(top_k=100, top_p=1.0) == shares()
 
 
-@pytest.mark.parametrize(
-    ("prompt", "max_tokens", "sentence"),
-    [
-        ([], 5, "the prompt is empty"),
-        ([1, 29], 5, "the token 29, .* 0 to 28"),
-        ([1], 10**12, r"5 × 17 tokens do not fit into .* smaller --batch_size or --max_tokens"),
-        ([4], 5, "logits are not finite"),
-    ],
-    ids=["empty", "beyond", "long", "damaged"],
-)
+@pytest.mark.parametrize(("prompt", "max_tokens", "sentence"), [
+    ([], 5, "the prompt is empty"),
+    ([1, 29], 5, "the token 29, .* 0 to 28"),
+    ([1], 10**12, r"5 × 17 tokens do not fit into .* smaller --batch_size or --max_tokens"),
+    ([4], 5, "logits are not finite"),
+], ids=["empty", "beyond", "long", "damaged"])  # fmt: skip
 def test_wrong_prompts_are_refused_before_anything_is_generated(prompt, max_tokens: int, sentence: str) -> None:
     told: list[object] = []
     model = decoder(GPT)
     if prompt == [4]:
         model.head.weight.data[4, 4] = torch.nan
     with pytest.raises(UserError, match=sentence):
-        generate(
-            model,
-            [*REQUESTS, Request(prompt)],
-            max_tokens,
-            GREEDY,
-            on_token=lambda *event, told=told: told.append(event),
-        )
+        generate(model, [*REQUESTS, Request(prompt)], max_tokens, GREEDY, on_token=lambda *event: told.append(event))
     assert not told

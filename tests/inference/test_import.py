@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from anlit.inference.generation import Ending
 from anlit.inference.text import text_of
+from tests.data.reader import edit
 from tests.evaluation.saved import save
 from tests.inference.published import CASES, published, read
 from tests.models.tiny import random_tokens
@@ -35,11 +37,6 @@ def exported(source: Path, output: Path) -> Any:
     """What transformers reads after `anlit export`."""
     assert main(["export", str(source), "--format", "huggingface", "--output", str(output)]) == 0
     return read(output, trust=False)
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    record = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**record, **changes}))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -106,43 +103,37 @@ def qwen3(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "qwen3"))
 
 
-def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(folder: Path, refusal: Callable[..., str]) -> str:
     """The one sentence with which a folder is refused; nothing is written."""
-    capsys.readouterr()
-    assert main(["import", str(folder), "--output", str(folder.parent / "gpt")]) == 2
+    sentence = refusal("import", folder, "--output", folder.parent / "gpt")
     assert not (folder.parent / "gpt").exists()
-    (sentence,) = capsys.readouterr().err.strip().splitlines()
     return sentence
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"hidden_act": "relu", "mlp_bias": True}, "hidden_act='relu' (the MLP of GPT+ is a SwiGLU), mlp_bias=True ("),
-        ({"rope_scaling": {"type": "longrope"}}, "rope_type='longrope' (GPT+ has default, linear, llama3, yarn)"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1}}, "rope_parameters.mscale (the positions of"),
-        ({"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, "no rope_parameters.high_freq"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 (Qwen3ForCausalLM ignores it)"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} (GPT+ has no quantised weights)"),
-        ({"model_type": "gpt2"}, "model_type='gpt2', which GPT+ cannot be: choose a checkpoint of Qwen3, Llama, Mistr"),
-        ({"num_hidden_layers": 10**9}, "says 1000000000 layers, but the weights are those of 3"),
-        ({"head_dim": 24}, "size mismatch for model.blocks.0.W_q.weight"),
-        ({"num_key_value_heads": 3}, "n_kv_heads=3 does not divide model.n_heads=4"),
-        ({"num_attention_heads": None}, "has no num_attention_heads"),
-        ({"layer_types": 3}, "config.json cannot be read (layer_types is int in place of list)"),
-        ({"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}, "SlidingWindow's width must be"),
-        # in one sentence, whatever a config.json from anywhere has
-        *(({key: value}, "") for key, value in (
-            ("rope_scaling", [1]), ("rope_scaling", {"rope_type": {"a": 1}}), ("rope_theta", "x"), ("model_type", {}),
-            ("partial_rotary_factor", {"a": 1}), ("head_dim", 10**30), ("head_dim", -4), ("num_key_value_heads", 0),
-            ("tie_word_embeddings", 3), ("rms_norm_eps", "x"), ("hidden_act", []), ("hidden_size", 10**30),
-        )),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_gpt_cannot_be_is_refused(changes, complaint, qwen3: Path, capsys) -> None:
-    edit(qwen3, **changes)
-    assert complaint in refusal(qwen3, capsys)
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"hidden_act": "relu", "mlp_bias": True}, "hidden_act='relu' (the MLP of GPT+ is a SwiGLU), mlp_bias=True ("),
+    ({"rope_scaling": {"type": "longrope"}}, "rope_type='longrope' (GPT+ has default, linear, llama3, yarn)"),
+    ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1}}, "rope_parameters.mscale (the positions of"),
+    ({"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, "no rope_parameters.high_freq"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 (Qwen3ForCausalLM ignores it)"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} (GPT+ has no quantised weights)"),
+    ({"model_type": "gpt2"}, "model_type='gpt2', which GPT+ cannot be: choose a checkpoint of Qwen3, Llama, Mistr"),
+    ({"num_hidden_layers": 10**9}, "says 1000000000 layers, but the weights are those of 3"),
+    ({"head_dim": 24}, "size mismatch for model.blocks.0.W_q.weight"),
+    ({"num_key_value_heads": 3}, "n_kv_heads=3 does not divide model.n_heads=4"),
+    ({"num_attention_heads": None}, "has no num_attention_heads"),
+    ({"layer_types": 3}, "config.json cannot be read (layer_types is int in place of list)"),
+    ({"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}, "SlidingWindow's width must be"),
+    # in one sentence, whatever a config.json from anywhere has
+    *(({key: value}, "") for key, value in (
+        ("rope_scaling", [1]), ("rope_scaling", {"rope_type": {"a": 1}}), ("rope_theta", "x"), ("model_type", {}),
+        ("partial_rotary_factor", {"a": 1}), ("head_dim", 10**30), ("head_dim", -4), ("num_key_value_heads", 0),
+        ("tie_word_embeddings", 3), ("rms_norm_eps", "x"), ("hidden_act", []), ("hidden_size", 10**30),
+    )),
+], ids=str)  # fmt: skip
+def test_what_gpt_cannot_be_is_refused(changes, complaint, qwen3: Path, refusal) -> None:
+    edit(qwen3 / "config.json", lambda record: record.update(changes))
+    assert complaint in refused(qwen3, refusal)
 
 
 def change_weights(folder: Path, **tensors: torch.Tensor) -> None:
@@ -153,33 +144,33 @@ def change_weights(folder: Path, **tensors: torch.Tensor) -> None:
     save_file({**held, **tensors}, folder / "model.safetensors")
 
 
-def test_a_head_beside_a_tied_embedding_is_compared(tmp_path: Path, capsys) -> None:
+def test_a_head_beside_a_tied_embedding_is_compared(tmp_path: Path, refusal) -> None:
     embedding = published("Qwen3-0.6B", tmp_path / "theirs").get_input_embeddings().weight.detach()
     change_weights(tmp_path / "theirs", **{"lm_head.weight": embedding.clone()})
     import_model(tmp_path / "theirs", tmp_path / "same")
     change_weights(tmp_path / "theirs", **{"lm_head.weight": embedding + 1})
     complaint = "a head (lm_head.weight) that is not the embedding: set tie_word_embeddings to false"
-    assert complaint in refusal(tmp_path / "theirs", capsys)
-    edit(tmp_path / "theirs", tie_word_embeddings=False)
+    assert complaint in refused(tmp_path / "theirs", refusal)
+    edit(tmp_path / "theirs" / "config.json", lambda record: record.update(tie_word_embeddings=False))
     loaded = load_checkpoint(str(import_model(tmp_path / "theirs", tmp_path / "head")), "cpu")
     torch.testing.assert_close(loaded.model.model.head.weight, embedding + 1)
 
 
-def test_damaged_folders_are_refused(qwen3: Path, capsys) -> None:
+def test_damaged_folders_are_refused(qwen3: Path, refusal) -> None:
     _, second, *_ = sorted(qwen3.glob("model-*.safetensors"))
     second.write_bytes(second.read_bytes()[:-50])
-    assert f"{second.name} cannot be read" in refusal(qwen3, capsys)
+    assert f"{second.name} cannot be read" in refused(qwen3, refusal)
     second.unlink()
-    assert "GPT+ cannot be the model in" in refusal(qwen3, capsys)
+    assert "GPT+ cannot be the model in" in refused(qwen3, refusal)
     for file in qwen3.glob("model-*.safetensors"):
         file.unlink()
-    assert "has no model.safetensors: anlit import reads safetensors" in refusal(qwen3, capsys)
+    assert "has no model.safetensors: anlit import reads safetensors" in refused(qwen3, refusal)
     (qwen3 / "config.json").write_text("{")
-    assert "config.json cannot be read" in refusal(qwen3, capsys)
+    assert "config.json cannot be read" in refused(qwen3, refusal)
 
 
-def test_numbers_that_are_no_weights_are_refused(qwen3: Path, capsys) -> None:
+def test_numbers_that_are_no_weights_are_refused(qwen3: Path, refusal) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     for dtype in (torch.int8, torch.float8_e4m3fn):
         change_weights(qwen3, **{name: torch.zeros(80, 48).to(dtype)})
-        assert f"model.safetensors has {name} of {dtype}, and GPT+ no quantised weights" in refusal(qwen3, capsys)
+        assert f"model.safetensors has {name} of {dtype}, and GPT+ no quantised weights" in refused(qwen3, refusal)

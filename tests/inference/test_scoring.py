@@ -14,15 +14,11 @@ from anlit.cli import main
 from anlit.inference.generation import Ending
 from anlit.inference.scoring import score
 from anlit.models.decoder import Decoder
-from tests.models.tiny import jolt, random_tokens, tiny
+from tests.models.tiny import decoder, random_tokens
 
 LENGTH, END = 16, 3
 DOCUMENTS = [random_tokens(n, seed=n).numpy() for n in (1, 2, 15, 16, 17, 40, 3)]
 TEXTS = ["the cat sat on the mat by the dog " * 12, "naïve café – ☕ 🐈 for the cats", "x"]
-
-
-def decoder(architecture=AnGPT, **changes) -> Decoder:
-    return jolt(tiny(architecture, **{"attention": ScaleInvariant(), **changes})).double().eval().model
 
 
 def by_hand(model: Decoder, tokens: np.ndarray, stride: int, separator: int | None, seen: bool) -> list[tuple]:
@@ -41,18 +37,14 @@ def by_hand(model: Decoder, tokens: np.ndarray, stride: int, separator: int | No
     return scores
 
 
-@pytest.mark.parametrize(
-    ("ending", "changes", "stride", "seen"),
-    [
-        (Ending(END, "end"), {}, 6, False),
-        (Ending(END, "start"), {}, 1, True),
-        (Ending(END, "end"), {"document_masking": False}, 16, True),
-        (Ending(), {"attention": LogN()}, 6, True),
-    ],
-    ids=["end", "start", "unmasked", "no separator"],
-)
+@pytest.mark.parametrize(("ending", "changes", "stride", "seen"), [
+    (Ending(END, "end"), {}, 6, False),
+    (Ending(END, "start"), {}, 1, True),
+    (Ending(END, "end"), {"document_masking": False}, 16, True),
+    (Ending(), {"attention": LogN()}, 6, True),
+], ids=["end", "start", "unmasked", "no separator"])  # fmt: skip
 def test_scores_are_those_of_single_passes(ending: Ending, changes, stride: int, seen: bool) -> None:
-    model = decoder(**changes)
+    model = decoder(AnGPT, **{"attention": ScaleInvariant(), **changes})
     documents = [np.where(tokens == END, END + 1, tokens) for tokens in DOCUMENTS]
     expected = [by_hand(model, tokens, stride, ending.token, seen) for tokens in documents]
     for batch_size in (1, 3, None):
@@ -63,7 +55,7 @@ def test_scores_are_those_of_single_passes(ending: Ending, changes, stride: int,
 
 
 def test_positions_that_follow_the_length_do_not_depend_on_the_batch() -> None:
-    model = decoder(GPT, positions=DynamicNTK(training_length=8))
+    model = decoder(GPT, attention=ScaleInvariant(), positions=DynamicNTK(training_length=8))
     together = list(score(model, DOCUMENTS, LENGTH, 6))
     for tokens, scores in zip(DOCUMENTS, together, strict=True):
         (alone,) = score(model, [tokens], LENGTH, 6, batch_size=1)
@@ -99,18 +91,15 @@ def test_the_table_has_every_token_of_every_text(run: Path, tmp_path: Path, caps
 
 def test_totals_of_nothing_are_null(run: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "none.jsonl").touch()
-    assert (
-        main(["score", str(run), str(tmp_path / "none.jsonl"), "--output", str(tmp_path / "o.parquet"), "--json"]) == 0
-    )
+    given = [str(run), str(tmp_path / "none.jsonl"), "--output", str(tmp_path / "o.parquet"), "--json"]
+    assert main(["score", *given]) == 0
     totals = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert totals == dict.fromkeys(("documents", "tokens", "scored", "bytes", "nats"), 0) | {
-        "nats_per_token": None,
-        "bits_per_byte": None,
-    }
+    shares, counts = ("nats_per_token", "bits_per_byte"), ("documents", "tokens", "scored", "bytes", "nats")
+    assert totals == dict.fromkeys(shares) | dict.fromkeys(counts, 0)
 
 
-def test_a_text_that_is_missing_is_named_and_no_table_written(run: Path, tmp_path: Path, capsys) -> None:
+def test_a_text_that_is_missing_is_named_and_no_table_written(run: Path, tmp_path: Path, refusal) -> None:
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": TEXTS[0]}) + "\n{}")
-    assert main(["score", str(run), str(tmp_path / "text.jsonl"), "--output", str(tmp_path / "out.parquet")]) == 2
-    assert 'text.jsonl, line 2: the field "text" is missing' in capsys.readouterr().err
+    said = refusal("score", run, tmp_path / "text.jsonl", "--output", tmp_path / "out.parquet")
+    assert 'text.jsonl, line 2: the field "text" is missing' in said
     assert not list(tmp_path.glob("*.parquet*"))

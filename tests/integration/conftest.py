@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -142,8 +141,3 @@ def assert_identical(one: object, two: object, where: str) -> None:
     for (path, a), (_, b) in zip(leaves, others, strict=True):
         assert type(a) is type(b), keystr(path)
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, f"{where}{keystr(path)}"
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    L.seed_everything(0, verbose=False)

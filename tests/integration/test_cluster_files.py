@@ -82,20 +82,16 @@ def test_slurm_script_asks_for_what_its_text_relies_on() -> None:
     assert "((${SLURM_RESTART_COUNT:-0} < ${ANLIT_MAX_RESTARTS:-1000}))" in SLURM
 
 
-@pytest.mark.parametrize(
-    ("environment", "job", "started"),
-    [
-        ({}, "31415", "--cpus-per-task=1 .venv/bin/anlit"),
-        # by the array's own number, Slurm would requeue all of its tasks
-        ({"SLURM_ARRAY_JOB_ID": "31400", "SLURM_ARRAY_TASK_ID": "7", "ANLIT_IMAGE": "anlit.sif"}, "31400_7",
-         "--cpus-per-task=1 apptainer exec --nv --bind /big/data:/workspace/data --bind /big/runs:/workspace/runs "
-         "--pwd /workspace anlit.sif anlit"),
-        ({"ANLIT_IMAGE": "anlit.sqsh"}, "31415",
-         "--cpus-per-task=1 --container-image=anlit.sqsh --container-workdir=/workspace "
-         "--container-mounts=/big/data:/workspace/data,/big/runs:/workspace/runs anlit"),
-    ],
-    ids=["environment", "apptainer, array", "pyxis"],
-)  # fmt: skip
+@pytest.mark.parametrize(("environment", "job", "started"), [
+    ({}, "31415", "--cpus-per-task=1 .venv/bin/anlit"),
+    # by the array's own number, Slurm would requeue all of its tasks
+    ({"SLURM_ARRAY_JOB_ID": "31400", "SLURM_ARRAY_TASK_ID": "7", "ANLIT_IMAGE": "anlit.sif"}, "31400_7",
+     "--cpus-per-task=1 apptainer exec --nv --bind /big/data:/workspace/data --bind /big/runs:/workspace/runs "
+     "--pwd /workspace anlit.sif anlit"),
+    ({"ANLIT_IMAGE": "anlit.sqsh"}, "31415",
+     "--cpus-per-task=1 --container-image=anlit.sqsh --container-workdir=/workspace "
+     "--container-mounts=/big/data:/workspace/data,/big/runs:/workspace/runs anlit"),
+], ids=["environment", "apptainer, array", "pyxis"])  # fmt: skip
 def test_slurm_script_names_the_job_and_starts_it_in_its_image(environment: dict, job: str, started: str) -> None:
     named = SLURM[SLURM.index("\njob=") : SLURM.index("\n# Where the processes meet")]
     launch = SLURM[SLURM.index("\ndata=") : SLURM.index("\nesac") + 5]

@@ -21,13 +21,6 @@ from tests.integration.ranks import column
 ROOT = Path(__file__).parents[2]
 
 
-def printed_config(capsys, *arguments: str) -> dict:
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", *arguments, "--print_config"])
-    assert stop.value.code == 0
-    return yaml.safe_load(capsys.readouterr().out)
-
-
 MODELS = ("gpt", "ngpt", "angpt")
 # A fragment whose name begins with a model's is for that model alone.
 MERGED = [
@@ -41,13 +34,13 @@ MERGED = [
 
 @pytest.mark.parametrize(("model", "path"), MERGED, ids=lambda value: getattr(value, "stem", value))
 @pytest.mark.covering(1)
-def test_fragments_merge_with_every_model(capsys, model: str, path: Path) -> None:
+def test_fragments_merge_with_every_model(printed_config, model: str, path: Path) -> None:
     """tests/attention/test_fragments.py has those of attention."""
     given = json.loads(json.dumps(yaml.safe_load(path.read_text())))  # printed keys are strings
     corpus = [] if "data" in given else ["--data=PythonSources"]
     if "class_path" not in given.get("data", {"class_path": ""}):  # a fragment for any corpus
         corpus = ["--config=data/fineweb.yaml"]
-    config = printed_config(capsys, f"--config=model/{model}.yaml", *corpus, f"--config={path}")
+    config = printed_config(f"--config=model/{model}.yaml", *corpus, f"--config={path}")
     assert part_of(config, given) == given
 
 
@@ -60,18 +53,18 @@ def part_of(resolved: Any, given: Any) -> Any:
     return resolved
 
 
-def test_context_schedule_survives_a_saved_configuration(capsys, tmp_path: Path) -> None:
+def test_context_schedule_survives_a_saved_configuration(printed_config, tmp_path: Path) -> None:
     fragments = [f"--config={ROOT}/configs/data/{name}.yaml" for name in ("fineweb", "context_warmup")]
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(printed_config(capsys, "--model=GPT", *fragments)))
-    again = printed_config(capsys, f"--config={tmp_path}/config.yaml")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(printed_config("--model=GPT", *fragments)))
+    again = printed_config(f"--config={tmp_path}/config.yaml")
     assert again["data"]["init_args"]["context_schedule"] == {"0": 1024, "5000": 2048}
 
 
-def test_a_configuration_is_read_from_this_machine_alone(shards: Path, tmp_path: Path, capsys) -> None:
+def test_a_configuration_is_read_from_this_machine_alone(shards: Path, tmp_path: Path, refusal) -> None:
     """Lightning would ask any address that fsspec knows, `s3://…` with the user's credentials."""
     fsspec.filesystem("memory").pipe("/attention.yaml", b"class_path: anlit.LogN\n")
-    assert main(fit_arguments(shards, tmp_path / "run", "--model.attention=memory://attention.yaml")) == 2
-    assert "model.attention names memory://attention.yaml, which is not a class for it" in capsys.readouterr().err
+    said = refusal(*fit_arguments(shards, tmp_path / "run", "--model.attention=memory://attention.yaml"))
+    assert "model.attention names memory://attention.yaml, which is not a class for it" in said
 
 
 def test_run_folder_is_complete(finished: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from anlit.checkpoints.checkpoint_io import read_checkpoint, refuse_damaged
 from anlit.checkpoints.integrity import DamagedError
-from anlit.cli import main
 from anlit.errors import UserError
+from tests.data.reader import flip
 from tests.integration.conftest import Train, fit_arguments
 from tests.integration.ranks import FSDP, ends_of_ranks
 from tests.integration.test_strategies import PART_FILES
@@ -22,12 +22,6 @@ Damage = Callable[[Path], object]
 @pytest.fixture(scope="module")
 def sharded(trained: Train) -> Path:
     return trained(f"--trainer.max_steps={STEPS}", "--trainer.val_check_interval=3", *FSDP, n_ranks=2)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
 
 
 def resaved(**changes: object) -> Damage:
@@ -68,15 +62,12 @@ def test_no_damage_is_overlooked(tmp_path: Path, finished: Path, sharded: Path, 
 
 
 @pytest.mark.parametrize("best", ["whole", "damaged"])
-def test_fit_refuses_in_one_sentence_and_changes_nothing(
-    shards: Path, tmp_path: Path, finished: Path, best: str, capsys
-) -> None:
+def test_fit_refuses_in_one_sentence_and_changes_nothing(shards: Path, tmp_path: Path, finished: Path, best, refusal):
     run_dir = shutil.copytree(finished, tmp_path / "run")
     for name in ("last", "best") if best == "damaged" else ("last",):
         flip(run_dir / "checkpoints" / f"{name}.ckpt")
     record = (run_dir / "run.json").read_bytes()
-    assert main(fit_arguments(shards, run_dir, "--ckpt_path=last")) == 2
-    (error,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("anlit: error"))
+    error = refusal(*fit_arguments(shards, run_dir, "--ckpt_path=last"))
     instead = f"continue with --ckpt_path {run_dir}/checkpoints/best.ckpt"
     assert (instead if best == "whole" else "the run has no other checkpoint") in error
     assert (run_dir / "run.json").read_bytes() == record

@@ -35,16 +35,13 @@ GRADIENT, POISON = "training.poison.PoisonGradient", "training.poison.Poison"
 BY_VALUE = ["--trainer.callbacks.value=.inf", "--trainer.gradient_clip_algorithm=value"]
 
 
-@pytest.mark.parametrize(
-    ("step", "settings", "says"),
-    [
-        (9, callback(GRADIENT, step=9), "the gradient became NaN or infinite at step 10: lower the learning rate"),
-        (11, [*callback(GRADIENT, step=11), *BY_VALUE], "the gradient became NaN or infinite at step 12"),
-        (9, callback(POISON, batches="[9]"), "the training loss became NaN or infinite at step 10: lower the learning"),
-        (9, callback(GRADIENT, step=9, spoils_weight="true"),
-         "weights or optimizer state became NaN or infinite by step 10 (1 tensors)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("step", "settings", "says"), [
+    (9, callback(GRADIENT, step=9), "the gradient became NaN or infinite at step 10: lower the learning rate"),
+    (11, [*callback(GRADIENT, step=11), *BY_VALUE], "the gradient became NaN or infinite at step 12"),
+    (9, callback(POISON, batches="[9]"), "the training loss became NaN or infinite at step 10: lower the learning"),
+    (9, callback(GRADIENT, step=9, spoils_weight="true"),
+     "weights or optimizer state became NaN or infinite by step 10 (1 tensors)"),
+])  # fmt: skip
 def test_no_checkpoint_has_numbers_that_are_not_finite(
     shards: Path, tmp_path: Path, step: int, settings: list[str], says: str, capfd
 ) -> None:
@@ -71,17 +68,13 @@ def test_training_does_not_start_from_bad_weights() -> None:
 
 
 @STRATEGIES
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        (callback("integration.callbacks.Refuses", made=True, rank=0), "this rank alone refuses"),
-        (callback("integration.callbacks.Refuses", made=True, rank=1), "this rank alone refuses"),
-        (callback("integration.callbacks.Refuses", made=False, rank=1), "this rank alone refuses"),
-        (callback(POISON, batches="[3]", rank=1), "became NaN or infinite at step 4: lower the learning"),
-        ([*FSDP, "--trainer.strategy.replicas=3"], "trainer.strategy.replicas=3 does not divide the number of ranks"),
-    ],
-    ids=["0, at first", "1, at first", "1, in setup", "1, a loss of NaN", "replicas that do not divide"],
-)
+@pytest.mark.parametrize(("wrong", "says"), [
+    (callback("integration.callbacks.Refuses", made=True, rank=0), "this rank alone refuses"),
+    (callback("integration.callbacks.Refuses", made=True, rank=1), "this rank alone refuses"),
+    (callback("integration.callbacks.Refuses", made=False, rank=1), "this rank alone refuses"),
+    (callback(POISON, batches="[3]", rank=1), "became NaN or infinite at step 4: lower the learning"),
+    ([*FSDP, "--trainer.strategy.replicas=3"], "trainer.strategy.replicas=3 does not divide the number of ranks"),
+], ids=["0, at first", "1, at first", "1, in setup", "1, a loss of NaN", "replicas that do not divide"])  # fmt: skip
 def test_where_one_rank_refuses_all_end_in_a_sentence(
     shards: Path, tmp_path: Path, wrong: list[str], says: str, strategy: list[str]
 ) -> None:
@@ -113,17 +106,14 @@ def test_a_killed_rank_ends_the_other(shards: Path, tmp_path: Path, strategy: li
     assert any(words in said[1 - killed] for words in ("onnection closed by peer", "onnection reset by peer"))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "rank"),
-    [
-        pytest.param([], None, id="one"),
-        pytest.param(FSDP, 1, id="fsdp-1"),
-        pytest.param(FSDP, 0, id="fsdp-0", marks=slow),
-        pytest.param(BACKGROUND, 1, id="background-1", marks=slow),
-        pytest.param(BACKGROUND, 0, id="background-0", marks=slow),
-        pytest.param(DDP, 0, id="ddp-0", marks=slow),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "rank"), [
+    pytest.param([], None, id="one"),
+    pytest.param(FSDP, 1, id="fsdp-1"),
+    pytest.param(FSDP, 0, id="fsdp-0", marks=slow),
+    pytest.param(BACKGROUND, 1, id="background-1", marks=slow),
+    pytest.param(BACKGROUND, 0, id="background-0", marks=slow),
+    pytest.param(DDP, 0, id="ddp-0", marks=slow),
+])  # fmt: skip
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     shards: Path, tmp_path: Path, strategy: list[str], rank: int | None
 ) -> None:

@@ -13,7 +13,6 @@ from anlit import GPT
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from anlit.checkpoints.location import CHECKPOINTS, SHARDED
 from anlit.checkpoints.writing import remove_checkpoint, remove_unnamed
-from anlit.cli import main
 from tests.integration.conftest import fit_arguments, run
 from tests.models.tiny import adamw, batches, tiny
 
@@ -43,15 +42,13 @@ def test_a_partial_file_that_is_a_link_is_replaced(shards: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", ".fit.lock", CHECKPOINTS, f"{CHECKPOINTS}/{SHARDED}"])
-def test_nothing_of_a_run_is_written_through_a_link(
-    shards: Path, tmp_path: Path, outside: Path, name: str, capsys
-) -> None:
+def test_nothing_of_a_run_is_written_through_a_link(shards: Path, tmp_path: Path, outside: Path, name: str, refusal):
     before, path = content(outside), tmp_path / "run" / name
     path.parent.mkdir(parents=True)
     target = outside if CHECKPOINTS in name else outside / "last.ckpt"
     path.symlink_to(target)
-    assert main(fit_arguments(shards, tmp_path / "run", *SHORT)) == 2
-    assert f"{path} is a link to {target}, and a run writes into its own folder" in capsys.readouterr().err
+    said = refusal(*fit_arguments(shards, tmp_path / "run", *SHORT))
+    assert f"{path} is a link to {target}, and a run writes into its own folder" in said
     assert content(outside) == before
 
 

@@ -8,25 +8,22 @@ from anlit.optim.optimizers import MuonAdamW, parameter_groups
 SLIMPAJAMA, FINEWEB, OPENWEBTEXT = "angpt_slimpajama", "si_fineweb", "ngpt_openwebtext"
 
 
-@pytest.mark.parametrize(
-    ("folder", "files", "parameters", "stated", "tolerance"),
-    [
-        (SLIMPAJAMA, "gpt common 32m", 32_051_200, 32e6, 0.32e6),
-        (SLIMPAJAMA, "ngpt common 62m", 62_318_976, 62e6, 0.62e6),
-        (SLIMPAJAMA, "angpt common 125m", 127_077_504, 127e6, 1.27e6),
-        (SLIMPAJAMA, "angpt common 250m", 247_214_208, 247e6, 2.47e6),
-        (SLIMPAJAMA, "angpt common 0.5b", 505_775_232, 506e6, 5.06e6),
-        (SLIMPAJAMA, "angpt common 1b", 1_072_639_104, 1.07e9, 10.7e6),
-        # 12 d² a layer and two matrices of the vocabulary: the paper's blocks have ReLU² between d × 4d and 4d × d
-        (FINEWEB, "common 162m", 162_222_336, 12 * 12 * 768**2 + 2 * 50_304 * 768, 0.32e6),
-        (FINEWEB, "common 304m", 304_647_168, 16 * 12 * 1024**2 + 2 * 50_304 * 1024, 0.6e6),
-        # table 2 gives one decimal, of nGPT's cut off
-        (OPENWEBTEXT, "common 0.5b", 468_491_520, 468.4e6, 0.11e6),
-        (OPENWEBTEXT, "common 1b", 1_026_177_280, 1026.1e6, 0.11e6),
-        (OPENWEBTEXT, "common 0.5b gpt", 468_239_360, 468.2e6, 0.05e6),
-        (OPENWEBTEXT, "common 1b gpt", 1_025_731_840, 1025.7e6, 0.05e6),
-    ],
-)
+@pytest.mark.parametrize(("folder", "files", "parameters", "stated", "tolerance"), [
+    (SLIMPAJAMA, "gpt common 32m", 32_051_200, 32e6, 0.32e6),
+    (SLIMPAJAMA, "ngpt common 62m", 62_318_976, 62e6, 0.62e6),
+    (SLIMPAJAMA, "angpt common 125m", 127_077_504, 127e6, 1.27e6),
+    (SLIMPAJAMA, "angpt common 250m", 247_214_208, 247e6, 2.47e6),
+    (SLIMPAJAMA, "angpt common 0.5b", 505_775_232, 506e6, 5.06e6),
+    (SLIMPAJAMA, "angpt common 1b", 1_072_639_104, 1.07e9, 10.7e6),
+    # 12 d² a layer and two matrices of the vocabulary: the paper's blocks have ReLU² between d × 4d and 4d × d
+    (FINEWEB, "common 162m", 162_222_336, 12 * 12 * 768**2 + 2 * 50_304 * 768, 0.32e6),
+    (FINEWEB, "common 304m", 304_647_168, 16 * 12 * 1024**2 + 2 * 50_304 * 1024, 0.6e6),
+    # table 2 gives one decimal, of nGPT's cut off
+    (OPENWEBTEXT, "common 0.5b", 468_491_520, 468.4e6, 0.11e6),
+    (OPENWEBTEXT, "common 1b", 1_026_177_280, 1026.1e6, 0.11e6),
+    (OPENWEBTEXT, "common 0.5b gpt", 468_239_360, 468.2e6, 0.05e6),
+    (OPENWEBTEXT, "common 1b gpt", 1_025_731_840, 1025.7e6, 0.05e6),
+])  # fmt: skip
 def test_a_paper_s_run_has_its_size(folder: str, files: str, parameters: int, stated: float, tolerance: float) -> None:
     configs = [f"--config=experiment/{folder}/{name}.yaml" for name in files.split()]
     command = read_command(ConfigurationParser, ["fit", *configs])

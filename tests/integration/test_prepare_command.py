@@ -1,23 +1,18 @@
-"""`anlit prepare` as users meet it, and each corpus from its files in the hub's layout to the first training steps."""
+"""`anlit prepare` as users meet it, and from text files to the first training steps."""
 
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-import anlit
 from anlit.cli import main
 from anlit.commands.prepare import parser
-from anlit.data import corpora
 from anlit.data.preparation import executors
 from anlit.data.preparation.recipes import Options
-from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.layouts import documents, write
+from tests.data.layouts import documents
 from tests.data.preparing import train_tokenizer
 from tests.data.reader import flip, hashes, read_json, read_texts
 from tests.integration.conftest import fit_arguments, last_checkpoint, logged
@@ -56,39 +51,6 @@ def test_what_is_said_verified_and_kept_as_the_command(tokenizer: str, tmp_path:
     assert hashes(out) == before
 
 
-@pytest.mark.parametrize(
-    ("config", "corpus", "write_hub", "arguments", "options"),
-    [
-        ("slimpajama", "SlimPajama", layouts.slimpajama,
-         {"documents_by_split": {"train": TEXTS[:30], "validation": TEXTS[30:37], "test": TEXTS[37:]}}, []),
-        ("openwebtext", "OpenWebText", layouts.openwebtext, {"texts": TEXTS}, ["--val_fraction", "0.2"]),
-        ("fineweb", "FineWeb", layouts.fineweb, {"texts": TEXTS}, ["--val_tokens", "500"]),
-        ("fineweb_bin", "FineWebBin", layouts.fineweb_bin,
-         {"token_documents": [[*range(n, 3 * n)] for n in range(1, 100)], "tokens_per_file": 3000}, []),
-    ],
-)  # fmt: skip
-def test_from_the_hub_s_files_to_training(
-    config: str, corpus: str, write_hub: Any, arguments: dict, options: list[str], tokenizer: str, tmp_path: Path
-) -> None:
-    """By each corpus's shipped configuration: its DataModule makes batches, and two of them are trained on."""
-    write_hub(tmp_path / "hub", **arguments)
-    folder = tmp_path / "out"
-    given = ["--source", str(tmp_path / "hub"), "--output", str(folder), *options]
-    given += ["--tokenizer", "none" if corpus == "FineWebBin" else tokenizer]
-    assert main(["prepare", corpus, *given]) == 0
-    settings = yaml.safe_load((SHIPPED / f"{config}.yaml").read_text())["data"]
-    own = {"path": str(folder), "batch_size": 4, "num_workers": 0, "context_length": 32}
-    data = getattr(anlit, settings["class_path"].removeprefix("anlit."))(**settings["init_args"] | own)
-    data.prepare_data()
-    data.setup()
-    assert next(iter(data.train_dataloader())).tokens.shape == (4, 32)
-    if corpus in ("SlimPajama", "FineWebBin"):
-        given = [f"--config={SHIPPED / config}.yaml", f"--data.path={folder}", "--data.num_workers=0"]
-        assert_fits(folder, tmp_path / "run", data.vocab_size, *given)
-    with pytest.raises(UserError, match=f"nowhere with {corpus}: prepare it with `anlit prepare {corpus} --output"):
-        getattr(corpora, corpus)(str(tmp_path / "nowhere")).prepare_data()
-
-
 def assert_fits(folder: Path, run_dir: Path, vocab_size: int, *arguments: str) -> None:
     """Two steps and a validation; the run's record has the counts of the manifest."""
     steps = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"]
@@ -104,9 +66,7 @@ def assert_fits(folder: Path, run_dir: Path, vocab_size: int, *arguments: str) -
 
 def test_from_text_files_to_training(tmp_path: Path, monkeypatch) -> None:
     """The folder that training prepares is the one that the command would make, by the same defaults."""
-    source, folder = str(tmp_path / "text"), tmp_path / "out"
-    for number, text in enumerate(TEXTS):
-        write(tmp_path / "text" / f"{number}.txt", text.encode())
+    source, folder = str(layouts.text_files(tmp_path / "text", TEXTS)), tmp_path / "out"
     arguments = ["--data=TextFiles", f"--data.source={source}", f"--data.path={folder}"]
     assert_fits(folder, tmp_path / "run", 300, *arguments, "--data.vocab_size=300", "--data.val_fraction=0.2")
     assert sorted(read_texts(folder, "train") + read_texts(folder, "val")) == sorted(TEXTS)

@@ -51,16 +51,14 @@ CHECKPOINTS = ["last.ckpt", "best.ckpt"]
 
 @pytest.mark.parametrize("lost", [["last.ckpt"], CHECKPOINTS, [*CHECKPOINTS, "../run.json"]])
 def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
-    shards: Path, tmp_path: Path, finished: Path, lost: list[str], capsys
+    shards: Path, tmp_path: Path, finished: Path, lost: list[str], refusal
 ) -> None:
     run_dir = shutil.copytree(finished, tmp_path / "run")
     for name in lost:
         (run_dir / "checkpoints" / name).unlink()
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    capsys.readouterr()
     late = "--checkpoint_every_n_steps=100"
-    assert main(fit_arguments(shards, run_dir, "--trainer.max_steps=20", "--ckpt_path=last", late)) == 2
-    said = capsys.readouterr().err
+    said = refusal(*fit_arguments(shards, run_dir, "--trainer.max_steps=20", "--ckpt_path=last", late))
     assert "ckpt_path=last finds no checkpoints/last.ckpt" in said
     assert ("best.ckpt" in said) is (len(lost) == 1)
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
@@ -69,8 +67,7 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
         assert run(best) == 0
         assert last_checkpoint(run_dir)["global_step"] == 22
     else:
-        assert main(best) == 2
-        assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in capsys.readouterr().err
+        assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in refusal(*best)
 
 
 OTHER = "--ckpt_path={}/checkpoints/last.ckpt"
@@ -81,13 +78,12 @@ OTHER = "--ckpt_path={}/checkpoints/last.ckpt"
     [("metrics.csv", ""), ("config.yaml", ""), ("checkpoints", ""), ("checkpoints", OTHER), ("run.json", OTHER)],
 )
 def test_a_folder_with_files_of_a_run_is_continued_from_its_own_checkpoints_alone(
-    shards: Path, tmp_path: Path, finished: Path, kept: str, begun: str, capsys
+    shards: Path, tmp_path: Path, finished: Path, kept: str, begun: str, refusal
 ) -> None:
     (run_dir := tmp_path / "run").mkdir()
     (shutil.copytree if kept == "checkpoints" else shutil.copy)(finished / kept, run_dir / kept)
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    assert main(fit_arguments(shards, run_dir, *begun.format(finished).split())) == 2
-    said = capsys.readouterr().err
+    said = refusal(*fit_arguments(shards, run_dir, *begun.format(finished).split()))
     assert f"run_dir={run_dir} already holds a run" in said
     assert "continue it with --ckpt_path last, or choose another --run_dir" in said
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
@@ -110,14 +106,13 @@ def test_each_launch_is_in_the_record_and_in_comparisons(shards: Path, tmp_path:
     assert "different commits of the code" in capsys.readouterr().out
 
 
-def test_a_moved_run_goes_on_where_it_lies(shards: Path, tmp_path: Path, finished: Path, capsys) -> None:
+def test_a_moved_run_goes_on_where_it_lies(shards: Path, tmp_path: Path, finished: Path, refusal) -> None:
     """Its config.yaml has the place where it lay. A new run, with another folder, may begin with that file."""
     moved, config = tmp_path / "moved", tmp_path / "moved" / "config.yaml"
     shutil.copytree(finished, moved)
     config.write_text(config.read_text().replace(str(finished), str(tmp_path / "left")))
     more = ["fit", f"--config={config}", "--ckpt_path=last", "--trainer.max_steps=21"]
-    assert main(more) == 2
-    assert f"ckpt_path=last finds no checkpoints/last.ckpt in run_dir={tmp_path}/left" in capsys.readouterr().err
+    assert f"ckpt_path=last finds no checkpoints/last.ckpt in run_dir={tmp_path}/left" in refusal(*more)
     assert not (tmp_path / "left").exists()
     for name, steps in (("moved", 21), ("new", 1)):
         assert main([*more, f"--trainer.max_steps={steps}", f"--run_dir={tmp_path / name}"]) == 0

@@ -19,6 +19,7 @@ from torch import distributed
 from anlit import AnGPT
 from anlit.cli import main
 from anlit.training.callbacks.progress import RunProgress
+from tests.data.modules import quiet_trainer
 from tests.integration import ranks
 from tests.integration.conftest import Train, fit_arguments, logged, run
 from tests.models.tiny import batches, tiny
@@ -110,20 +111,15 @@ def test_ranks_wait_for_each_other_only_where_they_log(shards: Path, tmp_path: P
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-@pytest.mark.parametrize(
-    ("trainer", "last"),
-    [
-        ({"max_steps": 3, "accumulate_grad_batches": 4}, "step 3/3"),  # micro-batches are no steps
-        ({"max_epochs": 2}, "step 6/6"),  # without max_steps the epochs say how many
-    ],
-)
+@pytest.mark.parametrize(("trainer", "last"), [
+    ({"max_steps": 3, "accumulate_grad_batches": 4}, "step 3/3"),  # micro-batches are no steps
+    ({"max_epochs": 2}, "step 6/6"),  # without max_steps the epochs say how many
+])  # fmt: skip
 def test_a_terminal_has_one_line_of_80_columns(trainer: dict[str, int], last: str) -> None:
     written = io.StringIO()
     bar = RunProgress(Console(file=written, force_terminal=True, width=80))
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
-    model = tiny(AnGPT)
-    data = batches(12, model.context_length, batch_size=4)
-    L.Trainer(accelerator="cpu", devices=1, callbacks=[bar], log_every_n_steps=1, **quiet, **trainer).fit(model, data)
+    settings = {"enable_progress_bar": True, "devices": 1, "callbacks": [bar], "log_every_n_steps": 1, **trainer}
+    quiet_trainer(**settings).fit(tiny(AnGPT), batches(12, 16, batch_size=4))
     shown = re.split(r"[\r\n]+", CONTROL.sub("", written.getvalue()))
     lines = [line for line in shown if line.startswith("step")]
     assert re.match(rf"{last} .*loss \d\.\d{{3}} ", lines[-1])
@@ -146,7 +142,7 @@ def test_a_continued_run_has_one_id_in_wandb(shards: Path, tmp_path: Path, monke
     assert (folder / "metrics.csv").is_file()
 
 
-def test_without_wandb_the_message_says_how_to_install_it(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_without_wandb_the_message_says_how_to_install_it(shards: Path, tmp_path: Path, monkeypatch, refusal) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(fit_arguments(shards, tmp_path / "run", "--config=logger/wandb.yaml")) == 2
-    assert "needs wandb: run `make extras EXTRAS=wandb`" in capsys.readouterr().err
+    said = refusal(*fit_arguments(shards, tmp_path / "run", "--config=logger/wandb.yaml"))
+    assert "needs wandb: run `make extras EXTRAS=wandb`" in said

@@ -11,9 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import anlit
 from anlit import GPT, AnGPT, AttentionPattern, LogN, ScaleInvariant, SlidingWindow
+from anlit.attention.backends import flash, flex
 from anlit.data.batch import batch_from_blocks
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
+from tests.attention import test_flash
 from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
 
 
@@ -71,6 +73,20 @@ def test_one_graph_of_our_own_kernels_serves_all_batches(graphs, monkeypatch) ->
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     train(compiled(AnGPT, 1, attention=ScaleInvariant(learned="per_layer"), backend="triton"), 2)
     assert len(graphs) == 1
+
+
+def test_one_graph_of_a_gpu_s_kernels_serves_all_batches(graphs, monkeypatch) -> None:
+    """On this CPU: flash attention by the operator's slow kernel, flex uncompiled and without a backward pass."""
+    assert test_flash.flash is flash, "its module registers the kernel"
+    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
+    monkeypatch.setattr(flex, "_compiled", lambda: flex._run)
+    train(compiled(GPT, backend="flash"), 4)
+    assert len(graphs) == 1
+    model = compiled(AnGPT, attention=ScaleInvariant(learned="per_layer"), backend="flex")
+    with torch.no_grad():
+        for step in range(4):
+            logits(model, step)
+    assert len(graphs) == 2
 
 
 def test_each_kind_of_layers_in_a_pattern_has_a_graph(graphs) -> None:

@@ -7,15 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import torch
 import yaml
 from jsonargparse import ArgumentParser
 
 from anlit import GPT, NGPT, AdamW, AnGPT, DynamicNTK, MuonAdamW, PRoPE, YaRN
-from anlit.cli import main
 from anlit.errors import UserError
-from anlit.layers.norms import unit
-from anlit.layers.positions import rotate
 from anlit.models.angpt import AnGPTConfig, Approximation
 from anlit.models.gpt import GPTConfig
 from anlit.models.language_model import LanguageModel
@@ -53,19 +49,13 @@ def test_a_model_built_in_python_saves_the_settings_that_were_not_given_too(mode
     assert saved["attention"] == {"class_path": "anlit.attention.mechanisms.plain.Plain", "init_args": {}}
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
-    with pytest.raises(SystemExit):
-        main(["fit", *arguments, "--print_config"])
-    return yaml.safe_load(capsys.readouterr().out)
-
-
-def test_default_parts_are_written_as_classes_and_read_again(tmp_path: Path, capsys) -> None:
-    config = printed(capsys, "--model=AnGPT", "--data=PythonSources")
+def test_default_parts_are_written_as_classes_and_read_again(tmp_path: Path, printed_config) -> None:
+    config = printed_config("--model=AnGPT", "--data=PythonSources")
     settings = config["model"]["init_args"]
     assert settings["attention"]["class_path"] == "anlit.Plain"
     assert settings["positions"] == {"class_path": "anlit.RoPE", "init_args": {"fraction": 0.5, "base": 10000.0}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    assert printed(capsys, f"--config={tmp_path}/config.yaml") == config
+    assert printed_config(f"--config={tmp_path}/config.yaml") == config
 
 
 YARN = {"factor": 4.0, "training_length": 8, "fraction": 1.0}
@@ -106,24 +96,6 @@ def test_every_number_has_a_range_that_its_constructor_checks(where, kind) -> No
         given: dict[str, Any] = {name: (0.9, -1) if name == "betas" else -1}
         with pytest.raises(UserError, match=rf"^{where}\.{name}(\.1)?=-1 is out of range: give .*[01]"):
             make(**given)
-
-
-def test_the_default_of_qk_norm_eps_is_what_its_help_says() -> None:
-    for architecture, eps in ((GPT, 1e-6), (AnGPT, 1e-6 * SIZE["d_model"] / SIZE["n_heads"])):
-        models = [tiny(architecture, **settings).model for settings in ({}, {"qk_norm_eps": eps})]
-        assert models[0].blocks[0].norm_q.eps == pytest.approx(models[1].blocks[0].norm_q.eps)
-
-
-def test_yarn_in_ngpt_would_shift_scores_to_the_dimensions_that_rotate() -> None:
-    """As the sentence that refuses it says; nothing would be left of it where all rotate."""
-    x = torch.randn(1, 1, 5, 16, dtype=torch.float64)
-    for fraction, is_nothing in ((0.5, False), (1.0, True)):
-        scores = []
-        for factor in (1.0, None):
-            positions = YaRN(**YARN | {"fraction": fraction}, attention_factor=factor)
-            (q,) = rotate(positions.rotation(16, 5, None, x), x)
-            scores.append(unit(q) @ unit(q).mT)
-        assert torch.allclose(*scores) == is_nothing
 
 
 def test_the_fix_is_accepted() -> None:

@@ -58,16 +58,14 @@ def test_a_folded_model_continues_with_kept_keys(architecture) -> None:
 
 
 @pytest.mark.parametrize(("architecture", "label"), [(NGPT, "nGPT (folded)"), (AnGPT, "anGPT (folded)")])
-def test_a_folded_export_loads_everywhere_but_for_training(architecture, label, tmp_path: Path, capsys) -> None:
+def test_a_folded_export_loads_everywhere_but_for_training(architecture, label, tmp_path: Path, refusal) -> None:
     run, out = make_run(tmp_path / "run", prepare(tmp_path / "data"), architecture), tmp_path / "out"
     assert main(["export", str(run), "--fold", "--output", str(out)]) == 0
     tokens = random_tokens(2, 12, vocab_size=VOCABULARY)
     original, loaded = load_checkpoint(str(run), "cpu"), load_checkpoint(str(out), "cpu")
     assert loaded.label.startswith(label)
     torch.testing.assert_close(loaded.model(tokens), original.model(tokens), rtol=1e-5, atol=1e-5)
-    capsys.readouterr()
-    assert main(["export", str(out), "--fold", "--output", str(tmp_path / "again")]) == 2
-    assert "folded already" in capsys.readouterr().err
+    assert "folded already" in refusal("export", out, "--fold", "--output", tmp_path / "again")
     with pytest.raises(UserError, match="holds a folded model, which cannot be trained"):
         load_initial_weights(original.model, str(out))
 

@@ -57,8 +57,9 @@ def trained(architecture: Any, precision: str) -> list[float]:
 
 
 @architectures
-def test_bfloat16_alone_trains_as_float32_does(architecture: Any) -> None:
-    losses, expected = trained(architecture, "bf16-true"), trained(architecture, "32-true")
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_bfloat16_trains_as_float32_does(architecture: Any, precision: str) -> None:
+    losses, expected = trained(architecture, precision), trained(architecture, "32-true")
     assert losses[-1] < losses[0] - 0.1
     assert losses == pytest.approx(expected, rel=0.03)
 

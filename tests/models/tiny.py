@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from anlit import GPT, NGPT, AdamW, AnGPT
+from anlit.models.decoder import Decoder
 from anlit.models.language_model import LanguageModel
 from anlit.optim.schedule import Schedule
 from anlit.targets import IGNORED
@@ -34,6 +35,11 @@ def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
             if "alpha" in name:
                 parameter[::3] *= -1
     return model
+
+
+def decoder(architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any) -> Decoder:
+    """That of a tiny model off its initial values, in float64, as it generates and scores."""
+    return jolt(tiny(architecture, seed, **changes)).double().eval().model
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -82,14 +82,20 @@ def test_the_optimizers_state_is_what_the_optimizer_makes() -> None:
         assert expected <= sizes["memory"]["optimizer state"] < 1.05 * expected
 
 
-def test_sharding_divides_what_it_shards() -> None:
+def test_what_strategy_accumulation_and_recomputed_blocks_change() -> None:
+    """Of float32 weights: DDP's buckets and gradients of earlier micro-batches are all there at the peak."""
     model = build("GPT", "meta")
-    whole = estimate(model, Plan(batch_size=1, length=128))["memory"]
-    quarter = estimate(model, Plan(batch_size=1, length=128, gpus=4, strategy="fsdp"))["memory"]
+    changes = ({}, {"gpus": 4, "strategy": "fsdp"}, {"gpus": 4, "strategy": "ddp"}, {"accumulate": 2},
+               {"checkpoint_every": 1})  # fmt: skip
+    plans = (Plan(batch_size=8, length=128, **more) for more in changes)
+    whole, quarter, ddp, accumulated, recomputed = (estimate(model, plan)["memory"] for plan in plans)
     for part in ("parameters", "optimizer state"):
         assert quarter[part] == pytest.approx(whole[part] / 4, rel=1e-4)
-    assert quarter["activations of the blocks"] == whole["activations of the blocks"]
-    assert "FSDP's gathered weights and gradients" in quarter
+    blocks, block = "activations of the blocks", sum(p.numel() for p in model.model.blocks[0].parameters())
+    assert quarter[blocks] == whole[blocks] > 2 * recomputed[blocks]
+    n_parameters = model.model.n_parameters()
+    assert quarter["FSDP's gathered weights and gradients"] == 8 * (n_parameters - 2 * block) + 8 * block + 8 * block
+    assert whole.get("gradients", 0) < 4 * n_parameters == ddp["gradients"] == accumulated["gradients"]
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from anlit.reading import read_rows
 from anlit.training.callbacks import Throughput
 from anlit.training.callbacks.throughput import StepTimes, measuring, peak_flops
 from anlit.training.loggers import MetricsCSV
+from tests.data.modules import quiet_trainer
 from tests.models.tiny import batches, tiny
 
 FLOPS = flops_per_token(tiny(GPT).model, 16)
@@ -52,11 +53,10 @@ def test_step_times_waiting_and_speed_of_each_interval(
 ) -> None:
     """Of two steps; several micro-batches are one step, and what is no training is left out."""
     monkeypatch.setattr("anlit.training.callbacks.throughput.peak_flops", lambda *_: 1e9)
-    clock, logger, quiet = Passing(monkeypatch), MetricsCSV(str(tmp_path)), ("checkpointing", "progress_bar")
-    L.Trainer(
-        accelerator="cpu", max_epochs=1, logger=logger, num_sanity_val_steps=0, log_every_n_steps=2,
-        accumulate_grad_batches=accumulate, callbacks=[Throughput(), clock], limit_val_batches=1,
-        val_check_interval=accumulate, **{f"enable_{name}": False for name in quiet},
+    clock, logger = Passing(monkeypatch), MetricsCSV(str(tmp_path))
+    quiet_trainer(
+        max_epochs=1, logger=logger, num_sanity_val_steps=0, log_every_n_steps=2, limit_val_batches=1,
+        accumulate_grad_batches=accumulate, callbacks=[Throughput(), clock], val_check_interval=accumulate,
     ).fit(tiny(GPT), clock.slowly(batches(16 * accumulate, 16)), batches(4, 16))  # fmt: skip
     rows = [row for row in read_rows(logger.path) if row["train/seconds"]]
     assert [row["step"] for row in rows] == ["1", "3"]
@@ -87,14 +87,12 @@ def test_step_times_of_a_device_are_its_own() -> None:
     assert times.take() == []
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "tera"),
-    [("NVIDIA H200", "bf16-mixed", 989), ("NVIDIA H200", "32-true", 67), ("NVIDIA H100 80GB HBM3", "bf16-mixed", 989),
-     ("NVIDIA A100-SXM4-80GB", "bf16-true", 312), ("NVIDIA H100 PCIe", "bf16-mixed", 756)],
-)  # fmt: skip
-def test_peaks_are_dense_and_of_the_precision_and_a_cpu_has_none(
-    monkeypatch, name: str, precision: str, tera: int
-) -> None:
+@pytest.mark.parametrize(("name", "precision", "tera"), [
+    ("NVIDIA H200", "bf16-mixed", 989), ("NVIDIA H200", "32-true", 67), ("NVIDIA H100 80GB HBM3", "bf16-mixed", 989),
+    ("NVIDIA A100-SXM4-80GB", "bf16-true", 312), ("NVIDIA A100-SXM4-80GB", "64-true", 19.5),
+    ("NVIDIA H100 PCIe", "bf16-mixed", 756),
+])  # fmt: skip
+def test_peaks_are_dense_and_of_the_precision_and_a_cpu_has_none(monkeypatch, name: str, precision: str, tera: float):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_flops(torch.device("cuda", 0), precision) == pytest.approx(tera * 1e12, rel=0.01)
     assert peak_flops(torch.device("cpu"), precision) is None

@@ -11,9 +11,8 @@ from anlit import GPT
 from anlit.errors import UserError
 from anlit.training.callbacks import WholeSteps
 from anlit.training.callbacks.checkpoints import LastCheckpoint
+from tests.data.modules import quiet_trainer
 from tests.models.tiny import batches, tiny
-
-QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
 
 
 class Seen(L.Callback):
@@ -36,23 +35,20 @@ def run(
 ) -> Seen:
     """Epochs of 12 batches of one sequence, three to an optimizer step."""
     seen, loader = Seen(stop_after), batches(12, 16, batch_size=1)
-    whole = {"accelerator": "cpu", "devices": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 3, **QUIET}
-    trainer = L.Trainer(**{**whole, "callbacks": [WholeSteps(), seen, *callbacks], "limit_val_batches": 1, **settings})
+    whole = {"devices": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 3, "limit_val_batches": 1, **settings}
+    own = {"callbacks": [WholeSteps(), seen, *callbacks], "enable_checkpointing": True}
+    trainer = quiet_trainer(**own, **whole)
     trainer.fit(tiny(GPT), loader, loader, ckpt_path=ckpt_path)
     return seen
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"val_check_interval": 5, "check_val_every_n_epoch": None, "max_steps": 11}, [5, 10, 11]),
-        ({"val_check_interval": 3, "max_epochs": 2}, [3, 7, 8]),
-        ({"val_check_interval": 0.5, "max_epochs": 2}, [2, 4, 6, 8]),
-        ({"max_epochs": 2, "check_val_every_n_epoch": 2}, [8]),
-        ({"val_check_interval": "00:00:00:00", "check_val_every_n_epoch": None, "max_steps": 3}, [1, 2, 3]),
-    ],
-    ids=["of the run", "of each epoch", "a share", "every second epoch", "a time"],
-)
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({"val_check_interval": 5, "check_val_every_n_epoch": None, "max_steps": 11}, [5, 10, 11]),
+    ({"val_check_interval": 3, "max_epochs": 2}, [3, 7, 8]),
+    ({"val_check_interval": 0.5, "max_epochs": 2}, [2, 4, 6, 8]),
+    ({"max_epochs": 2, "check_val_every_n_epoch": 2}, [8]),
+    ({"val_check_interval": "00:00:00:00", "check_val_every_n_epoch": None, "max_steps": 3}, [1, 2, 3]),
+], ids=["of the run", "of each epoch", "a share", "every second epoch", "a time"])  # fmt: skip
 def test_the_interval_counts_optimizer_steps(settings: dict[str, Any], expected: list[int]) -> None:
     assert run(**settings).validated == expected
 
@@ -71,11 +67,10 @@ def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next_one(tmp_path: Path
         assert (seen.n_batches, seen.validated) == (12, [4 * n_epochs])
 
 
-@pytest.mark.parametrize(
-    ("settings", "batches_of_epoch"),
-    [({"limit_train_batches": 10}, "1.0 is 10 of the 10"), ({"val_check_interval": 0.4}, "0.4 is 4 of the 12"),
-     ({"val_check_interval": 5}, "5 is 15 of the 12")],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "batches_of_epoch"), [
+    ({"limit_train_batches": 10}, "1.0 is 10 of the 10"), ({"val_check_interval": 0.4}, "0.4 is 4 of the 12"),
+    ({"val_check_interval": 5}, "5 is 15 of the 12"),
+])  # fmt: skip
 def test_epochs_and_intervals_of_no_whole_steps_are_refused(settings: dict[str, Any], batches_of_epoch: str) -> None:
     with pytest.raises(UserError, match=f"val_check_interval={batches_of_epoch} batches of an epoch"):
         run(max_epochs=2, **settings)

@@ -1,10 +1,10 @@
 """A study of two arms whose runs a stand-in trains: as `anlit fit`, but in milliseconds and without a model."""
 
-import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import yaml
 from anlit.analysis.study import launch, report
 from anlit.analysis.study.plan import Study, read_study
 from anlit.commands import study as command
+from tests.data import processes
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 STUDY: dict[str, Any] = {
@@ -66,16 +67,10 @@ class Process:
 
     def __init__(self, arguments: list[str], step: float, log: Path) -> None:
         self.log = log
-        self.forked = multiprocessing.get_context("fork").Process(target=self._run, args=(arguments, step))
-        self.forked.start()
+        log.unlink(missing_ok=True)
+        self.forked = processes.start(partial(self._run, arguments, step), log)
 
     def _run(self, arguments: list[str], step: float) -> None:
-        os.setsid()
-        with self.log.open("w") as log:
-            sys.stdout.flush()
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         launch.POLL_SECONDS = 0.01
         report.plot_convergence = lambda comparison: None  # it takes most of the time; test_report.py has the pictures
         command._time_steps = lambda study, output: None  # with torch, and the stand-in's runs have no model

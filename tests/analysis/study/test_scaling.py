@@ -3,17 +3,8 @@
 import numpy as np
 import pytest
 
-from anlit.analysis.study.scaling import (
-    UNDETERMINED,
-    _cells,
-    best_split,
-    exponents,
-    fit,
-    fit_law,
-    interval,
-    loss_of_compute,
-    predicted_loss,
-)
+from anlit.analysis.study import scaling
+from anlit.analysis.study.scaling import best_split, exponents, fit, interval, loss_of_compute, predicted_loss
 
 TRUE = np.array([1.69, 406.4, 410.7, 0.34, 0.28])
 
@@ -47,16 +38,16 @@ def test_the_best_split_is_a_minimum_and_keeps_to_the_compute() -> None:
 def test_an_exponent_whose_interval_ends_at_a_limit_of_the_fit_is_not_determined() -> None:
     """What follows from it neither."""
     laws = np.tile(TRUE[:, None], 41)
-    assert _cells(laws)[:2] == ["0.340 (0.340 … 0.340)", "0.280 (0.280 … 0.280)"]
+    assert scaling._cells(laws)[:2] == ["0.340 (0.340 … 0.340)", "0.280 (0.280 … 0.280)"]
     for limit in (0.01, 3.0):
         laws[3, 1:4] = limit
-        assert [cell == UNDETERMINED for cell in _cells(laws)] == [True, False, True, True, False]
+        assert [cell == scaling.UNDETERMINED for cell in scaling._cells(laws)] == [True, False, True, True, False]
 
 
 def test_too_few_runs_are_refused() -> None:
     with pytest.raises(ValueError, match="six runs or more"):
-        fit_law(runs()[:, :5])
+        scaling.fit_law(runs()[:, :5])
     alike = runs()
     alike[0] = 1e6
     with pytest.raises(ValueError, match="three sizes"):
-        fit_law(alike)
+        scaling.fit_law(alike)
