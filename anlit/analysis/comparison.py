@@ -131,6 +131,12 @@ class Comparison:
     def baseline(self) -> Result:
         return self.results[0]
 
+    @property
+    def target(self) -> float | None:
+        """The baseline's mean final loss; None before one of its runs has finished."""
+        group = self.baseline.group
+        return None if group.unfinished else float(group.mean()[0].loss[-1])
+
     def label_of(self, run: Run) -> str | None:
         """Label of the group whose numbers include `run`."""
         groups = (result.group for result in self.results)
@@ -139,8 +145,7 @@ class Comparison:
     def raw(self) -> dict[str, Any]:
         """Everything that it says, for `write_json`; its runs by their folders."""
         return {
-            "command": self.command, "baseline": self.baseline.label,
-            "target_loss": float(self.baseline.group.mean()[0].loss[-1]), "notes": self.notes,
+            "command": self.command, "baseline": self.baseline.label, "target_loss": self.target, "notes": self.notes,
             "groups": [result.raw() for result in self.results], "runs": [str(run.folder) for run in self.runs],
         }  # fmt: skip
 
@@ -166,7 +171,8 @@ def compare_groups(
         ours, theirs = seconds.get(group.key, []), seconds.get(baseline.key, [])
         ratios = [a / b for a, b in zip(ours, theirs, strict=False)]  # of a round
         time = median_with_interval(ratios) if ratios and len(ours) == len(theirs) else None
-        others.append(Result(group, speed_up(baseline.seeded_curves(), group.seeded_curves()), time, test))
+        curves = baseline.seeded_curves(), group.seeded_curves()
+        others.append(Result(group, SpeedUp(()) if baseline.unfinished else speed_up(*curves), time, test))
     others.sort(key=lambda result: result.final_loss.mean or math.inf)
     corrected = holm([result.loss.p if result.loss else None for result in others])
     results = [Result(baseline, SpeedUp((1.0,))),

@@ -90,7 +90,7 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
     """Differences from the baseline in seeds, in what is learned, for how long and by how large a model."""
     if not speedup.paired:
         yield f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's mean curve."
-    elif (pairs := len(speedup.values)) < max(len(each.final_losses()) for each in (group, baseline)):
+    elif 0 < (pairs := len(speedup.values)) < max(len(each.final_losses()) for each in (group, baseline)):
         yield f"{group.label}: its speed-up is of the {pairs} seeds that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():

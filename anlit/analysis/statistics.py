@@ -178,7 +178,8 @@ class SpeedUp:
     """A speed-up in tokens.
 
     Args:
-        values: One for each pair of seeds, None where the run never has the loss, or one of the two failed.
+        values: One for each pair of seeds, None where the run never has the loss, or one of the two failed; () against a
+            baseline that has not finished.
         bound: A run had the loss at its first validation, so the speed-up is at least this.
         paired: The seeds were compared in pairs, not with the baseline's mean curve.
     """
@@ -189,8 +190,8 @@ class SpeedUp:
 
     @property
     def mean(self) -> float | None:
-        """The geometric mean; None unless every pair has a value."""
-        return None if None in self.values else math.exp(np.log(np.array(self.values, float)).mean())
+        """The geometric mean; None unless there are pairs and each has a value."""
+        return None if None in self.values or not self.values else math.exp(np.log(np.array(self.values, float)).mean())
 
     @property
     def test(self) -> Test | None:
@@ -211,7 +212,9 @@ class SpeedUp:
 
     @property
     def words(self) -> str:
-        """`1.40 (1.31 … 1.50)`, `1.40` for one pair, `2 of 3 seeds` or `not reached`."""
+        """`1.40 (1.31 … 1.50)`, `1.40` for one pair, `2 of 3 seeds`, `not reached` or `– (baseline unfinished)`."""
+        if not self.values:
+            return f"{NONE} (baseline unfinished)"
         if self.mean is None:
             return of_seeds(self.values, "not reached")
         interval = f" ({self.test.low:.2f} … {self.test.high:.2f})" if self.test else ""

@@ -230,6 +230,16 @@ def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatc
     assert 0 <= bottom < top <= drawn[0].bbox.height
 
 
+def test_a_baseline_that_has_not_finished_gives_no_speed_up(make_run, tmp_path, monkeypatch, drawn):
+    make_run("gpt", record={"status": "running"})
+    make_run("ngpt", FASTER, NGPT)
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    _, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
+    assert (raw["target_loss"], raw["groups"][1]["speedup_tokens"]["mean"]) == (None, None)
+    assert table_row(markdown, "nGPT, plain")[7:] == ["– (baseline unfinished)", "–", "–", "–"]
+    assert not any("final loss of" in text.get_text() for text in drawn[0].legends[0].get_texts())
+
+
 EVIL = "x\x1b[2J ![p](http://evil/p.png) ![q](../secret.png) <img src=http://evil/r.png> [l](http://evil) `"
 TOLD = {"command": EVIL, "git": {"commit": EVIL, "dirty": False}, "hardware": {"devices": [EVIL]}, "error": EVIL}
 
