@@ -95,14 +95,15 @@ class Result:
 
     def raw(self) -> dict[str, Any]:
         """What JSON holds of it; the curves are those of the runs."""
-        first, *_ = self.group.counted
+        (first, *_), speedup = self.group.counted, self.speedup
         return {
             "label": self.label, "architecture": first.architecture, "attention": first.attention,
             "seeds": [run.seed for run in (*self.group.counted, *self.group.lost)], "unfinished": self.group.unfinished,
             "parameters": first.parameters,
             **{name: {"mean": each.mean, "sd": each.sd, "values": each.values}
                for name, each in self.summaries.items()},
-            "speedup_tokens": {"mean": self.speedup.mean, "test": self.speedup.test, **vars(self.speedup)},
+            "speedup_tokens": {"mean": speedup.mean, "test": speedup.test, "values": speedup.values,
+                               "bound": speedup.bound, "paired": speedup.paired},
             "loss_difference": self.loss, "p_holm": self.p_holm,
             "time_per_token": self.time, "speedup_wall_clock": self.wall_clock,
         }  # fmt: skip

@@ -178,15 +178,22 @@ class SpeedUp:
     """A speed-up in tokens.
 
     Args:
-        values: One for each pair of seeds, None where the run never has the loss, or one of the two failed; () against a
-            baseline that has not finished.
+        values: One for each pair of seeds, None where the run never has the loss, or one of the two failed; () if the
+            baseline has not finished.
         bound: A run had the loss at its first validation, so the speed-up is at least this.
         paired: The seeds were compared in pairs, not with the baseline's mean curve.
+        left_out: The number of runs on seeds that the baseline does not have.
     """
 
     values: tuple[float | None, ...]
     bound: bool = False
     paired: bool = True
+    left_out: int = 0
+
+    @property
+    def pairs(self) -> str:
+        """` (1 seed)`, the number of pairs where it is not that of the runs, to stand behind a number."""
+        return f" ({len(self.values)} seed{'s' * (len(self.values) > 1)})" if self.left_out else ""
 
     @property
     def mean(self) -> float | None:
@@ -212,13 +219,14 @@ class SpeedUp:
 
     @property
     def words(self) -> str:
-        """`1.40 (1.31 … 1.50)`, `1.40` for one pair, `2 of 3 seeds`, `not reached` or `– (baseline unfinished)`."""
+        """`1.40 (1.31 … 1.50)`, `1.40` for one pair, `1.40 (1 seed)` for one of more runs, `2 of 3 seeds`,
+        `not reached` or `– (baseline unfinished)`."""
         if not self.values:
             return f"{NONE} (baseline unfinished)"
         if self.mean is None:
-            return of_seeds(self.values, "not reached")
+            return of_seeds(self.values, f"not reached{self.pairs}")
         interval = f" ({self.test.low:.2f} … {self.test.high:.2f})" if self.test else ""
-        return f"{'≥ ' * self.bound}{self.mean:.2f}{interval}"
+        return f"{'≥ ' * self.bound}{self.mean:.2f}{interval}{self.pairs}"
 
 
 def tokens_to_loss(curve: Curve, loss: float) -> float | None:
@@ -247,4 +255,4 @@ def speed_up(baseline: SeededCurves, others: SeededCurves) -> SpeedUp:
         cost, own = tokens_to_loss(theirs, target), tokens_to_loss(ours, target)
         values.append(own / cost if own and cost else None)
         bound |= bool(theirs.loss[0] < target)
-    return SpeedUp(tuple(values), bound, paired)
+    return SpeedUp(tuple(values), bound, paired, len(others) - len(pairs))

@@ -86,6 +86,7 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     """However long the runs took: here the baseline's machine was ten times slower."""
     slow, quick = make_run("gpt", seconds_of=lambda tokens: tokens), make_run("angpt", FASTER, ANGPT)
     never = make_run("ngpt", SLOWER, NGPT)
+    make_run("angpt2", FASTER, ANGPT, seed=2)  # without a partner
     noise = [1.0, 1.1, 5.0, 0.9, 1.0, 1.2]  # of the machine, on both in a round
     ratios = [1.25, 1.20, 1.30, 1.25, 1.24, 1.26]
     seconds = [noise, [a * b for a, b in zip(noise, ratios, strict=True)], [2 * a for a in noise]]
@@ -95,8 +96,8 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     assert angpt["time_per_token"] == pytest.approx({"median": 1.25, "low": 1.20, "high": 1.30})
     assert angpt["speedup_wall_clock"] == {"median": pytest.approx(1.6 / 1.25), "low": None, "high": None}
     assert (ngpt["time_per_token"]["median"], ngpt["speedup_wall_clock"]) == (pytest.approx(2.0), None)
-    assert table_row(markdown, "anGPT, plain")[9:] == ["1.25 (1.20 … 1.30)", "1.28"], "one seed has no interval"
-    assert "speed-up 1.60 in tokens, 1.28 in wall-clock" in markdown
+    assert table_row(markdown, "anGPT, plain")[9:] == ["1.25 (1.20 … 1.30)", "1.28 (1 seed)"]
+    assert "speed-up 1.60 (1 seed) in tokens, 1.28 (1 seed) in wall-clock" in markdown
     by_panel = [per_token["anGPT, plain"] for *_, per_token in plots.panels_of(report)]
     assert by_panel == pytest.approx([1, 1.05 * 1.25 / 60])
     assert raw["groups"][0]["seconds"]["mean"] == 400  # as recorded

@@ -77,7 +77,7 @@ def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
     easy, hard = curve((100, 4.0), (400, 1.0)), curve((100, 6.0), (400, 3.0))
     quick_easy, quick_hard = curve((100, 3.0), (200, 1.0)), curve((100, 5.0), (200, 3.0))
     paired = speed_up([(1, easy), (2, hard)], [(2, quick_hard), (1, quick_easy), (3, quick_hard)])
-    assert paired.values == (2.0, 2.0)
+    assert (paired.values, paired.words) == ((2.0, 2.0), "2.00 (2 seeds)")
     missed = speed_up([(1, easy), (2, hard)], [(1, quick_easy), (2, curve((100, 5.0), (200, 3.1)))])
     assert (missed.values, missed.mean, missed.test, missed.words) == ((2.0, None), None, None, "1 of 2 seeds")
     for lost in (speed_up([(1, easy), (2, None)], [(1, quick_easy), (2, quick_hard)]),
