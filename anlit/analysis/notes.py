@@ -84,6 +84,8 @@ def _within(group: Group) -> Iterator[str]:
         yield f"{group.label}: seed {twice} occurs more than once, so its runs are not independent."
     if _apart([run.curve.tokens[-1] for run in group.counted], TOKENS_APART):
         yield f"{group.label}: its runs ended after different numbers of tokens."
+    for run in (run for run in group.counted if run.changes):
+        yield f"{run.folder} changed on the way: {'; '.join(run.changes)}."
 
 
 def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:

@@ -183,6 +183,9 @@ def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
+CHANGED = [{"step": 0}, {"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]},
+           {"step": 6, "changed": ["lr 3 → 7"]}, {"step": 6, "changed": ["lr 3 → 5"]}]  # fmt: skip
+"""Launches, the third of which was killed before it wrote a checkpoint."""
 LONG = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
 
 
@@ -204,6 +207,7 @@ def slowing(tokens):
     ({"record": {"versions": {"torch": "3"}}}, "different versions"),
     ({"record": {"data": None}}, "not verified"),
     ({"record": {"parameters": 2000}}, "2,000 parameters, the baseline 1,000"),
+    ({"record": {"launches": CHANGED}}, "b changed on the way: lr 2 → 3, tau 0 → 1 from step 4; lr 3 → 5 from step 6."),
     ({"points": LONG, "seconds_of": slowing}, "b: unstable throughput, 10 tokens/s in its first half and 7"),
 ])  # fmt: skip
 def test_unfair_comparisons_are_noted_and_fair_ones_are_not(make_run, tmp_path, changes, note):
