@@ -65,7 +65,9 @@ def _cells(result: Result) -> dict[str, str]:
     group, speedup, summaries = result.group, result.speedup, result.summaries
     wall_clock = f"{'≥ ' * speedup.bound}{result.wall_clock}{speedup.pairs}"
     return {
-        "seeds": str(len(group.counted)) + f" of {len(result.final_loss.values)}" * bool(group.lost),
+        "seeds": str(len(group.counted))
+        + f" of {len(result.final_loss.values)}" * bool(group.lost)
+        + f" ({len(speedup.values)} paired)" * bool(speedup.left_out),
         "parameters": f"{group.counted[0].parameters:,}" if group.counted[0].parameters else NONE,
         "validation loss": mean_sd(result.final_loss, 4),
         "bits per byte": mean_sd(summaries["bits_per_byte"], 4),

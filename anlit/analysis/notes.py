@@ -93,7 +93,8 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
     if not speedup.paired:
         yield f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's mean curve."
     elif 0 < (pairs := len(speedup.values)) < max(len(each.final_losses()) for each in (group, baseline)):
-        yield f"{group.label}: its speed-up is of the {pairs} seeds that it has in common with the baseline."
+        what, seeds = ("speed-up and test are", "seeds") if pairs > 1 else ("speed-up is", "seed")
+        yield f"{group.label}: its {what} of the {pairs} {seeds} that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():
         kind = "validated differently" if "val" in key.rsplit(".", 1)[-1] else "trained differently"

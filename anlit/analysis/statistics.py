@@ -116,15 +116,15 @@ class Test:
 
 
 def difference(ours: Losses, theirs: Losses) -> Test | None:
-    """Ours minus theirs: a paired t-test where both have the same seeds, Welch's t-test otherwise.
+    """Ours minus theirs: a paired t-test on the seeds that both have if they are two or more, else Welch's t-test.
 
     None with fewer than two seeds, without any spread, or if a run failed: nothing holds of the others alone.
     """
     if None in {*ours.values(), *theirs.values()}:
         return None
+    if len(pairs := differences(ours, theirs)) > 1:
+        return _one_sample(np.array(pairs, float), "paired t-test")
     a, b = np.array(list(ours.values()), float), np.array(list(theirs.values()), float)
-    if set(ours) == set(theirs):
-        return _one_sample(a - np.array([theirs[seed] for seed in ours], float), "paired t-test")
     if min(len(a), len(b)) < 2 or max(np.ptp(a), np.ptp(b)) < NO_SPREAD * abs(a.mean()):
         return None
     v, w = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
