@@ -99,7 +99,7 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
     for key, name in short_names(differing([ours, theirs])).items():
         kind = "validated differently" if "val" in key.rsplit(".", 1)[-1] else "trained differently"
         kind = "other data" if key in ("data.content", "data.tokenizer") else kind
-        yield f"{group.label}: {kind}: {name} is {show(ours.get(key))}, the baseline {show(theirs.get(key))}."
+        yield f"{group.label}: {kind}: {name} is {show(ours, key)}, the baseline {show(theirs, key)}."
     first, other = group.counted[0], baseline.counted[0]
     tokens = [float(run.curve.tokens[-1]) for run in (first, other)]
     if not group.unfinished and _apart(tokens, TOKENS_APART):
