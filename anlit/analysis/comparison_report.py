@@ -28,7 +28,7 @@ def section(comparison: Comparison, explained: bool = False) -> list[str]:
     rows = [[literal(_name(result, comparison)), *_cells(result).values()] for result in comparison.results]
     return [
         "\n".join(f"- {_finding(result)}." for result in comparison.results[1:]) or "- There is only the baseline.",
-        f"![validation loss over tokens and time]({comparison.plot.name})",
+        f"![validation loss over tokens{' and time' * bool(comparison.steps)}]({comparison.plot.name})",
         markdown_table(["configuration", *_cells(comparison.baseline)], rows),
         "" if explained else DEFINITION,
     ]

@@ -68,7 +68,7 @@ def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
     assert table_row(markdown, "nGPT, plain")[6:] == ["–", "not reached", "–", "–", "–"], "no times and no crossing"
     assert any(note.startswith("nGPT, plain: LOST failed (failed, no validation)") for note in raw["notes"])
     assert "nGPT, plain: 1 of 2 runs are counted; left out: 1 failed, no validation." in raw["notes"]
-    for needed in ("failed, no validation: out of memory", "0123456789", "`anlit fit --config a.yaml`"):
+    for needed in ("no validation: out of memory", "0123456789", "`anlit fit --config a.yaml`", "over tokens]("):
         assert needed in markdown
     assert len(raw["runs"]) == 6
     assert str(out / "convergence.png") in capsys.readouterr().out
@@ -99,6 +99,7 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     _, seeds, *_, time, wall_clock = table_row(markdown, "anGPT, plain")
     assert (seeds, time, wall_clock) == ("2 (1 paired)", "1.25 (1.20 … 1.30)", "1.28 (1 seed)")
     assert "speed-up 1.60 (1 seed) in tokens, 1.28 (1 seed) in wall-clock" in markdown
+    assert "over tokens and time](" in markdown
     by_panel = [per_token["anGPT, plain"] for *_, per_token in plots.panels_of(report)]
     assert by_panel == pytest.approx([1, 1.05 * 1.25 / 60])
     assert raw["groups"][0]["seconds"]["mean"] == 400  # as recorded
@@ -184,9 +185,8 @@ def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-CHANGED = [{"step": 0}, {"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]},
-           {"step": 6, "changed": ["lr 3 → 7"]}, {"step": 6, "changed": ["lr 3 → 5"]}]  # fmt: skip
-"""Launches, the third of which was killed before it wrote a checkpoint."""
+KILLED, AFTER = ({"step": 6, "changed": [f"lr 3 → {lr}"]} for lr in (7, 5))  # before it wrote a checkpoint
+CHANGED = [{"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]}, KILLED, AFTER]
 LONG = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
 
 
