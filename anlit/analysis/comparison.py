@@ -95,14 +95,15 @@ class Result:
 
     def raw(self) -> dict[str, Any]:
         """What JSON holds of it; the curves are those of the runs."""
-        first, *_ = self.group.counted
+        (first, *_), speedup = self.group.counted, self.speedup
         return {
             "label": self.label, "architecture": first.architecture, "attention": first.attention,
             "seeds": [run.seed for run in (*self.group.counted, *self.group.lost)], "unfinished": self.group.unfinished,
             "parameters": first.parameters,
             **{name: {"mean": each.mean, "sd": each.sd, "values": each.values}
                for name, each in self.summaries.items()},
-            "speedup_tokens": {"mean": self.speedup.mean, "test": self.speedup.test, **vars(self.speedup)},
+            "speedup_tokens": {"mean": speedup.mean, "test": speedup.test, "values": speedup.values,
+                               "bound": speedup.bound, "paired": speedup.paired},
             "loss_difference": self.loss, "p_holm": self.p_holm,
             "time_per_token": self.time, "speedup_wall_clock": self.wall_clock,
         }  # fmt: skip
@@ -131,6 +132,12 @@ class Comparison:
     def baseline(self) -> Result:
         return self.results[0]
 
+    @property
+    def target(self) -> float | None:
+        """The baseline's mean final loss; None before one of its runs has finished."""
+        group = self.baseline.group
+        return None if group.unfinished else float(group.mean()[0].loss[-1])
+
     def label_of(self, run: Run) -> str | None:
         """Label of the group whose numbers include `run`."""
         groups = (result.group for result in self.results)
@@ -139,8 +146,7 @@ class Comparison:
     def raw(self) -> dict[str, Any]:
         """Everything that it says, for `write_json`; its runs by their folders."""
         return {
-            "command": self.command, "baseline": self.baseline.label,
-            "target_loss": float(self.baseline.group.mean()[0].loss[-1]), "notes": self.notes,
+            "command": self.command, "baseline": self.baseline.label, "target_loss": self.target, "notes": self.notes,
             "groups": [result.raw() for result in self.results], "runs": [str(run.folder) for run in self.runs],
         }  # fmt: skip
 
@@ -166,7 +172,8 @@ def compare_groups(
         ours, theirs = seconds.get(group.key, []), seconds.get(baseline.key, [])
         ratios = [a / b for a, b in zip(ours, theirs, strict=False)]  # of a round
         time = median_with_interval(ratios) if ratios and len(ours) == len(theirs) else None
-        others.append(Result(group, speed_up(baseline.seeded_curves(), group.seeded_curves()), time, test))
+        curves = baseline.seeded_curves(), group.seeded_curves()
+        others.append(Result(group, SpeedUp(()) if baseline.unfinished else speed_up(*curves), time, test))
     others.sort(key=lambda result: result.final_loss.mean or math.inf)
     corrected = holm([result.loss.p if result.loss else None for result in others])
     results = [Result(baseline, SpeedUp((1.0,))),

@@ -28,7 +28,7 @@ def section(comparison: Comparison, explained: bool = False) -> list[str]:
     rows = [[literal(_name(result, comparison)), *_cells(result).values()] for result in comparison.results]
     return [
         "\n".join(f"- {_finding(result)}." for result in comparison.results[1:]) or "- There is only the baseline.",
-        f"![validation loss over tokens and time]({comparison.plot.name})",
+        f"![validation loss over tokens{' and time' * bool(comparison.steps)}]({comparison.plot.name})",
         markdown_table(["configuration", *_cells(comparison.baseline)], rows),
         "" if explained else DEFINITION,
     ]
@@ -56,15 +56,18 @@ def _finding(result: Result) -> str:
         n = " and ".join(map(str, dict.fromkeys(test.n)))
         words += (f", {difference} from the baseline: {sure} by the {test.method}, n = {n}, {_p(test.p)}, "
                   f"Holm {_p(result.p_holm)}")  # fmt: skip
-    wall_clock = f", {result.wall_clock} in wall-clock" if result.wall_clock else ""
+    wall_clock = f", {result.wall_clock}{result.speedup.pairs} in wall-clock" if result.wall_clock else ""
     return f"{words}; speed-up {result.speedup.words} in tokens{wall_clock}"
 
 
 def _cells(result: Result) -> dict[str, str]:
     """The values of a configuration, by the columns of the table."""
     group, speedup, summaries = result.group, result.speedup, result.summaries
+    wall_clock = f"{'≥ ' * speedup.bound}{result.wall_clock}{speedup.pairs}"
     return {
-        "seeds": str(len(group.counted)) + f" of {len(result.final_loss.values)}" * bool(group.lost),
+        "seeds": str(len(group.counted))
+        + f" of {len(result.final_loss.values)}" * bool(group.lost)
+        + f" ({len(speedup.values)} paired)" * bool(speedup.left_out),
         "parameters": f"{group.counted[0].parameters:,}" if group.counted[0].parameters else NONE,
         "validation loss": mean_sd(result.final_loss, 4),
         "bits per byte": mean_sd(summaries["bits_per_byte"], 4),
@@ -73,7 +76,7 @@ def _cells(result: Result) -> dict[str, str]:
         "speed-up, tokens": speedup.words,
         "% of tokens": NONE if speedup.mean is None else f"{100 / speedup.mean:.0f} %",
         "time per token": str(result.time or NONE),
-        "speed-up, wall-clock": f"{'≥ ' * speedup.bound}{result.wall_clock}" if result.wall_clock else NONE,
+        "speed-up, wall-clock": wall_clock if result.wall_clock else NONE,
     }
 
 

@@ -84,19 +84,22 @@ def _within(group: Group) -> Iterator[str]:
         yield f"{group.label}: seed {twice} occurs more than once, so its runs are not independent."
     if _apart([run.curve.tokens[-1] for run in group.counted], TOKENS_APART):
         yield f"{group.label}: its runs ended after different numbers of tokens."
+    for run in (run for run in group.counted if run.changes):
+        yield f"{run.folder} changed on the way: {'; '.join(run.changes)}."
 
 
 def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
     """Differences from the baseline in seeds, in what is learned, for how long and by how large a model."""
     if not speedup.paired:
         yield f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's mean curve."
-    elif (pairs := len(speedup.values)) < max(len(each.final_losses()) for each in (group, baseline)):
-        yield f"{group.label}: its speed-up is of the {pairs} seeds that it has in common with the baseline."
+    elif 0 < (pairs := len(speedup.values)) < max(len(each.final_losses()) for each in (group, baseline)):
+        what, seeds = ("speed-up and test are", "seeds") if pairs > 1 else ("speed-up is", "seed")
+        yield f"{group.label}: its {what} of the {pairs} {seeds} that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():
         kind = "validated differently" if "val" in key.rsplit(".", 1)[-1] else "trained differently"
         kind = "other data" if key in ("data.content", "data.tokenizer") else kind
-        yield f"{group.label}: {kind}: {name} is {show(ours.get(key))}, the baseline {show(theirs.get(key))}."
+        yield f"{group.label}: {kind}: {name} is {show(ours, key)}, the baseline {show(theirs, key)}."
     first, other = group.counted[0], baseline.counted[0]
     tokens = [float(run.curve.tokens[-1]) for run in (first, other)]
     if not group.unfinished and _apart(tokens, TOKENS_APART):

@@ -55,9 +55,9 @@ def plot_convergence(comparison: Comparison) -> None:
                         markersize=3.5, markevery=max(1, len(x) // FEW),
                         label=_legend(result, result is baseline))  # fmt: skip
                 ax.fill_between(x, curve.loss - sd, curve.loss + sd, color=look.colour, alpha=0.18, linewidth=0)
-            target = float(baseline.group.mean()[0].loss[-1])
-            ax.axhline(target, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1,
-                       label=f"final loss of {baseline.label}; bands: ± standard deviation over seeds")  # fmt: skip
+            if comparison.target is not None:
+                ax.axhline(comparison.target, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1,
+                           label=f"final loss of {baseline.label}; bands: ± standard deviation over seeds")  # fmt: skip
             ax.set(title=title, xlabel=label, xlim=(0, longest * 1.02))
             ax.grid()
         first.set(ylim=_limits(results), ylabel="validation loss (nats per token)")

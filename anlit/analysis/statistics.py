@@ -116,15 +116,15 @@ class Test:
 
 
 def difference(ours: Losses, theirs: Losses) -> Test | None:
-    """Ours minus theirs: a paired t-test where both have the same seeds, Welch's t-test otherwise.
+    """Ours minus theirs: a paired t-test on the seeds that both have if they are two or more, else Welch's t-test.
 
     None with fewer than two seeds, without any spread, or if a run failed: nothing holds of the others alone.
     """
     if None in {*ours.values(), *theirs.values()}:
         return None
+    if len(pairs := differences(ours, theirs)) > 1:
+        return _one_sample(np.array(pairs, float), "paired t-test")
     a, b = np.array(list(ours.values()), float), np.array(list(theirs.values()), float)
-    if set(ours) == set(theirs):
-        return _one_sample(a - np.array([theirs[seed] for seed in ours], float), "paired t-test")
     if min(len(a), len(b)) < 2 or max(np.ptp(a), np.ptp(b)) < NO_SPREAD * abs(a.mean()):
         return None
     v, w = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
@@ -178,19 +178,27 @@ class SpeedUp:
     """A speed-up in tokens.
 
     Args:
-        values: One for each pair of seeds, None where the run never has the loss, or one of the two failed.
+        values: One for each pair of seeds, None where the run never has the loss, or one of the two failed; () if the
+            baseline has not finished.
         bound: A run had the loss at its first validation, so the speed-up is at least this.
         paired: The seeds were compared in pairs, not with the baseline's mean curve.
+        left_out: The number of runs on seeds that the baseline does not have.
     """
 
     values: tuple[float | None, ...]
     bound: bool = False
     paired: bool = True
+    left_out: int = 0
+
+    @property
+    def pairs(self) -> str:
+        """` (1 seed)`, the number of pairs where it is not that of the runs, to stand behind a number."""
+        return f" ({len(self.values)} seed{'s' * (len(self.values) > 1)})" if self.left_out else ""
 
     @property
     def mean(self) -> float | None:
-        """The geometric mean; None unless every pair has a value."""
-        return None if None in self.values else math.exp(np.log(np.array(self.values, float)).mean())
+        """The geometric mean; None unless there are pairs and each has a value."""
+        return None if None in self.values or not self.values else math.exp(np.log(np.array(self.values, float)).mean())
 
     @property
     def test(self) -> Test | None:
@@ -211,11 +219,14 @@ class SpeedUp:
 
     @property
     def words(self) -> str:
-        """`1.40 (1.31 … 1.50)`, `1.40` for one pair, `2 of 3 seeds` or `not reached`."""
+        """`1.40 (1.31 … 1.50)`, `1.40` for one pair, `1.40 (1 seed)` for one of more runs, `2 of 3 seeds`,
+        `not reached` or `– (baseline unfinished)`."""
+        if not self.values:
+            return f"{NONE} (baseline unfinished)"
         if self.mean is None:
-            return of_seeds(self.values, "not reached")
+            return of_seeds(self.values, f"not reached{self.pairs}")
         interval = f" ({self.test.low:.2f} … {self.test.high:.2f})" if self.test else ""
-        return f"{'≥ ' * self.bound}{self.mean:.2f}{interval}"
+        return f"{'≥ ' * self.bound}{self.mean:.2f}{interval}{self.pairs}"
 
 
 def tokens_to_loss(curve: Curve, loss: float) -> float | None:
@@ -244,4 +255,4 @@ def speed_up(baseline: SeededCurves, others: SeededCurves) -> SpeedUp:
         cost, own = tokens_to_loss(theirs, target), tokens_to_loss(ours, target)
         values.append(own / cost if own and cost else None)
         bound |= bool(theirs.loss[0] < target)
-    return SpeedUp(tuple(values), bound, paired)
+    return SpeedUp(tuple(values), bound, paired, len(others) - len(pairs))

@@ -4,13 +4,14 @@ import os
 import shlex
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from anlit.analysis.comparison import STUDY, read_step_times, refuse_other_report, seconds_per_token
 from anlit.analysis.study.estimate import overview
-from anlit.analysis.study.launch import launch, reuse, submit
+from anlit.analysis.study.launch import launch, reusable, reuse, submit
 from anlit.analysis.study.plan import Study, Trial, read_config, read_study
 from anlit.analysis.study.results import StudyResults, planned, results_of, select, tune
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     if not given.report_only:
         check_study(study)
     if given.dry_run:
-        echo(overview(study, given.jobs))
+        echo(_overview(study, output, given))
         return 0
     typed = shlex.join(["anlit", "study", *argv])
     if given.report_only:
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
             forget_failure(output / trial.name)
     try:
         if given.slurm is None:
-            echo(overview(study, given.jobs))
+            echo(_overview(study, output, given))
         for trials in _phases(study, output):
             reuse(trials, output, given.reuse)
             if given.slurm is None:
@@ -142,6 +143,16 @@ def _refusal(trial: Trial, study: Study, sentence: str) -> UserError:
     below = [config for config in trial.arm.configs if f"'{key}':" in str(read_config(config))]
     in_study = not below or any(key == name.rsplit(".", 1)[-1] for name in trial.settings)
     return UserError(f"arm '{trial.arm.name}', {study.path if in_study else below[-1]}: {sentence}")
+
+
+def _overview(study: Study, output: Path, given: Namespace) -> str:
+    """The study's overview with what is left of it under `output`."""
+    selected = select(study, tune(study, output))
+    trials = planned(study, selected)
+    ended = dict.fromkeys(reusable(trials, output, given.reuse), "taken by --reuse")
+    kept = ("finished",) if given.retry_failed else ("finished", "failed")
+    ended |= {trial.name: state.status for trial in trials if (state := state_of(output / trial.name)).status in kept}
+    return overview(study, given.jobs, selected, ended)
 
 
 def _phases(study: Study, output: Path) -> Iterator[list[Trial]]:

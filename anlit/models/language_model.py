@@ -45,6 +45,8 @@ class LanguageModel(L.LightningModule):
     """transformers' model_type of the checkpoint that the first weights were imported from."""
     is_continued = begins_new_optimizer = False
     """Whether the run continues from a checkpoint, and whether it does so without the optimizer's state."""
+    changed_settings: tuple[str, ...] = ()
+    """Settings that differ from those of the checkpoint that the run continues from, as `name old → new`."""
     selections: Selections | None = None
     """What attention's `backend: auto` runs on; None before the first batch, or if settings name the back end."""
 
@@ -250,7 +252,8 @@ class LanguageModel(L.LightningModule):
         if "state_dict" in checkpoint:
             continuing.refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), f"ckpt_path={path}")
         if changed and not self.is_continued:
-            listed = ", ".join(changed.values())
+            self.changed_settings = tuple(changed.values())
+            listed = ", ".join(self.changed_settings)
             rank_zero_only(_log.info)(f"Continued with changed settings, the new ones are used: {listed}")
         self.is_continued = True
         if "model.optimizer" in changed:

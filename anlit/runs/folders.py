@@ -4,6 +4,7 @@ They hold `config.yaml` (the resolved configuration), `metrics.csv` (a row for e
 data fingerprint, status). A crashed run may lack any of them; it is read all the same, so that a report can list it.
 """
 
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from anlit.reading import number, read_json, read_rows, read_yaml
 
 METRICS, RECORD = "metrics.csv", "run.json"
 LAUNCH_SCHEMA = {
-    "started": str, "step": int, "command": str, "versions": dict, "git": {"commit": str, "dirty": bool},
+    "started": str, "step": int, "command": str, "changed": [str], "versions": dict,
+    "git": {"commit": str, "dirty": bool},
     "hardware": {"devices": [str], "cpu": str, "cores": int, "threads": int},
 }  # fmt: skip
 """What run.json holds of each launch, see `anlit.reading`."""
@@ -102,8 +104,15 @@ class Run:
 
     @property
     def launches(self) -> list[dict[str, Any]]:
-        """The start of the run and each continuation: {started, step, command, versions, git, hardware}."""
+        """The start of the run and each continuation: {started, step, command, changed, versions, git, hardware}."""
         return self.record.get("launches") or [self.record]
+
+    @property
+    def changes(self) -> list[str]:
+        """`name old → new from step n` of each launch that changed settings, if no later one began there or before."""
+        steps = [launch.get("step") or 0 for launch in self.launches]
+        return [f"{', '.join(launch['changed'])} from step {steps[n]}" for n, launch in enumerate(self.launches)
+                if launch.get("changed") and steps[n] < min(steps[n + 1 :], default=math.inf)]  # fmt: skip
 
     @property
     def commit(self) -> str | None:

@@ -129,12 +129,15 @@ def short_names(keys: list[str]) -> dict[str, str]:
     return {key: ".".join(own[-lengths[key] :]) for key, own in parts.items()}
 
 
-def show(value: Any) -> str:
+def show(settings: dict[str, Any], key: str) -> str:
     """A setting's value in a label: no module path, no trailing zeros."""
+    value: Any = settings.get(key)
     if _is_class(value):
         name = value.rsplit(".", 1)[-1]
         return SPELLED.get(name, name)
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None:  # the null rate of model/*.yaml follows from the width
+        return "default" if ".init_args." in key else "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
@@ -178,8 +181,8 @@ def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
     labels: list[str] = []
     for label, own in zip(plain, settings, strict=True):
         alike = [other for bearer, other in zip(plain, settings, strict=True) if bearer == label]
-        values = {name: own.get(key) for key, name in short_names(differing(alike)).items()}
-        words = [show(value) if _is_class(value) else f"{name}={show(value)}" for name, value in values.items()]
+        words = [show(own, key) if _is_class(own.get(key)) else f"{name}={show(own, key)}"
+                 for key, name in short_names(differing(alike)).items()]  # fmt: skip
         labels.append(", ".join([label, *words[:MOST_SETTINGS]]) + (", …" if len(words) > MOST_SETTINGS else ""))
     earlier = [labels[:i].count(label) for i, label in enumerate(labels)]
     return [f"{label} ({n + 1})" if n else label for label, n in zip(labels, earlier, strict=True)]

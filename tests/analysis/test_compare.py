@@ -68,7 +68,7 @@ def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
     assert table_row(markdown, "nGPT, plain")[6:] == ["–", "not reached", "–", "–", "–"], "no times and no crossing"
     assert any(note.startswith("nGPT, plain: LOST failed (failed, no validation)") for note in raw["notes"])
     assert "nGPT, plain: 1 of 2 runs are counted; left out: 1 failed, no validation." in raw["notes"]
-    for needed in ("failed, no validation: out of memory", "0123456789", "`anlit fit --config a.yaml`"):
+    for needed in ("no validation: out of memory", "0123456789", "`anlit fit --config a.yaml`", "over tokens]("):
         assert needed in markdown
     assert len(raw["runs"]) == 6
     assert str(out / "convergence.png") in capsys.readouterr().out
@@ -86,6 +86,7 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     """However long the runs took: here the baseline's machine was ten times slower."""
     slow, quick = make_run("gpt", seconds_of=lambda tokens: tokens), make_run("angpt", FASTER, ANGPT)
     never = make_run("ngpt", SLOWER, NGPT)
+    make_run("angpt2", FASTER, ANGPT, seed=2)  # without a partner
     noise = [1.0, 1.1, 5.0, 0.9, 1.0, 1.2]  # of the machine, on both in a round
     ratios = [1.25, 1.20, 1.30, 1.25, 1.24, 1.26]
     seconds = [noise, [a * b for a, b in zip(noise, ratios, strict=True)], [2 * a for a in noise]]
@@ -95,8 +96,10 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     assert angpt["time_per_token"] == pytest.approx({"median": 1.25, "low": 1.20, "high": 1.30})
     assert angpt["speedup_wall_clock"] == {"median": pytest.approx(1.6 / 1.25), "low": None, "high": None}
     assert (ngpt["time_per_token"]["median"], ngpt["speedup_wall_clock"]) == (pytest.approx(2.0), None)
-    assert table_row(markdown, "anGPT, plain")[9:] == ["1.25 (1.20 … 1.30)", "1.28"], "one seed has no interval"
-    assert "speed-up 1.60 in tokens, 1.28 in wall-clock" in markdown
+    _, seeds, *_, time, wall_clock = table_row(markdown, "anGPT, plain")
+    assert (seeds, time, wall_clock) == ("2 (1 paired)", "1.25 (1.20 … 1.30)", "1.28 (1 seed)")
+    assert "speed-up 1.60 (1 seed) in tokens, 1.28 (1 seed) in wall-clock" in markdown
+    assert "over tokens and time](" in markdown
     by_panel = [per_token["anGPT, plain"] for *_, per_token in plots.panels_of(report)]
     assert by_panel == pytest.approx([1, 1.05 * 1.25 / 60])
     assert raw["groups"][0]["seconds"]["mean"] == 400  # as recorded
@@ -179,6 +182,8 @@ def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
+KILLED, AFTER = ({"step": 6, "changed": [f"lr 3 → {lr}"]} for lr in (7, 5))  # before it wrote a checkpoint
+CHANGED = [{"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]}, KILLED, AFTER]
 LONG = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
 
 
@@ -200,6 +205,7 @@ def slowing(tokens):
     ({"record": {"versions": {"torch": "3"}}}, "different versions"),
     ({"record": {"data": None}}, "not verified"),
     ({"record": {"parameters": 2000}}, "2,000 parameters, the baseline 1,000"),
+    ({"record": {"launches": CHANGED}}, "b changed on the way: lr 2 → 3, tau 0 → 1 from step 4; lr 3 → 5 from step 6."),
     ({"points": LONG, "seconds_of": slowing}, "b: unstable throughput, 10 tokens/s in its first half and 7"),
 ])  # fmt: skip
 def test_unfair_comparisons_are_noted_and_fair_ones_are_not(make_run, tmp_path, changes, note):
@@ -225,6 +231,16 @@ def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatc
     left, bottom, right, top = drawn[0].legends[0].get_window_extent().extents
     assert 0 <= left < right <= drawn[0].bbox.width
     assert 0 <= bottom < top <= drawn[0].bbox.height
+
+
+def test_a_baseline_that_has_not_finished_gives_no_speed_up(make_run, tmp_path, monkeypatch, drawn):
+    make_run("gpt", record={"status": "running"})
+    make_run("ngpt", FASTER, NGPT)
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    _, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
+    assert (raw["target_loss"], raw["groups"][1]["speedup_tokens"]["mean"]) == (None, None)
+    assert table_row(markdown, "nGPT, plain")[7:] == ["– (baseline unfinished)", "–", "–", "–"]
+    assert not any("final loss of" in text.get_text() for text in drawn[0].legends[0].get_texts())
 
 
 EVIL = "x\x1b[2J ![p](http://evil/p.png) ![q](../secret.png) <img src=http://evil/r.png> [l](http://evil) `"

@@ -90,6 +90,8 @@ def test_seeds_paths_loggers_and_plain_written_out_do_not_separate_runs(make_run
 def test_settings_and_data_separate_runs_and_distinct_labels_tell_how(make_run):
     first, faster = make_run("a"), make_run("b", settings={LR: 0.005})
     assert labels(first, faster) == ["GPT+, plain, lr=0.001", "GPT+, plain, lr=0.005"]
+    null = make_run("null", settings={LR: None, "trainer.max_steps": None})
+    assert labels(first, null)[1] == "GPT+, plain, lr=default, max_steps=none"
     other = make_run("c", record={"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}})
     assert labels(first, other) == ["GPT+, plain, content=c0", "GPT+, plain, content=c1"]
     nope = make_run("d", settings={"model.init_args.positions": {"class_path": "anlit.layers.positions.NoPE"}})

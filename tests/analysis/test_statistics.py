@@ -30,6 +30,13 @@ def test_other_seeds_are_compared_by_welch(theirs: list[float]) -> None:
         assert (test.difference, test.low, test.high) == pytest.approx((-0.35, *interval))
 
 
+def test_two_seeds_or_more_in_common_are_tested_in_pairs() -> None:
+    test = difference({1: 3.0, 2: 3.2, 3: 3.1}, {2: 3.4, 3: 3.5, 4: 9.0})
+    assert test is not None
+    assert (test.method, test.n) == ("paired t-test", (2, 2))
+    assert (test.difference, test.p) == pytest.approx((-0.3, stats.ttest_rel([3.2, 3.1], [3.4, 3.5]).pvalue))
+
+
 def test_nothing_is_claimed_of_one_seed_or_no_spread() -> None:
     """Nor where a run was lost."""
     one, two, flat = {1: 3.0}, {1: 3.0, 2: 3.1}, {1: 3.0, 2: 3.0}
@@ -77,7 +84,7 @@ def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
     easy, hard = curve((100, 4.0), (400, 1.0)), curve((100, 6.0), (400, 3.0))
     quick_easy, quick_hard = curve((100, 3.0), (200, 1.0)), curve((100, 5.0), (200, 3.0))
     paired = speed_up([(1, easy), (2, hard)], [(2, quick_hard), (1, quick_easy), (3, quick_hard)])
-    assert paired.values == (2.0, 2.0)
+    assert (paired.values, paired.words) == ((2.0, 2.0), "2.00 (2 seeds)")
     missed = speed_up([(1, easy), (2, hard)], [(1, quick_easy), (2, curve((100, 5.0), (200, 3.1)))])
     assert (missed.values, missed.mean, missed.test, missed.words) == ((2.0, None), None, None, "1 of 2 seeds")
     for lost in (speed_up([(1, easy), (2, None)], [(1, quick_easy), (2, quick_hard)]),

@@ -1,5 +1,6 @@
 """A run that is continued with other settings: what would make another model is refused, what is taken is said."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -63,6 +64,8 @@ def test_changed_rates_are_taken_and_said(shards: Path, run_dir: Path, n_ranks: 
         for change in ("lr 0.001 → 0.01", "betas [0.9, 0.95] → [0.8, 0.9]", "weight_decay 0.0 → 0.2"):
             assert f"model.optimizer.{change}" in line
         assert f"trainer.max_steps {STEPS} → {LONGER}" in line
+        first, second = json.loads((run_dir / "run.json").read_text())["launches"]
+        assert (first["changed"], second["step"], ", ".join(second["changed"])) == ([], STEPS, line.partition(": ")[2])
         groups = last_checkpoint(run_dir)["optimizer_states"][0]["param_groups"]
         assert [group["weight_decay"] for group in groups] == [0.2, 0.2, 0.2, 0.0]
         assert {tuple(group["betas"]) for group in groups} == {(0.8, 0.9)}

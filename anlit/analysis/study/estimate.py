@@ -1,9 +1,10 @@
 """How many tokens and hours the runs of a study need, estimated from its YAML before anything starts."""
 
+from collections import Counter
 from functools import reduce
 from typing import Any, NamedTuple
 
-from anlit.analysis.study.plan import Study, Trial, merged, read_config
+from anlit.analysis.study.plan import Setting, Study, Trial, merged, read_config
 from anlit.configuration import init_args, mapping
 
 DEFAULTS = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
@@ -34,8 +35,11 @@ def cost_of(run: Trial) -> Cost:
     return Cost(tokens, linear + vocabulary * d, tokens * (6.0 * linear + 6.0 * layers * d * (length + 1)))
 
 
-def overview(study: Study, jobs: int) -> str:
-    """What `--dry_run` prints: the runs of both phases by arm, their tokens and estimated hours."""
+def overview(study: Study, jobs: int, selected: dict[str, Setting], ended: dict[str, str]) -> str:
+    """What `--dry_run` prints: the runs of both phases by arm, tokens and estimated hours of those that are left.
+
+    `ended` maps names of the others to the reason; `selected` has the setting to measure of arms that are tuned.
+    """
     pace = mapping(study.content.get("pace"))
     rate, lines, total = float(pace.get("flops_per_second") or 0), [f"{study.title} ({study.label})"], 0.0
     for arm in study.arms:
@@ -44,12 +48,14 @@ def overview(study: Study, jobs: int) -> str:
             f"{len(study.seeds)} seeds",
         )
         lines.append(f"  {arm.name}: " + (f"{tuned}, the best on {seeds}" if arm.is_tuned else f"{seeds}, no tuning"))
-    measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms})
+    measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms} | selected)
     for phase, runs in (("tuning", study.tuning_runs()), ("measuring", measured)):
-        costs = [cost_of(run) for run in runs]
+        costs = [cost_of(run) for run in runs if run.name not in ended]
+        counts = Counter(ended[run.name] for run in runs if run.name in ended)
         hours = sum(cost.flops / rate + SECONDS_TO_START for cost in costs) / 3600 / jobs if rate else 0.0
         words = f", about {hours:.2f} h" if hours else ""
-        lines.append(f"{phase}: {len(runs)} runs, {sum(cost.tokens for cost in costs):,.0f} tokens{words}")
+        words += f" (of {len(runs)}: {', '.join(f'{n} {why}' for why, n in counts.items())})" if counts else ""
+        lines.append(f"{phase}: {len(costs)} runs, {sum(cost.tokens for cost in costs):,.0f} tokens{words}")
         total += hours
     estimate = "none, because the study's YAML has no `pace: {flops_per_second: …}` for this budget"
     if rate:

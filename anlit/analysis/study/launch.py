@@ -28,6 +28,7 @@ from anlit.analysis.study.record import read_record, restore
 from anlit.analysis.study.state import LOG, PREEMPTED, note_end, note_start, read_launches, state_of
 from anlit.errors import UserError
 from anlit.reporting.text import echo
+from anlit.runs.folders import Run
 
 POLL_SECONDS = 0.2
 LOCK, PARTIAL = ".lock", ".partial-"
@@ -163,28 +164,29 @@ def _sbatch(*arguments: str) -> str:
     return done.stdout.strip().split(";")[0]
 
 
-def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
-    """Give each run that has not begun the finished run with its hash, of settings and configuration files, from one of
-    `studies`, folders of studies. Files become hard links, or copies on another file system. Where only the study's
-    report.json is left, the run is restored from it.
-    """
+def reusable(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> dict[str, tuple[Path, Run | None]]:
+    """Name of each run that has not begun → folder, or report.json and its content, of a finished one with its hash."""
     folders = [folder for study in studies for folder in sorted(study.iterdir()) if not folder.name.startswith(PARTIAL)]
-    finished = {each.name.rpartition("-")[2]: each for each in folders[::-1] if state_of(each).status == "finished"}
     records = [study / STUDY for study in studies if (study / STUDY).is_file()]
-    recorded = {Path(name).name.rpartition("-")[2]: (each, record) for record in records
-                for name, each in read_record(record.parent)[1].items() if each.complete}  # fmt: skip
-    for run in runs:
-        source, folder = finished.get(run.name.rpartition("-")[2]), output / run.name
-        restored = recorded.get(run.name.rpartition("-")[2])
-        if (source or restored) and not folder.exists():
-            partial = output / (PARTIAL + run.name)
-            shutil.rmtree(partial, ignore_errors=True)
-            if source:
-                shutil.copytree(source, partial, symlinks=True, copy_function=_link)
-            elif restored:
-                restore(restored[0], partial, restored[1])
-            partial.rename(folder)  # a kill before it leaves no half of a run
-            echo(f"{run.name}: taken from {source or (restored and restored[1])}")
+    found: dict[str, tuple[Path, Run | None]] = {
+        name.rpartition("-")[2]: (record, run) for record in records
+        for name, run in read_record(record.parent)[1].items() if run.complete}  # fmt: skip
+    found |= {run.name.rpartition("-")[2]: (run, None) for run in folders[::-1] if state_of(run).status == "finished"}
+    return {run.name: found[run.name.rpartition("-")[2]] for run in runs
+            if run.name.rpartition("-")[2] in found and not (output / run.name).exists()}  # fmt: skip
+
+
+def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
+    """Take over what is `reusable` in folders of studies; files become hard links, or copies across file systems."""
+    for name, (source, recorded) in reusable(runs, output, studies).items():
+        partial = output / (PARTIAL + name)
+        shutil.rmtree(partial, ignore_errors=True)
+        if recorded is None:
+            shutil.copytree(source, partial, symlinks=True, copy_function=_link)
+        else:
+            restore(recorded, partial, source)
+        partial.rename(output / name)  # a kill before it leaves no half of a run
+        echo(f"{name}: taken from {source}")
 
 
 def _link(source: str, target: str) -> None:

@@ -29,9 +29,10 @@ _log = logging.getLogger(__name__)
 class RunRecord(L.Callback):
     """Writes data fingerprint, parameter count, attention kernels, status, and an entry for each launch.
 
-    A launch is the start of the run or a continuation: time, step, command, versions, git commit and hardware. Nothing
-    is written before training starts, so a refused continuation does not change the record. The loggers get the
-    settings then, and the run folder a copy of the data's tokenizer.json, so that it can be moved away from its data.
+    A launch is the start of the run or a continuation: time, step, command, the settings that it changed, versions, git
+    commit and hardware. Nothing is written before training starts, so a refused continuation does not change the
+    record. The loggers get the settings then, and the run folder a copy of the data's tokenizer.json, so that it can be
+    moved away from its data.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -47,6 +48,7 @@ class RunRecord(L.Callback):
             "started": now(),
             "step": trainer.global_step,
             "command": shlex.join(["anlit", *sys.argv[1:]]),
+            "changed": pl_module.changed_settings,
             "versions": versions(),
             "git": git_state(),
             "hardware": {**machine(), "threads": torch.get_num_threads(), "devices": devices},

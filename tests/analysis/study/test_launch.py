@@ -85,6 +85,8 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(start: La
     assert out.count("taken from first") == 5 + 6
     for run in study.measured_runs(select(study, tune(study, folder / "out"))):
         assert (folder / "out" / run.name / "run.json").samefile(folder / "first" / run.name / "run.json")
+    shutil.rmtree(folder / "out" / run.name)
+    assert "0 tokens (of 6: 5 finished, 1 taken by --reuse)" in finish(start("--dry_run", "--reuse", "first"))
     assert "--reuse nowhere is no folder" in finish(start("--reuse", "nowhere"), code=1)
 
 

@@ -110,7 +110,7 @@ def test_the_estimate_counts_tokens_and_hours(folder: Path) -> None:
     assert cost.tokens == 400 * 8 * 256
     assert cost.parameters == linear + 1024 * 128
     assert cost.flops == cost.tokens * (6 * linear + 6 * 4 * 128 * 257)
-    text = overview(study, jobs=2)
+    text = overview(study, 2, {}, {})
     hours = (6 + 6) * (cost.flops / 1e10 + 10) / 3600 / 2
     assert f"estimate: {hours:.2f} h with --jobs 2" in text
     assert "tuning: 6 runs, 4,915,200 tokens" in text
