@@ -4,12 +4,14 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from anlit.analysis.study.dynamics import dynamics, mean_over_seeds, series
+from anlit.analysis.study.plan import Arm, Setting
+from anlit.analysis.study.record import restore
 from anlit.runs.folders import load_run
 from tests.integration.conftest import Train
 
@@ -25,11 +27,12 @@ def test_the_fragment_fills_the_section_of_a_report(trained: Train, tmp_path: Pa
     assert list(logged["induction_gain"].values()) == pytest.approx(gains)
 
     unfinished = replace(run, record={**run.record, "status": "interrupted"})
-    results: Any = SimpleNamespace(
-        study=SimpleNamespace(arms=[SimpleNamespace(title="anGPT", base="angpt")]),
-        measured=lambda arm: (run, unfinished),
-        output=tmp_path,
-    )
+    restore(run, tmp_path / "restored", tmp_path / "report.json")
+    restored = load_run(tmp_path / "restored")
+    assert series(restored) == {"val/loss": pytest.approx(logged["val/loss"], rel=1e-5)}
+    arm, results = Arm("angpt", "angpt", "anGPT", (), Setting({}, {}), {}, ()), cast(Any, SimpleNamespace())
+    results.study, results.output = SimpleNamespace(arms=[arm]), tmp_path
+    results.measured = lambda arm: (run, unfinished, restored)
     text = "\n".join(dynamics(results, {}))
     assert f"| rotation of W_q's rows per step (radians) | {np.mean([*logged['rotation/W_q'].values()]):.4g} |" in text
     assert f"| ‖h‖ after the last block | {logged['hidden/last/norm'][100]:.4g} |" in text

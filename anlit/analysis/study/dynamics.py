@@ -35,11 +35,12 @@ MARKS, WRAPPED = 6, 34
 
 
 def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
-    """A panel for each quantity over the steps, and a table of the last values, as means over the finished seeds."""
+    """A panel for each quantity over the steps, a table of the last values: means over finished seeds that log it."""
     seeds: dict[str, list[Series]] = {}
     for arm in results.study.arms:
-        logged = [series(run) for run in results.measured(arm) if run.complete]
-        if arm.is_among(options.get("arms")) and any(len(metrics) > 1 for metrics in logged):
+        all_seeds = [series(run) for run in results.measured(arm) if run.complete]
+        logged = [metrics for metrics in all_seeds if len(metrics) > 1]  # one restored from a record has losses alone
+        if logged and arm.is_among(options.get("arms")):
             seeds[arm.title] = logged
     if not seeds:
         return ["## Training dynamics", "No finished run logged them: add `trainer/dynamics.yaml` to the study."]
