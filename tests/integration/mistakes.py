@@ -16,6 +16,7 @@ FAST = [
         f"{FIT} --model=AnGPT --model.silu_std .inf",
         r"model\.silu_std=inf is out of range: give a finite number, more t",
     ),
+    (f"{FIT} --trainer.max_steps 0", r"trainer\.max_steps=0 is out of range: give 1 or more, or -1 for no limit$"),
     (f"{FIT} --trainer.devices x", r"trainer\.devices is no number of processes: give --trainer\.devices 1"),
     (f"{FIT} --data.path beyond", r"beyond/train is damaged \(it has token 4,9.*vocabulary has 320\)"),
     ("size --config tiny.yaml --mfu 0", r"--mfu 0 must be a share of the peak"),
