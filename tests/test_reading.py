@@ -140,6 +140,7 @@ def test_yaml_that_expands_is_refused(kind: str, tmp_path: Path) -> None:
         ({"a": {"b": [1]}}, {"a": {"b": [str]}}, "an entry of a.b is int in place of str"),
         ({"a": True}, {"a": (int, float)}, "a is bool in place of int or float"),
         ([], {"a": int}, "its content is list in place of dict"),
+        ({"a": [None]}, {"a": [str]}, "an entry of a is empty"),
     ],
 )
 def test_a_schema_names_the_part(value: object, schema: object, said: str) -> None:
