@@ -27,7 +27,7 @@ RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
     ("0 or more and less than 1", lambda x: 0 <= x < 1, [f"model.{share}" for share in SHARES]),
     ("more than -1", lambda x: x > -1, ["model.approximation.error"]),
     ("0 to 4294967295", lambda x: 0 <= x < 1 << 32, ["seed_everything"]),
-    ("0 or more, or -1 for no limit", lambda x: x >= -1, ["trainer.max_epochs", "trainer.max_steps"]),
+    ("1 or more, or -1 for no limit", lambda x: x >= 1 or x == -1, ["trainer.max_epochs", "trainer.max_steps"]),
     ("1 or more, or -1 for all devices", lambda x: x >= 1 or x == -1, ["trainer.devices"]),
 ]  # fmt: skip
 """What to give, its condition, and the settings, all finite. Those of one mechanism or one kind of positions its class

@@ -132,7 +132,8 @@ def check(value: Any, schema: Any, name: str = "", complete: bool = False) -> No
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kind) or (isinstance(value, bool) and not {bool, object} & {*kinds}):
         names = " or ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"{name or 'its content'} is {type(value).__name__} in place of {names}")
+        given = "empty" if value is None else f"{type(value).__name__} in place of {names}"
+        raise ValueError(f"{name or 'its content'} is {given}")
     if isinstance(schema, list):
         if complete and not value:
             raise ValueError(f"{name} is empty")

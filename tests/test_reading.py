@@ -127,7 +127,7 @@ def test_yaml_that_expands_is_refused(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("value", "schema", "said"), [
     ({"a": {"b": [1]}}, {"a": {"b": [str]}}, "an entry of a.b is int in place of str"),
     ({"a": True}, {"a": (int, float)}, "a is bool in place of int or float"),
-    ([], {"a": int}, "its content is list in place of dict"),
+    ([], {"a": int}, "its content is list in place of dict"), ({"a": [None]}, {"a": [str]}, "an entry of a is empty"),
 ])  # fmt: skip
 def test_a_schema_names_the_part(value: object, schema: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -104,6 +104,9 @@ class LanguageModel(L.LightningModule):
         counts_vary = not getattr(self._data(), "counts_every_target", False)
         self.step_loss = StepLoss(counts_vary, self.context_length)
         self._warm_starts = warm_starts(self.model)
+        if self.changed_settings:
+            listed = ", ".join(self.changed_settings)
+            rank_zero_only(_log.info)(f"Continued with changed settings, the new ones are used: {listed}")
         if self.is_continued:
             scheduler: Any = self.lr_schedulers()
             continuing.take_group_settings(self.trainer.optimizers[0], scheduler, self._configured_groups)
@@ -251,11 +254,7 @@ class LanguageModel(L.LightningModule):
             continuing.check_changes(changed, path)
         if "state_dict" in checkpoint:
             continuing.refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), f"ckpt_path={path}")
-        if changed and not self.is_continued:
-            self.changed_settings = tuple(changed.values())
-            listed = ", ".join(self.changed_settings)
-            rank_zero_only(_log.info)(f"Continued with changed settings, the new ones are used: {listed}")
-        self.is_continued = True
+        self.is_continued, self.changed_settings = True, tuple(changed.values())
         if "model.optimizer" in changed:
             self.begins_new_optimizer, checkpoint["optimizer_states"] = True, []
 
