@@ -93,7 +93,7 @@ def test_the_format_follows_from_the_name() -> None:
 @pytest.mark.parametrize(
     ("content", "text", "problem"),
     [(b"a\r\nb\n\xc3\xa4", "a\r\nb\nä", None), (b"", None, "empty"), (b"gr\xf6\xdfe", None, "not_utf8"),
-     (bytes(100 << 20), None, "too_long")],
+     (b"\xef\xbb\xbfa", "a", None), (b"\xef\xbb\xbf", None, "empty"), (bytes(100 << 20), None, "too_long")],
 )  # fmt: skip
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_plain_text_is_one_document(tmp_path: Path, ending: str, content: bytes, text: Any, problem: Any) -> None:

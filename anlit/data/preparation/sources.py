@@ -92,7 +92,7 @@ class DistinctTexts(Source):
             content = b""
             try:
                 content = path.read_bytes()
-                problem = "" if content.decode() else "empty"
+                problem = "" if content.decode("utf-8-sig") else "empty"
             except OSError as error:
                 problem, bad = "unreadable", bad or f"{path}: it cannot be read ({error.strerror})"
             except UnicodeDecodeError as error:

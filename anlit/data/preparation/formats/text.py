@@ -12,7 +12,8 @@ from anlit.data.preparation.formats.base import Columns, Place, Record
 
 
 def read_plain(name: str, path: Path, columns: Columns) -> Iterator[Record]:
-    """The one record of a plain text; of a compressed one, no more is decompressed than a document may have."""
+    """The one record of a plain text, without a byte-order mark; of a compressed one, no more is decompressed than a
+    document may have."""
     text = bytearray()
     try:
         for piece in base.read_bytes(name, path):
@@ -20,7 +21,7 @@ def read_plain(name: str, path: Path, columns: Columns) -> Iterator[Record]:
             if len(text) > columns.max_document_bytes:
                 yield base.too_long(base.THE_FILE, max(len(text), path.stat().st_size), columns)
                 return
-        yield base.record_of(base.THE_FILE, bytes(text), None, columns)
+        yield base.record_of(base.THE_FILE, bytes(text.removeprefix(codecs.BOM_UTF8)), None, columns)
     except base.BrokenFileError as error:
         yield Record(base.THE_FILE, None, *error.args)
 
