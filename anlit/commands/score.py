@@ -22,9 +22,9 @@ def parser() -> ToolParser:
     parser = ToolParser(
         prog="anlit score",
         description="Writes the log-likelihood of every token of texts as parquet: document, position, token, its text "
-        "and bytes, tokens of context, nats, rank, source. A text longer than a window is read in windows that advance "
-        "by the stride; every token is scored once, with at least length − stride tokens of context, or all that the "
-        "document has before it.",
+        "and bytes, tokens of context, log-likelihood, rank, source. A text longer than a window is read in windows "
+        "that advance by the stride; every token is scored once, with at least length − stride tokens of context, or "
+        "all that the document has before it.",
         epilog="Example: anlit score runs/angpt-seed1 book.txt reviews.jsonl --output scores.parquet",
     )
     model_options(parser)

@@ -184,6 +184,8 @@ def write_table(
     """
     if path.is_dir():
         raise UserError(f"--output {path} is a folder: give the name of a file, such as {path}/scores.parquet")
+    if path.suffix != ".parquet":
+        raise UserError(f"--output {path} would hold parquet: give a name that ends in .parquet")
     schema = SCHEMA.with_metadata({"anlit": json.dumps(record)})
     waiting: list[pa.Table] = []
     n_waiting = 0

@@ -24,6 +24,7 @@ FAST = [
     ("study --config study.yaml --jobs 0", r"--jobs 0 must be at least 1"),
     ("prepare TextFiles", r"TextFiles needs --source, the folder that holds the texts\."),
     ("prepare PythonSources --tokenizer gpt2", r"--tokenizer gpt2 means nothing for PythonSources, which takes --incl"),
+    ("score run texts/0.txt --output s.csv", r"--output s\.csv would hold parquet: give a name that ends in \.parquet"),
     ("score run texts/0.txt --output texts", r"--output texts is a folder: give the name of a file"),
     ("diagnose --gaussian --output new --lengths 2", r"--lengths 2 .* add one of 10 or more"),
     (f"{FIT} --model.attention=Foo", r"model\.attention names Foo, which is not a class for it: choose ALiBi.*ScaleIn"),
