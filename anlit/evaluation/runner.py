@@ -7,6 +7,7 @@ writes them again, without any model.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from matplotlib import rc_context
@@ -21,7 +22,7 @@ from anlit.evaluation.data import data_of
 from anlit.evaluation.settings import MULTIPLES, Settings
 from anlit.reading import read_json
 from anlit.reporting.figure import save, style
-from anlit.reporting.files import jsonable, output_folder, write_json, writing
+from anlit.reporting.files import folder_to_fill, jsonable, write_json, writing
 from anlit.reporting.page import write_page
 from anlit.reporting.provenance import environment
 from anlit.reporting.table import Table, console
@@ -139,7 +140,12 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command:
     before anything is measured; the folder cannot be written or has the report of another command; or the JSON file is
     no record of this evaluation.
     """
-    folder, name = output_folder(output), evaluation.name
+    with folder_to_fill(output) as folder:
+        _evaluate(evaluation, paths, folder, command)
+
+
+def _evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command: str) -> None:
+    name = evaluation.name
     if evaluation.page == "report":  # the others have pages of their own name
         refuse_other_report(folder, name + ".json")
     if is_shown_again := len(paths) == 1 and paths[0].endswith(".json"):

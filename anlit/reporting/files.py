@@ -5,7 +5,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,18 @@ def output_folder(output: str) -> Path:
     with writing(Path(output), "made"):
         Path(output).mkdir(parents=True, exist_ok=True)
     return Path(output)
+
+
+@contextmanager
+def folder_to_fill(output: str) -> Iterator[Path]:
+    """`output_folder`, which is removed again, with the parents that were made, where nothing comes to be in it."""
+    made = [path for path in (Path(output), *Path(output).parents) if not path.exists()]
+    try:
+        yield output_folder(output)
+    finally:
+        with suppress(OSError):  # it is filled
+            for path in made:
+                path.rmdir()
 
 
 @contextmanager
