@@ -178,11 +178,17 @@ class TokenShards(L.LightningDataModule):
         self._training_stream()  # refuses weights that are too small
 
     def _check_validation(self) -> None:
-        available, wanted = self.n_targets("val"), self.val_tokens or 0
-        if available == 0:
+        if (n_targets := self.n_targets("val")) == 0:
             raise UserError(f"{self.path}/val has no token to predict: prepare it again with more text held out.")
-        if available < wanted and self._share(1).rank == 0:
-            _log.info(f"{self.path}/val has only {available:,} targets, not the {wanted:,} of --data.val_tokens.")
+        stream: Any = self._evaluation_stream("val")
+        within = f" in its first {self.val_tokens:,}" if self.val_tokens and self.val_tokens < n_targets else ""
+        blocks = f"{stream.available:,} blocks of {stream.length} tokens{within}"
+        for there, wanted, what, option in (
+            (n_targets, self.val_tokens, f"{n_targets:,} targets", "val_tokens"),
+            (stream.available, self.val_blocks, blocks, "val_blocks"),
+        ):
+            if there < (wanted or 0) and stream.share.rank == 0:
+                _log.info(f"{self.path}/val has only {what}, not the {wanted:,} of --data.{option}.")
 
     def _warn_of_cut(self, split: str, limit: float) -> None:
         """Say that the Trainer's `limit` leaves the beginning of a split, and what samples or reads all of it."""

@@ -78,8 +78,9 @@ def test_validation_on_the_first_tokens(prepared: str, streams: Any, n: int, cap
 
 @pytest.mark.parametrize("tokens", [None, 1000])
 @pytest.mark.parametrize("n", [1, 10, 1_000_000])
-def test_validation_on_blocks_spread_over_the_split(prepared: str, streams: Any, n: int, tokens: int | None) -> None:
+def test_validation_on_blocks_spread_over_the_split(prepared: str, streams: Any, n: int, tokens: Any, caplog) -> None:
     """Each is the middle one of as many equal parts of the split as blocks are asked for, whatever the devices."""
+    caplog.set_level(logging.INFO, "anlit")
     blocks = np.array_split(streams["val"][1 : tokens + 1 if tokens else None], range(LENGTH, tokens or 4999, LENGTH))
     count = min(n, len(blocks))
     expected = [blocks[int((number + 0.5) * len(blocks) / count)].tolist() for number in range(count)]
@@ -88,6 +89,7 @@ def test_validation_on_blocks_spread_over_the_split(prepared: str, streams: Any,
         steps = zip(*(data.val_dataloader() for data in shares), strict=True)
         rows = [row[row != IGNORED].tolist() for step in steps for batch in step for row in batch.targets]
         assert [row for row in rows if row] == expected
+    assert bool(re.search(f"only {len(blocks)} blocks of 64 .* 1,000,000 of", caplog.text)) == (n > len(blocks))
 
 
 @pytest.mark.parametrize(
