@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,11 @@ def test_documents_are_held_out_whatever_the_pattern(pattern: str, tokenizer: st
     contents = {"a.json": b"".join(json_lines(some[2:])), "b.txt": some[0].encode()}
     for name, content in (contents | {"c.txt.gz": gzip.compress(some[1].encode())}).items():
         write(tmp_path / "text" / name, content)
-    make(out, recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, pattern=pattern, val_fraction=0.1))
+    (tmp_path / "text" / "c.json").symlink_to("nowhere")
+    recipe = recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, pattern=pattern, val_fraction=0.1)
+    with pytest.raises(UserError, match=r"c\.json: it is no regular file\. Repair .* --on_bad skip"):
+        make(out, recipe)
+    assert make(out, recipe, skip_bad=True)["skipped"] == {"unreadable": {"count": 1, "listed": ["c.json"]}}
     expected = {split: sorted(texts) for split, texts in by_split(some, 0.1).items()}
     assert {split: sorted(read_texts(out, split)) for split in expected} == expected
 
@@ -136,12 +141,16 @@ def test_names_of_all_kinds(tokenizer: str, tmp_path: Path, out: Path, monkeypat
     for name in names:
         write(tmp_path / "text" / name, name.encode("utf-8", "surrogateescape"))
     monkeypatch.chdir(tmp_path / "text")
+    os.mkfifo("~pipe.txt")  # which may never end
+    Path("~link.txt").symlink_to("nowhere")
+    Path("folder.txt").mkdir()
     recipes = [recipe_of("TextFiles", Path(name), tokenizer=tokenizer, val_fraction=0.5) for name in ("../text", ".")]
     with pytest.raises(UserError, match=r"text/.*\.txt: it is not UTF-8 \(.*out with anlit prepare.s --on_bad skip"):
         make(out, recipes[0])
     manifest, again = (make(out, recipe, skip_bad=True) for recipe in recipes)
     assert manifest == again
     assert sorted(manifest["skipped"]["not_utf8"]["listed"]) == sorted(names[4:])
+    assert manifest["skipped"]["unreadable"]["listed"] == ["~link.txt", "~pipe.txt"]
     assert set(read_files(out)) == set(names[:4])
 
 

@@ -121,7 +121,7 @@ class Recipe:
         if tokenizer not in (*HUB_TOKENIZERS, BPE, NO_TOKENIZER):
             tokenizers.load_tokenizer(tokenizer)
             tokenizer = "sha256:" + file_sha256(tokenizer)  # the same file wherever it lies
-        files = sorted(f"{name}\t{path.stat().st_size}" for name, path in self.source.paths.items())
+        files = sorted(f"{name}\t{path.stat().st_size}" for name, path in self.source.paths.items() if path.is_file())
         return {
             **{key: getattr(self, key) for key in ("corpus", "subset", "chunk_bytes", "task_bytes")},
             **{key: getattr(self.options, key) for key in ("end_of_document", "text_field", "max_document_bytes")},

@@ -60,12 +60,16 @@ class LocalFiles(Source):
         self.paths = next(filter(None, there), {})
 
     def listing(self) -> Listing:
-        if not self.paths:
+        regular = {name: path for name, path in self.paths.items() if path.is_file()}
+        if not regular:
             lack = f"{self.root} has no file that matches {self.wanted}"
             lack = lack if self.root.is_dir() else f"There is no folder {self.root}"
             raise UserError(f"{lack}: set --source to the folder that holds the corpus in the hub's layout.")
-        files = [SourceFile(name, path.stat().st_size, path=path) for name, path in self.paths.items()]
-        return Listing(sorted(files, key=lambda file: (natural(file.name), file.name)))
+        files = [SourceFile(name, path.stat().st_size, path=path) for name, path in regular.items()]
+        others = [name for name in self.paths if name not in regular]
+        bad = f"{self.paths[others[0]]}: it is no regular file" if others else ""
+        in_order = sorted(files, key=lambda file: (natural(file.name), file.name))
+        return Listing(in_order, {"unreadable": others} if others else {}, bad)
 
 
 class DistinctTexts(Source):
@@ -91,6 +95,8 @@ class DistinctTexts(Source):
         for label, path in self.paths.items():
             content = b""
             try:
+                if path.exists() and not path.is_file():  # a pipe may never end
+                    raise OSError(0, "it is no regular file")
                 content = path.read_bytes()
                 problem = "" if content.decode("utf-8-sig") else "empty"
             except OSError as error:
@@ -116,8 +122,8 @@ class DistinctTexts(Source):
 
 
 def list_files(root: str | Path, pattern: str) -> dict[str, Path]:
-    """Files under `root` that match a glob pattern, by their names below it, sorted."""
-    return {path.relative_to(root).as_posix(): path for path in sorted(Path(root).glob(pattern)) if path.is_file()}
+    """All but folders under `root` that matches a glob pattern, by the names below it, sorted."""
+    return {path.relative_to(root).as_posix(): path for path in sorted(Path(root).glob(pattern)) if not path.is_dir()}
 
 
 def is_held_out(sha256: str, fraction: float) -> bool:
