@@ -45,6 +45,8 @@ class LanguageModel(L.LightningModule):
     """transformers' model_type of the checkpoint that the first weights were imported from."""
     is_continued = begins_new_optimizer = False
     """Whether the run continues from a checkpoint, and whether it does so without the optimizer's state."""
+    changes = ""
+    """Settings that differ from the checkpoint's, with their old and new values; logged when training starts."""
     selections: Selections | None = None
     """What attention's `backend: auto` runs on; None before the first batch, or if settings name the back end."""
 
@@ -102,6 +104,8 @@ class LanguageModel(L.LightningModule):
         counts_vary = not getattr(self._data(), "counts_every_target", False)
         self.step_loss = StepLoss(counts_vary, self.context_length)
         self._warm_starts = warm_starts(self.model)
+        if self.changes:
+            rank_zero_only(_log.info)(f"Continued with changed settings, the new ones are used: {self.changes}")
         if self.is_continued:
             scheduler: Any = self.lr_schedulers()
             continuing.take_group_settings(self.trainer.optimizers[0], scheduler, self._configured_groups)
@@ -249,10 +253,7 @@ class LanguageModel(L.LightningModule):
             continuing.check_changes(changed, path)
         if "state_dict" in checkpoint:
             continuing.refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), f"ckpt_path={path}")
-        if changed and not self.is_continued:
-            listed = ", ".join(changed.values())
-            rank_zero_only(_log.info)(f"Continued with changed settings, the new ones are used: {listed}")
-        self.is_continued = True
+        self.is_continued, self.changes = True, ", ".join(changed.values())
         if "model.optimizer" in changed:
             self.begins_new_optimizer, checkpoint["optimizer_states"] = True, []
 

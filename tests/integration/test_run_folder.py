@@ -93,13 +93,16 @@ def test_a_folder_with_files_of_a_run_is_continued_from_its_own_checkpoints_alon
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
-def test_each_launch_is_in_the_record_and_in_comparisons(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    """Begun at one commit, continued twice at another; a launch that finds nothing to do is none."""
+def test_each_launch_is_recorded_and_in_comparisons(shards: Path, tmp_path: Path, monkeypatch, capsys, caplog) -> None:
+    """Begun at one commit, continued twice at another; a launch that finds nothing to do is none, and says so."""
     run_dir = tmp_path / "runs" / "run"
-    for commit, steps in (("a" * 40, 5), ("b" * 40, 9), ("b" * 40, 12), ("c" * 40, 12)):
+    for commit, steps in (("a" * 40, 5), ("b" * 40, 9), ("b" * 40, 12), ("c" * 40, 12), ("c" * 40, 7)):
         state = {"commit": commit, "dirty": False}
         monkeypatch.setattr("anlit.training.callbacks.run_record.git_state", lambda state=state: state)
         assert main(fit_arguments(shards, run_dir, f"--trainer.max_steps={steps}", "--ckpt_path=last")) == 0
+    said = [message for message in caplog.messages if "nothing to do" in message or "changed settings" in message]
+    more = "nothing to do; more come with --trainer.max_steps N"
+    assert said[2:] == [f"{run_dir} has its 12 steps (trainer.max_steps={steps}): {more}" for steps in (12, 7)]
     launches = json.loads((run_dir / "run.json").read_text())["launches"]
     assert [(launch["step"], launch["git"]["commit"][0]) for launch in launches] == [(0, "a"), (5, "b"), (9, "b")]
     assert all({"started", "command", "versions", "hardware"} <= launch.keys() for launch in launches)

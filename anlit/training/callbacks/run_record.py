@@ -77,7 +77,11 @@ class RunRecord(L.Callback):
 
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Also where a continued run has nothing left to do: it may have been killed at its end."""
+        """Also where a continued run has nothing left to do, and says so: it may have been killed at its end."""
+        if not self.record:
+            name = "max_steps" if trainer.global_step >= trainer.max_steps > 0 else "max_epochs"
+            has = f"{self.path.parent} has its {trainer.global_step} steps (trainer.{name}={getattr(trainer, name)})"
+            _log.info(f"{has}: nothing to do; more come with --trainer.{name} N")
         self.record = self.record or self._read()
         if self.record.get("status") != "finished":
             self._write(status="finished", ended=now())
