@@ -11,6 +11,7 @@ import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from pydoc import locate
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ import anlit.models
 import anlit.training.callbacks  # noqa: F401  short class names in YAML are those of imported classes
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
+from anlit.data.storage.manifest import MANIFEST, read_manifest
 from anlit.errors import UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.language_model import LanguageModel
@@ -164,14 +166,18 @@ class ConfigurationParser(CommandLine):
     def model_of(self, config: Any) -> LanguageModel:
         """The model of a subcommand's configuration, on the meta device, which needs no memory for its weights.
 
-        A vocabulary that only the data know is set to the usual one.
+        A missing vocabulary is that of data that are prepared on this machine, else the one that they are to have, else
+        the usual one.
 
         Raises:
-            UserError: The model's class refuses a setting.
+            UserError: The model's class refuses a setting, or the manifest of the data is damaged.
         """
         settings = config.model.get("init_args", {})
         if "vocab_size" in settings and settings.vocab_size is None:
-            settings.vocab_size = padded_vocabulary(config.data.get("init_args.vocab_size") or USUAL_VOCABULARY)
+            folders = config.data.get("init_args.paths") or {"": config.data.get("init_args.path")}
+            folder, wanted = next(iter(folders.values())), config.data.get("init_args.vocab_size")  # a mixture has one
+            known = read_manifest(folder)["vocab_size"] if folder and Path(folder, MANIFEST).is_file() else wanted
+            settings.vocab_size = padded_vocabulary(known or USUAL_VOCABULARY)
         try:
             with torch.device("meta"):
                 return self.parser_of(str(self.subcommand)).instantiate(Namespace(model=config.model)).model

@@ -8,6 +8,7 @@ import pytest
 
 from anlit.commands.size import main
 from anlit.errors import UserError
+from tests.data.prepared import random_tokens, write_prepared
 
 MODEL = (
     "--model AnGPT --model.vocab_size 256 --model.n_layers 2 --model.d_model 32 --model.n_heads 2 "
@@ -31,6 +32,12 @@ def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
     assert (numbers["plan"]["checkpoint_every"], numbers["plan"]["length"]) == (2, 64)
     assert numbers["peak"] == pytest.approx(sum(numbers["memory"].values()))
     assert numbers["days"] == pytest.approx(1e9 * numbers["flops_per_token"] / (4 * 312e12 * 0.5) / 86_400)
+
+
+def test_a_prepared_corpus_gives_the_vocabulary_as_in_fit(tmp_path: Path) -> None:
+    write_prepared(tmp_path / "d", {"train": random_tokens(99, 1), "val": random_tokens(99, 2)}, vocab_size=361)
+    own = size(tmp_path, f"--model.vocab_size null --data PythonSources --data.vocab_size 512 --data.path {tmp_path}/d")
+    assert own["parameters"] == size(tmp_path, "--model.vocab_size 384")["parameters"]
 
 
 @pytest.mark.parametrize(("precision", "tera"), [("32-true", 19.5), ("bf16-mixed", 312), ("bf16-true", 312),
