@@ -69,7 +69,7 @@ def test_from_text_files_to_training(tmp_path: Path, monkeypatch) -> None:
     source, folder = str(layouts.text_files(tmp_path / "text", TEXTS)), tmp_path / "out"
     arguments = ["--data=TextFiles", f"--data.source={source}", f"--data.path={folder}"]
     assert_fits(folder, tmp_path / "run", 300, *arguments, "--data.vocab_size=300", "--data.val_fraction=0.2")
-    assert sorted(read_texts(folder, "train") + read_texts(folder, "val")) == sorted(TEXTS)
+    assert sorted(read_texts(folder, "train") + read_texts(folder, "val")) == sorted({*TEXTS} - {"\ufeff"})  # a mark
     monkeypatch.setattr(executors, "encode_task", None)  # nothing is made again
     own = ["--source", source, "--output", str(folder), "--val_fraction", "0.2", "--vocab_size", "300"]
     assert main(["prepare", "TextFiles", *own]) == 0
