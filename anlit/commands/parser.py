@@ -95,8 +95,7 @@ OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
 
 
 def check(config: Namespace) -> None:
-    """Raises UserError if a configuration names a callable that is not a class, or a number is out of its range, or a
-    precision is not one of anlit's.
+    """Raises UserError for a callable that is not a class, a number out of its range, a precision that is not anlit's.
 
     The parser also accepts functions: any function if the key needs a callable, such as `model.init_args.optimizer`,
     else those whose annotation returns the right type. Both would be called.
@@ -143,9 +142,7 @@ class ConfigurationParser(CommandLine):
         return {name: known[name] | {"weights_only"} for name in ("fit", "validate", "test")}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Refuse jsonargparse's listed functions and shortened options, make no objects for keys of type Any, read no
-        `s3://…`.
-        """
+        """Refuse listed functions and shortened options, make no objects for keys of type Any, read no `s3://…`."""
         set_parsing_settings(
             import_path_denylist=[], instantiate_subclass_spec_in_any=False, config_read_mode_fsspec_enabled=False
         )

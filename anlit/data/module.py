@@ -162,8 +162,8 @@ class TokenShards(L.LightningDataModule):
             self._check_training()
         self._check_validation()
         trainer: Any = self.trainer
-        if trainer is not None and not trainer.fast_dev_run:
-            split = "test" if stage == "test" else "val"
+        split = "test" if stage == "test" else "val"
+        if trainer is not None and not trainer.fast_dev_run and split in self.manifest["splits"]:
             self._warn_of_cut(split, getattr(trainer, f"limit_{split}_batches"))
 
     def _check_training(self) -> None:
@@ -192,8 +192,6 @@ class TokenShards(L.LightningDataModule):
 
     def _warn_of_cut(self, split: str, limit: float) -> None:
         """Say that the Trainer's `limit` leaves the beginning of a split, and what samples or reads all of it."""
-        if split not in self.manifest["splits"]:
-            return
         stream = self._evaluation_stream(split)
         there = stream.n_batches or 0
         read = int(there * limit) if isinstance(limit, float) else limit

@@ -254,8 +254,7 @@ def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]
 
 
 def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> tuple[Setting, ...]:
-    """A number seeds the initial weights and the order of the data; a mapping gives the settings of a seed, or of each
-    point where it has lists."""
+    """A number seeds initial weights and data order; a mapping has a seed's settings, or those of each of its points."""
     values = default if content.get(key) is None else content[key]
     grids = (grid(value, f"{key} of {path}") if isinstance(value, dict)
              else [Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})]
