@@ -254,7 +254,7 @@ def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]
 
 
 def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> tuple[Setting, ...]:
-    """A number seeds initial weights and data order; a mapping has a seed's settings, or those of each of its points."""
+    """A number seeds initial weights and data order; a mapping has a seed's settings, or those of each point."""
     values = default if content.get(key) is None else content[key]
     grids = (grid(value, f"{key} of {path}") if isinstance(value, dict)
              else [Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})]
