@@ -27,7 +27,7 @@ def checkpoint(run: Path) -> Path:
     content["anlit"]["data"] = None
     torch.save(content, run.parent / "a.ckpt")
     tokenizer = json.loads((run.parent / "tokenizer.json").read_text())
-    letter = {"type": "Replace", "pattern": {"String": "a"}, "content": CODES}
+    letter = {"type": "Replace", "pattern": {"Regex": "[a-zA-Z]"}, "content": CODES}
     tokenizer["decoder"] = {"type": "Sequence", "decoders": [tokenizer["decoder"], letter]}
     (run.parent / "evil.json").write_text(json.dumps(tokenizer))
     return run.parent / "a.ckpt"
