@@ -122,7 +122,7 @@ class DistinctTexts(Source):
 
 
 def list_files(root: str | Path, pattern: str) -> dict[str, Path]:
-    """All but folders under `root` that matches a glob pattern, by the names below it, sorted."""
+    """What matches a glob pattern under `root`, but for folders, by the names below it, sorted."""
     return {path.relative_to(root).as_posix(): path for path in sorted(Path(root).glob(pattern)) if not path.is_dir()}
 
 
