@@ -168,7 +168,8 @@ def compare_groups(
     steps, left_out = _usable(steps or read_step_times(output), groups)
     seconds, others = seconds_per_token(steps), []
     for group in (group for group in groups if group is not baseline):
-        test = difference(group.loss_by_seed(), baseline.loss_by_seed())
+        unfinished = baseline.unfinished or group.unfinished
+        test = None if unfinished else difference(group.loss_by_seed(), baseline.loss_by_seed())
         ours, theirs = seconds.get(group.key, []), seconds.get(baseline.key, [])
         ratios = [a / b for a, b in zip(ours, theirs, strict=False)]  # of a round
         time = median_with_interval(ratios) if ratios and len(ours) == len(theirs) else None

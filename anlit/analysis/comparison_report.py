@@ -49,7 +49,8 @@ def show(comparison: Comparison) -> None:
 def _finding(result: Result) -> str:
     """The difference of a configuration's loss, its speed-up, and how certain they are."""
     loss, label = mean_sd(result.final_loss, 4), f"**{literal(result.label)}**"
-    words = f"{label} ends at {loss} nats per token" if result.final_loss.mean else f"{label} has a loss on {loss} only"
+    ends = "is so far" if result.group.unfinished else "ends"
+    words = f"{label} {ends} at {loss} nats per token" if result.final_loss.mean else f"{label} has a loss on {loss} only"
     if (test := result.loss) is not None and result.p_holm is not None:
         sure = "significant" if result.p_holm < LEAST_P else "not significant"
         difference = minus(f"{test.difference:+.4f} ({test.low:+.4f} … {test.high:+.4f})")

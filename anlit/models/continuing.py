@@ -5,7 +5,8 @@ model: its shape, heads, attention, positions … refused; with `accept_changes`
 optimizer's class                               refused; with `accept_changes` it starts without state
 seed_everything                                 refused; with `accept_changes` the new one is used
 learning rates, betas, weight decay, schedule,  the new ones are used from the next step on, and one line is logged
-dropout, z_loss, runtime, backend, Trainer's
+dropout, z_loss, runtime, backend, Trainer's,
+data.batch_size, number of devices
 
 So config.yaml, which is written when training starts, has the settings that the run continues with. The data module
 itself refuses other texts or another order.
@@ -24,18 +25,19 @@ from anlit.configuration import class_name
 from anlit.errors import UserError
 
 TAKEN = ("model.optimizer.", "model.schedule", "model.dropout", "model.z_loss", "model.runtime", "model.backend",
-         "trainer.")  # fmt: skip
+         "trainer.", "data.")  # fmt: skip
 """Prefixes of the settings that a continued run may change. `model.optimizer` without a dot is the class."""
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     """The settings of a run that a checkpoint records in addition to the model's."""
     seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
-    names = ("max_steps", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
+    names = "max_steps", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "world_size"
     values = {name: getattr(trainer, name) for name in names} | {"precision": str(trainer.precision)}
     if algorithm := values["gradient_clip_algorithm"]:  # Lightning has an enumeration, which no checkpoint may hold
         values["gradient_clip_algorithm"] = str(algorithm.value)
-    return {"trainer": values, "seed_everything": int(seed) if seed is not None else None}
+    data = {"batch_size": getattr(getattr(trainer, "datamodule", None), "batch_size", None)}
+    return {"trainer": values, "data": data, "seed_everything": int(seed) if seed is not None else None}
 
 
 def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

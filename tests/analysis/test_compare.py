@@ -42,9 +42,9 @@ def runs(make_run, tmp_path):
     return str(tmp_path / "runs")
 
 
-def compared(runs, output):
+def compared(runs, output, **options):
     """The comparison of the runs in a folder, its JSON and its Markdown."""
-    report = compare([str(runs)], str(output))
+    report = compare([str(runs)], str(output), **options)
     return report, json.loads((output / "convergence.json").read_text()), (output / "report.md").read_text()
 
 
@@ -233,12 +233,15 @@ def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatc
     assert 0 <= bottom < top <= drawn[0].bbox.height
 
 
-def test_a_baseline_that_has_not_finished_gives_no_speed_up(make_run, tmp_path, monkeypatch, drawn):
-    make_run("gpt", record={"status": "running"})
-    make_run("ngpt", FASTER, NGPT)
+def test_runs_that_have_not_finished_give_no_speed_up_and_no_test(make_run, tmp_path, monkeypatch, drawn):
+    for seed, points in enumerate((SLOWER, SECOND)):
+        make_run(f"gpt{seed}", points, seed=seed, record={"status": "running"})
+        make_run(f"ngpt{seed}", FASTER, NGPT, seed=seed)
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
     _, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
-    assert (raw["target_loss"], raw["groups"][1]["speedup_tokens"]["mean"]) == (None, None)
+    ngpt = raw["groups"][1]
+    assert (raw["target_loss"], ngpt["speedup_tokens"]["mean"], ngpt["loss_difference"]) == (None, None, None)
+    assert "**GPT+, plain** is so far at" in compared(tmp_path / "runs", tmp_path / "other", baseline="nGPT")[2]
     assert table_row(markdown, "nGPT, plain")[7:] == ["– (baseline unfinished)", "–", "–", "–"]
     assert not any("final loss of" in text.get_text() for text in drawn[0].legends[0].get_texts())
 

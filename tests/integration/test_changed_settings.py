@@ -53,7 +53,8 @@ def is_rate(run_dir: Path, peak: float) -> bool:
     return column(run_dir, "train/learning_rate")[STEPS:] == pytest.approx(rates)
 
 
-CHANGED = ["--model.optimizer.lr=0.01", "--model.optimizer.weight_decay=0.2", "--model.optimizer.betas=[0.8, 0.9]"]
+CHANGED = ["--model.optimizer.lr=0.01", "--model.optimizer.weight_decay=0.2", "--model.optimizer.betas=[0.8, 0.9]",
+           "--data.batch_size=2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -63,7 +64,7 @@ def test_changed_rates_are_taken_and_said(shards: Path, run_dir: Path, n_ranks: 
         (line,) = [message for message in caplog.messages if message.startswith("Continued with changed settings")]
         for change in ("lr 0.001 → 0.01", "betas [0.9, 0.95] → [0.8, 0.9]", "weight_decay 0.0 → 0.2"):
             assert f"model.optimizer.{change}" in line
-        assert f"trainer.max_steps {STEPS} → {LONGER}" in line
+        assert f"trainer.max_steps {STEPS} → {LONGER}" in line and "data.batch_size 4 → 2" in line
         first, second = json.loads((run_dir / "run.json").read_text())["launches"]
         assert (first["changed"], second["step"], ", ".join(second["changed"])) == ([], STEPS, line.partition(": ")[2])
         groups = last_checkpoint(run_dir)["optimizer_states"][0]["param_groups"]

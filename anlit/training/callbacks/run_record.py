@@ -64,7 +64,6 @@ class RunRecord(L.Callback):
         self._write_selections(pl_module)
         settings = {
             "model": {"architecture": type(pl_module).__name__, **to_plain_values(dict(pl_module.hparams))},
-            "data": {"batch_size": getattr(data, "batch_size", None)},
             **run_settings(trainer),
         }
         for logger in trainer.loggers:
