@@ -131,6 +131,8 @@ def _unknown(message: str, match: re.Match[str], options: Collection[str], progr
         from anlit.settings import parameters_of  # torch
 
         module, _, kind = owner.rpartition(".")
+        if kind == "LanguageModel":  # the class of all models: none was chosen
+            return sentence("the following arguments are required: --model", options, program)
         known = parameters_of(getattr(importlib.import_module(module), kind))
         name, options = name.lstrip("-"), [parameter.name for parameter in known if parameter.name != "params"]
         see = "the class has none, so leave it out, or choose a class that has it"

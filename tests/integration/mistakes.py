@@ -9,11 +9,13 @@ SCALE_INVARIANT = f"{FIT} --model.attention=ScaleInvariant"
 
 FAST = [
     ("fit", r"needs --data \(SlimPajama, .*\) and --model \(GPT, NGPT or AnGPT\): give it in a --config FILE or"),
+    ("fit --model.d_model 64 --data.path data", r"^anlit: error: anlit fit needs --model \(GPT, NGPT or AnGPT\): give "),
     (f"{FIT} --model.optimizer.lr high", r"model\.optimizer\.lr=high is of the wrong type: give a number$"),
     ("fit --config three.yaml", r"three\.yaml cannot be read \(trainer is int in place of dict or str\): correct"),
     (f"{FIT} --seed_everything -1", r"seed_everything=-1 is out of range: give 0 to 4294967295"),
     (f"{FIT} --model=AnGPT --model.silu_std .inf", r"model\.silu_std=inf is out of range: give a finite number, mor"),
     (f"{FIT} --trainer.max_steps 0", r"trainer\.max_steps=0 is out of range: give 1 or more, or -1 for no limit$"),
+    (f"{FIT} --trainer.max_step 5", r"--trainer\.max_step is not an option of anlit fit: did you mean --trainer\.max_"),
     (f"{FIT} --trainer.devices x", r"trainer\.devices is no number of processes: give --trainer\.devices 1"),
     (f"{FIT} --data.path beyond", r"beyond/train is damaged \(it has token 4,9.*vocabulary has 320\)"),
     ("size --config tiny.yaml --mfu 0", r"--mfu 0 must be a share of the peak"),
@@ -58,7 +60,6 @@ SLOW = [
     (f"{FIT} --model.optimizer.lr -1", r"model\.optimizer\.lr=-1\.0 is out of range: give 0 or more"),
     (f"{FIT} --config trainer/1gpu.yaml", r"needs a GPU, and none was found: set --trainer\.accelerator cpu"),
     (f"{FIT} --trainer.devices 0", r"trainer\.devices=0 is out of range: give 1 or more, or -1"),
-    (f"{FIT} --trainer.max_step 5", r"--trainer\.max_step is not an option of anlit fit: did you mean --trainer\.max_"),
     (f"{FIT} --trainer.max_steps 1.5", r"trainer\.max_steps=1\.5 is of the wrong type: give an integer"),
     (f"{FIT} --trainer.max_time -5", r"trainer\.max_time is no duration: give DD:HH:MM:SS"),
     (f"{FIT} --trainer.precision 17", r"trainer\.precision=17 .* 'bf16-mixed'"),
