@@ -32,7 +32,7 @@ NOT_RUN = {
 }
 TABLE_PAGE = """# The commands of the documentation
 
-Each `anlit` command of the pages was run in an empty folder, in the order of the pages, as
+Each `anlit` command of README and of the pages below was run in an empty folder, in their order, as
 
 ```bash
 DOCS_TABLE=docs/results/commands.md python -m pytest -m slow tests/docs/test_run.py

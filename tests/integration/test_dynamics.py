@@ -38,7 +38,7 @@ def test_the_fragment_fills_the_section_of_a_report(trained: Train, tmp_path: Pa
     assert f"| ‖h‖ after the last block | {logged['hidden/last/norm'][100]:.4g} |" in text
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
     assert "trainer/dynamics.yaml" in dynamics(results, {"arms": ["gpt"]})[1]
-    results.measured = lambda arm: (unfinished,)
+    results.measured = lambda arm: (unfinished, restored)
     assert "trainer/dynamics.yaml" in dynamics(results, {})[1]
     # the mean is over the steps that all seeds have
     first, second = {"val/loss": {10.0: 4.0, 20.0: 3.0}}, {"val/loss": {10.0: 5.0}}
