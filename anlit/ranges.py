@@ -10,6 +10,8 @@ from anlit.errors import UserError
 
 SIZES = ("context_length", "d_ff", "d_head", "d_model", "n_heads", "n_kv_heads", "n_layers", "vocab_size")
 COUNTS = ("checkpoint_every_n_steps", "trainer.accumulate_grad_batches", "trainer.num_nodes")
+BATCHES = ("data.batch_size", "data.context_length", "data.val_batch_size", "data.val_blocks",
+           "data.val_context_length", "data.val_samples", "data.val_tokens")  # fmt: skip
 EPSILONS = ("norm_eps", "qk_norm_eps", "optimizer.eps")
 RATES = ("embedding_lr", "head_lr", "lr", "vector_lr", "weight_decay")
 AMOUNTS = ("gradient_clip_val", "limit_test_batches", "limit_val_batches", "log_every_n_steps")
@@ -17,8 +19,9 @@ FACTORS = ("alpha_init", "alpha_scale", "init_std", "qk_clip", "s_qk_init", "s_q
            "s_z_init", "s_z_scale", "silu_std")  # fmt: skip
 SHARES = ("dropout", "optimizer.betas.0", "optimizer.betas.1", "optimizer.momentum", "schedule.warmup")
 RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
-    ("1 or more", lambda x: x >= 1, [*COUNTS, *(f"model.{size}" for size in SIZES)]),
-    ("0 or more", lambda x: x >= 0, ["model.runtime.recompute_every", "model.schedule.final", "model.z_loss",
+    ("1 or more", lambda x: x >= 1, [*COUNTS, *BATCHES, *(f"model.{size}" for size in SIZES)]),
+    ("0 or more", lambda x: x >= 0, ["data.cache_gb", "data.num_workers", "data.seed", "model.runtime.recompute_every",
+                                     "model.schedule.final", "model.z_loss",
                                      *(f"model.{epsilon}" for epsilon in EPSILONS),
                                      *(f"model.optimizer.{rate}" for rate in RATES),
                                      *(f"trainer.{amount}" for amount in AMOUNTS)]),

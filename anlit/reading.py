@@ -68,8 +68,7 @@ def read_rows(path: str | Path, advice: str = "repair it or leave the run out") 
         lines = read_text(path).splitlines(keepends=True)
         if lines and not lines[-1].endswith("\n"):
             lines.pop()
-        reader = csv.DictReader(lines, restkey="", restval="", strict=True)
-        rows = list(reader)
+        rows = list(csv.DictReader(lines, restkey="", restval="", strict=True))
         if rows and "step" not in rows[0]:
             raise ValueError("its first line names no column 'step'")
         if any("" in row for row in rows):

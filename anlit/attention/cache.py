@@ -35,11 +35,6 @@ class KeyValueCache:
         self._last_ids: Tensor | None = None  # (B, 1) the id of that document
         self._layers: dict[nn.Module, LayerCache] = {}
 
-    @property
-    def bytes(self) -> int:
-        """Memory of the buffers, in bytes."""
-        return sum(buffer.nbytes for store in self._layers.values() for buffer in store.buffers)
-
     def read(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> "Continuation":
         """The documents of the next Q tokens, after which each layer calls `extend` once.
 

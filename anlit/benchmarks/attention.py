@@ -79,16 +79,11 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row
     visible = int(on_host.n_visible(torch.float64, inputs.mechanism.window).sum())  # of a row if all are alike
     forward = 4.0 * width * heads * visible * (1 if is_packed else batch)
     row["flops"] = {"forward": forward, "both": (1 + BACKWARD) * forward}
-
-    @torch.no_grad()
-    def forward_only() -> None:
-        inputs.forward(backend.attend)
-
+    forward_only = torch.no_grad()(lambda: inputs.forward(backend.attend))
     return Ready({"forward": forward_only, "both": lambda: inputs.both(backend.attend)})
 
 
 def main(argv: list[str]) -> int:
-    """`anlit benchmark attention`; returns the exit status and raises UserError for the user's mistakes."""
     example = "--entrants 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
     parser = parser_of("attention", __doc__, example, PRESETS)
     add = parser.add_argument

@@ -73,7 +73,6 @@ def group_of(size: Size, device: torch.device) -> Group:
 
 
 def main(argv: list[str]) -> int:
-    """`anlit benchmark loss`; returns the exit status and raises UserError for the user's mistakes."""
     parser = parser_of("loss", __doc__, "--threads 2 (12 GB of memory)")
     add_size_options(parser)
     parser.set_defaults(**DEFAULTS)

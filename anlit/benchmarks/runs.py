@@ -48,11 +48,7 @@ PRECISION = 0.02
 
 
 def time_steps(groups: list[Group], folder: Path) -> None:
-    """Time steps of every group's configuration in turns and write `STEPS` into `folder`.
-
-    Raises:
-        UserError: A configuration cannot be built, or its steps fail.
-    """
+    """Time steps of every group's configuration in turns and write `STEPS` into `folder`; UserError where one fails."""
     torch.set_flush_denormal(True)  # before torch starts its threads; see anlit.models.runtime
     device, record = find_device("auto"), environment()
     echo(f"Timing steps of {len(groups)} configurations in turns …")
@@ -66,8 +62,7 @@ def time_steps(groups: list[Group], folder: Path) -> None:
     finally:
         gc.collect()  # what follows may need the GPU
         torch.cuda.empty_cache()
-    name = device_name(device) if device.type == "cuda" else "cpu"
-    record["hardware"] |= {"threads": torch.get_num_threads(), "devices": [name]}
+    record["hardware"] |= {"threads": torch.get_num_threads(), "devices": [device_name(device)]}
     write_json(folder / STEPS, record | {"waiting": os.environ.get("OMP_WAIT_POLICY")})
 
 
@@ -120,9 +115,8 @@ def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
 def model_of(run: Run) -> LanguageModel:
     """The model of a run's config.yaml, with new weights and the run's optimizer. No other object of the file is made.
 
-    Raises:
-        UserError: It names no model or no optimizer, or one with a setting that is none.
-        TypeError, ValueError: A setting is missing, or refused by the class.
+    UserError if it names no model or no optimizer, or one with a setting that is none; TypeError or ValueError if a
+    setting is missing, or refused by the class.
     """
     where = f"{run.folder / CONFIG}: model"
     settings = dict(init_args(run.config.get("model")))

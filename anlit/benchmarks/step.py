@@ -145,7 +145,6 @@ def profile_of(step: Callable[[], Any], trace: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """`anlit benchmark step`; returns the exit status and raises UserError for the user's mistakes."""
     given = options(argv)
     size = Size.of(given)
     benchmark = Benchmark("step", argv, given, f"step-{given.preset}")

@@ -11,7 +11,7 @@ from anlit.checkpoints.exported import read_exported
 from anlit.checkpoints.integrity import TRAINING, UNREADABLE, damaged, require_content, verify
 from anlit.checkpoints.location import REST, is_exported, is_sharded, refuse_address
 from anlit.checkpoints.sharded import read_tensors, with_tensors
-from anlit.checkpoints.writing import PARTIAL, first_cause, give_name, remove_checkpoint, write_durably, write_failed
+from anlit.checkpoints.writing import PARTIAL, first_cause, give_name, remove_unnamed, write_durably, write_failed
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -46,8 +46,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise damaged(Path(path), error) from error
 
     def remove_checkpoint(self, path: str | Path) -> None:
+        """Of a sharded one the link, and its folder if no other link points to it."""
         if str(path) in self.written:
-            remove_checkpoint(Path(path))
+            Path(path).unlink(missing_ok=True)
+            remove_unnamed(Path(path).parent)
 
 
 def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from anlit.reading import check, read_yaml
 from anlit.settings import build_from_plain, subclass_named, to_plain_values
 
 BLOCKS, MLP = "model.blocks.", "model.blocks.0.W_u.weight"
+OF_MECHANISM = (".attention.mechanism.", ".shared_coefficients.")  # in the names of what a mechanism learns
 
 _log = logging.getLogger(__name__)
 
@@ -168,15 +169,10 @@ def _refuse_other_sizes(settings: dict[str, Any], weights: dict[str, Tensor], ar
 
 
 def load_initial_weights(model: LanguageModel, path: str) -> None:
-    """Let `model` begin from the weights of a checkpoint, which must be of the same architecture and shape.
+    """Let `model`, not yet sharded or compiled, begin from a checkpoint's weights, of the same architecture and shape.
 
-    If the attention mechanism differs, a line in the log names both.
-
-    Args:
-        model: The model, not yet sharded or compiled.
-
-    Raises:
-        UserError: There is no such file, it is damaged, anlit did not write it, or its weights do not fit the model.
+    If the attention mechanism differs, a line in the log names both. UserError if there is no such file, it is damaged,
+    anlit did not write it, or its weights do not fit the model.
     """
     given = f"initial_weights={path}"
     if not is_checkpoint(path) and not is_exported(path):
@@ -198,7 +194,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
             "mechanism itself learns starts from its initial values"
         )
         saved_weights, weights = (
-            {name: value for name, value in held.items() if not _is_of_mechanism(name)}
+            {name: value for name, value in held.items() if not any(part in name for part in OF_MECHANISM)}
             for held in (saved_weights, weights)
         )
     refuse_other_shapes(saved_weights, weights, given)
@@ -206,10 +202,6 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
         raise UserError(f"{given} has an embedding and a head that differ: leave out model.tie_embeddings")
     model.model.begin_from({name.removeprefix(PREFIX): value for name, value in saved_weights.items()})
     model.family = content["anlit"].get("family")
-
-
-def _is_of_mechanism(name: str) -> bool:
-    return ".attention.mechanism." in name or ".shared_coefficients." in name
 
 
 def _mechanisms(plain: Any) -> list[str]:

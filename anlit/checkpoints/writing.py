@@ -34,12 +34,6 @@ def give_name(complete: Path, name: Path) -> None:
     remove_unnamed(name.parent)
 
 
-def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint of one file, or the link to a sharded one and its folder if no other link points to it."""
-    path.unlink(missing_ok=True)
-    remove_unnamed(path.parent)
-
-
 def remove_unnamed(checkpoints: Path) -> None:
     """Remove sharded checkpoints without a name: replaced ones, and incomplete ones of killed runs.
 

@@ -26,7 +26,6 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> int:
-    """`anlit benchmark`; returns the exit status and raises UserError for the user's mistakes."""
     if not argv or argv[0] not in BENCHMARKS:
         parser().parse_args(argv[:1] or ["--help"])  # which ends here
     return importlib.import_module(f"anlit.benchmarks.{argv[0]}").main(argv[1:])

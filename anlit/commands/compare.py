@@ -6,7 +6,6 @@ from anlit.sentences import ToolParser
 
 
 def parser() -> ToolParser:
-    """The options of the command."""
     parser = ToolParser(
         prog="anlit compare",
         description="Compares trained runs: how many tokens, and how much time, does each configuration need "
@@ -28,7 +27,6 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    """Compare the runs; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
     if given.measure_steps:
         from anlit.benchmarks.runs import time_steps  # torch

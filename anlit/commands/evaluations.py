@@ -7,6 +7,7 @@ from dataclasses import fields
 from anlit.checkpoints.location import find_checkpoint
 from anlit.errors import UserError
 from anlit.evaluation.settings import MOST_TOKENS, NORMAL_LENGTHS, DiagnoseSettings, LengthsSettings, NeedleSettings
+from anlit.reporting.files import folder_to_fill
 from anlit.sentences import ToolParser, at_least, numbers
 
 DESCRIPTIONS = {
@@ -68,7 +69,6 @@ def parser(command: str) -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    """Run the command `argv[0]`; raises UserError for the user's mistakes."""
     command, *words = argv
     given = parser(command).parse_args(words)
     if command == "diagnose":
@@ -93,7 +93,8 @@ def main(argv: list[str]) -> None:
             values["masking"] = masking if command == "lengths" else masking[0]
         settings = SETTINGS[command](**{name: value for name, value in values.items() if value is not None})
         evaluation = {"lengths": Lengths, "needle": Needle, "diagnose": Diagnose}[command](settings)
-    evaluate(evaluation, given.checkpoints, given.output, shlex.join(["anlit", *argv]))
+    with folder_to_fill(given.output) as folder:
+        evaluate(evaluation, given.checkpoints, folder, shlex.join(["anlit", *argv]))
 
 
 def _check_diagnose(given: argparse.Namespace) -> None:

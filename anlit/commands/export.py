@@ -6,7 +6,6 @@ from anlit.sentences import ToolParser
 
 
 def parser() -> ToolParser:
-    """The options of the command."""
     parser = ToolParser(
         prog="anlit export",
         description="Writes a trained model into a folder of its own. As safetensors: model.safetensors, config.json "
@@ -17,16 +16,13 @@ def parser() -> ToolParser:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="run folder, .ckpt file, sharded checkpoint or exported folder")
     add("--output", required=True, metavar="DIR", help="a new folder")
-    add(
-        "--format", choices=("safetensors", "huggingface"), default="safetensors", help="for anlit, or for transformers"
-    )
+    add("--format", choices=("safetensors", "huggingface"), default="safetensors", help="for anlit, or transformers")
     add("--fold", action="store_true", help="store the factors of nGPT and anGPT in their matrices: only for inference")
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
     return parser
 
 
 def main(argv: list[str]) -> None:
-    """Export the model; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
     find_checkpoint(given.checkpoint)
 

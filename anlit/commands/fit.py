@@ -19,14 +19,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.loading import load_initial_weights
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
+from anlit.commands import run_folder
 from anlit.commands.parser import ConfigurationParser, origin, read_command
-from anlit.commands.run_folder import (
-    checkpoint_to_continue,
-    checkpoint_to_evaluate,
-    lock_run_folder,
-    make_run_folder,
-    refuse_moved_run,
-)
+from anlit.commands.run_folder import checkpoint_to_continue, checkpoint_to_evaluate
 from anlit.commands.wandb_run import finish_wandb_run, wandb_run
 from anlit.configuration import class_name
 from anlit.data.checks import padded_vocabulary
@@ -72,17 +67,16 @@ class FitCommand(ConfigurationParser):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         given_run_dir = config.run_dir
-        config.run_dir = (
-            given_run_dir or f"runs/{class_name(config.model.class_path).lower()}-seed{config.seed_everything}"
-        )
+        name = class_name(config.model.class_path).lower()
+        config.run_dir = given_run_dir or f"runs/{name}-seed{config.seed_everything}"
         files = [str(path) for path in config.config or []]
         if self.subcommand != "fit":
             config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, given_run_dir, files, str(self.subcommand))
             rank_zero_only(echo)(f"{self.subcommand}: {config.ckpt_path}")
             return
         if config.ckpt_path == "last":
-            refuse_moved_run(config.run_dir, files)
-        make_run_folder(config.run_dir)
+            run_folder.refuse_moved_run(config.run_dir, files)
+        run_folder.make_run_folder(config.run_dir)
         RUN_FOLDER.set(config.run_dir)
         config.ckpt_path = checkpoint_to_continue(config.run_dir, config.ckpt_path, config.checkpoint_every_n_steps)
         if config.initial_weights is not None and config.ckpt_path not in (None, "last"):
@@ -102,7 +96,7 @@ class FitCommand(ConfigurationParser):
         initial_weights, run_dir, ckpt_path = map(self.setting, ("initial_weights", "run_dir", "ckpt_path"))
         self.model.accept_changes = self.setting("accept_changes")
         if self.trainer.is_global_zero:
-            self.lock = lock_run_folder(run_dir)
+            self.lock = run_folder.lock_run_folder(run_dir)
             path = Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path or "")
             if ckpt_path is not None and os.path.lexists(path):
                 refuse_damaged(path)

@@ -11,7 +11,6 @@ from anlit.sentences import ToolParser, at_least
 
 
 def parser() -> ToolParser:
-    """The options of the command."""
     parser = ToolParser(
         prog="anlit generate",
         description="Continues prompts with a trained model. A continuation depends on its prompt, the seed and the "
@@ -34,7 +33,6 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    """Continue the prompts and print the result; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
     find_checkpoint(given.checkpoint)
     prompts = read_prompts(given.prompt, given.prompts)

@@ -8,7 +8,6 @@ from anlit.sentences import ToolParser, at_least
 
 
 def parser() -> ToolParser:
-    """The options of the command."""
     parser = ToolParser(
         prog="anlit import",
         description="Reads a model of transformers (config.json, safetensors, tokenizer.json) as a GPT+ into a folder "
@@ -24,7 +23,6 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    """Import the model; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
 
     from anlit.inference.huggingface.read import import_model  # torch takes seconds

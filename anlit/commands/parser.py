@@ -166,10 +166,7 @@ class ConfigurationParser(CommandLine):
         """The model of a subcommand's configuration, on the meta device, which needs no memory for its weights.
 
         A missing vocabulary is that of data that are prepared on this machine, else the one that they are to have, else
-        the usual one.
-
-        Raises:
-            UserError: The model's class refuses a setting, or the manifest of the data is damaged.
+        the usual one. UserError if the model's class refuses a setting, or the manifest of the data is damaged.
         """
         settings = config.model.get("init_args", {})
         if "vocab_size" in settings and settings.vocab_size is None:
@@ -198,10 +195,8 @@ def read_command(kind: type[Parser], arguments: list[str], **settings: Any) -> P
     """Parse the arguments of `fit` or one of its siblings, and let `kind` make and run what they say.
 
     `arguments` begin with the subcommand, whose parser alone is built: each takes a second. `settings` are further ones
-    of LightningCLI. Messages of Lightning and its libraries that are of no use to users are hidden.
-
-    Raises:
-        UserError: The configuration is wrong.
+    of LightningCLI. Messages of Lightning and its libraries that are of no use to users are hidden. UserError if the
+    configuration is wrong.
     """
     for pattern in WARNINGS:
         warnings.filterwarnings("ignore", pattern)

@@ -64,7 +64,6 @@ def command_line(corpus: str, output: str, arguments: argparse.Namespace) -> str
 
 
 def parser() -> ToolParser:
-    """The options of the command."""
     parser = ToolParser(prog="anlit prepare", description="Turn a corpus into token shards.", epilog=EPILOG)
     add = parser.add_argument
     add("corpus", help=", ".join(CORPORA))

@@ -11,19 +11,8 @@ from typing import IO
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.checkpoints.location import (
-    BEST,
-    BEST_THEN_LAST,
-    CHECKPOINTS,
-    LAST,
-    checkpoint_of_run,
-    complete_checkpoints,
-    find_checkpoint,
-    is_checkpoint,
-    is_exported,
-    refuse_address,
-    refuse_links,
-)
+from anlit.checkpoints import location
+from anlit.checkpoints.location import BEST, BEST_THEN_LAST, CHECKPOINTS, LAST, checkpoint_of_run, complete_checkpoints
 from anlit.configuration import CONFIG
 from anlit.errors import UserError
 from anlit.reading import number, read_json, read_rows, read_yaml
@@ -47,7 +36,7 @@ def make_run_folder(run_dir: str) -> None:
     except OSError as error:
         fix = "choose a folder that you may write to"
         raise UserError(f"run_dir={run_dir} cannot be written ({error.strerror}): {fix}") from error
-    refuse_links(Path(run_dir))
+    location.refuse_links(Path(run_dir))
 
 
 def lock_run_folder(run_dir: str) -> IO[str]:
@@ -76,14 +65,10 @@ def lock_run_folder(run_dir: str) -> IO[str]:
 
 
 def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: int) -> str | None:
-    """The checkpoint that `fit` continues from, or "last"; None for a new run.
+    """The checkpoint that `fit` continues from (`ckpt_path`: one, best, last or None), or "last"; None for a new run.
 
-    Args:
-        ckpt_path: A checkpoint, best, last or None.
-        every_n_steps: Optimizer steps between two last.ckpt.
-
-    Raises:
-        UserError: The folder has files of a run, and this is not one of its checkpoints; or the checkpoint is missing.
+    `every_n_steps` are those between two last.ckpt. UserError if the checkpoint is missing, or the folder has files of
+    a run and it is not one of the run's.
     """
     run = Path(run_dir)
     if ckpt_path == "last":
@@ -93,8 +78,8 @@ def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: i
         _refuse_occupied(run, "")
         return None
     ckpt_path = str(run / CHECKPOINTS / BEST) if ckpt_path == "best" else ckpt_path
-    refuse_address(ckpt_path)
-    if not is_checkpoint(ckpt_path):
+    location.refuse_address(ckpt_path)
+    if not location.is_checkpoint(ckpt_path):
         what = "is no checkpoint" if Path(ckpt_path).exists() else "does not exist"
         raise UserError(f"ckpt_path={ckpt_path} {what}: give a file such as RUN/checkpoints/last.ckpt, or last")
     own, given = (run / CHECKPOINTS).resolve(), Path(ckpt_path)
@@ -149,17 +134,14 @@ def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: 
         ckpt_path: A checkpoint, a run folder, best, last, or None for the best checkpoint, else the last.
         run_dir: The configuration's run folder.
         configs: The configuration files. If a run was moved, one of them is in its folder.
-        command: validate or test.
-
-    Raises:
-        UserError: There is no such checkpoint.
+        command: validate or test, for the UserError where there is none.
     """
     if ckpt_path not in (None, "best", "last"):
-        refuse_address(ckpt_path)
-        if is_exported(ckpt_path):
+        location.refuse_address(ckpt_path)
+        if location.is_exported(ckpt_path):
             fix = "give the run's checkpoint, or use anlit lengths"
             raise UserError(f"ckpt_path={ckpt_path} is an exported model, which anlit {command} does not read: {fix}")
-        return str(find_checkpoint(ckpt_path))
+        return str(location.find_checkpoint(ckpt_path))
     names = {None: BEST_THEN_LAST, "best": (BEST,), "last": (LAST,)}[ckpt_path]
     folders = list(dict.fromkeys([*(Path(config).parent for config in configs), *([Path(run_dir)] if run_dir else [])]))
     if files := [file for folder in folders if (file := checkpoint_of_run(folder, names)) is not None]:

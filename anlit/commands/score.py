@@ -18,7 +18,6 @@ WORDS = """\
 
 
 def parser() -> ToolParser:
-    """The options of the command."""
     parser = ToolParser(
         prog="anlit score",
         description="Writes the log-likelihood of every token of texts as parquet: document, position, token, its text "
@@ -48,7 +47,6 @@ def model_options(parser: ToolParser) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Score the files, write the table and print the totals; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
     find_checkpoint(given.checkpoint)
 
@@ -90,13 +88,8 @@ def main(argv: list[str]) -> None:
 
 
 def read_documents(files: Sequence[str], field: str) -> Iterator[tuple[str, str]]:
-    """The texts of files, each with its file and record: plain text is one document, other files hold many.
-
-    Args:
-        field: The field of a record that has its text.
-
-    Raises:
-        UserError: A file or a record cannot be read.
+    """The texts of files, each with its file and record: plain text is one document, other files hold many, with the
+    text in `field` of each record. UserError if a file or a record cannot be read.
     """
     from anlit.data.preparation.formats import Columns, read_file
 

@@ -13,7 +13,6 @@ from anlit.sizing.plan import GPU_BYTES, Plan
 
 
 def main(argv: list[str]) -> int:
-    """`anlit size`; returns the exit status and raises UserError for the user's mistakes."""
     options, fit_arguments = parser().parse_known_args(argv)
     if not fit_arguments:
         raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE")
@@ -57,8 +56,7 @@ def parser() -> ToolParser:
 def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     """The plan from the command's options, and from the configuration for what they leave out.
 
-    Raises:
-        UserError: Strategy and number of GPUs contradict each other, or nothing trains so in this precision.
+    UserError if strategy and number of GPUs contradict each other, or nothing trains so in this precision.
     """
     trainer, model, data = settings.trainer, settings.model.init_args, settings.data.get("init_args", settings.data)
     devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1

@@ -79,7 +79,6 @@ def main(argv: list[str]) -> int:
 
 
 def parser() -> ToolParser:
-    """The options of the command."""
     parser = ToolParser(
         prog="anlit study",
         description="Trains a study's runs (a tuning grid for each arm, then its best setting on several seeds) and "
@@ -94,12 +93,8 @@ def parser() -> ToolParser:
     add("--dry_run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")
     add("--report_only", action="store_true", help="write the report from what has been run, start nothing")
     add("--retry_failed", action="store_true", help="try failed runs again, from their last checkpoint")
-    add(
-        "--reuse",
-        **folders,
-        default=[],
-        help="folders of studies, or of their report.json, whose finished runs with equal settings are taken over",
-    )
+    reuse = "folders of studies, or of their report.json, whose finished runs with equal settings are taken over"
+    add("--reuse", **folders, default=[], help=reuse)
     add("--recompute", **folders, help="compute the comparisons in these folders' report.json again from their curves")
     add("--jobs", type=at_least(1), default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
     add("--threads", type=at_least(1), metavar="N", help="CPU threads of each run (default: the cores over --jobs)")

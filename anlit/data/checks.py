@@ -1,17 +1,10 @@
 """Settings of a DataModule that do not fit its data, its model or each other: each check raises UserError."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from anlit.data.storage.shards import Source
 from anlit.errors import UserError
 
-LEAST = {
-    **dict.fromkeys(("batch_size", "context_length", "val_batch_size", "val_context_length"), 1),
-    **dict.fromkeys(("val_tokens", "val_blocks"), 1),
-    **dict.fromkeys(("num_workers", "seed", "cache_gb"), 0),
-}
-"""The smallest value of each number among a DataModule's settings."""
 VOCABULARY_PADDING = 128  # a model's vocabulary may be rounded up to a multiple of this, for faster kernels
 
 
@@ -27,13 +20,6 @@ def check_vocabulary(model_size: int | None, shards_size: int, path: str) -> Non
             f"The model has a vocabulary of {model_size} tokens and the shards in {path} have "
             f"{shards_size}: set --model.vocab_size {shards_size}, or leave it out."
         )
-
-
-def check_ranges(values: Mapping[str, Any]) -> None:
-    """No setting is below its smallest value. None stands for a default and is right."""
-    for name, smallest in LEAST.items():
-        if values[name] is not None and values[name] < smallest:
-            raise UserError(f"--data.{name} is {values[name]}: set it to {smallest} or more.")
 
 
 def check_context_schedule(schedule: Mapping[int, int] | None, context_length: int) -> None:

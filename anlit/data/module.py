@@ -17,6 +17,7 @@ from anlit.data.storage.store import TokenStore
 from anlit.data.streams import Blocks, BlockStream, EvaluationStream, Loader, ResumableLoader, Share, TokenStream
 from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
+from anlit.ranges import check_ranges
 
 IDENTITY = (
     "corpus", "content_sha256", "documents", "bytes", "tokens", "tokenizer_sha256", "vocab_size", "end_of_document",
@@ -61,22 +62,13 @@ class TokenShards(L.LightningDataModule):
         weights: dict[str, float] | None = None, val_tokens: int | None = None, val_blocks: int | None = None,
         val_context_length: int | None = None, context_schedule: dict[int, int] | None = None, cache_gb: float = 100.0,
     ) -> None:  # fmt: skip
-        checks.check_ranges(locals())
+        check_ranges("data", locals())
         super().__init__()
-        self.path = path.rstrip("/")
-        self.batch_size = batch_size
-        self.context_length = context_length
-        self.num_workers = num_workers
-        self.shuffle = shuffle
-        self.seed = seed
-        self.score_first_token = score_first_token
-        self.val_batch_size = val_batch_size or batch_size
-        self.weights = weights
-        self.val_tokens = val_tokens
-        self.val_blocks = val_blocks
-        self.val_context_length = val_context_length
-        self.context_schedule = context_schedule
-        self.cache_gb = cache_gb
+        self.path, self.batch_size, self.context_length = path.rstrip("/"), batch_size, context_length
+        self.num_workers, self.shuffle, self.seed = num_workers, shuffle, seed
+        self.score_first_token, self.val_batch_size = score_first_token, val_batch_size or batch_size
+        self.weights, self.val_tokens, self.val_blocks = weights, val_tokens, val_blocks
+        self.val_context_length, self.context_schedule, self.cache_gb = val_context_length, context_schedule, cache_gb
         self._loader: ResumableLoader | None = None
         self._restored: dict[str, Any] = {}
 

@@ -125,11 +125,6 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
     return size
 
 
-def token_dtype(vocab_size: int) -> type[np.unsignedinteger] | type[np.signedinteger]:
-    """The smallest type that shards can hold the ids in: two bytes where they suffice."""
-    return np.uint16 if vocab_size <= 1 << 16 else np.int32
-
-
 def encode_documents(
     tokenizer: Tokenizer, texts: list[str], end_of_document: int, dtype: np.dtype | type
 ) -> Iterator[np.ndarray]:

@@ -20,10 +20,8 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
     """The data of the checkpoint's run, or of the prepared folder `path` with the run's settings.
 
     `context_length` is that of the model and `val_tokens` that of the run; change them before `setup("validate")`.
-
-    Raises:
-        UserError: Neither the run's data nor a path is known, the folder is missing or damaged, or the model was
-            trained with another tokenizer.
+    UserError if neither the run's data nor a path is known, the folder is missing or damaged, or the model was trained
+    with another tokenizer.
     """
     section = mapping((checkpoint.config or {}).get("data"))
     settings = {key: value for key, value in mapping(section.get("init_args")).items() if key not in OF_TRAINING}

@@ -22,7 +22,7 @@ from anlit.evaluation.data import data_of
 from anlit.evaluation.settings import MULTIPLES, Settings
 from anlit.reading import read_json
 from anlit.reporting.figure import save, style
-from anlit.reporting.files import folder_to_fill, jsonable, write_json, writing
+from anlit.reporting.files import jsonable, write_json, writing
 from anlit.reporting.page import write_page
 from anlit.reporting.provenance import environment
 from anlit.reporting.table import Table, console
@@ -132,19 +132,14 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
     ]
 
 
-def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command: str) -> None:
-    """Measure, write the results into the folder `output` and print the table.
+def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command: str) -> None:
+    """Measure, write the results into `folder` and print the table.
 
     `paths` are run folders or checkpoints; or the JSON file of an earlier evaluation, which is only shown again.
     `command` is what the user typed. Raises UserError if a checkpoint, the data or a setting is wrong, if possible
     before anything is measured; the folder cannot be written or has the report of another command; or the JSON file is
     no record of this evaluation.
     """
-    with folder_to_fill(output) as folder:
-        _evaluate(evaluation, paths, folder, command)
-
-
-def _evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command: str) -> None:
     name = evaluation.name
     if evaluation.page == "report":  # the others have pages of their own name
         refuse_other_report(folder, name + ".json")

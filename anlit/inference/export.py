@@ -42,11 +42,7 @@ def export_model(
 
 
 def new_folder(output: str) -> Path:
-    """The path of the folder `output`, which is not created here.
-
-    Raises:
-        UserError: It exists and is not an empty folder.
-    """
+    """The path of the folder `output`, which is not created here; UserError if it is not an empty folder."""
     folder = Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--output {output} is not an empty folder: choose a new name")
@@ -68,10 +64,7 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path, text: CheckpointToke
 
     GPT+ is written in an architecture of transformers that is exactly the same, first that which it was imported from.
     nGPT and anGPT (folded), and GPT+ with other settings, come with custom code, which from_pretrained runs with
-    `trust_remote_code=True`.
-
-    Raises:
-        UserError: The code does not support one of the model's settings.
+    `trust_remote_code=True`. UserError if the code does not support one of the model's settings.
     """
     decoder, length = checkpoint.model.model, checkpoint.training_length
     family = builtin_models.family_of(decoder, checkpoint.family) if checkpoint.architecture == "GPT" else None

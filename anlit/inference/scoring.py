@@ -177,10 +177,7 @@ def write_table(
     Args:
         record: Written as JSON into the file's metadata, under `anlit`.
         documents: The scores of n tokens, their text, the tokens' byte ranges in it, (n, 2) int64, and its origin: the
-            file, and the record in it.
-
-    Raises:
-        UserError: The file cannot be written.
+            file, and the record in it. UserError if the file cannot be written.
     """
     if path.is_dir():
         raise UserError(f"--output {path} is a folder: give the name of a file, such as {path}/scores.parquet")
@@ -221,8 +218,7 @@ def _pieces(text: str, ranges: np.ndarray) -> list[str]:
     """The text, cut after the last character that each token completes: the next token may begin within one."""
     content = text.encode()
     ends = np.maximum.accumulate(np.minimum(ranges[:-1, 1], ranges[1:, 0]))
-    cuts = [0, *ends.tolist(), len(content)]
-    return [content[begin:end].decode() for begin, end in pairwise(cuts)]
+    return [content[begin:end].decode() for begin, end in pairwise([0, *ends.tolist(), len(content)])]
 
 
 def byte_ranges(text: str, characters: Sequence[tuple[int, int]]) -> np.ndarray:

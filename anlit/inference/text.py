@@ -33,10 +33,6 @@ class CheckpointTokenizer:
     """The content of tokenizer.json."""
     ending: Ending
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without separators."""
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
-
     def continuation(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
         """The text that tokens add to that of a prompt, without separators; � for incomplete characters.
 
@@ -47,7 +43,7 @@ class CheckpointTokenizer:
 
     def prompt(self, text: str, checkpoint: Checkpoint) -> list[int]:
         """The tokens of a document that begins with `text`, after what the model saw before one in training."""
-        tokens = self.encode(text)
+        tokens = self.tokenizer.encode(text, add_special_tokens=False).ids
         if first := self._first(checkpoint):
             return [*first, *tokens]
         is_seen = self.ending.at == "start" or not checkpoint.model.model.document_masking
@@ -56,8 +52,7 @@ class CheckpointTokenizer:
     def before(self, checkpoint: Checkpoint) -> Ending:
         """What a text is scored after: the separator of documents, or what an imported model's texts begin with.
 
-        Raises:
-            UserError: They begin with several.
+        UserError if they begin with several.
         """
         first = self._first(checkpoint)
         if len(first) > 1:
@@ -80,9 +75,7 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointT
     """The tokenizer of a checkpoint: the named one (a tokenizer.json, or a folder or address that has it), else that of
     its run or exported folder, else that of its data. The separator of documents is that of the training data.
 
-    Raises:
-        MissingTokenizerError: There is none.
-        UserError: It cannot be read, or the model was trained with another one.
+    MissingTokenizerError if there is none; UserError if it cannot be read, or the model was trained with another one.
     """
     content, path = _named(tokenizer) if tokenizer is not None else _find(checkpoint)
     parsed = parse_tokenizer(content, path)

@@ -25,10 +25,8 @@ MULTIPLE = 16
 class Float8Product:
     """x Wᵀ in float8; replaces `torch.nn.functional.linear`.
 
-    `emulated` rounds to float8 and multiplies in the wider type: the same rounding on any device, but slower.
-
-    Raises:
-        UserError: torchao is missing.
+    `emulated` rounds to float8 and multiplies in the wider type: the same rounding on any device, but slower. UserError
+    if torchao is missing.
     """
 
     def __init__(self, recipe: Recipe, emulated: bool) -> None:

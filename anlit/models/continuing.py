@@ -65,10 +65,8 @@ def check_changes(changed: dict[str, str], ckpt_path: Any) -> None:
 
 
 def refuse_other_shapes(saved: dict[str, Tensor], expected: dict[str, Tensor], source: str) -> None:
-    """Refuse a checkpoint's weights that do not have the names and shapes of the model's, `expected`.
-
-    Raises:
-        UserError: A weight is missing, unknown, of another shape or of whole numbers. The message begins with `source`.
+    """UserError, which begins with `source`, if a checkpoint's weights do not have the names and shapes of `expected`,
+    the model's, or one is of whole numbers.
     """
     for name in [*expected, *(name for name in saved if name not in expected)]:
         then, now = (_form(weights[name]) if name in weights else "missing" for weights in (saved, expected))

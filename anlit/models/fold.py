@@ -65,8 +65,7 @@ class FoldedAnGPTBlock(AnGPTBlock):
 def fold(decoder: Decoder) -> Decoder:
     """A copy of `decoder` with the same logits, whose factors are in its matrices as far as possible.
 
-    Raises:
-        UserError: The decoder has no factors (GPT+), or is folded already.
+    UserError if the decoder has no factors (GPT+), or is folded already.
     """
     if not isinstance(decoder, NormalisedDecoder):
         raise UserError(

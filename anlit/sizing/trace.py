@@ -170,11 +170,9 @@ def _stand_in_for_kernels(decoder: Any, plan: Plan) -> None:
         if plan.precision == "64-true":
             attention.backend = "eager"
         name = attention.backend
-        if name == "auto":
-            name, attention.backend = (
-                backends.default_backend(attention.mechanism, device, dropout=attention.dropout)
-                for device in ("cuda", "cpu")  # a(t) is traced by the CPU's own kernel, whatever the precision
-            )
+        if name == "auto":  # a(t) is traced by the CPU's own kernel, whatever the precision
+            name = backends.default_backend(attention.mechanism, "cuda", dropout=attention.dropout)
+            attention.backend = backends.default_backend(attention.mechanism, "cpu", dropout=attention.dropout)
         if name != "eager":
             rows = plan.batch_size if decoder.document_masking else 1
             attention.attend = partial(_fused, attention.mechanism, rows, name == "sdpa")

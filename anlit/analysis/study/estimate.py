@@ -43,10 +43,8 @@ def overview(study: Study, jobs: int, selected: dict[str, Setting], ended: dict[
     pace = mapping(study.content.get("pace"))
     rate, lines, total = float(pace.get("flops_per_second") or 0), [f"{study.title} ({study.label})"], 0.0
     for arm in study.arms:
-        tuned, seeds = (
-            f"{len(arm.points)} settings × {len(study.tuning_seeds)} tuning seeds",
-            f"{len(study.seeds)} seeds",
-        )
+        tuned = f"{len(arm.points)} settings × {len(study.tuning_seeds)} tuning seeds"
+        seeds = f"{len(study.seeds)} seeds"
         lines.append(f"  {arm.name}: " + (f"{tuned}, the best on {seeds}" if arm.is_tuned else f"{seeds}, no tuning"))
     measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms} | selected)
     for phase, runs in (("tuning", study.tuning_runs()), ("measuring", measured)):

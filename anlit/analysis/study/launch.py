@@ -119,9 +119,7 @@ def submit(runs: list[Trial], output: Path, again: list[str], options: list[str]
 
     When it has ended, also after failures, `anlit` continues the study with the arguments `again`. At most `at_once`
     tasks run at the same time, 0 for no limit; `options` of sbatch win over those in docker/slurm/train.sbatch.
-
-    Raises:
-        UserError: That file is not here, sbatch refuses, or an earlier array with some of the runs has not ended.
+    UserError if that file is not here, sbatch refuses, or an earlier array with some of the runs has not ended.
     """
     todo = [run for run in runs if not state_of(output / run.name).has_ended]
     if not todo:

@@ -11,16 +11,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
-from anlit.analysis.statistics import (
-    Losses,
-    SpeedUp,
-    Summary,
-    differences,
-    mean_difference,
-    mean_sd,
-    speed_up,
-    tokens_to_loss,
-)
+from anlit.analysis.statistics import SpeedUp, Summary, differences, mean_difference, mean_sd, speed_up, tokens_to_loss
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.trend import UNITS, apart, named
 from anlit.errors import UserError
@@ -38,8 +29,8 @@ class Gap(NamedTuple):
     title: str
     x: float
     speedup: SpeedUp
-    ours: Losses
-    theirs: Losses
+    ours: dict[Any, float | None]
+    theirs: dict[Any, float | None]
 
     @property
     def differences(self) -> list[float]:

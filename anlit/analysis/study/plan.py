@@ -52,10 +52,8 @@ def grid(grids: Any, where: str) -> list[Setting]:
     """All points of a grid, or of a list of grids, each once; one that changes nothing without a grid.
 
     A grid is the product of its lines: `key: value` and `key: [values]` are values of the setting with that dotted key;
-    `name: {choice: {key: value, …}, …}` are named choices that change several settings together.
-
-    Raises:
-        UserError: `grids` has another form; `where` says what it belongs to.
+    `name: {choice: {key: value, …}, …}` are named choices that change several settings together. UserError, which says
+    `where`, for another form.
     """
     points: dict[str, Setting] = {}
     for lines in grids if isinstance(grids, list) else [grids or {}]:

@@ -64,8 +64,8 @@ def show(results: StudyResults, console: SafeConsole | None = None) -> None:
 
 
 def _paragraphs(results: StudyResults) -> list[str]:
-    """The report in Markdown."""
-    study = results.study
+    """The report in Markdown; UserError if a section of the study's YAML, or an option of one, is not known."""
+    require_sections(study := results.study)
     read = [run for _, _, run in results.runs if run is not None and run.config]
     labels = {run.folder: trial.arm.title for trial, _, run in results.runs if run is not None}
     failed = [[code(trial.name), literal(state.reason)] for trial, state, _ in results.runs if state.status == "failed"]
@@ -74,7 +74,7 @@ def _paragraphs(results: StudyResults) -> list[str]:
         f"# {study.title}",
         str(study.content.get("question") or "").strip(),
         _progress(results),
-        *_sections(results),
+        *(part for name, options in study.sections for part in SECTIONS[name][0](results, options)),
         *([] if "tuning" in dict(study.sections) else _tuning(results, {})),
         "## Failures",
         markdown_table(["run", "why"], failed, left=(0, 1)) if failed else "No run failed.",
@@ -115,12 +115,6 @@ def _progress(results: StudyResults) -> str:
     if hours := np.nansum(ends) / 3600:
         sentences.append(f"{hours:.2f} hours of training in all.")
     return " ".join(sentences)
-
-
-def _sections(results: StudyResults) -> list[str]:
-    """All sections of the study's YAML in Markdown; UserError if a section or an option is not known."""
-    require_sections(results.study)
-    return [part for name, options in results.study.sections for part in SECTIONS[name][0](results, options)]
 
 
 def require_sections(study: Study) -> None:

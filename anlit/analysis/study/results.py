@@ -54,10 +54,8 @@ def tune(study: Study, output: Path) -> list[Tuning]:
         for setting in arm.points:
             folders = [output / Trial(arm, setting, seed).name for seed in study.tuning_seeds]
             states = tuple(map(state_of, folders))
-            runs = [
-                load_run(folder) for folder, state in zip(folders, states, strict=True) if state.status == "finished"
-            ]
-            ends = [run.final_loss for run in runs if len(run.curve)]
+            finished = [each for each, state in zip(folders, states, strict=True) if state.status == "finished"]
+            ends = [run.final_loss for run in map(load_run, finished) if len(run.curve)]
             points.append(GridPoint(setting, sum(ends) / len(ends) if len(ends) == len(folders) else math.inf, states))
         tunings.append(Tuning(arm, sorted(points, key=lambda point: point.loss)))
     return tunings

@@ -67,8 +67,7 @@ def prepare(backend: ModuleType, mechanism: Mechanism, documents: Documents, n_r
 def choose(name: str, mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str:
     """The back end for queries like `q`: `name`, or for auto the default. Without `q`, for some device and queries.
 
-    Raises:
-        UserError: The back end `name` is unknown, or cannot compute it. The message names those that can.
+    UserError, which names those that can, if the back end `name` is unknown or cannot compute it.
     """
     if name == "auto":
         return default_backend(mechanism, "cpu" if q is None else q.device.type, q, dropout)

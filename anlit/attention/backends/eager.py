@@ -74,8 +74,7 @@ def logits(q: Tensor, k: Tensor, mechanism: Mechanism, documents: Documents, fir
 
 def distance_tables(mechanism: Mechanism, length: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """a(t) and m(t) for t = 0 … length − 1, each (length,), (H or 1, length) or None, in float32 at least."""
-    wide = torch.promote_types(like.dtype, torch.float32)
-    distances = torch.arange(length, device=like.device, dtype=wide)
+    distances = torch.arange(length, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
     return mechanism.distance_gain(distances), mechanism.distance_bias(distances)
 
 

@@ -66,7 +66,7 @@ class Job:
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(tokenizers.token_dtype(self.vocab_size)).newbyteorder("<")
+        return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<i4")  # the smallest that holds all ids
 
 
 def tasks_of(files: list[SourceFile], recipe: Recipe) -> list[Task]:

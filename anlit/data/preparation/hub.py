@@ -25,6 +25,7 @@ from anlit.errors import UserError
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 CONTACT_SECONDS = 10.0
+ASKING: dict[str, Any] = {"etag_timeout": CONTACT_SECONDS, "library_name": "anlit"}
 ANSWER_SECONDS = 60.0  # huggingface_hub's listing has no time limit
 LOCAL_COPY = "prepare from a local copy with --source DIR"
 FAILURES = (
@@ -81,8 +82,10 @@ class HubFiles(Source):
             if target.is_file() and target.stat().st_size == file.size:
                 return target
             with tempfile.TemporaryDirectory(dir=folder, prefix="download-") as temporary:
+                disable_progress_bars("huggingface_hub.http_get")  # the preparation has a bar of its own
+                where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "local_dir": temporary}
                 with self._plain_errors():
-                    arrived = Path(self._download(file, temporary))
+                    arrived = Path(hf_hub_download(self.repo_id, file.name, **where, **ASKING))
                 if arrived.stat().st_size == file.size and file.sha256 in (None, file_sha256(arrived)):
                     return arrived.replace(target)
         raise UserError(
@@ -97,11 +100,6 @@ class HubFiles(Source):
     def _place(self, file: SourceFile, folder: Path) -> Path:
         return folder / f"source-{sha256(f'{self.commit} {file.name}'.encode()).hexdigest()[:32]}"
 
-    def _download(self, file: SourceFile, folder: str) -> str:
-        disable_progress_bars("huggingface_hub.http_get")  # the preparation has a bar of its own
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "etag_timeout": CONTACT_SECONDS}
-        return hf_hub_download(self.repo_id, file.name, local_dir=folder, library_name="anlit", **where)
-
     def _plain_errors(self) -> AbstractContextManager[None]:
         return _plain_errors(f"the dataset {self.repo_id}", LOCAL_COPY, self.revision)
 
@@ -109,7 +107,7 @@ class HubFiles(Source):
 def fetch_tokenizer(repo_id: str) -> Path:
     """tokenizer.json of a model repository, in huggingface_hub's cache; UserError if it cannot be fetched."""
     with _plain_errors(f"the model {repo_id}", "give a local tokenizer.json with --tokenizer FILE"):
-        return Path(hf_hub_download(repo_id, "tokenizer.json", etag_timeout=CONTACT_SECONDS, library_name="anlit"))
+        return Path(hf_hub_download(repo_id, "tokenizer.json", **ASKING))
 
 
 @contextmanager

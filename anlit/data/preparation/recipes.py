@@ -12,18 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from anlit.data import tokenizer as tokenizers
+from anlit.data.preparation import sources
 from anlit.data.preparation.formats import Columns, is_one_text
 from anlit.data.preparation.hub import HubFiles
-from anlit.data.preparation.sources import (
-    DistinctTexts,
-    LocalFiles,
-    Source,
-    SourceFile,
-    file_sha256,
-    is_held_out,
-    lines_sha256,
-    list_files,
-)
+from anlit.data.preparation.sources import DistinctTexts, LocalFiles, Source, SourceFile, file_sha256, list_files
 from anlit.data.storage.manifest import TEST, TRAIN, VAL
 from anlit.errors import UserError
 
@@ -47,7 +39,7 @@ class Splits:
 
     def of_text(self, text: str, split: str) -> str:
         """The split of one document in a file of `split`."""
-        held_out = self.fraction and is_held_out(hashlib.sha256(text.encode()).hexdigest(), self.fraction)
+        held_out = self.fraction and sources.is_held_out(hashlib.sha256(text.encode()).hexdigest(), self.fraction)
         return VAL if held_out else split
 
     def check(self, files: list[SourceFile]) -> None:
@@ -129,7 +121,7 @@ class Recipe:
             **self.source.settings,
             **({"vocab_size": self.options.vocab_size} if tokenizer == BPE else {"tokenizer": tokenizer}),
             "splits": asdict(self.splits),
-            **({"listing_sha256": lines_sha256(files)} if files else {}),
+            **({"listing_sha256": sources.lines_sha256(files)} if files else {}),
         }
 
 

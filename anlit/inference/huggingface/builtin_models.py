@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from anlit.attention.mechanisms.plain import Plain
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
-from anlit.inference.huggingface.families import FAMILIES, MUST_BE, ROPE, our_names, our_setting
+from anlit.inference.huggingface.families import FAMILIES, MUST_BE, OUR_NAMES, ROPE, our_names
 from anlit.layers import positions
 from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import NoPE
@@ -84,7 +84,7 @@ def configuration(decoder: Any, context_length: int, model_type: str) -> dict[st
     record["rms_norm_eps"] = decoder.blocks[0].norm_1.eps
     record |= {key: value for key, (value, _) in MUST_BE.items() if value is not None}
     rope_type = ROPE_TYPES[type(rope)]
-    keys = {key: getattr(rope, our_setting(key)) for key in ROPE[rope_type][1]}
+    keys = {key: getattr(rope, OUR_NAMES.get(key, key)) for key in ROPE[rope_type][1]}
     scaling = {"rope_type": rope_type, **{key: value for key, value in keys.items() if value is not None}}
     # The keys of transformers 5 and those of older readers.
     record |= {"rope_theta": rope.base, "rope_parameters": {**scaling, "rope_theta": rope.base}}

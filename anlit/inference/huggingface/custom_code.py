@@ -35,11 +35,7 @@ CONSTANTS: dict[type, tuple[str, ...]] = {
 
 
 def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json without the ids of special tokens, and the weights.
-
-    Raises:
-        UserError: The code does not support the model's class or one of its settings.
-    """
+    """config.json without the ids of special tokens, and the weights; UserError for what the code does not support."""
     if checkpoint.architecture not in ARCHITECTURES:
         raise _refusal(f"the architecture {checkpoint.architecture}")
     name = ARCHITECTURES[checkpoint.architecture]

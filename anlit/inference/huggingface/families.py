@@ -39,7 +39,8 @@ MUST_BE: dict[str, tuple[Any, str]] = {
 """The only value that GPT+ can be, which is also the one of a missing key, and why."""
 
 ORIGINAL_LENGTH = "original_max_position_embeddings"
-"""`training_length` of our positions; the other settings of positions have the same names."""
+OUR_NAMES = {ORIGINAL_LENGTH: "training_length"}
+"""Our names of settings of positions; the others have the same names."""
 ROPE: dict[str, tuple[str, tuple[str, ...]]] = {
     "default": ("RoPE", ()),
     "linear": ("LinearRoPE", ("factor",)),
@@ -113,8 +114,3 @@ def our_names(n_layers: int) -> dict[str, str]:
     return WEIGHTS | {
         f"model.layers.{n}.{theirs}": f"blocks.{n}.{ours}" for n in layers for theirs, ours in WEIGHTS_OF_LAYER.items()
     }
-
-
-def our_setting(key: str) -> str:
-    """Our name of a setting of rotary positions."""
-    return "training_length" if key == ORIGINAL_LENGTH else key

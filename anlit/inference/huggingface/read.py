@@ -17,16 +17,7 @@ from anlit.checkpoints.location import WEIGHTS
 from anlit.errors import UserError
 from anlit.inference.export import new_folder
 from anlit.inference.huggingface import families
-from anlit.inference.huggingface.families import (
-    FACTORS,
-    FAMILIES,
-    MUST_BE,
-    OPTIONAL,
-    ORIGINAL_LENGTH,
-    ROPE,
-    SETTINGS,
-    Family,
-)
+from anlit.inference.huggingface.families import FACTORS, FAMILIES, MUST_BE, OPTIONAL, ROPE, SETTINGS, Family
 from anlit.reading import read_json
 from anlit.reporting.files import writing
 from anlit.settings import shown, to_plain_values
@@ -40,15 +31,10 @@ NO_ARGUMENTS = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
 def import_model(source: str, output: str, context_length: int | None = None) -> list[str]:
     """Write the model in the folder `source` as a GPT+ into the folder `output`, in the form of `anlit export`.
 
-    The folder also gets `model.yaml`, with which `anlit fit` makes this GPT+.
+    The folder also gets `model.yaml`, with which `anlit fit` makes this GPT+. Returns sentences for the user.
 
     `source` has config.json and model.safetensors, or its parts. `context_length` None is its max_position_embeddings.
-
-    Returns:
-        Sentences on what the user should know.
-
-    Raises:
-        UserError: The folder is damaged or has no such model, GPT+ cannot be that model, or `output` is not empty.
+    UserError if it is damaged or has no such model, GPT+ cannot be that model, or `output` is not empty.
     """
     folder, target = Path(source), new_folder(output)
     record = read_json(folder / CONFIG, families.TYPES, "give a folder that holds a model of transformers")
@@ -128,9 +114,9 @@ def settings_of(record: dict[str, Any]) -> dict[str, Any]:
     settings = {ours: record.get(theirs, defaults.get(theirs)) for theirs, ours in SETTINGS.items()}
     rope = _rope(record, family)
     name, keys = ROPE[rope["rope_type"]]
-    if ORIGINAL_LENGTH in keys:
-        rope.setdefault(ORIGINAL_LENGTH, record["max_position_embeddings"])
-    arguments = {families.our_setting(key): value for key, value in rope.items() if key not in NO_ARGUMENTS}
+    if families.ORIGINAL_LENGTH in keys:
+        rope.setdefault(families.ORIGINAL_LENGTH, record["max_position_embeddings"])
+    arguments = {families.OUR_NAMES.get(key, key): value for key, value in rope.items() if key not in NO_ARGUMENTS}
     rotary = _part(name, **arguments, fraction=1.0, base=rope["rope_theta"])
     positions = [rotary if turns else _part("NoPE") for turns in _turns(record, family)]
     widths = _windows(record, family)
@@ -188,10 +174,8 @@ def _in_turn(layers: list[dict[str, Any]], pattern: str) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of model.safetensors, or of its parts, in float32.
-
-    Raises:
-        UserError: A file is missing or damaged, or has numbers that are no weights.
+    """All tensors of model.safetensors, or of its parts, in float32; UserError if a file is missing or damaged, or has
+    numbers that are no weights.
     """
     parts = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("model-*.safetensors"))
     files = [*filter(Path.is_file, parts)]

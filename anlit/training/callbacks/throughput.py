@@ -89,10 +89,6 @@ class Throughput(L.Callback):
         self._logged, self._flops = (self.tokens, self.seconds), 0.0
         self._waits.clear()
 
-    def leave_out(self, seconds: float) -> None:
-        """Do not count these seconds, which were just spent on a measurement, as training."""
-        self._mark += seconds
-
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._steps.pause()
 
@@ -149,7 +145,7 @@ def measuring(trainer: L.Trainer, model: L.LightningModule) -> Iterator[dict[str
         logger.log_metrics(values, step=trainer.global_step - 1)  # where Lightning logs the loss of this batch
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Throughput):
-            callback.leave_out(time.perf_counter() - begun)
+            callback._mark += time.perf_counter() - begun  # these seconds are no training
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
