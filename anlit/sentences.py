@@ -8,6 +8,7 @@ lead to the value are in its "Parser key" lines.
 import argparse
 import difflib
 import importlib
+import math
 import re
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
@@ -69,11 +70,11 @@ class ToolParser(argparse.ArgumentParser):
 
 
 def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """The type of an option that takes numbers from `least` on."""
+    """The type of an option that takes numbers from `least` on, and neither NaN nor infinity."""
 
     def number(text: str) -> float:
-        if (value := kind(text)) < least:
-            raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
+        if not least <= (value := kind(text)) < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least}{' and finite' * (kind is float)}")
         return value
 
     number.__name__ = kind.__name__  # which argparse names in its error

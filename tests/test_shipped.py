@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from anlit.analysis.study.plan import read_study
 from anlit.errors import UserError
 from anlit.shipped import FOLDER, configuration_file
 
@@ -52,11 +51,6 @@ def test_no_shipped_file_validates_on_the_beginning_of_a_split() -> None:
     files = {path: yaml.safe_load(path.read_text()) for path in FOLDER.rglob("*.yaml")}
     limits = {path.stem: content.get("trainer", {}).get("limit_val_batches") for path, content in files.items()}
     assert {name: limit for name, limit in limits.items() if limit} == {"needle": 1.0}
-
-
-def test_studies_read_from_any_folder() -> None:
-    """tests/golden/test_run_hashes.py reads all of them."""
-    assert read_study("study/convergence.yaml", "cpu").arms
 
 
 @pytest.mark.slow

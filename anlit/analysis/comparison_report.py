@@ -50,7 +50,7 @@ def _finding(result: Result) -> str:
     """The difference of a configuration's loss, its speed-up, and how certain they are."""
     loss, label = mean_sd(result.final_loss, 4), f"**{literal(result.label)}**"
     ends = "is so far" if result.group.unfinished else "ends"
-    words = f"{label} {ends} at {loss} nats per token" if result.final_loss.mean else f"{label} has a loss on {loss} only"
+    words = f"{ends} at {loss} nats per token" if result.final_loss.mean else f"has a loss on {loss} only"
     if (test := result.loss) is not None and result.p_holm is not None:
         sure = "significant" if result.p_holm < LEAST_P else "not significant"
         difference = minus(f"{test.difference:+.4f} ({test.low:+.4f} … {test.high:+.4f})")
@@ -58,7 +58,7 @@ def _finding(result: Result) -> str:
         words += (f", {difference} from the baseline: {sure} by the {test.method}, n = {n}, {_p(test.p)}, "
                   f"Holm {_p(result.p_holm)}")  # fmt: skip
     wall_clock = f", {result.wall_clock}{result.speedup.pairs} in wall-clock" if result.wall_clock else ""
-    return f"{words}; speed-up {result.speedup.words} in tokens{wall_clock}"
+    return f"{label} {words}; speed-up {result.speedup.words} in tokens{wall_clock}"
 
 
 def _cells(result: Result) -> dict[str, str]:

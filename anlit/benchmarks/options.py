@@ -9,7 +9,7 @@ import torch
 from anlit import ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
-from anlit.sentences import ToolParser
+from anlit.sentences import ToolParser, at_least
 
 MECHANISMS: dict[str, Mechanism] = {
     "plain": Plain(),
@@ -38,9 +38,9 @@ def parser_of(name: str, description: str | None, example: str, presets: Collect
         here = "h200" if torch.cuda.is_available() else "cpu"
         add("--preset", choices=list(presets), default=here, help="what to measure (%(default)s)")
     add("--device", help="a torch device (a GPU where there is one)")
-    add("--threads", type=int, help="processor threads (torch's own number)")
-    add("--rounds", type=int, help="number of rounds")
-    add("--minutes", type=float, default=7.5, help="start nothing new after this time (%(default)s)")
+    add("--threads", type=at_least(1), help="processor threads (torch's own number)")
+    add("--rounds", type=at_least(1), help="number of rounds")
+    add("--minutes", type=at_least(0, float), default=7.5, help="start nothing new after this time (%(default)s)")
     return parser
 
 
@@ -109,5 +109,5 @@ class Size(NamedTuple):
 def add_size_options(parser: argparse.ArgumentParser) -> None:
     """An option for each number of a `Size`, and --dtype."""
     for name in Size._fields[:-1]:
-        parser.add_argument(f"--{name}", type=int, metavar="N", help="replaces the built-in one")
+        parser.add_argument(f"--{name}", type=at_least(1), metavar="N", help="replaces the built-in one")
     parser.add_argument("--dtype", choices=list(DTYPES), help="replaces the built-in one")

@@ -6,7 +6,7 @@ COMMANDS = {
     "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
     "test": "the same on the test split",
     "study": "arms tuned, trained on several seeds, reported: anlit study --config study/convergence.yaml",
-    "benchmark": "speed: anlit benchmark step, attention",
+    "benchmark": "speed: anlit benchmark step, attention, loss",
     "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
     "generate": "text from a checkpoint: anlit generate RUN 'Once upon a time'",

@@ -30,13 +30,6 @@ def test_other_seeds_are_compared_by_welch(theirs: list[float]) -> None:
         assert (test.difference, test.low, test.high) == pytest.approx((-0.35, *interval))
 
 
-def test_two_seeds_or_more_in_common_are_tested_in_pairs() -> None:
-    test = difference({1: 3.0, 2: 3.2, 3: 3.1}, {2: 3.4, 3: 3.5, 4: 9.0})
-    assert test is not None
-    assert (test.method, test.n) == ("paired t-test", (2, 2))
-    assert (test.difference, test.p) == pytest.approx((-0.3, stats.ttest_rel([3.2, 3.1], [3.4, 3.5]).pvalue))
-
-
 def test_nothing_is_claimed_of_one_seed_or_no_spread() -> None:
     """Nor where a run was lost."""
     one, two, flat = {1: 3.0}, {1: 3.0, 2: 3.1}, {1: 3.0, 2: 3.0}

@@ -54,14 +54,6 @@ def test_every_mechanism_and_setting_in_pieces(architecture, settings: str, name
         assert_same(in_pieces(model, TOKENS, ids, KeyValueCache(LENGTH)), model(TOKENS, ids))
 
 
-@torch.no_grad()
-def test_the_cache_holds_the_heads_of_keys_alone() -> None:
-    for n_kv_heads in (1, 4):
-        model, cache = decoder(GPT, n_heads=4, n_kv_heads=n_kv_heads, d_head=12), KeyValueCache(64)
-        model(random_tokens(3, 64), cache=cache)
-        assert cache.bytes == 3 * model.cache_bytes(64, 8) == 3 * 64 * 2 * 2 * n_kv_heads * 12 * 8
-
-
 @pytest.mark.parametrize("name", ["log n", "alibi", "window", "scale-invariant"])
 def test_one_query_without_a_gain_by_distance_is_computed_by_a_fused_kernel(name: str, monkeypatch) -> None:
     masks, real = [], sdpa.fused
@@ -88,10 +80,11 @@ def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, mas
 
 @torch.no_grad()
 def test_a_window_bounds_the_memory_and_takes_more_new_tokens_than_a_block_of_queries() -> None:
-    """2 layers, 2 heads of width 16, float64: 1,024 bytes per slot for keys and values."""
+    """2 layers, 2 or 1 heads of keys of width 16, float64: 1,024 or 512 bytes per slot for keys and values."""
     tokens = random_tokens(1, 700)
-    for attention, n_slots in ((SlidingWindow(40, SqrtLogN()), 2 * 40), (Plain(), 700)):
-        model, cache = decoder(GPT, attention=attention), KeyValueCache(700)
+    for attention, n_slots, n_keys in ((SlidingWindow(40, SqrtLogN()), 80, 2), (Plain(), 700, 2), (Plain(), 700, 1)):
+        model, cache = decoder(GPT, attention=attention, n_kv_heads=n_keys), KeyValueCache(700)
         pieces = in_pieces(model, tokens, None, cache, cuts=(0, 40, 600, *range(610, 701, 10)))
-        assert cache.bytes == n_slots * 1024
+        held = sum(buffer.nbytes for layer in cache._layers.values() for buffer in layer.buffers)
+        assert held == model.cache_bytes(700, 8) == n_slots * n_keys * 512
         assert_same(pieces, model(tokens))

@@ -48,8 +48,7 @@ def a_pipe(name: str) -> Change:
 def claims_tokens(folder: Path) -> None:
     """Whose order would not fit into memory."""
     in_index(dim=10**12)(folder)
-    n_tokens = sum(chunk["dim"] for chunk in read_json(folder / INDEX)["chunks"])
-    in_manifest("train", tokens=n_tokens)(folder)
+    in_manifest("train", tokens=sum(chunk["dim"] for chunk in read_json(folder / INDEX)["chunks"]))(folder)
 
 
 FOLDERS: list[tuple[Change, str]] = [

@@ -74,8 +74,7 @@ def test_without_weights_every_block_of_every_subset_comes_once(corpus: Subsets,
     expected = [block for part in parts.values() for block in all_blocks(part)]
     loader = ready(path, batch_size=7, shuffle=shuffle).train_dataloader()
     assert len(loader) == len(expected) // 7 == 71
-    seen = blocks_of([*loader, next(iter(loader))])[: len(expected)]
-    assert sorted(seen) == sorted(expected)
+    assert sorted(blocks_of([*loader, next(iter(loader))])[: len(expected)]) == sorted(expected)
     first = shares(ready(path, batch_size=7, shuffle=shuffle).train_dataloader(), parts, 20)
     assert all(abs(len(first[name]) - 140 * len(all_blocks(part)) / 498) < 15 for name, part in parts.items())
     assert shuffle or first["web"] == all_blocks(parts["web"])[: len(first["web"])]
@@ -99,7 +98,6 @@ def test_weights_of_subsets(corpus: Subsets, shuffle: bool) -> None:
 
 @pytest.mark.parametrize(("weights", "changes", "complaint"), [
     ({"web": 1, "cod": 1, "book": 2}, {}, r"has cod, book and .* has web, code, books: choose among these"),
-    ({"web": -1, "code": 2}, {}, r"weights of web is not a number from 0 up"),
     ({"web": float("nan"), "code": 2}, {}, r"weights of web is not a number from 0 up"),
     ({"web": 0, "code": 0}, {}, r"weights are all 0: give at least one of web, code, books a positive one"),
     ({"web": 1, "code": 1e-6}, {}, r"weights has 1e-06, less than one sequence in 10,000"),

@@ -235,5 +235,4 @@ def test_a_text_that_is_encoded_to_the_end_of_document(tmp_path: Path, out: Path
         make(out, recipe)
     manifest = make(out, recipe, skip_bad=True)
     assert (manifest["documents"], manifest["skipped"]["separator"]["count"]) == (4, 1)
-    tokens = [token for split in ("train", "val") for token in read_stream(out, split).tolist()]
-    assert tokens.count(0) == 4
+    assert [token for split in ("train", "val") for token in read_stream(out, split).tolist()].count(0) == 4

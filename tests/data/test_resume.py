@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from tests.data.modules import CrashError, Recorder, Rows, all_blocks, quiet_trainer, ready
@@ -95,16 +94,6 @@ def test_another_run_with_the_same_data_begins_at_the_start(make: Data, whole: l
             quiet_trainer(limit_val_batches=0, max_steps=5).fit(model, data)
         assert model.seen == whole[: len(model.seen)]
     assert len(model.seen) == 5
-
-
-def test_resume_of_a_mixture(subsets: tuple[str, dict], prepared: str, tmp_path: Path) -> None:
-    """tests/golden resumes weighted subsets."""
-
-    def make() -> TokenShards:
-        settings = {"batch_size": BATCH, "num_workers": 2, "weights": {"a": 0.3, "b": 0.7}}
-        return Mixture({"a": subsets[0], "b": prepared}, **settings)
-
-    assert interrupted(make, tmp_path, [9, 25]) == run(make())
 
 
 @pytest.mark.parametrize(

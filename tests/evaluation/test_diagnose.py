@@ -90,8 +90,7 @@ def test_statistics_are_those_of_attention_pair_by_pair(run: Path, masked: bool,
 
 def test_every_length_reads_whole_sequences_from_all_over_the_split(run: Path) -> None:
     """1,028 targets: at 1,000 one sequence; at 16 as many as asked for; the last 4 targets make none."""
-    checkpoint = load_checkpoint(str(run), "cpu")
-    data = data_of(checkpoint)
+    data = data_of(load_checkpoint(str(run), "cpu"))
     text = random_tokens(VAL_TOKENS, 0)
     for length, asked, places in [(16, 10**6, range(64)), (16, 80, spread_over(16, 5)), (1000, 1, [0])]:
         tokens = torch.cat([batch.tokens for batch in sequences(data, length, asked)])

@@ -30,19 +30,13 @@ WINDOW = SlidingWindow(100, ScaleInvariant())
 
 
 @pytest.mark.parametrize("n", [60, pytest.param(2000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("architecture", "settings", "ending"),
-    [
-        (GPT, {}, ENDING),
-        (NGPT, {"attention": ALiBi()}, ENDING),
-        (AnGPT, {"attention": ScaleInvariant()}, ENDING),
-        (AnGPT, {"attention": SqrtLogN()}, Ending(END, "start")),
-        (GPT, {"attention": SHIPPED["pattern"]}, ENDING),
-        (NGPT, {"attention": WINDOW, "document_masking": False}, ENDING),
-        (GPT, {"positions": DynamicNTK(training_length=16)}, ENDING),  # they follow the length of the whole sequence
-    ],
-    ids=["plain", "alibi", "scale-invariant", "a separator at the start", "pattern", "unmasked window", "dynamic NTK"],
-)
+@pytest.mark.parametrize(("architecture", "settings", "ending"), [
+    (GPT, {}, ENDING), (NGPT, {"attention": ALiBi()}, ENDING), (AnGPT, {"attention": ScaleInvariant()}, ENDING),
+    (AnGPT, {"attention": SqrtLogN()}, Ending(END, "start")), (GPT, {"attention": SHIPPED["pattern"]}, ENDING),
+    (NGPT, {"attention": WINDOW, "document_masking": False}, ENDING),
+    (GPT, {"positions": DynamicNTK(training_length=16)}, ENDING),  # they follow the length of the whole sequence
+], ids=["plain", "alibi", "scale-invariant", "a separator at the start", "pattern", "unmasked window",
+        "dynamic NTK"])  # fmt: skip
 @torch.no_grad()
 def test_the_same_tokens_with_and_without_the_cache(architecture, settings, ending: Ending, n: int) -> None:
     """One forward pass over prompt and continuation chooses the same token at every place."""

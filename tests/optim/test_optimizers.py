@@ -27,8 +27,7 @@ def test_every_parameter_is_in_one_group_by_its_role(architecture) -> None:
     assert sorted(chain(*groups.values())) == sorted(names.values())
     assert (groups["embedding"], groups["head"]) == (["embedding.weight"], ["head.weight"])
     maps = [*(f"W_{letter}" for letter in "qkvouzd"), "output.W_g"]
-    expected = {f"blocks.{layer}.{name}.weight" for layer in range(2) for name in maps}
-    assert set(groups["matrices"]) == expected
+    assert set(groups["matrices"]) == {f"blocks.{layer}.{name}.weight" for layer in range(2) for name in maps}
     assert "blocks.1.attention.mechanism.strength.value" in groups["vectors"]
 
 
@@ -48,8 +47,7 @@ def test_decay_shrinks_matrices_and_leaves_vectors(architecture) -> None:
 def test_settings_of_the_comparison_are_the_defaults() -> None:
     for architecture in ARCHITECTURES:
         model = tiny(architecture)
-        groups = model.make_optimizer(parameter_groups(model.model)).param_groups
-        for group in groups:
+        for group in model.make_optimizer(parameter_groups(model.model)).param_groups:
             decay = 0.1 if architecture is GPT and group["name"] != "vectors" else 0.0
             assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.95), 1e-9, decay)
         assert model.schedule == Schedule(warmup=0.2 if architecture is GPT else 0.0, final=0.01)

@@ -37,8 +37,7 @@ def run(
     seen, loader = Seen(stop_after), batches(12, 16, batch_size=1)
     whole = {"devices": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 3, "limit_val_batches": 1, **settings}
     own = {"callbacks": [WholeSteps(), seen, *callbacks], "enable_checkpointing": True}
-    trainer = quiet_trainer(**own, **whole)
-    trainer.fit(tiny(GPT), loader, loader, ckpt_path=ckpt_path)
+    quiet_trainer(**own, **whole).fit(tiny(GPT), loader, loader, ckpt_path=ckpt_path)
     return seen
 
 
@@ -62,8 +61,7 @@ def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next_one(tmp_path: Path
     """Its last step was validated because it was the last; now no validation is due there."""
     rare = {"val_check_interval": 100, "check_val_every_n_epoch": None}
     for n_epochs in (1, 2, 3):
-        last = LastCheckpoint(str(tmp_path))
-        seen = run(callbacks=[last], ckpt_path="last", max_epochs=n_epochs, **rare)
+        seen = run(callbacks=[LastCheckpoint(str(tmp_path))], ckpt_path="last", max_epochs=n_epochs, **rare)
         assert (seen.n_batches, seen.validated) == (12, [4 * n_epochs])
 
 

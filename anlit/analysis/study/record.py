@@ -8,7 +8,6 @@ import numpy as np
 import yaml
 
 from anlit.analysis.comparison import STUDY
-from anlit.analysis.study.plan import merged
 from anlit.configuration import CONFIG
 from anlit.errors import UserError
 from anlit.reading import read_json
@@ -25,11 +24,16 @@ def read_record(folder: Path) -> tuple[dict[str, Any], dict[str, Run]]:
     try:
         for name, run in (record.get("measured") or {}).items():
             curve = Curve(*(np.array(run["curve"][key], dtype=np.float64) for key in ("tokens", "seconds", "loss")))
-            config, own = (merged(record["shared"][part], run[part]) for part in ("config", "record"))
+            config, own = (_joined(record["shared"][part], run[part]) for part in ("config", "record"))
             runs[name] = Run(Path(name), config, own, curve, run["bits_per_byte"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder / STUDY} is no report of a study ({error}): {ADVICE}") from error
     return record, runs
+
+
+def _joined(shared: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """What `record_runs` put apart: the two have no entry in common but mappings."""
+    return shared | own | {key: _joined(shared[key], value) for key, value in own.items() if key in shared}
 
 
 def restore(run: Run, folder: Path, source: Path) -> None:

@@ -8,15 +8,17 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from anlit.analysis.comparison import record_runs
 from anlit.analysis.study import launch
 from anlit.analysis.study.launch import submit, try_lock
 from anlit.analysis.study.plan import Study, read_study
-from anlit.analysis.study.record import restore
+from anlit.analysis.study.record import read_record, restore
 from anlit.analysis.study.results import select, tune
 from anlit.analysis.study.state import note_end, note_start, state_of
 from anlit.commands import study as command
@@ -117,7 +119,13 @@ def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Stu
 
 
 def test_a_restored_run_names_its_record_from_the_working_directory(folder: Path) -> None:
-    run = Run(Path("gone"), {}, {}, Curve(*np.ones((3, 1))), None)
+    """And has all its settings, those that are null too."""
+    settings = {"model": {"alpha_init": None, "d_model": 64}, "trainer": {"max_steps": 1}}
+    runs = [Run(Path(name), settings, {}, Curve(*np.ones((3, 1))), None) for name in ("gone", "other")]
+    runs[1] = replace(runs[1], config=settings | {"model": {"alpha_init": 0.1, "d_model": 64}})
+    write_json(folder / "report.json", {"comparisons": [], **record_runs([], runs)})
+    assert [read.config for read in read_record(folder)[1].values()] == [each.config for each in runs]
+    run = runs[0]
     for name in ("record", "../record"):
         restore(run, folder / "restored", folder / name / "report.json")
         assert json.loads((folder / "restored" / "run.json").read_text())["restored_from"] == f"{name}/report.json"

@@ -194,8 +194,7 @@ def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_pat
 
 
 def test_a_report_of_nothing_obeys_no_markup_in_its_title_and_is_not_written_over(folder: Path) -> None:
-    study = read_study(write_study(folder, title="<script>alert(1)</script>"), None)
-    page = write(results(study))
+    page = write(results(read_study(write_study(folder, title="<script>alert(1)</script>"), None)))
     assert re.search("6 runs: 6 pending.*GPT.+has no finished run yet", page.with_suffix(".md").read_text(), re.DOTALL)
     assert "<script>" not in page.read_text()
     shutil.copy(folder / "study.yaml", folder / "other.yaml")
