@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.notes import notes_on, refuse_other_tokenizers
+from anlit.analysis.notes import measured_apart, notes_on, refuse_other_tokenizers
 from anlit.analysis.statistics import Interval, SpeedUp, Summary, Test, difference, holm, median_with_interval, speed_up
 from anlit.analysis.study.state import LAUNCHES
 from anlit.errors import UserError
@@ -168,13 +168,14 @@ def compare_groups(
     steps, left_out = _usable(steps or read_step_times(output), groups)
     seconds, others = seconds_per_token(steps), []
     for group in (group for group in groups if group is not baseline):
-        unfinished = baseline.unfinished or group.unfinished
-        test = None if unfinished else difference(group.loss_by_seed(), baseline.loss_by_seed())
+        why = "baseline unfinished" if baseline.unfinished else ""
+        why = "validated differently" if measured_apart(group, baseline) else why
+        test = None if why or group.unfinished else difference(group.loss_by_seed(), baseline.loss_by_seed())
         ours, theirs = seconds.get(group.key, []), seconds.get(baseline.key, [])
         ratios = [a / b for a, b in zip(ours, theirs, strict=False)]  # of a round
         time = median_with_interval(ratios) if ratios and len(ours) == len(theirs) else None
         curves = baseline.seeded_curves(), group.seeded_curves()
-        others.append(Result(group, SpeedUp(()) if baseline.unfinished else speed_up(*curves), time, test))
+        others.append(Result(group, SpeedUp((), why=why) if why else speed_up(*curves), time, test))
     others.sort(key=lambda result: result.final_loss.mean or math.inf)
     corrected = holm([result.loss.p if result.loss else None for result in others])
     results = [Result(baseline, SpeedUp((1.0,))),

@@ -57,14 +57,17 @@ def _finding(result: Result) -> str:
         n = " and ".join(map(str, dict.fromkeys(test.n)))
         words += (f", {difference} from the baseline: {sure} by the {test.method}, n = {n}, {_p(test.p)}, "
                   f"Holm {_p(result.p_holm)}")  # fmt: skip
-    wall_clock = f", {result.wall_clock}{result.speedup.pairs} in wall-clock" if result.wall_clock else ""
+    wall_clock = f", {_wall_clock(result)} in wall-clock" if result.wall_clock else ""
     return f"{label} {words}; speed-up {result.speedup.words} in tokens{wall_clock}"
+
+
+def _wall_clock(result: Result) -> str:
+    return f"{'≥ ' * result.speedup.bound}{result.wall_clock}{result.speedup.pairs}"
 
 
 def _cells(result: Result) -> dict[str, str]:
     """The values of a configuration, by the columns of the table."""
     group, speedup, summaries = result.group, result.speedup, result.summaries
-    wall_clock = f"{'≥ ' * speedup.bound}{result.wall_clock}{speedup.pairs}"
     return {
         "seeds": str(len(group.counted))
         + f" of {len(result.final_loss.values)}" * bool(group.lost)
@@ -77,7 +80,7 @@ def _cells(result: Result) -> dict[str, str]:
         "speed-up, tokens": speedup.words,
         "% of tokens": NONE if speedup.mean is None else f"{100 / speedup.mean:.0f} %",
         "time per token": str(result.time or NONE),
-        "speed-up, wall-clock": wall_clock if result.wall_clock else NONE,
+        "speed-up, wall-clock": _wall_clock(result) if result.wall_clock else NONE,
     }
 
 

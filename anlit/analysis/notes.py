@@ -15,8 +15,11 @@ from anlit.errors import UserError
 from anlit.runs.folders import Run, commit_label, hardware_label
 from anlit.runs.groups import Group, differing, records, short_names, show
 
-TASK = ("context_length", "vocab_size")
-"""Settings of the model that belong to the task rather than to the model."""
+TASK = ("context_length", "vocab_size", "dropout", "z_loss", "document_masking", "final", "optimizer.class_path")
+"""Endings of the model's settings that belong to the task, or to training alike, rather than to the model."""
+MEASURED = ("val_blocks", "val_tokens", "val_context_length", "limit_val_batches", "score_first_token", "data.content")
+"""Endings of settings that say on what the loss is measured."""
+OWN = ("model.init_args.optimizer.", "model.init_args.schedule.")
 PARAMETERS_APART, TOKENS_APART, THROUGHPUT_APART = 0.05, 0.01, 1 - 1 / 1.10
 """Shares of the larger value by which two may differ without a note; one may be 10 % faster than the other."""
 LEAST_HALVED = 5
@@ -97,9 +100,16 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
         yield f"{group.label}: its {what} of the {pairs} {seeds} that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():
-        kind = "validated differently" if "val" in key.rsplit(".", 1)[-1] else "trained differently"
+        kind = "validated differently" if key.endswith(MEASURED) or "val" in name else "trained differently"
         kind = "other data" if key in ("data.content", "data.tokenizer") else kind
         yield f"{group.label}: {kind}: {name} is {show(ours, key)}, the baseline {show(theirs, key)}."
+    if group.architecture != baseline.architecture:
+        own, others = ({key: value for key, value in each.settings.items() if key.startswith(OWN) and key not in ours}
+                       for each in (group, baseline))  # fmt: skip
+        names = short_names(differing([own, others]))
+        said = [", ".join(f"{name}={show(each, key)}" for key, name in names.items()) for each in (own, others)]
+        if names:
+            yield f"{group.label}: {said[0]}; the baseline {said[1]}. It is fair only if both were tuned alike."
     first, other = group.counted[0], baseline.counted[0]
     tokens = [float(run.curve.tokens[-1]) for run in (first, other)]
     if not group.unfinished and _apart(tokens, TOKENS_APART):
@@ -137,10 +147,17 @@ def unstable_throughput(groups: Sequence[Group]) -> Iterator[str]:
                    f"{second:,.0f} in its second; its seconds are not comparable.")  # fmt: skip
 
 
+def measured_apart(group: Group, baseline: Group) -> bool:
+    """Whether the losses of two groups are on other texts, or on others of their tokens."""
+    ours, theirs = _task(group), _task(baseline)
+    known = {"data.content"} & {*ours} & {*theirs}
+    return any(key.endswith(MEASURED) and (key != "data.content" or known) for key in differing([ours, theirs]))
+
+
 def _task(group: Group) -> dict[str, Any]:
     """Settings that define what is learned and measured, as opposed to the model that learns it."""
     return {key: value for key, value in group.settings.items()
-            if key.startswith(("data.", "trainer.")) or key.rsplit(".", 1)[-1] in TASK}  # fmt: skip
+            if not key.startswith("model.") or key.endswith(TASK)}  # fmt: skip
 
 
 def _apart(values: Sequence[float], share: float) -> bool:

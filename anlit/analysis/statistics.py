@@ -179,16 +179,18 @@ class SpeedUp:
 
     Args:
         values: One for each pair of seeds, None where the run never has the loss, or one of the two failed; () if the
-            baseline has not finished.
+            baseline has not finished, or was validated on something else.
         bound: A run had the loss at its first validation, so the speed-up is at least this.
         paired: The seeds were compared in pairs, not with the baseline's mean curve.
         left_out: The number of runs on seeds that the baseline does not have.
+        why: Why there are no values.
     """
 
     values: tuple[float | None, ...]
     bound: bool = False
     paired: bool = True
     left_out: int = 0
+    why: str = ""
 
     @property
     def pairs(self) -> str:
@@ -221,8 +223,8 @@ class SpeedUp:
     def words(self) -> str:
         """`1.40 (1.31 … 1.50)`, `1.40` for one pair, `1.40 (1 seed)` for one of more runs, `2 of 3 seeds`,
         `not reached` or `– (baseline unfinished)`."""
-        if not self.values:
-            return f"{NONE} (baseline unfinished)"
+        if self.why:
+            return f"{NONE} ({self.why})"
         if self.mean is None:
             return of_seeds(self.values, f"not reached{self.pairs}")
         interval = f" ({self.test.low:.2f} … {self.test.high:.2f})" if self.test else ""

@@ -26,7 +26,7 @@ def without_control_codes(text: str, keep: str = "") -> str:
 
 def echo(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
     """Print `text`, which may be foreign, to standard output or `to`; a terminal obeys no control character in it."""
-    print(without_control_codes(text, KEPT), end=end, file=to, flush=True)
+    print(without_control_codes(text, KEPT) + end, end="", file=to, flush=True)  # one write: threads may print too
 
 
 def json_line(value: Any) -> str:

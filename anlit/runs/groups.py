@@ -10,19 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anlit.configuration import mapping
+from anlit.configuration import init_args, mapping
 from anlit.errors import UserError
 from anlit.runs.folders import Curve, Run
 
 UNLEARNED = (
-    "seed_everything", "run_dir", "ckpt_path", "checkpoint_every_n_steps", "weights_only", "verbose",
-    "data.init_args.seed", "data.init_args.num_workers", "trainer.logger", "trainer.callbacks",
-    "trainer.default_root_dir", "trainer.profiler", "trainer.enable_checkpointing", "trainer.enable_progress_bar",
-    "trainer.enable_model_summary", "trainer.log_every_n_steps", "trainer.num_sanity_val_steps",
-    "model.init_args.runtime", "model.init_args.backend", "trainer.strategy",
+    "seed_everything", "run_dir", "ckpt_path", "checkpoint_every_n_steps", "weights_only", "verbose", "accept_changes",
+    "data.init_args.seed", "data.init_args.num_workers", "data.init_args.cache_gb", "data.init_args.val_batch_size",
+    "trainer.logger", "trainer.default_root_dir", "trainer.profiler", "trainer.enable_checkpointing",
+    "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.log_every_n_steps",
+    "trainer.num_sanity_val_steps", "trainer.accelerator", "trainer.strategy", "trainer.max_time",
+    "trainer.limit_test_batches", "model.init_args.runtime.compile", "model.init_args.runtime.recompute_every",
+    "model.init_args.runtime.meta_init", "model.init_args.backend",
 )  # fmt: skip
 """Settings of where a run is written, of how it is logged and computed, and of the order of its data."""
-PATHS = ("path", "paths", "folder", "root", "dir")
+TEACHING = ("LossGuard", "GradientAccumulationScheduler", "Averaging", "Finetuning", "Pruning", "Finder", "Lambda")
+"""In the names of callbacks of anlit's and Lightning's that change what is learned; those of others may, all of them."""
+PATHS = ("path", "paths", "folder", "root", "dir", "source")
 SECTIONS = ("model", "data", "trainer")
 MOST_SETTINGS = 4
 SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions"}
@@ -105,10 +109,23 @@ def learned_settings(run: Run) -> dict[str, Any]:
     kept = {}
     for key, value in flatten(run.config):
         is_path = key.startswith("data.") and key.rsplit(".", 1)[-1].rsplit("_", 1)[-1] in PATHS
-        if not f"{key}.".startswith(unlearned) and not (is_path and run.content_hash):
+        if key == "trainer.callbacks":
+            value = _teaching(run.config["trainer"]["callbacks"])
+        if value is not None and not f"{key}.".startswith(unlearned) and not (is_path and run.content_hash):
             kept[key] = True if key == "initial_weights" else value
     hashes = {"data.content": run.content_hash, "data.tokenizer": run.tokenizer_hash}
     return kept | {key: value[:12] for key, value in hashes.items() if value}
+
+
+def _teaching(callbacks: Any) -> str | None:
+    """The callbacks that may change what is learned, `LossGuard(patience=3)`; None without any."""
+    words = []
+    for each in callbacks if isinstance(callbacks, list) else ():
+        name = str(mapping(each).get("class_path"))
+        if not name.startswith(("anlit.", "lightning.")) or any(part in name for part in TEACHING):
+            settings = ", ".join(f"{key}={value}" for key, value in init_args(each).items())
+            words.append(f"{name.rpartition('.')[2]}({settings})")
+    return ", ".join(words) or None
 
 
 def differing(settings: list[dict[str, Any]]) -> list[str]:
