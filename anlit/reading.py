@@ -9,6 +9,7 @@ null, and may have more keys.
 import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,12 @@ def number(row: dict[str, str], column: str, path: str | Path) -> float:
         raise _unreadable(path, ValueError(said), "repair it or leave the run out") from error
 
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML 1.1, in which `1e-3` is a number too, as in jsonargparse and YAML 1.2."""
+
+
+_FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 
 
 def parse_yaml(text: str) -> Any:

@@ -62,6 +62,10 @@ def test_fit_continues_no_run_with_a_damaged_file(name: str, kind: str, run: Pat
     assert f"{run / name} cannot be read (" in refusal(*fit)
 
 
+def test_a_number_without_a_point_is_one() -> None:
+    assert parse_yaml("[1e-3, 2E4, '1e-3', 1e]") == [1e-3, 2e4, "1e-3", "1e"]
+
+
 def test_a_config_that_expands_too_far_is_refused(run: Path, refusal) -> None:
     (run / "config.yaml").write_text(BOMBS["aliases"])
     for command in (["validate", f"--config={run}/config.yaml"], ["generate", run, "the", "--device", "cpu"]):

@@ -74,7 +74,7 @@ class FitCommand(ConfigurationParser):
             config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, given_run_dir, files, str(self.subcommand))
             rank_zero_only(echo)(f"{self.subcommand}: {config.ckpt_path}")
             return
-        if config.ckpt_path == "last":
+        if config.ckpt_path in ("last", "best"):
             run_folder.refuse_moved_run(config.run_dir, files)
         run_folder.make_run_folder(config.run_dir)
         RUN_FOLDER.set(config.run_dir)
@@ -142,6 +142,9 @@ class FitCommand(ConfigurationParser):
         def configured(kind: type, among: list[Any] = callbacks) -> bool:
             return any(isinstance(part, kind) for part in among)
 
+        for name in (name for name in (type(callback).__name__ for callback in callbacks) if "Averaging" in name):
+            why = "the mean of weight rows is shorter than their bound, and best.ckpt has the last weights"
+            raise UserError(f"trainer.callbacks has {name}, which anlit does not support ({why}): leave it out")
         is_silent = configured(ProgressBar) or trainer.get("enable_progress_bar") is False
         progress = [] if is_silent else [RunProgress()]
         if self.subcommand == "fit":

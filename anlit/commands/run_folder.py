@@ -119,12 +119,12 @@ def _refuse_to_begin_anew(run: Path, every_n_steps: int) -> None:
 
 
 def refuse_moved_run(run_dir: str, configs: list[str]) -> None:
-    """Raise UserError if `run_dir` is where a run lay that was moved, with its config.yaml, one of `configs`."""
+    """Raise UserError if one of `configs` is the config.yaml of a run that was moved or copied from `run_dir`."""
     for folder in (Path(config).parent for config in configs if Path(config).name == CONFIG):
-        is_moved = checkpoint_of_run(folder, (LAST,)) is not None and not os.path.lexists(Path(run_dir) / CHECKPOINTS)
-        if is_moved and read_yaml(folder / CONFIG, dict).get("run_dir") == run_dir:
-            what = f"ckpt_path=last finds no {CHECKPOINTS}/{LAST} in run_dir={run_dir}, and {folder} has one"
-            raise UserError(f"{what}: give --run_dir {folder}")
+        is_elsewhere = checkpoint_of_run(folder, (LAST,)) is not None and folder.resolve() != Path(run_dir).resolve()
+        if is_elsewhere and read_yaml(folder / CONFIG, dict).get("run_dir") == run_dir:
+            what = f"{folder}/{CONFIG} has run_dir={run_dir}, which is not the run's own folder"
+            raise UserError(f"{what}: give --run_dir {folder}, or --config {run_dir}/{CONFIG}")
 
 
 def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: list[str], command: str) -> str:

@@ -51,6 +51,9 @@ def main(argv: list[str]) -> int:
     if given.report_only:
         if not output.is_dir():
             raise UserError(f"--report_only finds no folder {output}: give --output, the folder of the study's runs")
+        if not any((output / trial.name).exists() for trial in planned(study, select(study, tune(study, output)))):
+            fix = "give the --output of its runs, or the file as it was"
+            raise UserError(f"--report_only finds no run of {study.path} in {output}: {fix}")
         return _report(study, output, typed)
     output_folder(str(output))
     if not (output / STUDY).exists():  # from here on the folder is this study's

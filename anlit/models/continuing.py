@@ -4,6 +4,7 @@ Settings                                        On a change
 model: its shape, heads, attention, positions … refused; with `accept_changes` the new ones are used
 optimizer's class                               refused; with `accept_changes` it starts without state
 seed_everything                                 refused; with `accept_changes` the new one is used
+what is validated, such as data.val_blocks      refused, because best.ckpt and curves would mix two measures; as above
 learning rates, betas, weight decay, schedule,  the new ones are used from the next step on, and one line is logged
 dropout, z_loss, runtime, backend, Trainer's,
 data.batch_size, number of devices
@@ -25,18 +26,21 @@ from anlit.configuration import class_name
 from anlit.errors import UserError
 
 TAKEN = ("model.optimizer.", "model.schedule", "model.dropout", "model.z_loss", "model.runtime", "model.backend",
-         "trainer.", "data.")  # fmt: skip
+         "trainer.", "data.batch_size", "data.context_schedule")  # fmt: skip
 """Prefixes of the settings that a continued run may change. `model.optimizer` without a dot is the class."""
+OF_TRAINER = ("max_steps", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "world_size",
+              "limit_val_batches")  # fmt: skip
+OF_DATA = ("batch_size", "context_schedule", "val_blocks", "val_tokens", "val_context_length", "score_first_token")
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     """The settings of a run that a checkpoint records in addition to the model's."""
     seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
-    names = "max_steps", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "world_size"
-    values = {name: getattr(trainer, name) for name in names} | {"precision": str(trainer.precision)}
+    values = {name: getattr(trainer, name) for name in OF_TRAINER} | {"precision": str(trainer.precision)}
     if algorithm := values["gradient_clip_algorithm"]:  # Lightning has an enumeration, which no checkpoint may hold
         values["gradient_clip_algorithm"] = str(algorithm.value)
-    data = {"batch_size": getattr(getattr(trainer, "datamodule", None), "batch_size", None)}
+    module = getattr(trainer, "datamodule", None)
+    data = {name: getattr(module, name, None) for name in OF_DATA}
     return {"trainer": values, "data": data, "seed_everything": int(seed) if seed is not None else None}
 
 
@@ -57,7 +61,9 @@ def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iter
 
 def check_changes(changed: dict[str, str], ckpt_path: Any) -> None:
     """Raise UserError if a setting has changed that a continued run may not change."""
-    if refused := ", ".join(text for name, text in changed.items() if not name.startswith(TAKEN)):
+    if refused := ", ".join(
+        text for name, text in changed.items() if not name.startswith(TAKEN) or "limit_val" in name
+    ):
         raise UserError(
             f"ckpt_path={ckpt_path} was trained with other settings ({refused}): set them back as "
             "in the run's config.yaml, or give --accept_changes true to go on with the new ones"

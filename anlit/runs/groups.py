@@ -25,7 +25,7 @@ UNLEARNED = (
 )  # fmt: skip
 """Settings of where a run is written, of how it is logged and computed, and of the order of its data."""
 TEACHING = ("LossGuard", "GradientAccumulationScheduler", "Averaging", "Finetuning", "Pruning", "Finder", "Lambda")
-"""In the names of callbacks of anlit's and Lightning's that change what is learned; those of others may, all of them."""
+"""In the names of callbacks of anlit's and Lightning's that change what is learned; all those of others may."""
 PATHS = ("path", "paths", "folder", "root", "dir", "source")
 SECTIONS = ("model", "data", "trainer")
 MOST_SETTINGS = 4

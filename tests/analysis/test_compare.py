@@ -184,6 +184,9 @@ def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
 
 KILLED, AFTER = ({"step": 6, "changed": [f"lr 3 → {lr}"]} for lr in (7, 5))  # before it wrote a checkpoint
 CHANGED = [{"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]}, KILLED, AFTER]
+LR = "model.init_args.optimizer.init_args.lr"
+ACCUMULATE = [{"class_path": "lightning.pytorch.callbacks.GradientAccumulationScheduler",
+               "init_args": {"scheduling": {0: 4}}}]  # fmt: skip
 LONG = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
 
 
@@ -197,6 +200,10 @@ def slowing(tokens):
     ({"settings": {"model.init_args.context_length": 512}}, "context_length is 512, the baseline 256."),
     ({"settings": {"data.init_args.batch_size": 32}}, "trained differently: batch_size is 32, the baseline 16."),
     ({"settings": {"trainer.val_check_interval": 50}}, "validated differently: val_check_interval is 50"),
+    ({"settings": {"initial_weights": "a.ckpt"}}, "trained differently: initial_weights is True, the baseline none."),
+    ({"settings": {"model.init_args.dropout": 0.5}}, "trained differently: dropout is 0.5"),
+    ({"settings": {LR: 0.01}}, "nGPT, plain: lr=0.01; the baseline lr=0.001. It is fair only if both were tuned alike"),
+    ({"settings": {"trainer.callbacks": ACCUMULATE}}, "callbacks is GradientAccumulationScheduler(scheduling={0: 4})"),
     ({"points": [(100, 5.0), (800, 2.0)]}, "800 training tokens, the baseline 400"),
     ({"seed": 2}, "no seed in common with the baseline, so its speed-up is over the baseline's mean curve"),
     ({"record": H200}, "Hardware differs"),
@@ -231,6 +238,15 @@ def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatc
     left, bottom, right, top = drawn[0].legends[0].get_window_extent().extents
     assert 0 <= left < right <= drawn[0].bbox.width
     assert 0 <= bottom < top <= drawn[0].bbox.height
+
+
+def test_losses_on_different_tokens_give_no_speed_up_and_no_test(make_run, tmp_path):
+    for seed, points in enumerate((SLOWER, SECOND)):
+        make_run(f"gpt{seed}", points, seed=seed)
+        make_run(f"ngpt{seed}", FASTER, NGPT, seed=seed, settings={"data.init_args.val_blocks": 4})
+    _, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
+    assert (raw["groups"][1]["speedup_tokens"]["mean"], raw["groups"][1]["loss_difference"]) == (None, None)
+    assert table_row(markdown, "nGPT, plain")[7] == "– (validated differently)"
 
 
 def test_runs_that_have_not_finished_give_no_speed_up_and_no_test(make_run, tmp_path, monkeypatch, drawn):

@@ -82,7 +82,9 @@ def test_attention_labels(spec, label):
 
 
 def test_seeds_paths_loggers_and_plain_written_out_do_not_separate_runs(make_run):
-    unlearned = {"trainer.logger": False, "data.init_args.path": "elsewhere", "ckpt_path": "x", ATTENTION: PLAIN}
+    unlearned = {"trainer.logger": False, "data.init_args.path": "elsewhere", "ckpt_path": "x", ATTENTION: PLAIN,
+                 "data.init_args.source": "texts", "trainer.max_time": "00:01:00:00",
+                 "trainer.callbacks": [{"class_path": "anlit.training.callbacks.TrainingDynamics"}]}  # fmt: skip
     (group,) = group_runs([load_run(make_run("a")), load_run(make_run("b", seed=2, settings=unlearned))])
     assert (group.label, [run.seed for run in group.counted]) == ("GPT+, plain", [1, 2])
 

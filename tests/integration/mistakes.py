@@ -47,6 +47,10 @@ FAST = [
 expression."""
 
 SLOW = [
+    (
+        f"{FIT} {CALLBACK}=lightning.pytorch.callbacks.EMAWeightAveraging",
+        r"has EMAWeightAveraging, which anlit does not",
+    ),
     # the command itself
     ("trian --config tiny.yaml", r"unknown command 'trian': choose one of prepare, fit"),
     ("generate run hello --import nowhere", r"--import nowhere fails .* set PYTHONPATH"),

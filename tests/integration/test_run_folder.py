@@ -113,9 +113,12 @@ def test_a_moved_run_goes_on_where_it_lies(shards: Path, tmp_path: Path, finishe
     """Its config.yaml has the place where it lay. A new run, with another folder, may begin with that file."""
     moved, config = tmp_path / "moved", tmp_path / "moved" / "config.yaml"
     shutil.copytree(finished, moved)
-    config.write_text(config.read_text().replace(str(finished), str(tmp_path / "left")))
     more = ["fit", f"--config={config}", "--ckpt_path=last", "--trainer.max_steps=21"]
-    assert f"ckpt_path=last finds no checkpoints/last.ckpt in run_dir={tmp_path}/left" in refusal(*more)
+    assert f"{config} has run_dir={finished}, which is not the run's own folder" in refusal(
+        *more
+    )  # not that one trains
+    config.write_text(config.read_text().replace(str(finished), str(tmp_path / "left")))
+    assert f"give --run_dir {moved}" in refusal(*more)
     assert not (tmp_path / "left").exists()
     for name, steps in (("moved", 21), ("new", 1)):
         assert main([*more, f"--trainer.max_steps={steps}", f"--run_dir={tmp_path / name}"]) == 0

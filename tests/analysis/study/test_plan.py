@@ -86,7 +86,7 @@ def test_lists_in_a_seeds_mapping_are_seeds_of_their_own(folder: Path) -> None:
     ({"seeds": [2, {"seed_everything": 2, "data.seed": 2}]}, "seed=2 and seed=2_seed_everything=2, which do not"),
     ({"tuning_seeds": []}, "has grids to tune and no tuning_seeds: give"),
     ({"comparisons": [{"baseline": "gpt", "arms": 3}]}, "an entry of comparisons.arms is int in place of list"),
-    ({"pace": {"flops_per_second": "4e10"}}, "pace.flops_per_second is str in place of int or float"),
+    ({"pace": {"flops_per_second": "fast"}}, "pace.flops_per_second is str in place of int or float"),
     ({"pace": {"flops_per_second": 0}}, "pace.flops_per_second of study.yaml is 0: give a number above 0"),
     ({"baseline": "lstm"}, "baseline of study.yaml names 'lstm', which is none of its arms: choose among gpt, angpt"),
     ({"comparisons": [{"baseline": "gpt", "arms": ["ngtp"]}]}, "names 'ngtp', which is none of its arms"),

@@ -200,6 +200,8 @@ def test_a_report_of_nothing_obeys_no_markup_in_its_title_and_is_not_written_ove
     shutil.copy(folder / "study.yaml", folder / "other.yaml")
     with pytest.raises(UserError, match=r"--output out has another report .* give another folder, or remove that"):
         main(["--config", "other.yaml", "--output", "out", "--report_only"])
+    with pytest.raises(UserError, match=r"finds no run of study.yaml in out: give the --output of its runs, or the fi"):
+        main(["--config", "study.yaml", "--output", "out", "--report_only"])
 
 
 def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Path) -> None:
