@@ -33,19 +33,14 @@ def by(*pairs: tuple[Mechanism, str], prefix: str, **others: Any) -> dict[str, d
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **by(*[(Plain(), b) for b in ("eager", "sdpa", "flash", "triton")],
-         *[(ScaleInvariant(), b) for b in ("eager", "triton")], prefix="eagerly"),
-    "ALiBi": {"attention": ALiBi()},
-    "a window": {"attention": SlidingWindow(100)},
-    "LogN": {"attention": LogN()},
-    "DynamicNTK": {"positions": DynamicNTK()},
-    "patterned positions": {"positions": PositionsPattern([RoPE(), NoPE()])},
-    "gates and norms": {**NORMS, "attention_gate": "per_head"},
-    "QK-clip": {"qk_norm": False, "qk_clip": 10.0},
-    "Muon": {"optimizer": MuonAdamW},
-    "dropout": {"dropout": 0.1, "backend": "eager"},
+    *[(ScaleInvariant(), b) for b in ("eager", "triton")], prefix="eagerly"), "ALiBi": {"attention": ALiBi()},
+    "a window": {"attention": SlidingWindow(100)}, "LogN": {"attention": LogN()},
+    "DynamicNTK": {"positions": DynamicNTK()}, "patterned positions": {"positions": PositionsPattern([RoPE(), NoPE()])},
+    "gates and norms": {**NORMS, "attention_gate": "per_head"}, "QK-clip": {"qk_norm": False, "qk_clip": 10.0},
+    "Muon": {"optimizer": MuonAdamW}, "dropout": {"dropout": 0.1, "backend": "eager"},
     "recomputed": {"runtime": Runtime(recompute_every=1)},
     **by(*[(Plain(), b) for b in ("flash", "sdpa")], *[(ScaleInvariant(), b) for b in ("triton", "flex", "eager")],
-         prefix="compiled", runtime=Runtime(compile=True)),
+    prefix="compiled", runtime=Runtime(compile=True)),
 }  # fmt: skip
 DENSE_TOO = 8  # of the settings are tried with one document a row as well as packed
 

@@ -31,12 +31,9 @@ class Straight(Mechanism):
 
 
 MECHANISMS: dict[str, Mechanism] = {
-    **SHIPPED,
-    "of one's own": LogNWithSlopes(),
-    "straight": Straight(),
-    "window of one": SlidingWindow(1),
+    **SHIPPED, "of one's own": LogNWithSlopes(), "straight": Straight(), "window of one": SlidingWindow(1),
     "window, alibi": SlidingWindow(6, ALiBi()),
-}
+}  # fmt: skip
 FLASH = ("plain", "log n", "window", "window of one", "window, log n", "alibi", "window, alibi")
 """Mechanisms that flash attention can compute."""
 ONE_COEFFICIENT = [name for name in MECHANISMS if name != "of one's own"]

@@ -31,16 +31,13 @@ def in_pieces(model: Decoder, tokens: Tensor, ids: Any, cache: KeyValueCache, cu
 
 TELLING = ("plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "window, log n")
 SETTINGS: dict[str, dict[str, Any]] = {
-    "rope": {"positions": RoPE(1.0)},
-    "p-rope": {"positions": PRoPE()},
-    "nope": {"positions": NoPE()},
+    "rope": {"positions": RoPE(1.0)}, "p-rope": {"positions": PRoPE()}, "nope": {"positions": NoPE()},
     "dynamic ntk": {"positions": DynamicNTK(training_length=10)},
     "pattern of positions": {"positions": PositionsPattern([RoPE(), NoPE()])},
     "norms": {"attention_gate": "per_head", "v_norm": True, "attention_norm": True, "post_norm": True},
     "epsilon": {"attention_gate": "per_element", "qk_norm_eps": 0.1},
-    "one key": {"n_heads": 4, "n_kv_heads": 1, "d_head": 12},
-    "two keys": {"n_heads": 4, "n_kv_heads": 2, "d_head": 12},
-}
+    "one key": {"n_heads": 4, "n_kv_heads": 1, "d_head": 12}, "two keys": {"n_heads": 4, "n_kv_heads": 2, "d_head": 12},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "settings"), [*product(SHIPPED, ["as it is"]), *product(TELLING, SETTINGS)])

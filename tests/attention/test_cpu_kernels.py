@@ -14,13 +14,10 @@ from tests.attention.kernels import MECHANISMS, WIDTHS, assert_same, check, grad
 pytestmark = pytest.mark.usefixtures("poison")
 BACKENDS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
 WAYS = {
-    "eager": (eager, "QUERIES_PER_BLOCK", 16),
-    "eager, in parts": (eager, "SMALLEST_SLICE", 5),
-    "sdpa, each document": (sdpa, "SHORTEST_MEAN", 1),
-    "sdpa, masked": (sdpa, "SHORTEST_MEAN", 1000),
-    "blockwise, recomputed": (blockwise, "KEPT_WEIGHTS", 0),
-    "blockwise, kept": (blockwise, "KEPT_WEIGHTS", 2**30),
-}
+    "eager": (eager, "QUERIES_PER_BLOCK", 16), "eager, in parts": (eager, "SMALLEST_SLICE", 5),
+    "sdpa, each document": (sdpa, "SHORTEST_MEAN", 1), "sdpa, masked": (sdpa, "SHORTEST_MEAN", 1000),
+    "blockwise, recomputed": (blockwise, "KEPT_WEIGHTS", 0), "blockwise, kept": (blockwise, "KEPT_WEIGHTS", 2**30),
+}  # fmt: skip
 """The back end, and the name and value of the setting that decides the way through it."""
 CASES = [
     (way, name) for way in WAYS for name in MECHANISMS if WAYS[way][0].unsupported_reason(MECHANISMS[name]) is None

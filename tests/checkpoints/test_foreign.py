@@ -32,18 +32,14 @@ def payloads(marker: Path) -> dict[str, dict[str, Any]]:
     process = {"class_path": "subprocess.Popen", "init_args": {"args": ["mkdir", str(marker)]}}
     layers = [{"class_path": "anlit.SlidingWindow", "init_args": {"width": 4, "mechanism": shell}}]
     return {
-        "attention": {"attention": shell},
-        "a class of another type": {"attention": process},
+        "attention": {"attention": shell}, "a class of another type": {"attention": process},
         "positions": {"positions": call},
         "deep inside": {"attention": {"class_path": "anlit.AttentionPattern", "init_args": {"layers": layers}}},
         "dict_kwargs": {"attention": {"class_path": "anlit.Plain", "dict_kwargs": shell}},
-        "a bare name": {"attention": "os.getcwd"},
-        "a group of settings": {"schedule": shell},
-        "a number": {"d_model": shell},
-        "a key that is none": {"callback": shell},
-        "optimizer": {"optimizer": shell},
+        "a bare name": {"attention": "os.getcwd"}, "a group of settings": {"schedule": shell},
+        "a number": {"d_model": shell}, "a key that is none": {"callback": shell}, "optimizer": {"optimizer": shell},
         "_instantiator": {"_instantiator": "os.mkdir", "_class_path": "os.mkdir"},
-    }
+    }  # fmt: skip
 
 
 UNUSED = ("optimizer", "_instantiator")  # no model needs these: they are not looked at

@@ -60,12 +60,9 @@ def ready(
     if ranks > 1 or model is not None:
         data.trainer = SimpleNamespace(
             lightning_module=SimpleNamespace(**model or {}),
-            distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks},
-            accumulate_grad_batches=1,
-            limit_val_batches=1.0,
-            fast_dev_run=False,
-            strategy=SimpleNamespace(root_device=torch.device("cpu")),
-        )
+            distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks}, accumulate_grad_batches=1,
+            limit_val_batches=1.0, fast_dev_run=False, strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        )  # fmt: skip
     data.setup()
     return data
 

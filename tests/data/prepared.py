@@ -41,21 +41,13 @@ def write_prepared(
             whole.setdefault("subsets", {})[subset] = counts
     hashes = {name: zlib.crc32(tokens.tobytes()) for name, tokens in streams.items()}
     manifest = {
-        **splits,
-        "format_version": 2,
-        "corpus": "test",
-        "settings": {},
-        "command": "anlit prepare Test --path data/test",
-        "splits": list(splits),
+        **splits, "format_version": 2, "corpus": "test", "settings": {},
+        "command": "anlit prepare Test --path data/test", "splits": list(splits),
         **{key: sum(counts[key] for counts in splits.values()) for key in ("documents", "bytes", "tokens")},
         "vocab_size": max(VOCABULARY, 1 + max(int(tokens.max(initial=0)) for tokens in streams.values())),
-        "dtype": next(iter(streams.values())).dtype.name,
-        "end_of_document": END,
-        "document_token_at": "end",
-        "tokenizer_sha256": None,
-        "content_sha256": hashlib.sha256(json.dumps(hashes).encode()).hexdigest(),
-        **changes,
-    }
+        "dtype": next(iter(streams.values())).dtype.name, "end_of_document": END, "document_token_at": "end",
+        "tokenizer_sha256": None, "content_sha256": hashlib.sha256(json.dumps(hashes).encode()).hexdigest(), **changes,
+    }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return streams
 

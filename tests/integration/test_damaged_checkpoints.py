@@ -30,16 +30,13 @@ def resaved(**changes: object) -> Damage:
 
 
 FILE: dict[str, Damage] = {
-    "a flipped bit": flip,
-    "cut short": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "a list": lambda path: torch.save([1, 2], path),
-    "no weights": resaved(state_dict=None),
-    "empty loops": resaved(loops={}),
-    "an empty record": resaved(anlit={}),
+    "a flipped bit": flip, "cut short": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "a list": lambda path: torch.save([1, 2], path), "no weights": resaved(state_dict=None),
+    "empty loops": resaved(loops={}), "an empty record": resaved(anlit={}),
     "an optimizer of a wrong type": resaved(optimizer_states=[{"state": {}}]),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "a link to nothing": lambda path: (path.unlink(), path.symlink_to(path.with_name("gone"))),
-}
+}  # fmt: skip
 PARTS: dict[str, Damage] = {
     "a flipped bit in a part": lambda path: flip(path / PART_FILES[1]),
     "a part missing": lambda path: (path / PART_FILES[0]).unlink(),

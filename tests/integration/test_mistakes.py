@@ -52,12 +52,9 @@ TEXTS = {
 }  # fmt: skip
 STUDY: dict[str, Any] = {"arms": {"gpt": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, 0.2]}}}, "seeds": [1, 2]}
 STUDIES: dict[str, dict[str, Any]] = {
-    "study": {},
-    "seeded": {"shared": {"settings": {"seed_everything": "one"}}},
-    "sections": {"sections": ["nonesuch"]},
+    "study": {}, "seeded": {"shared": {"settings": {"seed_everything": "one"}}}, "sections": {"sections": ["nonesuch"]},
     "high": {"arms": {**STUDY["arms"], "fast": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, "high"]}}},
-             "baseline": "gpt"},
-    "after": {"after": {"lengths": "anlit lengthz {runs}"}},
+    "baseline": "gpt"}, "after": {"after": {"lengths": "anlit lengthz {runs}"}},
 }  # fmt: skip
 
 

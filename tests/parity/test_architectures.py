@@ -35,29 +35,20 @@ POSITIONS = {
 Formula = naive.Logit | list[tuple[naive.Logit, int | None]]
 """Of every layer, or of each layer of a pattern with its window."""
 FORMULAS: dict[str, Formula | Callable[[int, int], Formula]] = {
-    "plain": formulas.plain,
-    "scale-invariant": formulas.scale_invariant(3.0),
-    "scale-invariant, c per layer": formulas.scale_invariant(3.0, learned=True),
-    "log n": formulas.log_n(),
-    "log n, fixed": formulas.log_n(s=0.7),
-    "log n, shifted": formulas.log_n(b=0.3, c=1.5),
-    "sqrt log n": formulas.sqrt_log_n(a=0.2, r=1.5),
-    "sqrt log n, r global": formulas.sqrt_log_n(shared=True),
-    "sqrt log n, r per layer": formulas.sqrt_log_n(b=0.5, c=1.0),
-    "sqrt log n, r per head": formulas.sqrt_log_n(),
-    "expected maximum": formulas.expected_maximum,
-    "beta": lambda n_heads, d_head: formulas.beta(d_head),
-    "log bias": formulas.log_bias(2.0),
-    "log bias, r global": formulas.log_bias(2.0, formulas.sqrt_log_n(shared=True)),
+    "plain": formulas.plain, "scale-invariant": formulas.scale_invariant(3.0),
+    "scale-invariant, c per layer": formulas.scale_invariant(3.0, learned=True), "log n": formulas.log_n(),
+    "log n, fixed": formulas.log_n(s=0.7), "log n, shifted": formulas.log_n(b=0.3, c=1.5),
+    "sqrt log n": formulas.sqrt_log_n(a=0.2, r=1.5), "sqrt log n, r global": formulas.sqrt_log_n(shared=True),
+    "sqrt log n, r per layer": formulas.sqrt_log_n(b=0.5, c=1.0), "sqrt log n, r per head": formulas.sqrt_log_n(),
+    "expected maximum": formulas.expected_maximum, "beta": lambda n_heads, d_head: formulas.beta(d_head),
+    "log bias": formulas.log_bias(2.0), "log bias, r global": formulas.log_bias(2.0, formulas.sqrt_log_n(shared=True)),
     "alibi": lambda n_heads, d_head: formulas.alibi(n_heads),
     "warm start, scale-invariant": formulas.warm_start(3 / 8, formulas.scale_invariant(2.0)),
-    "warm start, log n": formulas.warm_start(3 / 8, formulas.log_n(s=0.4)),
-    "window": [(formulas.plain, 3)],
-    "window, scale-invariant": [(formulas.scale_invariant(2.0), 4)],
-    "window, log n": [(formulas.log_n(), 3)],
+    "warm start, log n": formulas.warm_start(3 / 8, formulas.log_n(s=0.4)), "window": [(formulas.plain, 3)],
+    "window, scale-invariant": [(formulas.scale_invariant(2.0), 4)], "window, log n": [(formulas.log_n(), 3)],
     "pattern": lambda n_heads, d_head: [(formulas.alibi(n_heads), 2), (formulas.sqrt_log_n(), None)],
     "of one's own": formulas.log_n_with_slopes,
-}
+}  # fmt: skip
 DEPEND_ON_HEADS = ("beta", "alibi", "pattern")
 """Their formulas are made for a number of heads and their width."""
 MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes()}
@@ -184,21 +175,16 @@ def test_every_shape_matches_the_formulas(architecture, mechanism, n_kv_heads, d
 SHARED = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
 NORMS = dict.fromkeys(("v_norm", "attention_norm"), True)
 SETTINGS = [
-    {"qk_norm": False, "mechanism": "scale-invariant"},
-    {"d_ff": 32},
-    {"d_ff": 80},
-    {"attention_gate": "per_head"},
+    {"qk_norm": False, "mechanism": "scale-invariant"}, {"d_ff": 32}, {"d_ff": 80}, {"attention_gate": "per_head"},
     {"attention_gate": "per_element", "mechanism": "scale-invariant"},
     {"attention_gate": "per_head", "mechanism": "window, log n"},
-    *({name: True, "mechanism": "log n"} for name in ("v_norm", "attention_norm", "post_norm")),
-    {"qk_norm_eps": 0.7},
-    {"qk_norm_eps": 0.7, "qk_norm": False},
-    {"qk_norm_gain": False, **SHARED},
+    *({name: True, "mechanism": "log n"} for name in ("v_norm", "attention_norm", "post_norm")), {"qk_norm_eps": 0.7},
+    {"qk_norm_eps": 0.7, "qk_norm": False}, {"qk_norm_gain": False, **SHARED},
     {"attention_gate": "per_element", **NORMS, **SHARED},
     {"attention_gate": "per_element", "qk_norm": False, **NORMS, **SHARED},
     {"attention_gate": "per_element", "qk_norm_eps": 0.7, **NORMS, **SHARED, "n_kv_heads": 1},
     {"attention_gate": "per_element", "qk_norm_eps": 0.1, "qk_norm_gain": True, "post_norm": True, **NORMS,
-     "mechanism": "pattern", "positions": "pattern"},
+    "mechanism": "pattern", "positions": "pattern"},
 ]  # fmt: skip
 OF_ONE = [
     (GPT, {"qk_norm_gain": False}),

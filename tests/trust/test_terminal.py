@@ -53,17 +53,12 @@ def test_a_tokenizer_writes_no_terminal_codes(more: list[str], checkpoint: Path,
 
 
 COMMANDS = [
-    "compare {run} --output {evil}/out",
-    "generate {run} the --max_tokens 3",
-    "export {run} --output {evil}/out",
-    "lengths {run} --output {evil}/out --lengths 16,32",
-    "score {run} {evil}.txt --output {evil}/s.parquet",
+    "compare {run} --output {evil}/out", "generate {run} the --max_tokens 3", "export {run} --output {evil}/out",
+    "lengths {run} --output {evil}/out --lengths 16,32", "score {run} {evil}.txt --output {evil}/s.parquet",
     "validate --config={run}/config.yaml --run_dir={run} --trainer.accelerator=cpu",
-    "fit --config={run}/config.yaml --run_dir={run}",
-    "generate {evil} the",
-    "prepare TextFiles --source {evil} --output {evil}/out --vocab_size 300",
-    "import {evil} --output {evil}/out",
-]
+    "fit --config={run}/config.yaml --run_dir={run}", "generate {evil} the",
+    "prepare TextFiles --source {evil} --output {evil}/out --vocab_size 300", "import {evil} --output {evil}/out",
+]  # fmt: skip
 """On the folder `evil`; the run's name is evil too."""
 
 
