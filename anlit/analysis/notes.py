@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anlit.analysis.statistics import SpeedUp
+from anlit.analysis.statistics import SpeedUp, tokens_to_loss
 from anlit.configuration import init_args
 from anlit.errors import UserError
 from anlit.runs.folders import Run, commit_label, hardware_label
@@ -25,6 +25,8 @@ PARAMETERS_APART, TOKENS_APART, THROUGHPUT_APART = 0.05, 0.01, 1 - 1 / 1.10
 LEAST_HALVED = 5
 """The fewest validation points for two halves. The first interval is left out, because compilers warm up in it."""
 LEAST_PARTED, GAP = 4, 3.0
+EARLY = 0.9
+"""The share of the baseline's tokens before which its own final loss comes with a note."""
 
 
 def refuse_other_tokenizers(groups: Sequence[Group]) -> None:
@@ -44,6 +46,10 @@ def notes_on(speedups: dict[Group, SpeedUp], every: Sequence[Group], runs: Seque
     notes += [f"{run.folder}: not counted, because it has no config.yaml." for run in runs if not run.config]
     for group in groups:
         notes += [*_within(group), *(_against(group, baseline, speedups[group]) if group in others else ())]
+    curve = baseline.mean()[0]
+    share = (tokens_to_loss(curve, curve.loss[-1]) or curve.tokens[-1]) / curve.tokens[-1]
+    if share < EARLY:
+        notes += [f"{baseline.label}: has its own final loss after {share:.0%} of its tokens, where speed-ups count."]
     return [*notes, *_across([run for group in groups for run in group.counted]), *unstable_throughput(groups)]
 
 
@@ -80,6 +86,10 @@ def _within(group: Group) -> Iterator[str]:
         low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in groups)
         yield (f"{group.label}: TWO GROUPS of final losses, {low} and {high}; the mean lies between them and says "
                "nothing.")  # fmt: skip
+    for run in group.counted:
+        words = group.settings.get("model.init_args.vocab_size")
+        if isinstance(words, int) and run.final_loss > np.log(words) + 1:
+            yield f"{run.folder}: DIVERGED in effect, its final loss is above that of guessing, {np.log(words):.1f}."
     if len(data := sorted({run.content_hash[:12] for run in group.counted if run.content_hash})) > 1:
         yield f"{group.label}: its runs were trained on DIFFERENT DATA, content {' and '.join(data)}."
     seeds = Counter(run.seed for run in group.counted)

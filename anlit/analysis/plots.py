@@ -1,11 +1,13 @@
 """The picture of a comparison: loss over tokens and over time."""
 
+import textwrap
+
 import numpy as np
 from matplotlib import pyplot as plt
 
 from anlit.analysis.comparison import Comparison, Result, seconds_per_token
 from anlit.analysis.statistics import mean_sd
-from anlit.reporting.figure import BASELINE_LINE, INK, TEXT, line_styles, save, style
+from anlit.reporting.figure import BASELINE_LINE, INK, LETTER, TEXT, line_styles, save, style
 
 LATE, TALLEST = 0.2, 2.5
 """The y axis ends at the highest loss after this share of the tokens, at most at this multiple of the baseline's."""
@@ -61,7 +63,9 @@ def plot_convergence(comparison: Comparison) -> None:
             ax.set(title=title, xlabel=label, xlim=(0, longest * 1.02))
             ax.grid()
         first.set(ylim=_limits(results), ylabel="validation loss (nats per token)")
-        figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=1)
+        handles, labels = first.get_legend_handles_labels()
+        labels = [textwrap.fill(label, int(TEXT / LETTER) - 10) for label in labels]
+        figure.legend(handles, labels, loc="outside lower center", ncols=1)
         save(figure, comparison.plot)
 
 

@@ -15,7 +15,7 @@ import anlit.attention.mechanisms  # noqa: F401  a checkpoint may name any of th
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX
 from anlit.checkpoints.integrity import MODEL, UNREADABLE, DamagedError, reason, require_content
-from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint, is_checkpoint, is_exported
+from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
 from anlit.configuration import ARCHITECTURES, CONFIG, attention_label, class_name, init_args, mapping
 from anlit.errors import UserError
 from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
@@ -171,13 +171,11 @@ def _refuse_other_sizes(settings: dict[str, Any], weights: dict[str, Tensor], ar
 def load_initial_weights(model: LanguageModel, path: str) -> None:
     """Let `model`, not yet sharded or compiled, begin from a checkpoint's weights, of the same architecture and shape.
 
-    If the attention mechanism differs, a line in the log names both. UserError if there is no such file, it is damaged,
-    anlit did not write it, or its weights do not fit the model.
+    `path` may be a run folder too. If the attention mechanism differs, a line in the log names both. UserError if there
+    is no checkpoint, it is damaged, anlit did not write it, or its weights do not fit the model.
     """
     given = f"initial_weights={path}"
-    if not is_checkpoint(path) and not is_exported(path):
-        raise UserError(f"{given} is not a file: give a checkpoint such as RUN/checkpoints/best.ckpt")
-    content = read_model(Path(path))
+    content = read_model(find_checkpoint(path))
     saved, expected = content["anlit"]["architecture"], type(model).__name__
     if saved.startswith("Folded"):
         what = "a folded model, which cannot be trained"

@@ -69,6 +69,7 @@ class TokenShards(L.LightningDataModule):
         self.score_first_token, self.val_batch_size = score_first_token, val_batch_size or batch_size
         self.weights, self.val_tokens, self.val_blocks = weights, val_tokens, val_blocks
         self.val_context_length, self.context_schedule, self.cache_gb = val_context_length, context_schedule, cache_gb
+        self._is_cut = False
         self._loader: ResumableLoader | None = None
         self._restored: dict[str, Any] = {}
 
@@ -104,8 +105,12 @@ class TokenShards(L.LightningDataModule):
         return read_tokenizer(self.folders[0], self.manifest)
 
     def bytes_per_token(self, split: str = "val") -> float | None:
-        """Bytes of text per token, which turns nats per token into bits per byte; None where the text is not known."""
+        """Bytes of text per token, which turns nats per token into bits per byte; None where the text is not known, or
+        only the beginning of the split is read, whose tokens may be longer or shorter.
+        """
         counts = self.manifest.get(split, self.manifest["val"])
+        if self._is_cut or (split == "val" and 0 < (self.val_tokens or 0) < self.n_targets(split)):
+            return None
         return counts["bytes"] / counts["tokens"] if counts["bytes"] else None
 
     @cached_property
@@ -162,6 +167,8 @@ class TokenShards(L.LightningDataModule):
         if repeated := getattr(self.trainer, "overfit_batches", 0):
             fix = "leave it out, and overfit a corpus of a few texts"
             raise UserError(f"trainer.overfit_batches={repeated} cannot repeat batches of an endless stream: {fix}")
+        if (limit := getattr(self.trainer, "limit_train_batches", 1.0)) != 1.0 and self._share(1).rank == 0:
+            _log.info(f"trainer.limit_train_batches={limit} ends epochs early; the data go on, no batch is repeated.")
         drawn = {"": self.all_sources("train")}
         if self.weights is not None:
             drawn = {name: self.sources["train"][name] for name, weight in self.weights.items() if weight}
@@ -187,7 +194,8 @@ class TokenShards(L.LightningDataModule):
         stream = self._evaluation_stream(split)
         there = stream.n_batches or 0
         read = int(there * limit) if isinstance(limit, float) else limit
-        if 0 < read < there and stream.share.rank == 0:
+        self._is_cut = 0 < read < there
+        if self._is_cut and stream.share.rank == 0:
             what = f"the first {read:,} of {there:,} batches, the beginning of {self.path}/{split} and no sample of it"
             sample = f"set data.val_blocks to {read * stream.share.sequences} and " if split == "val" else ""
             _log.warning(f"trainer.limit_{split}_batches={limit} reads {what}: {sample}leave the limit out.")

@@ -213,6 +213,7 @@ def slowing(tokens):
     ({"record": {"data": None}}, "not verified"),
     ({"record": {"parameters": 2000}}, "2,000 parameters, the baseline 1,000"),
     ({"record": {"launches": CHANGED}}, "b changed on the way: lr 2 → 3, tau 0 → 1 from step 4; lr 3 → 5 from step 6."),
+    ({"points": [(100, 9.0), (400, 8.5)]}, "b: DIVERGED in effect, its final loss is above that of guessing, 6.9."),
     ({"points": LONG, "seconds_of": slowing}, "b: unstable throughput, 10 tokens/s in its first half and 7"),
 ])  # fmt: skip
 def test_unfair_comparisons_are_noted_and_fair_ones_are_not(make_run, tmp_path, changes, note):

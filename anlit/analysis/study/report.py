@@ -184,8 +184,8 @@ def _tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
         done, failed = sum(state.has_ended for state in states), sum(state.status == "failed" for state in states)
         known = tuning.best is not None
         found = best.setting.words if known else NONE if best.loss == math.inf else f"so far {best.setting.words}"
-        is_known = known and any(map(is_number, tuning.best.shown.values()))
-        edge = "; ".join(tuning.edges) or ("inside the grid" if is_known else NONE)
+        has_numbers = tuning.best is not None and any(map(is_number, tuning.best.shown.values()))
+        edge = "; ".join(tuning.edges) or ("inside the grid" if has_numbers else NONE)
         rows.append([tuning.arm.title, f"{done} of {len(states)}", str(failed), found, _loss(best.loss),
                      _loss(second.loss), edge])  # fmt: skip
         for point in tuning.points:
