@@ -79,9 +79,11 @@ def median_with_interval(values: Sequence[float]) -> Interval:
     """The median, and an interval between two of the sorted values with at least 95 % confidence.
 
     The number of values below the true median is binomial, whatever their distribution. Fewer than six values cannot
-    reach 95 %: the interval is from the smallest to the largest.
+    reach 95 %: NaN for both ends.
     """
     ordered = np.sort(np.asarray(values, dtype=float))
+    if len(ordered) < 6:
+        return Interval(float(np.median(ordered)), math.nan, math.nan)
     outside = max(0, int(scipy.stats.binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5)) - 1)  # at each end
     return Interval(float(np.median(ordered)), float(ordered[outside]), float(ordered[-1 - outside]))
 

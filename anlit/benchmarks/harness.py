@@ -216,12 +216,16 @@ def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mappin
         cells["quartiles"] = " – ".join(map(_ms, times["quartiles"]))
         if peak is not None:
             cells["of peak"] = f"{row['flops'][kind] / times['median'] / peak:.1%}"
-        cells[f"÷ {base} (95 %)"] = "{median:.3f} ({low:.3f} – {high:.3f})".format(**ratio) if ratio else NONE
+        cells[f"÷ {base} (95 %)"] = _ratio(**ratio) if ratio else NONE
         cells["MB"] = NONE if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
         cells |= {name: cell(row) for name, cell in more.items()}
         cells |= {"MHz, W": "{mhz:.0f}, {watts:.0f}".format(**clock)} if clock else {}
         body.append(cells)
     return Table(group["title"], [*(body or [{"": ""}])[0]], [[*cells.values()] for cells in body])
+
+
+def _ratio(median: float, low: float, high: float) -> str:
+    return f"{median:.3f} " + (f"({low:.3f} – {high:.3f})" if math.isfinite(low) else "(fewer than 6 rounds)")
 
 
 def _ms(seconds: float) -> str:

@@ -142,8 +142,15 @@ class TokenShards(L.LightningDataModule):
         """Check the shards: UserError if the folder is missing or damaged, or does not fit a setting or the model."""
         self.teardown("fit")
         model = self.trainer.lightning_module if self.trainer is not None else None
+        own = getattr(model, "context_length", None)
         if self.context_length is None:
-            self.context_length = getattr(model, "context_length", None)
+            self.context_length = own
+        if stage in (None, "fit") and own not in (
+            None,
+            self.context_length,
+        ):  # which is the length of training everywhere
+            differs = f"data.context_length={self.context_length} is not model.context_length={own}"
+            raise UserError(f"{differs}: leave it out, and set the model's to the length of training")
         if self.context_length is None:
             raise UserError("The data have no context length and the model tells none: set --data.context_length.")
         for folder in self.folders:

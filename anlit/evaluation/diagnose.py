@@ -90,7 +90,8 @@ class Diagnose(Evaluation):
         lengths = sorted(record["lengths"].values(), key=lambda own: -own["length"])
         longest, masked, notes = lengths[0], "on" if record["masking"] else "off", []
         if copied := record["copying"]:  # a model may be too short for it
-            first, again, saved = copied["first"], copied["second"], minus(f"{copied['first'] - copied['second']:.2f}")
+            first, again = round(copied["first"], 2), round(copied["second"], 2)
+            saved = minus(f"{first - again:.2f}")
             notes = [f"Random tokens cost {first:.2f} nats each, the same once more {again:.2f}: a copy saves {saved}."]
         parts = [f"# Attention statistics\n\n{literal(checkpoint['label'])}, document masking {masked}"]
         for own in lengths:

@@ -7,6 +7,7 @@ with [SI]'s a(t), e^L has such a heavy tail that a mean over draws would not con
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,15 @@ def named(names: Iterable[str]) -> dict[str, Mechanism]:
         try:
             made[name] = getattr(mechanisms, name)().for_layer(1, D_HEAD, 0)
         except (AttributeError, TypeError) as error:
-            advice = f"choose among {', '.join(mechanisms.__all__)}"
+            advice = f"choose among {', '.join(filter(_has_defaults, mechanisms.__all__))}"
             raise UserError(f"--mechanisms {name!r} is no mechanism with default arguments: {advice}") from error
     return made
+
+
+def _has_defaults(name: str) -> bool:
+    with suppress(TypeError):
+        return getattr(mechanisms, name)() is not None
+    return False
 
 
 @torch.no_grad()

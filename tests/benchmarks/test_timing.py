@@ -76,7 +76,7 @@ def test_a_killed_run_leaves_its_rounds(tmp_path: Path) -> None:
 
 def test_ratios_are_of_the_same_round_and_intervals_those_of_the_tables() -> None:
     """Of order statistics: n = 10 gives the 2nd and 9th value, n = 15 the 4th and 12th."""
-    assert paired_ratio([2.0, 20.0, 50.0], [1.0, 10.0, 100.0]) == (2.0, 0.5, 2.0)
+    assert paired_ratio([2.0, 20.0, 50.0], [1.0, 10.0, 100.0]) == pytest.approx((2.0, math.nan, math.nan), nan_ok=True)
     assert quartiles([1.0, 2.0, 4.0])["quartiles"] == [1.5, 3.0]
     assert median_with_interval([float(n) for n in range(10, 0, -1)]) == (5.5, 2.0, 9.0)
     assert median_with_interval([float(n) for n in range(1, 16)]) == (8.0, 4.0, 12.0)

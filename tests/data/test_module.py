@@ -124,6 +124,8 @@ def test_context_length_and_vocabulary_of_the_model(prepared: str) -> None:
     for size in (320, 384):  # 320 rounded up to a multiple of 128
         own = {"context_length": LENGTH, "vocab_size": size}
         assert ready(prepared, model=own, context_length=None).context_length == LENGTH
+    with pytest.raises(UserError, match=r"data\.context_length=32 is not model\.context_length=64: leave it out"):
+        ready(prepared, model=own, context_length=32)
     for size in (319, 385):
         with pytest.raises(UserError, match=rf"vocabulary of {size} tokens .* have 320: set --model.vocab_size 320"):
             ready(prepared, model={"vocab_size": size})

@@ -147,7 +147,11 @@ def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run, out, text = make_run_with_text(tmp_path, AnGPT), tmp_path / "out", "the naïve cat\n  sat – ☕"
     tokens = load_tokenizer(tmp_path / "data" / "tokenizer.json").encode(text).ids
     assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
-    generation = read(out, trust=True).generation_config
+    model = read(out, trust=True)
+    assert not model.accepts_loss_kwargs, "the Trainer would leave the mean over accumulated batches to the model"
+    with pytest.raises(ValueError, match="output_hidden_states is not supported"):
+        model(torch.tensor([tokens]), output_hidden_states=True)
+    generation = model.generation_config
     assert (generation.eos_token_id, generation.pad_token_id) == (END, END)
     monkeypatch.setattr(dynamic_module_utils, "get_class_from_dynamic_module", refuse)
     monkeypatch.setattr("builtins.input", refuse)

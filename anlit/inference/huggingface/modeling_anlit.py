@@ -213,6 +213,7 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
     _input_embed_layer = "embedding"
     _tied_weights_keys = {"head.weight": "embedding.weight"}  # noqa: RUF012  # if tie_word_embeddings
     _supports_sdpa = True
+    accepts_loss_kwargs = False  # the Trainer divides the loss of accumulated batches itself
 
     def __init__(self, config: AnlitConfig) -> None:
         super().__init__(config)
@@ -233,6 +234,9 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
 
         The argument with the cache is `cache` from transformers 5.24 on, before it `past_key_values`.
         """
+        for name in ("output_hidden_states", "output_attentions", "inputs_embeds"):
+            if rest.get(name) is not None and rest[name] is not False:
+                raise ValueError(f"{name} is not supported by this model")
         past = next((value for value in rest.values() if isinstance(value, Cache)), None)
         if past is None and (self.config.use_cache if use_cache is None else use_cache):
             past = DynamicCache()
