@@ -145,10 +145,7 @@ class TokenShards(L.LightningDataModule):
         own = getattr(model, "context_length", None)
         if self.context_length is None:
             self.context_length = own
-        if stage in (None, "fit") and own not in (
-            None,
-            self.context_length,
-        ):  # which is the length of training everywhere
+        if stage in (None, "fit") and own not in (None, self.context_length):  # the length of training, for all
             differs = f"data.context_length={self.context_length} is not model.context_length={own}"
             raise UserError(f"{differs}: leave it out, and set the model's to the length of training")
         if self.context_length is None:
