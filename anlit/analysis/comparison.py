@@ -47,7 +47,7 @@ def _usable(steps: dict[str, Any], groups: Sequence[Group]) -> tuple[dict[str, A
     trained, timed = {run.hardware for group in groups for run in group.counted}, hardware_label(steps)
     if len(trained) > 1:
         return {}, [f"{LEFT_OUT} the runs were trained on different hardware."]
-    if not steps:
+    if not any(group.key in seconds_per_token(steps) for group in groups):
         return {}, [NOT_MEASURED]
     if {timed} != trained:
         where = trained.pop() or "hardware that they did not record"

@@ -47,9 +47,9 @@ def run_settings(trainer: L.Trainer) -> dict[str, Any]:
 def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Dotted name, and `name old → new`, of settings that differ. Of a class that was replaced, not its arguments."""
     for key in [*then, *(key for key in now if key not in then)]:
-        if key.startswith("_"):
+        if str(key).startswith("_"):  # a step of a context schedule is a number
             continue
-        name, a, b = prefix + key, _plain(then.get(key)), _plain(now.get(key))
+        name, a, b = f"{prefix}{key}", _plain(then.get(key)), _plain(now.get(key))
         if isinstance(a, dict) and isinstance(b, dict) and a.get("class_path") == b.get("class_path"):
             if "class_path" in a:
                 a, b = a.get("init_args") or {}, b.get("init_args") or {}

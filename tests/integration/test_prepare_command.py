@@ -52,8 +52,8 @@ def test_what_is_said_verified_and_kept_as_the_command(tokenizer: str, tmp_path:
 
 
 def assert_fits(folder: Path, run_dir: Path, vocab_size: int, *arguments: str) -> None:
-    """Two steps and a validation; the run's record has the counts of the manifest."""
-    steps = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"]
+    """Two steps and a whole validation; the run's record has the counts of the manifest."""
+    steps = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1.0"]
     extra = [f"--model.vocab_size={vocab_size}", *arguments, "--data.batch_size=4", *steps]
     assert run_command(fit_arguments(folder, run_dir, *extra, model="GPT")) == 0
     assert last_checkpoint(run_dir)["global_step"] == 2
