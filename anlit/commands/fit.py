@@ -204,5 +204,7 @@ def main(arguments: list[str]) -> int:
         raise
     except Exception as error:
         refusals.tell(error.exit_code if isinstance(error, UserError) else 1)
+        if isinstance(error, UserError):
+            run_folder.remove_traces(RUN_FOLDER.get())
         raise
     return 0

@@ -5,6 +5,7 @@ import fcntl
 import logging
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -20,7 +21,9 @@ from anlit.reporting.provenance import now
 from anlit.reporting.text import echo
 from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA
 
-LOCK = ".fit.lock"
+LOCK, EVENTS = ".fit.lock", "events.out.tfevents.*"
+MADE: set[str] = set()
+"""The run folders that this process made."""
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _log = logging.getLogger(__name__)
 
@@ -31,12 +34,28 @@ def make_run_folder(run_dir: str) -> None:
     Raises UserError if it cannot be made or written, or something in it is a link.
     """
     try:
+        if not os.path.lexists(run_dir):
+            MADE.add(run_dir)
         Path(run_dir).mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=run_dir).close()
     except OSError as error:
         fix = "choose a folder that you may write to"
         raise UserError(f"run_dir={run_dir} cannot be written ({error.strerror}): {fix}") from error
     location.refuse_links(Path(run_dir))
+
+
+@rank_zero_only
+def remove_traces(run_dir: str) -> None:
+    """Remove the folder that this process made for a start that was refused, with its lock and TensorBoard's events.
+
+    Not one with a run's files, others or links, nor where another process trains.
+    """
+    paths = list(Path(run_dir).glob("*")) if run_dir in MADE else []
+    if run_dir in MADE and all(any(map(path.match, (LOCK, EVENTS))) and not path.is_symlink() for path in paths):
+        with suppress(OSError, UserError), lock_run_folder(run_dir):
+            for path in {*paths, Path(run_dir, LOCK)}:
+                path.unlink()
+            Path(run_dir).rmdir()
 
 
 def lock_run_folder(run_dir: str) -> IO[str]:

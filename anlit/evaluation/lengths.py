@@ -48,7 +48,7 @@ Loss is the mean in nats per token over the same {tokens:,} validation tokens at
 sequences differ. With more than one seed a value is the mean ± the standard deviation over seeds. *Standard
 error* is that of one run's mean over its sequences (the mean of the runs' errors if there are several). *Change* is the
 loss minus that at the training length. Both are on the same tokens, so its standard error, over blocks of {block:,}
-tokens, is smaller than that of the losses."""
+tokens, is as a rule smaller than that of the losses."""
 RANGES = """\
 Mean loss by position in sequences of {length:,} tokens. At position p the model sees p tokens before the present one:
 those of the document if documents are masked, else those of the sequence. The standard error (s.e.) is over sequences.

@@ -99,7 +99,9 @@ def test_mistake(typed: str, says: str, folder: Path, rows: list[list[str]], mon
     monkeypatch.setattr("sys.stdin", io.StringIO())
     before = sorted(folder.rglob("*"))
     said = refusal(*shlex.split(typed))
+    left = {path.name for path in folder.glob("new/*")}
     shutil.rmtree(folder / "new", ignore_errors=True)
+    assert left <= {".prepare.lock"} or "run.json" in left, f"a refused start leaves {left}"
     assert len(said) < 700
     assert re.search(says, said)
     assert sorted(folder.rglob("*")) == before
