@@ -119,7 +119,7 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
         names = short_names(differing([own, others]))
         said = [", ".join(f"{name}={show(each, key)}" for key, name in names.items()) for each in (own, others)]
         if names:
-            yield f"{group.label}: {said[0]}; the baseline {said[1]}. It is fair only if both were tuned alike."
+            yield f"{group.label}: its own {said[0]}, the baseline's {said[1]}; fair only if both were tuned alike."
     first, other = group.counted[0], baseline.counted[0]
     tokens = [float(run.curve.tokens[-1]) for run in (first, other)]
     if not group.unfinished and _apart(tokens, TOKENS_APART):

@@ -202,7 +202,7 @@ def slowing(tokens):
     ({"settings": {"trainer.val_check_interval": 50}}, "validated differently: val_check_interval is 50"),
     ({"settings": {"initial_weights": "a.ckpt"}}, "trained differently: initial_weights is True, the baseline none."),
     ({"settings": {"model.init_args.dropout": 0.5}}, "trained differently: dropout is 0.5"),
-    ({"settings": {LR: 0.01}}, "nGPT, plain: lr=0.01; the baseline lr=0.001. It is fair only if both were tuned alike"),
+    ({"settings": {LR: 0.01}}, "nGPT, plain: its own lr=0.01, the baseline's lr=0.001; fair only if both were tuned"),
     ({"settings": {"trainer.callbacks": ACCUMULATE}}, "callbacks is GradientAccumulationScheduler(scheduling={0: 4})"),
     ({"points": [(100, 5.0), (800, 2.0)]}, "800 training tokens, the baseline 400"),
     ({"seed": 2}, "no seed in common with the baseline, so its speed-up is over the baseline's mean curve"),

@@ -75,3 +75,11 @@ def test_from_text_files_to_training(tmp_path: Path, monkeypatch) -> None:
     assert main(["prepare", "TextFiles", *own]) == 0
     parsed = parser().parse_args(["TextFiles"])
     assert Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)}) == Options()
+
+
+def test_a_large_share_that_is_held_out_is_said(tmp_path: Path, capfd) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"the {name} cat sat on the mat. " * 50)
+    out = ["--output", str(tmp_path / "out"), "--vocab_size", "260"]
+    assert main(["prepare", "TextFiles", "--source", str(tmp_path), *out]) == 0
+    assert "val has 50% of the tokens, because documents are held out whole" in capfd.readouterr().err

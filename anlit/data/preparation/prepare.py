@@ -42,6 +42,7 @@ PLAN = "plan.json"
 PLANNED = ("settings", "commit", "files_sha256", "tokenizer_sha256")
 TOKENIZER_BYTES = 256 << 20  # text that a BPE is trained on, at most
 GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT = 50257, 50256
+MOST_HELD_OUT = 0.3  # of the tokens, without a word
 PUT_BACK = "put the old one back, or remove that folder and repeat the command"
 
 
@@ -91,6 +92,9 @@ def prepare(
             parts = [f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]]
             skipped = sum(reason["count"] for reason in manifest["skipped"].values())
             say(f"{target}: {', '.join(parts)}; {manifest['documents']:,} documents, {skipped:,} skipped.")
+            share = manifest["val"]["tokens"] / max(1, manifest["tokens"])
+            if share > MOST_HELD_OUT:
+                say(f"{target}: val has {share:.0%} of the tokens, because documents are held out whole.")
             return manifest
 
 
