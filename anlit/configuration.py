@@ -33,6 +33,11 @@ def attention_label(spec: Any) -> str:
     return next(spelled, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain")
 
 
+MEASURED = ("data.val_blocks", "data.val_tokens", "data.val_context_length", "data.score_first_token",
+            "trainer.limit_val_batches")  # fmt: skip
+"""The settings that say on which tokens of its data a run is validated."""
+
+
 def mapping(value: Any) -> dict[str, Any]:
     """`value` if it is a dictionary, else an empty one."""
     return value if isinstance(value, dict) else {}

@@ -43,7 +43,7 @@ attention-documents:
 	    $(ATTENTION) --widths 64,128 --lengths 4096,16384 --layouts documents $(TOY_ATTENTION)
 attention-64k:
 	$(RUN) 6 'attention kernels at T 65,536, dense' \
-	    $(ATTENTION) --widths 64,128 --lengths 65536 --layouts dense --rounds 4 $(TOY_ATTENTION)
+	    $(ATTENTION) --widths 64,128 --lengths 65536 --layouts dense --rounds 6 $(TOY_ATTENTION)
 step-models:
 	$(RUN) 6 '0.5B steps of GPT+, nGPT, anGPT, compiled' $(STEP) --peers none $(TOY_STEP)
 step-scale-invariant:

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from anlit.analysis.statistics import SpeedUp, tokens_to_loss
-from anlit.configuration import init_args
+from anlit.configuration import MEASURED, init_args
 from anlit.errors import UserError
 from anlit.runs.folders import Run, commit_label, hardware_label
 from anlit.runs.groups import Group, differing, records, short_names, show
 
 TASK = ("context_length", "vocab_size", "dropout", "z_loss", "document_masking", "final", "optimizer.class_path")
 """Endings of the model's settings that belong to the task, or to training alike, rather than to the model."""
-MEASURED = ("val_blocks", "val_tokens", "val_context_length", "limit_val_batches", "score_first_token", "data.content")
-"""Endings of settings that say on what the loss is measured."""
 OWN = ("model.init_args.optimizer.", "model.init_args.schedule.")
 PARAMETERS_APART, TOKENS_APART, THROUGHPUT_APART = 0.05, 0.01, 1 - 1 / 1.10
 """Shares of the larger value by which two may differ without a note; one may be 10 % faster than the other."""
@@ -86,10 +84,10 @@ def _within(group: Group) -> Iterator[str]:
         low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in groups)
         yield (f"{group.label}: TWO GROUPS of final losses, {low} and {high}; the mean lies between them and says "
                "nothing.")  # fmt: skip
-    for run in group.counted:
-        words = group.settings.get("model.init_args.vocab_size")
-        if isinstance(words, int) and run.final_loss > np.log(words) + 1:
-            yield f"{run.folder}: DIVERGED in effect, its final loss is above that of guessing, {np.log(words):.1f}."
+    n_words = group.settings.get("model.init_args.vocab_size")
+    guessing = np.log(n_words) if isinstance(n_words, int) else np.inf
+    for run in (run for run in group.counted if run.final_loss > guessing + 1):
+        yield f"{run.folder}: DIVERGED in effect, its final loss is above that of guessing, {guessing:.1f}."
     if len(data := sorted({run.content_hash[:12] for run in group.counted if run.content_hash})) > 1:
         yield f"{group.label}: its runs were trained on DIFFERENT DATA, content {' and '.join(data)}."
     seeds = Counter(run.seed for run in group.counted)
@@ -110,7 +108,7 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
         yield f"{group.label}: its {what} of the {pairs} {seeds} that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():
-        kind = "validated differently" if key.endswith(MEASURED) or "val" in name else "trained differently"
+        kind = "validated differently" if _is_measured(key) or "val" in name else "trained differently"
         kind = "other data" if key in ("data.content", "data.tokenizer") else kind
         yield f"{group.label}: {kind}: {name} is {show(ours, key)}, the baseline {show(theirs, key)}."
     if group.architecture != baseline.architecture:
@@ -160,8 +158,12 @@ def unstable_throughput(groups: Sequence[Group]) -> Iterator[str]:
 def measured_apart(group: Group, baseline: Group) -> bool:
     """Whether the losses of two groups are on other texts, or on others of their tokens."""
     ours, theirs = _task(group), _task(baseline)
-    known = {"data.content"} & {*ours} & {*theirs}
-    return any(key.endswith(MEASURED) and (key != "data.content" or known) for key in differing([ours, theirs]))
+    known = "data.content" in ours and "data.content" in theirs
+    return any(_is_measured(key) or (key == "data.content" and known) for key in differing([ours, theirs]))
+
+
+def _is_measured(key: str) -> bool:
+    return key.replace(".init_args", "") in MEASURED
 
 
 def _task(group: Group) -> dict[str, Any]:

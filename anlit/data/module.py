@@ -69,7 +69,6 @@ class TokenShards(L.LightningDataModule):
         self.score_first_token, self.val_batch_size = score_first_token, val_batch_size or batch_size
         self.weights, self.val_tokens, self.val_blocks = weights, val_tokens, val_blocks
         self.val_context_length, self.context_schedule, self.cache_gb = val_context_length, context_schedule, cache_gb
-        self._is_cut = False
         self._loader: ResumableLoader | None = None
         self._restored: dict[str, Any] = {}
 
@@ -109,7 +108,8 @@ class TokenShards(L.LightningDataModule):
         only the beginning of the split is read, whose tokens may be longer or shorter.
         """
         counts = self.manifest.get(split, self.manifest["val"])
-        if self._is_cut or (split == "val" and 0 < (self.val_tokens or 0) < self.n_targets(split)):
+        read, there = self._batches(split)
+        if read < there or (split == "val" and 0 < (self.val_tokens or 0) < self.n_targets(split)):
             return None
         return counts["bytes"] / counts["tokens"] if counts["bytes"] else None
 
@@ -165,7 +165,7 @@ class TokenShards(L.LightningDataModule):
         trainer: Any = self.trainer
         split = "test" if stage == "test" else "val"
         if trainer is not None and not trainer.fast_dev_run and split in self.manifest["splits"]:
-            self._warn_of_cut(split, getattr(trainer, f"limit_{split}_batches"))
+            self._warn_of_cut(split)
 
     def _check_training(self) -> None:
         if repeated := getattr(self.trainer, "overfit_batches", 0):
@@ -193,16 +193,20 @@ class TokenShards(L.LightningDataModule):
             if there < (wanted or 0) and stream.share.rank == 0:
                 _log.info(f"{self.path}/val has only {what}, not the {wanted:,} of --data.{option}.")
 
-    def _warn_of_cut(self, split: str, limit: float) -> None:
-        """Say that the Trainer's `limit` leaves the beginning of a split, and what samples or reads all of it."""
-        stream = self._evaluation_stream(split)
-        there = stream.n_batches or 0
-        read = int(there * limit) if isinstance(limit, float) else limit
-        self._is_cut = 0 < read < there
-        if self._is_cut and stream.share.rank == 0:
+    def _warn_of_cut(self, split: str) -> None:
+        """Say that the Trainer's limit leaves the beginning of a split, and what samples or reads all of it."""
+        (read, there), share = self._batches(split), self._share(self.val_batch_size)
+        limit = getattr(self.trainer, f"limit_{split}_batches")
+        if 0 < read < there and share.rank == 0:
             what = f"the first {read:,} of {there:,} batches, the beginning of {self.path}/{split} and no sample of it"
-            sample = f"set data.val_blocks to {read * stream.share.sequences} and " if split == "val" else ""
+            sample = f"set data.val_blocks to {read * share.sequences} and " if split == "val" else ""
             _log.warning(f"trainer.limit_{split}_batches={limit} reads {what}: {sample}leave the limit out.")
+
+    def _batches(self, split: str) -> tuple[int, int]:
+        """How many batches of a validation or test split the Trainer reads, and how many there are."""
+        there = self._evaluation_stream(split).n_batches or 0
+        limit = getattr(self.trainer, f"limit_{split}_batches", 1.0)
+        return min(there, int(there * limit) if isinstance(limit, float) else limit), there
 
     def teardown(self, stage: str) -> None:
         """End the training loader's workers; the next run begins at the stream's start."""

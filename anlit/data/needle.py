@@ -244,5 +244,5 @@ class NeedleInHaystack(TokenShards):
     def _check_validation(self) -> None:
         self._haystack("val").check(self._length)
 
-    def _warn_of_cut(self, split: str, limit: float) -> None:
+    def _warn_of_cut(self, split: str) -> None:
         """Say nothing: the first samples are as random as all."""

@@ -22,26 +22,28 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from anlit.configuration import class_name
+from anlit.configuration import MEASURED, class_name
 from anlit.errors import UserError
 
 TAKEN = ("model.optimizer.", "model.schedule", "model.dropout", "model.z_loss", "model.runtime", "model.backend",
-         "trainer.", "data.batch_size", "data.context_schedule")  # fmt: skip
-"""Prefixes of the settings that a continued run may change. `model.optimizer` without a dot is the class."""
-OF_TRAINER = ("max_steps", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "world_size",
-              "limit_val_batches")  # fmt: skip
-OF_DATA = ("batch_size", "context_schedule", "val_blocks", "val_tokens", "val_context_length", "score_first_token")
+         "trainer.", "data.")  # fmt: skip
+"""Prefixes of the settings that a continued run may change, but for `MEASURED`. `model.optimizer` without a dot is the
+class."""
+OF_RUN = (
+    "trainer.max_steps", "trainer.accumulate_grad_batches", "trainer.gradient_clip_val", "trainer.world_size",
+    "trainer.gradient_clip_algorithm", "data.batch_size", "data.context_schedule", *MEASURED,
+)  # fmt: skip
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     """The settings of a run that a checkpoint records in addition to the model's."""
     seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
-    values = {name: getattr(trainer, name) for name in OF_TRAINER} | {"precision": str(trainer.precision)}
-    if algorithm := values["gradient_clip_algorithm"]:  # Lightning has an enumeration, which no checkpoint may hold
-        values["gradient_clip_algorithm"] = str(algorithm.value)
-    module = getattr(trainer, "datamodule", None)
-    data = {name: getattr(module, name, None) for name in OF_DATA}
-    return {"trainer": values, "data": data, "seed_everything": int(seed) if seed is not None else None}
+    values: dict[str, Any] = {"trainer": {"precision": str(trainer.precision)}, "data": {}}
+    owners = {"trainer": trainer, "data": getattr(trainer, "datamodule", None)}
+    for section, name in (key.split(".") for key in OF_RUN):
+        value = getattr(owners[section], name, None)
+        values[section][name] = getattr(value, "value", value)  # of an enumeration, which no checkpoint may hold
+    return values | {"seed_everything": int(seed) if seed is not None else None}
 
 
 def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -61,9 +63,7 @@ def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iter
 
 def check_changes(changed: dict[str, str], ckpt_path: Any) -> None:
     """Raise UserError if a setting has changed that a continued run may not change."""
-    if refused := ", ".join(
-        text for name, text in changed.items() if not name.startswith(TAKEN) or "limit_val" in name
-    ):
+    if refused := ", ".join(text for name, text in changed.items() if not name.startswith(TAKEN) or name in MEASURED):
         raise UserError(
             f"ckpt_path={ckpt_path} was trained with other settings ({refused}): set them back as "
             "in the run's config.yaml, or give --accept_changes true to go on with the new ones"

@@ -14,7 +14,7 @@ from tests.models.tiny import fit, random_tokens, tiny
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
     model = fit(tiny(GPT, seed=1), max_steps=2)
-    file = tmp_path_factory.mktemp("run") / "best.ckpt"
+    file = tmp_path_factory.mktemp("run") / "checkpoints" / "best.ckpt"
     model.trainer.save_checkpoint(file)
     return file
 
@@ -36,7 +36,7 @@ def test_what_does_not_fit_is_refused(checkpoint: Path, architecture, changes: d
 def test_the_attention_may_change_and_starts_as_plain_attention(checkpoint: Path, caplog) -> None:
     """What a warm start computes on its way is in tests/parity."""
     plain, tokens = tiny(GPT), random_tokens(2, 16)
-    load_initial_weights(plain, str(checkpoint))
+    load_initial_weights(plain, str(checkpoint.parents[1]))  # the run's folder
     assert not caplog.records, "the same mechanism needs no line"
     for mechanism in (ScaleInvariant(tau=2.0, learned="per_layer"), LogN(), SqrtLogN(learned="globally")):
         changed = tiny(GPT, attention=WarmStart(mechanism, steps=4))
