@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
+from anlit.analysis import statistics
 from anlit.analysis.statistics import SpeedUp, Summary, differences, mean_difference, mean_sd, speed_up, tokens_to_loss
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.trend import UNITS, apart, named
@@ -29,8 +30,8 @@ class Gap(NamedTuple):
     title: str
     x: float
     speedup: SpeedUp
-    ours: dict[Any, float | None]
-    theirs: dict[Any, float | None]
+    ours: statistics.Losses
+    theirs: statistics.Losses
 
     @property
     def differences(self) -> list[float]:
