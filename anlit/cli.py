@@ -25,10 +25,11 @@ usage: anlit COMMAND [OPTIONS]
 commands:
 {commands}
 
-anlit COMMAND --help lists the options of one command; anlit fit --print_config prints the resolved YAML;
-anlit fit --model.help AnGPT and --data.help PythonSources explain one class's settings.
-anlit --print_completion bash prints the completion of commands and files for a shell (bash, zsh, tcsh).
-Every command takes --import MODULE, for a model, a mechanism or data of your own that a checkpoint names.
+anlit COMMAND --help lists the options of one command; anlit fit --print_config
+prints the resolved YAML, --model.help AnGPT and --data.help TextFiles explain
+one class's settings. anlit --print_completion bash prints the completion for a
+shell (bash, zsh, tcsh). Every command takes --import MODULE, for a model, a
+mechanism or data of your own that a checkpoint names.
 """
 
 

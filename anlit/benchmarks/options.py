@@ -29,7 +29,6 @@ def parser_of(name: str, description: str | None, example: str, presets: Collect
     parser = ToolParser(
         prog=f"anlit benchmark {name}",
         description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"Example: anlit benchmark {name} {example}",
     )
     add = parser.add_argument

@@ -1,21 +1,21 @@
 """The subcommands: a file has the options of one, or of some that belong together, and calls what does the work."""
 
 COMMANDS = {
-    "prepare": "a corpus into token shards: anlit prepare FineWeb --output data/fineweb",
+    "prepare": "a corpus into token shards: anlit prepare FineWeb --output data/fw",
     "fit": "train a model: anlit fit --config experiment/demo/gpt.yaml",
-    "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
+    "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml",
     "test": "the same on the test split",
-    "study": "arms tuned, trained on several seeds, reported: anlit study --config study/convergence.yaml",
+    "study": "arms tuned alike, on seeds: anlit study --config study/copying.yaml",
     "benchmark": "speed: anlit benchmark step, attention, loss",
-    "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",
+    "size": "memory, FLOPs, days of a run: anlit size --config FILE --gpus 8",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
     "generate": "text from a checkpoint: anlit generate RUN 'Once upon a time'",
-    "score": "log-likelihoods of texts, per token: anlit score RUN FILE… --output scores.parquet",
-    "export": "a model out of its run, for anlit or transformers: anlit export RUN --output DIR",
-    "import": "a Qwen3, Llama and others of transformers as GPT+: anlit import FOLDER --output DIR",
-    "lengths": "loss at 1, 4 and 16 times the training length: anlit lengths RUN… --output DIR",
+    "score": "log-likelihoods of tokens: anlit score RUN FILE… --output P.parquet",
+    "export": "for transformers, or for anlit: anlit export RUN --output DIR",
+    "import": "Qwen3, Llama and others as GPT+: anlit import FOLDER --output DIR",
+    "lengths": "loss by length, 1 to 16 times: anlit lengths RUN… --output DIR",
     "needle": "needle in a haystack, depth × length: anlit needle RUN… --output DIR",
-    "diagnose": "attention statistics by layer, head and context length: anlit diagnose RUN --output DIR",
+    "diagnose": "attention by layer, head, length: anlit diagnose RUN --output DIR",
 }
 """Name → what it does, and an example."""
 LIGHTNING = ("fit", "validate", "test")

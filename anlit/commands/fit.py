@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.loading import load_initial_weights
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
 from anlit.commands import run_folder
-from anlit.commands.parser import ConfigurationParser, origin, read_command
+from anlit.commands.parser import ConfigurationParser, dropped_settings, origin, read_command
 from anlit.commands.run_folder import checkpoint_to_continue, checkpoint_to_evaluate
 from anlit.commands.wandb_run import finish_wandb_run, wandb_run
 from anlit.configuration import class_name
@@ -76,6 +77,8 @@ class FitCommand(ConfigurationParser):
             return
         if config.ckpt_path in ("last", "best"):
             run_folder.refuse_moved_run(config.run_dir, files)
+        for sentence in dropped_settings(config):
+            rank_zero_only(echo)(sentence)
         run_folder.make_run_folder(config.run_dir)
         RUN_FOLDER.set(config.run_dir)
         config.ckpt_path = checkpoint_to_continue(config.run_dir, config.ckpt_path, config.checkpoint_every_n_steps)
@@ -188,6 +191,8 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(format="%(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     torch.set_flush_denormal(True)  # before torch starts its threads; see anlit.models.runtime
+    if "SLURM_JOB_ID" not in os.environ:  # a login node: Lightning's hint is for jobs
+        warnings.filterwarnings("ignore", ".*`srun` command is available.*")
     refusals.listen()
     try:
         read_command(

@@ -28,6 +28,7 @@ import anlit.data.mixture
 import anlit.data.needle
 import anlit.models
 import anlit.training.callbacks  # noqa: F401  short class names in YAML are those of imported classes
+from anlit.configuration import class_name, init_args
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.data.storage.manifest import MANIFEST, read_manifest
@@ -115,6 +116,20 @@ def check(config: Namespace) -> None:
         if key == "trainer.precision":
             check_precision(value)
         check_ranges(key, value)
+
+
+def dropped_settings(config: Namespace) -> Iterator[str]:
+    """A sentence for each file with settings of another class than the one that a later file or option chose.
+
+    The parser drops them without a word.
+    """
+    for part in ("model", "data"):
+        kind = locate(config[part].class_path)
+        known = {parameter.name for parameter in parameters_of(kind)} if inspect.isclass(kind) else set()
+        for file in config.config or []:
+            given = init_args(read_yaml(str(file), CONFIGURATION).get(part))
+            if names := ", ".join(name for name in given if name not in known):
+                yield f"{file}: {names} left out, {class_name(config[part].class_path)} has no such {part} settings."
 
 
 def _settings(part: Any, key: str, owner: Any = None) -> Iterator[tuple[str, Any, str, Any]]:

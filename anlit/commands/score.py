@@ -13,7 +13,7 @@ from anlit.reporting.text import echo, json_line
 from anlit.sentences import ToolParser, at_least
 
 WORDS = """\
-{output}: {documents:,} documents, {tokens:,} tokens, {bytes:,} bytes
+{output}: {tokens:,} tokens, {bytes:,} bytes (documents: {documents:,})
 {nats:,.4f} nats, {nats_per_token:.4f} per token, {bits_per_byte:.4f} bits per byte"""
 
 

@@ -92,8 +92,9 @@ def show(console: SafeConsole, result: dict[str, Any]) -> None:
         f"{'fits' if result['fits'] else 'DOES NOT FIT'} {result['gpu_bytes'] / 1e9:.0f} GB":
             result["peak"] + result["allowance"],
     }  # fmt: skip
-    rows = [[name, f"{size / 1e9:.2f}"] for name, size in memory.items()]
-    head = ["memory on one GPU at the peak of a step", "GB"]
+    unit, per = ("GB", 1e9) if result["peak"] >= 1e8 else ("MB", 1e6)
+    rows = [[name, f"{size / per:,.2f}"] for name, size in memory.items()]
+    head = ["memory on one GPU at the peak of a step", unit]
     console.print(Table(f"{title}blocks recomputed: {recompute}", head, rows))
 
     time = [

@@ -98,6 +98,13 @@ def test_validate_reads_a_run_folder(tmp_path: Path, finished: Path, capfd) -> N
         assert f"validate: {best}" in said.out
 
 
+def test_settings_of_another_class_are_left_out_with_a_word(shards: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "gpt.yaml").write_text("model: {class_path: anlit.GPT, init_args: {init_std: 0.03, norm_eps: 1.0e-5}}")
+    given = fit_arguments(shards, tmp_path / "run", f"--config={tmp_path}/gpt.yaml", "--trainer.fast_dev_run=1")
+    assert run(given) == 0
+    assert f"{tmp_path}/gpt.yaml: init_std left out, AnGPT has no such model settings." in capfd.readouterr().out
+
+
 def test_output_that_nobody_reads_is_no_traceback() -> None:
     """As in `anlit compare --help | head -1`."""
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -35,6 +35,7 @@ def test_the_fragment_fills_the_section_of_a_report(trained: Train, tmp_path: Pa
     results.measured = lambda arm: (run, unfinished, restored)
     text = "\n".join(dynamics(results, {}))
     assert f"| rotation of W_q's rows per step (radians) | {np.mean([*logged['rotation/W_q'].values()]):.4g} |" in text
+    assert "| seeds that logged them | 1 of 2 |" in text
     assert f"| ‖h‖ after the last block | {logged['hidden/last/norm'][100]:.4g} |" in text
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
     assert "trainer/dynamics.yaml" in dynamics(results, {"arms": ["gpt"]})[1]

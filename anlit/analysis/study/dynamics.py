@@ -37,17 +37,20 @@ MARKS, WRAPPED = 6, 34
 def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """A panel for each quantity over the steps, a table of the last values: means over finished seeds that log it."""
     seeds: dict[str, list[Series]] = {}
+    counts: list[str] = []
     for arm in results.study.arms:
         all_seeds = [series(run) for run in results.measured(arm) if run.complete]
         logged = [metrics for metrics in all_seeds if len(metrics) > 1]  # one restored from a record has losses alone
         if logged and arm.is_among(options.get("arms")):
             seeds[arm.title] = logged
+            counts.append(f"{len(logged)} of {len(all_seeds)}")
     if not seeds:
         return ["## Training dynamics", "No finished run logged them: add `trainer/dynamics.yaml` to the study."]
     means = {title: mean_over_seeds(logged) for title, logged in seeds.items()}
     shown = [name for name in PANELS if any(name in metrics for metrics in means.values())]
     _draw(shown, means, seeds, results.output / "dynamics.png")
-    rows = [[PANELS[name], *(_cell(name, metrics) for metrics in means.values())] for name in shown]
+    rows = [["seeds that logged them", *counts]]
+    rows += [[PANELS[name], *(_cell(name, metrics) for metrics in means.values())] for name in shown]
     return [
         "## Training dynamics",
         "Thin lines are seeds, thick ones and the table their means. A rotation is the mean angle by which one "

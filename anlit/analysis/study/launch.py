@@ -179,6 +179,7 @@ def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
     for name, (source, recorded) in reusable(runs, output, studies).items():
         partial = output / (PARTIAL + name)
         shutil.rmtree(partial, ignore_errors=True)
+        output.mkdir(parents=True, exist_ok=True)
         if recorded is None:
             shutil.copytree(source, partial, symlinks=True, copy_function=_link)
         else:

@@ -106,8 +106,10 @@ def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Stu
     (folder / "out" / "report.json").rename(folder / "record" / "report.json")
     shutil.rmtree(folder / "out")
     write_study(folder)
+    out = finish(start("--report_only", "--reuse", "record"), code=1)
+    assert (out.count("started"), out.count(": taken from record/report.json")) == (0, 4)
     out = finish(start("--jobs", "2", "--reuse", "record"))
-    assert (out.count("started"), out.count(": taken from record/report.json")) == (2 + 2, 4 + 4)
+    assert (out.count("started"), out.count(": taken from record/report.json")) == (2 + 2, 4)
     again = [line for line in (folder / "out" / "report.md").read_text().splitlines() if "made by" not in line]
     assert again == lines
     for restored in folder.glob("out/*seed=1*/run.json"):
