@@ -96,7 +96,7 @@ def parser() -> ToolParser:
     add("--budget", metavar="NAME", help="one of the file's budgets: cpu, 1gpu …")
     add("--output", metavar="DIR", help="folder of the run folders and the report (default: runs/<study>-<budget>)")
     add("--dry_run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")
-    add("--report_only", action="store_true", help="write the report from what has been run or is taken over, start nothing")
+    add("--report_only", action="store_true", help="write the report from what is run or taken over, start nothing")
     add("--retry_failed", action="store_true", help="try failed runs again, from their last checkpoint")
     reuse = "folders of studies, or of their report.json, whose finished runs with equal settings are taken over"
     add("--reuse", **folders, default=[], help=reuse)
