@@ -28,7 +28,7 @@ REPORTS = (COMPARISON, STUDY, "diagnose.json", "gaussian.json")
 STEPS = "paired_steps.json"
 STEPS_SCHEMA = RECORD_SCHEMA | {"arms": [{"key": str, "seconds_per_token": [(int, float)]}]}
 LEFT_OUT = "Speed-ups in wall-clock are left out, because"
-NOT_MEASURED = f"{LEFT_OUT} no steps were timed in turns: add --measure_steps."
+NOT_MEASURED = f"{LEFT_OUT} no steps of the baseline were timed in turns: add --measure_steps."
 
 
 def read_step_times(folder: Path) -> dict[str, Any]:
@@ -42,12 +42,12 @@ def seconds_per_token(steps: dict[str, Any]) -> dict[str, list[float]]:
     return {str(arm.get("key")): list(arm.get("seconds_per_token") or ()) for arm in steps.get("arms") or ()}
 
 
-def _usable(steps: dict[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[str]]:
+def _usable(steps: dict[str, Any], groups: Sequence[Group], baseline: Group) -> tuple[dict[str, Any], list[str]]:
     """`steps` if they hold for these groups, and one sentence for each reason that they do not."""
     trained, timed = {run.hardware for group in groups for run in group.counted}, hardware_label(steps)
     if len(trained) > 1:
         return {}, [f"{LEFT_OUT} the runs were trained on different hardware."]
-    if not any(group.key in seconds_per_token(steps) for group in groups):
+    if baseline.key not in seconds_per_token(steps):
         return {}, [NOT_MEASURED]
     if {timed} != trained:
         where = trained.pop() or "hardware that they did not record"
@@ -165,7 +165,7 @@ def compare_groups(
     """
     groups = [group for group in every if group.counted]
     refuse_other_tokenizers(groups)
-    steps, left_out = _usable(steps or read_step_times(output), groups)
+    steps, left_out = _usable(steps or read_step_times(output), groups, baseline)
     seconds, others = seconds_per_token(steps), []
     for group in (group for group in groups if group is not baseline):
         why = "baseline unfinished" if baseline.unfinished else ""

@@ -107,14 +107,16 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
 
 @pytest.mark.usefixtures("no_plot")
 @pytest.mark.parametrize(("paired", "record", "note"), [
-    (None, {}, "no steps were timed in turns: add --measure_steps"),
+    (None, {}, "no steps of the baseline were timed in turns: add --measure_steps"),
+    ({"untimed": 1}, {}, "no steps of the baseline were timed in turns"),
     ({}, H200, "the runs were trained on different hardware"),
     (H200, {}, "steps were timed on H200 and the runs were trained on test cpu, 2 cores"),
 ])  # fmt: skip
 def test_without_comparable_times_the_column_says_so_and_is_empty(make_run, tmp_path, paired, record, note):
     folders = [make_run("a"), make_run("b", FASTER, ANGPT, record=record)]
     if paired is not None:
-        write_paired(tmp_path / "out", folders, [[1.0], [1.1]], **paired)
+        first = paired.get("untimed", 0)
+        write_paired(tmp_path / "out", folders[first:], [[1.0], [1.1]][first:], **paired)
     report, _, markdown = compared(tmp_path / "runs", tmp_path / "out")
     assert any(note in told for told in report.notes)
     assert table_row(markdown, "anGPT, plain")[9:] == ["–", "–"]
