@@ -134,9 +134,8 @@ class Comparison:
 
     @property
     def target(self) -> float | None:
-        """The baseline's mean final loss; None before one of its runs has finished."""
-        group = self.baseline.group
-        return None if group.unfinished else float(group.mean()[0].loss[-1])
+        """The baseline's mean final loss; None before one of its runs has finished, or if one is lost."""
+        return None if self.baseline.group.unfinished else self.baseline.final_loss.mean
 
     def label_of(self, run: Run) -> str | None:
         """Label of the group whose numbers include `run`."""

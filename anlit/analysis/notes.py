@@ -65,7 +65,7 @@ def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
 
 def _states(group: Group) -> Iterator[str]:
     """Whether the numbers of a group do not come from all its runs, or from unfinished ones."""
-    states = Counter("copied from another run" if run.complete or (group.unfinished and run.comparable) else run.state
+    states = Counter("that repeats another run" if run.complete or (group.unfinished and run.comparable) else run.state
                      for run in group.runs if run not in group.counted)  # fmt: skip
     others = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     if not group.counted:

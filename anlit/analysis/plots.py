@@ -44,6 +44,8 @@ def plot_convergence(comparison: Comparison) -> None:
     """Writes the panels with mean curves, ± one standard deviation over seeds as bands, the baseline's final loss."""
     results, baseline = comparison.results, comparison.baseline
     styles, panels = line_styles([result.label for result in results]), panels_of(comparison)
+    several = any(len(result.group.counted) > 1 for result in results)
+    bands = "; bands: ± standard deviation over seeds" * several
     with style(8):
         size = (TEXT, 2.9 + 0.16 * (len(results) + 1))
         figure, ((first, *rest),) = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
@@ -59,7 +61,7 @@ def plot_convergence(comparison: Comparison) -> None:
                 ax.fill_between(x, curve.loss - sd, curve.loss + sd, color=look.colour, alpha=0.18, linewidth=0)
             if comparison.target is not None:
                 ax.axhline(comparison.target, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1,
-                           label=f"final loss of {baseline.label}; bands: ± standard deviation over seeds")  # fmt: skip
+                           label=f"final loss of {baseline.label}{bands}")  # fmt: skip
             ax.set(title=title, xlabel=label, xlim=(0, longest * 1.02))
             ax.grid()
         first.set(ylim=_limits(results), ylabel="validation loss (nats per token)")

@@ -181,7 +181,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
         what = "a folded model, which cannot be trained"
         raise UserError(f"{given} holds {what}: give the run's checkpoint, or export it without --fold")
     if saved != expected:
-        what = f"a {saved}, but the configuration's model is {expected}"
+        what = f"{saved}, but the configuration's model is {expected}"
         raise UserError(f"{given} holds {what}: set --model {saved} or choose another checkpoint")
     saved_weights, weights = content["state_dict"], model.state_dict()
     then = content["hyper_parameters"].get("attention")

@@ -46,6 +46,12 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
+def name_to_continue(folder: Path) -> str:
+    """What --ckpt_path is to be, to go on with the run whose checkpoints are in `folder`."""
+    others = complete_checkpoints(folder)
+    return "last" if (folder / LAST).exists() or not others else str(others[0])
+
+
 def find_checkpoint(path: str) -> Path:
     """A checkpoint, an exported folder, or the best, else the last checkpoint of a run folder; UserError for others."""
     if not Path(path).exists():

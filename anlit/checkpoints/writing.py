@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from anlit.checkpoints.location import LAST, SHARDED
+from anlit.checkpoints.location import SHARDED, name_to_continue
 from anlit.errors import RunError
 
 PARTIAL = ".partial-"
@@ -49,8 +49,7 @@ def remove_unnamed(checkpoints: Path) -> None:
 
 def write_failed(path: Path, reason: str) -> RunError:
     """The error that ends a run that cannot save."""
-    last = path.with_name(LAST)
-    advice = f"{last} is complete, continue with --ckpt_path last" if last.exists() else "start the run again"
+    advice = f"continue with --ckpt_path {name_to_continue(path.parent)}"
     return RunError(f"{path} could not be written ({reason}): make room or repair the disk; then {advice}")
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import warnings
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.loading import load_initial_weights
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
 from anlit.commands import run_folder
-from anlit.commands.parser import ConfigurationParser, dropped_settings, origin, read_command
+from anlit.commands.parser import ConfigurationParser, changes_of_class, origin, read_command
 from anlit.commands.run_folder import checkpoint_to_continue, checkpoint_to_evaluate
 from anlit.commands.wandb_run import finish_wandb_run, wandb_run
 from anlit.configuration import class_name
@@ -46,6 +47,13 @@ from anlit.training.refusals import refusals
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the operating system says where a disk, a quota or the limit of a file's size is used up."""
+
+
+UNSUPPORTED = {
+    "Averaging": "the mean of weight rows is shorter than their bound, and best.ckpt has the last weights",
+    "Finder": "its steps are not the run's; anlit study tunes rates, anlit size says what fits",
+}
+"""Part of a callback's name → why it is refused."""
 
 
 class SaveConfigOfTraining(SaveConfigCallback):
@@ -77,7 +85,7 @@ class FitCommand(ConfigurationParser):
             return
         if config.ckpt_path in ("last", "best"):
             run_folder.refuse_moved_run(config.run_dir, files)
-        for sentence in dropped_settings(config):
+        for sentence in changes_of_class(config):
             rank_zero_only(echo)(sentence)
         run_folder.make_run_folder(config.run_dir)
         RUN_FOLDER.set(config.run_dir)
@@ -145,9 +153,9 @@ class FitCommand(ConfigurationParser):
         def configured(kind: type, among: list[Any] = callbacks) -> bool:
             return any(isinstance(part, kind) for part in among)
 
-        for name in (name for name in (type(callback).__name__ for callback in callbacks) if "Averaging" in name):
-            why = "the mean of weight rows is shorter than their bound, and best.ckpt has the last weights"
-            raise UserError(f"trainer.callbacks has {name}, which anlit does not support ({why}): leave it out")
+        for name, (part, why) in product((type(callback).__name__ for callback in callbacks), UNSUPPORTED.items()):
+            if part in name:
+                raise UserError(f"trainer.callbacks has {name}, which anlit does not support ({why}): leave it out")
         is_silent = configured(ProgressBar) or trainer.get("enable_progress_bar") is False
         progress = [] if is_silent else [RunProgress()]
         if self.subcommand == "fit":

@@ -118,18 +118,22 @@ def check(config: Namespace) -> None:
         check_ranges(key, value)
 
 
-def dropped_settings(config: Namespace) -> Iterator[str]:
+def changes_of_class(config: Namespace) -> Iterator[str]:
     """A sentence for each file with settings of another class than the one that a later file or option chose.
 
-    The parser drops them without a word.
+    The parser leaves out what the other class does not have, and keeps the rest, without a word.
     """
     for part in ("model", "data"):
-        kind = locate(config[part].class_path)
+        name, kind = class_name(config[part].class_path), locate(config[part].class_path)
         known = {parameter.name for parameter in parameters_of(kind)} if inspect.isclass(kind) else set()
-        for file in config.config or []:
-            given = init_args(read_yaml(str(file), CONFIGURATION).get(part))
-            if names := ", ".join(name for name in given if name not in known):
-                yield f"{file}: {names} left out, {class_name(config[part].class_path)} has no such {part} settings."
+        specs = {str(file): read_yaml(str(file), CONFIGURATION).get(part) for file in config.config or []}
+        last = {setting: file for file, spec in specs.items() for setting in init_args(spec)}
+        for file, spec in specs.items():
+            if left_out := ", ".join(setting for setting in init_args(spec) if setting not in known):
+                yield f"{file}: {left_out} left out, {name} has no such {part} settings."
+            kept = " and ".join(setting for setting in ("optimizer", "schedule") if last.get(setting) == file)
+            if kept and class_name(spec) not in ("", name):
+                yield f"{file}: {kept} of {class_name(spec)} kept for {name}; its own are in model/{name.lower()}.yaml."
 
 
 def _settings(part: Any, key: str, owner: Any = None) -> Iterator[tuple[str, Any, str, Any]]:

@@ -13,7 +13,15 @@ from typing import IO
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints import location
-from anlit.checkpoints.location import BEST, BEST_THEN_LAST, CHECKPOINTS, LAST, checkpoint_of_run, complete_checkpoints
+from anlit.checkpoints.location import (
+    BEST,
+    BEST_THEN_LAST,
+    CHECKPOINTS,
+    LAST,
+    checkpoint_of_run,
+    complete_checkpoints,
+    name_to_continue,
+)
 from anlit.configuration import CONFIG
 from anlit.errors import UserError
 from anlit.reading import number, read_json, read_rows, read_yaml
@@ -111,7 +119,7 @@ def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: i
 def _refuse_occupied(run: Path, why: str) -> None:
     """Refuse a folder with files that a run has written: only the run itself may write over them."""
     if complete_checkpoints(run / CHECKPOINTS) or any((run / name).exists() for name in (CONFIG, METRICS, RECORD)):
-        fix = "continue it with --ckpt_path last, or choose another --run_dir"
+        fix = f"continue it with --ckpt_path {name_to_continue(run / CHECKPOINTS)}, or choose another --run_dir"
         raise UserError(f"run_dir={run} already holds a run{why}: {fix}")
 
 

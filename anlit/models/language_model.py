@@ -227,7 +227,7 @@ class LanguageModel(L.LightningModule):
             raise UserError("ckpt_path names a checkpoint that anlit did not write: choose one from a run folder")
         if record["architecture"] != type(self).__name__:
             raise UserError(
-                f"the checkpoint in ckpt_path holds a {record['architecture']}, but the configuration's model is "
+                f"the checkpoint in ckpt_path holds {record['architecture']}, but the configuration's model is "
                 f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
             )
         checkpoint["callbacks"] = continuing.without_paths(checkpoint.get("callbacks", {}))  # read after this

@@ -24,11 +24,12 @@ UNLEARNED = (
     "model.init_args.runtime.meta_init", "model.init_args.backend",
 )  # fmt: skip
 """Settings of where a run is written, of how it is logged and computed, and of the order of its data."""
-TEACHING = ("LossGuard", "GradientAccumulationScheduler", "Averaging", "Finetuning", "Pruning", "Finder", "Lambda")
+TEACHING = ("LossGuard", "GradientAccumulationScheduler", "Averaging", "Finetuning", "Pruning", "Stopping", "Lambda")
 """In the names of callbacks of anlit's and Lightning's that change what is learned; all those of others may."""
 PATHS = ("path", "paths", "folder", "root", "dir", "source")
 SECTIONS = ("model", "data", "trainer")
-MOST_SETTINGS = 4
+MOST_SETTINGS, LONGEST = 4, 40
+"""The most settings in a label, and characters of one."""
 SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions"}
 """Names of classes in labels, if they differ."""
 
@@ -45,7 +46,7 @@ class Group:
     def counted(self) -> tuple[Run, ...]:
         """The runs behind every number: the complete ones, or, if there is none, those that can be compared so far.
 
-        Of runs with the same seeds and the same curve only the first counts: the others are copies of it.
+        Of runs with the same seeds and the same curve only the first counts: the others are copies, or repeat it.
         """
         runs = [run for run in self.runs if run.complete] or [run for run in self.runs if run.comparable]
         one = {(run.seeds, run.curve.tokens.tobytes(), run.curve.loss.tobytes()): run for run in runs[::-1]}
@@ -200,6 +201,7 @@ def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
         alike = [other for bearer, other in zip(plain, settings, strict=True) if bearer == label]
         words = [show(own, key) if _is_class(own.get(key)) else f"{name}={show(own, key)}"
                  for key, name in short_names(differing(alike)).items()]  # fmt: skip
+        words = [word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…" for word in words]
         labels.append(", ".join([label, *words[:MOST_SETTINGS]]) + (", …" if len(words) > MOST_SETTINGS else ""))
     earlier = [labels[:i].count(label) for i, label in enumerate(labels)]
     return [f"{label} ({n + 1})" if n else label for label, n in zip(labels, earlier, strict=True)]

@@ -101,9 +101,10 @@ def show(console: SafeConsole, result: dict[str, Any]) -> None:
         ["FLOPs per token, forward and backward", f"{result['flops_per_token']:.3e}"],
         ["tokens per second", f"{result['tokens_per_second']:,.0f}"],
     ]
-    if result["days"] is not None:
-        time.append([f"days for {plan.tokens:.3g} tokens", f"{result['days']:.3g}"])
+    if (days := result["days"]) is not None:
+        unit, n_units = ("days", days) if days >= 0.1 else ("seconds", days * 86_400)
+        time.append([f"{unit} for {plan.tokens:.3g} tokens", f"{n_units:.3g}"])
     kind = product_type(plan.precision)
     title = f"at {plan.mfu:.0%} of {PEAKS[plan.gpu][kind] / 1e12:.3g} TFLOP/s (dense {kind})"
     console.print(Table(title, ["time", ""], time))
-    console.print("FLOPs are for sequences of one document. Activations are those of uncompiled blocks.")
+    console.print("All of it is for a GPU. FLOPs are of sequences of one document, activations of uncompiled blocks.")

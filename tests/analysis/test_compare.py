@@ -146,7 +146,7 @@ def test_a_run_given_twice_counts_once(make_run, runs, tmp_path):
     given = [runs, f"{runs}/../runs/angpt1", str(tmp_path / "link")]
     report = compare(given, str(tmp_path / "o"))
     assert len(report.results[1].speedup.values) == len(report.results[1].final_loss.values) == 2
-    assert "anGPT, plain: 2 of 3 runs are counted; left out: 1 copied from another run." in report.notes
+    assert "anGPT, plain: 2 of 3 runs are counted; left out: 1 that repeats another run." in report.notes
     make_run("again", SLOWER, ANGPT, seed=2)
     report = compare(given, str(tmp_path / "o"))
     assert any("seed 2 occurs more than once" in note for note in report.notes)

@@ -20,7 +20,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("architecture", "changes", "message"), [
-    (AnGPT, {}, "holds a GPT, but the configuration's model is AnGPT: set --model GPT"),
+    (AnGPT, {}, "holds GPT, but the configuration's model is AnGPT: set --model GPT"),
     (GPT, {"d_model": 16}, r"embedding.weight is \(29, 32\) in it and \(29, 16\) in the model"),
     (GPT, {"n_layers": 3}, r"blocks\.2\.\S+ is missing in it and \S+ in the model"),
     (GPT, {"n_layers": 1}, r"blocks\.1\.\S+ is \S+ in it and missing in the model"),

@@ -75,7 +75,7 @@ SLOW = [
     (f"{FIT} --data.batch_size 0", r"data\.batch_size=0 is out of range: give 1 or more"),
     (f"{FIT} --ckpt_path empty", r"ckpt_path=empty is no checkpoint: give a file such as RUN"),
     (f"{FIT} --ckpt_path cut.ckpt", r"ckpt_path=cut\.ckpt is damaged .* start again in another --run_dir"),
-    (f"{FIT} --ckpt_path run/checkpoints/last.ckpt", r"holds a AnGPT, but the configuration's model is GPT"),
+    (f"{FIT} --ckpt_path run/checkpoints/last.ckpt", r"holds AnGPT, but the configuration's model is GPT"),
     (f"{CONTINUED} --data.path other", r"was trained with another tokenizer"),
     (f"{FIT} --run_dir empty.txt", r"run_dir=empty\.txt cannot be written .* choose a folder"),
     (f"{FIT} --model.positions=RoPE --model.positions.fraction=0.1", r"positions\.fraction=0\.1.*even"),
@@ -95,7 +95,7 @@ SLOW = [
     ("study --config study.yaml --output nowhere --report_only", r"finds no folder nowhere: give --output"),
     # preparing data
     ("prepare Nonesuch", r"no corpus Nonesuch: choose one of SlimPajama"),
-    ("prepare TextFiles --source nowhere --output new", r"No file matches \*\*/\*\.txt in .*nowhere: set --source"),
+    ("prepare TextFiles --source nowhere --output new", r"No file matches \*\*/\*\.txt in .*nowhere .*: set --source"),
     ('prepare TextFiles --source texts --pattern ""', r'give one like "\*\*/\*\.txt" with --pattern'),
     ("prepare Hub --repo c4 --files *.parquet", r"--repo c4 is no dataset of the hub: give owner/name"),
     ("prepare Hub --repo allenai/c4", r"Hub needs --repo and --files, such as --repo allenai/c4 --files"),

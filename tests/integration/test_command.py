@@ -99,10 +99,13 @@ def test_validate_reads_a_run_folder(tmp_path: Path, finished: Path, capfd) -> N
 
 
 def test_settings_of_another_class_are_left_out_with_a_word(shards: Path, tmp_path: Path, capfd) -> None:
-    (tmp_path / "gpt.yaml").write_text("model: {class_path: anlit.GPT, init_args: {init_std: 0.03, norm_eps: 1.0e-5}}")
+    settings = "init_args: {init_std: 0.03, norm_eps: 1.0e-5, schedule: {warmup: 0.4}}"
+    (tmp_path / "gpt.yaml").write_text(f"model: {{class_path: anlit.GPT, {settings}}}")
     given = fit_arguments(shards, tmp_path / "run", f"--config={tmp_path}/gpt.yaml", "--trainer.fast_dev_run=1")
     assert run(given) == 0
-    assert f"{tmp_path}/gpt.yaml: init_std left out, AnGPT has no such model settings." in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert f"{tmp_path}/gpt.yaml: init_std left out, AnGPT has no such model settings." in said
+    assert f"{tmp_path}/gpt.yaml: schedule of GPT kept for AnGPT; its own are in model/angpt.yaml." in said
 
 
 def test_output_that_nobody_reads_is_no_traceback() -> None:

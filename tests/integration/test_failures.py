@@ -122,7 +122,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     assert codes[-1] in ((1, 2) if strategy == DDP else (1,))
     for text in said[:1] if strategy == DDP else said:
         (error,) = errors(text)
-        for part in ("last.ckpt could not be written", "File too large", "is complete, continue with --ckpt_path last"):
+        for part in ("last.ckpt could not be written", "File too large", "then continue with --ckpt_path last"):
             assert part in error
     record = json.loads((run_dir / "run.json").read_text())
     assert record["status"] == "failed"

@@ -182,9 +182,10 @@ def text_files(options: Options) -> Recipe:
             "(--data.pattern), and the folder with --source."
         )
     splits = Splits(fraction=options.held_out())
+    where = str(root) if str(root) == options.source else f"{root} ({options.source}, seen from {Path.cwd()})"
     source: Source = LocalFiles(root, [pattern])
     if all(map(is_one_text, source.paths or [pattern])):  # the files may be gone when the shards are there
-        splits, source = Splits(), DistinctTexts(source.paths, splits.fraction, f"{pattern} in {root}")
+        splits, source = Splits(), DistinctTexts(source.paths, splits.fraction, f"{pattern} in {where}")
     return Recipe(f"text:{root.name}", source, splits, options, BPE, origin={"source": str(root), "pattern": pattern})
 
 

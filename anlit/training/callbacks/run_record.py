@@ -85,7 +85,12 @@ class RunRecord(L.Callback):
             _log.info(f"{has}: nothing to do; more come with --trainer.{name} N")
         self.record = self.record or self._read()
         if self.record.get("status") != "finished":
-            self._write(status="finished", ended=now())
+            early = {}
+            if trainer.should_stop and (step := trainer.global_step) < (steps := trainer.estimated_stepping_batches):
+                stoppers = [name for each in trainer.callbacks if "Stopping" in (name := type(each).__name__)]  # type: ignore[attr-defined]
+                early = {"stopped_early": f"{step} of {steps} steps, by {' or '.join(stoppers) or 'a callback'}"}
+                _log.info(f"{self.path.parent} ends after {early['stopped_early']}")
+            self._write(status="finished", ended=now(), **early)
 
     @rank_zero_only
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
