@@ -187,9 +187,11 @@ def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
 KILLED, AFTER = ({"step": 6, "changed": [f"lr 3 → {lr}"]} for lr in (7, 5))  # before it wrote a checkpoint
 CHANGED = [{"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]}, KILLED, AFTER]
 LR = "model.init_args.optimizer.init_args.lr"
-ACCUMULATE = [{"class_path": "lightning.pytorch.callbacks.GradientAccumulationScheduler",
-               "init_args": {"scheduling": {0: 4}}}]  # fmt: skip
 LONG = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
+
+
+def calls(name, **settings):
+    return {"trainer.callbacks": [{"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": settings}]}
 
 
 def slowing(tokens):
@@ -205,7 +207,8 @@ def slowing(tokens):
     ({"settings": {"initial_weights": "a.ckpt"}}, "trained differently: initial_weights is True, the baseline none."),
     ({"settings": {"model.init_args.dropout": 0.5}}, "trained differently: dropout is 0.5"),
     ({"settings": {LR: 0.01}}, "nGPT, plain: its own lr=0.01, the baseline's lr=0.001; fair only if both were tuned"),
-    ({"settings": {"trainer.callbacks": ACCUMULATE}}, "callbacks is GradientAccumulationScheduler(scheduling={0: 4})"),
+    ({"settings": calls("GradientAccumulationScheduler", scheduling=4)}, "GradientAccumulationScheduler(scheduling=4)"),
+    ({"settings": calls("EarlyStopping", patience=1)}, "callbacks is EarlyStopping(patience=1), the baseline none."),
     ({"points": [(100, 5.0), (800, 2.0)]}, "800 training tokens, the baseline 400"),
     ({"seed": 2}, "no seed in common with the baseline, so its speed-up is over the baseline's mean curve"),
     ({"record": H200}, "Hardware differs"),

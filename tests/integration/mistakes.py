@@ -47,9 +47,9 @@ FAST = [
 expression."""
 
 SLOW = [
-    (
-        f"{FIT} {CALLBACK}=lightning.pytorch.callbacks.EMAWeightAveraging",
-        r"has EMAWeightAveraging, which anlit does not",
+    *(
+        (f"{FIT} {CALLBACK}=lightning.pytorch.callbacks.{name}", f"has {name}, which anlit does not support")
+        for name in ("EMAWeightAveraging", "LearningRateFinder")
     ),
     # the command itself
     ("trian --config tiny.yaml", r"unknown command 'trian': choose one of prepare, fit"),

@@ -15,7 +15,7 @@ from anlit.analysis.study.state import note_end, note_start, state_of
 from anlit.cli import main
 from anlit.commands.run_folder import lock_run_folder
 from anlit.training.interruption import TRY_AGAIN
-from tests.integration.conftest import fit_arguments, last_checkpoint, run, steps_logged
+from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, steps_logged
 from tests.integration.ranks import ends_of_ranks, start_ranks
 
 
@@ -64,6 +64,8 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
     best = fit_arguments(shards, run_dir, "--trainer.max_steps=22", "--ckpt_path=best")
     if len(lost) == 1:
+        fix = f"continue it with --ckpt_path {run_dir}/checkpoints/best.ckpt, or choose another --run_dir"
+        assert fix in refusal(*fit_arguments(shards, run_dir))
         assert run(best) == 0
         assert last_checkpoint(run_dir)["global_step"] == 22
     else:
@@ -107,6 +109,15 @@ def test_each_launch_is_recorded_and_in_comparisons(shards: Path, tmp_path: Path
     assert main(given) == 0
     assert "aaaaaaaaaa and bbbbbbbbbb" in (tmp_path / "out" / "report.md").read_text()
     assert "different commits of the code" in capsys.readouterr().out
+
+
+def test_a_run_that_a_callback_ends_says_so(shards: Path, tmp_path: Path, caplog) -> None:
+    settings = {"": "EarlyStopping", ".monitor": "val/loss", ".min_delta": 5, ".patience": 1}
+    stop = [f"--trainer.callbacks{name or '+'}={value}" for name, value in settings.items()]
+    assert main(fit_arguments(shards, tmp_path, *stop, "--trainer.val_check_interval=2")) == 0
+    said = f"4 of {STEPS} steps, by EarlyStopping"
+    assert f"{tmp_path} ends after {said}" in caplog.messages
+    assert json.loads((tmp_path / "run.json").read_text())["stopped_early"] == said
 
 
 def test_a_moved_run_goes_on_where_it_lies(shards: Path, tmp_path: Path, finished: Path, refusal) -> None:
