@@ -86,17 +86,16 @@ def test_slurm_script_asks_for_what_its_text_relies_on() -> None:
     ({}, "31415", "--cpus-per-task=1 .venv/bin/anlit"),
     # by the array's own number, Slurm would requeue all of its tasks
     ({"SLURM_ARRAY_JOB_ID": "31400", "SLURM_ARRAY_TASK_ID": "7", "ANLIT_IMAGE": "anlit.sif"}, "31400_7",
-     "--cpus-per-task=1 apptainer exec --nv --bind /big/data:/workspace/data --bind /big/runs:/workspace/runs "
-     "--pwd /workspace anlit.sif anlit"),
+     "--cpus-per-task=1 apptainer exec --nv --bind /here:/here,/big/data:/big/data --pwd /here anlit.sif anlit"),
     ({"ANLIT_IMAGE": "anlit.sqsh"}, "31415",
-     "--cpus-per-task=1 --container-image=anlit.sqsh --container-workdir=/workspace "
-     "--container-mounts=/big/data:/workspace/data,/big/runs:/workspace/runs anlit"),
+     "--cpus-per-task=1 --container-image=anlit.sqsh --container-workdir=/here "
+     "--container-mounts=/here:/here,/big/data:/big/data anlit"),
 ], ids=["environment", "apptainer, array", "pyxis"])  # fmt: skip
 def test_slurm_script_names_the_job_and_starts_it_in_its_image(environment: dict, job: str, started: str) -> None:
     named = SLURM[SLURM.index("\njob=") : SLURM.index("\n# Where the processes meet")]
-    launch = SLURM[SLURM.index("\ndata=") : SLURM.index("\nesac") + 5]
-    given = {"SLURM_JOB_ID": "31415", "ANLIT_DATA": "/big/data", "ANLIT_RUNS": "/big/runs", **environment}
-    script = f'{named}\n{launch}\necho "$job ${{step[*]}} ${{launch[*]}}"'
+    launch = SLURM[SLURM.index("\nmounts=") : SLURM.index("\nesac") + 5]
+    given = {"SLURM_JOB_ID": "31415", "ANLIT_MOUNTS": "/big/data", **environment}
+    script = f'PWD=/here\n{named}\n{launch}\necho "$job ${{step[*]}} ${{launch[*]}}"'
     assert subprocess.check_output(["bash", "-uc", script], env=given, text=True) == f"{job} {started}\n"
 
 
