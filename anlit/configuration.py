@@ -38,6 +38,14 @@ MEASURED = ("data.val_blocks", "data.val_tokens", "data.val_context_length", "da
 """The settings that say on which tokens of its data a run is validated."""
 
 
+def n_devices(devices: Any) -> int:
+    """How many `trainer.devices` means: 4, "4", [0, 1] or "0,1"; 1 for what depends on the machine, auto and −1."""
+    if isinstance(devices, str):
+        devices = [part for part in devices.split(",") if part.strip()] if "," in devices else devices
+        devices = int(devices) if isinstance(devices, str) and devices.isdecimal() else devices
+    return len(devices) if isinstance(devices, list) else max(1, devices) if isinstance(devices, int) else 1
+
+
 def mapping(value: Any) -> dict[str, Any]:
     """`value` if it is a dictionary, else an empty one."""
     return value if isinstance(value, dict) else {}

@@ -108,7 +108,7 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
         yield f"{group.label}: its {what} of the {pairs} {seeds} that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():
-        kind = "validated differently" if _is_measured(key) or "val" in name else "trained differently"
+        kind = "validated differently" if _is_measured(key) or ".val_" in f".{name}" else "trained differently"
         kind = "other data" if key in ("data.content", "data.tokenizer") else kind
         yield f"{group.label}: {kind}: {name} is {show(ours, key)}, the baseline {show(theirs, key)}."
     if group.architecture != baseline.architecture:

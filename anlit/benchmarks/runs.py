@@ -1,9 +1,9 @@
 """Times training steps of the configurations of finished runs, in turns, to compare their wall-clock.
 
 `anlit compare --measure_steps` and `anlit study` call it. It builds each run's model again from config.yaml, with the
-optimizer, precision, runtime settings, batch size and threads of the run, on random tokens. All models take steps one
-after another and round by round, so that other work of the machine slows all of them alike. It goes on until every
-ratio of times is known to `PRECISION`, or for `SECONDS` for each model.
+optimizer, precision, clipping, accumulation, runtime settings, batch size and threads of the run, on random tokens. All
+models take steps one after another and round by round, so that other work of the machine slows all of them alike. It
+goes on until every ratio of times is known to `PRECISION`, or for `SECONDS` for each model.
 """
 
 import gc
@@ -77,20 +77,21 @@ def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
         rows = init_args(run.config.get("data")).get("batch_size")
         if not isinstance(rows, int):
             raise UserError(f"{run.folder / CONFIG} gives no data.batch_size: leave the run out")
-        low = str((run.config.get("trainer") or {}).get("precision") or "32").startswith("bf16")
+        given = mapping(run.config.get("trainer"))
+        accumulate, clip = given.get("accumulate_grad_batches") or 1, given.get("gradient_clip_val")
         try:
             model = model_of(run)
             model.selections = Selections.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
-            trainer = trainer_of(model, device, "bfloat16" if low else "float32")
+            trainer = trainer_of(model, device, given.get("precision") or "32-true", clip)
         except UserError:
             raise
         except (TypeError, ValueError) as error:
             raise UserError(f"{run.folder / CONFIG}: model cannot be built ({error}): leave the run out") from error
         size = Size(0, 0, 0, model.vocab_size, model.context_length, rows, "")
-        step = partial(take_step, trainer, batch_of(size, model.model.document_masking, device))
+        step = partial(take_step, trainer, batch_of(size, model.model.document_masking, device), accumulate)
         step()  # allocations, and compilation where there is one
         turns[number] = Ready({"step": step}).turn(device)
-        arms.append({"run": str(run.folder), "key": group.key, "tokens": rows * model.context_length})
+        arms.append({"run": str(run.folder), "key": group.key, "tokens": accumulate * rows * model.context_length})
 
     def precise(so_far: dict[int, list[Seconds]]) -> bool:
         values = [[turn["step"] for turn in so_far[number]] for number in so_far]

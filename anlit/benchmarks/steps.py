@@ -69,7 +69,7 @@ def our_step(
             n_kv_heads=size.n_heads // group, d_model=size.d_model, attention=mechanism or Plain(),
             document_masking=documents, backend=backend, runtime=runtime,
         )  # fmt: skip
-    trainer = trainer_of(model, device, size.dtype)
+    trainer = trainer_of(model, device, "bf16-mixed" if size.dtype == "bfloat16" else "32-true")
     train = partial(take_step, trainer, batch_of(size, documents, device))
     return Step(model, trainer.optimizers[0], train, flops_per_token(model.model, size.length))
 
@@ -84,9 +84,14 @@ def batch_of(size: Size, documents: bool, device: torch.device) -> Batch:
     return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]
 
 
-def take_step(trainer: L.Trainer, batch: Batch) -> Tensor:
-    """Forward, backward, clipping, optimizer, norms, schedule. Returns the loss, without waiting for the device."""
+def take_step(trainer: L.Trainer, batch: Batch, accumulate: int = 1) -> Tensor:
+    """Forward and backward, `accumulate` times, then clipping, optimizer, norms, schedule. Returns the loss, without
+    waiting for the device. The weights are those of a step on the last micro-batch alone.
+    """
     number = trainer.global_step
+    for _ in range(accumulate - 1):
+        output: Any = trainer.strategy.training_step(batch, number)
+        trainer.strategy.backward(output["loss"], None)
     arguments = OrderedDict(batch=batch, batch_idx=number)
     optimization = trainer.fit_loop.epoch_loop.automatic_optimization
     loss = optimization.run(trainer.optimizers[0], number, arguments)["loss"]
@@ -95,16 +100,16 @@ def take_step(trainer: L.Trainer, batch: Batch) -> Tensor:
     return loss.detach()
 
 
-def trainer_of(model: LanguageModel, device: torch.device, dtype: str) -> L.Trainer:
-    """A Trainer that has prepared the model for training on `device` in float32 or bfloat16; it does not start it."""
+def trainer_of(model: LanguageModel, device: torch.device, precision: Any, clip: float | None = 1.0) -> L.Trainer:
+    """A Trainer that has prepared the model for training on `device` in a precision of Lightning's; it does not start
+    it."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = L.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=[device.index or 0] if device.type == "cuda" else 1,
-            precision="bf16-mixed" if dtype == "bfloat16" else "32-true",
-            max_steps=MANY_STEPS, gradient_clip_val=1.0,
+            precision=precision, max_steps=MANY_STEPS, gradient_clip_val=clip,
             logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
     logging.disable(logging.NOTSET)

@@ -30,6 +30,7 @@ EPILOGS = {
     "anlit diagnose --gaussian --mechanisms Plain,SqrtLogN,ScaleInvariant --output reports/gaussian",
 }
 SETTINGS = {"lengths": LengthsSettings, "needle": NeedleSettings, "diagnose": DiagnoseSettings}
+MECHANISMS = "Plain,LogN,SqrtLogN,ScaleInvariant"
 LENGTHS = dict.fromkeys(("lengths", "needle"), "1, 4 and 16 times the training length")
 LENGTHS["diagnose"] = "256,1024,4096; with --gaussian 10 … 100,000"
 
@@ -57,14 +58,14 @@ def parser(command: str) -> ToolParser:
         add("--samples", dest="n_samples", type=at_least(1), metavar="N", help="at each depth and length (default: 20)")
         add("--seed", type=at_least(0), help="seed of the samples (default: 0)")
     else:
-        default, names = DiagnoseSettings.tokens, "Plain,LogN,SqrtLogN,ScaleInvariant"
+        default, names = DiagnoseSettings.tokens, MECHANISMS
         add("--tokens", type=at_least(1), help=f"tokens read at each length (default: {default:,})")
         add("--masking", choices=("on", "off"), help="attend within documents only, or not (default: as in training)")
         add("--gaussian", action="store_true", help="independent normal scores instead of a model's")
         classes = f"with --gaussian: classes of anlit (default: {names})"
-        add("--mechanisms", default=names, metavar="NAME,…", help=classes)
-        add("--draws", type=at_least(2), default=256, help="with --gaussian: queries per length (default: 256)")
-        add("--seed", type=at_least(0), default=1, help="with --gaussian: of the random numbers (default: 1)")
+        add("--mechanisms", metavar="NAME,…", help=classes)
+        add("--draws", type=at_least(2), help="with --gaussian: queries per length (default: 256)")
+        add("--seed", type=at_least(0), help="with --gaussian: of the random numbers (default: 1)")
     return parser
 
 
@@ -85,7 +86,8 @@ def main(argv: list[str]) -> None:
     evaluation: Evaluation
     if command == "diagnose" and given.gaussian:
         lengths = given.lengths or NORMAL_LENGTHS
-        evaluation = Gaussian(given.mechanisms.split(","), lengths, given.draws, given.seed)
+        seed = 1 if given.seed is None else given.seed
+        evaluation = Gaussian((given.mechanisms or MECHANISMS).split(","), lengths, given.draws or 256, seed)
     else:
         values = {field.name: getattr(given, field.name) for field in fields(SETTINGS[command])}
         if values.get("masking"):
@@ -102,6 +104,9 @@ def _check_diagnose(given: argparse.Namespace) -> None:
         raise UserError("anlit diagnose takes one run folder or .ckpt file, or --gaussian")
     if given.gaussian and given.checkpoints:
         raise UserError("--gaussian takes no checkpoint: leave out one of them")
+    others = ("data", "device", "tokens", "masking") if given.gaussian else ("mechanisms", "draws", "seed")
+    if unread := next((name for name in others if getattr(given, name) is not None), None):
+        raise UserError(f"--{unread} is not read {'with' if given.gaussian else 'without'} --gaussian: leave it out")
     if given.gaussian and given.lengths and max(given.lengths) < NORMAL_LENGTHS[0]:
         lengths = ",".join(map(str, given.lengths))
         advice = f"add one of {NORMAL_LENGTHS[0]} or more"

@@ -167,10 +167,10 @@ class FitCommand(ConfigurationParser):
                 WholeSteps(),
             ]
             callbacks = [
+                Throughput(),
                 *callbacks,
                 *([] if configured(LossGuard) else [StopOnNonFinite()]),
                 FiniteCheckpoints(),
-                Throughput(),
                 *progress,
                 NormMonitor(),
                 RandomState(),

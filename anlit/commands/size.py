@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from anlit.configuration import n_devices
 from anlit.errors import UserError
 from anlit.precision import check_precision
 from anlit.reporting.files import write_json
@@ -59,8 +60,7 @@ def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     UserError if strategy and number of GPUs contradict each other, or nothing trains so in this precision.
     """
     trainer, model, data = settings.trainer, settings.model.init_args, settings.data.get("init_args", settings.data)
-    devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1
-    gpus = options.gpus or devices * trainer.num_nodes
+    gpus = options.gpus or n_devices(trainer.devices) * trainer.num_nodes
     configured: Any = {"class_path": trainer.strategy} if isinstance(trainer.strategy, str) else trainer.strategy
     name = str(configured.get("class_path")).lower()
     shards = any(word in name for word in ("fsdp", "modelparallel", "shard"))

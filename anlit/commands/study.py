@@ -1,6 +1,5 @@
 """`anlit study`: the runs of a study's YAML, launched, and its report."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.commands import COMMANDS
 from anlit.errors import UserError
 from anlit.reporting.files import output_folder
+from anlit.reporting.provenance import cores
 from anlit.reporting.text import echo
 from anlit.sentences import ToolParser, at_least
 
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     for folder in given.reuse:
         if not folder.is_dir():
             raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
-    study = read_study(given.config, given.budget)
+    study, jobs = read_study(given.config, given.budget), given.jobs or 1
     output = Path(given.output or f"runs/{study.label}")
     name = Path(study.path).name
     refuse_other_report(output, STUDY, lambda record: Path(str(record.get("path"))).name == name
@@ -69,10 +69,10 @@ def main(argv: list[str]) -> int:
         for trials in _phases(study, output):
             reuse(trials, output, given.reuse)
             if given.slurm is None:
-                launch(trials, output, given.jobs, given.threads or max(1, (os.cpu_count() or 1) // given.jobs))
+                launch(trials, output, jobs, given.threads or max(1, cores() // jobs))
                 continue
             again = ["study", *(word for word in argv if word != "--retry_failed")]
-            if array := submit(trials, output, again, shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0):
+            if array := submit(trials, output, again, shlex.split(given.slurm), given.jobs or 0):
                 echo(f"submitted as job array {array}; the study goes on by itself when it has ended")
                 return 0
         _time_steps(study, output)
@@ -101,7 +101,7 @@ def parser() -> ToolParser:
     reuse = "folders of studies, or of their report.json, whose finished runs with equal settings are taken over"
     add("--reuse", **folders, default=[], help=reuse)
     add("--recompute", **folders, help="compute the comparisons in these folders' report.json again from their curves")
-    add("--jobs", type=at_least(1), default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
+    add("--jobs", type=at_least(1), metavar="N", help="runs at the same time (1); with --slurm, tasks at once (all)")
     add("--threads", type=at_least(1), metavar="N", help="CPU threads of each run (default: the cores over --jobs)")
     slurm = 'submit job arrays, with options of sbatch: --slurm="--time=1:00 --gpus-per-node=1"'
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help=slurm)
@@ -152,7 +152,7 @@ def _overview(study: Study, output: Path, given: Namespace) -> str:
     ended = dict.fromkeys(reusable(trials, output, given.reuse), "taken by --reuse")
     kept = ("finished",) if given.retry_failed else ("finished", "failed")
     ended |= {trial.name: state.status for trial in trials if (state := state_of(output / trial.name)).status in kept}
-    return overview(study, given.jobs, selected, ended)
+    return overview(study, given.jobs or 1, selected, ended)
 
 
 def _phases(study: Study, output: Path) -> Iterator[list[Trial]]:
@@ -180,11 +180,11 @@ def _time_steps(study: Study, output: Path) -> None:
 
 def _after(study: Study, output: Path) -> None:
     """The study's `after` commands, `name: anlit …`, on the measured runs that finished, if one is newer than folder
-    `name`. {runs} and {output} stand for the run folders and for that folder.
+    `name` or was taken over later. {runs} and {output} stand for the run folders and for that folder.
     """
     trials = study.measured_runs(select(study, tune(study, output)))
     done = [folder for trial in trials if state_of(folder := output / trial.name).status == "finished"]
-    newest = max(((folder / "run.json").stat().st_mtime for folder in done), default=0.0)
+    newest = max(((folder / "run.json").stat().st_ctime for folder in done), default=0.0)
     for name, template in (study.content.get("after") or {}).items() if done else ():
         stamp = output / name / f"{name}.json"
         if stamp.is_file() and stamp.stat().st_mtime > newest:

@@ -5,6 +5,7 @@ every position of a sequence has its next token as target. A batch is made on th
 device about packing and wait for it.
 """
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -38,6 +39,11 @@ class Batch(NamedTuple):
         ids = ids - ids[:, :1]
         batch = Batch(tokens, targets, ids, *_packing(ids.numpy()))
         return batch.pin_memory() if self.tokens.is_pinned() else batch
+
+    def in_rows(self, rows: int) -> Iterator["Batch"]:
+        """The same sequences in batches of at most `rows`."""
+        for tokens, targets, ids in zip(*(tensor.split(rows) for tensor in self[:3]), strict=True):
+            yield Batch(tokens, targets, ids, *_packing(ids.numpy()))
 
     def pin_memory(self) -> "Batch":
         """A copy in page-locked memory, from which the device copies while the host continues."""

@@ -3,11 +3,11 @@
 import inspect
 
 import anlit.data.corpora
-import anlit.data.mixture
-import anlit.data.needle  # noqa: F401  a configuration may name any of them, and classes that are not imported are refused
+import anlit.data.mixture  # noqa: F401  a configuration may name any of them, and classes that are not imported are refused
 from anlit.checkpoints.loading import Checkpoint
 from anlit.configuration import CONFIG, mapping
 from anlit.data.module import TokenShards
+from anlit.data.needle import NeedleInHaystack
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
 from anlit.settings import build_from_plain, shown, subclass_named
@@ -27,8 +27,7 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
     settings = {key: value for key, value in mapping(section.get("init_args")).items() if key not in OF_TRAINING}
     where, kind = f"{checkpoint.file.parent.parent / CONFIG}: data", TokenShards
     if path is not None:
-        known = inspect.signature(TokenShards).parameters
-        settings = {key: value for key, value in settings.items() if key in known} | {"path": path}
+        settings["path"] = path
     elif isinstance(section.get("class_path"), str):
         for value in (*settings.values(), *mapping(settings.get("paths")).values()):
             # The run folder may be someone else's, and must not send this user's credentials anywhere.
@@ -38,6 +37,9 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
         kind = subclass_named(TokenShards, section["class_path"], where)
     else:
         raise UserError(f"{checkpoint.file} is not in a run folder that names its data: set --data to a folder")
+    if path is not None or kind is NeedleInHaystack:  # whose text is that of a prepared folder
+        kind, known = TokenShards, inspect.signature(TokenShards).parameters
+        settings = {key: value for key, value in settings.items() if key in known}
     try:
         data = build_from_plain(kind, settings, where)
     except TypeError as error:  # an argument is missing

@@ -88,8 +88,8 @@ class Lengths(Evaluation):
             `estimate` gives them.
         """
         trained_length, n_batch = checkpoint.training_length, self.settings.batch_tokens
+        bytes_per_token = data.bytes_per_token()  # of the split that `spread` takes pieces of
         spread(data, self.block, self.tokens, n_batch)
-        bytes_per_token = data.bytes_per_token()
         measurements: list[dict[str, Any]] = []
         for masked in sorted(self.settings.masking, reverse=True):
             checkpoint.model.model.document_masking = masked
@@ -216,9 +216,7 @@ def _batches(data: TokenShards, length: int, batch_tokens: int) -> Iterator[Batc
     """The pieces, cut into sequences of `length`."""
     rows = max(1, batch_tokens // length)
     for pieces in data.val_dataloader():
-        whole = pieces.split(length)
-        for tokens, targets, ids, positions in zip(*(field.split(rows) for field in whole[:4]), strict=True):
-            yield Batch(tokens, targets, ids, positions, whole.cu_seqlens, whole.longest)
+        yield from pieces.split(length).in_rows(rows)
 
 
 def seeds(record: dict[str, Any], arm: dict[str, Any], length: int, masked: bool) -> list[dict[str, Any]]:

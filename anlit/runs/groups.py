@@ -108,10 +108,10 @@ def learned_settings(run: Run) -> dict[str, Any]:
     plain = ("model.init_args.attention",) if run.attention == "plain" else ()  # the same as null
     unlearned = tuple(f"{key}." for key in UNLEARNED + plain)
     kept = {}
-    for key, value in flatten(run.config):
+    trainer = mapping(run.config.get("trainer"))
+    callbacks = _teaching(trainer.get("callbacks"))
+    for key, value in flatten(run.config | {"trainer": trainer | {"callbacks": callbacks}}):
         is_path = key.startswith("data.") and key.rsplit(".", 1)[-1].rsplit("_", 1)[-1] in PATHS
-        if key == "trainer.callbacks":
-            value = _teaching(run.config["trainer"]["callbacks"])
         if value is not None and not f"{key}.".startswith(unlearned) and not (is_path and run.content_hash):
             kept[key] = True if key == "initial_weights" else value
     hashes = {"data.content": run.content_hash, "data.tokenizer": run.tokenizer_hash}
@@ -121,7 +121,7 @@ def learned_settings(run: Run) -> dict[str, Any]:
 def _teaching(callbacks: Any) -> str | None:
     """The callbacks that may change what is learned, `LossGuard(patience=3)`; None without any."""
     words = []
-    for each in callbacks if isinstance(callbacks, list) else ():
+    for each in callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else ():
         name = str(mapping(each).get("class_path"))
         if not name.startswith(("anlit.", "lightning.")) or any(part in name for part in TEACHING):
             settings = ", ".join(f"{key}={value}" for key, value in init_args(each).items())

@@ -56,7 +56,7 @@ def test_step_times_waiting_and_speed_of_each_interval(
     clock, logger = Passing(monkeypatch), MetricsCSV(str(tmp_path))
     quiet_trainer(
         max_epochs=1, logger=logger, num_sanity_val_steps=0, log_every_n_steps=2, limit_val_batches=1,
-        accumulate_grad_batches=accumulate, callbacks=[Throughput(), clock], val_check_interval=accumulate,
+        accumulate_grad_batches=accumulate, callbacks=[Throughput(), clock], val_check_interval=2 * accumulate,
     ).fit(tiny(GPT), clock.slowly(batches(16 * accumulate, 16)), batches(4, 16))  # fmt: skip
     rows = [row for row in read_rows(logger.path) if row["train/seconds"]]
     assert [row["step"] for row in rows] == ["1", "3"]

@@ -5,7 +5,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from anlit.analysis.study.plan import Setting, Study, Trial, merged, read_config
-from anlit.configuration import init_args, mapping
+from anlit.configuration import init_args, mapping, n_devices
 
 DEFAULTS = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
 """Defaults of the three architectures. The vocabulary is GPT-2's."""
@@ -28,8 +28,7 @@ def cost_of(run: Trial) -> Cost:
     sizes = DEFAULTS | {key: value for key, value in (*data.items(), *model.items()) if value is not None}
     d, layers, vocabulary, length = (sizes[key] for key in ("d_model", "n_layers", "vocab_size", "context_length"))
     linear = layers * (4 * d * d + 3 * d * (sizes.get("d_ff") or 4 * d)) + vocabulary * d
-    devices = trainer.get("devices", 1)
-    ranks = (devices if isinstance(devices, int) else 1) * trainer.get("num_nodes", 1)
+    ranks = n_devices(trainer.get("devices", 1)) * trainer.get("num_nodes", 1)
     per_step = data.get("batch_size", 8) * length * trainer.get("accumulate_grad_batches", 1) * ranks
     tokens = float(per_step * trainer.get("max_steps", 1000))
     return Cost(tokens, linear + vocabulary * d, tokens * (6.0 * linear + 6.0 * layers * d * (length + 1)))

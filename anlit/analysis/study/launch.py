@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -54,18 +53,20 @@ def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int) -> None:
 
     def work() -> None:
         while pending and not stopping.is_set():
-            with suppress(IndexError):  # another thread took the last
+            try:
                 run = pending.popleft()
-                if (lock := try_lock(output / run.name)) is None:
-                    if run.name not in waited:
-                        waited.add(run.name)
-                        echo(f"{run.name}: another process trains it, waiting")
-                    pending.append(run)
-                    stopping.wait(POLL_SECONDS)
-                    continue
-                with lock:
-                    if not state_of(output / run.name).has_ended:
-                        echo(f"{_train(run, output / run.name, threads, lock, stopping)}; {len(pending)} wait")
+            except IndexError:  # another thread took the last
+                return
+            if (lock := try_lock(output / run.name)) is None:
+                if run.name not in waited:
+                    waited.add(run.name)
+                    echo(f"{run.name}: another process trains it, waiting")
+                pending.append(run)
+                stopping.wait(POLL_SECONDS)
+                continue
+            with lock:
+                if not state_of(output / run.name).has_ended:
+                    echo(f"{_train(run, output / run.name, threads, lock, stopping)}; {len(pending)} wait")
 
     with ThreadPoolExecutor(n_jobs) as pool:
         before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGINT, signal.SIGTERM)}

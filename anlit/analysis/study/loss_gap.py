@@ -136,8 +136,8 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     arms = {arm.name: arm for arm in results.study.arms}
     curves = {name: {run.seeds: run.curve.finite() if run.complete else None for run in results.measured(arm)
                      if run.complete or run.lost} for name, arm in arms.items()}  # fmt: skip
-    millions: dict[str, dict[Any, float]] = {name: {} for name in arms}
-    later: dict[str, dict[Any, float | None]] = {name: {} for name in arms}
+    millions: dict[str, dict[Any, float | None]] = {name: dict.fromkeys(seeds) for name, seeds in curves.items()}
+    later: dict[str, dict[Any, float | None]] = {name: dict.fromkeys(seeds) for name, seeds in curves.items()}
     for name, seed, curve in ((name, *item) for name, seeds in curves.items() for item in seeds.items()):
         if curve is not None and (tokens := tokens_to_loss(curve, level)) is not None:
             millions[name][seed] = tokens / 1e6
@@ -147,8 +147,8 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     for name in filter(curves.get, arms):
         gaps = [NONE if name == baseline else mean_difference(own[name], own[baseline], ".3f")
                 for own in (millions, later)]  # fmt: skip
-        each = [short_number(1e6 * millions[name][seed]) if seed in millions[name] else NONE for seed in curves[name]]
-        loss = mean_sd(Summary([later[name].get(seed) for seed in curves[name]]), 3)
+        each = [NONE if onset is None else short_number(1e6 * onset) for onset in millions[name].values()]
+        loss = mean_sd(Summary([*later[name].values()]), 3)
         rows.append([literal(arms[name].title), ", ".join(each), gaps[0], loss, gaps[1]])
     if not rows:
         return [title, "No run has finished yet."]

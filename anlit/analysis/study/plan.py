@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from anlit.errors import UserError
 from anlit.reading import check, read_yaml
+from anlit.runs.groups import short_names
 from anlit.shipped import configuration_file
 
 GRID, LINES, PACE = (dict, list), {str: object}, {"flops_per_second": (int, float), "measured": str}
@@ -58,7 +59,7 @@ def grid(grids: Any, where: str) -> list[Setting]:
     points: dict[str, Setting] = {}
     for lines in grids if isinstance(grids, list) else [grids or {}]:
         require(where, lines, LINES)
-        for choices in itertools.product(*(_line(key, values, where) for key, values in sorted(lines.items()))):
+        for choices in itertools.product(*(_line(key, lines, where) for key in sorted(lines))):
             shown, settings = ({key: value for choice in choices for key, value in getattr(choice, part).items()}
                                for part in ("shown", "settings"))  # fmt: skip
             points.setdefault(json.dumps(settings, sort_keys=True, default=str), Setting(shown, settings))
@@ -67,12 +68,15 @@ def grid(grids: Any, where: str) -> list[Setting]:
     return list(points.values())
 
 
-def _line(key: str, values: Any, where: str) -> list[Setting]:
+def _line(key: str, lines: dict[str, Any], where: str) -> list[Setting]:
+    values = lines[key]
     if isinstance(values, dict) and "class_path" not in values:
         for name, settings in values.items():
             require(f"the choice {name!r} of '{key}' in {where}", settings, LINES)
         return [Setting({key: name}, settings) for name, settings in values.items()]
-    short = "data_seed" if key == "data.init_args.seed" else key.rsplit(".", 1)[-1]
+    last = key.rsplit(".", 1)[-1]
+    is_shared = sum(other.rsplit(".", 1)[-1] == last for other in lines) > 1
+    short = "data_seed" if key == "data.init_args.seed" else short_names(list(lines))[key] if is_shared else last
     return [Setting({short: value}, {key: value}) for value in (values if isinstance(values, list) else [values])]
 
 

@@ -130,7 +130,8 @@ class Throughput(L.Callback):
 def measuring(trainer: L.Trainer, model: L.LightningModule) -> Iterator[dict[str, Any]]:
     """For forward passes between steps: in eval mode, in the precision of training, and left out of its time.
 
-    What is put into the dictionary is logged at the step of the last batch. Each module's mode is restored.
+    `Throughput` comes before the callback that measures. What is put into the dictionary is logged at the step of the
+    last batch. Each module's mode is restored.
     """
     begun, modes = time.perf_counter(), {module: module.training for module in model.modules()}
     values: dict[str, Any] = {}
@@ -146,6 +147,8 @@ def measuring(trainer: L.Trainer, model: L.LightningModule) -> Iterator[dict[str
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Throughput):
             callback._mark += time.perf_counter() - begun  # these seconds are no training
+            callback._steps.pause()
+            callback._steps.mark()
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
