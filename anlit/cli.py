@@ -5,12 +5,15 @@ import importlib
 import logging
 import os
 import select
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
-from anlit.errors import RUN_FOLDER, UserError, unforeseen
+from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, UserError, unforeseen
 from anlit.lazy_torchmetrics import make_torchmetrics_lazy
 from anlit.reporting.text import VisibleRecord, echo
 from anlit.sentences import ToolParser
@@ -38,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
     0: done. 1: the run failed or was interrupted. 2: the user's command, configuration or data is wrong; one
     sentence on standard error says what. 75: the run was preempted (SIGTERM, SIGUSR1) or is out of `max_time`, its
-    checkpoint is written. 130: a tool was interrupted by Ctrl-C.
+    checkpoint is written if a step was made; a study was interrupted. 130: a tool was interrupted by Ctrl-C.
     """
     logging.setLogRecordFactory(VisibleRecord)
     RUN_FOLDER.set("")
@@ -49,6 +52,8 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()  # otherwise Python notices at its end, and complains, that nobody reads
     except UserError as error:
         return _fail(str(error), error.exit_code)
+    except Preempted:
+        return _fail("ended by a signal before there was anything to save: start it again", PREEMPTED)
     except BrokenPipeError as error:
         return 1 if _is_stdout_closed() else _fail(unforeseen(error), 1)
     except KeyboardInterrupt:
@@ -68,10 +73,30 @@ def _run(command: str, *arguments: str) -> int:
     elif command in COMMANDS:
         given = _import_modules([*arguments])
         make_torchmetrics_lazy()
-        return _module(command).main([command, *given] if command in (*LIGHTNING, *EVALUATIONS) else given) or 0
+        with _preempted_by_signals() if command in LIGHTNING else nullcontext():
+            return _module(command).main([command, *given] if command in (*LIGHTNING, *EVALUATIONS) else given) or 0
     else:
         raise UserError(f"unknown command '{command}': choose one of {', '.join(COMMANDS)}")
     return 0
+
+
+@contextmanager
+def _preempted_by_signals() -> Iterator[None]:
+    """Raise `Preempted` at SIGTERM and SIGUSR1, from the imports until training has handlers of its own, and after."""
+    process = os.getpid()
+
+    def handle(number: int, frame: Any) -> None:
+        if os.getpid() == process:
+            raise Preempted
+        signal.signal(number, signal.SIG_DFL)  # a forked worker
+        os.kill(os.getpid(), number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _module(command: str) -> Any:

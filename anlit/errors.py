@@ -14,6 +14,14 @@ RUN_FOLDER: ContextVar[str] = ContextVar("RUN_FOLDER", default="")
 LONGEST_MESSAGE = 300
 
 
+PREEMPTED = 75
+"""Exit code of a run that is to be started again, EX_TEMPFAIL of sysexits.h."""
+
+
+class Preempted(KeyboardInterrupt):
+    """A run that was preempted, or out of `max_time`, and can be continued. Lightning treats it like Ctrl-C."""
+
+
 class UserError(ValueError):
     """Something in the user's command, configuration or data is wrong. The message is one sentence that names the key,
     the value and the fix; the command line prints it without a traceback, and exits with `exit_code`."""

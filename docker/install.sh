@@ -28,7 +28,8 @@ fi
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-"$VENV/bin/python" -c 'import torch; print("torch==" + torch.__version__)' > "$scratch/constraints.txt"
+# As pip calls it: torch.__version__ may have a build (2.14.1+cu130) that the package's version has not.
+"$VENV/bin/python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > "$scratch/constraints.txt"
 echo "== installing anlit${extras:+ with $extras}"
 pip install --quiet --dry-run --report "$scratch/report.json" -c "$scratch/constraints.txt" -e ".${extras:+[$extras]}"
 "$VENV/bin/python" - "$scratch/report.json" > "$scratch/packages.txt" << 'PYTHON'

@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from jsonargparse import ArgumentParser, Namespace
+from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
@@ -21,6 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.loading import load_initial_weights
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
+from anlit.checkpoints.writing import first_cause
 from anlit.commands import run_folder
 from anlit.commands.parser import ConfigurationParser, changes_of_class, origin, read_command
 from anlit.commands.run_folder import checkpoint_to_continue, checkpoint_to_evaluate
@@ -28,7 +30,7 @@ from anlit.commands.wandb_run import finish_wandb_run, wandb_run
 from anlit.configuration import class_name
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
-from anlit.errors import RUN_FOLDER, RunError, UserError
+from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, RunError, UserError
 from anlit.lightning_internals import CommandLine
 from anlit.reporting.text import echo
 from anlit.sentences import is_of_lightning, of_constructor, of_lightning
@@ -41,7 +43,6 @@ from anlit.training.callbacks.random_state import RandomState
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.callbacks.throughput import Throughput
 from anlit.training.callbacks.whole_steps import WholeSteps
-from anlit.training.interruption import TRY_AGAIN, Preempted
 from anlit.training.loggers import MetricsCSV, MetricsOnResume
 from anlit.training.refusals import refusals
 
@@ -186,6 +187,8 @@ class FitCommand(ConfigurationParser):
             self.save_config_callback = None  # it would write config.yaml into the working directory
             callbacks, logger = [*callbacks, *progress], logger or False
         plugins = [*_as_list(trainer.get("plugins")), AtomicCheckpointIO()]  # it reads sharded checkpoints too
+        if SLURMEnvironment.detect() and not configured(ClusterEnvironment, plugins):
+            plugins.append(SLURMEnvironment(auto_requeue=False))  # train.sbatch does, after our checkpoint
         return super().instantiate_trainer(callbacks=callbacks, logger=logger, plugins=plugins, **kwargs)
 
 
@@ -213,9 +216,12 @@ def main(arguments: list[str]) -> int:
         raise RunError(f"{what}: make room, then continue with --ckpt_path last") from error
     except SystemExit as end:  # Lightning exits after an interruption
         if isinstance(end.__context__, Preempted):
-            return TRY_AGAIN
+            return PREEMPTED
         raise
     except Exception as error:
+        if isinstance(error, RuntimeError) and "by peer" in str(error):  # gloo's words; NCCL's abort the process
+            gone = first_cause(error)
+            raise RunError(f"another rank of the run has ended ({gone}): continue with --ckpt_path last") from error
         refusals.tell(error.exit_code if isinstance(error, UserError) else 1)
         if isinstance(error, UserError):
             run_folder.remove_traces(RUN_FOLDER.get())

@@ -118,7 +118,8 @@ def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: i
 @rank_zero_only
 def _refuse_occupied(run: Path, why: str) -> None:
     """Refuse a folder with files that a run has written: only the run itself may write over them."""
-    if complete_checkpoints(run / CHECKPOINTS) or any((run / name).exists() for name in (CONFIG, METRICS, RECORD)):
+    names = (CONFIG, METRICS, RECORD, *(path.name for path in run.glob("hpc_ckpt_*")))  # which Lightning would load
+    if complete_checkpoints(run / CHECKPOINTS) or any((run / name).exists() for name in names):
         fix = f"continue it with --ckpt_path {name_to_continue(run / CHECKPOINTS)}, or choose another --run_dir"
         raise UserError(f"run_dir={run} already holds a run{why}: {fix}")
 

@@ -13,9 +13,9 @@ from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import launch, reusable, reuse, submit
 from anlit.analysis.study.plan import Study, Trial, read_config, read_study
 from anlit.analysis.study.results import StudyResults, planned, results_of, select, tune
-from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
+from anlit.analysis.study.state import forget_failure, state_of
 from anlit.commands import COMMANDS
-from anlit.errors import UserError
+from anlit.errors import PREEMPTED, UserError
 from anlit.reporting.files import output_folder
 from anlit.reporting.provenance import cores
 from anlit.reporting.text import echo
@@ -23,7 +23,7 @@ from anlit.sentences import ToolParser, at_least
 
 
 def main(argv: list[str]) -> int:
-    """`anlit study`; 0: every run finished, 1: some failed or it was interrupted (the report says which)."""
+    """`anlit study`; 0: every run finished, 1: some failed (the report says which), 75: it was interrupted."""
     given = parser().parse_args(argv)
     if given.recompute:
         from anlit.analysis.study.report import recompute  # matplotlib takes a second: --help does not wait for it

@@ -7,12 +7,6 @@ from typing import Any
 import torch
 from torch import distributed
 
-TRY_AGAIN = 75  # EX_TEMPFAIL, the exit status of a run that is to go on from its checkpoint
-
-
-class Preempted(KeyboardInterrupt):
-    """A run that was preempted, or out of `max_time`, and can be continued. Lightning treats it like Ctrl-C."""
-
 
 class Interruption:
     """Records signals. A second Ctrl-C stops at once; other signals may come more than once.

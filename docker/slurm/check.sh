@@ -146,7 +146,7 @@ one, two = (torch.load(runs / name / "checkpoints/last.ckpt", weights_only=True)
 assert one["global_step"] == two["global_step"] == steps, (one["global_step"], two["global_step"])
 different = [name for name, value in one["state_dict"].items() if not torch.equal(value, two["state_dict"][name])]
 assert not different, f"the weights differ: {different}"
-assert len(json.loads((runs / "preempted/run.json").read_text())["resumed"]) == 1, "the run was not resumed"
+assert len(json.loads((runs / "preempted/run.json").read_text())["launches"]) == 2, "the run was not resumed"
 print(f"== the same {len(one['state_dict'])} tensors to the bit after {steps} steps, with and without pre-emption")
 PYTHON
 

@@ -14,8 +14,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from anlit.errors import PREEMPTED
 from anlit.shipped import FOLDER
-from anlit.training.interruption import TRY_AGAIN
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -78,7 +78,7 @@ def test_slurm_script_asks_for_what_its_text_relies_on() -> None:
     options = set(re.findall(r"^#SBATCH (\S+)$", SLURM, re.MULTILINE))
     assert {"--requeue", "--open-mode=append", "--signal=SIGUSR1@90"} <= options
     assert SLURM.index("\n#SBATCH") < SLURM.index("\nset -uo"), "sbatch stops reading options at the first command"
-    assert f"\nPREEMPTED={TRY_AGAIN}\n" in SLURM
+    assert f"\nPREEMPTED={PREEMPTED}\n" in SLURM
     assert "((${SLURM_RESTART_COUNT:-0} < ${ANLIT_MAX_RESTARTS:-1000}))" in SLURM
 
 

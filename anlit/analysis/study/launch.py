@@ -24,8 +24,8 @@ from typing import IO
 from anlit.analysis.comparison import STUDY
 from anlit.analysis.study.plan import Trial
 from anlit.analysis.study.record import read_record, restore
-from anlit.analysis.study.state import LOG, PREEMPTED, note_end, note_start, read_launches, state_of
-from anlit.errors import UserError
+from anlit.analysis.study.state import LOG, note_end, note_start, read_launches, state_of
+from anlit.errors import PREEMPTED, UserError
 from anlit.reporting.text import echo
 from anlit.runs.folders import Run
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from anlit.errors import PREEMPTED
 from anlit.reading import read_json
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import now
@@ -10,8 +11,6 @@ from anlit.runs.folders import RECORD, RECORD_SCHEMA, load_run
 
 LAUNCHES, LOG = "launches.json", "fit.log"
 LAUNCHES_SCHEMA = [{"started": str, "how": str, "ended": str, "exit_code": int}]
-PREEMPTED = 75
-"""Exit code of an `anlit fit` that ended after a signal or `max_time` and wrote last.ckpt (EX_TEMPFAIL)."""
 MOST_LOST = 3
 """A run is given up after this many starts on a cluster without a recorded end."""
 

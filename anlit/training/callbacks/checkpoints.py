@@ -9,8 +9,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info
 
 from anlit.checkpoints.location import BEST, CHECKPOINTS, is_checkpoint
+from anlit.errors import Preempted
 from anlit.lightning_internals import completes_step, save_checkpoint_now, stop_asking_for_sigterm, validation_follows
-from anlit.training.interruption import Interruption, Preempted
+from anlit.training.interruption import Interruption
 
 
 class BestCheckpoint(ModelCheckpoint):
