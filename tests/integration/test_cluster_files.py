@@ -82,19 +82,22 @@ def test_slurm_script_asks_for_what_its_text_relies_on() -> None:
     assert "((${SLURM_RESTART_COUNT:-0} < ${ANLIT_MAX_RESTARTS:-1000}))" in SLURM
 
 
+OTHERS = {"ANLIT_MOUNTS": "/big/data,/big/texts"}
+
+
 @pytest.mark.parametrize(("environment", "job", "started"), [
     ({}, "31415", "--cpus-per-task=1 .venv/bin/anlit"),
     # by the array's own number, Slurm would requeue all of its tasks
-    ({"SLURM_ARRAY_JOB_ID": "31400", "SLURM_ARRAY_TASK_ID": "7", "ANLIT_IMAGE": "anlit.sif"}, "31400_7",
-     "--cpus-per-task=1 apptainer exec --nv --bind /here:/here,/big/data:/big/data --pwd /here anlit.sif anlit"),
-    ({"ANLIT_IMAGE": "anlit.sqsh"}, "31415",
+    ({"SLURM_ARRAY_JOB_ID": "31400", "SLURM_ARRAY_TASK_ID": "7", "ANLIT_IMAGE": "anlit.sif"} | OTHERS, "31400_7",
+     "--cpus-per-task=1 apptainer exec --nv --bind /here:/here,/big/data:/big/data,/big/texts:/big/texts --pwd /here anlit.sif anlit"),
+    ({"ANLIT_IMAGE": "anlit.sqsh"} | OTHERS, "31415",
      "--cpus-per-task=1 --container-image=anlit.sqsh --container-workdir=/here "
-     "--container-mounts=/here:/here,/big/data:/big/data anlit"),
+     "--container-mounts=/here:/here,/big/data:/big/data,/big/texts:/big/texts anlit"),
 ], ids=["environment", "apptainer, array", "pyxis"])  # fmt: skip
 def test_slurm_script_names_the_job_and_starts_it_in_its_image(environment: dict, job: str, started: str) -> None:
     named = SLURM[SLURM.index("\njob=") : SLURM.index("\n# Where the processes meet")]
     launch = SLURM[SLURM.index("\nmounts=") : SLURM.index("\nesac") + 5]
-    given = {"SLURM_JOB_ID": "31415", "ANLIT_MOUNTS": "/big/data", **environment}
+    given = {"SLURM_JOB_ID": "31415", **environment}
     script = f'PWD=/here\n{named}\n{launch}\necho "$job ${{step[*]}} ${{launch[*]}}"'
     assert subprocess.check_output(["bash", "-uc", script], env=given, text=True) == f"{job} {started}\n"
 
