@@ -71,9 +71,9 @@ def _run(command: str, *arguments: str) -> int:
     elif command == "--print_completion":
         echo(_completion(" ".join(arguments) or "bash"))
     elif command in COMMANDS:
-        given = _import_modules([*arguments])
-        make_torchmetrics_lazy()
         with _preempted_by_signals() if command in LIGHTNING else nullcontext():
+            given = _import_modules([*arguments])
+            make_torchmetrics_lazy()
             return _module(command).main([command, *given] if command in (*LIGHTNING, *EVALUATIONS) else given) or 0
     else:
         raise UserError(f"unknown command '{command}': choose one of {', '.join(COMMANDS)}")

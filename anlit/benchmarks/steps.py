@@ -90,8 +90,8 @@ def take_step(trainer: L.Trainer, batch: Batch, accumulate: int = 1) -> Tensor:
     """
     number = trainer.global_step
     for _ in range(accumulate - 1):
-        output: Any = trainer.strategy.training_step(batch, number)
-        trainer.strategy.backward(output["loss"], None)
+        loss: Any = trainer.strategy.training_step(batch, number)
+        trainer.strategy.backward(loss, None)
     arguments = OrderedDict(batch=batch, batch_idx=number)
     optimization = trainer.fit_loop.epoch_loop.automatic_optimization
     loss = optimization.run(trainer.optimizers[0], number, arguments)["loss"]

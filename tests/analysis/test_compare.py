@@ -191,7 +191,8 @@ LONG = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
 
 
 def calls(name, **settings):
-    return {"trainer.callbacks": [{"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": settings}]}
+    """Given singly, as `--trainer.callbacks=NAME` writes it."""
+    return {"trainer.callbacks": {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": settings}}
 
 
 def slowing(tokens):
@@ -204,6 +205,7 @@ def slowing(tokens):
     ({"settings": {"model.init_args.context_length": 512}}, "context_length is 512, the baseline 256."),
     ({"settings": {"data.init_args.batch_size": 32}}, "trained differently: batch_size is 32, the baseline 16."),
     ({"settings": {"trainer.val_check_interval": 50}}, "validated differently: val_check_interval is 50"),
+    ({"settings": {"trainer.gradient_clip_val": 0.5}}, "trained differently: gradient_clip_val is 0.5"),
     ({"settings": {"initial_weights": "a.ckpt"}}, "trained differently: initial_weights is True, the baseline none."),
     ({"settings": {"model.init_args.dropout": 0.5}}, "trained differently: dropout is 0.5"),
     ({"settings": {LR: 0.01}}, "nGPT, plain: its own lr=0.01, the baseline's lr=0.001; fair only if both were tuned"),

@@ -37,6 +37,7 @@ def test_nothing_is_claimed_of_one_seed_or_no_spread() -> None:
         assert difference(lost, {1: 3.1, 2: 3.5, 3: 3.0}) is difference({1: 3.1, 2: 3.5, 3: 3.0}, lost) is None
     for other in ((one, {1: 3.1}), (one, {2: 3.1, 3: 3.2}), (two, {1: 3.1, 2: 3.2}), (flat, {3: 3.1, 4: 3.1})):
         assert difference(*other) is None
+    assert difference({1: 3.2, 2: 3.20001}, {1: 3.1, 2: 3.1}) is not None, "a small spread is one"
 
 
 def test_holm_multiplies_the_smallest_most() -> None:

@@ -3,10 +3,12 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from anlit import GPT
 from anlit.analysis.comparison import STEPS, read_step_times, seconds_per_token
 from anlit.benchmarks import harness, runs
 from anlit.cli import main
@@ -52,6 +54,20 @@ def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path, monke
     seconds = seconds_per_token(read_step_times(out)).values()
     assert [len(values) for values in seconds] == [3, 3, 3]
     assert min(map(min, seconds)) > 0
+
+
+def test_steps_are_in_the_runs_precision_clipped_and_accumulated_as_in_it(tmp_path: Path, monkeypatch) -> None:
+    counted: list[Any] = []
+    step = GPT.training_step
+    monkeypatch.setattr(GPT, "training_step", lambda self, *given: counted.append(self.trainer) or step(self, *given))
+    folder = make(tmp_path / "run", "GPT")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["trainer"] = {"precision": "64-true", "accumulate_grad_batches": 3, "gradient_clip_val": 0.5}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    time_steps(tmp_path, folder)
+    assert (counted[0].precision, counted[0].gradient_clip_val) == ("64-true", 0.5)
+    assert len(counted) == 3 * counted[0].global_step
+    assert read_step_times(tmp_path)["arms"][0]["tokens"] == 3 * 4 * counted[0].model.context_length
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(0.0, runs.FEWEST), (0.1, 40)])

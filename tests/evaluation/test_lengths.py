@@ -65,7 +65,7 @@ def known_loss(position: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, TokenShards]:
-    tokens, folder = (np.arange(N + 1) % DOCUMENT + 1) % DOCUMENT, tmp_path_factory.mktemp("data") / "counting"
+    tokens, folder = (np.arange(N + 9) % DOCUMENT + 1) % DOCUMENT, tmp_path_factory.mktemp("data") / "counting"
     write_prepared(folder, {name: tokens.astype(np.uint16) for name in ("train", "val")})
     model: Any = CountingModel()
     checkpoint = Checkpoint(model, Path("counter.ckpt"), 0, None, None, {})

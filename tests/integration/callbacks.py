@@ -30,6 +30,10 @@ class AtBatch(L.Callback):
         else:
             os.kill(os.getpid(), signal.Signals[self.event])
 
+    def on_validation_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.state.fn == "validate":
+            self.on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
 
 class KilledIn(L.Callback):
     """SIGKILL when this process calls `name` of a module or class, `owner`, for the `call`-th time."""

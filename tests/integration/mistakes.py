@@ -26,6 +26,8 @@ FAST = [
     ("score run texts/0.txt --output s.csv", r"--output s\.csv would hold parquet: give a name that ends in \.parquet"),
     ("score run texts/0.txt --output texts", r"--output texts is a folder: give the name of a file"),
     ("needle run --output made/a --lengths 4", r"4 tokens are too few for a needle .*: choose \d+ or more"),
+    ("diagnose --gaussian --output new --tokens 5", "--tokens is not read with --gaussian: leave it out"),
+    ("diagnose run --output new --draws 5", "--draws is not read without --gaussian: leave it out"),
     ("diagnose --gaussian --output new --lengths 2", r"--lengths 2 .* add one of 10 or more"),
     (f"{FIT} --model.attention=Foo", r"model\.attention names Foo, which is not a class for it: choose ALiBi.*ScaleIn"),
     (f"{SCALE_INVARIANT} --model.attention.taux=3", r"attention\.taux is not a setting of .*ant: did you mean tau\?"),

@@ -89,7 +89,8 @@ OTHERS = {"ANLIT_MOUNTS": "/big/data,/big/texts"}
     ({}, "31415", "--cpus-per-task=1 .venv/bin/anlit"),
     # by the array's own number, Slurm would requeue all of its tasks
     ({"SLURM_ARRAY_JOB_ID": "31400", "SLURM_ARRAY_TASK_ID": "7", "ANLIT_IMAGE": "anlit.sif"} | OTHERS, "31400_7",
-     "--cpus-per-task=1 apptainer exec --nv --bind /here:/here,/big/data:/big/data,/big/texts:/big/texts --pwd /here anlit.sif anlit"),
+     "--cpus-per-task=1 apptainer exec --nv --bind /here:/here,/big/data:/big/data,/big/texts:/big/texts --pwd /here "
+     "anlit.sif anlit"),
     ({"ANLIT_IMAGE": "anlit.sqsh"} | OTHERS, "31415",
      "--cpus-per-task=1 --container-image=anlit.sqsh --container-workdir=/here "
      "--container-mounts=/here:/here,/big/data:/big/data,/big/texts:/big/texts anlit"),

@@ -98,6 +98,17 @@ def test_stopped_and_continued_is_identical(shards: Path, tmp_path: Path, traine
         assert all(map(math.isfinite, guards[0]["losses"]))
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_with_nothing_to_save_asks_to_be_started_again(
+    shards: Path, tmp_path: Path, monkeypatch, name: str, finished: Path
+) -> None:
+    """While modules are imported, and in `anlit validate`, where Lightning alone would end with 0."""
+    (tmp_path / "preempting.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{name})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run(fit_arguments(shards, tmp_path / "run", "--import=preempting")) == PREEMPTED
+    assert run(["validate", f"--config={finished}/config.yaml", *signal_at(name, 1)]) == PREEMPTED
+
+
 @pytest.mark.parametrize("stop", [signal_at("SIGKILL", 2), killed_in("checkpoints.checkpoint_io", "give_name", 1)])
 def test_killed_before_the_first_checkpoint_is_complete_it_begins_anew_and_says_so(
     shards: Path, tmp_path: Path, stop: list[str], capfd

@@ -77,13 +77,21 @@ OTHER = "--ckpt_path={}/checkpoints/last.ckpt"
 
 @pytest.mark.parametrize(
     ("kept", "begun"),
-    [("metrics.csv", ""), ("config.yaml", ""), ("checkpoints", ""), ("checkpoints", OTHER), ("run.json", OTHER)],
+    [
+        ("metrics.csv", ""),
+        ("config.yaml", ""),
+        ("checkpoints", ""),
+        ("checkpoints", OTHER),
+        ("run.json", OTHER),
+        ("hpc_ckpt_1.ckpt", ""),
+    ],
 )
 def test_a_folder_with_files_of_a_run_is_continued_from_its_own_checkpoints_alone(
     shards: Path, tmp_path: Path, finished: Path, kept: str, begun: str, refusal
 ) -> None:
     (run_dir := tmp_path / "run").mkdir()
-    (shutil.copytree if kept == "checkpoints" else shutil.copy)(finished / kept, run_dir / kept)
+    source = finished / ("checkpoints/last.ckpt" if "hpc" in kept else kept)  # which Lightning's Slurm writes
+    (shutil.copytree if kept == "checkpoints" else shutil.copy)(source, run_dir / kept)
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     said = refusal(*fit_arguments(shards, run_dir, *begun.format(finished).split()))
     assert f"run_dir={run_dir} already holds a run" in said

@@ -125,12 +125,17 @@ def test_every_strategy_trains_alike(train: TrainWay, model: str, way: str) -> N
 
 
 SGD = ("--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=5", "--model.optimizer.fused=false")
-MUON_LR = ("--model.optimizer=anlit.MuonAdamW", "--model.optimizer.embedding_lr=0.002")
+MUON_LR = (
+    "--model.optimizer=anlit.MuonAdamW",
+    "--model.optimizer.embedding_lr=0.002",
+    "--model.optimizer.weight_decay=3",
+)
 CLIPPED = ("--model.qk_norm=false", "--model.qk_clip=0.002")
 GATED = ("--model.attention_gate=per_head",)
 VARIANTS = {
     "muon": ("AnGPT", "fsdp2", *MUON_LR),
     "muon_ngpt": ("NGPT", "fsdp3", *MUON_LR),  # rows that three ranks share unevenly
+    "every_target_counts": ("GPT", "fsdp2", "--data.score_first_token=true"),
     "learned_globally": ("GPT", "fsdp2", "--model.attention=ScaleInvariant", "--model.attention.learned=globally"),
     "learned_per_head": ("AnGPT", "fsdp2", "--model.attention=ScaleInvariant", "--model.attention.learned=per_head"),
     "shared_keys": ("NGPT", "fsdp2", "--model.n_heads=4", "--model.n_kv_heads=1", "--model.d_head=12"),
@@ -141,7 +146,7 @@ VARIANTS = {
     "empty_shards_ngpt": ("NGPT", "fsdp3", CLIPPED[1], *GATED, *SGD),
     "empty_shards_gpt": ("GPT", "fsdp3", *CLIPPED, *GATED, *SGD),
 }
-FAST = ("muon_tied", "empty_shards")
+FAST = ("muon_tied", "empty_shards", "every_target_counts")
 
 
 @pytest.mark.parametrize("variant", [name if name in FAST else pytest.param(name, marks=slow) for name in VARIANTS])

@@ -34,6 +34,23 @@ def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
     assert numbers["days"] == pytest.approx(1e9 * numbers["flops_per_token"] / (4 * 312e12 * 0.5) / 86_400)
 
 
+@pytest.mark.parametrize(("devices", "gpus"), [("4", 4), ("[0,1]", 2), ("0,1,3", 3), ("auto", 1), ("-1", 1)])
+def test_devices_batches_and_steps_are_those_of_fit(tmp_path: Path, devices: str, gpus: int) -> None:
+    given = f"--trainer.devices {devices} --trainer.num_nodes 2 --trainer.strategy anlit.FullySharded"
+    numbers = size(tmp_path, f"{given} --data.batch_size 3 --trainer.accumulate_grad_batches 5 --trainer.max_steps 7")
+    assert (numbers["plan"]["gpus"], numbers["plan"]["strategy"]) == (2 * gpus, "fsdp")
+    assert numbers["plan"]["tokens"] == 7 * 3 * 5 * 2 * gpus * 64
+
+
+def test_what_does_not_fit_is_told(tmp_path: Path, capsys) -> None:
+    for batch, fits in ((1, True), (1_000_000, False)):
+        numbers = size(tmp_path, f"--batch_size {batch}")
+        whole = numbers["peak"] + numbers["allowance"]
+        assert numbers["allowance"] == pytest.approx(0.05 * numbers["peak"] + 1.5e9)
+        assert numbers["fits"] is fits is (whole <= numbers["gpu_bytes"])
+        assert ("DOES NOT FIT" in capsys.readouterr().out) is not fits
+
+
 def test_a_prepared_corpus_gives_the_vocabulary_as_in_fit(tmp_path: Path) -> None:
     write_prepared(tmp_path / "d", {"train": random_tokens(99, 1), "val": random_tokens(99, 2)}, vocab_size=361)
     own = size(tmp_path, f"--model.vocab_size null --data PythonSources --data.vocab_size 512 --data.path {tmp_path}/d")

@@ -321,6 +321,11 @@ def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
         pairs = [scale * (numbers["angpt", seed] - numbers["gpt", seed]) for seed in SEEDS]
         low, high = stats.ttest_1samp(pairs, 0).confidence_interval()
         assert rows[1][column] == minus(f"{fmean(pairs):.3f} ({low:.3f} … {high:.3f})")
+    (folder / "study.yaml").unlink()
+    section = {"onset": {"loss": 3.495, "after": 1, "baseline": "angpt"}}  # which one seed of GPT+ reaches
+    page = report(read_study(write_study(folder, arms=TWO, sections=[section], seeds=[*SEEDS]), None))
+    (gpt, _) = [row for row in page.rows if len(row) == 5][-2:]
+    assert (gpt[1].count("–"), gpt[2]) == (2, "1 of 3 seeds")
 
 
 def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -> None:
