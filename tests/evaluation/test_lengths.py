@@ -105,6 +105,14 @@ def test_known_losses_come_out_by_length_and_position(counting: tuple[Checkpoint
     assert trained["change"] is None
 
 
+def test_a_run_on_needles_is_measured_on_its_text(tmp_path: Path, data: Path) -> None:
+    run_dir = make_run(tmp_path / "run", data, GPT)
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    config["data"] = {"class_path": "anlit.NeedleInHaystack", "init_args": {"path": str(data), "lengths": [16]}}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
+    assert type(data_of(load_checkpoint(str(run_dir), "cpu"))) is TokenShards
+
+
 def test_standard_error_is_that_of_the_mean_over_sequences() -> None:
     losses = np.random.default_rng(0).normal(size=50)
     known = estimate(10 * losses, np.full(50, 10.0))

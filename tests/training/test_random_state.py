@@ -1,0 +1,25 @@
+"""Draws of a micro-batch: of the run's seed, its step, its place in the step and its rank, and of nothing else."""
+
+import random
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from anlit.training.callbacks.random_state import RandomState
+
+
+def test_every_micro_batch_of_every_rank_draws_its_own_and_again_the_same(monkeypatch) -> None:
+    def draw(seed: str, step: int, micro_batch: int, rank: int) -> tuple[float, ...]:
+        monkeypatch.setenv("PL_GLOBAL_SEED", seed)
+        trainer = SimpleNamespace(global_step=step, global_rank=rank, accumulate_grad_batches=2)
+        RandomState().on_train_batch_start(cast(Any, trainer), cast(Any, None), None, micro_batch)
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    keys = list(product("12", (0, 1), (0, 1), (0, 1)))
+    draws = {key: draw(*key) for key in keys}
+    assert {key: draw(*key) for key in keys[::-1]} == draws
+    for numbers in zip(*draws.values(), strict=True):
+        assert len(set(numbers)) == len(keys)
