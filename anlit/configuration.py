@@ -29,8 +29,7 @@ def attention_label(spec: Any) -> str:
     if name in ("SlidingWindow", "WarmStart"):
         inner = attention_label(settings.get("mechanism"))
         return inner if name == "WarmStart" else f"{inner} in a window of {settings.get('width', '?')}"
-    spelled = (kind for kind in _SPELLED if kind.lower() == name.lower().replace("_", ""))  # also of alibi.yaml
-    return next(spelled, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain")
+    return name if name in _SPELLED else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
 
 
 MEASURED = ("data.val_blocks", "data.val_tokens", "data.val_context_length", "data.score_first_token",

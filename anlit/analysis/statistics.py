@@ -10,7 +10,7 @@ speed-up is the geometric mean of the pairs. It needs all of them: a mean over t
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy  # loads its parts where they are first used: scipy.stats takes half a second
@@ -81,11 +81,8 @@ def median_with_interval(values: Sequence[float]) -> Interval:
     The number of values below the true median is binomial, whatever their distribution. Fewer than six values cannot
     reach 95 %: NaN for both ends.
     """
-    ordered = np.sort(np.asarray(values, dtype=float))
-    if len(ordered) < 6:
-        return Interval(float(np.median(ordered)), math.nan, math.nan)
-    outside = max(0, int(scipy.stats.binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5)) - 1)  # at each end
-    return Interval(float(np.median(ordered)), float(ordered[outside]), float(ordered[-1 - outside]))
+    found: Any = scipy.stats.quantile_test(np.asarray(values, dtype=float), p=0.5).confidence_interval(CONFIDENCE)
+    return Interval(float(np.median(values)), float(found.low), float(found.high))
 
 
 def product(a: Interval, b: Interval) -> Interval:

@@ -73,3 +73,28 @@ class Mechanism(nn.Module):
     def distance_bias(self, t: Tensor) -> Tensor | None:
         """m(t): t of shape (T,), a float tensor 0, 1, 2 … → (T,) or (H or 1, T)."""
         return None
+
+
+class Around(Mechanism):
+    """A mechanism with another one inside, whose functions are its own unless it overrides them."""
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        super().__init__()
+        self.mechanism = mechanism
+
+    @property
+    def scales_with_distance(self) -> bool:
+        return self.mechanism.scales_with_distance
+
+    @property
+    def shifts_with_distance(self) -> bool:
+        return self.mechanism.shifts_with_distance
+
+    def gain(self, n: Tensor) -> Tensor | None:
+        return self.mechanism.gain(n)
+
+    def distance_gain(self, t: Tensor) -> Tensor | None:
+        return self.mechanism.distance_gain(t)
+
+    def distance_bias(self, t: Tensor) -> Tensor | None:
+        return self.mechanism.distance_bias(t)

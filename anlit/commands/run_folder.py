@@ -13,15 +13,7 @@ from typing import IO
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints import location
-from anlit.checkpoints.location import (
-    BEST,
-    BEST_THEN_LAST,
-    CHECKPOINTS,
-    LAST,
-    checkpoint_of_run,
-    complete_checkpoints,
-    name_to_continue,
-)
+from anlit.checkpoints.location import BEST, BEST_THEN_LAST, CHECKPOINTS, LAST, checkpoint_of_run, complete_checkpoints
 from anlit.configuration import CONFIG
 from anlit.errors import UserError
 from anlit.reading import number, read_json, read_rows, read_yaml
@@ -120,7 +112,9 @@ def _refuse_occupied(run: Path, why: str) -> None:
     """Refuse a folder with files that a run has written: only the run itself may write over them."""
     names = (CONFIG, METRICS, RECORD, *(path.name for path in run.glob("hpc_ckpt_*")))  # which Lightning would load
     if complete_checkpoints(run / CHECKPOINTS) or any((run / name).exists() for name in names):
-        fix = f"continue it with --ckpt_path {name_to_continue(run / CHECKPOINTS)}, or choose another --run_dir"
+        fix = (
+            f"continue it with --ckpt_path {location.name_to_continue(run / CHECKPOINTS)}, or choose another --run_dir"
+        )
         raise UserError(f"run_dir={run} already holds a run{why}: {fix}")
 
 

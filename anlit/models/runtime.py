@@ -1,7 +1,6 @@
 """How a model runs: compilation, activation checkpointing and late initial values, which change no result; float8."""
 
 import ctypes
-import importlib.util
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -11,14 +10,13 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from anlit.attention.backends import triton
+from anlit.attention.backends.flex import RECOMPILE_LIMIT
 from anlit.errors import UserError
 from anlit.layers.float8 import Recipe, use_float8
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_INT, KEPT_BLOCK = -1, -3, 2**31 - 1, 2**30
 """From glibc's malloc.h: limits of the free memory at the end of the heap, and of the size of blocks inside it."""
-RECOMPILE_LIMIT = 64
-"""Compilations of one block's code, at least."""
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Runtime:
     def compiles_on(self, device_type: str) -> bool:
         """Whether to compile on a device of this type; `auto` does on CUDA with Triton."""
         if self.compile == "auto":
-            return device_type == "cuda" and HAS_TRITON
+            return device_type == "cuda" and triton.IS_INSTALLED
         return self.compile
 
     def apply(self, decoder: Any, device_type: str) -> None:

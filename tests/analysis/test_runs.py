@@ -72,7 +72,7 @@ WINDOW = {"class_path": "SlidingWindow", "init_args": {"width": 8, "mechanism": 
 
 
 @pytest.mark.parametrize(("spec", "label"), [
-    (None, "plain"), (PLAIN, "plain"), ("alibi", "ALiBi"), ("sqrt_log_n", "SqrtLogN"), ({"class_path": "LogN"}, "LogN"),
+    (None, "plain"), (PLAIN, "plain"), ({"class_path": "anlit.ALiBi"}, "ALiBi"), ({"class_path": "LogN"}, "LogN"),
     ([SCALE_INVARIANT, None, SCALE_INVARIANT], "scale-invariant + plain"),
     ({"class_path": "anlit.AttentionPattern", "init_args": {"layers": [WINDOW, {"class_path": "anlit.SqrtLogN"}]}},
      "scale-invariant in a window of 8 + SqrtLogN"),

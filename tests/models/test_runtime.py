@@ -16,7 +16,7 @@ from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 def test_auto_compiles_where_triton_makes_kernels(monkeypatch) -> None:
     for has_triton in (True, False):
-        monkeypatch.setattr(runtime, "HAS_TRITON", has_triton)
+        monkeypatch.setattr(runtime.triton, "IS_INSTALLED", has_triton)
         assert [Runtime().compiles_on(device) for device in ("cuda", "cpu")] == [has_triton, False]
         assert Runtime(compile=True).compiles_on("cpu")
         assert not Runtime(compile=False).compiles_on("cuda")

@@ -102,11 +102,11 @@ def fit_law(runs: Array, starts: Array = STARTS) -> Array:
     return np.array([np.exp(log_e), np.exp(log_a + a * middle_n), np.exp(log_b + b * middle_d), a, b])
 
 
-def fit(runs: Array, resamples: int = 200, seed: int = 0) -> Array:
+def fit(runs: Array, resamples: int) -> Array:
     """The law, and after it `resamples` laws of its bootstrap, which start from it; undetermined draws are repeated."""
     law, n_runs = fit_law(runs), runs.shape[1]
     start = np.array([[np.log(law[1]), np.log(law[2]), np.log(law[0]), law[3], law[4]]])
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     draws = filter(_is_determined, (runs[:, random.integers(n_runs, size=n_runs)] for _ in range(5 * resamples)))
     return np.stack([law, *(fit_law(drawn, start) for drawn in itertools.islice(draws, resamples))], axis=1)
 

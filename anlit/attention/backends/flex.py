@@ -25,7 +25,7 @@ from anlit.attention.mechanism import Mechanism
 BLOCK = 128
 NARROWEST_HEAD = 16
 RECOMPILE_LIMIT = 64
-"""Compilations in one process, for different shapes and mechanisms, before PyTorch stops compiling with a warning."""
+"""Compilations of a function, for different shapes and mechanisms, before PyTorch stops compiling with a warning."""
 WIDEST_FLASH_HEAD = {9: 256, 10: 128}
 """Of FlashAttention-4, by the major compute capability: Hopper, Blackwell."""
 _PLACES = getattr(importlib.util.find_spec("flash_attn"), "submodule_search_locations", None) or ()

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanism import Around, Mechanism
 
 
-class WarmStart(Mechanism):
+class WarmStart(Around):
     """Plain attention that becomes `mechanism` over the first optimizer steps of a run.
 
     With w from 0 to 1, saved with the weights, logits are (1 + w(a − 1))·(1 + w(g − 1))·S + w·m, where a, g and m are
@@ -20,10 +20,10 @@ class WarmStart(Mechanism):
     """
 
     def __init__(self, mechanism: Mechanism, steps: int = 100) -> None:
-        super().__init__()
+        super().__init__(mechanism)
         if steps < 1:
             raise ValueError(f"WarmStart's steps must be at least 1, not {steps}")
-        self.mechanism, self.steps, self.share = mechanism, steps, nn.Buffer(torch.zeros(()))
+        self.steps, self.share = steps, nn.Buffer(torch.zeros(()))
 
     def check(self) -> None:
         if (window := self.mechanism.window) is not None:
@@ -32,25 +32,17 @@ class WarmStart(Mechanism):
                 "or put the WarmStart inside of the SlidingWindow"
             )
 
-    @property
-    def scales_with_distance(self) -> bool:
-        return self.mechanism.scales_with_distance
-
-    @property
-    def shifts_with_distance(self) -> bool:
-        return self.mechanism.shifts_with_distance
-
     def reset_parameters(self) -> None:
         self.share.zero_()
 
     def gain(self, n: Tensor) -> Tensor | None:
-        return self._from(1, self.mechanism.gain(n))
+        return self._from(1, super().gain(n))
 
     def distance_gain(self, t: Tensor) -> Tensor | None:
-        return self._from(1, self.mechanism.distance_gain(t))
+        return self._from(1, super().distance_gain(t))
 
     def distance_bias(self, t: Tensor) -> Tensor | None:
-        return self._from(0, self.mechanism.distance_bias(t))
+        return self._from(0, super().distance_bias(t))
 
     def _from(self, start: float, end: Tensor | None) -> Tensor | None:
         return None if end is None else start + self.share.to(end.dtype) * (end - start)
