@@ -13,7 +13,7 @@ from typing import Any
 
 import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
-from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, UserError, unforeseen
+from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, UserError, install, unforeseen
 from anlit.lazy_torchmetrics import make_torchmetrics_lazy
 from anlit.reporting.text import VisibleRecord, echo
 from anlit.sentences import ToolParser
@@ -108,7 +108,7 @@ def _completion(shell: str) -> str:
     try:
         import shtab
     except ImportError as error:
-        raise UserError("--print_completion needs shtab: run `make extras EXTRAS=completion`") from error
+        raise UserError(f"--print_completion needs shtab: {install('completion', 'shtab')}") from error
     if shell not in shtab.SUPPORTED_SHELLS:
         raise UserError(f"--print_completion {shell} is not known: choose one of {', '.join(shtab.SUPPORTED_SHELLS)}")
     program = argparse.ArgumentParser(prog="anlit")

@@ -35,6 +35,11 @@ class RunError(UserError):
     exit_code = 1
 
 
+def install(extra: str, package: str) -> str:
+    """What to do about an optional package that is missing: in the repository, or with an installed wheel."""
+    return f"run `make extras EXTRAS={extra}`, or pip install {package}"
+
+
 def unforeseen(error: BaseException) -> str:
     """Write the traceback of an error that is no `UserError` to a file, and return one sentence that names the file."""
     name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"

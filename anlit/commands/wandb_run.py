@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.configuration import class_name
-from anlit.errors import UserError
+from anlit.errors import UserError, install
 from anlit.reporting.files import write_text
 
 RUN_ID = "wandb-run-id"
@@ -30,7 +30,7 @@ def wandb_run(config: Any, run_dir: str) -> Iterator[None]:
     loggers = [logger for logger in (given if isinstance(given, list) else [given])
                if class_name(getattr(logger, "class_path", "")) == "WandbLogger"]  # fmt: skip
     if loggers and importlib.util.find_spec("wandb") is None:
-        raise UserError("trainer.logger=WandbLogger needs wandb: run `make extras EXTRAS=wandb`")
+        raise UserError(f"trainer.logger=WandbLogger needs wandb: {install('wandb', 'wandb')}")
     before = [logger.init_args for logger in loggers]
     for logger, settings in zip(loggers, before, strict=True):
         own = {"id": settings.get("id") or _id_of(run_dir), "save_dir": run_dir}

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from anlit.errors import UserError
+from anlit.errors import UserError, install
 from anlit.layers.linear import ScaledLinear, computing_dtype
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
@@ -34,9 +34,8 @@ class Float8Product:
             from torchao.float8.config import Float8LinearConfig
             from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
         except ImportError as error:
-            raise UserError(
-                f"runtime.float8={recipe} needs torchao ({error}): run `make extras EXTRAS=float8`, or leave float8 out"
-            ) from error
+            fix = f"{install('float8', 'torchao')}, or leave float8 out"
+            raise UserError(f"runtime.float8={recipe} needs torchao ({error}): {fix}") from error
         self.config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
         with torch.device("meta"):  # only to derive the settings of the three products
             example = Float8Linear.from_float(nn.Linear(MULTIPLE, MULTIPLE, bias=False), self.config)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from anlit.data.preparation.encode import Job, Task, encode_task
 from anlit.data.storage.manifest import TASKS
-from anlit.errors import UserError
+from anlit.errors import UserError, install
 from anlit.reporting.table import console
 from anlit.reporting.text import say
 
@@ -109,7 +109,7 @@ def _cluster(address: str) -> Iterator[Executor]:
 
         client = Client(address, timeout=CONTACT_SECONDS)
     except ImportError as error:
-        raise UserError("--cluster needs Dask, which is not installed: run `make extras EXTRAS=cluster`.") from error
+        raise UserError(f"--cluster needs Dask: {install('cluster', 'distributed')}.") from error
     except (OSError, ValueError) as error:
         raise UserError(
             f"No Dask scheduler answers at --cluster {address}: start one with `dask scheduler`, or give the address "

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from anlit.errors import UserError
+from anlit.errors import UserError, install
 
 S3_LIMITS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 3, "mode": "standard"}}
 SMALL_FILE_BYTES = 256 << 20  # most of a manifest, an index (enough for a million chunks) or a tokenizer
@@ -86,7 +86,7 @@ def _downloader(scheme: str, process: int) -> Any:
         downloader = get_downloader(scheme, "", [], options)
     except ImportError as error:
         # boto3 and huggingface_hub are always installed.
-        remedy = "run `make extras EXTRAS=gs`" if scheme == "gs://" else str(error)
+        remedy = install("gs", "google-cloud-storage") if scheme == "gs://" else str(error)
         raise UserError(f"Reading from {scheme} needs a package that is not installed: {remedy}.") from error
     if type(downloader) is LocalDownloader:  # litdata's fallback
         raise UserError(f"There is no way to fetch from {scheme}: use a local folder, s3://, gs:// or hf://.")

@@ -21,6 +21,7 @@ from anlit.attention.backends.triton.operator import triton_attention
 from anlit.attention.backends.triton.tables import coefficient_of, linear_tables, tables_of
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
+from anlit.errors import install
 
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 """Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
@@ -32,7 +33,7 @@ WIDEST, OLDEST = 256, (8, 0)
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
     """What of the mechanism's coefficients, or of the device, dtype and width of `q`, the kernels cannot do."""
     if not IS_INSTALLED:
-        return "triton is not installed (make extras EXTRAS=triton)"
+        return f"triton is not installed: {install('triton', 'triton')}"
     if tables_are_learned(mechanism) and coefficient_of(mechanism) is None:
         return "its a(t) or m(t) is learned, and not by one Coefficient alone"
     if q is None:
