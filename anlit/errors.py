@@ -13,7 +13,6 @@ RUN_FOLDER: ContextVar[str] = ContextVar("RUN_FOLDER", default="")
 """Where the traceback of an unforeseen error is kept; "" for the folder of temporary files."""
 LONGEST_MESSAGE = 300
 
-
 PREEMPTED = 75
 """Exit code of a run that is to be started again, EX_TEMPFAIL of sysexits.h."""
 

@@ -48,8 +48,7 @@ def number_logged_steps(trainer: L.Trainer, step: int) -> None:
 
 def logged_metrics(trainer: L.Trainer) -> dict[str, Any]:
     """What the batch under way has logged, as numbers, before loggers get it."""
-    metrics: dict[str, Any] = convert_tensors_to_scalars(trainer._logger_connector.metrics["log"])
-    return metrics
+    return convert_tensors_to_scalars(trainer._logger_connector.metrics["log"])
 
 
 def validation_follows(trainer: L.Trainer) -> bool:

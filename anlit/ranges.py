@@ -1,10 +1,10 @@
 """The ranges of numbers in a configuration, one table for the command line, which refuses a number before anything is
-made, and for constructors, which refuse it in Python."""
+made, and for constructors, which refuse it in Python; and the precisions that anlit trains in. Without torch."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from anlit.errors import UserError
 
@@ -37,6 +37,10 @@ RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
 checks alone."""
 RANGE_OF = {key: (holds, words) for words, holds, keys in RANGES for key in keys}
 
+Precision = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
+LONG_NAMES = {"None": "32-true", "32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+"""Lightning's short names of precisions → its long ones."""
+
 
 def check_ranges(key: str, value: Any) -> None:
     """Raise UserError if `value`, the setting `key`, is a number out of its range, or holds one at any depth: in a
@@ -53,3 +57,15 @@ def check_ranges(key: str, value: Any) -> None:
         finite = abs(value) < math.inf
         if not (finite and holds(value)):
             raise UserError(f"{key}={value} is out of range: give {'' if finite else 'a finite number, '}{words}")
+
+
+def check_precision(given: Any) -> Any:
+    """The long name of a Trainer's precision. Raises UserError if anlit does not train in it."""
+    precision = LONG_NAMES.get(str(given), str(given))
+    if precision in ("16-mixed", "16-true"):
+        why = "is float16, in which the loss's gradients under 6e-8 become 0: set bf16-mixed or 32-true"
+        raise UserError(f"trainer.precision={precision} {why}")
+    if precision not in get_args(Precision):
+        fix = f"set {', '.join(get_args(Precision))}; float8 is model.init_args.runtime.float8"
+        raise UserError(f"trainer.precision={precision} is not one of anlit's: {fix}")
+    return precision

@@ -24,7 +24,6 @@ DEEPEST = 100
 TOO_DEEP = f"it is nested deeper than {DEEPEST} lists and mappings"
 MOST_VALUES, LONG_STRING = 1_000_000, 1000
 """Values in a YAML file, each counted as often as an alias repeats it; characters that count as one value."""
-TOO_MUCH = f"it expands to more than {MOST_VALUES:,} values"
 
 
 def read_text(path: str | Path) -> str:
@@ -38,12 +37,13 @@ def read_text(path: str | Path) -> str:
     return content.decode()
 
 
-def read_json(path: str | Path, schema: Any = object, advice: str = "repair or remove it") -> Any:
-    """The content of a JSON file that is as `schema` says.
+def read_json(path: str | Path, schema: Any = object, advice: str = "repair or remove it", missing: Any = None) -> Any:
+    """The content of a JSON file that is as `schema` says; `missing`, if it is given, where there is no file.
 
     Raises UserError, which names the file, the reason and `advice`, if it cannot be read or is not so.
     """
-    return _read(path, _parse_json, schema, advice)
+    is_absent = missing is not None and not Path(path).exists()
+    return missing if is_absent else _read(path, _parse_json, schema, advice)
 
 
 def read_yaml(path: str | Path, schema: Any = object, advice: str = "correct it there") -> Any:
@@ -123,7 +123,7 @@ def _bounded(content: Any, most: float = math.inf) -> Any:
         parts = [value for value in level if isinstance(value, dict | list)]
         total += sum(map(len, parts)) + sum(len(value) // LONG_STRING for value in level if isinstance(value, str))
         if total > most:
-            raise ValueError(TOO_MUCH)
+            raise ValueError(f"it expands to more than {most:,} values")
         level = [inner for part in parts for inner in (part.values() if isinstance(part, dict) else part)]
         if not level:
             return content

@@ -34,7 +34,7 @@ NOT_MEASURED = f"{LEFT_OUT} no steps of the baseline were timed in turns: add --
 def read_step_times(folder: Path) -> dict[str, Any]:
     """The content of paired_steps.json, of the steps that were timed for the report in `folder`; {} without it."""
     advice = "remove it and measure again with --measure_steps"
-    return dict(read_json(folder / STEPS, STEPS_SCHEMA, advice)) if (folder / STEPS).exists() else {}
+    return dict(read_json(folder / STEPS, STEPS_SCHEMA, advice, missing={}))
 
 
 def seconds_per_token(steps: dict[str, Any]) -> dict[str, list[float]]:

@@ -20,7 +20,6 @@ smoothed or extrapolated: the geometric mean over the seeds that both have, or "
 *speed-up, wall-clock* is the speed-up in tokens divided by it. *Seconds* of the runs include other work of the machine.
 Intervals are of 95 %. *Holm* corrects p for the number of configurations; significant is below 0.05. Few
 seeds make wide intervals: read those first."""
-LEAST_P = 0.05
 
 
 def section(comparison: Comparison, explained: bool = False) -> list[str]:
@@ -52,7 +51,7 @@ def _finding(result: Result) -> str:
     ends = "is so far" if result.group.unfinished else "ends"
     words = f"{ends} at {loss} nats per token" if result.final_loss.mean else f"has a loss on {loss} only"
     if (test := result.loss) is not None and result.p_holm is not None:
-        sure = "significant" if result.p_holm < LEAST_P else "not significant"
+        sure = "significant" if result.p_holm < 0.05 else "not significant"
         difference = minus(f"{test.difference:+.4f} ({test.low:+.4f} … {test.high:+.4f})")
         n = " and ".join(map(str, dict.fromkeys(test.n)))
         words += (f", {difference} from the baseline: {sure} by the {test.method}, n = {n}, {_p(test.p)}, "

@@ -1,6 +1,6 @@
 """Attention as the models call it: a mechanism, and the back end that computes it."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +52,8 @@ class Attention(nn.Module):
             k, v = documents.cache.extend(self, k, v, self.mechanism.window)
             if documents.n_before:
                 return cache.attend(q, k, v, self.mechanism, documents)
-        backend: Any = BACKENDS[self.backend_for(q)]
         dropout = self.dropout if self.training else 0.0
-        return backend.attend(q, k, v, self.mechanism, documents, dropout)  # type: ignore[no-any-return]
+        return BACKENDS[self.backend_for(q)].attend(q, k, v, self.mechanism, documents, dropout)
 
     def use_selections(self, selections: Selections | None) -> None:
         """Let `auto` run on what was selected for this mechanism on this device, wherever that can compute it."""

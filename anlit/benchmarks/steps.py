@@ -34,7 +34,6 @@ from anlit.models.runtime import Runtime
 MODELS: dict[str, Any] = {"GPT": GPT, "nGPT": NGPT, "anGPT": AnGPT}
 MEAN_DOCUMENT = 1 / 4
 """Mean length of a packed document, as a share of T."""
-MANY_STEPS = 1_000_000
 COMPILED = ("no", "whole")
 Network = tuple[nn.Module, Callable[[Tensor], Tensor]]
 """A peer's model, and its function from tokens (B, T) to logits (B, T, V)."""
@@ -109,7 +108,7 @@ def trainer_of(model: LanguageModel, device: torch.device, precision: Any, clip:
         trainer = L.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=[device.index or 0] if device.type == "cuda" else 1,
-            precision=precision, max_steps=MANY_STEPS, gradient_clip_val=clip,
+            precision=precision, max_steps=1_000_000, gradient_clip_val=clip,
             logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
     logging.disable(logging.NOTSET)

@@ -5,7 +5,6 @@ a sharded checkpoint                    a folder with `REST` and a safetensors f
 an exported model                       a folder with `WEIGHTS` and `SETTINGS`
 """
 
-import os
 from pathlib import Path
 
 from anlit.errors import UserError
@@ -68,11 +67,3 @@ def refuse_address(path: str | Path) -> None:
     if "://" in str(path) or str(path).startswith("registry"):
         advice = "download it, and give the path of the file or folder"
         raise UserError(f"the checkpoint {path} is not on this machine: {advice}")
-
-
-def refuse_links(run: Path) -> None:
-    """Raises UserError if anything that a run writes is a link: metrics, records, the lock, events, checkpoints."""
-    for path in [*sorted(run.iterdir()), run / CHECKPOINTS / SHARDED]:
-        if path.is_symlink():
-            what = f"{path} is a link to {os.readlink(path)}, and a run writes into its own folder alone"
-            raise UserError(f"{what}: replace it by a folder, or give the --run_dir where it leads")

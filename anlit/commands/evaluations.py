@@ -58,12 +58,10 @@ def parser(command: str) -> ToolParser:
         add("--samples", dest="n_samples", type=at_least(1), metavar="N", help="at each depth and length (default: 20)")
         add("--seed", type=at_least(0), help="seed of the samples (default: 0)")
     else:
-        default, names = DiagnoseSettings.tokens, MECHANISMS
-        add("--tokens", type=at_least(1), help=f"tokens read at each length (default: {default:,})")
+        add("--tokens", type=at_least(1), help=f"tokens read at each length (default: {DiagnoseSettings.tokens:,})")
         add("--masking", choices=("on", "off"), help="attend within documents only, or not (default: as in training)")
         add("--gaussian", action="store_true", help="independent normal scores instead of a model's")
-        classes = f"with --gaussian: classes of anlit (default: {names})"
-        add("--mechanisms", metavar="NAME,…", help=classes)
+        add("--mechanisms", metavar="NAME,…", help=f"with --gaussian: classes of anlit (default: {MECHANISMS})")
         add("--draws", type=at_least(2), help="with --gaussian: queries per length (default: 256)")
         add("--seed", type=at_least(0), help="with --gaussian: of the random numbers (default: 1)")
     return parser

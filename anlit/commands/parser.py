@@ -35,8 +35,7 @@ from anlit.data.storage.manifest import MANIFEST, read_manifest
 from anlit.errors import UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.language_model import LanguageModel
-from anlit.precision import check_precision
-from anlit.ranges import check_ranges
+from anlit.ranges import check_precision, check_ranges
 from anlit.reading import read_yaml
 from anlit.sentences import ToolParser, no_class, sentence
 from anlit.settings import parameters_of, shown
@@ -82,7 +81,6 @@ MESSAGES = (
     "Loaded model weights from the checkpoint",  # the command prints the path before
     "Restored all states from the checkpoint",
 )
-
 
 OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
     ("run_dir", str | None, None, "The run folder (default: runs/<model>-seed<seed>)."),

@@ -41,7 +41,10 @@ def make_run_folder(run_dir: str) -> None:
     except OSError as error:
         fix = "choose a folder that you may write to"
         raise UserError(f"run_dir={run_dir} cannot be written ({error.strerror}): {fix}") from error
-    location.refuse_links(Path(run_dir))
+    for path in [*sorted(Path(run_dir).iterdir()), Path(run_dir) / CHECKPOINTS / location.SHARDED]:
+        if path.is_symlink():  # metrics, records, the lock, events or checkpoints
+            what = f"{path} is a link to {os.readlink(path)}, and a run writes into its own folder alone"
+            raise UserError(f"{what}: replace it by a folder, or give the --run_dir where it leads")
 
 
 @rank_zero_only
@@ -129,7 +132,7 @@ def _refuse_to_begin_anew(run: Path, every_n_steps: int) -> None:
     others, metrics = complete_checkpoints(run / CHECKPOINTS), run / METRICS
     rows = read_rows(metrics) if metrics.exists() else []
     n_steps = max((int(number(row, "step", metrics)) + 1 for row in rows if row["step"]), default=0)
-    record = read_json(run / RECORD, RECORD_SCHEMA) if (run / RECORD).exists() else {}
+    record = read_json(run / RECORD, RECORD_SCHEMA, missing={})
     is_of_run = bool(record) or not n_steps  # which writes its record first
     if not others and is_of_run and n_steps <= 2 * every_n_steps and record.get("status") != "finished":
         if record:

@@ -6,7 +6,7 @@ from typing import Any
 
 from anlit.configuration import n_devices
 from anlit.errors import UserError
-from anlit.precision import check_precision
+from anlit.ranges import check_precision
 from anlit.reporting.files import write_json
 from anlit.reporting.table import console
 from anlit.sentences import ToolParser, at_least

@@ -57,8 +57,7 @@ def document_ids(tokens: np.ndarray, end_of_document: int, token_at: TokenAt = "
     The token `end_of_document` is the last of its document; with `token_at="start"` (FineWeb's .bin files) the first.
     """
     separator = tokens == end_of_document
-    count = separator.cumsum(axis=1, dtype=np.int64)
-    return count - (separator if token_at == "end" else separator[:, :1])
+    return separator.cumsum(axis=1, dtype=np.int64) - (separator if token_at == "end" else separator[:, :1])
 
 
 def _packing(ids: np.ndarray) -> tuple[Tensor, Tensor, int]:

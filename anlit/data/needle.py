@@ -107,17 +107,13 @@ class Haystack:
 
     def _text(self, start: int, count: int) -> np.ndarray:
         """`count` tokens of the corpus from the token `start` on, with blank lines between documents."""
-        tokens = self._read(start, count)
+        begins = np.clip(start - self.ends[:-1], 0, np.diff(self.ends)).tolist()  # in each of the consecutive stores
+        stops = np.clip(start + count - self.ends[:-1], 0, np.diff(self.ends)).tolist()
+        read = [store.read(a, b - a) for store, a, b in zip(self.stores, begins, stops, strict=True) if a < b]
+        tokens = np.concatenate(read).astype(np.int64)
         documents = np.split(tokens, np.flatnonzero(tokens == self.end_of_document))
         parts = [documents[0], *(np.concatenate([self.blank_line, document[1:]]) for document in documents[1:])]
         return np.concatenate(parts)[:count]
-
-    def _read(self, start: int, count: int) -> np.ndarray:
-        """Tokens [start, start + count) of the consecutive stores."""
-        begins = np.clip(start - self.ends[:-1], 0, np.diff(self.ends)).tolist()
-        stops = np.clip(start + count - self.ends[:-1], 0, np.diff(self.ends)).tolist()
-        parts = [store.read(a, b - a) for store, a, b in zip(self.stores, begins, stops, strict=True) if a < b]
-        return np.concatenate(parts).astype(np.int64)
 
     def _place(self, text: np.ndarray, depth: float) -> int:
         """The index of the token before which the needle is inserted."""

@@ -137,8 +137,7 @@ def distance_functions(mechanism: Mechanism, n: int, dtype: torch.dtype) -> tupl
 
 def expected_total(mechanism: Mechanism, n: int, span: Range) -> float:
     """E Σ e^L over the distances in `span`, for a query with n keys: Σ e^{m + (a g)²/2}; NaN if it sees none."""
-    functions = distance_functions(mechanism, n, torch.float64)
-    scale, m = (part[0, span.first : span.end] for part in functions)
+    scale, m = (part[0, span.first : span.end] for part in distance_functions(mechanism, n, torch.float64))
     return log_total(m + scale.square() / 2).exp().item()
 
 

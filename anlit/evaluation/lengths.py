@@ -95,7 +95,9 @@ class Lengths(Evaluation):
             checkpoint.model.model.document_masking = masked
             sums, pieces = dict[int, list[Floats]](), dict[int, list[Floats]]()
             for n in self.lengths:
-                losses, counts = sums[n] = sums_by_range(checkpoint, _batches(data, n, n_batch), n, masked)
+                rows = max(1, n_batch // n)  # sequences of n tokens in a batch
+                batches = (batch for piece in data.val_dataloader() for batch in piece.split(n).in_rows(rows))
+                losses, counts = sums[n] = sums_by_range(checkpoint, batches, n, masked)
                 # Sums over a piece do not depend on the length of its sequences.
                 pieces[n] = [each.sum(1).reshape(-1, self.block // n).sum(1) for each in (losses, counts)]
                 place = f"at {n:,}, documents {'' if masked else 'not '}masked"
@@ -210,13 +212,6 @@ def token_losses(model: Any, batch: Batch) -> Tensor:
         for h, target in zip(hidden.split(rows), targets.split(rows), strict=True)
     ]
     return torch.cat(losses).view(batch.targets.shape)
-
-
-def _batches(data: TokenShards, length: int, batch_tokens: int) -> Iterator[Batch]:
-    """The pieces, cut into sequences of `length`."""
-    rows = max(1, batch_tokens // length)
-    for pieces in data.val_dataloader():
-        yield from pieces.split(length).in_rows(rows)
 
 
 def seeds(record: dict[str, Any], arm: dict[str, Any], length: int, masked: bool) -> list[dict[str, Any]]:

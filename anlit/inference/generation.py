@@ -20,8 +20,6 @@ from anlit.layers.positions import DynamicNTK
 from anlit.models.decoder import Decoder
 from anlit.models.runtime import enough_memory
 
-SMALLER = "set a smaller --batch_size or --max_tokens, or give a shorter prompt"
-
 
 class Request(NamedTuple):
     """A request for one continuation of a prompt of at least one token.
@@ -210,7 +208,8 @@ class _Batch:
     def read(self, tokens: Tensor, columns: slice = slice(-1, None)) -> None:
         """Read (B, Q) tokens, those of the prompts or one more of each continuation."""
         ids = None if self.ids is None else self.ids[:, columns]
-        with enough_memory(len(tokens), self.cache.n_read + tokens.shape[1], tokens.device, SMALLER):
+        advice = "set a smaller --batch_size or --max_tokens, or give a shorter prompt"
+        with enough_memory(len(tokens), self.cache.n_read + tokens.shape[1], tokens.device, advice):
             self.logits = self.decoder(tokens, ids, cache=self.cache, n_logits=1)[:, 0]
 
 

@@ -46,10 +46,9 @@ def linear_cross_entropy(
     with torch.autocast(x.device.type, enabled=False):
         wants_gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         rows, targets = x.flatten(0, -2), targets.flatten()
-        loss, objective = _LinearCrossEntropy.apply(
+        return _LinearCrossEntropy.apply(
             rows, weight, targets, z_loss, dtype, wants_gradients, _compiled_chunk() if compiled else _chunk
         )
-    return loss, objective
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -44,8 +44,7 @@ class Float8Product:
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         """x (…, d_in), weight (d_out, d_in) → (…, d_out), in autocast's precision where that is on."""
         dtype = computing_dtype(x)
-        result: Tensor = self.multiply(x.to(dtype), weight.to(dtype).mT, self.products, self.config)
-        return result
+        return self.multiply(x.to(dtype), weight.to(dtype).mT, self.products, self.config)
 
 
 def use_float8(module: nn.Module, recipe: Recipe, device_type: str) -> None:

@@ -19,13 +19,9 @@ Norms = Literal["bounded", "strict"]
 """The constraint on a weight's vectors after an optimizer step: norm at most 1 (anGPT) or exactly 1 (nGPT)."""
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
 def unit(x: Tensor) -> Tensor:
     """x / ‖x‖₂ over the last axis; same shape and dtype as x. A zero vector stays zero."""
-    wide = _at_least_float32(x)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if is_trained_eagerly_on_cpu(x):
         return Normalise.apply(wide, None, 0.0, 1.0).to(x.dtype)
     tiny = torch.finfo(wide.dtype).tiny
@@ -34,7 +30,7 @@ def unit(x: Tensor) -> Tensor:
 
 def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
     """x / √(mean(x²) + eps) · gain over the last axis; same shape and dtype as x. gain (width,), or None for 1."""
-    wide, width = _at_least_float32(x), x.shape[-1]
+    wide, width = x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1]
     gain = None if gain is None else gain.to(wide.dtype)
     if is_trained_eagerly_on_cpu(x):  # rms(x) = √width · x / √(Σx² + width · ε)
         return Normalise.apply(wide, gain, width * eps, math.sqrt(width)).to(x.dtype)

@@ -26,7 +26,7 @@ from anlit.models.kernel_selection import select_at_first_batch, use_saved
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
-from anlit.precision import check_precision
+from anlit.ranges import check_precision
 from anlit.settings import to_plain_values
 from anlit.targets import IGNORED
 

@@ -195,7 +195,7 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
 def load_run(folder: Path) -> Run:
     """Reads one run folder; missing files give an empty configuration, record or curve, damaged ones a UserError."""
     config = read_yaml(folder / CONFIG, (dict, type(None)), LEAVE_OUT) if (folder / CONFIG).exists() else {}
-    record = read_json(folder / RECORD, RECORD_SCHEMA, LEAVE_OUT) if (folder / RECORD).exists() else {}
+    record = read_json(folder / RECORD, RECORD_SCHEMA, LEAVE_OUT, missing={})
     return Run(folder, mapping(config), record, *_read_validation(folder / METRICS))
 
 

@@ -190,12 +190,11 @@ def _fused(
     is_masked = is_sdpa and (documents.are_masked or m is not None or mechanism.window is not None)
     if is_sdpa and (is_masked or q.element_size() > 2):  # see `sdpa.reads_groups`
         k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
-    attend: Any = _FusedAttention.apply
     if not is_masked:
-        return attend(q, k, v, None)  # type: ignore[no-any-return]
+        return _FusedAttention.apply(q, k, v, None)
     n_heads = m.shape[0] if m is not None and m.dim() == 2 else 1
 
     def block(first: int, q: Tensor) -> Tensor:
-        return attend(q, k, v, q.new_empty(rows, n_heads, q.shape[-2], length))  # type: ignore[no-any-return]
+        return _FusedAttention.apply(q, k, v, q.new_empty(rows, n_heads, q.shape[-2], length))
 
     return by_blocks(block, q)

@@ -170,8 +170,7 @@ class Study:
     @property
     def sections(self) -> list[tuple[str, dict[str, Any]]]:
         """Names of sections, each with its options."""
-        entries = self.content.get("sections") or ["convergence"]
-        return [(name, options or {}) for entry in entries
+        return [(name, options or {}) for entry in self.content.get("sections") or ["convergence"]
                 for name, options in (entry if isinstance(entry, dict) else {entry: {}}).items()]  # fmt: skip
 
     def title_of(self, base: str) -> str:

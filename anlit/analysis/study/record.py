@@ -40,11 +40,10 @@ def restore(run: Run, folder: Path, source: Path) -> None:
     """Make `folder` a run folder of a recorded run, without a checkpoint; its run.json names the `source` by its path
     from the working directory.
     """
-    rows = zip(run.curve.tokens, run.curve.seconds, run.curve.loss, strict=True)
     lines = ["step,val/tokens,val/seconds,val/loss,val/bits_per_byte"]
     limit = run.config.get("trainer", {}).get("max_steps", -1)
     n_steps = limit if limit > 0 else len(run.curve)  # only finished runs are restored
-    for tokens, seconds, loss in rows:
+    for tokens, seconds, loss in zip(run.curve.tokens, run.curve.seconds, run.curve.loss, strict=True):
         lines += [f"{round(tokens / run.curve.tokens[-1] * n_steps) - 1},{tokens},{seconds},{loss},"]
     folder.mkdir()
     write_text(folder / METRICS, "\n".join(lines) + f"{run.bits_per_byte or ''}\n")  # which is that of the last point

@@ -37,8 +37,14 @@ class Tuning(NamedTuple):
 
     @property
     def edges(self) -> list[str]:
-        """Settings whose best value is at an end of the grid."""
-        return edges_of(self.arm.points, self.best) if self.best is not None else []
+        """Settings whose best value is the largest or smallest of the points that differ in nothing else."""
+        shown, edges = self.best.shown if self.best is not None else {}, []
+        for key, value in shown.items():
+            line = [each.shown[key] for each in self.arm.points if each.shown == shown | {key: each.shown.get(key)}]
+            ends = sorted(set(filter(is_number, line)))
+            if len(ends) > 1 and value in (ends[0], ends[-1]):
+                edges.append(f"{key} {value:g} is the {'smallest' if value == ends[0] else 'largest'} of {len(ends)}")
+        return edges
 
     @property
     def best(self) -> Setting | None:
@@ -65,17 +71,6 @@ def select(study: Study, tunings: list[Tuning]) -> dict[str, Setting]:
     """Arm's name → the setting to measure. Arms whose tuning has not ended, or failed everywhere, are left out."""
     untuned = {arm.name: arm.points[0] for arm in study.arms if not arm.is_tuned}
     return untuned | {tuning.arm.name: tuning.best for tuning in tunings if tuning.best is not None}
-
-
-def edges_of(settings: tuple[Setting, ...], best: Setting) -> list[str]:
-    """Settings of `best` whose value is the largest or smallest of points that differ in nothing else."""
-    edges = []
-    for key, value in best.shown.items():
-        line = [each.shown[key] for each in settings if each.shown == best.shown | {key: each.shown.get(key)}]
-        numbers = sorted(set(filter(is_number, line)))
-        if len(numbers) > 1 and value in (numbers[0], numbers[-1]):
-            edges.append(f"{key} {value:g} is the {'smallest' if value == numbers[0] else 'largest'} of {len(numbers)}")
-    return edges
 
 
 def is_number(value: Any) -> bool:

@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 def state_of(folder: Path) -> State:
     """The state of the run in `folder`."""
-    record, launches = _record(folder), read_launches(folder)
+    record, launches = read_json(folder / RECORD, RECORD_SCHEMA, missing={}), read_launches(folder)
     status, code = record.get("status"), launches[-1].get("exit_code") if launches else None
     log = (folder / LOG).read_text(errors="replace").strip() if (folder / LOG).is_file() else ""
     last_line = log.rpartition("\n")[2].strip()
@@ -61,15 +61,11 @@ def note_end(folder: Path, code: int) -> None:
 def forget_failure(folder: Path) -> None:
     """Let a failed run be tried again, from its last checkpoint where it has one."""
     (folder / LAUNCHES).unlink(missing_ok=True)
-    if (record := _record(folder)).get("status") == "failed":
+    if (record := read_json(folder / RECORD, RECORD_SCHEMA, missing={})).get("status") == "failed":
         write_json(folder / RECORD, record | {"status": "interrupted"})
 
 
 def read_launches(folder: Path) -> list[dict[str, Any]]:
     """One entry per start: {started, how, ended, exit_code}; the last two are missing if the end was not seen."""
     advice = "remove it, and the run goes on from its last checkpoint"
-    return list(read_json(folder / LAUNCHES, LAUNCHES_SCHEMA, advice)) if (folder / LAUNCHES).exists() else []
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    return dict(read_json(folder / RECORD, RECORD_SCHEMA)) if (folder / RECORD).exists() else {}
+    return list(read_json(folder / LAUNCHES, LAUNCHES_SCHEMA, advice, missing=[]))

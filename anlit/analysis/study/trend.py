@@ -47,10 +47,8 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     title = f"## {'Loss' if value == 'loss' else f'Best {named(value)}'} over {named(over)}"
     if not series:
         return [title, "No run has finished yet."]
-    laws: dict[str, tuple[float, Interval]] = {}
-    for label, line in series.items() if value != "loss" else ():
-        if law := power_law([x for x, _ in line], [y.mean or 0.0 for _, y in line]):
-            laws[label] = law
+    laws = {label: law for label, line in series.items() if value != "loss"
+            if (law := power_law([x for x, _ in line], [y.mean or 0.0 for _, y in line]))}  # fmt: skip
     path = results.output / f"trend-{value}-{over}.png"
     draw(series, over, value, path, laws)
     parts = [title, f"![{value} over {over}]({path.name})"]

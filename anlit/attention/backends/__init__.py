@@ -54,8 +54,7 @@ def unsupported_reason(name: str, mechanism: Mechanism, q: Tensor | None, dropou
     """Why the back end `name` cannot compute `mechanism` for queries like `q` with this dropout, None if it can."""
     if dropout and name not in DROP_WEIGHTS:
         return f"it does not drop attention weights, and dropout is {dropout:g}"
-    reason: str | None = BACKENDS[name].unsupported_reason(mechanism, q)
-    return reason
+    return BACKENDS[name].unsupported_reason(mechanism, q)
 
 
 def prepare(backend: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:

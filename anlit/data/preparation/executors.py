@@ -34,7 +34,9 @@ def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str
     n_files, n_tokens, begun = len({piece.file for task in is_done for piece in task.pieces}), 0, time.monotonic()
     size, last_line = sum(task.size for task in is_done), begun
     alone = nullcontext() if min(workers, len(tasks)) < 2 else _processes(min(workers, len(tasks)))
-    with alone if cluster is None else _cluster(cluster) as executor, _progress_bar() as progress:
+    columns = BarColumn(), DownloadColumn(), "{task.description}", TimeRemainingColumn(elapsed_when_finished=True)
+    shown = Progress(*columns, console=console(stderr=True), disable=not sys.stderr.isatty())
+    with alone if cluster is None else _cluster(cluster) as executor, shown as progress:
         bar = progress.add_task("", total=size, completed=size - sum(task.size for task in tasks))
         for task, its_tokens in _results(executor, job, tasks):
             for piece in task.pieces:
@@ -49,12 +51,6 @@ def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str
             if progress.disable and now - last_line > LINE_EVERY_SECONDS:
                 last_line, state = now, progress.tasks[bar]
                 say(f"{state.percentage:.1f}%, {said}, {(state.time_remaining or 0) / 60:,.0f} min left")
-
-
-def _progress_bar() -> Progress:
-    """A bar on a terminal: files, tokens, their rate and the time that is left."""
-    columns = BarColumn(), DownloadColumn(), "{task.description}", TimeRemainingColumn(elapsed_when_finished=True)
-    return Progress(*columns, console=console(stderr=True), disable=not sys.stderr.isatty())
 
 
 def _results(executor: Executor | None, job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, int]]:

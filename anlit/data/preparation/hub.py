@@ -112,7 +112,6 @@ def fetch_tokenizer(repo_id: str) -> Path:
 
 @contextmanager
 def _plain_errors(what: str, remedy: str, revision: str = "main") -> Iterator[None]:
-    """Turn a failure into one sentence."""
     try:
         yield
     except FAILURES as error:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.encode import KEPT, Job, Task, bad_document, record_path, tasks_of
@@ -226,23 +226,19 @@ def _is_done(job: Job, task: Task, checksums: bool) -> bool:
     return not any(lost_chunk(f"{job.folder}/{name}", stream["chunks"], checksums) for name, stream in streams.items())
 
 
-@contextmanager
-def _locked(target: Path) -> Iterator[None]:
+def _locked(target: Path) -> AcquireReturnProxy:
     """Keep other processes away from the folder. The lock ends with its process; its empty file stays."""
     target.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target / LOCK)
     try:
-        held = lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         say(f"Another process is preparing {target}: waiting for it.")
-        held = lock.acquire()
-    with held:
-        yield
+        return lock.acquire()
 
 
 @contextmanager
 def _plain_errors(target: Path) -> Iterator[None]:
-    """Turn every failure into one sentence."""
     kept = f"{KEPT}, repeat the command to go on"
     try:
         yield

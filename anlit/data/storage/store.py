@@ -149,7 +149,6 @@ class TokenStore:
             raise damaged(self.source.folder, how, self.source.manifest["command"])
 
     def _descriptor(self, number: int) -> int:
-        """The open file of a chunk."""
         if number not in self._open:
             while len(self._open) >= OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])

@@ -152,7 +152,6 @@ def _turns(record: dict[str, Any], family: Family) -> list[bool]:
 
 
 def _windows(record: dict[str, Any], family: Family) -> list[int | None]:
-    """The window of each layer."""
     width, n_layers = record.get("sliding_window", family.defaults.get("sliding_window")), record["num_hidden_layers"]
     if family.windows == "in all":
         return [width]

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -101,7 +102,7 @@ def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:
     """Run `model` on the first sequences of `batch`; returns each block's `hidden/layer_00/…`."""
     values: dict[str, float] = {}
 
-    def record(number: int, given: tuple[Tensor, ...], result: Tensor) -> None:
+    def record(number: int, block: Any, given: tuple[Tensor, ...], result: Tensor) -> None:
         name, before, after = f"hidden/layer_{number:02d}", given[0].float(), result.float()
         norm = vector_norm(after, dim=-1)
         values[f"{name}/norm"] = float(norm.mean())
@@ -110,8 +111,6 @@ def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:
 
     with ExitStack() as hooks:
         for number, block in enumerate(model.model.blocks):
-            hooks.enter_context(
-                block.register_forward_hook(lambda _, *tensors, number=number: record(number, *tensors))
-            )
+            hooks.enter_context(block.register_forward_hook(partial(record, number)))
         model(batch.tokens[:sequences], batch.document_ids[:sequences])
     return values

@@ -54,7 +54,7 @@ class RunRecord(L.Callback):
             "hardware": {**machine(), "threads": torch.get_num_threads(), "devices": devices},
         }
         self.record = {
-            "launches": [*(self._read().get("launches") or []), launch],
+            "launches": [*(read_json(self.path, RECORD_SCHEMA, missing={}).get("launches") or []), launch],
             "data": data.fingerprint if data is not None else None,
             "architecture": type(pl_module).__name__,
             "parameters": pl_module.model.n_parameters(),
@@ -83,7 +83,7 @@ class RunRecord(L.Callback):
             name = "max_steps" if trainer.global_step >= trainer.max_steps > 0 else "max_epochs"
             has = f"{self.path.parent} has its {trainer.global_step} steps (trainer.{name}={getattr(trainer, name)})"
             _log.info(f"{has}: nothing to do; more come with --trainer.{name} N")
-        self.record = self.record or self._read()
+        self.record = self.record or read_json(self.path, RECORD_SCHEMA, missing={})
         if self.record.get("status") != "finished":
             early = {}
             if trainer.should_stop and (step := trainer.global_step) < (steps := trainer.estimated_stepping_batches):
@@ -100,9 +100,6 @@ class RunRecord(L.Callback):
                 self._write(status=status, ended=now(), error=f"{type(exception).__name__}: {exception}")
             except OSError as error:  # for example a full disk, which the exception reports
                 _log.warning(f"{self.path} still says 'running': it could not be written ({error.strerror})")
-
-    def _read(self) -> dict[str, Any]:
-        return read_json(self.path, RECORD_SCHEMA) if self.path.exists() else {}
 
     def _write_selections(self, pl_module: Any) -> None:
         """Write what attention runs on, where that is news."""
