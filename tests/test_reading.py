@@ -15,12 +15,10 @@ from tests.checkpoints.foreign import trained
 NINE_TIMES = {b: f"[{', '.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)}
 BOMBS = {
     "aliases": "a: &a [x]\n" + "".join(f"{b}: &{b} {nine}\n" for b, nine in NINE_TIMES.items()),
-    "nested": "[" * 60_000 + "]" * 60_000,
-    "itself": "a: &a [*a]\n",
+    "nested": "[" * 60_000 + "]" * 60_000, "itself": "a: &a [*a]\n", "nul": "a: \0b",
     "chained": "a0: &a0 [1]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}]\n" for i in range(300)),
     "long": "a: &a " + "x" * 1_000_000 + f"\nb: [{', '.join(['*a'] * 2000)}]\n",
-    "nul": "a: \0b",
-}
+}  # fmt: skip
 FIELD = "9" * 1_000_000
 HEADER = "step,val/tokens,val/loss\n"
 DAMAGED = {
@@ -104,14 +102,12 @@ def test_what_is_no_file_is_not_read(make, run: Path, trained_run: Path, tmp_pat
     assert f"{run / 'metrics.csv'} cannot be read (it is no regular file)" in said
     make(path := tmp_path / "strange")
     for command in (
-        ["fit", f"--config={path}"],
         ["generate", trained_run, "--prompts", path, "--device", "cpu"],
         ["generate", trained_run, "the", "--tokenizer", path, "--device", "cpu"],
         ["generate", path, "the", "--device", "cpu"],
         ["score", trained_run, path, "--output", tmp_path / "scores.parquet", "--device", "cpu"],
-        ["study", "--config", path],
-        ["import", path, "--output", tmp_path / "imported"],
-    ):
+        ["fit", f"--config={path}"], ["study", "--config", path], ["import", path, "--output", tmp_path / "imported"],
+    ):  # fmt: skip
         assert str(path) in refusal(*command)
 
 

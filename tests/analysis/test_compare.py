@@ -258,10 +258,8 @@ def test_losses_on_different_tokens_give_no_speed_up_and_no_test(make_run, tmp_p
 
 
 def test_a_bound_is_one_in_every_place_and_a_baseline_that_stands_still_is_noted(make_run, tmp_path):
-    still, below = (
-        make_run("gpt", [(100, 5.0), (200, 3.0), (400, 3.0)]),
-        make_run("ngpt", [(100, 2.9), (400, 2.6)], NGPT),
-    )
+    still = make_run("gpt", [(100, 5.0), (200, 3.0), (400, 3.0)])
+    below = make_run("ngpt", [(100, 2.9), (400, 2.6)], NGPT)
     write_paired(tmp_path / "out", [still, below], [[1.0] * 6, [2.0] * 6])
     _, _, markdown = compared(tmp_path / "runs", tmp_path / "out")
     assert "speed-up ≥ 2.00 in tokens, ≥ 1.00 in wall-clock" in markdown

@@ -8,7 +8,6 @@ import torch
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Memory that nobody wrote holds NaN."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert torch.ones(1).new_empty(3).isnan().all()

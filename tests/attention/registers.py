@@ -23,11 +23,9 @@ KERNELS = ("forward", "backward_queries", "backward_keys")
 FORMS = ("plain", "biases", "dense", "learned", "packed", "windowed")
 """No tables; biases; gains and biases; the same with a learned bias, with documents, with documents and a window."""
 PRECISIONS = {
-    "bfloat16": (torch.bfloat16, "*bf16", "ieee"),
-    "float16": (torch.float16, "*fp16", "ieee"),
-    "float32": (torch.float32, "*fp32", "ieee"),
-    "tf32": (torch.float32, "*fp32", "tf32"),
-}
+    "bfloat16": (torch.bfloat16, "*bf16", "ieee"), "float16": (torch.float16, "*fp16", "ieee"),
+    "float32": (torch.float32, "*fp32", "ieee"), "tf32": (torch.float32, "*fp32", "tf32"),
+}  # fmt: skip
 """The dtype of q, k and v, Triton's name for a pointer to it, and the input precision of products."""
 TYPES = {
     **dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv"), "*q"), "scale": "fp32",
@@ -65,11 +63,9 @@ def compile_kernel(
     kinds = [types.get(name, "i32").replace("*q", pointer) for name in names]
     aligned: Any = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(kinds) if kind[0] == "*" or kind == "i32"}
     constants = {name: value for name, value in constants.items() if name in names}
-    return triton.compile(
-        ASTSource(function, dict(zip(names, kinds, strict=True)), constants, aligned),
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": blocks.warps, "num_stages": blocks.stages},
-    )
+    source = ASTSource(function, dict(zip(names, kinds, strict=True)), constants, aligned)
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def resources(compiled: Any) -> dict[str, int]:

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from anlit import GPT, DynamicNTK, NoPE, Plain, PRoPE, RoPE, SlidingWindow, SqrtLogN
+from anlit import GPT, DynamicNTK, NoPE, Plain, PositionsPattern, PRoPE, RoPE, SlidingWindow, SqrtLogN
 from anlit.attention.backends import sdpa
 from anlit.attention.cache import KeyValueCache
-from anlit.layers.positions import PositionsPattern
 from anlit.models.decoder import Decoder
 from tests.attention.examples import SHIPPED
 from tests.attention.kernels import assert_same

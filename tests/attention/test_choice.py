@@ -130,9 +130,8 @@ def test_what_no_device_can_do_is_refused_when_the_model_is_built(settings, sent
 
 
 def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> None:
-    with pytest.raises(
-        UserError, match=r"'flash' cannot do attention Plain: .*CUDA.*choose auto or .*wise, sdpa, eager"
-    ):
+    said = r"'flash' cannot do attention Plain: .*CUDA.*choose auto or .*wise, sdpa, eager"
+    with pytest.raises(UserError, match=said):
         tiny(GPT, backend="flash")(random_tokens(2, 16))
 
 

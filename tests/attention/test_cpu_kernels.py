@@ -19,9 +19,8 @@ WAYS = {
     "blockwise, recomputed": (blockwise, "KEPT_WEIGHTS", 0), "blockwise, kept": (blockwise, "KEPT_WEIGHTS", 2**30),
 }  # fmt: skip
 """The back end, and the name and value of the setting that decides the way through it."""
-CASES = [
-    (way, name) for way in WAYS for name in MECHANISMS if WAYS[way][0].unsupported_reason(MECHANISMS[name]) is None
-]
+CASES = [(way, name) for way in WAYS for name in MECHANISMS
+         if WAYS[way][0].unsupported_reason(MECHANISMS[name]) is None]  # fmt: skip
 H, D = 4, 8
 
 
@@ -39,7 +38,6 @@ def test_every_mechanism_is_the_formula(way, name, n_kv_heads, kind, monkeypatch
     monkeypatch.setattr(blockwise, "QUERIES", 16)
     monkeypatch.setattr(backend, setting, value)
     result = gradients(backend.attend, mechanism, tensors, packed(2, 39, kind))
-    assert result["k"].shape == (2, n_kv_heads, 39, D)
     assert_same(result, expected)
 
 

@@ -142,9 +142,8 @@ def test_one_coefficient_serves_all_layers_of_its_model_and_of_no_other() -> Non
     assert wide.blocks[0].attention.mechanism.g.strength().dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    "function", [{"distance_gain": lambda self, t: 1 + t / 8}, {"distance_bias": lambda self, t: -t / 4}]
-)
+@pytest.mark.parametrize("function", [
+    {"distance_gain": lambda self, t: 1 + t / 8}, {"distance_bias": lambda self, t: -t / 4}])  # fmt: skip
 def test_whichever_function_a_new_mechanism_has_is_computed(function) -> None:
     """By the back end that auto takes, alone and inside of a window."""
     kind, tensors = type("Own", (Mechanism,), function), inputs(2, H, 13, 8, dtype=torch.float64)

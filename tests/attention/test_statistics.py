@@ -29,14 +29,13 @@ def naive(row: list[float], position: int, first_key: int, spans: list[Range], l
 
     inside = {span: [w for t, w in weights.items() if span.first <= t < span.end] for span in spans}
     return {
-        "entropy": entropy_of([*weights.values()]),
-        "inverse_largest_weight": 1 / max(weights.values()),
+        "entropy": entropy_of([*weights.values()]), "inverse_largest_weight": 1 / max(weights.values()),
         "participation": sum(w * w for w in weights.values()),
         "attention_sink": weights.get(position - first_key, math.nan),
         f"weight_latest_{latest}": sum(w for t, w in weights.items() if t < latest),
         **{f"weight_{span}": sum(chosen) if chosen else math.nan for span, chosen in inside.items()},
         **{f"entropy_{span}": entropy_of(chosen) for span, chosen in inside.items() if span != (0, 1)},
-    }
+    }  # fmt: skip
 
 
 def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -163,9 +163,8 @@ def test_the_first_batch_selects_for_every_kind_of_layer_and_length_and_the_firs
         model(random_tokens(4, 48))
     scaled = mechanism_name(ScaleInvariant(learned="globally"))
     specs = [each.spec for each in on_a_gpu]
-    assert [(spec.mechanism, spec.rows, spec.length, spec.document, spec.width) for spec in specs] == [
-        (form, rows, length, None, 16) for form in ("Plain", scaled) for rows, length in ((32, 12), (8, 48))
-    ]
+    asked = [(form, rows, length, None, 16) for form in ("Plain", scaled) for rows, length in ((32, 12), (8, 48))]
+    assert [(spec.mechanism, spec.rows, spec.length, spec.document, spec.width) for spec in specs] == asked
     assert names(model) == names(model, 20) == ["eager"] * 3
     assert torch.equal(torch.get_rng_state(), state)
     other = in_a_run(rank(model.selections), attention=pattern, n_layers=3)

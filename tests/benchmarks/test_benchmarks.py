@@ -68,9 +68,7 @@ def test_attention_measures_and_writes_each_entrant(tmp_path: Path) -> None:
     assert f"| {share:.1%} | 1.000 (fewer than 6 rounds) |" in line
 
 
-def test_a_kernel_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_kernel_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(attention.BACKENDS["blockwise"], "attend", lambda *given: 1.001 * eager.attend(*given))
     monkeypatch.setattr(attention.BACKENDS["sdpa"], "attend", broken)
     entrants = "plain,eager plain,blockwise plain,sdpa scale-invariant,flash plain,flex"

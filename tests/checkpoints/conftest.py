@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.foreign import trained
-from tests.evaluation.conftest import data
-
-__all__ = ["data"]
+from tests.evaluation.conftest import data  # noqa: F401  a fixture
 
 
 @pytest.fixture(scope="session")

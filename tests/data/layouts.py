@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-SET_NAMES = tuple(
-    f"RedPajama{name}" for name in ("CommonCrawl", "C4", "Github", "Book", "ArXiv", "Wikipedia", "StackExchange")
-)
+SETS = ("CommonCrawl", "C4", "Github", "Book", "ArXiv", "Wikipedia", "StackExchange")
+SET_NAMES = tuple(f"RedPajama{name}" for name in SETS)
 LONG = 1_100_000  # bytes of the long document, at least
 END_OF_DOCUMENT = "<|endoftext|>"
 GPT2_END_OF_DOCUMENT = 50256
@@ -29,14 +28,11 @@ PIECES = (
     "\x00\x01\x07\x08\x0b\x0c\x1b[31m\x7f\x85",  # control characters
     "\u2028line and paragraph\u2029separators",  # JSON allows them raw; str.splitlines() cuts at them
     "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈 𠜎 \U0010fffd",  # outside the basic plane
-    'quotes " \\ / and {"text": "json"}',
-    "def f(x):\n    return x ** 2  # code\n",
+    'quotes " \\ / and {"text": "json"}', "def f(x):\n    return x ** 2  # code\n",
     "right\u202eto\u202cleft", f"says {END_OF_DOCUMENT} in the middle", "trailing spaces   \n ",
 )  # fmt: skip
-FIRST = (
-    *(f"a text that says {END_OF_DOCUMENT} and goes on", "x", "\n", "é", "🙂", "\x00", "\ufeff"),
-    " leading and trailing space ",
-)
+FIRST = (f"a text that says {END_OF_DOCUMENT} and goes on", "x", "\n", "é", "🙂", "\x00", "\ufeff",
+         " leading and trailing space ")  # fmt: skip
 
 
 def documents(n: int, seed: int = 0) -> Iterator[str]:

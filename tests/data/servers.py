@@ -144,10 +144,9 @@ class Hub(_Server):
             store = self.server.address.replace("127.0.0.1", "localhost")
             headers = {
                 "Location": f"{store}/blob/{(root / name).relative_to(self.server.root).as_posix()}?signature=1",
-                "X-Repo-Commit": COMMIT,
-                "X-Linked-ETag": _sha256(root / name),
                 "X-Linked-Size": str((root / name).stat().st_size),
-            }
+                "X-Repo-Commit": COMMIT, "X-Linked-ETag": _sha256(root / name),
+            }  # fmt: skip
             return self.answer(b"", 302, headers)
 
         def blob(self, relative: str) -> None:

@@ -69,8 +69,7 @@ FOLDERS: list[tuple[Change, str]] = [
     (in_index(filename="../../secret"), r"index\.json names a file '\.\./\.\./secret'"),
     (in_index(crc32=-1), r"index\.json is damaged \(a number is negative"),
     (claims_tokens, r"says [\d,]+ bytes and tokens that take 2,000,000,000,012\)"),
-    (a_pipe(MANIFEST), r"json is damaged \(it is no file\)"),
-    (a_pipe(INDEX), r"json is damaged \(it is no file\)"),
+    *((a_pipe(name), r"json is damaged \(it is no file\)") for name in (MANIFEST, INDEX)),
     (lambda folder: os.truncate(folder / MANIFEST, 10**12), r"json is damaged \(it has more than 268,435,456 bytes\)"),
 ]  # fmt: skip
 

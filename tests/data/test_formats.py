@@ -27,10 +27,9 @@ LINES = b"".join(
     for number, (text, name) in enumerate(zip(TEXTS, NAMES, strict=True))
 )
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
+    "": bytes, ".gz": gzip.compress,
     ".zst": lambda content: zstandard.ZstdCompressor(write_checksum=True).compress(content),
-    ".gz": gzip.compress,
-}
+}  # fmt: skip
 # Two frames, and a line that begins in one and ends in the other; the first zstd frame does not know its size.
 COMPRESSOR = zstandard.ZstdCompressor().compressobj()
 ZSTD = COMPRESSOR.compress(LINES[:5000]) + COMPRESSOR.flush() + COMPRESS[".zst"](LINES[5000:])
@@ -64,10 +63,9 @@ def records(path: Path, columns: Columns = COLUMNS, part_bytes: int = 1 << 30) -
 def test_every_record_once(tmp_path: Path, ending: str, part_bytes: int) -> None:
     read = records(write_all(tmp_path / f"part_0{ending}"), part_bytes=part_bytes)
     unit = "row" if ending == ".parquet" else "line"
-    assert [(record.text, record.subset, record.where, record.size) for record in read] == [
-        (text, name, f"{unit} {number + 1}", len(text.encode()))
-        for number, (text, name) in enumerate(zip(TEXTS, NAMES, strict=True))
-    ]
+    numbered = enumerate(zip(TEXTS, NAMES, strict=True), 1)
+    written = [(text, name, f"{unit} {number}", len(text.encode())) for number, (text, name) in numbered]
+    assert [(record.text, record.subset, record.where, record.size) for record in read] == written
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])

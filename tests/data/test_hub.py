@@ -25,11 +25,10 @@ from tests.data.reader import hashes, read_files, read_texts
 from tests.data.servers import COMMIT, Hub, serving_hub
 
 CORPORA: dict[str, tuple[str, dict[str, Any]]] = {
-    "SlimPajama": ("cerebras/SlimPajama-627B", {}),
-    "OpenWebText": ("Skylion007/openwebtext", {"val_fraction": 0.2}),
+    "SlimPajama": ("cerebras/SlimPajama-627B", {}), "OpenWebText": ("Skylion007/openwebtext", {"val_fraction": 0.2}),
     "FineWeb": ("HuggingFaceFW/fineweb", {"val_tokens": 500}),
     "FineWebBin": ("kjj0/fineweb10B-gpt2", {"tokenizer": "none"}),
-}
+}  # fmt: skip
 TEXTS = list(documents(50, seed=1))[10:]
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from anlit import GPT
-from anlit.data.module import TokenShards
+from anlit import GPT, TokenShards
 from anlit.errors import UserError
 from anlit.targets import IGNORED
 from tests.data.modules import LENGTH, Recorder, counted, quiet_trainer, ready
@@ -167,8 +166,7 @@ def test_context_schedule_cuts_the_same_tokens_by_optimizer_steps(prepared: str,
 
 
 @pytest.mark.parametrize(("schedule", "complaint"), [
-    ({}, "does not begin at step 0"),
-    ({-1: 32, 0: 64}, "does not begin at step 0"),
+    ({}, "does not begin at step 0"), ({-1: 32, 0: 64}, "does not begin at step 0"),
     ({0: 48, 5: 64}, "has length 48 at step 0, which does not divide the context length 64"),
     ({0: 0, 5: 64}, "has length 0 at step 0"),
     ({0: 64, 5: 32}, "ends with 32 and the context length is 64: end it with 64"),

@@ -122,10 +122,9 @@ def test_a_damaged_file_is_made_again(
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [Path.unlink, lambda path: path.write_text("{"), in_record(lambda plan: plan.update(commit="../" * 13 + "x"))],
-)
+@pytest.mark.parametrize("change", [
+    Path.unlink, lambda path: path.write_text("{"), in_record(lambda plan: plan.update(commit="../" * 13 + "x")),
+])  # fmt: skip
 def test_a_folder_whose_plan_is_damaged(change: Callable[[Path], Any], recipe: Recipe, out: Path) -> None:
     interrupted(out, recipe, tasks=1)
     change(out / "tasks" / "plan.json")

@@ -96,9 +96,8 @@ def test_another_run_with_the_same_data_begins_at_the_start(make: Data, whole: l
     assert len(model.seen) == 5
 
 
-@pytest.mark.parametrize(
-    ("change", "said"), [({"num_workers": 2}, "num_workers 0 → 2"), ({"batch_size": 36}, "batch_size 48 → 36")]
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"num_workers": 2}, "num_workers 0 → 2"), ({"batch_size": 36}, "batch_size 48 → 36")])  # fmt: skip
 def test_other_workers_or_another_batch_size_go_on_after_the_last_sequence(
     change: dict[str, int], said: str, make: Data, whole: list[Rows], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,17 +19,14 @@ pytestmark = pytest.mark.slow
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{page}.md" for page in ("train", "attention", "after-training",
                                                                           "studies"))]  # fmt: skip
 NOT_RUN = {
-    "import": "needs a Qwen3 from the hub",
+    "import": "needs a Qwen3 from the hub", "imported/qwen3/tokenizer.json": "needs a Qwen3 from the hub",
     "imported/qwen3": "needs a Qwen3 from the hub; tests/integration/test_begun_from_weights.py runs it",
-    "imported/qwen3/tokenizer.json": "needs a Qwen3 from the hub",
     "needle": "takes minutes; tests/evaluation/test_needle.py runs it",
-    "runs/mine": "1,000 steps",
     "logger/wandb.yaml": "needs wandb; tests/integration/test_run_logs.py runs it",
     "runs/angpt-needle": "300 steps; tests/integration/test_begun_from_weights.py runs it",
     "--slurm=--gpus-per-node=1 --ntasks-per-node=1": "needs Slurm",
-    "study/convergence.yaml": "54 runs",
-    "study/ablation.yaml": "60 runs",
-}
+    "runs/mine": "1,000 steps", "study/convergence.yaml": "54 runs", "study/ablation.yaml": "60 runs",
+}  # fmt: skip
 TABLE_PAGE = """# The commands of the documentation
 
 Each `anlit` command of README and of the pages below was run in an empty folder, in their order, as
@@ -40,8 +37,7 @@ DOCS_TABLE=docs/results/commands.md python -m pytest -m slow tests/docs/test_run
 
 does. Those that take long or need something from elsewhere are not run.
 """
-EXPORTED = "exported/angpt"
-FOLDED = "exported/angpt-folded"
+EXPORTED, FOLDED = "exported/angpt", "exported/angpt-folded"
 
 
 def copy_texts(folder: Path, sources: str) -> None:
@@ -85,9 +81,8 @@ def test_commands_run_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [row for row in rows if row[2].startswith("FAIL")] == []
     for left in (
         "runs/comparison/report.html", "runs/power-bias/run.json", "runs/own-configuration/run.json",
-        "runs/profile/fit-profile.txt",
-        "reports/lengths/lengths.md", "reports/diagnose", "reports/gaussian", "reports/scores.parquet",
-        "exported/angpt/model.safetensors", "exported/angpt-hf/config.json",
+        "runs/profile/fit-profile.txt", "reports/lengths/lengths.md", "reports/gaussian", "reports/scores.parquet",
+        "reports/diagnose", "exported/angpt/model.safetensors", "exported/angpt-hf/config.json",
     ):  # fmt: skip
         assert (folder / left).exists(), left
     assert list((folder / "runs" / "profile").glob("*.pt.trace.json"))
@@ -113,9 +108,7 @@ def test_table_of_what_takes_exported_folders_is_right(folder: Path, monkeypatch
     assert main([*start, "--initial_weights", FOLDED, "--run_dir", "runs/folded"]) == 2
 
 
-def test_the_script_for_python_runs_as_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_for_python_runs_as_printed(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     copy_texts(tmp_path, "email/*.py")
     ((name, content),) = files(ROOT / "docs" / "python.md")

@@ -51,11 +51,10 @@ def make_run(folder: Path, data: Path, architecture: Any, seed: int = 1, name: s
     settings = {key: value for key, value in changes.items() if isinstance(value, int | float | str)}
     kind = f"{architecture.__module__}.{architecture.__name__}"
     config = {
-        "seed_everything": seed,
+        "seed_everything": seed, "run_dir": str(folder),
         "model": {"class_path": kind, "init_args": {"context_length": LENGTH, "attention": MECHANISM, **settings}},
         "data": {"class_path": "anlit.TokenShards", "init_args": {"path": str(data), "batch_size": 4}},
-        "run_dir": str(folder),
-    }
+    }  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "run.json").write_text(json.dumps({"data": fingerprint, "status": "finished"}))
     return folder

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from anlit import GPT, AnGPT, LogN
-from anlit.checkpoints.loading import load_checkpoint
+from anlit import GPT, AnGPT, LogN, load_checkpoint
 from anlit.commands.evaluations import main
 from anlit.data.batch import document_ids
 from anlit.errors import UserError

@@ -127,13 +127,11 @@ def test_the_heat_map_shows_the_accuracies() -> None:
     """Two lengths and depths; two seeds that find some, and one that finds none."""
     matches = [(2, 2), (1, 2)], [(0, 0), (0, 0)], [(2, 2), (0, 1)]
     record = {
-        "settings": {"lengths": [128, 512], "depths": [0.0, 1.0]},
-        "checkpoints": [{"training_length": 128}] * 3,
+        "settings": {"lengths": [128, 512], "depths": [0.0, 1.0]}, "checkpoints": [{"training_length": 128}] * 3,
         "arms": [{"label": "anGPT, SqrtLogN", "checkpoints": [0, 2]}, {"label": "GPT+, plain", "checkpoints": [1]}],
-        "measurements": [
-            [{"by_depth": [{"matches": n, "samples": 2} for n in depths]} for depths in seed] for seed in matches
-        ],
-    }
+        "measurements": [[{"by_depth": [{"matches": n, "samples": 2} for n in depths]} for depths in seed]
+                         for seed in matches],
+    }  # fmt: skip
     with style(8):
         first, second, _ = plot(record).axes
     for ax, shown in ((first, [[1, 0.25], [1, 0.75]]), (second, [[0, 0], [0, 0]])):

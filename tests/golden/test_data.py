@@ -49,16 +49,12 @@ CORPORA: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
 CHUNK_TOKENS = {"web": [[7000] * 40, [300, 5000]], "code": [[2500] * 31 + [17]], "books": [[64], [9000, 100, 12_345]]}
 ORDERS: dict[str, tuple[dict[str, float] | None, bool]] = {
-    "pooled": (None, True),
-    "weighted": (WEIGHTS, True),
-    "unshuffled": (None, False),
+    "pooled": (None, True), "weighted": (WEIGHTS, True), "unshuffled": (None, False),
     "weighted, unshuffled": (WEIGHTS, False),
-}
+}  # fmt: skip
 BATCHES: dict[str, dict[str, Any]] = {
-    "pooled": {},
-    "weighted": {"weights": WEIGHTS, "score_first_token": False},
-    "unshuffled": {"shuffle": False},
-}
+    "pooled": {}, "weighted": {"weights": WEIGHTS, "score_first_token": False}, "unshuffled": {"shuffle": False},
+}  # fmt: skip
 RESUMED_AT = 17
 
 

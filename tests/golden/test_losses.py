@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from anlit import GPT, NGPT, ALiBi, AnGPT, LogN, ScaleInvariant, SlidingWindow
-from anlit.attention.mechanisms.plain import Plain
+from anlit import GPT, NGPT, ALiBi, AnGPT, LogN, Plain, ScaleInvariant, SlidingWindow
 from anlit.reporting.provenance import processor_name
 from tests.models.tiny import Logged, adamw, batches, fit, tiny
 
@@ -28,22 +27,18 @@ MECHANISMS = {
     "scale-invariant": (ScaleInvariant(tau=3.0), ("eager", "blockwise")),  # SDPA cannot scale logits by distance
 }
 OTHERS = {
-    "alibi": (ALiBi(), ("sdpa", "blockwise"), {}),
-    "log n": (LogN(), ("sdpa",), {}),
+    "alibi": (ALiBi(), ("sdpa", "blockwise"), {}), "log n": (LogN(), ("sdpa",), {}),
     "grouped": (ScaleInvariant(tau=3.0, learned="per_head"), ("blockwise",), {"n_kv_heads": 1}),
     "window": (SlidingWindow(40, ScaleInvariant(tau=3.0)), ("eager", "blockwise"), {}),
     "dense": (ScaleInvariant(tau=3.0), ("blockwise",), {"document_masking": False}),
     "dense alibi": (ALiBi(), ("sdpa",), {"document_masking": False}),
-}
+}  # fmt: skip
 """Of anGPT in float64 alone, on sequences of more than one block of blockwise."""
 PRECISIONS = ("64-true", "32-true")
 CASES = [
-    (architecture, mechanism, backend, precision)
-    for architecture in ARCHITECTURES
-    for mechanism, (_, backends) in MECHANISMS.items()
-    for backend in backends
-    for precision in PRECISIONS
-]
+    (architecture, mechanism, backend, precision) for architecture in ARCHITECTURES
+    for mechanism, (_, backends) in MECHANISMS.items() for backend in backends for precision in PRECISIONS
+]  # fmt: skip
 CASES += [("AnGPT", name, backend, "64-true") for name, (_, backends, _) in OTHERS.items() for backend in backends]
 
 

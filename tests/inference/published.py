@@ -29,29 +29,24 @@ MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "ro
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3_SCALING = YARN | {"rope_type": "llama3", "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0}
 CASES: dict[str, dict[str, Any]] = {
-    "Qwen3-0.6B": QWEN3,
+    "Qwen3-0.6B": QWEN3, "Qwen3-0.6B, YaRN": {**QWEN3, "rope_scaling": YARN},
     "Qwen3-8B": {**QWEN3, "tie_word_embeddings": False, "head_dim": 12, "num_key_value_heads": 1},
-    "Qwen3-0.6B, YaRN": {**QWEN3, "rope_scaling": YARN},
     "Qwen3, windows": {**QWEN3, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     "Llama-2-7b": {**LLAMA, "num_key_value_heads": 4, "torch_dtype": "float16"},
     "Llama-2, linear": {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}},
     "Llama-3.2-1B": {
         **LLAMA, **NO_BIAS, "head_dim": 12, "mlp_bias": False, "rope_theta": 500000.0, "rope_scaling": LLAMA3_SCALING,
-        "tie_word_embeddings": True, "eos_token_id": [7, 8],
-    },
+        "tie_word_embeddings": True, "eos_token_id": [7, 8]},
     "SmolLM2-135M": {
         **LLAMA, **NO_BIAS, "is_llama_config": True, "rope_interleaved": False, "rope_theta": 100000,
-        "tie_word_embeddings": True, "num_attention_heads": 6,
-    },
+        "tie_word_embeddings": True, "num_attention_heads": 6},
     "Mistral-7B-v0.1": {**MISTRAL, "rope_theta": 10000.0, "sliding_window": 5},
-    "Mistral-7B-v0.3": MISTRAL,
-    "Mistral-Nemo": {**MISTRAL, "head_dim": 20},
+    "Mistral-7B-v0.3": MISTRAL, "Mistral-Nemo": {**MISTRAL, "head_dim": 20},
     "SmolLM3-3B": {
         **LLAMA, **NO_BIAS, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "mlp_bias": False,
         "layer_types": ["full_attention"] * 5, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0, 1],
         "num_hidden_layers": 5, "rope_theta": 5000000.0, "sliding_window": None, "use_sliding_window": False,
-        "tie_word_embeddings": True, "pad_token_id": 4,
-    },
+        "tie_word_embeddings": True, "pad_token_id": 4},
 }  # fmt: skip
 
 

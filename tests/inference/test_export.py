@@ -84,9 +84,8 @@ def assert_the_same(model, theirs, **options: Any) -> None:
     short[1, :5], mask[1, :5] = 0, 0
     given = {"attention_mask": mask, "max_new_tokens": N_NEW, "do_sample": False, **options}
     generated = theirs.generate(short, **given).tolist()
-    assert [generated[0], generated[1][5:]] == [
-        greedy(model, row) for row in (short[0].tolist(), short[1, 5:].tolist())
-    ]
+    prompts = short[0].tolist(), short[1, 5:].tolist()
+    assert [generated[0], generated[1][5:]] == [greedy(model, prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize(("settings", "name"), [

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from anlit import GPT
-from anlit.checkpoints.loading import load_checkpoint
+from anlit import GPT, load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT
 from anlit.inference.text import text_of

@@ -38,10 +38,8 @@ def by_hand(model: Decoder, tokens: np.ndarray, stride: int, separator: int | No
 
 
 @pytest.mark.parametrize(("ending", "changes", "stride", "seen"), [
-    (Ending(END, "end"), {}, 6, False),
-    (Ending(END, "start"), {}, 1, True),
-    (Ending(END, "end"), {"document_masking": False}, 16, True),
-    (Ending(), {"attention": LogN()}, 6, True),
+    (Ending(END, "end"), {}, 6, False), (Ending(END, "start"), {}, 1, True),
+    (Ending(END, "end"), {"document_masking": False}, 16, True), (Ending(), {"attention": LogN()}, 6, True),
 ], ids=["end", "start", "unmasked", "no separator"])  # fmt: skip
 def test_scores_are_those_of_single_passes(ending: Ending, changes, stride: int, seen: bool) -> None:
     model = decoder(AnGPT, **{"attention": ScaleInvariant(), **changes})

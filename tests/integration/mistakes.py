@@ -49,10 +49,8 @@ FAST = [
 expression."""
 
 SLOW = [
-    *(
-        (f"{FIT} {CALLBACK}=lightning.pytorch.callbacks.{name}", f"has {name}, which anlit does not support")
-        for name in ("EMAWeightAveraging", "LearningRateFinder")
-    ),
+    *((f"{FIT} {CALLBACK}=lightning.pytorch.callbacks.{name}", f"has {name}, which anlit does not support")
+      for name in ("EMAWeightAveraging", "LearningRateFinder")),
     # the command itself
     ("trian --config tiny.yaml", r"unknown command 'trian': choose one of prepare, fit"),
     ("generate run hello --import nowhere", r"--import nowhere fails .* set PYTHONPATH"),
@@ -68,10 +66,8 @@ SLOW = [
     (f"{FIT} --trainer.max_time -5", r"trainer\.max_time is no duration: give DD:HH:MM:SS"),
     (f"{FIT} --trainer.precision 17", r"trainer\.precision=17 .* 'bf16-mixed'"),
     (f"{FIT} --trainer.logger CSVLogger", r"anlit fit needs --trainer\.logger\.save_dir: give it in a --config FILE"),
-    (
-        f"{FIT} {CALLBACK}=ModelCheckpoint {EVERY}_epochs 1 {EVERY}_train_steps 1",
-        r"error: Combination of parameters every_n_train_steps=1, every_n_epochs=1 .* should be mutually exclusive\.$",
-    ),
+    (f"{FIT} {CALLBACK}=ModelCheckpoint {EVERY}_epochs 1 {EVERY}_train_steps 1",
+     r"error: Combination of parameters every_n_train_steps=1, every_n_epochs=1 .* should be mutually exclusive\.$"),
     (f"{FIT} --data.path nowhere", r"no folder nowhere with token shards: set --data\.path"),
     (f"{FIT} --data.path swapped", r"tokenizer\.json is not the tokenizer that made the tokens .* put that one back"),
     (f"{FIT} --data.batch_size 0", r"data\.batch_size=0 is out of range: give 1 or more"),
@@ -119,4 +115,4 @@ SLOW = [
     ("lengths run --output new --lengths 16,", r"--lengths 16, is of the wrong type: give integers such as 1,2"),
     ("lengths run --output new --data other", r"trained with another tokenizer .* set --data to shards of that"),
     ("diagnose --output new", r"takes one run folder or \.ckpt file, or --gaussian"),
-]
+]  # fmt: skip

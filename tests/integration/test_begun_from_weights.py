@@ -75,9 +75,8 @@ def test_fine_tuning_on_needles_starts_from_the_weights(tmp_path: Path, trained:
     assert "both name weights" in refusal(*tuning(tmp_path / "run", f"--ckpt_path={last}"))
 
 
-@pytest.mark.parametrize(
-    ("n_ranks", "strategy"), [(1, []), *(pytest.param(2, way, marks=pytest.mark.slow) for way in (DDP, FSDP))]
-)
+@pytest.mark.parametrize(("n_ranks", "strategy"), [
+    (1, []), *(pytest.param(2, way, marks=pytest.mark.slow) for way in (DDP, FSDP))])  # fmt: skip
 def test_a_model_that_is_drawn_late_begins_from_the_weights(
     shards: Path, tmp_path: Path, trained: Train, n_ranks: int, strategy: list[str]
 ) -> None:

@@ -30,8 +30,7 @@ def continued(shards: Path, run_dir: Path, *changed: str) -> list[str]:
     (["--model.attention=LogN"], "model.attention Plain → LogN"),
     (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
     (["--model.d_model=64", "--model.n_layers=3"], "model.n_layers 2 → 3, model.d_model 32 → 64"),
-    (SGD, "model.optimizer AdamW → SGD"),
-    (["--seed_everything=5"], "seed_everything 1 → 5"),
+    (SGD, "model.optimizer AdamW → SGD"), (["--seed_everything=5"], "seed_everything 1 → 5"),
     (["--data.val_blocks=2"], "data.val_blocks None → 2"),
     (["--trainer.limit_val_batches=3"], "trainer.limit_val_batches 2 → 3"),
 ])  # fmt: skip

@@ -19,17 +19,13 @@ from tests.integration.conftest import fit_arguments, last_checkpoint, run
 from tests.integration.ranks import column
 
 ROOT = Path(__file__).parents[2]
-
-
 MODELS = ("gpt", "ngpt", "angpt")
 # A fragment whose name begins with a model's is for that model alone.
 MERGED = [
-    (model, path)
-    for folder in ("block", "runtime", "optimizer", "data", "trainer")
+    (model, path) for folder in ("block", "runtime", "optimizer", "data", "trainer")
     for path in sorted((ROOT / "configs" / folder).iterdir())
-    for model in MODELS
-    if (only := path.stem.partition("_")[0]) == model or only not in MODELS
-]
+    for model in MODELS if (only := path.stem.partition("_")[0]) == model or only not in MODELS
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("model", "path"), MERGED, ids=lambda value: getattr(value, "stem", value))
@@ -134,14 +130,10 @@ def test_no_warning_of_a_library_reaches_the_terminal(shards: Path, tmp_path: Pa
     ones = ("--trainer.limit_val_batches=1.0", "--data.val_blocks=4", "--trainer.val_check_interval=1")
     begun = fit_arguments(shards, run_dir, "--trainer.max_steps=4", *ones, "--ckpt_path=last", model="GPT")
     commands = [
-        begun,
-        [*begun, "--trainer.max_steps=6"],
-        ["validate", f"--config={run_dir}/config.yaml"],
-        ["compare", str(run_dir), "--output", str(tmp_path / "compared")],
-        ["export", str(run_dir), "--output", str(tmp_path / "exported")],
-    ]
-    # deprecations too, which Python hides by default
-    everything = {**os.environ, "PYTHONWARNINGS": "default"}
+        begun, [*begun, "--trainer.max_steps=6"], ["validate", f"--config={run_dir}/config.yaml"],
+        *([name, str(run_dir), "--output", str(tmp_path / name)] for name in ("compare", "export")),
+    ]  # fmt: skip
+    everything = {**os.environ, "PYTHONWARNINGS": "default"}  # deprecations too, which Python hides by default
     program = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     done = subprocess.run(program, capture_output=True, text=True, env=everything, check=False)
     assert done.returncode == 0, done.stderr

@@ -40,9 +40,8 @@ FILE: dict[str, Damage] = {
 PARTS: dict[str, Damage] = {
     "a flipped bit in a part": lambda path: flip(path / PART_FILES[1]),
     "a part missing": lambda path: (path / PART_FILES[0]).unlink(),
-    "no rest": lambda path: (path / "meta.pt").unlink(),
-    "no sums": lambda path: (path / "sums.json").unlink(),
-}
+    "no rest": lambda path: (path / "meta.pt").unlink(), "no sums": lambda path: (path / "sums.json").unlink(),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*FILE, *PARTS])

@@ -41,6 +41,5 @@ def test_the_fragment_fills_the_section_of_a_report(trained: Train, tmp_path: Pa
     assert "trainer/dynamics.yaml" in dynamics(results, {"arms": ["gpt"]})[1]
     results.measured = lambda arm: (unfinished, restored)
     assert "trainer/dynamics.yaml" in dynamics(results, {})[1]
-    # the mean is over the steps that all seeds have
     first, second = {"val/loss": {10.0: 4.0, 20.0: 3.0}}, {"val/loss": {10.0: 5.0}}
-    assert mean_over_seeds([first, second])["val/loss"] == {10.0: pytest.approx(4.5)}
+    assert mean_over_seeds([first, second])["val/loss"] == {10.0: pytest.approx(4.5)}, "steps that all have"

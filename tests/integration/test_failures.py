@@ -21,9 +21,8 @@ from tests.models.tiny import fit, tiny
 
 ROOT = Path(__file__).parents[2]
 slow = pytest.mark.slow
-STRATEGIES = pytest.mark.parametrize(
-    "strategy", [pytest.param(DDP, id="ddp", marks=slow), pytest.param(FSDP, id="fsdp")]
-)
+EITHER = [pytest.param(DDP, id="ddp", marks=slow), pytest.param(FSDP, id="fsdp")]
+STRATEGIES = pytest.mark.parametrize("strategy", EITHER)
 
 
 def errors(said: str) -> list[str]:
@@ -136,9 +135,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
 @slow
 @STRATEGIES
 @pytest.mark.parametrize(("end", "rank"), [("SIGTERM", 0), ("SIGKILL", 1)])
-def test_one_command_leaves_no_rank_behind(
-    shards: Path, tmp_path: Path, strategy: list[str], end: str, rank: int
-) -> None:
+def test_one_command_leaves_no_rank_behind(shards: Path, tmp_path: Path, strategy, end: str, rank: int) -> None:
     """`anlit` as a user starts it: one command, whose other rank Lightning launches, in a session of its own."""
     run_dir = tmp_path / "run"
     arguments = fit_arguments(shards, run_dir, *strategy, *signal_at(end, 11, rank), "--trainer.devices=2")

@@ -37,15 +37,12 @@ MISTAKES_TABLE=docs/results/mistakes.md python -m pytest -m "slow or not slow" t
 Paths are shortened to the file's name. Foreign and damaged files have [a table of their own](trust.md).
 """
 RATE = "model.init_args.optimizer.init_args.lr"
+SHAPE = {"vocab_size": 320, "context_length": 16, "n_layers": 1, "n_heads": 2, "d_model": 16}
 TINY: dict[str, Any] = {
-    "model": {
-        "class_path": "anlit.GPT",
-        "init_args": {"vocab_size": 320, "context_length": 16, "n_layers": 1, "n_heads": 2, "d_model": 16},
-    },
+    "model": {"class_path": "anlit.GPT", "init_args": SHAPE}, "run_dir": "new",
     "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "data", "batch_size": 2}},
     "trainer": {"accelerator": "cpu", "max_steps": 40, "enable_progress_bar": False},
-    "run_dir": "new",
-}
+}  # fmt: skip
 TEXTS = {
     "texts/0.txt": "the cat sat on the mat", "empty.txt": "", "bad.jsonl": "{\n", "cut.yaml": "model: [",
     "three.yaml": "trainer: 3", "tiny.yaml": yaml.safe_dump(TINY),
@@ -90,10 +87,9 @@ def rows() -> Iterator[list[list[str]]]:
         Path(file).write_text(f"{PAGE}\n{table}\n")
 
 
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [pytest.param(*row, id=row[0], marks=[] if row in FAST else pytest.mark.slow) for row in (*FAST, *SLOW)],
-)
+@pytest.mark.parametrize(("typed", "says"), [
+    pytest.param(*row, id=row[0], marks=[] if row in FAST else pytest.mark.slow) for row in (*FAST, *SLOW)
+])  # fmt: skip
 def test_mistake(typed: str, says: str, folder: Path, rows: list[list[str]], monkeypatch, refusal) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", io.StringIO())

@@ -126,9 +126,8 @@ def test_killed_before_the_first_checkpoint_is_complete_it_begins_anew_and_says_
 
 
 @slow
-@pytest.mark.parametrize(
-    ("n_ranks", "strategy", "times"), [(1, [], 20), (2, FSDP, 6), (2, BACKGROUND, 6)], ids=["one", "fsdp", "background"]
-)
+@pytest.mark.parametrize(("n_ranks", "strategy", "times"), [
+    (1, [], 20), (2, FSDP, 6), (2, BACKGROUND, 6)], ids=["one", "fsdp", "background"])  # fmt: skip
 def test_killed_at_random_moments_and_continued_is_identical(
     shards: Path, tmp_path: Path, trained: Train, n_ranks: int, strategy: list[str], times: int
 ) -> None:

@@ -75,17 +75,10 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
 OTHER = "--ckpt_path={}/checkpoints/last.ckpt"
 
 
-@pytest.mark.parametrize(
-    ("kept", "begun"),
-    [
-        ("metrics.csv", ""),
-        ("config.yaml", ""),
-        ("checkpoints", ""),
-        ("checkpoints", OTHER),
-        ("run.json", OTHER),
-        ("hpc_ckpt_1.ckpt", ""),
-    ],
-)
+@pytest.mark.parametrize(("kept", "begun"), [
+    ("metrics.csv", ""), ("config.yaml", ""), ("checkpoints", ""), ("checkpoints", OTHER), ("run.json", OTHER),
+    ("hpc_ckpt_1.ckpt", ""),
+])  # fmt: skip
 def test_a_folder_with_files_of_a_run_is_continued_from_its_own_checkpoints_alone(
     shards: Path, tmp_path: Path, finished: Path, kept: str, begun: str, refusal
 ) -> None:
@@ -133,9 +126,8 @@ def test_a_moved_run_goes_on_where_it_lies(shards: Path, tmp_path: Path, finishe
     moved, config = tmp_path / "moved", tmp_path / "moved" / "config.yaml"
     shutil.copytree(finished, moved)
     more = ["fit", f"--config={config}", "--ckpt_path=last", "--trainer.max_steps=21"]
-    assert f"{config} has run_dir={finished}, which is not the run's own folder" in refusal(
-        *more
-    )  # not that one trains
+    said = refusal(*more)
+    assert f"{config} has run_dir={finished}, which is not the run's own folder" in said  # not that one trains
     config.write_text(config.read_text().replace(str(finished), str(tmp_path / "left")))
     assert f"give --run_dir {moved}" in refusal(*more)
     assert not (tmp_path / "left").exists()

@@ -32,9 +32,8 @@ def won_by(monkeypatch, name: str, **failed: str) -> None:
     monkeypatch.setattr(kernel_selection, "run_trials", made)
 
 
-@pytest.mark.parametrize(
-    "strategy", [[], *(pytest.param(s, marks=pytest.mark.slow) for s in (DDP, FSDP))], ids=["one", "ddp", "fsdp"]
-)
+@pytest.mark.parametrize("strategy", [
+    [], *(pytest.param(s, marks=pytest.mark.slow) for s in (DDP, FSDP))], ids=["one", "ddp", "fsdp"])  # fmt: skip
 def test_on_a_cpu_the_default_is_recorded_and_no_checkpoint_needs_it(trained: Train, strategy: list[str]) -> None:
     """Ranks agree on replicated and on sharded coefficients."""
     run_dir = trained(*SHORT, "--model.attention.learned=globally", *strategy, n_ranks=2 if strategy else 1)

@@ -68,9 +68,8 @@ def short_and_long(tmp_path_factory) -> Path:
         (source / f"short_{number}.txt").write_text(f"{number}")
     for number in range(12):
         (source / f"long_{number}.txt").write_text(" ".join(f"{number} {word}" for word in range(200)))
-    TextFiles(
-        str(source), pattern="*.txt", vocab_size=conftest.VOCABULARY, val_fraction=0.2, path=str(path)
-    ).prepare_data()
+    settings = {"pattern": "*.txt", "vocab_size": conftest.VOCABULARY, "val_fraction": 0.2, "path": str(path)}
+    TextFiles(str(source), **settings).prepare_data()
     return path
 
 
@@ -125,11 +124,8 @@ def test_every_strategy_trains_alike(train: TrainWay, model: str, way: str) -> N
 
 
 SGD = ("--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=5", "--model.optimizer.fused=false")
-MUON_LR = (
-    "--model.optimizer=anlit.MuonAdamW",
-    "--model.optimizer.embedding_lr=0.002",
-    "--model.optimizer.weight_decay=3",
-)
+MUON_LR = ("--model.optimizer=anlit.MuonAdamW", "--model.optimizer.embedding_lr=0.002",
+           "--model.optimizer.weight_decay=3")  # fmt: skip
 CLIPPED = ("--model.qk_norm=false", "--model.qk_clip=0.002")
 GATED = ("--model.attention_gate=per_head",)
 VARIANTS = {
@@ -165,10 +161,9 @@ def test_what_steps_do_to_sharded_weights(train: TrainWay, variant: str) -> None
 
 
 @slow
-@pytest.mark.parametrize(
-    ("model", "setting"),
-    [*((model, "--model.runtime.meta_init=true") for model in MODELS), ("AnGPT", "--model.runtime.recompute_every=1")],
-)
+@pytest.mark.parametrize(("model", "setting"), [
+    *((model, "--model.runtime.meta_init=true") for model in MODELS), ("AnGPT", "--model.runtime.recompute_every=1"),
+])  # fmt: skip
 def test_weights_drawn_late_and_recomputed_blocks_change_nothing(train: TrainWay, model: str, setting: str) -> None:
     changed, plain = train(model, WAYS["fsdp2"], setting), train(model, WAYS["fsdp2"])
     assert column(changed, "train/loss") == column(plain, "train/loss")
@@ -206,11 +201,10 @@ MATRIX += [("async2", "one"), ("fsdp2", "async2"), ("fsdp2", "fsdp4")]
 OTHERS = [(a, b, model) for a, b in (*FAST_MATRIX, ("single2", "ddp2")) for model in ("GPT", "NGPT", "muon")]
 
 
-@pytest.mark.parametrize(
-    ("there", "here", "model"),
-    [(*w, "AnGPT") if w in FAST_MATRIX else pytest.param(*w, "AnGPT", marks=slow) for w in MATRIX]
-    + [pytest.param(*w, marks=slow) for w in OTHERS],
-)
+@pytest.mark.parametrize(("there", "here", "model"), [
+    *((*w, "AnGPT") if w in FAST_MATRIX else pytest.param(*w, "AnGPT", marks=slow) for w in MATRIX),
+    *(pytest.param(*w, marks=slow) for w in OTHERS),
+])  # fmt: skip
 def test_saved_there_continued_here(
     short_and_long: Path, tmp_path: Path, train: TrainWay, there: str, here: str, model: str
 ) -> None:

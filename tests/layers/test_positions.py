@@ -42,8 +42,7 @@ def test_a_pattern_inside_a_pattern_has_its_entries_in_turn() -> None:
 
 
 THEIRS = [
-    (LinearRoPE, "linear", {"factor": 2.5}, {}),
-    (DynamicNTK, "dynamic", {}, {"training_length": 2048}),
+    (LinearRoPE, "linear", {"factor": 2.5}, {}), (DynamicNTK, "dynamic", {}, {"training_length": 2048}),
     (Llama3RoPE, "llama3", {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
      {"training_length": 8192}),
     (Llama3RoPE, "llama3", {"factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 9.0}, {"training_length": 100}),
@@ -63,12 +62,10 @@ def test_stretched_rope_is_that_of_transformers(kind, rope_type, both, ours, bas
     functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
     length = 3 * ours.get("training_length", 1000)
     trained = {"original_max_position_embeddings": length // 3} if kind in (Llama3RoPE, YaRN) else {}
-    rope = (
-        {"rope_type": rope_type, "rope_theta": base, "partial_rotary_factor": fraction, "factor": 1.0} | both | trained
-    )
+    rope = {"rope_type": rope_type, "rope_theta": base, "partial_rotary_factor": fraction, "factor": 1.0}
     config = transformers.LlamaConfig(
         hidden_size=256, num_attention_heads=4, max_position_embeddings=2048 if kind is DynamicNTK else length,
-        rope_parameters=rope,
+        rope_parameters=rope | both | trained,
     )  # fmt: skip
     positions = kind(**both, **ours, base=base, fraction=fraction)
     frequencies, scale = functions[rope_type](config, seq_len=length)

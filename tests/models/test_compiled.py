@@ -10,11 +10,10 @@ from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 import anlit
-from anlit import GPT, AnGPT, AttentionPattern, LogN, ScaleInvariant, SlidingWindow
+from anlit import GPT, AnGPT, AttentionPattern, LogN, Runtime, ScaleInvariant, SlidingWindow
 from anlit.attention.backends import flash, flex
 from anlit.data.batch import batch_from_blocks
 from anlit.models.language_model import LanguageModel
-from anlit.models.runtime import Runtime
 from tests.attention import test_flash
 from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
 
@@ -52,14 +51,12 @@ def train(model: LanguageModel, steps: int) -> None:
 
 KINDS: dict[str, dict[str, object]] = {
     **{architecture.__name__: {"architecture": architecture} for architecture in ARCHITECTURES},
-    "eager": {"backend": "eager"},
     "c per layer": {"attention": ScaleInvariant(learned="per_layer"), "positions": anlit.DynamicNTK()},
     "alibi": {"attention": anlit.ALiBi(), "positions": anlit.PRoPE()},
-    "window": {"attention": SlidingWindow(5)},
-    "not masked": {"document_masking": False},
+    "eager": {"backend": "eager"}, "window": {"attention": SlidingWindow(5)}, "not masked": {"document_masking": False},
     "shared keys": {"attention": LogN(), "positions": anlit.NoPE(), "n_heads": 4, "n_kv_heads": 2, "d_head": 12},
     "threads": {"attention": ScaleInvariant(), "backend": "blockwise"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())

@@ -10,13 +10,12 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser
 
-from anlit import GPT, NGPT, AdamW, AnGPT, DynamicNTK, MuonAdamW, PRoPE, YaRN
+from anlit import GPT, NGPT, AdamW, AnGPT, DynamicNTK, MuonAdamW, PRoPE, Runtime, YaRN
 from anlit.errors import UserError
 from anlit.models.angpt import AnGPTConfig, Approximation
 from anlit.models.gpt import GPTConfig
 from anlit.models.language_model import LanguageModel
 from anlit.models.ngpt import NGPTConfig
-from anlit.models.runtime import Runtime
 from anlit.optim.optimizers import parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.settings import parameters_of, to_plain_values

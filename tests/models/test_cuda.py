@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from anlit import Plain, ScaleInvariant
+from anlit import Plain, Runtime, ScaleInvariant
 from anlit.layers.float8 import CAPABILITY, Float8Product
-from anlit.models.runtime import Runtime
 from anlit.optim.optimizers import parameter_groups
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 

@@ -11,9 +11,8 @@ from anlit import GPT, NGPT, AdamW, AnGPT, MuonAdamW
 from anlit.layers.scaling import ScalingVector
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
-from tests.models.tiny import ARCHITECTURES, CONSTANT, adamw, fit, jolt, tiny
+from tests.models.tiny import CONSTANT, adamw, architectures, fit, jolt, tiny
 
-architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 
 

@@ -4,13 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from anlit import GPT, NGPT, AnGPT, AttentionPattern, LogN, NoPE, PositionsPattern, RoPE, SlidingWindow
+from anlit import GPT, NGPT, AnGPT, AttentionPattern, LogN, NoPE, PositionsPattern, RoPE, SlidingWindow, load_checkpoint
 from anlit.attention.documents import Documents
-from anlit.checkpoints.loading import load_checkpoint
-from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, batches, fit, random_tokens, tiny
+from tests.models.tiny import CONSTANT, SIZE, adamw, architectures, batches, fit, random_tokens, tiny
 
 BATCH = random_tokens(2, 12), torch.tensor([[0] * 5 + [1] * 7, [0] * 12])
-architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
 @pytest.mark.parametrize("gate", ["per_head", "per_element"])

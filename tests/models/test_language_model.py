@@ -17,9 +17,7 @@ from anlit.models.flops import flops_per_token
 from anlit.optim.optimizers import parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.targets import IGNORED
-from tests.models.tiny import ARCHITECTURES, SIZE, Logged, adamw, batches, fit, random_tokens, tiny
-
-architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
+from tests.models.tiny import SIZE, Logged, adamw, architectures, batches, fit, random_tokens, tiny
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -15,10 +15,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from anlit import GPT, NGPT, AnGPT, MuonAdamW
+from anlit import GPT, NGPT, AnGPT, MuonAdamW, Runtime
 from anlit.layers import norms
 from anlit.models.decoder import Decoder
-from anlit.models.runtime import Runtime
 from anlit.optim.optimizers import parameter_groups
 from tests.models.tiny import random_tokens, tiny
 

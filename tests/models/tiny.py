@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning as L
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -17,6 +18,7 @@ from anlit.targets import IGNORED
 from tests.data.modules import collate, quiet_trainer
 
 ARCHITECTURES = [GPT, NGPT, AnGPT]
+architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 SIZE = {"vocab_size": 29, "context_length": 16, "n_layers": 2, "n_heads": 2, "d_model": 32}
 
 

@@ -12,9 +12,8 @@ from anlit import GPT, AdamW, AnGPT, LogN, MuonAdamW
 from anlit.errors import UserError
 from anlit.optim.optimizers import parameter_groups
 from anlit.optim.schedule import Schedule
-from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
+from tests.models.tiny import ARCHITECTURES, architectures, random_tokens, tiny
 
-architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 TOKENS = random_tokens(2, 12)
 
 
@@ -83,10 +82,8 @@ def test_matrices_are_steered_by_muon_and_the_rest_by_adamw_on_one_schedule(adju
     groups = {group["name"]: group["params"] for group in parameter_groups(reference)}
     muon = torch.optim.Muon(groups["matrices"], lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn=adjust_lr_fn)
     rates = {"embedding": (0.03, 0.1), "head": (0.004, 0.1), "vectors": (0.005, 0.0)}
-    others = [
-        torch.optim.AdamW(groups[name], lr=lr, weight_decay=decay, betas=(0.9, 0.95), eps=1e-9)
-        for name, (lr, decay) in rates.items()
-    ]
+    others = [torch.optim.AdamW(groups[name], lr=lr, weight_decay=decay, betas=(0.9, 0.95), eps=1e-9)
+              for name, (lr, decay) in rates.items()]  # fmt: skip
     for network, optimizers in [(model, [ours]), (reference, [muon, *others])]:
         steps(network, optimizers, [decaying(optimizer) for optimizer in optimizers])
     torch.testing.assert_close(model.state_dict(), reference.state_dict(), rtol=1e-6, atol=1e-6)

@@ -26,11 +26,10 @@ PROBE = torch.randn(*TOKENS.shape, SIZE["vocab_size"], generator=torch.Generator
 POSITIONS = {
     "rope half": (RoPE(fraction=0.5), lambda d_head: naive.rope(d_head, 0.5)),
     "rope whole": (RoPE(fraction=1.0), lambda d_head: naive.rope(d_head, 1.0)),
-    "p-rope": (PRoPE(), naive.p_rope),
-    "nope": (NoPE(), lambda d_head: []),
+    "p-rope": (PRoPE(), naive.p_rope), "nope": (NoPE(), lambda d_head: []),
     "dynamic ntk": (DynamicNTK(fraction=0.5, training_length=4), lambda d_head: naive.dynamic_ntk(d_head, 0.5, 6 / 4)),
     "pattern": (PositionsPattern([RoPE(fraction=0.5), NoPE()]), lambda d_head: [naive.rope(d_head, 0.5), []]),
-}
+}  # fmt: skip
 """With the radians per token of each rotated pair at head width D."""
 Formula = naive.Logit | list[tuple[naive.Logit, int | None]]
 """Of every layer, or of each layer of a pattern with its window."""
@@ -187,10 +186,8 @@ SETTINGS = [
     "mechanism": "pattern", "positions": "pattern"},
 ]  # fmt: skip
 OF_ONE = [
-    (GPT, {"qk_norm_gain": False}),
-    (GPT, {"tie_embeddings": True, "mechanism": "log n"}),
-    (NGPT, {"qk_norm_gain": False}),
-    (AnGPT, {"qk_norm_gain": True}),
+    (GPT, {"qk_norm_gain": False}), (GPT, {"tie_embeddings": True, "mechanism": "log n"}),
+    (NGPT, {"qk_norm_gain": False}), (AnGPT, {"qk_norm_gain": True}),
     *((AnGPT, {"qk_norm": qk_norm, **changes}) for qk_norm in (True, False) for changes in (
         {"s_qk": True}, {"silu_std": 1.0}, {"s_qk": True, "silu_std": 0.7, "n_kv_heads": 1},
     )),
@@ -199,11 +196,9 @@ OF_ONE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("architecture", "changes"),
-    [*((architecture, changes) for changes in SETTINGS for architecture in ORACLE), *OF_ONE],
-    ids=str,
-)
+@pytest.mark.parametrize(("architecture", "changes"), [
+    *((architecture, changes) for changes in SETTINGS for architecture in ORACLE), *OF_ONE
+], ids=str)  # fmt: skip
 def test_every_setting_matches_the_formulas(architecture, changes) -> None:
     check(architecture, **changes)
 

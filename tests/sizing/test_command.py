@@ -10,10 +10,8 @@ from anlit.commands.size import main
 from anlit.errors import UserError
 from tests.data.prepared import random_tokens, write_prepared
 
-MODEL = (
-    "--model AnGPT --model.vocab_size 256 --model.n_layers 2 --model.d_model 32 --model.n_heads 2 "
-    "--model.context_length 64 --data TokenShards --data.path nowhere"
-)
+MODEL = ("--model AnGPT --model.vocab_size 256 --model.n_layers 2 --model.d_model 32 --model.n_heads 2 "
+         "--model.context_length 64 --data TokenShards --data.path nowhere")  # fmt: skip
 
 
 def size(folder: Path, options: str) -> dict[str, Any]:
@@ -59,8 +57,7 @@ def test_a_prepared_corpus_gives_the_vocabulary_as_in_fit(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("options", "says"), [
     ("16-mixed", "precision=16-mixed is float16, .* set bf16-mixed or 32-true"),
-    ("16", "precision=16-mixed is float16"),
-    ("16-true", "precision=16-true is float16"),
+    ("16", "precision=16-mixed is float16"), ("16-true", "precision=16-true is float16"),
     ("64-true --gpus 8 --strategy fsdp", "=64-true does not go with fsdp, .*: set 32-true$"),
     ("transformer-engine", "=transformer-engine is not one of anlit's: set 32-true, .*64-true; float8 is "),
     ("bf16 --trainer.plugins lightning.pytorch.plugins.DoublePrecision", "DoublePrecision sets .*: set trainer.pr"),

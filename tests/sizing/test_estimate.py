@@ -99,7 +99,6 @@ def test_what_strategy_accumulation_and_recomputed_blocks_change() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_estimate_is_within_ten_percent_of_a_gpus_peak(name: str) -> None:
     settings = {"vocab_size": 50304, "n_layers": 6, "d_model": 768, "n_heads": 12, "context_length": 1024}

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from anlit import GPT, NGPT, AnGPT
+from anlit import GPT, NGPT, AnGPT, MuonAdamW
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
-from anlit.optim.optimizers import MuonAdamW
 from anlit.training.callbacks import LossGuard
 from tests.data.modules import collate
 from tests.models.tiny import CONSTANT, adamw, fit, random_tokens, tiny

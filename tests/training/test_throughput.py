@@ -45,9 +45,8 @@ class Passing(L.Callback):
         self.now += 1e6
 
 
-@pytest.mark.parametrize(
-    ("accumulate", "times", "waited"), [(1, ([3, 4], [5, 6]), 2), (2, ([7, 11], [15, 19]), 4)], ids=["1", "2"]
-)
+@pytest.mark.parametrize(("accumulate", "times", "waited"), [
+    (1, ([3, 4], [5, 6]), 2), (2, ([7, 11], [15, 19]), 4)], ids=["1", "2"])  # fmt: skip
 def test_step_times_waiting_and_speed_of_each_interval(
     monkeypatch, tmp_path: Path, accumulate: int, times: tuple[list[int], list[int]], waited: int
 ) -> None:

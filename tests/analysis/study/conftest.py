@@ -17,18 +17,14 @@ from anlit.commands import study as command
 from tests.data import processes
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
-STUDY: dict[str, Any] = {
-    "title": "Two arms",
-    "question": "Which one?",
-    "baseline": "gpt",
-    "arms": {
-        name: {"title": title, "configs": [f"{name}.yaml"], "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}}
-        for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))
-    },
-    "shared": {"configs": ["common.yaml"]},
-    "seeds": [1, 2, 3],
-    "sections": ["convergence", "tuning"],
+ARMS = {
+    name: {"title": title, "configs": [f"{name}.yaml"], "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}}
+    for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))
 }
+STUDY: dict[str, Any] = {
+    "title": "Two arms", "question": "Which one?", "baseline": "gpt", "arms": ARMS, "seeds": [1, 2, 3],
+    "shared": {"configs": ["common.yaml"]}, "sections": ["convergence", "tuning"],
+}  # fmt: skip
 Launch = Callable[..., "Process"]
 
 
@@ -44,10 +40,8 @@ def write_configs(folder: Path) -> None:
     for name in ("GPT", "AnGPT"):
         model = f"model: {{class_path: anlit.{name}, init_args: {{d_model: 128, n_layers: 4}}}}"
         (folder / f"{name.lower()}.yaml").write_text(model)
-    (folder / "common.yaml").write_text(
-        "model: {init_args: {vocab_size: 1024, context_length: 256}}\n"
-        "data: {init_args: {batch_size: 8}}\ntrainer: {max_steps: 400}"
-    )
+    common = "data: {init_args: {batch_size: 8}}\ntrainer: {max_steps: 400}\n"
+    (folder / "common.yaml").write_text(common + "model: {init_args: {vocab_size: 1024, context_length: 256}}")
 
 
 def write_study(folder: Path, **changes: Any) -> str:

@@ -26,9 +26,8 @@ def test_tuning_and_measuring_are_all_arms_at_all_points_and_seeds(study: Study)
     assert len({run.name for run in study.tuning_runs()}) == 2 * 3 == len(study.tuning_runs())
     best = {"gpt": study.arms[0].points[1], "angpt": study.arms[1].points[0]}
     measured = study.measured_runs(best)
-    assert [run.name.rsplit("-", 1)[0] for run in measured] == [
-        f"{arm}_lr={lr}_seed={seed}" for seed in (1, 2, 3) for arm, lr in (("gpt", 0.2), ("angpt", 0.1))
-    ]
+    names = [f"{arm}_lr={lr}_seed={seed}" for seed in (1, 2, 3) for arm, lr in (("gpt", 0.2), ("angpt", 0.1))]
+    assert [run.name.rsplit("-", 1)[0] for run in measured] == names
     assert measured[0].options(Path("x")) == [
         "--config", "gpt.yaml", "--config", "common.yaml", "--model.init_args.lr=0.2", "--seed_everything=1",
         "--data.init_args.seed=1", "--run_dir=x",
