@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except Preempted:
-        return _fail("ended by a signal before there was anything to save: start it again", PREEMPTED)
+        return _fail("ended by a signal: start it again, with --ckpt_path last where it has a checkpoint", PREEMPTED)
     except BrokenPipeError as error:
         return 1 if _is_stdout_closed() else _fail(unforeseen(error), 1)
     except KeyboardInterrupt:
@@ -71,7 +72,8 @@ def _run(command: str, *arguments: str) -> int:
     elif command == "--print_completion":
         echo(_completion(" ".join(arguments) or "bash"))
     elif command in COMMANDS:
-        with _preempted_by_signals() if command in LIGHTNING else nullcontext():
+        in_main = threading.current_thread() is threading.main_thread()
+        with _preempted_by_signals() if command in LIGHTNING and in_main else nullcontext():
             given = _import_modules([*arguments])
             make_torchmetrics_lazy()
             return _module(command).main([command, *given] if command in (*LIGHTNING, *EVALUATIONS) else given) or 0

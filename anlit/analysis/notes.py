@@ -65,7 +65,7 @@ def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
 
 def _states(group: Group) -> Iterator[str]:
     """Whether the numbers of a group do not come from all its runs, or from unfinished ones."""
-    states = Counter("that repeats another run" if run.complete or (group.unfinished and run.comparable) else run.state
+    states = Counter("equal to another run" if run.complete or (group.unfinished and run.comparable) else run.state
                      for run in group.runs if run not in group.counted)  # fmt: skip
     others = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     if not group.counted:
@@ -95,6 +95,8 @@ def _within(group: Group) -> Iterator[str]:
         yield f"{group.label}: seed {twice} occurs more than once, so its runs are not independent."
     if _apart([run.curve.tokens[-1] for run in group.counted], TOKENS_APART):
         yield f"{group.label}: its runs ended after different numbers of tokens."
+    for run in (run for run in group.counted if run.record.get("stopped_early")):
+        yield f"{run.folder} ended early, after {run.record['stopped_early']}."
     for run in (run for run in group.counted if run.changes):
         yield f"{run.folder} changed on the way: {'; '.join(run.changes)}."
 
@@ -108,7 +110,8 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
         yield f"{group.label}: its {what} of the {pairs} {seeds} that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():
-        kind = "validated differently" if _is_measured(key) or ".val_" in f".{name}" else "trained differently"
+        of_validation = _is_measured(key) or ".val_" in f".{name}" or "_val_" in name
+        kind = "validated differently" if of_validation else "trained differently"
         kind = "other data" if key in ("data.content", "data.tokenizer") else kind
         yield f"{group.label}: {kind}: {name} is {show(ours, key)}, the baseline {show(theirs, key)}."
     if group.architecture != baseline.architecture:

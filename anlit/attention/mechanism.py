@@ -75,11 +75,13 @@ class Mechanism(nn.Module):
         return None
 
 
-class Around(Mechanism):
+class MechanismWrapper(Mechanism):
     """A mechanism with another one inside, whose functions are its own unless it overrides them."""
 
     def __init__(self, mechanism: Mechanism) -> None:
         super().__init__()
+        if type(self) is MechanismWrapper:
+            raise ValueError("MechanismWrapper is no mechanism by itself: choose the one that is to be inside of it")
         self.mechanism = mechanism
 
     @property

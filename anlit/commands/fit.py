@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment
+from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
@@ -187,7 +187,8 @@ class FitCommand(ConfigurationParser):
             self.save_config_callback = None  # it would write config.yaml into the working directory
             callbacks, logger = [*callbacks, *progress], logger or False
         plugins = [*_as_list(trainer.get("plugins")), AtomicCheckpointIO()]  # it reads sharded checkpoints too
-        if SLURMEnvironment.detect() and not configured(ClusterEnvironment, plugins):
+        by_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun may run in a job
+        if by_slurm and not configured(ClusterEnvironment, plugins):
             plugins.append(SLURMEnvironment(auto_requeue=False))  # train.sbatch does, after our checkpoint
         return super().instantiate_trainer(callbacks=callbacks, logger=logger, plugins=plugins, **kwargs)
 

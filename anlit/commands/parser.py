@@ -126,12 +126,20 @@ def changes_of_class(config: Namespace) -> Iterator[str]:
         known = {parameter.name for parameter in parameters_of(kind)} if inspect.isclass(kind) else set()
         specs = {str(file): read_yaml(str(file), CONFIGURATION).get(part) for file in config.config or []}
         last = {setting: file for file, spec in specs.items() for setting in init_args(spec)}
+        final = config[part].as_dict().get("init_args")
         for file, spec in specs.items():
             if left_out := ", ".join(setting for setting in init_args(spec) if setting not in known):
                 yield f"{file}: {left_out} left out, {name} has no such {part} settings."
-            kept = " and ".join(setting for setting in ("optimizer", "schedule") if last.get(setting) == file)
+            kept = " and ".join(name for name in ("optimizer", "schedule") if last.get(name) == file
+                                and _is_part({name: init_args(spec)[name]}, final))  # fmt: skip
             if kept and class_name(spec) not in ("", name):
                 yield f"{file}: {kept} of {class_name(spec)} kept for {name}; its own are in model/{name.lower()}.yaml."
+
+
+def _is_part(given: Any, whole: Any) -> bool:
+    if isinstance(given, dict):
+        return isinstance(whole, dict) and all(_is_part(value, whole.get(key)) for key, value in given.items())
+    return bool(given == whole)
 
 
 def _settings(part: Any, key: str, owner: Any = None) -> Iterator[tuple[str, Any, str, Any]]:

@@ -184,7 +184,7 @@ def _after(study: Study, output: Path) -> None:
     """
     trials = study.measured_runs(select(study, tune(study, output)))
     done = [folder for trial in trials if state_of(folder := output / trial.name).status == "finished"]
-    newest = max(((folder / "run.json").stat().st_ctime for folder in done), default=0.0)
+    newest = max((folder.stat().st_mtime for folder in done), default=0.0)
     for name, template in (study.content.get("after") or {}).items() if done else ():
         stamp = output / name / f"{name}.json"
         if stamp.is_file() and stamp.stat().st_mtime > newest:

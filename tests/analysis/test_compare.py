@@ -146,7 +146,7 @@ def test_a_run_given_twice_counts_once(make_run, runs, tmp_path):
     given = [runs, f"{runs}/../runs/angpt1", str(tmp_path / "link")]
     report = compare(given, str(tmp_path / "o"))
     assert len(report.results[1].speedup.values) == len(report.results[1].final_loss.values) == 2
-    assert "anGPT, plain: 2 of 3 runs are counted; left out: 1 that repeats another run." in report.notes
+    assert "anGPT, plain: 2 of 3 runs are counted; left out: 1 equal to another run." in report.notes
     make_run("again", SLOWER, ANGPT, seed=2)
     report = compare(given, str(tmp_path / "o"))
     assert any("seed 2 occurs more than once" in note for note in report.notes)
@@ -205,6 +205,8 @@ def slowing(tokens):
     ({"settings": {"model.init_args.context_length": 512}}, "context_length is 512, the baseline 256."),
     ({"settings": {"data.init_args.batch_size": 32}}, "trained differently: batch_size is 32, the baseline 16."),
     ({"settings": {"trainer.val_check_interval": 50}}, "validated differently: val_check_interval is 50"),
+    ({"settings": {"trainer.check_val_every_n_epoch": 2}}, "validated differently: check_val_every_n_epoch is 2"),
+    ({"record": {"stopped_early": "4 of 9 steps, by X"}}, "b ended early, after 4 of 9 steps, by X."),
     ({"settings": {"trainer.gradient_clip_val": 0.5}}, "trained differently: gradient_clip_val is 0.5"),
     ({"settings": {"initial_weights": "a.ckpt"}}, "trained differently: initial_weights is True, the baseline none."),
     ({"settings": {"model.init_args.dropout": 0.5}}, "trained differently: dropout is 0.5"),

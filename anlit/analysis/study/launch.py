@@ -185,6 +185,7 @@ def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
             shutil.copytree(source, partial, symlinks=True, copy_function=_link)
         else:
             restore(recorded, partial, source)
+        os.utime(partial)  # what comes after the runs is made again
         partial.rename(output / name)  # a kill before it leaves no half of a run
         echo(f"{name}: taken from {source}")
 

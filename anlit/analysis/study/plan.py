@@ -57,9 +57,11 @@ def grid(grids: Any, where: str) -> list[Setting]:
     `where`, for another form.
     """
     points: dict[str, Setting] = {}
-    for lines in grids if isinstance(grids, list) else [grids or {}]:
+    listed = grids if isinstance(grids, list) else [grids or {}]
+    keys = list(dict.fromkeys(key for lines in listed if isinstance(lines, dict) for key in lines))
+    for lines in listed:
         require(where, lines, LINES)
-        for choices in itertools.product(*(_line(key, lines, where) for key in sorted(lines))):
+        for choices in itertools.product(*(_line(key, values, keys, where) for key, values in sorted(lines.items()))):
             shown, settings = ({key: value for choice in choices for key, value in getattr(choice, part).items()}
                                for part in ("shown", "settings"))  # fmt: skip
             points.setdefault(json.dumps(settings, sort_keys=True, default=str), Setting(shown, settings))
@@ -68,15 +70,14 @@ def grid(grids: Any, where: str) -> list[Setting]:
     return list(points.values())
 
 
-def _line(key: str, lines: dict[str, Any], where: str) -> list[Setting]:
-    values = lines[key]
+def _line(key: str, values: Any, keys: list[str], where: str) -> list[Setting]:
     if isinstance(values, dict) and "class_path" not in values:
         for name, settings in values.items():
             require(f"the choice {name!r} of '{key}' in {where}", settings, LINES)
         return [Setting({key: name}, settings) for name, settings in values.items()]
     last = key.rsplit(".", 1)[-1]
-    is_shared = sum(other.rsplit(".", 1)[-1] == last for other in lines) > 1
-    short = "data_seed" if key == "data.init_args.seed" else short_names(list(lines))[key] if is_shared else last
+    is_shared = sum(other.rsplit(".", 1)[-1] == last for other in keys) > 1
+    short = "data_seed" if key == "data.init_args.seed" else short_names(keys)[key] if is_shared else last
     return [Setting({short: value}, {key: value}) for value in (values if isinstance(values, list) else [values])]
 
 

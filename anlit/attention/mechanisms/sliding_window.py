@@ -1,10 +1,10 @@
 """Attention to the latest keys only (arXiv 2004.05150)."""
 
-from anlit.attention.mechanism import Around, Mechanism
+from anlit.attention.mechanism import Mechanism, MechanismWrapper
 from anlit.attention.mechanisms.plain import Plain
 
 
-class SlidingWindow(Around):
+class SlidingWindow(MechanismWrapper):
     """Another mechanism over the `width` latest keys of the query's document, the query's own included.
 
     n counts the keys inside the window: a gain g(n) grows until the window is full.

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from anlit.attention.mechanism import Around, Mechanism
+from anlit.attention.mechanism import Mechanism, MechanismWrapper
 
 
-class WarmStart(Around):
+class WarmStart(MechanismWrapper):
     """Plain attention that becomes `mechanism` over the first optimizer steps of a run.
 
     With w from 0 to 1, saved with the weights, logits are (1 + w(a − 1))·(1 + w(g − 1))·S + w·m, where a, g and m are

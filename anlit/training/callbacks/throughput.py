@@ -130,8 +130,8 @@ class Throughput(L.Callback):
 def measuring(trainer: L.Trainer, model: L.LightningModule) -> Iterator[dict[str, Any]]:
     """For forward passes between steps: in eval mode, in the precision of training, and left out of its time.
 
-    `Throughput` comes before the callback that measures. What is put into the dictionary is logged at the step of the
-    last batch. Each module's mode is restored.
+    `Throughput` comes before the callback that measures, or a step would end after it. What is put into the dictionary
+    is logged at the step of the last batch. Each module's mode is restored.
     """
     begun, modes = time.perf_counter(), {module: module.training for module in model.modules()}
     values: dict[str, Any] = {}

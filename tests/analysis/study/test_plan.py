@@ -15,8 +15,8 @@ def test_a_grid_is_its_product_a_list_their_union_and_a_choice_changes_several_s
     points = grid([{"m.lr": [0.1, 0.2], "m.depth": [1, 2]}, {"m.lr": 0.1, "m.depth": 2}], "here")
     names = ["depth=1_lr=0.1", "depth=1_lr=0.2", "depth=2_lr=0.1", "depth=2_lr=0.2"]
     assert sorted(point.name for point in points) == names
-    (point,) = grid({"m.first.lr": [1], "m.second.lr": [2]}, "here")
-    assert point.shown == {"first.lr": 1, "second.lr": 2}
+    alike = grid([{"m.first.lr": [1], "m.second.lr": [2]}, {"m.second.lr": 2}], "here")
+    assert [point.shown for point in alike] == [{"first.lr": 1, "second.lr": 2}, {"second.lr": 2}]
     choices = grid({"size": {"small": {"m.d": 1, "m.h": 1}, "large": {"m.d": 2, "m.h": 2}}}, "here")
     named = {point.name: point.settings for point in choices}
     assert named == {"size=small": {"m.d": 1, "m.h": 1}, "size=large": {"m.d": 2, "m.h": 2}}
