@@ -28,7 +28,7 @@ import anlit.data.mixture
 import anlit.data.needle
 import anlit.models
 import anlit.training.callbacks  # noqa: F401  short class names in YAML are those of imported classes
-from anlit.configuration import class_name, init_args
+from anlit.configuration import ARCHITECTURES, class_name, init_args
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.data.storage.manifest import MANIFEST, read_manifest
@@ -130,10 +130,11 @@ def changes_of_class(config: Namespace) -> Iterator[str]:
         for file, spec in specs.items():
             if left_out := ", ".join(setting for setting in init_args(spec) if setting not in known):
                 yield f"{file}: {left_out} left out, {name} has no such {part} settings."
-            kept = " and ".join(name for name in ("optimizer", "schedule") if last.get(name) == file
-                                and _is_part({name: init_args(spec)[name]}, final))  # fmt: skip
+            kept = " and ".join(key for key in ("optimizer", "schedule") if last.get(key) == file
+                                and _is_part({key: init_args(spec)[key]}, final))  # fmt: skip
             if kept and class_name(spec) not in ("", name):
-                yield f"{file}: {kept} of {class_name(spec)} kept for {name}; its own are in model/{name.lower()}.yaml."
+                own = f"; its own are in model/{name.lower()}.yaml" * (name in ARCHITECTURES)
+                yield f"{file}: {kept} of {class_name(spec)} kept for {name}{own}."
 
 
 def _is_part(given: Any, whole: Any) -> bool:

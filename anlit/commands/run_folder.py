@@ -115,9 +115,8 @@ def _refuse_occupied(run: Path, why: str) -> None:
     """Refuse a folder with files that a run has written: only the run itself may write over them."""
     names = (CONFIG, METRICS, RECORD, *(path.name for path in run.glob("hpc_ckpt_*")))  # which Lightning would load
     if complete_checkpoints(run / CHECKPOINTS) or any((run / name).exists() for name in names):
-        fix = (
-            f"continue it with --ckpt_path {location.name_to_continue(run / CHECKPOINTS)}, or choose another --run_dir"
-        )
+        checkpoint = location.name_to_continue(run / CHECKPOINTS)
+        fix = f"continue it with --ckpt_path {checkpoint}, or choose another --run_dir"
         raise UserError(f"run_dir={run} already holds a run{why}: {fix}")
 
 
