@@ -16,7 +16,12 @@ _HOME = {
     "NeedleInHaystack": "anlit.data.needle",
     "load_checkpoint": "anlit.checkpoints.loading",
 }
-_ROOMS = ("anlit.attention.mechanisms", "anlit.layers.positions", "anlit.optim.optimizers", "anlit.data.corpora")
+_ROOMS = (
+    "anlit.attention.mechanisms",
+    "anlit.layers.positions",
+    "anlit.optim.optimizers",
+    "anlit.data.corpora",
+)
 """Each public class of these is `anlit.<Name>`; a room that needs more packages comes later."""
 
 

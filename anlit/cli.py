@@ -54,7 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except Preempted:
-        return _fail("ended by a signal: start it again, with --ckpt_path last where it has a checkpoint", PREEMPTED)
+        return _fail(
+            "ended by a signal: start it again, with --ckpt_path last where it has a checkpoint",
+            PREEMPTED,
+        )
     except BrokenPipeError as error:
         return 1 if _is_stdout_closed() else _fail(unforeseen(error), 1)
     except KeyboardInterrupt:
@@ -76,7 +79,12 @@ def _run(command: str, *arguments: str) -> int:
         with _preempted_by_signals() if command in LIGHTNING and in_main else nullcontext():
             given = _import_modules([*arguments])
             make_torchmetrics_lazy()
-            return _module(command).main([command, *given] if command in (*LIGHTNING, *EVALUATIONS) else given) or 0
+            return (
+                _module(command).main(
+                    [command, *given] if command in (*LIGHTNING, *EVALUATIONS) else given
+                )
+                or 0
+            )
     else:
         raise UserError(f"unknown command '{command}': choose one of {', '.join(COMMANDS)}")
     return 0
@@ -110,9 +118,13 @@ def _completion(shell: str) -> str:
     try:
         import shtab
     except ImportError as error:
-        raise UserError(f"--print_completion needs shtab: {install('completion', 'shtab')}") from error
+        raise UserError(
+            f"--print_completion needs shtab: {install('completion', 'shtab')}"
+        ) from error
     if shell not in shtab.SUPPORTED_SHELLS:
-        raise UserError(f"--print_completion {shell} is not known: choose one of {', '.join(shtab.SUPPORTED_SHELLS)}")
+        raise UserError(
+            f"--print_completion {shell} is not known: choose one of {', '.join(shtab.SUPPORTED_SHELLS)}"
+        )
     program = argparse.ArgumentParser(prog="anlit")
     below = program.add_subparsers()
     for name, what in COMMANDS.items():

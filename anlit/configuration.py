@@ -28,8 +28,14 @@ def attention_label(spec: Any) -> str:
         return attention_label(settings.get("layers") or [])
     if name in ("SlidingWindow", "WarmStart"):
         inner = attention_label(settings.get("mechanism"))
-        return inner if name == "WarmStart" else f"{inner} in a window of {settings.get('width', '?')}"
-    return name if name in _SPELLED else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
+        return (
+            inner if name == "WarmStart" else f"{inner} in a window of {settings.get('width', '?')}"
+        )
+    return (
+        name
+        if name in _SPELLED
+        else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
+    )
 
 
 MEASURED = ("data.val_blocks", "data.val_tokens", "data.val_context_length", "data.score_first_token",
@@ -40,9 +46,17 @@ MEASURED = ("data.val_blocks", "data.val_tokens", "data.val_context_length", "da
 def n_devices(devices: Any) -> int:
     """How many `trainer.devices` means: 4, "4", [0, 1] or "0,1"; 1 for what depends on the machine, auto and −1."""
     if isinstance(devices, str):
-        devices = [part for part in devices.split(",") if part.strip()] if "," in devices else devices
+        devices = (
+            [part for part in devices.split(",") if part.strip()] if "," in devices else devices
+        )
         devices = int(devices) if isinstance(devices, str) and devices.isdecimal() else devices
-    return len(devices) if isinstance(devices, list) else max(1, devices) if isinstance(devices, int) else 1
+    return (
+        len(devices)
+        if isinstance(devices, list)
+        else max(1, devices)
+        if isinstance(devices, int)
+        else 1
+    )
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -45,11 +45,19 @@ def unforeseen(error: BaseException) -> str:
     text = f"anlit {' '.join(sys.argv[1:])}\n\n{''.join(traceback.format_exception(error))}"
     for folder in (RUN_FOLDER.get() or tempfile.gettempdir(), tempfile.gettempdir()):
         try:
-            (file := Path(folder) / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+            (file := Path(folder) / name).write_text(
+                text, encoding="utf-8", errors="backslashreplace"
+            )
             break
         except OSError:  # a full disk, for example
             file = Path()
     message = textwrap.shorten(str(error), LONGEST_MESSAGE, placeholder=" …")
     place = traceback.extract_tb(error.__traceback__)[-1]
-    kept = f"please report it with {file}, which has the traceback" if file.name else "its traceback could not be kept"
-    return f"unforeseen {type(error).__name__} ({message}) at {place.filename}:{place.lineno}: {kept}"
+    kept = (
+        f"please report it with {file}, which has the traceback"
+        if file.name
+        else "its traceback could not be kept"
+    )
+    return (
+        f"unforeseen {type(error).__name__} ({message}) at {place.filename}:{place.lineno}: {kept}"
+    )

@@ -23,7 +23,9 @@ def make_torchmetrics_lazy() -> None:
     spec = None if NAME in sys.modules else importlib.util.find_spec(NAME)
     if spec is not None and spec.loader is not None:
         package = importlib.util.module_from_spec(spec)
-        vars(package).update(_logger=logging.getLogger(NAME), __getattr__=lambda name: _attribute(package, name))
+        vars(package).update(
+            _logger=logging.getLogger(NAME), __getattr__=lambda name: _attribute(package, name)
+        )
         sys.modules[NAME] = package
 
 
@@ -33,7 +35,9 @@ def _attribute(package: ModuleType, name: str) -> Any:
         raise AttributeError(name)
     try:
         if name != "__version__":
-            importlib.import_module(f"{NAME}.utilities")  # first: its parts import each other in a circle
+            importlib.import_module(
+                f"{NAME}.utilities"
+            )  # first: its parts import each other in a circle
         value = getattr(importlib.import_module(f"{NAME}.{HOMES[name]}"), name)
     except (KeyError, ImportError, AttributeError):
         vars(package).pop("__getattr__", None)

@@ -8,7 +8,16 @@ from typing import Any, Literal, get_args
 
 from anlit.errors import UserError
 
-SIZES = ("context_length", "d_ff", "d_head", "d_model", "n_heads", "n_kv_heads", "n_layers", "vocab_size")
+SIZES = (
+    "context_length",
+    "d_ff",
+    "d_head",
+    "d_model",
+    "n_heads",
+    "n_kv_heads",
+    "n_layers",
+    "vocab_size",
+)
 COUNTS = ("checkpoint_every_n_steps", "trainer.accumulate_grad_batches", "trainer.num_nodes")
 BATCHES = ("data.batch_size", "data.context_length", "data.val_batch_size", "data.val_blocks",
            "data.val_context_length", "data.val_samples", "data.val_tokens")  # fmt: skip
@@ -17,7 +26,13 @@ RATES = ("embedding_lr", "head_lr", "lr", "vector_lr", "weight_decay")
 AMOUNTS = ("gradient_clip_val", "limit_test_batches", "limit_val_batches", "log_every_n_steps")
 FACTORS = ("alpha_init", "alpha_scale", "init_std", "qk_clip", "s_qk_init", "s_qk_scale", "s_uv_init", "s_uv_scale",
            "s_z_init", "s_z_scale", "silu_std")  # fmt: skip
-SHARES = ("dropout", "optimizer.betas.0", "optimizer.betas.1", "optimizer.momentum", "schedule.warmup")
+SHARES = (
+    "dropout",
+    "optimizer.betas.0",
+    "optimizer.betas.1",
+    "optimizer.momentum",
+    "schedule.warmup",
+)
 RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
     ("1 or more", lambda x: x >= 1, [*COUNTS, *BATCHES, *(f"model.{size}" for size in SIZES)]),
     ("0 or more", lambda x: x >= 0, ["data.cache_gb", "data.num_workers", "data.seed", "model.runtime.recompute_every",
@@ -38,7 +53,13 @@ checks alone."""
 RANGE_OF = {key: (holds, words) for words, holds, keys in RANGES for key in keys}
 
 Precision = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
-LONG_NAMES = {"None": "32-true", "32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+LONG_NAMES = {
+    "None": "32-true",
+    "32": "32-true",
+    "64": "64-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+}
 """Lightning's short names of precisions → its long ones."""
 
 
@@ -56,7 +77,9 @@ def check_ranges(key: str, value: Any) -> None:
         holds, words = RANGE_OF[key]
         finite = abs(value) < math.inf
         if not (finite and holds(value)):
-            raise UserError(f"{key}={value} is out of range: give {'' if finite else 'a finite number, '}{words}")
+            raise UserError(
+                f"{key}={value} is out of range: give {'' if finite else 'a finite number, '}{words}"
+            )
 
 
 def check_precision(given: Any) -> Any:

@@ -37,7 +37,9 @@ def read_text(path: str | Path) -> str:
     return content.decode()
 
 
-def read_json(path: str | Path, schema: Any = object, advice: str = "repair or remove it", missing: Any = None) -> Any:
+def read_json(
+    path: str | Path, schema: Any = object, advice: str = "repair or remove it", missing: Any = None
+) -> Any:
     """The content of a JSON file that is as `schema` says; `missing`, if it is given, where there is no file.
 
     Raises UserError, which names the file, the reason and `advice`, if it cannot be read or is not so.
@@ -60,7 +62,9 @@ def _read(path: str | Path, parse: Callable[[str], Any], schema: Any, advice: st
         raise _unreadable(path, error, advice) from error
 
 
-def read_rows(path: str | Path, advice: str = "repair it or leave the run out") -> list[dict[str, str]]:
+def read_rows(
+    path: str | Path, advice: str = "repair it or leave the run out"
+) -> list[dict[str, str]]:
     """The rows of a CSV file by its header, with "" for an empty cell. A last line without an end is left out.
 
     Raises UserError, which names the file, if it cannot be read, or has other rows than its header says.
@@ -99,8 +103,12 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 def parse_yaml(text: str) -> Any:
     """The content of YAML. Raises YAMLError, or ValueError if it is nested too deep or its aliases expand too far."""
     depth = 0
-    for event in yaml.parse(text, Loader=_Loader):  # before anything is built: the loader calls itself for each level
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+    for event in yaml.parse(
+        text, Loader=_Loader
+    ):  # before anything is built: the loader calls itself for each level
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > DEEPEST:
             raise ValueError(TOO_DEEP)
     try:
@@ -121,10 +129,14 @@ def _bounded(content: Any, most: float = math.inf) -> Any:
     level, total = [content], 0
     for _ in range(DEEPEST + 1):
         parts = [value for value in level if isinstance(value, dict | list)]
-        total += sum(map(len, parts)) + sum(len(value) // LONG_STRING for value in level if isinstance(value, str))
+        total += sum(map(len, parts)) + sum(
+            len(value) // LONG_STRING for value in level if isinstance(value, str)
+        )
         if total > most:
             raise ValueError(f"it expands to more than {most:,} values")
-        level = [inner for part in parts for inner in (part.values() if isinstance(part, dict) else part)]
+        level = [
+            inner for part in parts for inner in (part.values() if isinstance(part, dict) else part)
+        ]
         if not level:
             return content
     raise ValueError(TOO_DEEP)
@@ -146,7 +158,9 @@ def check(value: Any, schema: Any, name: str = "", complete: bool = False) -> No
             check(item, schema[0], f"an entry of {name or 'its content'}", complete)
     if isinstance(schema, dict):
         if str in schema and (others := [key for key in value if not isinstance(key, str)]):
-            raise ValueError(f"{name} has the key {others[0]!r}, which is no string: put it in quotes")
+            raise ValueError(
+                f"{name} has the key {others[0]!r}, which is no string: put it in quotes"
+            )
         for key, part in (dict.fromkeys(value, schema[str]) if str in schema else schema).items():
             inner = f"{name}.{key}".removeprefix(".")
             if value.get(key) is not None:
@@ -156,5 +170,7 @@ def check(value: Any, schema: Any, name: str = "", complete: bool = False) -> No
 
 
 def _unreadable(path: str | Path, error: Exception, advice: str) -> UserError:
-    reason = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
+    reason = (error.strerror if isinstance(error, OSError) else None) or " ".join(
+        str(error).split()
+    )
     return UserError(f"{path} cannot be read ({reason}): {advice}")

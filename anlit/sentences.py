@@ -74,7 +74,9 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
 
     def number(text: str) -> float:
         if not least <= (value := kind(text)) < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} must be at least {least}{' and finite' * (kind is float)}")
+            raise argparse.ArgumentTypeError(
+                f"{text} must be at least {least}{' and finite' * (kind is float)}"
+            )
         return value
 
     number.__name__ = kind.__name__  # which argparse names in its error
@@ -89,7 +91,9 @@ def numbers(text: str) -> tuple[int, ...]:
 def sentence(message: str, options: Collection[str], program: str) -> str:
     """The cause in what a parser said. `options`: all that may be given; `program`: the whole command, `anlit fit`."""
     message, see = message.strip(), f"{program} --help lists the options"
-    message = _OTHERS.sub(r"\1\2", message)  # of a union's members, the first that takes a class has the class given
+    message = _OTHERS.sub(
+        r"\1\2", message
+    )  # of a union's members, the first that takes a class has the class given
     if match := _UNKNOWN.search(message):
         return _unknown(message, match, options, program, see)
     key = ".".join(keys := _key(message))
@@ -98,7 +102,10 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
     if match := _MISSING.search(message):
         names = [f"--{'.'.join([*keys, name])}" if keys else name for name in match[1].split(", ")]
         names = [name.replace(f"{program.split()[-1]}.", "--", 1) for name in names]
-        names = [f"{name} ({classes})" if (classes := classes_for(name.lstrip("-"))) else name for name in names]
+        names = [
+            f"{name} ({classes})" if (classes := classes_for(name.lstrip("-"))) else name
+            for name in names
+        ]
         fix = "give it in a --config FILE or as an option" if "--config" in options else see
         return f"{program} needs {' and '.join(names)}: {fix}"
     if match := _OPTION.match(message):
@@ -113,7 +120,11 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
         return f"{key}={match[1]} is the name of several classes: choose {match[2].replace(', ', ' or ')}"
     if match := _NO_CLASS.search(message):
         return no_class(key, _first(match) or value)
-    if kinds := [kind or f"one of {values}" for kind, values in _EXPECTED.findall(message) if kind != "NoneType"]:
+    if kinds := [
+        kind or f"one of {values}"
+        for kind, values in _EXPECTED.findall(message)
+        if kind != "NoneType"
+    ]:
         fix = " or ".join(dict.fromkeys(map(_kind, kinds)))
         if value[:1] in ("[", "{") and "str" in kinds:  # which the parser took for YAML
             fix += ", one in brackets with quotes in a --config FILE"
@@ -121,7 +132,9 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
     return f"{' '.join(message.split())[:400]}: {see}"
 
 
-def _unknown(message: str, match: re.Match[str], options: Collection[str], program: str, see: str) -> str:
+def _unknown(
+    message: str, match: re.Match[str], options: Collection[str], program: str, see: str
+) -> str:
     """The sentence about an option, or a setting of a class, that there is not."""
     name, keys = _first(match), _key(message[: match.start()])
     after = _OWNER_AFTER.match(message, message.find("Got value", match.end()))
@@ -135,11 +148,18 @@ def _unknown(message: str, match: re.Match[str], options: Collection[str], progr
         if kind == "LanguageModel":  # the class of all models: none was chosen
             return sentence("the following arguments are required: --model", options, program)
         known = parameters_of(getattr(importlib.import_module(module), kind))
-        name, options = name.lstrip("-"), [parameter.name for parameter in known if parameter.name != "params"]
+        name, options = (
+            name.lstrip("-"),
+            [parameter.name for parameter in known if parameter.name != "params"],
+        )
         see = "the class has none, so leave it out, or choose a class that has it"
     what = f"an option of {program}" if name.startswith("-") else f"a setting of {owner or program}"
     wanted, plain, fix = name.lstrip("-"), [option.lstrip("-") for option in options], see
-    close = [near for part in (wanted, wanted.split(".")[0]) for near in difflib.get_close_matches(part, plain, n=1)]
+    close = [
+        near
+        for part in (wanted, wanted.split(".")[0])
+        for near in difflib.get_close_matches(part, plain, n=1)
+    ]
     if close:
         fix = f"did you mean {name.removesuffix(wanted)}{close[0]}?"
     elif options and wanted == name and len(options) < 40:
@@ -159,7 +179,11 @@ def classes_for(name: str) -> str:
     rooms = {"data": "data.corpora", "attention": "attention.mechanisms", "positions": "layers.positions",
              "optimizer": "optim.optimizers"}  # fmt: skip
     prefix = "anlit." if name == "optimizer" else ""  # torch has an AdamW too
-    names = [f"{prefix}{kind}" for kind in public_classes(f"anlit.{rooms[name]}")] if name in rooms else []
+    names = (
+        [f"{prefix}{kind}" for kind in public_classes(f"anlit.{rooms[name]}")]
+        if name in rooms
+        else []
+    )
     names += {"model": ["GPT", "NGPT", "AnGPT"], "data": ["Mixture", "TokenShards", "NeedleInHaystack"],
               "optimizer": ["the path of a torch optimizer such as torch.optim.SGD"]}.get(name, [])  # fmt: skip
     names = [kind for kind in names if kind != "Positions"]
@@ -184,7 +208,10 @@ def of_constructor(error: Exception) -> str:
 
 def is_of_lightning(error: Exception) -> bool:
     """Whether a run ended because Lightning refuses a setting of the Trainer or of its callbacks."""
-    return type(error).__name__ == "MisconfigurationException" or _MONITOR.search(str(error)) is not None
+    return (
+        type(error).__name__ == "MisconfigurationException"
+        or _MONITOR.search(str(error)) is not None
+    )
 
 
 def _first(match: re.Match[str]) -> str:

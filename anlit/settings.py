@@ -68,8 +68,15 @@ def build_from_plain(kind: type[T], arguments: Mapping[str, Any], where: str) ->
     """
     known = _annotations(kind)
     if unknown := [name for name in arguments if name not in known]:
-        raise UserError(f"{where} has {shown(unknown[0])}, which is not a setting of {kind.__name__}: remove it")
-    return kind(**{name: _convert(known[name], value, kind, f"{where}.{name}") for name, value in arguments.items()})
+        raise UserError(
+            f"{where} has {shown(unknown[0])}, which is not a setting of {kind.__name__}: remove it"
+        )
+    return kind(
+        **{
+            name: _convert(known[name], value, kind, f"{where}.{name}")
+            for name, value in arguments.items()
+        }
+    )
 
 
 def subclass_named(base: type[T], path: str, where: str) -> type[T]:
@@ -82,9 +89,13 @@ def subclass_named(base: type[T], path: str, where: str) -> type[T]:
     for kind in family:
         family += [child for child in kind.__subclasses__() if child not in family]
     classes = [kind for kind in family if kind.__name__ == name]
-    if "." in path:  # a package may offer the class under a shorter path, so the package and the name are enough
+    if (
+        "." in path
+    ):  # a package may offer the class under a shorter path, so the package and the name are enough
         exact = [kind for kind in classes if _path_of(kind) == path]
-        classes = exact or [kind for kind in classes if kind.__module__.partition(".")[0] == package]
+        classes = exact or [
+            kind for kind in classes if kind.__module__.partition(".")[0] == package
+        ]
     if len(classes) == 1:
         return classes[0]
     raise UserError(
@@ -123,25 +134,47 @@ def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
             except UserError:
                 if choice is choices[-1]:
                     raise
-    if (annotation is Any or (annotation in (list, dict) and isinstance(value, annotation))) and is_plain(value):
+    if (
+        annotation is Any or (annotation in (list, dict) and isinstance(value, annotation))
+    ) and is_plain(value):
         return value
-    if origin is Literal and any(value == choice and type(value) is type(choice) for choice in inner):
+    if origin is Literal and any(
+        value == choice and type(value) is type(choice) for choice in inner
+    ):
         return value
     if annotation is float and type(value) is int and abs(value) < LARGEST_NUMBER:
         return float(value)
     if annotation in (*SCALARS, None) and type(value) is (annotation or type(None)):
         return value
     if origin in (list, Sequence) and isinstance(value, list):
-        return [_convert(inner[0], part, owner, f"{where}.{number}") for number, part in enumerate(value)]
-    if origin is tuple and isinstance(value, list | tuple) and (len(value) == len(inner) or inner[-1] is ...):
+        return [
+            _convert(inner[0], part, owner, f"{where}.{number}")
+            for number, part in enumerate(value)
+        ]
+    if (
+        origin is tuple
+        and isinstance(value, list | tuple)
+        and (len(value) == len(inner) or inner[-1] is ...)
+    ):
         kinds = [inner[0]] * len(value) if inner[-1] is ... else inner
-        return tuple(_convert(kind, part, owner, where) for kind, part in zip(kinds, value, strict=True))
+        return tuple(
+            _convert(kind, part, owner, where) for kind, part in zip(kinds, value, strict=True)
+        )
     if origin in (dict, Mapping) and isinstance(value, dict):
-        return {_convert(inner[0], k, owner, where): _convert(inner[1], v, owner, where) for k, v in value.items()}
+        return {
+            _convert(inner[0], k, owner, where): _convert(inner[1], v, owner, where)
+            for k, v in value.items()
+        }
     if _is_ours(annotation, owner) and isinstance(value, str | dict):
         return _build_part(annotation, value, where)
-    kind = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
-    raise UserError(f"{where} is {shown(value)}, which cannot be read as {kind}: give another value")
+    kind = (
+        annotation.__name__
+        if isinstance(annotation, type)
+        else str(annotation).replace("typing.", "")
+    )
+    raise UserError(
+        f"{where} is {shown(value)}, which cannot be read as {kind}: give another value"
+    )
 
 
 def _build_part(base: type, value: str | dict[str, Any], where: str) -> Any:
@@ -150,14 +183,22 @@ def _build_part(base: type, value: str | dict[str, Any], where: str) -> Any:
     if "class_path" not in spec:
         return build_from_plain(base, spec, where)
     path, arguments = spec["class_path"], spec.get("init_args", {})
-    if not isinstance(path, str) or not isinstance(arguments, dict) or spec.keys() - {"class_path", "init_args"}:
-        raise UserError(f"{where} is {shown(value)}: give class_path and init_args, and nothing else")
+    if (
+        not isinstance(path, str)
+        or not isinstance(arguments, dict)
+        or spec.keys() - {"class_path", "init_args"}
+    ):
+        raise UserError(
+            f"{where} is {shown(value)}: give class_path and init_args, and nothing else"
+        )
     return build_from_plain(subclass_named(base, path, where), arguments, where)
 
 
 def _is_ours(annotation: Any, owner: type) -> bool:
     """Whether objects of this type may be made for an argument of `owner`: a class of anlit or of owner's package."""
-    if not isinstance(annotation, type) or not (issubclass(annotation, nn.Module) or is_dataclass(annotation)):
+    if not isinstance(annotation, type) or not (
+        issubclass(annotation, nn.Module) or is_dataclass(annotation)
+    ):
         return False
     return annotation.__module__.partition(".")[0] in ("anlit", owner.__module__.partition(".")[0])
 
@@ -165,5 +206,11 @@ def _is_ours(annotation: Any, owner: type) -> bool:
 def is_plain(value: Any) -> bool:
     """Whether it has numbers and texts only, and describes no object."""
     if isinstance(value, dict):
-        return "class_path" not in value and all(is_plain(part) for part in (*value, *value.values()))
-    return all(is_plain(part) for part in value) if isinstance(value, list) else isinstance(value, SCALARS)
+        return "class_path" not in value and all(
+            is_plain(part) for part in (*value, *value.values())
+        )
+    return (
+        all(is_plain(part) for part in value)
+        if isinstance(value, list)
+        else isinstance(value, SCALARS)
+    )

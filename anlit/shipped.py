@@ -6,7 +6,9 @@ from pathlib import Path
 from anlit.errors import UserError
 
 _PACKAGE = Path(__file__).parent
-FOLDER = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir())
+FOLDER = next(
+    folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()
+)
 """`configs/`, which is inside the package in a wheel, and next to the package in a clone."""
 
 
@@ -24,5 +26,11 @@ def configuration_file(name: str, option: str = "--config") -> str:
     if inner in shipped:
         return shipped[inner]
     close = difflib.get_close_matches(inner, shipped, n=1, cutoff=0.75)
-    advice = f"did you mean {close[0]}?" if close else "check the path, or give a shipped one such as model/angpt.yaml"
-    raise UserError(f"{option} {name} does not exist, here or among the files that anlit ships: {advice}")
+    advice = (
+        f"did you mean {close[0]}?"
+        if close
+        else "check the path, or give a shipped one such as model/angpt.yaml"
+    )
+    raise UserError(
+        f"{option} {name} does not exist, here or among the files that anlit ships: {advice}"
+    )

@@ -66,10 +66,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    fast = [item for item in items if item.get_closest_marker("covering") and not item.get_closest_marker("slow")]
+    fast = [
+        item
+        for item in items
+        if item.get_closest_marker("covering") and not item.get_closest_marker("slow")
+    ]
     for _, group in itertools.groupby(sorted(fast, key=function), function):
         product = list(group)
         (strength,) = product[0].get_closest_marker("covering").args
-        kept = covering([[repr(value) for value in item.callspec.params.values()] for item in product], strength)
+        kept = covering(
+            [[repr(value) for value in item.callspec.params.values()] for item in product], strength
+        )
         for index in set(range(len(product))) - kept:
             product[index].add_marker(pytest.mark.slow)

@@ -20,7 +20,9 @@ def covering(rows: Sequence[Sequence[Hashable]], strength: int) -> set[int]:
     chosen: set[int] = set()
 
     def gain(index: int) -> tuple[int, int]:
-        return len(combinations[index] & missing), -sum(taken[columns] for columns in combinations[index])
+        return len(combinations[index] & missing), -sum(
+            taken[columns] for columns in combinations[index]
+        )
 
     while missing:
         best = max(range(len(rows)), key=gain)

@@ -32,10 +32,20 @@ def owners() -> list[Any]:
 
 def test_every_private_member_that_is_used_exists(owners: list[Any]) -> None:
     tree = ast.parse(HOME.read_text())
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_private(node.attr)}
-    overridden = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_private(node.name)}
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and is_private(node.attr)
+    }
+    overridden = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and is_private(node.name)
+    }
     assert len(used | overridden) > 15
-    assert {name for name in used | overridden if not any(hasattr(owner, name) for owner in owners)} == set()
+    assert {
+        name for name in used | overridden if not any(hasattr(owner, name) for owner in owners)
+    } == set()
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +66,13 @@ def test_the_hooks_that_are_replaced_are_called_by_lightning(sources: str) -> No
 
 def test_nothing_else_uses_private_members_of_lightning(sources: str) -> None:
     known = set(re.findall(r"(?:def |class |\.)(_[a-z]\w*|_[A-Z]\w*)", sources)) - ALLOWED
-    uses = {path.name: foreign(ast.parse(path.read_text())) & known for path in {*PACKAGE.rglob("*.py")} - {HOME}}
-    assert {name: names for name, names in uses.items() if names} == {}, "move these into lightning_internals.py"
+    uses = {
+        path.name: foreign(ast.parse(path.read_text())) & known
+        for path in {*PACKAGE.rglob("*.py")} - {HOME}
+    }
+    assert {name: names for name, names in uses.items() if names} == {}, (
+        "move these into lightning_internals.py"
+    )
 
 
 def is_private(name: str) -> bool:
@@ -71,7 +86,11 @@ def foreign(tree: ast.AST) -> set[str]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             own.add(node.name)
         elif isinstance(node, ast.Attribute):
-            sets_own = isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+            sets_own = (
+                isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
+            )
             (own if sets_own else used).add(node.attr)
         elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("lightning"):
             imported |= {alias.name for alias in node.names}

@@ -12,7 +12,9 @@ from anlit.errors import UserError
 from anlit.reading import check, parse_yaml, read_json, read_rows, read_yaml
 from tests.checkpoints.foreign import trained
 
-NINE_TIMES = {b: f"[{', '.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)}
+NINE_TIMES = {
+    b: f"[{', '.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+}
 BOMBS = {
     "aliases": "a: &a [x]\n" + "".join(f"{b}: &{b} {nine}\n" for b, nine in NINE_TIMES.items()),
     "nested": "[" * 60_000 + "]" * 60_000, "itself": "a: &a [*a]\n", "nul": "a: \0b",
@@ -45,8 +47,12 @@ def run(trained_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained_run, tmp_path / "run", symlinks=True))
 
 
-@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in DAMAGED.items() for kind in kinds])
-def test_compare_names_a_damaged_file(name: str, kind: str, run: Path, trained_run: Path, refusal) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name, kinds in DAMAGED.items() for kind in kinds]
+)
+def test_compare_names_a_damaged_file(
+    name: str, kind: str, run: Path, trained_run: Path, refusal
+) -> None:
     (run / name).write_text(DAMAGED[name][kind])
     said = refusal("compare", run, trained_run, "--output", run / "out")
     assert f"{run / name} cannot be read (" in said
@@ -56,7 +62,13 @@ def test_compare_names_a_damaged_file(name: str, kind: str, run: Path, trained_r
 @pytest.mark.parametrize(("name", "kind"), [("run.json", "interrupted"), ("metrics.csv", "json")])
 def test_fit_continues_no_run_with_a_damaged_file(name: str, kind: str, run: Path, refusal) -> None:
     (run / name).write_text(DAMAGED[name][kind])
-    fit = ["fit", f"--config={run}/config.yaml", f"--run_dir={run}", "--ckpt_path=last", "--trainer.max_steps=4"]
+    fit = [
+        "fit",
+        f"--config={run}/config.yaml",
+        f"--run_dir={run}",
+        "--ckpt_path=last",
+        "--trainer.max_steps=4",
+    ]
     assert f"{run / name} cannot be read (" in refusal(*fit)
 
 
@@ -66,7 +78,10 @@ def test_a_number_without_a_point_is_one() -> None:
 
 def test_a_config_that_expands_too_far_is_refused(run: Path, refusal) -> None:
     (run / "config.yaml").write_text(BOMBS["aliases"])
-    for command in (["validate", f"--config={run}/config.yaml"], ["generate", run, "the", "--device", "cpu"]):
+    for command in (
+        ["validate", f"--config={run}/config.yaml"],
+        ["generate", run, "the", "--device", "cpu"],
+    ):
         assert f"{run / 'config.yaml'} " in refusal(*command)
 
 
@@ -81,11 +96,15 @@ def test_a_study_names_damaged_launches(content: str, run: Path, refusal, monkey
     folder = Path("out") / study.measured_runs({"gpt": study.arms[0].points[0]})[0].name
     folder.mkdir(parents=True)
     (folder / "launches.json").write_text(content)
-    assert "launches.json cannot be read (" in refusal("study", "--config=study.yaml", "--output=out")
+    assert "launches.json cannot be read (" in refusal(
+        "study", "--config=study.yaml", "--output=out"
+    )
 
 
 @pytest.mark.parametrize("content", ["{", '{"arms": [{"seconds_per_token": ["a"]}]}'])
-def test_compare_names_damaged_timings(content: str, run: Path, trained_run: Path, tmp_path: Path, refusal) -> None:
+def test_compare_names_damaged_timings(
+    content: str, run: Path, trained_run: Path, tmp_path: Path, refusal
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "paired_steps.json").write_text(content)
     said = refusal("compare", trained_run, run, "--output", tmp_path / "out")
@@ -94,7 +113,9 @@ def test_compare_names_damaged_timings(content: str, run: Path, trained_run: Pat
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
-def test_what_is_no_file_is_not_read(make, run: Path, trained_run: Path, tmp_path: Path, refusal) -> None:
+def test_what_is_no_file_is_not_read(
+    make, run: Path, trained_run: Path, tmp_path: Path, refusal
+) -> None:
     """Without the check the first two never end."""
     (run / "metrics.csv").unlink()
     make(run / "metrics.csv")
@@ -112,7 +133,9 @@ def test_what_is_no_file_is_not_read(make, run: Path, trained_run: Path, tmp_pat
 
 
 def test_merges_of_merges_do_not_multiply() -> None:
-    merges = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{<<: {nine}}}\n" for b, nine in NINE_TIMES.items())
+    merges = "a: &a {x: 1}\n" + "".join(
+        f"{b}: &{b} {{<<: {nine}}}\n" for b, nine in NINE_TIMES.items()
+    )
     assert parse_yaml(merges) == {key: {"x": 1} for key in "abcdefghi"}
 
 
@@ -121,7 +144,10 @@ def test_yaml_that_expands_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(BOMBS[kind])
     with pytest.raises(UserError, match=r"a\.yaml cannot be read"):
         read_yaml(tmp_path / "a.yaml")
-    assert parse_yaml("a: &a [1, 2]\nb: {c: *a, d: {<<: {e: 3}}}\n") == {"a": [1, 2], "b": {"c": [1, 2], "d": {"e": 3}}}
+    assert parse_yaml("a: &a [1, 2]\nb: {c: *a, d: {<<: {e: 3}}}\n") == {
+        "a": [1, 2],
+        "b": {"c": [1, 2], "d": {"e": 3}},
+    }
 
 
 @pytest.mark.parametrize(("value", "schema", "said"), [

@@ -11,7 +11,14 @@ from anlit.cli import COMMANDS, LIGHTNING, main
 from anlit.commands.benchmark import BENCHMARKS
 
 TOOLS = [name for name in COMMANDS if name not in LIGHTNING]
-HEAVY = ("scipy.signal", "scipy.integrate", "transformers", "torchvision", "tensorboard.summary", "torchao")
+HEAVY = (
+    "scipy.signal",
+    "scipy.integrate",
+    "transformers",
+    "torchvision",
+    "tensorboard.summary",
+    "torchao",
+)
 PROGRAM = """
 import contextlib, io, sys
 from anlit.cli import main
@@ -25,8 +32,13 @@ for words in sys.argv[1:]:
 
 def imported(*lines: str) -> dict[str, set[str]]:
     """The modules of a process after each of these command lines."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *lines], capture_output=True, text=True, check=True)
-    return {line: set(names.split()) for line, names in (said.split(" :") for said in done.stdout.splitlines())}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *lines], capture_output=True, text=True, check=True
+    )
+    return {
+        line: set(names.split())
+        for line, names in (said.split(" :") for said in done.stdout.splitlines())
+    }
 
 
 def test_the_parser_imports_no_library_that_it_does_not_use() -> None:
@@ -55,7 +67,9 @@ def test_torchmetrics_is_whole_for_whoever_asks() -> None:
 
 
 def test_dir_shows_the_classes() -> None:
-    assert {"AnGPT", "GPT", "NGPT", "RoPE", "TextFiles", "load_checkpoint", "__version__"} <= set(dir(anlit))
+    assert {"AnGPT", "GPT", "NGPT", "RoPE", "TextFiles", "load_checkpoint", "__version__"} <= set(
+        dir(anlit)
+    )
 
 
 @pytest.mark.parametrize("command", [*TOOLS, *(f"benchmark {name}" for name in BENCHMARKS)])

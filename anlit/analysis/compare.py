@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from anlit.analysis.comparison import COMPARISON, Comparison, compare_groups, record_runs, refuse_other_report
+from anlit.analysis.comparison import (
+    COMPARISON,
+    Comparison,
+    compare_groups,
+    record_runs,
+    refuse_other_report,
+)
 from anlit.analysis.comparison_report import section, show, sources
 from anlit.analysis.notes import refuse_other_tokenizers
 from anlit.analysis.statistics import Summary
@@ -49,7 +55,9 @@ def compare(
     measured = ["--measure_steps"] if time_steps else []
     command = shlex.join(["anlit", "compare", *runs, "--output", output, *named, *measured])
     names = {str(run.folder) for run in loaded}
-    refuse_other_report(folder, COMPARISON, lambda record: {*map(str, record.get("runs") or ())} <= names)
+    refuse_other_report(
+        folder, COMPARISON, lambda record: {*map(str, record.get("runs") or ())} <= names
+    )
     if time_steps is not None:
         time_steps([chosen, *(group for group in groups if group is not chosen)], folder)
     comparison = compare_groups(every, chosen, loaded, folder, command)
@@ -78,12 +86,23 @@ def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[s
                  or any(run.folder.resolve() == folder for run in group.runs)]  # fmt: skip
         named = named or [group for group in groups if group.architecture.casefold() == spelled]
         if len(named) != 1:
-            fault = "names more than one group" if named else "is none of the groups that can be compared"
-            raise UserError(f"--baseline {name!r} {fault}: give a run folder or one of the labels {labels}.")
+            fault = (
+                "names more than one group"
+                if named
+                else "is none of the groups that can be compared"
+            )
+            raise UserError(
+                f"--baseline {name!r} {fault}: give a run folder or one of the labels {labels}."
+            )
         return named[0], []
     standard = [group for group in groups if group.architecture == STANDARD]
     if not standard:
-        raise UserError(f"No {STANDARD} run to compare with: name the baseline with --baseline, one of {labels}.")
-    best = min(standard, key=lambda group: (group.unfinished, Summary(group.final_losses()).mean or math.inf))
+        raise UserError(
+            f"No {STANDARD} run to compare with: name the baseline with --baseline, one of {labels}."
+        )
+    best = min(
+        standard,
+        key=lambda group: (group.unfinished, Summary(group.final_losses()).mean or math.inf),
+    )
     note = f"Baseline: of {len(standard)} {STANDARD} groups, {best.label!r} has the lowest mean final loss."
     return best, [note] * (len(standard) > 1)

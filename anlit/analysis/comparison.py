@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from anlit.analysis.notes import measured_apart, notes_on, refuse_other_tokenizers
-from anlit.analysis.statistics import Interval, SpeedUp, Summary, Test, difference, holm, median_with_interval, speed_up
+from anlit.analysis.statistics import (
+    Interval,
+    SpeedUp,
+    Summary,
+    Test,
+    difference,
+    holm,
+    median_with_interval,
+    speed_up,
+)
 from anlit.analysis.study.state import LAUNCHES
 from anlit.errors import UserError
 from anlit.reading import read_json
@@ -39,12 +48,20 @@ def read_step_times(folder: Path) -> dict[str, Any]:
 
 def seconds_per_token(steps: dict[str, Any]) -> dict[str, list[float]]:
     """The times in paired_steps.json, one for each round, by `Group.key`."""
-    return {str(arm.get("key")): list(arm.get("seconds_per_token") or ()) for arm in steps.get("arms") or ()}
+    return {
+        str(arm.get("key")): list(arm.get("seconds_per_token") or ())
+        for arm in steps.get("arms") or ()
+    }
 
 
-def _usable(steps: dict[str, Any], groups: Sequence[Group], baseline: Group) -> tuple[dict[str, Any], list[str]]:
+def _usable(
+    steps: dict[str, Any], groups: Sequence[Group], baseline: Group
+) -> tuple[dict[str, Any], list[str]]:
     """`steps` if they hold for these groups, and one sentence for each reason that they do not."""
-    trained, timed = {run.hardware for group in groups for run in group.counted}, hardware_label(steps)
+    trained, timed = (
+        {run.hardware for group in groups for run in group.counted},
+        hardware_label(steps),
+    )
     if len(trained) > 1:
         return {}, [f"{LEFT_OUT} the runs were trained on different hardware."]
     if baseline.key not in seconds_per_token(steps):
@@ -53,7 +70,10 @@ def _usable(steps: dict[str, Any], groups: Sequence[Group], baseline: Group) -> 
         where = trained.pop() or "hardware that they did not record"
         return {}, [f"{LEFT_OUT} steps were timed on {timed} and the runs were trained on {where}."]
     missing = [group.label for group in groups if group.key not in seconds_per_token(steps)]
-    return steps, [f"{label}: no steps were timed for it; measure again with --measure_steps." for label in missing]
+    return steps, [
+        f"{label}: no steps were timed for it; measure again with --measure_steps."
+        for label in missing
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +189,11 @@ def compare_groups(
     for group in (group for group in groups if group is not baseline):
         why = "baseline unfinished" if baseline.unfinished else ""
         why = "validated differently" if measured_apart(group, baseline) else why
-        test = None if why or group.unfinished else difference(group.loss_by_seed(), baseline.loss_by_seed())
+        test = (
+            None
+            if why or group.unfinished
+            else difference(group.loss_by_seed(), baseline.loss_by_seed())
+        )
         ours, theirs = seconds.get(group.key, []), seconds.get(baseline.key, [])
         ratios = [a / b for a, b in zip(ours, theirs, strict=False)]  # of a round
         time = median_with_interval(ratios) if ratios and len(ours) == len(theirs) else None
@@ -224,7 +248,9 @@ def _without(mapping: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def refuse_other_report(folder: Path, own: str, is_same: Callable[[dict[str, Any]], bool] = lambda _: True) -> None:
+def refuse_other_report(
+    folder: Path, own: str, is_same: Callable[[dict[str, Any]], bool] = lambda _: True
+) -> None:
     """Raises a UserError if `folder` has a report that is not the one recorded in `own`, or runs of a study, which will
     write its report there. All are written to report.md.
     """
@@ -235,4 +261,6 @@ def refuse_other_report(folder: Path, own: str, is_same: Callable[[dict[str, Any
             raise UserError(f"--output {folder} has another report ({record.get('command')}): give another "
                             "folder, or remove that report")  # fmt: skip
     if own != STUDY and any(folder.glob(f"*/{LAUNCHES}")):
-        raise UserError(f"--output {folder} has the runs of a study, which reports there: give another folder")
+        raise UserError(
+            f"--output {folder} has the runs of a study, which reports there: give another folder"
+        )

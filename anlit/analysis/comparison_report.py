@@ -24,9 +24,13 @@ seeds make wide intervals: read those first."""
 
 def section(comparison: Comparison, explained: bool = False) -> list[str]:
     """A comparison in Markdown: findings with tests, curves, losses, speed-ups; definitions unless `explained`."""
-    rows = [[literal(_name(result, comparison)), *_cells(result).values()] for result in comparison.results]
+    rows = [
+        [literal(_name(result, comparison)), *_cells(result).values()]
+        for result in comparison.results
+    ]
     return [
-        "\n".join(f"- {_finding(result)}." for result in comparison.results[1:]) or "- There is only the baseline.",
+        "\n".join(f"- {_finding(result)}." for result in comparison.results[1:])
+        or "- There is only the baseline.",
         f"![validation loss over tokens{' and time' * bool(comparison.steps)}]({comparison.plot.name})",
         markdown_table(["configuration", *_cells(comparison.baseline)], rows),
         "" if explained else DEFINITION,
@@ -41,7 +45,9 @@ def show(comparison: Comparison) -> None:
     console.print(Table(f"Convergence against {comparison.baseline.label}", head, rows))
     for note in comparison.notes:
         console.print(without_control_codes(f"note: {note}"))
-    paths = without_control_codes(f"Plot: {comparison.plot}, page: {comparison.output / 'report.html'}")
+    paths = without_control_codes(
+        f"Plot: {comparison.plot}, page: {comparison.output / 'report.html'}"
+    )
     console.print(paths, soft_wrap=True)
 
 
@@ -49,7 +55,11 @@ def _finding(result: Result) -> str:
     """The difference of a configuration's loss, its speed-up, and how certain they are."""
     loss, label = mean_sd(result.final_loss, 4), f"**{literal(result.label)}**"
     ends = "is so far" if result.group.unfinished else "ends"
-    words = f"{ends} at {loss} nats per token" if result.final_loss.mean else f"has a loss on {loss} only"
+    words = (
+        f"{ends} at {loss} nats per token"
+        if result.final_loss.mean
+        else f"has a loss on {loss} only"
+    )
     if (test := result.loss) is not None and result.p_holm is not None:
         sure = "significant" if result.p_holm < 0.05 else "not significant"
         difference = minus(f"{test.difference:+.4f} ({test.low:+.4f} … {test.high:+.4f})")
@@ -84,12 +94,17 @@ def _cells(result: Result) -> dict[str, str]:
 
 
 def _name(result: Result, comparison: Comparison) -> str:
-    marks = ["baseline"] * (result is comparison.baseline) + ["unfinished"] * result.group.unfinished
+    marks = ["baseline"] * (result is comparison.baseline) + [
+        "unfinished"
+    ] * result.group.unfinished
     return f"{result.label} ({', '.join(marks)})" if marks else result.label
 
 
 def sources(
-    runs: Sequence[Run], label_of: Callable[[Run], str | None], counted: Sequence[Run], made: list[str]
+    runs: Sequence[Run],
+    label_of: Callable[[Run], str | None],
+    counted: Sequence[Run],
+    made: list[str],
 ) -> list[str]:
     """The end of a report: a table of `runs`, and what made the numbers of the `counted` ones, after the lines `made`.
 
@@ -107,15 +122,31 @@ def sources(
         ]
         rows.append([*map(literal, cells), code(str(run.folder))])
     head = ["configuration", "seed", "validation loss", "status", "commit", "folder"]
-    commands = [str(launch["command"]) for run in counted for launch in run.launches if launch.get("command")]
+    commands = [
+        str(launch["command"])
+        for run in counted
+        for launch in run.launches
+        if launch.get("command")
+    ]
     lines = made + [f"trained with: {code(command)}" for command in dict.fromkeys(commands)]
-    told = {"commits": [run.commit for run in counted], "hardware": [run.hardware for run in counted]}
-    facts = [(name, [*dict.fromkeys(value or "not recorded" for value in own)]) for name, own in told.items()]
+    told = {
+        "commits": [run.commit for run in counted],
+        "hardware": [run.hardware for run in counted],
+    }
+    facts = [
+        (name, [*dict.fromkeys(value or "not recorded" for value in own)])
+        for name, own in told.items()
+    ]
     facts += [(name, [f"{key} {value}" for key, value in record.items() if not isinstance(value, dict)])
               for name in ("versions", "data") for record in records(counted, name)]  # fmt: skip
     lines += [f"{name}: {literal(', '.join(values))}" for name, values in facts]
     table = markdown_table(head, rows, left=(0, 3, 4, 5))
-    return ["## Runs", table, "## Where the numbers come from", "\n".join(f"- {line}" for line in lines)]
+    return [
+        "## Runs",
+        table,
+        "## Where the numbers come from",
+        "\n".join(f"- {line}" for line in lines),
+    ]
 
 
 def _p(value: float) -> str:

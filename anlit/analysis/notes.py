@@ -15,7 +15,15 @@ from anlit.errors import UserError
 from anlit.runs.folders import Run, commit_label, hardware_label
 from anlit.runs.groups import Group, differing, records, short_names, show
 
-TASK = ("context_length", "vocab_size", "dropout", "z_loss", "document_masking", "final", "optimizer.class_path")
+TASK = (
+    "context_length",
+    "vocab_size",
+    "dropout",
+    "z_loss",
+    "document_masking",
+    "final",
+    "optimizer.class_path",
+)
 """Endings of the model's settings that belong to the task, or to training alike, rather than to the model."""
 OWN = ("model.init_args.optimizer.", "model.init_args.schedule.")
 PARAMETERS_APART, TOKENS_APART, THROUGHPUT_APART = 0.05, 0.01, 1 - 1 / 1.10
@@ -29,7 +37,12 @@ EARLY = 0.9
 
 def refuse_other_tokenizers(groups: Sequence[Group]) -> None:
     """Raises a UserError if two runs recorded different tokenizers: nats per token mean nothing across them."""
-    folders = {run.tokenizer_hash: run.folder for group in groups for run in group.counted if run.tokenizer_hash}
+    folders = {
+        run.tokenizer_hash: run.folder
+        for group in groups
+        for run in group.counted
+        if run.tokenizer_hash
+    }
     if len(folders) > 1:
         (ours, folder), (theirs, other) = list(folders.items())[:2]
         hashes = f"{ours[:12]}, {theirs[:12]}"
@@ -37,18 +50,33 @@ def refuse_other_tokenizers(groups: Sequence[Group]) -> None:
                         "token cannot be compared: give only runs that share a tokenizer.")  # fmt: skip
 
 
-def notes_on(speedups: dict[Group, SpeedUp], every: Sequence[Group], runs: Sequence[Run]) -> list[str]:
+def notes_on(
+    speedups: dict[Group, SpeedUp], every: Sequence[Group], runs: Sequence[Run]
+) -> list[str]:
     """All notes, given the speed-up of each compared group, the baseline first; all groups, and all runs."""
     (baseline, *others), groups = speedups, [group for group in every if group.counted]
     notes = [note for group in every for note in _states(group)]
-    notes += [f"{run.folder}: not counted, because it has no config.yaml." for run in runs if not run.config]
+    notes += [
+        f"{run.folder}: not counted, because it has no config.yaml."
+        for run in runs
+        if not run.config
+    ]
     for group in groups:
-        notes += [*_within(group), *(_against(group, baseline, speedups[group]) if group in others else ())]
+        notes += [
+            *_within(group),
+            *(_against(group, baseline, speedups[group]) if group in others else ()),
+        ]
     curve = baseline.mean()[0]
     share = (tokens_to_loss(curve, curve.loss[-1]) or curve.tokens[-1]) / curve.tokens[-1]
     if share < EARLY:
-        notes += [f"{baseline.label}: has its own final loss after {share:.0%} of its tokens, where speed-ups count."]
-    return [*notes, *_across([run for group in groups for run in group.counted]), *unstable_throughput(groups)]
+        notes += [
+            f"{baseline.label}: has its own final loss after {share:.0%} of its tokens, where speed-ups count."
+        ]
+    return [
+        *notes,
+        *_across([run for group in groups for run in group.counted]),
+        *unstable_throughput(groups),
+    ]
 
 
 def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
@@ -72,7 +100,9 @@ def _states(group: Group) -> Iterator[str]:
         yield f"{group.label}: not counted, because none of its runs can be compared ({others})."
     elif others:
         yield f"{group.label}: {len(group.counted)} of {len(group.runs)} runs are counted; left out: {others}."
-    if group.counted and (lost := ", ".join(f"{run.folder.name} ({run.state})" for run in group.lost)):
+    if group.counted and (
+        lost := ", ".join(f"{run.folder.name} ({run.state})" for run in group.lost)
+    ):
         yield f"{group.label}: LOST {lost}; a lost run counts as a seed, so there is no mean loss, test or speed-up."
     if group.counted and group.unfinished:
         yield f"{group.label}: UNFINISHED, its final loss is the last one so far."
@@ -88,7 +118,10 @@ def _within(group: Group) -> Iterator[str]:
     guessing = np.log(n_words) if isinstance(n_words, int) else np.inf
     for run in (run for run in group.counted if run.final_loss > guessing + 1):
         yield f"{run.folder}: DIVERGED in effect, its final loss is above that of guessing, {guessing:.1f}."
-    if len(data := sorted({run.content_hash[:12] for run in group.counted if run.content_hash})) > 1:
+    if (
+        len(data := sorted({run.content_hash[:12] for run in group.counted if run.content_hash}))
+        > 1
+    ):
         yield f"{group.label}: its runs were trained on DIFFERENT DATA, content {' and '.join(data)}."
     seeds = Counter(run.seed for run in group.counted)
     if twice := ", ".join(str(seed) for seed, count in seeds.items() if count > 1):
@@ -105,7 +138,11 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
     """Differences from the baseline in seeds, in what is learned, for how long and by how large a model."""
     if not speedup.paired:
         yield f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's mean curve."
-    elif 0 < (pairs := len(speedup.values)) < max(len(each.final_losses()) for each in (group, baseline)):
+    elif (
+        0
+        < (pairs := len(speedup.values))
+        < max(len(each.final_losses()) for each in (group, baseline))
+    ):
         what, seeds = ("speed-up and test are", "seeds") if pairs > 1 else ("speed-up is", "seed")
         yield f"{group.label}: its {what} of the {pairs} {seeds} that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
@@ -118,7 +155,10 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
         own, others = ({key: value for key, value in each.settings.items() if key.startswith(OWN) and key not in ours}
                        for each in (group, baseline))  # fmt: skip
         names = short_names(differing([own, others]))
-        said = [", ".join(f"{name}={show(each, key)}" for key, name in names.items()) for each in (own, others)]
+        said = [
+            ", ".join(f"{name}={show(each, key)}" for key, name in names.items())
+            for each in (own, others)
+        ]
         if names:
             yield f"{group.label}: its own {said[0]}, the baseline's {said[1]}; fair only if both were tuned alike."
     first, other = group.counted[0], baseline.counted[0]
@@ -126,7 +166,11 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
     if not group.unfinished and _apart(tokens, TOKENS_APART):
         yield (f"{group.label}: {tokens[0]:,.0f} training tokens, the baseline {tokens[1]:,.0f}; a schedule of another "
                "length changes every point of a curve.")  # fmt: skip
-    if first.parameters and other.parameters and _apart([first.parameters, other.parameters], PARAMETERS_APART):
+    if (
+        first.parameters
+        and other.parameters
+        and _apart([first.parameters, other.parameters], PARAMETERS_APART)
+    ):
         yield f"{group.label}: {first.parameters:,} parameters, the baseline {other.parameters:,}."
 
 
@@ -149,7 +193,9 @@ def unstable_throughput(groups: Sequence[Group]) -> Iterator[str]:
     """One sentence for each run whose halves were not equally fast; a growing context would explain it."""
     for run in (run for group in groups for run in group.counted):
         curve, settings = run.curve.finite(), init_args(run.config.get("data"))
-        if len(curve) < LEAST_HALVED or any(settings[key] for key in settings if key.endswith("context_schedule")):
+        if len(curve) < LEAST_HALVED or any(
+            settings[key] for key in settings if key.endswith("context_schedule")
+        ):
             continue
         ends = [1, (len(curve) - 1) // 2 + 1, -1]
         first, second = np.diff(curve.tokens[ends]) / np.diff(curve.seconds[ends])
@@ -162,7 +208,9 @@ def measured_apart(group: Group, baseline: Group) -> bool:
     """Whether the losses of two groups are on other texts, or on others of their tokens."""
     ours, theirs = _task(group), _task(baseline)
     known = "data.content" in ours and "data.content" in theirs
-    return any(_is_measured(key) or (key == "data.content" and known) for key in differing([ours, theirs]))
+    return any(
+        _is_measured(key) or (key == "data.content" and known) for key in differing([ours, theirs])
+    )
 
 
 def _is_measured(key: str) -> bool:

@@ -14,7 +14,12 @@ LATE, TALLEST = 0.2, 2.5
 FEW = 12
 """Up to this number of validation points, each is marked."""
 Units = tuple[tuple[float, float, str], ...]
-TOKENS: Units = ((1e9, 1e9, " (billions)"), (1e6, 1e6, " (millions)"), (1e3, 1e3, " (thousands)"), (0, 1, ""))
+TOKENS: Units = (
+    (1e9, 1e9, " (billions)"),
+    (1e6, 1e6, " (millions)"),
+    (1e3, 1e3, " (thousands)"),
+    (0, 1, ""),
+)
 SECONDS: Units = ((3 * 3600, 3600, " (hours)"), (120, 60, " (minutes)"), (0, 1, " (seconds)"))
 """Units of an axis: from which length on, size, name."""
 
@@ -23,20 +28,37 @@ def panels_of(comparison: Comparison) -> list[tuple[str, str, dict[str, float]]]
     """Title, label of the x axis, and length of a token of each configuration: over training tokens and, if steps were
     timed in turns, over time at their speed.
     """
-    axes = [("by training tokens", "training tokens", {result.label: 1.0 for result in comparison.results}, TOKENS)]
+    axes = [
+        (
+            "by training tokens",
+            "training tokens",
+            {result.label: 1.0 for result in comparison.results},
+            TOKENS,
+        )
+    ]
     if comparison.steps:
-        seconds = float(np.median(seconds_per_token(comparison.steps).get(comparison.baseline.group.key, (np.nan,))))
+        seconds = float(
+            np.median(
+                seconds_per_token(comparison.steps).get(comparison.baseline.group.key, (np.nan,))
+            )
+        )
         times = {comparison.baseline.label: seconds}
         times |= {
-            result.label: seconds * result.time.median for result in comparison.results[1:] if result.time is not None
+            result.label: seconds * result.time.median
+            for result in comparison.results[1:]
+            if result.time is not None
         }
         axes.append(("by time, at the speed of steps in turns", "training time", times, SECONDS))
     panels = []
     for title, label, per_token, units in axes:
         longest = max(float(each.group.mean()[0].tokens[-1]) * per_token.get(each.label, 0)
                       for each in comparison.results)  # fmt: skip
-        size, unit = next(((size, unit) for least, size, unit in units if longest >= least), (1.0, ""))
-        panels.append((title, label + unit, {name: value / size for name, value in per_token.items()}))
+        size, unit = next(
+            ((size, unit) for least, size, unit in units if longest >= least), (1.0, "")
+        )
+        panels.append(
+            (title, label + unit, {name: value / size for name, value in per_token.items()})
+        )
     return panels
 
 
@@ -48,7 +70,9 @@ def plot_convergence(comparison: Comparison) -> None:
     bands = "; bands: ± standard deviation over seeds" * several
     with style(8):
         size = (TEXT, 2.9 + 0.16 * (len(results) + 1))
-        figure, ((first, *rest),) = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
+        figure, ((first, *rest),) = plt.subplots(
+            1, len(panels), figsize=size, sharey=True, squeeze=False
+        )
         for ax, (title, label, per_token) in zip((first, *rest), panels, strict=True):
             longest = 0.0
             for result in (result for result in results if result.label in per_token):
@@ -58,7 +82,9 @@ def plot_convergence(comparison: Comparison) -> None:
                 ax.plot(x, curve.loss, color=look.colour, linestyle=look.dash, linewidth=1.4, marker=look.marker,
                         markersize=3.5, markevery=max(1, len(x) // FEW),
                         label=_legend(result, result is baseline))  # fmt: skip
-                ax.fill_between(x, curve.loss - sd, curve.loss + sd, color=look.colour, alpha=0.18, linewidth=0)
+                ax.fill_between(
+                    x, curve.loss - sd, curve.loss + sd, color=look.colour, alpha=0.18, linewidth=0
+                )
             if comparison.target is not None:
                 ax.axhline(comparison.target, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1,
                            label=f"final loss of {baseline.label}{bands}")  # fmt: skip

@@ -39,7 +39,11 @@ class Summary:
 
     @property
     def mean(self) -> float | None:
-        return float(np.mean(np.array(self.values, float))) if self.values and None not in self.values else None
+        return (
+            float(np.mean(np.array(self.values, float)))
+            if self.values and None not in self.values
+            else None
+        )
 
     @property
     def sd(self) -> float | None:
@@ -54,7 +58,9 @@ def mean_sd(summary: Summary, digits: int) -> str:
         return of_seeds(summary.values)
     if not math.isfinite(summary.mean):
         return "not finite"
-    return f"{summary.mean:,.{digits}f}" + (f" ± {summary.sd:,.{digits}f}" if summary.sd is not None else "")
+    return f"{summary.mean:,.{digits}f}" + (
+        f" ± {summary.sd:,.{digits}f}" if summary.sd is not None else ""
+    )
 
 
 def of_seeds(values: Sequence[float | None], none: str = NONE) -> str:
@@ -81,7 +87,9 @@ def median_with_interval(values: Sequence[float]) -> Interval:
     The number of values below the true median is binomial, whatever their distribution. Fewer than six values cannot
     reach 95 %: NaN for both ends.
     """
-    found: Any = scipy.stats.quantile_test(np.asarray(values, dtype=float), p=0.5).confidence_interval(CONFIDENCE)
+    found: Any = scipy.stats.quantile_test(
+        np.asarray(values, dtype=float), p=0.5
+    ).confidence_interval(CONFIDENCE)
     return Interval(float(np.median(values)), float(found.low), float(found.high))
 
 
@@ -128,7 +136,9 @@ def difference(ours: Losses, theirs: Losses) -> Test | None:
         return None
     v, w = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
     freedom = (v + w) ** 2 / (v**2 / (len(a) - 1) + w**2 / (len(b) - 1))
-    return _t_test("Welch's t-test", (len(a), len(b)), a.mean() - b.mean(), math.sqrt(v + w), freedom)
+    return _t_test(
+        "Welch's t-test", (len(a), len(b)), a.mean() - b.mean(), math.sqrt(v + w), freedom
+    )
 
 
 def differences(ours: Losses, theirs: Losses) -> list[float | None]:
@@ -143,7 +153,9 @@ def mean_difference(ours: Losses, theirs: Losses, form: str) -> str:
     if not pairs or None in pairs:
         return of_seeds(pairs)
     test = _one_sample(values := np.array(pairs, float), "paired t-test")
-    return minus(f"{values.mean():{form}}" + (f" ({test.low:{form}} … {test.high:{form}})" if test else ""))
+    return minus(
+        f"{values.mean():{form}}" + (f" ({test.low:{form}} … {test.high:{form}})" if test else "")
+    )
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -163,7 +175,10 @@ def _one_sample(values: NDArray[np.float64], method: str) -> Test | None:
 
 def _t_test(method: str, n: tuple[int, int], mean: float, error: float, freedom: float) -> Test:
     """Student's test of a mean with a standard error, which is not 0, and degrees of freedom."""
-    half, p = _half_width(error, freedom), 2 * float(scipy.special.stdtr(freedom, -abs(mean) / error))
+    half, p = (
+        _half_width(error, freedom),
+        2 * float(scipy.special.stdtr(freedom, -abs(mean) / error)),
+    )
     return Test(method, n, float(mean), float(mean - half), float(mean + half), p)
 
 
@@ -199,14 +214,25 @@ class SpeedUp:
     @property
     def mean(self) -> float | None:
         """The geometric mean; None unless there are pairs and each has a value."""
-        return None if None in self.values or not self.values else math.exp(np.log(np.array(self.values, float)).mean())
+        return (
+            None
+            if None in self.values or not self.values
+            else math.exp(np.log(np.array(self.values, float)).mean())
+        )
 
     @property
     def test(self) -> Test | None:
         """The t-test of the logarithm against 0 with its interval; None without a mean or with fewer than two pairs."""
-        test = None if self.mean is None else _one_sample(np.log(np.array(self.values, float)), LOG_TEST)
+        test = (
+            None
+            if self.mean is None
+            else _one_sample(np.log(np.array(self.values, float)), LOG_TEST)
+        )
         return test and replace(
-            test, difference=math.exp(test.difference), low=math.exp(test.low), high=math.exp(test.high)
+            test,
+            difference=math.exp(test.difference),
+            low=math.exp(test.low),
+            high=math.exp(test.high),
         )
 
     def over(self, time: Interval) -> Interval | None:
@@ -215,7 +241,11 @@ class SpeedUp:
             return None
         if len(self.values) < 2:  # the seeds' share of it is not known, and the larger one
             return Interval(self.mean / time.median, math.nan, math.nan)
-        tokens = Interval(self.mean, self.test.low, self.test.high) if self.test else Interval(*[self.mean] * 3)
+        tokens = (
+            Interval(self.mean, self.test.low, self.test.high)
+            if self.test
+            else Interval(*[self.mean] * 3)
+        )
         return product(tokens, Interval(1 / time.median, 1 / time.high, 1 / time.low))
 
     @property
@@ -245,7 +275,10 @@ def speed_up(baseline: SeededCurves, others: SeededCurves) -> SpeedUp:
     pairs = [(partners[seeds], curve) for seeds, curve in others if seeds in partners]
     if not (paired := bool(pairs)):
         known = [curve for _, curve in baseline if curve is not None]
-        pairs = [(mean_curve(known)[0] if len(known) == len(baseline) else None, curve) for _, curve in others]
+        pairs = [
+            (mean_curve(known)[0] if len(known) == len(baseline) else None, curve)
+            for _, curve in others
+        ]
     values: list[float | None] = []
     bound = False
     for ours, theirs in pairs:

@@ -31,7 +31,9 @@ class Attention(nn.Module):
         UserError: There is no such back end, or it cannot compute the mechanism on any device.
     """
 
-    def __init__(self, mechanism: Mechanism, backend: str, dropout: float = 0.0, qk_clip: float | None = None) -> None:
+    def __init__(
+        self, mechanism: Mechanism, backend: str, dropout: float = 0.0, qk_clip: float | None = None
+    ) -> None:
         super().__init__()
         choose(backend, mechanism, dropout=dropout)
         self.mechanism, self.backend, self.dropout = mechanism, backend, dropout
@@ -69,8 +71,14 @@ class Attention(nn.Module):
             names: list[str] = []
             if self.backend == "auto" and self._selections is not None:
                 names += self._selections.nearest(mechanism_name(self.mechanism), q.shape[-2])
-            supported = (name for name in names if not unsupported_reason(name, self.mechanism, q, self.dropout))
-            self._backends[case] = next(supported, None) or choose(self.backend, self.mechanism, q, self.dropout)
+            supported = (
+                name
+                for name in names
+                if not unsupported_reason(name, self.mechanism, q, self.dropout)
+            )
+            self._backends[case] = next(supported, None) or choose(
+                self.backend, self.mechanism, q, self.dropout
+            )
         return self._backends[case]
 
     @torch.no_grad()
@@ -91,7 +99,9 @@ class Attention(nn.Module):
             end = min(first + QUERIES_PER_BLOCK, q.shape[-2])
             scores = grouped_product(q[..., first:end, :], k[..., :end, :].mT) * q.shape[-1] ** -0.5
             t = distances(end - first, end, q.device)
-            clip.observe(scores + masked_bias(None, t, documents, self.mechanism.window, first, scores.dtype))
+            clip.observe(
+                scores + masked_bias(None, t, documents, self.mechanism.window, first, scores.dtype)
+            )
 
 
 def attention_layers(model: nn.Module) -> list[Attention]:
@@ -104,4 +114,6 @@ def example_query(
 ) -> Tensor:
     """Queries (1, H, T, D) of one number's memory, by which back ends tell whether they can compute the mechanism."""
     shape = (1, mechanism.n_heads, length, mechanism.d_head)
-    return torch.empty_strided(shape, (0, 0, 0, 0), dtype=dtype, device=device, requires_grad=requires_grad)
+    return torch.empty_strided(
+        shape, (0, 0, 0, 0), dtype=dtype, device=device, requires_grad=requires_grad
+    )

@@ -31,11 +31,15 @@ class KeyValueCache:
     def __init__(self, max_length: int, padding: Tensor | None = None) -> None:
         self.max_length, self._padding = max_length, padding
         self.n_read = 0  # slots that are filled so far
-        self._begin: Tensor | None = None  # (B or 1, 1) the slot at which each row's current document began
+        self._begin: Tensor | None = (
+            None  # (B or 1, 1) the slot at which each row's current document began
+        )
         self._last_ids: Tensor | None = None  # (B, 1) the id of that document
         self._layers: dict[nn.Module, LayerCache] = {}
 
-    def read(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> "Continuation":
+    def read(
+        self, n_tokens: int, document_ids: Tensor | None, device: torch.device
+    ) -> "Continuation":
         """The documents of the next Q tokens, after which each layer calls `extend` once.
 
         `document_ids`, (B, Q), continue those of the tokens before; None for one document.
@@ -51,7 +55,9 @@ class KeyValueCache:
         """Add a layer's new keys and values, (B, G, Q, D); returns what its new queries may see, (B, G, K, D)."""
         return self._layers.setdefault(layer, LayerCache(window, self.max_length)).append(k, v)
 
-    def _begins(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> Tensor | None:
+    def _begins(
+        self, n_tokens: int, document_ids: Tensor | None, device: torch.device
+    ) -> Tensor | None:
         """(B or 1, Q): the slot at which the document of each new token begins; None if all begin at slot 0."""
         if document_ids is None and self._padding is None:
             return None
@@ -60,7 +66,11 @@ class KeyValueCache:
         if document_ids is not None:
             before = document_ids[:, :1] if self._last_ids is None else self._last_ids
             starts = starts | (document_ids != torch.cat((before, document_ids[:, :-1]), 1))
-        return torch.where(starts, slots, 0 if self._begin is None else self._begin).cummax(dim=1).values
+        return (
+            torch.where(starts, slots, 0 if self._begin is None else self._begin)
+            .cummax(dim=1)
+            .values
+        )
 
 
 class Continuation(Documents):
@@ -70,10 +80,17 @@ class Continuation(Documents):
     """
 
     def __init__(
-        self, cache: KeyValueCache, begins: Tensor | None, n_before: int, length: int, device: torch.device
+        self,
+        cache: KeyValueCache,
+        begins: Tensor | None,
+        n_before: int,
+        length: int,
+        device: torch.device,
     ) -> None:
         self.begins, self.n_before = begins, n_before
-        super().__init__(begins, length, device)  # tokens of one document are those with one beginning
+        super().__init__(
+            begins, length, device
+        )  # tokens of one document are those with one beginning
         self.cache, self.max_length = cache, cache.max_length
 
     def _positions(self) -> Tensor | None:
@@ -86,7 +103,9 @@ class Continuation(Documents):
         return self._index[None] if self.positions is None else self.positions
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation
+) -> Tensor:
     """softmax(a·g·S + m) v of new queries q, (B, H, Q, D), over k and v, (B, G, K, D), as `extend` returns them. A
     fused kernel computes one query, if the mechanism has no a(t) and the kernel needs no copy of the keys."""
     if q.shape[-2] == 1 and not mechanism.scales_with_distance:
@@ -120,7 +139,9 @@ class LayerCache:
             return [buffer[..., begin : self.size, :] for buffer in self.buffers]
         assert self.window is not None
         whole = [torch.cat(parts, -2) for parts in zip(older, new, strict=True)]
-        self.size = min(self.window - 1, n_older + n_new)  # what later queries may see moves to the front
+        self.size = min(
+            self.window - 1, n_older + n_new
+        )  # what later queries may see moves to the front
         for buffer, part in zip(self.buffers, whole, strict=True):
             buffer[..., : self.size, :] = part[..., n_older + n_new - self.size :, :]
         return whole

@@ -21,10 +21,14 @@ class Coefficient(nn.Module):
     def __init__(self, initial: float, learned: Learned = "never", n_heads: int = 1) -> None:
         super().__init__()
         if learned not in get_args(Learned):
-            raise ValueError(f"learned={learned!r} is unknown: choose {', '.join(get_args(Learned))}")
+            raise ValueError(
+                f"learned={learned!r} is unknown: choose {', '.join(get_args(Learned))}"
+            )
         self.initial, self.learned = initial, learned
         size = n_heads if learned == "per_head" else 1
-        self.value = None if learned == "never" else nn.Parameter(torch.full((size,), float(initial)))
+        self.value = (
+            None if learned == "never" else nn.Parameter(torch.full((size,), float(initial)))
+        )
         self._replacement: Tensor | None = None
 
     def reset_parameters(self) -> None:
@@ -33,7 +37,11 @@ class Coefficient(nn.Module):
 
     def for_layer(self, n_heads: int) -> nn.Module:
         """The coefficient of one layer: a new one, or a reference to this one if all layers share it."""
-        return Reference(self) if self.learned == "globally" else Coefficient(self.initial, self.learned, n_heads)
+        return (
+            Reference(self)
+            if self.learned == "globally"
+            else Coefficient(self.initial, self.learned, n_heads)
+        )
 
     def forward(self) -> Tensor | float:
         """The constant, or the parameter as (H or 1, 1), which broadcasts with counts (B, 1, T) and distances (T,)."""
@@ -70,10 +78,16 @@ class Reference(nn.Module):
 
 def shared_coefficients(model: nn.Module) -> list[Coefficient]:
     """The coefficients that `Reference`s in `model` point to, each once, in order of first appearance."""
-    return list(dict.fromkeys(part.coefficient for part in model.modules() if isinstance(part, Reference)))
+    return list(
+        dict.fromkeys(part.coefficient for part in model.modules() if isinstance(part, Reference))
+    )
 
 
 def learned_coefficients(model: nn.Module) -> list[Coefficient]:
     """The learned coefficients in `model`, its own and those that it shares, each once."""
     parts = [*model.modules(), *shared_coefficients(model)]
-    return list(dict.fromkeys(part for part in parts if isinstance(part, Coefficient) and part.value is not None))
+    return list(
+        dict.fromkeys(
+            part for part in parts if isinstance(part, Coefficient) and part.value is not None
+        )
+    )

@@ -28,7 +28,9 @@ class Documents:
         """The length of the sequence in tokens; with a cache, its final length."""
         self._cu_seqlens, self._longest = cu_seqlens, longest
         self._packing: tuple[Tensor, Tensor] | None = None
-        self._bounds: tuple[Tensor, Tensor] | None = None  # no cached_property, which torch cannot trace
+        self._bounds: tuple[Tensor, Tensor] | None = (
+            None  # no cached_property, which torch cannot trace
+        )
         self._masks: dict[int | None, Tensor] = {}
         self.flex_masks: dict[int | None, Any] = {}
         """Masks for all layers, by window; FlexAttention's own."""
@@ -64,7 +66,10 @@ class Documents:
             index = self._index
             next_starts = torch.where(self.positions == 0, index, self.length).roll(-1, 1)
             next_starts[:, -1] = self.length
-            self._bounds = (index - self.positions).int(), next_starts.flip(1).cummin(1).values.flip(1).int()
+            self._bounds = (
+                (index - self.positions).int(),
+                next_starts.flip(1).cummin(1).values.flip(1).int(),
+            )
         return self._bounds
 
     @cached_property
@@ -83,7 +88,9 @@ class Documents:
         if self._packing is None:
             rows = torch.arange(0, n_rows * self.length + 1, self.length, dtype=torch.int32)
             starts = self.cu_seqlens if self.are_masked else rows
-            longest = self._longest if self.are_masked and self._longest is not None else self.length
+            longest = (
+                self._longest if self.are_masked and self._longest is not None else self.length
+            )
             sizes = starts.to(self.device, non_blocking=True), torch.empty(max(2, longest), 0)
             if self.are_masked:
                 for size in sizes:

@@ -81,7 +81,9 @@ class MechanismWrapper(Mechanism):
     def __init__(self, mechanism: Mechanism) -> None:
         super().__init__()
         if type(self) is MechanismWrapper:
-            raise ValueError("MechanismWrapper is no mechanism by itself: choose the one that is to be inside of it")
+            raise ValueError(
+                "MechanismWrapper is no mechanism by itself: choose the one that is to be inside of it"
+            )
         self.mechanism = mechanism
 
     @property

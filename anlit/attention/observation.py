@@ -33,13 +33,18 @@ class BinnedMeans:
 
     def add(self, values: dict[str, Tensor], n: Tensor) -> None:
         """Add each statistic's values, (B, H, Q), of queries with context lengths n, (B, Q); NaN is left out."""
-        bins = (torch.bucketize(n, torch.tensor(self.edges, device=n.device), right=True) - 1).flatten()
+        bins = (
+            torch.bucketize(n, torch.tensor(self.edges, device=n.device), right=True) - 1
+        ).flatten()
         for name, value in values.items():
             by_head = value.double().transpose(0, 1).flatten(1)  # (H, B·Q)
             is_finite = by_head.isfinite()
             shape = (len(by_head), len(self.edges))
             if name not in self._sums:
-                self._sums[name], self._counts[name] = by_head.new_zeros(shape), by_head.new_zeros(shape)
+                self._sums[name], self._counts[name] = (
+                    by_head.new_zeros(shape),
+                    by_head.new_zeros(shape),
+                )
             self._sums[name].index_add_(1, bins, by_head.where(is_finite, 0.0))
             self._counts[name].index_add_(1, bins, is_finite.double())
 
@@ -73,7 +78,13 @@ def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator
 
 
 def observe(
-    record: BinnedMeans, layer: Attention, q: Tensor, k: Tensor, v: Tensor, documents: Documents, spans: list[Range]
+    record: BinnedMeans,
+    layer: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Documents,
+    spans: list[Range],
 ) -> None:
     """Add the statistics of one layer's queries; q, k, v as `Attention.forward` gets them."""
     n_sequences, n_heads, length, _ = q.shape

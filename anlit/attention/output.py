@@ -26,7 +26,13 @@ class AttentionOutput(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, d_head: int, gate: Gate, gate_factor: float, norm: nn.Module | None
+        self,
+        d_model: int,
+        n_heads: int,
+        d_head: int,
+        gate: Gate,
+        gate_factor: float,
+        norm: nn.Module | None,
     ) -> None:
         super().__init__()
         self.n_heads = n_heads

@@ -40,18 +40,25 @@ class QKClip(nn.Module):
             torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
         for clip in clips:
             clip.reset_parameters()
-        return [(score / clip.threshold).clamp_min(1).rsqrt() for clip, score in zip(clips, largest, strict=True)]
+        return [
+            (score / clip.threshold).clamp_min(1).rsqrt()
+            for clip, score in zip(clips, largest, strict=True)
+        ]
 
 
 @torch.no_grad()
-def shrink(queries: tuple[ScaledLinear, nn.Module], keys: tuple[ScaledLinear, nn.Module], factors: Tensor) -> None:
+def shrink(
+    queries: tuple[ScaledLinear, nn.Module], keys: tuple[ScaledLinear, nn.Module], factors: Tensor
+) -> None:
     """Multiply each head's scores by the square of its entry of `factors`, (H,), in (0, 1].
 
     `queries` and `keys` are W_q and W_k, each with the norm that follows it. If that has a gain, the gain is multiplied
     instead of W's rows. All heads share the gain, so it takes the smallest factor.
     """
     n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
-    of_keys = factors.unflatten(0, (n_kv_heads, -1)).amax(1)  # no head may make a key smaller than another one needs
+    of_keys = factors.unflatten(0, (n_kv_heads, -1)).amax(
+        1
+    )  # no head may make a key smaller than another one needs
     of_queries = factors.square() / of_keys.repeat_interleave(len(factors) // n_kv_heads)
     for (W, norm), of_heads in zip((queries, keys), (of_queries, of_keys), strict=True):
         if isinstance(norm, RMSNorm) and norm.gain is not None:

@@ -54,11 +54,20 @@ class Selection:
     failed: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        own = f"{1e3 * self.seconds[self.backend]:.3g} ms a layer" if self.backend in self.seconds else "the default"
+        own = (
+            f"{1e3 * self.seconds[self.backend]:.3g} ms a layer"
+            if self.backend in self.seconds
+            else "the default"
+        )
         parts = [f"attention {self.spec} runs on '{self.backend}', {own}"]
-        parts += [f"{name} {1e3 * s:.3g} ms" for name, s in self.seconds.items() if name != self.backend]
+        parts += [
+            f"{name} {1e3 * s:.3g} ms" for name, s in self.seconds.items() if name != self.backend
+        ]
         parts += [f"'{name}' is wrong ({reason})" for name, reason in self.wrong.items()]
-        parts += [f"'{name}' is tried again at the next start ({reason})" for name, reason in self.failed.items()]
+        parts += [
+            f"'{name}' is tried again at the next start ({reason})"
+            for name, reason in self.failed.items()
+        ]
         return "; ".join(parts)
 
 

@@ -38,7 +38,9 @@ def within(logits: Tensor, span: Range) -> Tensor:
     low, high = max(0, n_keys - n_queries - span.end + 1), max(0, n_keys - span.first)
     queries = torch.arange(n_keys - n_queries, n_keys, device=logits.device)
     distances = queries[:, None] - torch.arange(low, high, device=logits.device)
-    return logits[..., low:high].masked_fill((distances < span.first) | (distances >= span.end), -math.inf)
+    return logits[..., low:high].masked_fill(
+        (distances < span.first) | (distances >= span.end), -math.inf
+    )
 
 
 def log_total(logits: Tensor) -> Tensor:
@@ -50,7 +52,11 @@ def log_total(logits: Tensor) -> Tensor:
 def entropy(logits: Tensor) -> Tensor:
     """−Σ w ln w in nats, from 0 (one key has all the weight) to ln K (every key has the same)."""
     weights = _softmax(logits)
-    return torch.special.entr(weights).sum(-1) if logits.shape[-1] else weights.new_full(weights.shape[:-1], math.nan)
+    return (
+        torch.special.entr(weights).sum(-1)
+        if logits.shape[-1]
+        else weights.new_full(weights.shape[:-1], math.nan)
+    )
 
 
 def squared_average(logits: Tensor, v: Tensor) -> Tensor:
@@ -61,7 +67,9 @@ def squared_average(logits: Tensor, v: Tensor) -> Tensor:
     return grouped_product(_softmax(logits).to(v.dtype), v).square().sum(-1) / mean
 
 
-def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: int = 100) -> dict[str, Tensor]:
+def statistics(
+    logits: Tensor, first_keys: Tensor, spans: list[Range], latest: int = 100
+) -> dict[str, Tensor]:
     """All statistics of logits (B, H, Q, K) by name, each (B, H, Q).
 
     `inverse_largest_weight` is 1/w_max, from 1 to K: about how many keys share the attention. `participation` is Σ w²,
@@ -82,7 +90,9 @@ def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: i
     for span in spans:
         values[f"weight_{span}"] = (log_total(within(logits, span)) - total).exp()
         if span.end - span.first > 1:
-            values[f"entropy_{span}"] = entropy(within(logits, span))  # their sum is 1 there ([SI], figure 2)
+            values[f"entropy_{span}"] = entropy(
+                within(logits, span)
+            )  # their sum is 1 there ([SI], figure 2)
     return values
 
 

@@ -43,12 +43,20 @@ PRESETS = {
 
 def entrants(text: str) -> tuple[tuple[str, str], ...]:
     """The mechanisms and kernels in `mechanism,kernel mechanism,kernel …`."""
-    pairs = tuple((mechanism, kernel) for mechanism, _, kernel in (entry.partition(",") for entry in text.split()))
+    pairs = tuple(
+        (mechanism, kernel)
+        for mechanism, _, kernel in (entry.partition(",") for entry in text.split())
+    )
     for mechanism, kernel in pairs:
-        for kind, name, known in (("mechanism", mechanism, MECHANISMS), ("kernel", kernel, BACKENDS)):
+        for kind, name, known in (
+            ("mechanism", mechanism, MECHANISMS),
+            ("kernel", kernel, BACKENDS),
+        ):
             if name not in known:
                 choices = ", ".join(known)
-                raise argparse.ArgumentTypeError(f"{mechanism},{kernel}: no {kind} {name!r}; choose {choices}")
+                raise argparse.ArgumentTypeError(
+                    f"{mechanism},{kernel}: no {kind} {name!r}; choose {choices}"
+                )
     return pairs
 
 
@@ -56,7 +64,13 @@ def groups_of(given: argparse.Namespace) -> Iterator[Group]:
     """All entrants on each shape, from the shortest to the longest, so that a time limit leaves out the longest."""
     for length, width, layout in product(given.lengths, given.widths, given.layouts):
         heads, batch = max(1, given.d_model // width), max(1, given.tokens // length)
-        shape = {"width": width, "length": length, "documents": layout == "documents", "heads": heads, "batch": batch}
+        shape = {
+            "width": width,
+            "length": length,
+            "documents": layout == "documents",
+            "heads": heads,
+            "batch": batch,
+        }
         cases = [{"label": f"{mechanism}, {kernel}", "mechanism": mechanism, "kernel": kernel, "shape": shape}
                  for mechanism, kernel in given.entrants]  # fmt: skip
         title = f"D {width}, T {length}, {layout}, {batch} × {heads} heads"
@@ -67,8 +81,13 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row
     """Check and prepare an entrant; NotTimedError if the kernel cannot compute it, or computes something else."""
     width, length, is_packed, heads, batch = row["shape"].values()
     mean = MEAN_DOCUMENT * length if is_packed else None
-    mechanism, backend = MECHANISMS[row["mechanism"]].for_layer(heads, width, 0), BACKENDS[row["kernel"]]
-    inputs = Inputs(mechanism, random_documents(batch, length, mean, device), batch, heads, heads, width, dtype)
+    mechanism, backend = (
+        MECHANISMS[row["mechanism"]].for_layer(heads, width, 0),
+        BACKENDS[row["kernel"]],
+    )
+    inputs = Inputs(
+        mechanism, random_documents(batch, length, mean, device), batch, heads, heads, width, dtype
+    )
     if reason := backend.unsupported_reason(inputs.mechanism, inputs.q):
         raise NotTimedError(reason)
     prepare(backend, inputs.mechanism, inputs.documents, batch)
@@ -76,7 +95,9 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row
     if reason := wrong(row["error"], dtype):
         raise NotTimedError(f"it is wrong: {reason}")
     on_host = random_documents(batch, length, mean, torch.device("cpu"))
-    visible = int(on_host.n_visible(torch.float64, inputs.mechanism.window).sum())  # of a row if all are alike
+    visible = int(
+        on_host.n_visible(torch.float64, inputs.mechanism.window).sum()
+    )  # of a row if all are alike
     forward = 4.0 * width * heads * visible * (1 if is_packed else batch)
     row["flops"] = {"forward": forward, "both": (1 + BACKWARD) * forward}
     forward_only = torch.no_grad()(lambda: inputs.forward(backend.attend))
@@ -87,10 +108,21 @@ def main(argv: list[str]) -> int:
     example = "--entrants 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
     parser = parser_of("attention", __doc__, example, PRESETS)
     add = parser.add_argument
-    add("--entrants", type=entrants, metavar="LIST", help="mechanism,kernel pairs between spaces (the preset's)")
+    add(
+        "--entrants",
+        type=entrants,
+        metavar="LIST",
+        help="mechanism,kernel pairs between spaces (the preset's)",
+    )
     add("--widths", type=numbers, metavar="D,…", help="head widths")
     add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
-    add("--layouts", type=names(LAYOUTS), default=LAYOUTS, metavar="A,…", help=f"of {', '.join(LAYOUTS)} (both)")
+    add(
+        "--layouts",
+        type=names(LAYOUTS),
+        default=LAYOUTS,
+        metavar="A,…",
+        help=f"of {', '.join(LAYOUTS)} (both)",
+    )
     given = parse(parser, argv, PRESETS)
     if given.device.type == "cpu":
         torch.set_flush_denormal(True)  # as a run does

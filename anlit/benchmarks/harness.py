@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 
 from anlit.attention.trial import first_line, seconds_of_calls
-from anlit.benchmarks.timing import Seconds, alternate, clocks, paired_ratio, peak_bytes, quartiles, warm_up
+from anlit.benchmarks.timing import (
+    Seconds,
+    alternate,
+    clocks,
+    paired_ratio,
+    peak_bytes,
+    quartiles,
+    warm_up,
+)
 from anlit.reporting.files import output_folder, write_json, write_text
 from anlit.reporting.provenance import environment
 from anlit.reporting.table import NONE, Table, console
@@ -55,8 +63,12 @@ class Ready(NamedTuple):
         repeats = {}
         for kind, call in self.calls.items():
             call()  # compiles what this kind of call needs
-            repeats[kind] = max(1, math.ceil(self.turn_seconds / max(seconds_of_calls(call, device), 1e-6)))
-        return lambda: {kind: seconds_of_calls(call, device, repeats[kind]) for kind, call in self.calls.items()}
+            repeats[kind] = max(
+                1, math.ceil(self.turn_seconds / max(seconds_of_calls(call, device), 1e-6))
+            )
+        return lambda: {
+            kind: seconds_of_calls(call, device, repeats[kind]) for kind, call in self.calls.items()
+        }
 
 
 class Group(NamedTuple):
@@ -79,14 +91,20 @@ class Benchmark:
     `given` are the options `argv`, parsed. Raises UserError if the folder cannot be made.
     """
 
-    def __init__(self, name: str, argv: Sequence[str], given: argparse.Namespace, stem: str = "") -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], given: argparse.Namespace, stem: str = ""
+    ) -> None:
         self.device, self.given = given.device, given
         self._file, self._began = output_folder(given.output) / (stem or name), time.monotonic()
         machine, is_gpu = environment(), self.device.type == "cuda"
         model = torch.cuda.get_device_name(self.device) if is_gpu else str(self.device)
         machine["hardware"] |= {"device": model, "threads": torch.get_num_threads()}
         command = shlex.join(["anlit", "benchmark", name, *argv])
-        self.record: dict[str, Any] = {"benchmark": name, "command": command, "environment": machine}
+        self.record: dict[str, Any] = {
+            "benchmark": name,
+            "command": command,
+            "environment": machine,
+        }
         self.keep(finished=False, settings=vars(given), groups=[], left_out=[])
 
     def keep(self, **values: Any) -> None:
@@ -133,7 +151,11 @@ class Benchmark:
                 turns[number] = ready[number].turn(self.device)
                 row["building_seconds"] = time.monotonic() - start
             except Exception as error:  # kernels, compilers and peers have exceptions of their own
-                row["reason"] = str(error) if isinstance(error, NotTimedError) else f"it fails: {first_line(error)}"
+                row["reason"] = (
+                    str(error)
+                    if isinstance(error, NotTimedError)
+                    else f"it fails: {first_line(error)}"
+                )
                 say(f"{row['label']} is left out: {row['reason']}")
             rows.append(row)
             self.keep()
@@ -145,18 +167,27 @@ class Benchmark:
         def after_round(results: dict[int, list[tuple[Seconds, dict[str, float]]]]) -> None:
             for number, rounds in results.items():
                 seconds, states = zip(*rounds, strict=True)
-                rows[number]["seconds"] = {kind: quartiles([each[kind] for each in seconds]) for kind in seconds[0]}
-                rows[number]["clocks"] = {name: median(each[name] for each in states) for name in states[0]}
+                rows[number]["seconds"] = {
+                    kind: quartiles([each[kind] for each in seconds]) for kind in seconds[0]
+                }
+                rows[number]["clocks"] = {
+                    name: median(each[name] for each in states) for name in states[0]
+                }
             self.keep()
 
-        timed = {number: lambda turn=turn: (turn(), clocks(self.device)) for number, turn in turns.items()}
+        timed = {
+            number: lambda turn=turn: (turn(), clocks(self.device))
+            for number, turn in turns.items()
+        }
         alternate(timed, self.given.rounds, deadline, after_round)
         for number in turns:
             *_, last = ready[number].calls.values()
             rows[number]["peak_bytes"] = peak_bytes(last, ready[number].kept(), self.device)
         put_ratios(rows)
 
-    def publish(self, base: str, more: Mapping[str, Callable[[Row], str]] = {}, notes: Sequence[str] = ()) -> None:
+    def publish(
+        self, base: str, more: Mapping[str, Callable[[Row], str]] = {}, notes: Sequence[str] = ()
+    ) -> None:
         """Write the complete record, and a table for each group as Markdown; print the tables.
 
         `base` is the name of what times are compared with; `more` are more columns, `notes` paragraphs for the end.
@@ -168,10 +199,17 @@ class Benchmark:
         notes = [*self._notes(), *notes]
         hardware = self.record["environment"]["hardware"]
         on_cpu = hardware["device"] == "cpu"
-        machine = f"{hardware['cpu']}, {hardware['threads']} threads" if on_cpu else hardware["device"]
-        lines = [f"# anlit benchmark {self.record['benchmark']}: {machine}", f"`{self.record['command']}`"]
+        machine = (
+            f"{hardware['cpu']}, {hardware['threads']} threads" if on_cpu else hardware["device"]
+        )
+        lines = [
+            f"# anlit benchmark {self.record['benchmark']}: {machine}",
+            f"`{self.record['command']}`",
+        ]
         lines += [part for table in tables for part in (f"## {table.title}", table.markdown())]
-        write_text(self._file.with_name(f"{self._file.name}.md"), "\n\n".join([*lines, *notes]) + "\n")
+        write_text(
+            self._file.with_name(f"{self._file.name}.md"), "\n\n".join([*lines, *notes]) + "\n"
+        )
         screen = console()
         for part in (*tables, *notes):
             screen.print(part)
@@ -182,11 +220,19 @@ class Benchmark:
         lines = []
         for group in self.record["groups"]:
             title, rows = group["title"], group["rows"]
-            lines += [f"Not timed: {title}: {row['label']}: {row['reason']}." for row in rows if row["reason"]]
+            lines += [
+                f"Not timed: {title}: {row['label']}: {row['reason']}."
+                for row in rows
+                if row["reason"]
+            ]
             if not group.get("warm", True):
                 lines.append(f"{title}: the clocks did not settle before the rounds began.")
-            if not all(times["steady"] for row in rows for times in row.get("seconds", {}).values()):
-                lines.append(f"{title}: {UNSTEADY} quartiles more than 5 % apart: rely on the ratios.")
+            if not all(
+                times["steady"] for row in rows for times in row.get("seconds", {}).values()
+            ):
+                lines.append(
+                    f"{title}: {UNSTEADY} quartiles more than 5 % apart: rely on the ratios."
+                )
         if left_out := self.record["left_out"]:
             lines.append(f"Left out after {self.given.minutes:g} minutes: {'; '.join(left_out)}.")
         return lines
@@ -204,7 +250,12 @@ def put_ratios(rows: Sequence[Row]) -> None:
         }
 
 
-def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mapping[str, Callable[[Row], str]]) -> Table:
+def _table(
+    group: Mapping[str, Any],
+    base: str,
+    peak: float | None,
+    more: Mapping[str, Callable[[Row], str]],
+) -> Table:
     body = []
     for row in group["rows"]:
         if "seconds" not in row:
@@ -225,7 +276,9 @@ def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mappin
 
 
 def _ratio(median: float, low: float, high: float) -> str:
-    return f"{median:.3f} " + (f"({low:.3f} – {high:.3f})" if math.isfinite(low) else "(fewer than 6 rounds)")
+    return f"{median:.3f} " + (
+        f"({low:.3f} – {high:.3f})" if math.isfinite(low) else "(fewer than 6 rounds)"
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -46,8 +46,14 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 def group_of(size: Size, device: torch.device) -> Group:
     """All ways on the same hidden states, projection and targets."""
     torch.manual_seed(0)
-    h = torch.randn(size.batch, size.length, size.d_model, device=device).to(size.torch_dtype).requires_grad_()
-    weight = (torch.randn(size.vocab_size, size.d_model, device=device) * size.d_model**-0.5).requires_grad_()
+    h = (
+        torch.randn(size.batch, size.length, size.d_model, device=device)
+        .to(size.torch_dtype)
+        .requires_grad_()
+    )
+    weight = (
+        torch.randn(size.vocab_size, size.d_model, device=device) * size.d_model**-0.5
+    ).requires_grad_()
     targets = torch.randint(size.vocab_size, (size.batch, size.length), device=device)
     expected: list[Tensor] = []  # the gradients of the full logits, which come first
 
@@ -66,7 +72,9 @@ def group_of(size: Size, device: torch.device) -> Group:
             pairs = zip(gradients, expected, strict=True)
             row["error"] = max(float((mine - its).norm() / its.norm()) for mine, its in pairs)
             if not row["error"] <= TOLERANCE[size.torch_dtype]:
-                raise NotTimedError(f"it is wrong: relative error {row['error']:.1e} of its gradients")
+                raise NotTimedError(
+                    f"it is wrong: relative error {row['error']:.1e} of its gradients"
+                )
         return Ready({"step": partial(step, row["label"])})
 
     return Group(str(size), build, [{"label": way} for way in WAYS])

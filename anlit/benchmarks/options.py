@@ -24,7 +24,9 @@ MECHANISMS: dict[str, Mechanism] = {
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def parser_of(name: str, description: str | None, example: str, presets: Collection[str] = ()) -> ToolParser:
+def parser_of(
+    name: str, description: str | None, example: str, presets: Collection[str] = ()
+) -> ToolParser:
     """A parser with the options that all benchmarks share and, if there are presets, --preset."""
     parser = ToolParser(
         prog=f"anlit benchmark {name}",
@@ -39,11 +41,18 @@ def parser_of(name: str, description: str | None, example: str, presets: Collect
     add("--device", help="a torch device (a GPU where there is one)")
     add("--threads", type=at_least(1), help="processor threads (torch's own number)")
     add("--rounds", type=at_least(1), help="number of rounds")
-    add("--minutes", type=at_least(0, float), default=7.5, help="start nothing new after this time (%(default)s)")
+    add(
+        "--minutes",
+        type=at_least(0, float),
+        default=7.5,
+        help="start nothing new after this time (%(default)s)",
+    )
     return parser
 
 
-def parse(parser: ToolParser, argv: Sequence[str], presets: Mapping[str, Mapping[str, Any]] = {}) -> argparse.Namespace:
+def parse(
+    parser: ToolParser, argv: Sequence[str], presets: Mapping[str, Mapping[str, Any]] = {}
+) -> argparse.Namespace:
     """The options; those that are left out are the preset's. The number of threads is set. `device` is the given one,
     else that of the preset, else a GPU if there is one. Raises UserError if this machine does not have it."""
     given, has_gpu = parser.parse_args(argv), torch.cuda.is_available()
@@ -67,7 +76,9 @@ def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     def read(text: str) -> tuple[str, ...]:
         for name in text.split(","):
             if name not in known:
-                raise argparse.ArgumentTypeError(f"{name} is not known: choose from {', '.join(known)}")
+                raise argparse.ArgumentTypeError(
+                    f"{name} is not known: choose from {', '.join(known)}"
+                )
         return tuple(text.split(","))
 
     return read
@@ -108,5 +119,7 @@ class Size(NamedTuple):
 def add_size_options(parser: argparse.ArgumentParser) -> None:
     """An option for each number of a `Size`, and --dtype."""
     for name in Size._fields[:-1]:
-        parser.add_argument(f"--{name}", type=at_least(1), metavar="N", help="replaces the built-in one")
+        parser.add_argument(
+            f"--{name}", type=at_least(1), metavar="N", help="replaces the built-in one"
+        )
     parser.add_argument("--dtype", choices=list(DTYPES), help="replaces the built-in one")

@@ -81,23 +81,36 @@ def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
         accumulate, clip = given.get("accumulate_grad_batches") or 1, given.get("gradient_clip_val")
         try:
             model = model_of(run)
-            model.selections = Selections.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
+            model.selections = Selections.from_plain(
+                run.record.get("attention")
+            )  # what it ran on, if on such a device
             trainer = trainer_of(model, device, given.get("precision") or "32-true", clip)
         except UserError:
             raise
         except (TypeError, ValueError) as error:
-            raise UserError(f"{run.folder / CONFIG}: model cannot be built ({error}): leave the run out") from error
+            raise UserError(
+                f"{run.folder / CONFIG}: model cannot be built ({error}): leave the run out"
+            ) from error
         size = Size(0, 0, 0, model.vocab_size, model.context_length, rows, "")
-        step = partial(take_step, trainer, batch_of(size, model.model.document_masking, device), accumulate)
+        step = partial(
+            take_step, trainer, batch_of(size, model.model.document_masking, device), accumulate
+        )
         step()  # allocations, and compilation where there is one
         turns[number] = Ready({"step": step}).turn(device)
-        arms.append({"run": str(run.folder), "key": group.key, "tokens": accumulate * rows * model.context_length})
+        arms.append(
+            {
+                "run": str(run.folder),
+                "key": group.key,
+                "tokens": accumulate * rows * model.context_length,
+            }
+        )
 
     def precise(so_far: dict[int, list[Seconds]]) -> bool:
         values = [[turn["step"] for turn in so_far[number]] for number in so_far]
         ratios = (paired_ratio(mine, others) for mine, others in combinations(values, 2))
         return len(values[0]) >= FEWEST and all(
-            max(ratio.high / ratio.median, ratio.median / ratio.low) <= 1 + PRECISION for ratio in ratios
+            max(ratio.high / ratio.median, ratio.median / ratio.low) <= 1 + PRECISION
+            for ratio in ratios
         )
 
     limit = SECONDS * len(turns)
@@ -122,7 +135,9 @@ def model_of(run: Run) -> LanguageModel:
     where = f"{run.folder / CONFIG}: model"
     settings = dict(init_args(run.config.get("model")))
     optimizer = settings.pop("optimizer", None)
-    kind = subclass_named(LanguageModel, str(mapping(run.config.get("model")).get("class_path")), where)
+    kind = subclass_named(
+        LanguageModel, str(mapping(run.config.get("model")).get("class_path")), where
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of modules among the hyperparameters
         model = build_from_plain(kind, settings, where)
@@ -130,6 +145,8 @@ def model_of(run: Run) -> LanguageModel:
         path = optimizer if isinstance(optimizer, str) else mapping(optimizer).get("class_path")
         maker = subclass_named(torch.optim.Optimizer, str(path), f"{where}.optimizer")
         if not is_plain(arguments := init_args(optimizer)):
-            raise UserError(f"{where}.optimizer has settings that are no numbers or texts: leave the run out")
+            raise UserError(
+                f"{where}.optimizer has settings that are no numbers or texts: leave the run out"
+            )
         model.make_optimizer = partial(maker, **arguments)
     return model

@@ -65,10 +65,21 @@ def group_of(given: argparse.Namespace, size: Size) -> Group:
     float8 and a peer that is compiled as a whole are compared with GPT+ with compiled blocks.
     """
 
-    def case(model: str, compiled: str, mechanism: str = "plain", backend: str = "auto", group: int = 1) -> Row:
-        name = [NAMES.get(model, model), *(part for part in (mechanism, backend) if part not in ("plain", "auto"))]
+    def case(
+        model: str, compiled: str, mechanism: str = "plain", backend: str = "auto", group: int = 1
+    ) -> Row:
+        name = [
+            NAMES.get(model, model),
+            *(part for part in (mechanism, backend) if part not in ("plain", "auto")),
+        ]
         name += [] if group == 1 else [f"groups of {group}"]
-        facts = {"model": model, "mechanism": mechanism, "backend": backend, "compiled": compiled, "group": group}
+        facts = {
+            "model": model,
+            "mechanism": mechanism,
+            "backend": backend,
+            "compiled": compiled,
+            "group": group,
+        }
         base = f"{NAMES[BASE]} {HOW['no' if compiled == 'no' else 'blocks']}"
         return {"label": " ".join((*name, HOW[compiled])), **facts, "base": base}
 
@@ -84,9 +95,13 @@ def _build(given: argparse.Namespace, size: Size, row: Row, earlier: list[Row]) 
     if model in PEERS:
         step = peer_step(model, size, device, compiled)
     else:
-        runtime = Runtime(compile=compiled != "no", float8="tensorwise" if compiled == "float8" else None)
+        runtime = Runtime(
+            compile=compiled != "no", float8="tensorwise" if compiled == "float8" else None
+        )
         mechanism = MECHANISMS[row["mechanism"]]
-        step = our_step(model, size, device, runtime, mechanism, given.documents, row["group"], row["backend"])
+        step = our_step(
+            model, size, device, runtime, mechanism, given.documents, row["group"], row["backend"]
+        )
     row["parameters"] = sum(parameter.numel() for parameter in step.model.parameters())
     row["flops_per_token"] = step.flops_per_token
     row["flops"] = {"train": step.flops_per_token * size.batch * size.length}
@@ -98,7 +113,11 @@ def _build(given: argparse.Namespace, size: Size, row: Row, earlier: list[Row]) 
     if given.profile:
         trace = Path(given.output) / f"{row['label'].replace(' ', '-')}.trace.json.gz"
         row["profile"] = profile_of(step.train, trace)
-    return Ready({"train": step.train}, partial(_kept, step), GPU_TURN_SECONDS if device.type == "cuda" else 0)
+    return Ready(
+        {"train": step.train},
+        partial(_kept, step),
+        GPU_TURN_SECONDS if device.type == "cuda" else 0,
+    )
 
 
 def _kept(step: Step) -> Iterator[Tensor]:
@@ -122,14 +141,28 @@ def skip_reason(row: Row, earlier: list[Row], size: Size) -> str | None:
         start = math.log(size.vocab_size)
         if abs(losses[0] / start - 1) > 0.1:
             return f"it is wrong: its first loss is {losses[0]:.3f}, not about {start:.2f}"
-        ours = next((other for other in earlier if other["model"] == BASE and other["reason"] is None), None)
-        for what, allowed in (("flops_per_token", 1e-9), ("parameters", 0.002)):  # only some count gains
+        ours = next(
+            (other for other in earlier if other["model"] == BASE and other["reason"] is None), None
+        )
+        for what, allowed in (
+            ("flops_per_token", 1e-9),
+            ("parameters", 0.002),
+        ):  # only some count gains
             if ours is not None and abs(row[what] / ours[what] - 1) > allowed:
                 return f"it does other work: {what} {row[what]:.6g}, ours {ours[what]:.6g}"
     same = ("model", "mechanism", "group")
-    first = next((other for other in earlier if all(other[key] == row[key] for key in same) and "losses" in other), row)
+    first = next(
+        (
+            other
+            for other in earlier
+            if all(other[key] == row[key] for key in same) and "losses" in other
+        ),
+        row,
+    )
     allowed = FLOAT8_TOLERANCE if row["compiled"] == "float8" else TOLERANCE[size.torch_dtype]
-    if any(abs(mine / its - 1) > allowed for mine, its in zip(losses, first["losses"], strict=True)):
+    if any(
+        abs(mine / its - 1) > allowed for mine, its in zip(losses, first["losses"], strict=True)
+    ):
         return f"it is wrong: its first losses are {losses}, those of {first['label']} {first['losses']}"
     return None
 
@@ -163,19 +196,40 @@ def options(argv: list[str]) -> argparse.Namespace:
     parser = parser_of("step", __doc__, "--preset cpu --models GPT,anGPT", PRESETS)
 
     def of(known: Any, more: str, default: tuple[str, ...] | None = None) -> dict[str, Any]:
-        return {"type": names(known), "metavar": "A,…", "help": f"of {', '.join(known)}{more}", "default": default}
+        return {
+            "type": names(known),
+            "metavar": "A,…",
+            "help": f"of {', '.join(known)}{more}",
+            "default": default,
+        }
 
     add = parser.add_argument
     add("--models", **of(MODELS, "", tuple(MODELS)))
     add("--mechanisms", **of(MECHANISMS, " (plain)", ("plain",)))
-    add("--groups", type=numbers, default=(1,), metavar="N,…", help="query heads that share a key head in ours (1)")
+    add(
+        "--groups",
+        type=numbers,
+        default=(1,),
+        metavar="N,…",
+        help="query heads that share a key head in ours (1)",
+    )
     add("--backends", **of(("auto", *BACKENDS), ", for our attention (auto)", ("auto",)))
     add("--compiled", **of(OURS_COMPILED, ", for our models"))
     add("--peers", **of((*PEERS, "none"), " (default: the installed ones)"))
     add("--peers_compiled", **of(COMPILED, ", for the peers"))
-    add("--lengths", type=numbers, default=(), metavar="T,…", help="several lengths, with as many tokens in a batch")
+    add(
+        "--lengths",
+        type=numbers,
+        default=(),
+        metavar="T,…",
+        help="several lengths, with as many tokens in a batch",
+    )
     add("--documents", action="store_true", help="pack documents into our batches and mask them")
-    add("--profile", action="store_true", help="also where each variant's step spends its time, and a trace")
+    add(
+        "--profile",
+        action="store_true",
+        help="also where each variant's step spends its time, and a trace",
+    )
     add_size_options(parser)
     given = parse(parser, argv, PRESETS)
     given.peers = tuple(peer for peer in given.peers if peer != "none")

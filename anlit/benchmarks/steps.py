@@ -78,7 +78,9 @@ def batch_of(size: Size, documents: bool, device: torch.device) -> Batch:
     end = size.vocab_size - 1
     blocks = np.random.default_rng(0).integers(0, end, (size.batch, size.length + 1))
     if documents:
-        blocks[np.random.default_rng(1).random(blocks.shape) < 1 / (MEAN_DOCUMENT * size.length)] = end
+        blocks[
+            np.random.default_rng(1).random(blocks.shape) < 1 / (MEAN_DOCUMENT * size.length)
+        ] = end
     batch = batch_from_blocks(blocks, end)
     return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]
 
@@ -99,7 +101,9 @@ def take_step(trainer: L.Trainer, batch: Batch, accumulate: int = 1) -> Tensor:
     return loss.detach()
 
 
-def trainer_of(model: LanguageModel, device: torch.device, precision: Any, clip: float | None = 1.0) -> L.Trainer:
+def trainer_of(
+    model: LanguageModel, device: torch.device, precision: Any, clip: float | None = 1.0
+) -> L.Trainer:
     """A Trainer that has prepared the model for training on `device` in a precision of Lightning's; it does not start
     it."""
     logging.disable(logging.WARNING)
@@ -167,7 +171,9 @@ def peer_step(peer: str, size: Size, device: torch.device, compiled: str) -> Ste
     model.to(device).train()
     batch = batch_of(size, False, device)
     betas = (0.9, 0.95)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=betas, eps=1e-9, weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=betas, eps=1e-9, weight_decay=0.1, fused=True
+    )
 
     def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(logits(tokens).flatten(0, 1).float(), targets.flatten())
@@ -184,6 +190,8 @@ def peer_step(peer: str, size: Size, device: torch.device, compiled: str) -> Ste
         return loss.detach()
 
     # as in anlit.models.flops: 6 per weight of a linear map, 12·d per layer and visible key
-    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    linear = sum(
+        module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)
+    )
     flops = 6.0 * linear + 12.0 * size.d_model * (size.length + 1) / 2 * size.n_layers
     return Step(model, optimizer, train, flops)

@@ -67,7 +67,11 @@ def warm_up(candidates: Mapping[Name, Callable[[], Seconds]], deadline: float) -
     """
 
     def agree(results: dict[Name, list[Seconds]]) -> bool:
-        lasts = [[times[kind] for times in turns[-LAST:]] for turns in results.values() for kind in turns[0]]
+        lasts = [
+            [times[kind] for times in turns[-LAST:]]
+            for turns in results.values()
+            for kind in turns[0]
+        ]
         return all(len(last) == LAST and max(last) <= (1 + AGREEMENT) * min(last) for last in lasts)
 
     return agree(alternate(candidates, MOST_WARM_UP, deadline, agree))
@@ -81,7 +85,12 @@ def paired_ratio(times: Sequence[float], others: Sequence[float]) -> Interval:
 def quartiles(values: Sequence[float]) -> dict[str, Any]:
     """Median, quartiles and the values themselves, as a record keeps them; and whether they are steady."""
     low, middle, high = (float(value) for value in np.percentile(values, (25, 50, 75)))
-    return {"median": middle, "quartiles": [low, high], "steady": high - low <= STEADY * middle, "values": list(values)}
+    return {
+        "median": middle,
+        "quartiles": [low, high],
+        "steady": high - low <= STEADY * middle,
+        "values": list(values),
+    }
 
 
 def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.device) -> int | None:
@@ -89,7 +98,9 @@ def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.de
 
     On a GPU the allocator counts, on Linux the kernel counts the pages of the process. On other systems it is None.
     """
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept
+    }
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -99,10 +110,14 @@ def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.de
         return torch.cuda.max_memory_allocated(device) - before + sum(storages.values())
 
     def status_bytes(field: str) -> int:
-        return 1024 * int(re.findall(rf"{field}:\s*(\d+)", Path("/proc/self/status").read_text())[0])
+        return 1024 * int(
+            re.findall(rf"{field}:\s*(\d+)", Path("/proc/self/status").read_text())[0]
+        )
 
     try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed memory that the process kept would hide what the call takes
+        ctypes.CDLL("libc.so.6").malloc_trim(
+            0
+        )  # freed memory that the process kept would hide what the call takes
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
         before = status_bytes("VmRSS")
         call()

@@ -11,7 +11,14 @@ from anlit.checkpoints.exported import read_exported
 from anlit.checkpoints.integrity import TRAINING, UNREADABLE, damaged, require_content, verify
 from anlit.checkpoints.location import REST, is_exported, is_sharded, refuse_address
 from anlit.checkpoints.sharded import read_tensors, with_tensors
-from anlit.checkpoints.writing import PARTIAL, first_cause, give_name, remove_unnamed, write_durably, write_failed
+from anlit.checkpoints.writing import (
+    PARTIAL,
+    first_cause,
+    give_name,
+    remove_unnamed,
+    write_durably,
+    write_failed,
+)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -24,7 +31,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         super().__init__()
         self.written: set[str] = set()
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
         """Write a checkpoint of one file; raises UserError for an address, RunError if it cannot be written."""
         refuse_address(path)
         self.written.add(str(path))
@@ -38,10 +47,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             partial.unlink(missing_ok=True)  # on a full disk run.json needs the space
             raise write_failed(target, first_cause(error)) from error
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> Any:
         """A checkpoint of any form in that of one file, tensors and plain values alone; UserError if it is damaged."""
         try:
-            return read_checkpoint(path, mmap=False)  # the optimizer goes on with these tensors when the file is gone
+            return read_checkpoint(
+                path, mmap=False
+            )  # the optimizer goes on with these tensors when the file is gone
         except UNREADABLE as error:
             raise damaged(Path(path), error) from error
 
@@ -64,13 +77,17 @@ def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     content = read_without_parts(path, mmap)
     if is_sharded(path):
         content = with_tensors(content, read_tensors(path))
-        content["optimizer_states"] = [by_number(state) for state in content["optimizer_states"]]  # torch's form
+        content["optimizer_states"] = [
+            by_number(state) for state in content["optimizer_states"]
+        ]  # torch's form
     return content
 
 
 def read_without_parts(path: Path, mmap: bool = True) -> dict[str, Any]:
     """The content of a checkpoint; a sharded one has marks in place of tensors, as `with_tensors` takes them."""
-    return torch.load(path / REST if path.is_dir() else path, map_location="cpu", weights_only=True, mmap=mmap)
+    return torch.load(
+        path / REST if path.is_dir() else path, map_location="cpu", weights_only=True, mmap=mmap
+    )
 
 
 def refuse_damaged(path: Path) -> None:
@@ -93,5 +110,11 @@ def by_number(state: dict[str, Any]) -> dict[str, Any]:
 
 def rename_parameters(state: dict[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
     """An optimizer's state with other keys for its parameters."""
-    groups = [{**group, "params": [names[key] for key in group["params"]]} for group in state["param_groups"]]
-    return {"state": {names[key]: entry for key, entry in state.get("state", {}).items()}, "param_groups": groups}
+    groups = [
+        {**group, "params": [names[key] for key in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    return {
+        "state": {names[key]: entry for key, entry in state.get("state", {}).items()},
+        "param_groups": groups,
+    }

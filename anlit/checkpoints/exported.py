@@ -50,13 +50,22 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
     write_folder(folder, weights, record, tokenizer)
 
 
-def write_folder(folder: Path, weights: dict[str, Tensor], record: dict[str, Any], tokenizer: bytes | None) -> None:
+def write_folder(
+    folder: Path, weights: dict[str, Tensor], record: dict[str, Any], tokenizer: bytes | None
+) -> None:
     """Write model.safetensors, all of it in float32, tokenizer.json and, last, config.json into a folder, which is made
     where missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    wide = {
+        name: tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in weights.items()
+    }
     with replacing(folder / WEIGHTS) as partial:
-        save_file({name: tensor.contiguous() for name, tensor in wide.items()}, partial, metadata={"format": "pt"})
+        save_file(
+            {name: tensor.contiguous() for name, tensor in wide.items()},
+            partial,
+            metadata={"format": "pt"},
+        )
     if tokenizer is not None:
         (folder / TOKENIZER).write_bytes(tokenizer)
     write_text(folder / SETTINGS, json.dumps(record, indent=2) + "\n")
@@ -66,7 +75,9 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     """The content of config.json. Raises ValueError if it is damaged or another program wrote it."""
     record = read_json(Path(folder) / SETTINGS, dict)
     if "model_type" in record or "anlit" not in record:
-        raise ValueError("it is a model for transformers; `anlit import` reads those of Qwen3, Llama and others")
+        raise ValueError(
+            "it is a model for transformers; `anlit import` reads those of Qwen3, Llama and others"
+        )
     return record
 
 

@@ -25,7 +25,11 @@ UNREADABLE = (
     LookupError, zipfile.BadZipFile, zlib.error, SafetensorError,
 )  # fmt: skip
 """What reading a damaged or foreign checkpoint raises. RuntimeError has NotImplementedError and RecursionError."""
-MODEL: dict[str, Any] = {"hyper_parameters": dict, "global_step": int, "anlit": {"architecture": str}}
+MODEL: dict[str, Any] = {
+    "hyper_parameters": dict,
+    "global_step": int,
+    "anlit": {"architecture": str},
+}
 TRAINING = MODEL | {
     "loops": {"fit_loop": dict}, "callbacks": dict, "lr_schedulers": list, "epoch": int, "state_dict": dict,
     "optimizer_states": [{"state": dict, "param_groups": list}],
@@ -46,7 +50,9 @@ def verify(path: Path) -> None:
         for name, expected in read_json(path / SUMS, dict, "choose another checkpoint").items():
             part = path / Path(name).name
             if not part.is_file() or checksum(part) != expected:
-                raise DamagedError(f"its part {part.name} is missing or has changed since it was written")
+                raise DamagedError(
+                    f"its part {part.name} is missing or has changed since it was written"
+                )
         path = path / REST
     if not path.is_file() or not zipfile.is_zipfile(path):
         raise DamagedError(f"{path.name} is empty, cut short or no checkpoint")

@@ -16,7 +16,14 @@ from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX
 from anlit.checkpoints.integrity import MODEL, UNREADABLE, DamagedError, reason, require_content
 from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
-from anlit.configuration import ARCHITECTURES, CONFIG, attention_label, class_name, init_args, mapping
+from anlit.configuration import (
+    ARCHITECTURES,
+    CONFIG,
+    attention_label,
+    class_name,
+    init_args,
+    mapping,
+)
 from anlit.errors import UserError
 from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
 from anlit.models.continuing import refuse_other_shapes
@@ -27,7 +34,10 @@ from anlit.reading import check, read_yaml
 from anlit.settings import build_from_plain, subclass_named, to_plain_values
 
 BLOCKS, MLP = "model.blocks.", "model.blocks.0.W_u.weight"
-OF_MECHANISM = (".attention.mechanism.", ".shared_coefficients.")  # in the names of what a mechanism learns
+OF_MECHANISM = (
+    ".attention.mechanism.",
+    ".shared_coefficients.",
+)  # in the names of what a mechanism learns
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +50,15 @@ class Checkpoint:
     file: Path
     step: int  # number of optimizer steps after which it was written
     config: dict[str, Any] | None  # the run's config.yaml; None if the file is not in a run folder
-    trained_on: dict[str, Any] | None  # `TokenShards.fingerprint` of the training data; None if it is not known
-    settings: dict[str, Any]  # the model's constructor arguments as plain values, without those for training
-    family: str | None = None  # transformers' model_type of what its first weights were imported from
+    trained_on: (
+        dict[str, Any] | None
+    )  # `TokenShards.fingerprint` of the training data; None if it is not known
+    settings: dict[
+        str, Any
+    ]  # the model's constructor arguments as plain values, without those for training
+    family: str | None = (
+        None  # transformers' model_type of what its first weights were imported from
+    )
 
     @property
     def architecture(self) -> str:
@@ -86,14 +102,24 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     file = find_checkpoint(path)
     content = read_model(file)
     saved, record = content["hyper_parameters"], content["anlit"]
-    settings = {name: saved[name] for name in saved if not name.startswith("_") and name != "optimizer"}
+    settings = {
+        name: saved[name] for name in saved if not name.startswith("_") and name != "optimizer"
+    }
     with _reading(file):
         model = rebuild(content, settings | changes, file).to(target).eval().requires_grad_(False)
     model.selections = use_saved(model.model, record.get("attention"), target)
     own, advice = file.parent.parent / CONFIG, "correct it, or copy the checkpoint elsewhere"
     in_run = file.parent.name == CHECKPOINTS and own.exists()
     config = mapping(read_yaml(own, advice=advice)) if in_run else None
-    return Checkpoint(model, file, content["global_step"], config, record.get("data"), settings, record.get("family"))
+    return Checkpoint(
+        model,
+        file,
+        content["global_step"],
+        config,
+        record.get("data"),
+        settings,
+        record.get("family"),
+    )
 
 
 def find_device(name: str) -> torch.device:
@@ -103,7 +129,9 @@ def find_device(name: str) -> torch.device:
     try:
         return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
-        raise UserError(f"--device {name} cannot be used here: choose auto, cpu, or a device that is there") from error
+        raise UserError(
+            f"--device {name} cannot be used here: choose auto, cpu, or a device that is there"
+        ) from error
 
 
 @contextmanager
@@ -115,7 +143,9 @@ def _reading(file: Path) -> Iterator[None]:
         raise
     except UNREADABLE as error:
         advice = "choose another one from a run folder"
-        raise UserError(f"{file} cannot be read as a checkpoint ({reason(error)}): {advice}") from error
+        raise UserError(
+            f"{file} cannot be read as a checkpoint ({reason(error)}): {advice}"
+        ) from error
 
 
 def read_model(file: Path) -> dict[str, Any]:
@@ -134,7 +164,9 @@ def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> La
 
     Raises UserError if it names a class that may not be built, ValueError if settings and weights do not fit.
     """
-    architecture = subclass_named(LanguageModel, content["anlit"]["architecture"], f"{file}: architecture")
+    architecture = subclass_named(
+        LanguageModel, content["anlit"]["architecture"], f"{file}: architecture"
+    )
     weights = content["state_dict"]
     _refuse_other_sizes(settings, weights, architecture)
     with warnings.catch_warnings():
@@ -148,16 +180,22 @@ def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> La
     return model
 
 
-def _refuse_other_sizes(settings: dict[str, Any], weights: dict[str, Tensor], architecture: type) -> None:
+def _refuse_other_sizes(
+    settings: dict[str, Any], weights: dict[str, Tensor], architecture: type
+) -> None:
     """Refuse settings that do not have the size of the weights, before a model of that size is built."""
     storages = [tensor.untyped_storage() for tensor in weights.values()]
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     claimed = sum(tensor.nbytes for tensor in weights.values())
-    if claimed > 2 * held:  # views of a small tensor can claim any shape; twice, for a weight that two layers share
+    if (
+        claimed > 2 * held
+    ):  # views of a small tensor can claim any shape; twice, for a weight that two layers share
         raise DamagedError(f"it claims {claimed:,} bytes of weights and holds {held:,}")
     layers = {name.split(".")[2] for name in weights if name.startswith(BLOCKS)}
     sizes, matrices = {"n_layers": len(layers)}, {PREFIX + EMBEDDING: ("vocab_size", "d_model")}
-    if MLP in weights or (layers and architecture.__module__.startswith("anlit.")):  # others may have another MLP
+    if MLP in weights or (
+        layers and architecture.__module__.startswith("anlit.")
+    ):  # others may have another MLP
         matrices[MLP] = ("d_ff", "d_model")
     for name, axes in matrices.items():
         if name not in weights or weights[name].dim() != 2:
@@ -165,7 +203,9 @@ def _refuse_other_sizes(settings: dict[str, Any], weights: dict[str, Tensor], ar
         sizes |= zip(axes, weights[name].shape, strict=True)
     for name, size in sizes.items():
         if (said := settings.get(name)) not in (size, None):
-            raise DamagedError(f"it says that {name} is {str(said)[:20]}, but its weights are those of {name}={size}")
+            raise DamagedError(
+                f"it says that {name} is {str(said)[:20]}, but its weights are those of {name}={size}"
+            )
 
 
 def load_initial_weights(model: LanguageModel, path: str) -> None:
@@ -179,7 +219,9 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     saved, expected = content["anlit"]["architecture"], type(model).__name__
     if saved.startswith("Folded"):
         what = "a folded model, which cannot be trained"
-        raise UserError(f"{given} holds {what}: give the run's checkpoint, or export it without --fold")
+        raise UserError(
+            f"{given} holds {what}: give the run's checkpoint, or export it without --fold"
+        )
     if saved != expected:
         what = f"{saved}, but the configuration's model is {expected}"
         raise UserError(f"{given} holds {what}: set --model {saved} or choose another checkpoint")
@@ -192,13 +234,23 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
             "mechanism itself learns starts from its initial values"
         )
         saved_weights, weights = (
-            {name: value for name, value in held.items() if not any(part in name for part in OF_MECHANISM)}
+            {
+                name: value
+                for name, value in held.items()
+                if not any(part in name for part in OF_MECHANISM)
+            }
             for held in (saved_weights, weights)
         )
     refuse_other_shapes(saved_weights, weights, given)
-    if model.model.tie_embeddings and not saved_weights[PREFIX + EMBEDDING].equal(saved_weights[PREFIX + HEAD]):
-        raise UserError(f"{given} has an embedding and a head that differ: leave out model.tie_embeddings")
-    model.model.begin_from({name.removeprefix(PREFIX): value for name, value in saved_weights.items()})
+    if model.model.tie_embeddings and not saved_weights[PREFIX + EMBEDDING].equal(
+        saved_weights[PREFIX + HEAD]
+    ):
+        raise UserError(
+            f"{given} has an embedding and a head that differ: leave out model.tie_embeddings"
+        )
+    model.model.begin_from(
+        {name.removeprefix(PREFIX): value for name, value in saved_weights.items()}
+    )
     model.family = content["anlit"].get("family")
 
 

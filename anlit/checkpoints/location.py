@@ -54,7 +54,9 @@ def name_to_continue(folder: Path) -> str:
 def find_checkpoint(path: str) -> Path:
     """A checkpoint, an exported folder, or the best, else the last checkpoint of a run folder; UserError for others."""
     if not Path(path).exists():
-        raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
+        raise UserError(
+            f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt"
+        )
     file = Path(path) if is_checkpoint(path) or is_exported(path) else checkpoint_of_run(path)
     if file is None:
         advice = "give a run folder whose training has saved one, or a .ckpt file"

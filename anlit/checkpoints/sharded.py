@@ -19,16 +19,29 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
 from torch.utils._pytree import tree_map, tree_map_with_path
 
 from anlit.checkpoints.integrity import SUMS, UNREADABLE, DamagedError, checksum
 from anlit.checkpoints.location import REST, SHARDED
-from anlit.checkpoints.writing import PARTIAL, first_cause, give_name, remove_unnamed, write_durably, write_failed
+from anlit.checkpoints.writing import (
+    PARTIAL,
+    first_cause,
+    give_name,
+    remove_unnamed,
+    write_durably,
+    write_failed,
+)
 from anlit.reporting.files import write_json
 
 MARK = "tensor of the parts: "
-STATES = ("state_dict", "optimizer_states")  # the keys of a checkpoint with tensors of which each rank has a part
+STATES = (
+    "state_dict",
+    "optimizer_states",
+)  # the keys of a checkpoint with tensors of which each rank has a part
 
 
 def without_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -77,7 +90,10 @@ def read_headers(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors, whole, on the CPU. Raises DamagedError as `read_headers` does."""
-    tensors = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in read_headers(folder).items()}
+    tensors = {
+        name: torch.zeros(shape, dtype=dtype)
+        for name, (shape, dtype) in read_headers(folder).items()
+    }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         read_into(tensors, folder, no_dist=True)
@@ -149,7 +165,9 @@ class ShardedCheckpoints:
         except (Exception, CheckpointException) as error:  # torch's is no `Exception`
             cause = error
         ends: list[Any] = [None] * distributed.get_world_size(self._group)
-        distributed.all_gather_object(ends, (result, first_cause(cause) if cause else None), group=self._group)
+        distributed.all_gather_object(
+            ends, (result, first_cause(cause) if cause else None), group=self._group
+        )
         if reasons := [reason for _, reason in ends if reason is not None]:
             if distributed.get_rank() == 0:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -168,7 +186,10 @@ def _begin(folder: Path, rest: dict[str, Any]) -> None:
 def _write_part(save: Callable[[], Any], folder: Path) -> dict[str, dict[str, int]]:
     """Write this rank's files; returns their checksums. torch has the number of the rank in their names."""
     save()
-    return {file.name: checksum(file) for file in folder.glob(f"shard-{distributed.get_rank() + 1:05}-*")}
+    return {
+        file.name: checksum(file)
+        for file in folder.glob(f"shard-{distributed.get_rank() + 1:05}-*")
+    }
 
 
 def _publish(folder: Path, path: Path, sums: dict[str, Any]) -> None:

@@ -27,7 +27,9 @@ def write_durably(content: Any, path: Path) -> None:
 
 def give_name(complete: Path, name: Path) -> None:
     """Rename a complete file or link atomically, and remove the sharded checkpoint that had the name before."""
-    if name.is_dir() and not name.is_symlink():  # in a copy of a run; a rename cannot replace a folder
+    if (
+        name.is_dir() and not name.is_symlink()
+    ):  # in a copy of a run; a rename cannot replace a folder
         (name.parent / SHARDED).mkdir(exist_ok=True)
         os.replace(name, name.parent / SHARDED / f"{name.stem}-{uuid.uuid4().hex[:12]}")
     os.replace(complete, name)
@@ -41,7 +43,9 @@ def remove_unnamed(checkpoints: Path) -> None:
     """
     folders = checkpoints / SHARDED
     if folders.is_dir() and not folders.is_symlink():
-        named = {name.resolve() for name in checkpoints.iterdir() if not name.name.startswith(PARTIAL)}
+        named = {
+            name.resolve() for name in checkpoints.iterdir() if not name.name.startswith(PARTIAL)
+        }
         for folder in folders.iterdir():
             if not folder.is_symlink() and folder.resolve() not in named:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -50,7 +54,9 @@ def remove_unnamed(checkpoints: Path) -> None:
 def write_failed(path: Path, reason: str) -> RunError:
     """The error that ends a run that cannot save."""
     advice = f"continue with --ckpt_path {name_to_continue(path.parent)}"
-    return RunError(f"{path} could not be written ({reason}): make room or repair the disk; then {advice}")
+    return RunError(
+        f"{path} could not be written ({reason}): make room or repair the disk; then {advice}"
+    )
 
 
 def first_cause(error: BaseException) -> str:

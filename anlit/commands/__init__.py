@@ -22,5 +22,9 @@ LIGHTNING = ("fit", "validate", "test")
 """Subcommands of LightningCLI, all in fit.py."""
 EVALUATIONS = ("lengths", "needle", "diagnose")
 """Evaluations of trained models, all in evaluations.py."""
-FILES = dict.fromkeys(LIGHTNING, "fit") | dict.fromkeys(EVALUATIONS, "evaluations") | {"import": "import_model"}
+FILES = (
+    dict.fromkeys(LIGHTNING, "fit")
+    | dict.fromkeys(EVALUATIONS, "evaluations")
+    | {"import": "import_model"}
+)
 """The files of commands that do not have a file of their name; `import` is a word of Python's."""

@@ -22,7 +22,11 @@ def parser() -> ToolParser:
     )
     add("--baseline", metavar="NAME", help=baseline)
     steps = "time training steps of all configurations in turns on this machine, for the speed-up in wall-clock; "
-    add("--measure_steps", action="store_true", help=f"{steps}{STEPS} in DIR keeps them for later calls")
+    add(
+        "--measure_steps",
+        action="store_true",
+        help=f"{steps}{STEPS} in DIR keeps them for later calls",
+    )
     return parser
 
 

@@ -14,11 +14,26 @@ def parser() -> ToolParser:
         epilog="Example: anlit export runs/angpt-seed1 --fold --output exported/angpt",
     )
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="run folder, .ckpt file, sharded checkpoint or exported folder")
+    add(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="run folder, .ckpt file, sharded checkpoint or exported folder",
+    )
     add("--output", required=True, metavar="DIR", help="a new folder")
-    add("--format", choices=("safetensors", "huggingface"), default="safetensors", help="for anlit, or transformers")
-    add("--fold", action="store_true", help="store the factors of nGPT and anGPT in their matrices: only for inference")
-    add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
+    add(
+        "--format",
+        choices=("safetensors", "huggingface"),
+        default="safetensors",
+        help="for anlit, or transformers",
+    )
+    add(
+        "--fold",
+        action="store_true",
+        help="store the factors of nGPT and anGPT in their matrices: only for inference",
+    )
+    add(
+        "--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)"
+    )
     return parser
 
 
@@ -31,4 +46,6 @@ def main(argv: list[str]) -> None:
     folder = export_model(given.checkpoint, given.output, given.format, given.fold, given.tokenizer)
     echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     if not (folder / "tokenizer.json").is_file():
-        echo("without a tokenizer, which is not with the model's data any more: --tokenizer FILE adds it")
+        echo(
+            "without a tokenizer, which is not with the model's data any more: --tokenizer FILE adds it"
+        )

@@ -12,7 +12,11 @@ from typing import Any
 import lightning as L
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
@@ -81,7 +85,9 @@ class FitCommand(ConfigurationParser):
         config.run_dir = given_run_dir or f"runs/{name}-seed{config.seed_everything}"
         files = [str(path) for path in config.config or []]
         if self.subcommand != "fit":
-            config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, given_run_dir, files, str(self.subcommand))
+            config.ckpt_path = checkpoint_to_evaluate(
+                config.ckpt_path, given_run_dir, files, str(self.subcommand)
+            )
             rank_zero_only(echo)(f"{self.subcommand}: {config.ckpt_path}")
             return
         if config.ckpt_path in ("last", "best"):
@@ -90,7 +96,9 @@ class FitCommand(ConfigurationParser):
             rank_zero_only(echo)(sentence)
         run_folder.make_run_folder(config.run_dir)
         RUN_FOLDER.set(config.run_dir)
-        config.ckpt_path = checkpoint_to_continue(config.run_dir, config.ckpt_path, config.checkpoint_every_n_steps)
+        config.ckpt_path = checkpoint_to_continue(
+            config.run_dir, config.ckpt_path, config.checkpoint_every_n_steps
+        )
         if config.initial_weights is not None and config.ckpt_path not in (None, "last"):
             both = f"initial_weights={config.initial_weights} and ckpt_path={config.ckpt_path}"
             fix = "give initial_weights to start a run from them, or ckpt_path to continue one"
@@ -105,11 +113,15 @@ class FitCommand(ConfigurationParser):
             raise UserError(of_lightning(error)) from error
 
     def before_fit(self) -> None:
-        initial_weights, run_dir, ckpt_path = map(self.setting, ("initial_weights", "run_dir", "ckpt_path"))
+        initial_weights, run_dir, ckpt_path = map(
+            self.setting, ("initial_weights", "run_dir", "ckpt_path")
+        )
         self.model.accept_changes = self.setting("accept_changes")
         if self.trainer.is_global_zero:
             self.lock = run_folder.lock_run_folder(run_dir)
-            path = Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path or "")
+            path = (
+                Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path or "")
+            )
             if ckpt_path is not None and os.path.lexists(path):
                 refuse_damaged(path)
         continues = ckpt_path == "last" and checkpoint_of_run(run_dir, (LAST,)) is not None
@@ -129,7 +141,9 @@ class FitCommand(ConfigurationParser):
                 LightningCLI.instantiate_classes(self)
         except (ValueError, TypeError, MisconfigurationException) as error:
             culprit: Any = origin(error) if isinstance(error, ValueError) else error
-            if isinstance(culprit, TypeError) and "CPUAccelerator" not in str(culprit):  # a mistake in the code
+            if isinstance(culprit, TypeError) and "CPUAccelerator" not in str(
+                culprit
+            ):  # a mistake in the code
                 raise
             said = of_constructor(culprit) if isinstance(error, ValueError) else of_lightning(error)
             raise UserError(said) from error
@@ -140,7 +154,9 @@ class FitCommand(ConfigurationParser):
         settings = config.model.get("init_args", {})
         if "vocab_size" not in settings or settings.vocab_size is not None:
             return
-        parser = ArgumentParser()  # a new parser, because Lightning's would store the present configuration
+        parser = (
+            ArgumentParser()
+        )  # a new parser, because Lightning's would store the present configuration
         parser.add_subclass_arguments(TokenShards, "data")
         data = parser.instantiate(Namespace(data=config.data)).data
         data.prepare_data()
@@ -154,9 +170,13 @@ class FitCommand(ConfigurationParser):
         def configured(kind: type, among: list[Any] = callbacks) -> bool:
             return any(isinstance(part, kind) for part in among)
 
-        for name, (part, why) in product((type(callback).__name__ for callback in callbacks), UNSUPPORTED.items()):
+        for name, (part, why) in product(
+            (type(callback).__name__ for callback in callbacks), UNSUPPORTED.items()
+        ):
             if part in name:
-                raise UserError(f"trainer.callbacks has {name}, which anlit does not support ({why}): leave it out")
+                raise UserError(
+                    f"trainer.callbacks has {name}, which anlit does not support ({why}): leave it out"
+                )
         is_silent = configured(ProgressBar) or trainer.get("enable_progress_bar") is False
         progress = [] if is_silent else [RunProgress()]
         if self.subcommand == "fit":
@@ -181,16 +201,31 @@ class FitCommand(ConfigurationParser):
             ]
             if logger is not False:
                 own = [] if logger is True else _as_list(logger)
-                tensorboard = [] if configured(TensorBoardLogger, own) else [TensorBoardLogger(run_dir, "", "")]
+                tensorboard = (
+                    []
+                    if configured(TensorBoardLogger, own)
+                    else [TensorBoardLogger(run_dir, "", "")]
+                )
                 logger = [MetricsCSV(run_dir), *tensorboard, *own]
         else:
-            self.save_config_callback = None  # it would write config.yaml into the working directory
+            self.save_config_callback = (
+                None  # it would write config.yaml into the working directory
+            )
             callbacks, logger = [*callbacks, *progress], logger or False
-        plugins = [*_as_list(trainer.get("plugins")), AtomicCheckpointIO()]  # it reads sharded checkpoints too
-        by_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun may run in a job
+        plugins = [
+            *_as_list(trainer.get("plugins")),
+            AtomicCheckpointIO(),
+        ]  # it reads sharded checkpoints too
+        by_slurm = (
+            SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
+        )  # torchrun may run in a job
         if by_slurm and not configured(ClusterEnvironment, plugins):
-            plugins.append(SLURMEnvironment(auto_requeue=False))  # train.sbatch does, after our checkpoint
-        return super().instantiate_trainer(callbacks=callbacks, logger=logger, plugins=plugins, **kwargs)
+            plugins.append(
+                SLURMEnvironment(auto_requeue=False)
+            )  # train.sbatch does, after our checkpoint
+        return super().instantiate_trainer(
+            callbacks=callbacks, logger=logger, plugins=plugins, **kwargs
+        )
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -208,7 +243,10 @@ def main(arguments: list[str]) -> int:
     refusals.listen()
     try:
         read_command(
-            FitCommand, arguments, save_config_callback=SaveConfigOfTraining, save_config_kwargs={"overwrite": True}
+            FitCommand,
+            arguments,
+            save_config_callback=SaveConfigOfTraining,
+            save_config_kwargs={"overwrite": True},
         )
     except OSError as error:
         if error.errno not in FULL:
@@ -220,9 +258,13 @@ def main(arguments: list[str]) -> int:
             return PREEMPTED
         raise
     except Exception as error:
-        if isinstance(error, RuntimeError) and "by peer" in str(error):  # gloo's words; NCCL's abort the process
+        if isinstance(error, RuntimeError) and "by peer" in str(
+            error
+        ):  # gloo's words; NCCL's abort the process
             gone = first_cause(error)
-            raise RunError(f"another rank of the run has ended ({gone}): continue with --ckpt_path last") from error
+            raise RunError(
+                f"another rank of the run has ended ({gone}): continue with --ckpt_path last"
+            ) from error
         refusals.tell(error.exit_code if isinstance(error, UserError) else 1)
         if isinstance(error, UserError):
             run_folder.remove_traces(RUN_FOLDER.get())

@@ -20,15 +20,52 @@ def parser() -> ToolParser:
     model_options(parser)
     add = parser.add_argument
     add("prompt", nargs="*", metavar="PROMPT", help="text to continue (default: standard input)")
-    add("--prompts", metavar="FILE", help='text (one prompt), .jsonl of {"prompt": …}, or - for stdin')
-    add("--max_tokens", type=at_least(1), default=100, metavar="N", help="tokens at most (default: 100)")
-    add("--samples", type=at_least(1), default=1, metavar="N", help="continuations of each prompt (default: 1)")
-    add("--temperature", type=float, default=1.0, metavar="X", help="0 for the most probable token (default: 1)")
+    add(
+        "--prompts",
+        metavar="FILE",
+        help='text (one prompt), .jsonl of {"prompt": …}, or - for stdin',
+    )
+    add(
+        "--max_tokens",
+        type=at_least(1),
+        default=100,
+        metavar="N",
+        help="tokens at most (default: 100)",
+    )
+    add(
+        "--samples",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="continuations of each prompt (default: 1)",
+    )
+    add(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="0 for the most probable token (default: 1)",
+    )
     add("--top_k", type=at_least(1), metavar="K", help="draw among the K most probable tokens")
-    add("--top_p", type=float, metavar="P", help="draw among the fewest tokens that together have probability P")
+    add(
+        "--top_p",
+        type=float,
+        metavar="P",
+        help="draw among the fewest tokens that together have probability P",
+    )
     add("--seed", type=at_least(0), default=0, help="seed of the random numbers (default: 0)")
-    add("--batch_size", type=at_least(1), default=8, metavar="N", help="continuations in a batch (default: 8)")
-    add("--json", action="store_true", help="print one JSON object per continuation, with tokens and log-likelihoods")
+    add(
+        "--batch_size",
+        type=at_least(1),
+        default=8,
+        metavar="N",
+        help="continuations in a batch (default: 8)",
+    )
+    add(
+        "--json",
+        action="store_true",
+        help="print one JSON object per continuation, with tokens and log-likelihoods",
+    )
     return parser
 
 
@@ -50,7 +87,9 @@ def main(argv: list[str]) -> None:
     begun = [text.prompt(prompt, checkpoint) for prompt in prompts]
     requests = [Request(tokens, sample) for tokens in begun for sample in range(given.samples)]
     streams = len(requests) == 1 and not given.json
-    decoding = DecodeStream(begun[0], skip_special_tokens=True)  # waits until all bytes of a character are there
+    decoding = DecodeStream(
+        begun[0], skip_special_tokens=True
+    )  # waits until all bytes of a character are there
 
     def show(number: int, token: int) -> None:
         if streams:
@@ -60,12 +99,26 @@ def main(argv: list[str]) -> None:
         echo(prompts[0], end="")
     decoder, n_allowed = checkpoint.model.model, vocabulary_size(text.tokenizer)
     continuations = generate(
-        decoder, requests, given.max_tokens, sampling, text.ending, given.batch_size, n_allowed, show
+        decoder,
+        requests,
+        given.max_tokens,
+        sampling,
+        text.ending,
+        given.batch_size,
+        n_allowed,
+        show,
     )
     for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
-        prompt, added = prompts[number // given.samples], text.continuation(request.prompt, own.tokens)
+        prompt, added = (
+            prompts[number // given.samples],
+            text.continuation(request.prompt, own.tokens),
+        )
         if given.json:
-            record = {"prompt": prompt, "prompt_tokens": list(request.prompt), "sample": request.sample}
+            record = {
+                "prompt": prompt,
+                "prompt_tokens": list(request.prompt),
+                "sample": request.sample,
+            }
             echo(json_line({**record, "text": added, **vars(own)}))
         elif streams:
             echo()
@@ -85,5 +138,7 @@ def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
     elif file == "-" or (not prompts and not sys.stdin.isatty()):
         prompts.append(sys.stdin.read())
     if not prompts:
-        raise UserError("there is no prompt: give one as an argument, with --prompts FILE or on standard input")
+        raise UserError(
+            "there is no prompt: give one as an argument, with --prompts FILE or on standard input"
+        )
     return prompts

@@ -12,13 +12,20 @@ def parser() -> ToolParser:
         prog="anlit import",
         description="Reads a model of transformers (config.json, safetensors, tokenizer.json) as a GPT+ into a folder "
         "that every command of anlit takes. anlit fit goes on from it with --config DIR/model.yaml and "
-        "--initial_weights DIR. Families: " + ", ".join(family.name for family in FAMILIES.values()) + ".",
+        "--initial_weights DIR. Families: "
+        + ", ".join(family.name for family in FAMILIES.values())
+        + ".",
         epilog="Example: anlit import Qwen3-1.7B --output imported/qwen3",
     )
     add = parser.add_argument
     add("source", metavar="FOLDER", help="a local folder")
     add("--output", required=True, metavar="DIR", help="a new folder")
-    add("--context_length", type=at_least(1), metavar="N", help="default: the model's max_position_embeddings")
+    add(
+        "--context_length",
+        type=at_least(1),
+        metavar="N",
+        help="default: the model's max_position_embeddings",
+    )
     return parser
 
 

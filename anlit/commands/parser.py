@@ -107,7 +107,9 @@ def check(config: Namespace) -> None:
                 raise UserError(f"{key}={named.__name__} sets the precision: set trainer.precision")
         elif callable(value) and not isinstance(value, type | nn.Module):
             defaults = parameters_of(owner) if inspect.isclass(owner) else []
-            if not any(parameter.name == name and parameter.default is value for parameter in defaults):
+            if not any(
+                parameter.name == name and parameter.default is value for parameter in defaults
+            ):
                 raise UserError(no_class(key, shown(getattr(value, "__qualname__", value))))
         if isinstance(value, str) and key == "trainer.devices" and re.fullmatch(r"-?\d+", value):
             value = int(value)  # it may be a text such as `0,1`, so the parser leaves `0` a text
@@ -123,12 +125,20 @@ def changes_of_class(config: Namespace) -> Iterator[str]:
     """
     for part in ("model", "data"):
         name, kind = class_name(config[part].class_path), locate(config[part].class_path)
-        known = {parameter.name for parameter in parameters_of(kind)} if inspect.isclass(kind) else set()
-        specs = {str(file): read_yaml(str(file), CONFIGURATION).get(part) for file in config.config or []}
+        known = (
+            {parameter.name for parameter in parameters_of(kind)}
+            if inspect.isclass(kind)
+            else set()
+        )
+        specs = {
+            str(file): read_yaml(str(file), CONFIGURATION).get(part) for file in config.config or []
+        }
         last = {setting: file for file, spec in specs.items() for setting in init_args(spec)}
         final = config[part].as_dict().get("init_args")
         for file, spec in specs.items():
-            if left_out := ", ".join(setting for setting in init_args(spec) if setting not in known):
+            if left_out := ", ".join(
+                setting for setting in init_args(spec) if setting not in known
+            ):
                 yield f"{file}: {left_out} left out, {name} has no such {part} settings."
             kept = " and ".join(key for key in ("optimizer", "schedule") if last.get(key) == file
                                 and _is_part({key: init_args(spec)[key]}, final))  # fmt: skip
@@ -139,7 +149,9 @@ def changes_of_class(config: Namespace) -> Iterator[str]:
 
 def _is_part(given: Any, whole: Any) -> bool:
     if isinstance(given, dict):
-        return isinstance(whole, dict) and all(_is_part(value, whole.get(key)) for key, value in given.items())
+        return isinstance(whole, dict) and all(
+            _is_part(value, whole.get(key)) for key, value in given.items()
+        )
     return bool(given == whole)
 
 
@@ -170,7 +182,9 @@ class ConfigurationParser(CommandLine):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Refuse listed functions and shortened options, make no objects for keys of type Any, read no `s3://…`."""
         set_parsing_settings(
-            import_path_denylist=[], instantiate_subclass_spec_in_any=False, config_read_mode_fsspec_enabled=False
+            import_path_denylist=[],
+            instantiate_subclass_spec_in_any=False,
+            config_read_mode_fsspec_enabled=False,
         )
         return super().init_parser(allow_abbrev=False, **kwargs)
 
@@ -184,7 +198,9 @@ class ConfigurationParser(CommandLine):
 
     def read(self, arguments: list[str]) -> Any:
         """The configuration of further arguments of the subcommand. Raises UserError if it is wrong."""
-        config = _in_sentences(lambda: self.parser.parse_args(with_configuration_files(arguments)), arguments[0])
+        config = _in_sentences(
+            lambda: self.parser.parse_args(with_configuration_files(arguments)), arguments[0]
+        )
         check(config := config[arguments[0]])
         return config
 
@@ -197,12 +213,23 @@ class ConfigurationParser(CommandLine):
         settings = config.model.get("init_args", {})
         if "vocab_size" in settings and settings.vocab_size is None:
             folders = config.data.get("init_args.paths") or {"": config.data.get("init_args.path")}
-            folder, wanted = next(iter(folders.values())), config.data.get("init_args.vocab_size")  # a mixture has one
-            known = read_manifest(folder)["vocab_size"] if folder and Path(folder, MANIFEST).is_file() else wanted
+            folder, wanted = (
+                next(iter(folders.values())),
+                config.data.get("init_args.vocab_size"),
+            )  # a mixture has one
+            known = (
+                read_manifest(folder)["vocab_size"]
+                if folder and Path(folder, MANIFEST).is_file()
+                else wanted
+            )
             settings.vocab_size = padded_vocabulary(known or USUAL_VOCABULARY)
         try:
             with torch.device("meta"):
-                return self.parser_of(str(self.subcommand)).instantiate(Namespace(model=config.model)).model
+                return (
+                    self.parser_of(str(self.subcommand))
+                    .instantiate(Namespace(model=config.model))
+                    .model
+                )
         except ValueError as error:
             raise UserError(str(origin(error))) from error
 
@@ -231,7 +258,9 @@ def read_command(kind: type[Parser], arguments: list[str], **settings: Any) -> P
     arguments = with_configuration_files(arguments)
     command = arguments[0]
     only = {command: kind.subcommands()[command]}
-    kind = type(kind.__name__, (kind,), {"subcommands": staticmethod(lambda: only), "__doc__": kind.__doc__})
+    kind = type(
+        kind.__name__, (kind,), {"subcommands": staticmethod(lambda: only), "__doc__": kind.__doc__}
+    )
     make = partial(
         kind,
         model_class=LanguageModel, datamodule_class=TokenShards, subclass_mode_model=True, subclass_mode_data=True,
@@ -257,7 +286,11 @@ def with_configuration_files(arguments: list[str]) -> list[str]:
     for option in ("--model", "--data"):
         parser.add_argument(option)
     given, others = parser.parse_known_args(arguments[1:])
-    classes = [f"--{name}={kind}" for name in ("model", "data") if (kind := getattr(given, name)) is not None]
+    classes = [
+        f"--{name}={kind}"
+        for name in ("model", "data")
+        if (kind := getattr(given, name)) is not None
+    ]
     files = [configuration_file(name) for name in given.config]
     for file in files:
         read_yaml(file, CONFIGURATION)
@@ -272,11 +305,15 @@ def _in_sentences(parse: Callable[[], T], command: str) -> T:
     except ArgumentError as error:
         names = [*(f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters), "model", "data", "config",
                  *(name for name, *_ in OWN_SETTINGS), "ckpt_path", "seed_everything"]  # fmt: skip
-        raise UserError(sentence(str(error), [f"--{name}" for name in names], f"anlit {command}")) from error
+        raise UserError(
+            sentence(str(error), [f"--{name}" for name in names], f"anlit {command}")
+        ) from error
 
 
 def origin(error: BaseException) -> BaseException:
     """The exception that a class's constructor raised, out of those that the parser wrapped around it."""
-    while (inner := error.__cause__ or error.__context__) is not None and isinstance(inner, ValueError | TypeError):
+    while (inner := error.__cause__ or error.__context__) is not None and isinstance(
+        inner, ValueError | TypeError
+    ):
         error = inner
     return error

@@ -13,7 +13,14 @@ from typing import IO
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints import location
-from anlit.checkpoints.location import BEST, BEST_THEN_LAST, CHECKPOINTS, LAST, checkpoint_of_run, complete_checkpoints
+from anlit.checkpoints.location import (
+    BEST,
+    BEST_THEN_LAST,
+    CHECKPOINTS,
+    LAST,
+    checkpoint_of_run,
+    complete_checkpoints,
+)
 from anlit.configuration import CONFIG
 from anlit.errors import UserError
 from anlit.reading import number, read_json, read_rows, read_yaml
@@ -54,7 +61,9 @@ def remove_traces(run_dir: str) -> None:
     Not one with a run's files, others or links, nor where another process trains.
     """
     paths = list(Path(run_dir).glob("*")) if run_dir in MADE else []
-    if run_dir in MADE and all(any(map(path.match, (LOCK, EVENTS))) and not path.is_symlink() for path in paths):
+    if run_dir in MADE and all(
+        any(map(path.match, (LOCK, EVENTS))) and not path.is_symlink() for path in paths
+    ):
         with suppress(OSError, UserError), lock_run_folder(run_dir):
             for path in {*paths, Path(run_dir, LOCK)}:
                 path.unlink()
@@ -73,7 +82,9 @@ def lock_run_folder(run_dir: str) -> IO[str]:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in UNSUPPORTED:
-            _log.warning(f"{run_dir} is on a file system without locks: start no second run in it while this one runs")
+            _log.warning(
+                f"{run_dir} is on a file system without locks: start no second run in it while this one runs"
+            )
             return file
         with file:
             file.seek(0)
@@ -103,9 +114,14 @@ def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: i
     location.refuse_address(ckpt_path)
     if not location.is_checkpoint(ckpt_path):
         what = "is no checkpoint" if Path(ckpt_path).exists() else "does not exist"
-        raise UserError(f"ckpt_path={ckpt_path} {what}: give a file such as RUN/checkpoints/last.ckpt, or last")
+        raise UserError(
+            f"ckpt_path={ckpt_path} {what}: give a file such as RUN/checkpoints/last.ckpt, or last"
+        )
     own, given = (run / CHECKPOINTS).resolve(), Path(ckpt_path)
-    if own not in (given.parent.resolve(), *given.resolve().parents):  # its name may be a link, or lie in `SHARDED`
+    if own not in (
+        given.parent.resolve(),
+        *given.resolve().parents,
+    ):  # its name may be a link, or lie in `SHARDED`
         _refuse_occupied(run, f", and ckpt_path={ckpt_path} is not of it")
     return ckpt_path
 
@@ -113,7 +129,12 @@ def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: i
 @rank_zero_only
 def _refuse_occupied(run: Path, why: str) -> None:
     """Refuse a folder with files that a run has written: only the run itself may write over them."""
-    names = (CONFIG, METRICS, RECORD, *(path.name for path in run.glob("hpc_ckpt_*")))  # which Lightning would load
+    names = (
+        CONFIG,
+        METRICS,
+        RECORD,
+        *(path.name for path in run.glob("hpc_ckpt_*")),
+    )  # which Lightning would load
     if complete_checkpoints(run / CHECKPOINTS) or any((run / name).exists() for name in names):
         checkpoint = location.name_to_continue(run / CHECKPOINTS)
         fix = f"continue it with --ckpt_path {checkpoint}, or choose another --run_dir"
@@ -133,25 +154,39 @@ def _refuse_to_begin_anew(run: Path, every_n_steps: int) -> None:
     n_steps = max((int(number(row, "step", metrics)) + 1 for row in rows if row["step"]), default=0)
     record = read_json(run / RECORD, RECORD_SCHEMA, missing={})
     is_of_run = bool(record) or not n_steps  # which writes its record first
-    if not others and is_of_run and n_steps <= 2 * every_n_steps and record.get("status") != "finished":
+    if (
+        not others
+        and is_of_run
+        and n_steps <= 2 * every_n_steps
+        and record.get("status") != "finished"
+    ):
         if record:
-            echo(f"{run} was stopped before its first checkpoint was complete: it starts again at step 0")
+            echo(
+                f"{run} was stopped before its first checkpoint was complete: it starts again at step 0"
+            )
         return
     what = f"holds {others[0].relative_to(run)}" if others else f"holds {n_steps} logged steps"
     fix = f"put it back, or give {f'--ckpt_path {others[0]}' if others else 'another --run_dir'}"
-    raise UserError(f"ckpt_path=last finds no {CHECKPOINTS}/{LAST} in run_dir={run}, which {what}: {fix}")
+    raise UserError(
+        f"ckpt_path=last finds no {CHECKPOINTS}/{LAST} in run_dir={run}, which {what}: {fix}"
+    )
 
 
 def refuse_moved_run(run_dir: str, configs: list[str]) -> None:
     """Raise UserError if one of `configs` is the config.yaml of a run that was moved or copied from `run_dir`."""
     for folder in (Path(config).parent for config in configs if Path(config).name == CONFIG):
-        is_elsewhere = checkpoint_of_run(folder, (LAST,)) is not None and folder.resolve() != Path(run_dir).resolve()
+        is_elsewhere = (
+            checkpoint_of_run(folder, (LAST,)) is not None
+            and folder.resolve() != Path(run_dir).resolve()
+        )
         if is_elsewhere and read_yaml(folder / CONFIG, dict).get("run_dir") == run_dir:
             what = f"{folder}/{CONFIG} has run_dir={run_dir}, which is not the run's own folder"
             raise UserError(f"{what}: give --run_dir {folder}, or --config {run_dir}/{CONFIG}")
 
 
-def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: list[str], command: str) -> str:
+def checkpoint_to_evaluate(
+    ckpt_path: str | None, run_dir: str | None, configs: list[str], command: str
+) -> str:
     """The checkpoint of `ckpt_path`; for None, `best` and `last` a checkpoint of the configuration's run.
 
     Args:
@@ -164,11 +199,19 @@ def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: 
         location.refuse_address(ckpt_path)
         if location.is_exported(ckpt_path):
             fix = "give the run's checkpoint, or use anlit lengths"
-            raise UserError(f"ckpt_path={ckpt_path} is an exported model, which anlit {command} does not read: {fix}")
+            raise UserError(
+                f"ckpt_path={ckpt_path} is an exported model, which anlit {command} does not read: {fix}"
+            )
         return str(location.find_checkpoint(ckpt_path))
     names = {None: BEST_THEN_LAST, "best": (BEST,), "last": (LAST,)}[ckpt_path]
-    folders = list(dict.fromkeys([*(Path(config).parent for config in configs), *([Path(run_dir)] if run_dir else [])]))
-    if files := [file for folder in folders if (file := checkpoint_of_run(folder, names)) is not None]:
+    folders = list(
+        dict.fromkeys(
+            [*(Path(config).parent for config in configs), *([Path(run_dir)] if run_dir else [])]
+        )
+    )
+    if files := [
+        file for folder in folders if (file := checkpoint_of_run(folder, names)) is not None
+    ]:
         return str(files[0])
     searched = " or ".join(str(folder / CHECKPOINTS) for folder in folders) or "any run"
     wanted = f"ckpt_path={ckpt_path}" if ckpt_path else f"anlit {command} without --ckpt_path"

@@ -28,11 +28,33 @@ def parser() -> ToolParser:
     )
     model_options(parser)
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="text (one document), .json or .jsonl of lines, .parquet")
-    add("--output", required=True, metavar="FILE", help="the table to write, such as scores.parquet")
-    add("--length", type=at_least(1), metavar="N", help="tokens in a window (default: the training length)")
-    add("--stride", type=int, metavar="N", help="tokens by which windows advance (default: half of a window)")
-    add("--batch_size", type=at_least(1), metavar="N", help="windows in a batch (default: about 16,000 tokens)")
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="text (one document), .json or .jsonl of lines, .parquet",
+    )
+    add(
+        "--output", required=True, metavar="FILE", help="the table to write, such as scores.parquet"
+    )
+    add(
+        "--length",
+        type=at_least(1),
+        metavar="N",
+        help="tokens in a window (default: the training length)",
+    )
+    add(
+        "--stride",
+        type=int,
+        metavar="N",
+        help="tokens by which windows advance (default: half of a window)",
+    )
+    add(
+        "--batch_size",
+        type=at_least(1),
+        metavar="N",
+        help="windows in a batch (default: about 16,000 tokens)",
+    )
     add("--field", default="text", help="field of a record that has its text (default: text)")
     add("--json", action="store_true", help="print the totals as JSON")
     return parser
@@ -41,8 +63,16 @@ def parser() -> ToolParser:
 def model_options(parser: ToolParser) -> None:
     """What `generate` and `score` need to load a model with its tokenizer."""
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
-    add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
+    add(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="run folder (its best checkpoint), .ckpt file or exported folder",
+    )
+    add(
+        "--tokenizer",
+        metavar="FILE",
+        help="tokenizer.json (default: that of the checkpoint's data)",
+    )
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
 
 
@@ -50,7 +80,10 @@ def main(argv: list[str]) -> None:
     given = parser().parse_args(argv)
     find_checkpoint(given.checkpoint)
 
-    from anlit.checkpoints.loading import describe, load_checkpoint  # after the check: torch takes seconds
+    from anlit.checkpoints.loading import (
+        describe,
+        load_checkpoint,
+    )  # after the check: torch takes seconds
     from anlit.inference.scoring import byte_ranges, score, write_table
     from anlit.inference.text import text_of
 
@@ -76,14 +109,18 @@ def main(argv: list[str]) -> None:
             totals["documents"] += 1
             totals["tokens"] += len(known)
             totals["scored"] += int(known.sum())
-            totals["bytes"] += int(ranges[-1, 1]) - (0 if known[0] else int(ranges[0, 1]))  # of the scored tokens
+            totals["bytes"] += int(ranges[-1, 1]) - (
+                0 if known[0] else int(ranges[0, 1])
+            )  # of the scored tokens
             totals["nats"] -= float(own.log_likelihood[known].sum(dtype=float))
             yield own, document, ranges, where
 
     record = {"command": shlex.join(["anlit", "score", *argv]), "length": length, "stride": stride}
     write_table(Path(given.output), record | describe(checkpoint), scored())
     totals["nats_per_token"] = totals["nats"] / totals["scored"] if totals["scored"] else math.nan
-    totals["bits_per_byte"] = totals["nats"] / math.log(2) / totals["bytes"] if totals["bytes"] else math.nan
+    totals["bits_per_byte"] = (
+        totals["nats"] / math.log(2) / totals["bytes"] if totals["bytes"] else math.nan
+    )
     echo(json_line(totals) if given.json else WORDS.format(output=given.output, **totals))
 
 
@@ -95,12 +132,18 @@ def read_documents(files: Sequence[str], field: str) -> Iterator[tuple[str, str]
 
     for name in files:
         if not Path(name).is_file():  # a pipe may never end
-            raise UserError(f"{name} {'is a folder' if Path(name).is_dir() else 'is no file'}: give a file of text")
+            raise UserError(
+                f"{name} {'is a folder' if Path(name).is_dir() else 'is no file'}: give a file of text"
+            )
     for name in files:
         try:
             for record in read_file(name, Path(name), Columns(field, max_document_bytes=1 << 40)):
                 if record.text is None:
-                    raise UserError(f"{name}, {record.where}: {record.detail}: correct it, or leave it out")
+                    raise UserError(
+                        f"{name}, {record.where}: {record.detail}: correct it, or leave it out"
+                    )
                 yield record.text, f"{name}, {record.where}"
         except OSError as error:
-            raise UserError(f"{name} cannot be read ({error.strerror or error}): give a file of text") from error
+            raise UserError(
+                f"{name} cannot be read ({error.strerror or error}): give a file of text"
+            ) from error

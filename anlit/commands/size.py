@@ -16,7 +16,9 @@ from anlit.sizing.plan import GPU_BYTES, Plan
 def main(argv: list[str]) -> int:
     options, fit_arguments = parser().parse_known_args(argv)
     if not fit_arguments:
-        raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE")
+        raise UserError(
+            "anlit size needs a model: give the options of anlit fit, such as --config FILE"
+        )
     if not 0 < options.mfu <= 1:
         raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
 
@@ -32,7 +34,9 @@ def main(argv: list[str]) -> int:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             write_json(options.json, result)
         except OSError as error:
-            raise UserError(f"--json {options.json} cannot be written ({error.strerror}): name another file") from error
+            raise UserError(
+                f"--json {options.json} cannot be written ({error.strerror}): name another file"
+            ) from error
     return 0
 
 
@@ -49,7 +53,12 @@ def parser() -> ToolParser:
     add("--batch_size", type=at_least(1), help="sequences in a micro-batch on one GPU")
     add("--tokens", type=at_least(1, float), help="training tokens of the whole run, such as 300e9")
     add("--gpu", choices=sorted(GPU_BYTES), default="H100")
-    add("--mfu", type=float, default=0.4, help="expected share of the dense peak at the configuration's precision")
+    add(
+        "--mfu",
+        type=float,
+        default=0.4,
+        help="expected share of the dense peak at the configuration's precision",
+    )
     add("--json", type=Path, help="write the numbers to this file too")
     return parser
 
@@ -59,18 +68,31 @@ def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
 
     UserError if strategy and number of GPUs contradict each other, or nothing trains so in this precision.
     """
-    trainer, model, data = settings.trainer, settings.model.init_args, settings.data.get("init_args", settings.data)
+    trainer, model, data = (
+        settings.trainer,
+        settings.model.init_args,
+        settings.data.get("init_args", settings.data),
+    )
     gpus = options.gpus or n_devices(trainer.devices) * trainer.num_nodes
-    configured: Any = {"class_path": trainer.strategy} if isinstance(trainer.strategy, str) else trainer.strategy
+    configured: Any = (
+        {"class_path": trainer.strategy} if isinstance(trainer.strategy, str) else trainer.strategy
+    )
     name = str(configured.get("class_path")).lower()
     shards = any(word in name for word in ("fsdp", "modelparallel", "shard"))
     strategy: Any = options.strategy or ("1gpu" if gpus == 1 else "fsdp" if shards else "ddp")
     if strategy == "1gpu" and gpus > 1:
-        raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1")
+        raise UserError(
+            f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1"
+        )
     precision = check_precision(trainer.precision)
     if (strategy, precision) == ("fsdp", "64-true"):
-        raise UserError("trainer.precision=64-true does not go with fsdp, as Lightning has it: set 32-true")
-    batch_size, accumulate = options.batch_size or data.get("batch_size") or 8, trainer.accumulate_grad_batches
+        raise UserError(
+            "trainer.precision=64-true does not go with fsdp, as Lightning has it: set 32-true"
+        )
+    batch_size, accumulate = (
+        options.batch_size or data.get("batch_size") or 8,
+        trainer.accumulate_grad_batches,
+    )
     tokens = options.tokens
     if tokens is None and trainer.max_steps > 0:
         tokens = float(trainer.max_steps) * batch_size * accumulate * gpus * model.context_length

@@ -26,14 +26,20 @@ def main(argv: list[str]) -> int:
     """`anlit study`; 0: every run finished, 1: some failed (the report says which), 75: it was interrupted."""
     given = parser().parse_args(argv)
     if given.recompute:
-        from anlit.analysis.study.report import recompute  # matplotlib takes a second: --help does not wait for it
+        from anlit.analysis.study.report import (
+            recompute,
+        )  # matplotlib takes a second: --help does not wait for it
 
         for folder in given.recompute:
-            for result in (result for comparison in recompute(folder) for result in comparison.results[1:]):
+            for result in (
+                result for comparison in recompute(folder) for result in comparison.results[1:]
+            ):
                 echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
         return 0
     if given.config is None:
-        raise UserError("the option --config is missing: name the study, such as study/convergence.yaml")
+        raise UserError(
+            "the option --config is missing: name the study, such as study/convergence.yaml"
+        )
     for folder in given.reuse:
         if not folder.is_dir():
             raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
@@ -52,8 +58,13 @@ def main(argv: list[str]) -> int:
         for trials in _phases(study, output) if given.reuse else ():
             reuse(trials, output, given.reuse)
         if not output.is_dir():
-            raise UserError(f"--report_only finds no folder {output}: give --output, the folder of the study's runs")
-        if not any((output / trial.name).exists() for trial in planned(study, select(study, tune(study, output)))):
+            raise UserError(
+                f"--report_only finds no folder {output}: give --output, the folder of the study's runs"
+            )
+        if not any(
+            (output / trial.name).exists()
+            for trial in planned(study, select(study, tune(study, output)))
+        ):
             fix = "give the --output of its runs, or the file as it was"
             raise UserError(f"--report_only finds no run of {study.path} in {output}: {fix}")
         return _report(study, output, typed)
@@ -73,7 +84,9 @@ def main(argv: list[str]) -> int:
                 continue
             again = ["study", *(word for word in argv if word != "--retry_failed")]
             if array := submit(trials, output, again, shlex.split(given.slurm), given.jobs or 0):
-                echo(f"submitted as job array {array}; the study goes on by itself when it has ended")
+                echo(
+                    f"submitted as job array {array}; the study goes on by itself when it has ended"
+                )
                 return 0
         _time_steps(study, output)
         _after(study, output)
@@ -94,15 +107,45 @@ def parser() -> ToolParser:
     folders: dict[str, Any] = {"nargs": "+", "type": Path, "metavar": "DIR"}
     add("--config", metavar="FILE", help="the study, such as study/convergence.yaml")
     add("--budget", metavar="NAME", help="one of the file's budgets: cpu, 1gpu …")
-    add("--output", metavar="DIR", help="folder of the run folders and the report (default: runs/<study>-<budget>)")
-    add("--dry_run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")
-    add("--report_only", action="store_true", help="write the report from what is run or taken over, start nothing")
-    add("--retry_failed", action="store_true", help="try failed runs again, from their last checkpoint")
+    add(
+        "--output",
+        metavar="DIR",
+        help="folder of the run folders and the report (default: runs/<study>-<budget>)",
+    )
+    add(
+        "--dry_run",
+        action="store_true",
+        help="print the runs, their tokens and the estimated hours, start nothing",
+    )
+    add(
+        "--report_only",
+        action="store_true",
+        help="write the report from what is run or taken over, start nothing",
+    )
+    add(
+        "--retry_failed",
+        action="store_true",
+        help="try failed runs again, from their last checkpoint",
+    )
     reuse = "folders of studies, or of their report.json, whose finished runs with equal settings are taken over"
     add("--reuse", **folders, default=[], help=reuse)
-    add("--recompute", **folders, help="compute the comparisons in these folders' report.json again from their curves")
-    add("--jobs", type=at_least(1), metavar="N", help="runs at the same time (1); with --slurm, tasks at once (all)")
-    add("--threads", type=at_least(1), metavar="N", help="CPU threads of each run (default: the cores over --jobs)")
+    add(
+        "--recompute",
+        **folders,
+        help="compute the comparisons in these folders' report.json again from their curves",
+    )
+    add(
+        "--jobs",
+        type=at_least(1),
+        metavar="N",
+        help="runs at the same time (1); with --slurm, tasks at once (all)",
+    )
+    add(
+        "--threads",
+        type=at_least(1),
+        metavar="N",
+        help="CPU threads of each run (default: the cores over --jobs)",
+    )
     slurm = 'submit job arrays, with options of sbatch: --slurm="--time=1:00 --gpus-per-node=1"'
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help=slurm)
     return parser
@@ -118,7 +161,9 @@ def check_study(study: Study) -> None:
         try:
             program, command, *_ = [*shlex.split(template or ""), "", ""]
         except ValueError as error:
-            raise UserError(f"after of {study.path} has {name}: {template}, which is no command ({error})") from error
+            raise UserError(
+                f"after of {study.path} has {name}: {template}, which is no command ({error})"
+            ) from error
         if program != "anlit" or command not in COMMANDS:
             raise UserError(f"after of {study.path} has {name}: {template}, which is no command of anlit's: give one "
                             "such as `anlit lengths {runs} --output {output}`")  # fmt: skip
@@ -127,7 +172,10 @@ def check_study(study: Study) -> None:
     # Each arm at each of its points once, with a seed; and each further seed once.
     first, *others = [*study.seeds, *study.tuning_seeds]
     trials = [Trial(arm, point, first) for arm in study.arms for point in arm.points]
-    for trial in [*trials, *(Trial(study.arms[0], study.arms[0].points[0], seed) for seed in others)]:
+    for trial in [
+        *trials,
+        *(Trial(study.arms[0], study.arms[0].points[0], seed) for seed in others),
+    ]:
         arguments = ["fit", *trial.options(Path("runs"))]
         try:
             cli = cli or read_command(ConfigurationParser, arguments)
@@ -151,7 +199,11 @@ def _overview(study: Study, output: Path, given: Namespace) -> str:
     trials = planned(study, selected)
     ended = dict.fromkeys(reusable(trials, output, given.reuse), "taken by --reuse")
     kept = ("finished",) if given.retry_failed else ("finished", "failed")
-    ended |= {trial.name: state.status for trial in trials if (state := state_of(output / trial.name)).status in kept}
+    ended |= {
+        trial.name: state.status
+        for trial in trials
+        if (state := state_of(output / trial.name)).status in kept
+    }
     return overview(study, given.jobs or 1, selected, ended)
 
 
@@ -160,7 +212,9 @@ def _phases(study: Study, output: Path) -> Iterator[list[Trial]]:
     yield study.tuning_runs()
     selected = select(study, tune(study, output))
     if not selected:
-        raise UserError(f"none of the tuning runs of {study.path} succeeded: see fit.log in the run folders")
+        raise UserError(
+            f"none of the tuning runs of {study.path} succeeded: see fit.log in the run folders"
+        )
     yield study.measured_runs(selected)
 
 
@@ -168,7 +222,11 @@ def _time_steps(study: Study, output: Path) -> None:
     """Let the arms of a study that compares speeds take steps in turns, where that has not been measured yet."""
     results, known = results_of(study, output), seconds_per_token(read_step_times(output))
     groups = [group for arm in study.arms if (group := results.group(arm)) is not None]
-    if "convergence" not in dict(study.sections) or len(groups) < 2 or known.keys() >= {each.key for each in groups}:
+    if (
+        "convergence" not in dict(study.sections)
+        or len(groups) < 2
+        or known.keys() >= {each.key for each in groups}
+    ):
         return
     from anlit.benchmarks.runs import time_steps  # torch
 
@@ -183,7 +241,9 @@ def _after(study: Study, output: Path) -> None:
     `name` or was taken over later. {runs} and {output} stand for the run folders and for that folder.
     """
     trials = study.measured_runs(select(study, tune(study, output)))
-    done = [folder for trial in trials if state_of(folder := output / trial.name).status == "finished"]
+    done = [
+        folder for trial in trials if state_of(folder := output / trial.name).status == "finished"
+    ]
     newest = max((folder.stat().st_mtime for folder in done), default=0.0)
     for name, template in (study.content.get("after") or {}).items() if done else ():
         stamp = output / name / f"{name}.json"

@@ -57,7 +57,9 @@ def document_ids(tokens: np.ndarray, end_of_document: int, token_at: TokenAt = "
     The token `end_of_document` is the last of its document; with `token_at="start"` (FineWeb's .bin files) the first.
     """
     separator = tokens == end_of_document
-    return separator.cumsum(axis=1, dtype=np.int64) - (separator if token_at == "end" else separator[:, :1])
+    return separator.cumsum(axis=1, dtype=np.int64) - (
+        separator if token_at == "end" else separator[:, :1]
+    )
 
 
 def _packing(ids: np.ndarray) -> tuple[Tensor, Tensor, int]:
@@ -89,4 +91,6 @@ def batch_from_blocks(
     if n_targets is not None:
         targets[np.arange(targets.shape[1]) >= n_targets[:, None]] = IGNORED
     ids = np.ascontiguousarray(ids[:, :-1])
-    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(ids), *_packing(ids))
+    return Batch(
+        torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(ids), *_packing(ids)
+    )

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from anlit.data.storage.shards import Source
 from anlit.errors import UserError
 
-VOCABULARY_PADDING = 128  # a model's vocabulary may be rounded up to a multiple of this, for faster kernels
+VOCABULARY_PADDING = (
+    128  # a model's vocabulary may be rounded up to a multiple of this, for faster kernels
+)
 
 
 def padded_vocabulary(size: int) -> int:
@@ -26,9 +28,14 @@ def check_context_schedule(schedule: Mapping[int, int] | None, context_length: i
     """The schedule begins at step 0, its lengths divide the last, and that is the context's."""
     if schedule is None:
         return
-    name, last = f"--data.context_schedule {dict(schedule)}", schedule[max(schedule)] if schedule else 0
+    name, last = (
+        f"--data.context_schedule {dict(schedule)}",
+        schedule[max(schedule)] if schedule else 0,
+    )
     if min(schedule, default=-1) != 0:
-        raise UserError(f"{name} does not begin at step 0: give the length for 0, and for no step before it.")
+        raise UserError(
+            f"{name} does not begin at step 0: give the length for 0, and for no step before it."
+        )
     for step, length in schedule.items():
         if length < 1 or context_length % length:
             raise UserError(
@@ -50,9 +57,13 @@ def check_weights(weights: Mapping[str, float] | None, names: Sequence[str], pat
         raise UserError(f"--data.weights is given and {path} has no subsets: leave it out.")
     listed = ", ".join(names)
     if unknown := [name for name in weights if name not in names]:
-        raise UserError(f"--data.weights has {', '.join(unknown)} and {path} has {listed}: choose among these.")
+        raise UserError(
+            f"--data.weights has {', '.join(unknown)} and {path} has {listed}: choose among these."
+        )
     if negative := [name for name, weight in weights.items() if not 0 <= weight < float("inf")]:
-        raise UserError(f"--data.weights of {', '.join(negative)} is not a number from 0 up: set it to one.")
+        raise UserError(
+            f"--data.weights of {', '.join(negative)} is not a number from 0 up: set it to one."
+        )
     if not any(weights.values()):
         raise UserError(f"--data.weights are all 0: give at least one of {listed} a positive one.")
 
@@ -61,9 +72,15 @@ def check_enough_to_train(
     drawn: Mapping[str, Sequence[Source]], batch_size: int, devices: int, length: int, path: str
 ) -> None:
     """Of each name in `drawn` one source has a sequence of `length` tokens, and all have a batch for every device."""
-    counts = {name: sum(max(0, s.n_tokens - 1) // length for s in sources) for name, sources in drawn.items()}
+    counts = {
+        name: sum(max(0, s.n_tokens - 1) // length for s in sources)
+        for name, sources in drawn.items()
+    }
     for name in (name for name, count in counts.items() if count == 0):
-        longest, where = max(source.n_tokens for source in drawn[name]), f"{path}/train/{name}".rstrip("/")
+        longest, where = (
+            max(source.n_tokens for source in drawn[name]),
+            f"{path}/train/{name}".rstrip("/"),
+        )
         raise UserError(
             f"context_length {length} is too long for {where}, which has {longest:,} tokens: set "
             f"--model.context_length to {max(1, longest - 1)} or less."

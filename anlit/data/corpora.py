@@ -49,7 +49,9 @@ class OpenWebText(_PreparedCorpus):
 class FineWeb(_PreparedCorpus):
     """A sample of FineWeb (HuggingFaceFW), prepared by `anlit prepare FineWeb`."""
 
-    def __init__(self, path: str = "data/fineweb", val_tokens: int | None = FINEWEB_VAL_TOKENS, **kwargs: Any) -> None:
+    def __init__(
+        self, path: str = "data/fineweb", val_tokens: int | None = FINEWEB_VAL_TOKENS, **kwargs: Any
+    ) -> None:
         super().__init__(path, val_tokens=val_tokens, **kwargs)
 
 
@@ -81,7 +83,9 @@ class PythonSources(TokenShards):
     ) -> None:  # fmt: skip
         super().__init__(path, **kwargs)
         self.options = Options(
-            include_site_packages=include_site_packages, vocab_size=vocab_size, val_fraction=val_fraction
+            include_site_packages=include_site_packages,
+            vocab_size=vocab_size,
+            val_fraction=val_fraction,
         )
 
     def prepare_data(self) -> None:

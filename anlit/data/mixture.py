@@ -48,7 +48,11 @@ class Mixture(TokenShards):
                     f"{self.paths[first]} and {self.paths[other]} differ in {key} ({parts[first][key]} and "
                     f"{parts[other][key]}): mix only folders that were prepared with the same tokenizer."
                 )
-        splits = [split for split in parts[first]["splits"] if all(split in part["splits"] for part in parts.values())]
+        splits = [
+            split
+            for split in parts[first]["splits"]
+            if all(split in part["splits"] for part in parts.values())
+        ]
         hashes = {name: part["content_sha256"] for name, part in parts.items()}
         return {
             **{key: parts[first][key] for key in MUST_AGREE},
@@ -56,7 +60,10 @@ class Mixture(TokenShards):
             "content_sha256": hashlib.sha256(json.dumps(hashes).encode()).hexdigest(),
             **_sum(parts.values(), COUNTS),
             "splits": splits,
-            **{split: _sum([part[split] for part in parts.values()], (*COUNTS, "chunks")) for split in splits},
+            **{
+                split: _sum([part[split] for part in parts.values()], (*COUNTS, "chunks"))
+                for split in splits
+            },
             "parts": parts,
         }
 
@@ -73,4 +80,6 @@ class Mixture(TokenShards):
 
 def _sum(counts: Collection[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
     """The counts of all folders together; None where one of them does not know it."""
-    return {key: None if None in (own := [count[key] for count in counts]) else sum(own) for key in keys}
+    return {
+        key: None if None in (own := [count[key] for count in counts]) else sum(own) for key in keys
+    }

@@ -14,7 +14,15 @@ from anlit.data.order import training_order
 from anlit.data.storage.manifest import TOKENIZER, read_manifest, read_tokenizer
 from anlit.data.storage.shards import Source, check_chunks, sources_of
 from anlit.data.storage.store import TokenStore
-from anlit.data.streams import Blocks, BlockStream, EvaluationStream, Loader, ResumableLoader, Share, TokenStream
+from anlit.data.streams import (
+    Blocks,
+    BlockStream,
+    EvaluationStream,
+    Loader,
+    ResumableLoader,
+    Share,
+    TokenStream,
+)
 from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
 from anlit.ranges import check_ranges
@@ -64,11 +72,22 @@ class TokenShards(L.LightningDataModule):
     ) -> None:  # fmt: skip
         check_ranges("data", locals())
         super().__init__()
-        self.path, self.batch_size, self.context_length = path.rstrip("/"), batch_size, context_length
+        self.path, self.batch_size, self.context_length = (
+            path.rstrip("/"),
+            batch_size,
+            context_length,
+        )
         self.num_workers, self.shuffle, self.seed = num_workers, shuffle, seed
-        self.score_first_token, self.val_batch_size = score_first_token, val_batch_size or batch_size
+        self.score_first_token, self.val_batch_size = (
+            score_first_token,
+            val_batch_size or batch_size,
+        )
         self.weights, self.val_tokens, self.val_blocks = weights, val_tokens, val_blocks
-        self.val_context_length, self.context_schedule, self.cache_gb = val_context_length, context_schedule, cache_gb
+        self.val_context_length, self.context_schedule, self.cache_gb = (
+            val_context_length,
+            context_schedule,
+            cache_gb,
+        )
         self._loader: ResumableLoader | None = None
         self._restored: dict[str, Any] = {}
 
@@ -145,11 +164,18 @@ class TokenShards(L.LightningDataModule):
         own = getattr(model, "context_length", None)
         if self.context_length is None:
             self.context_length = own
-        if stage in (None, "fit") and own not in (None, self.context_length):  # the length of training, for all
+        if stage in (None, "fit") and own not in (
+            None,
+            self.context_length,
+        ):  # the length of training, for all
             differs = f"data.context_length={self.context_length} is not model.context_length={own}"
-            raise UserError(f"{differs}: leave it out, and set the model's to the length of training")
+            raise UserError(
+                f"{differs}: leave it out, and set the model's to the length of training"
+            )
         if self.context_length is None:
-            raise UserError("The data have no context length and the model tells none: set --data.context_length.")
+            raise UserError(
+                "The data have no context length and the model tells none: set --data.context_length."
+            )
         for folder in self.folders:
             if Path(folder, TOKENIZER).is_file():
                 read_tokenizer(folder, self.manifest)
@@ -170,28 +196,44 @@ class TokenShards(L.LightningDataModule):
     def _check_training(self) -> None:
         if repeated := getattr(self.trainer, "overfit_batches", 0):
             fix = "leave it out, and overfit a corpus of a few texts"
-            raise UserError(f"trainer.overfit_batches={repeated} cannot repeat batches of an endless stream: {fix}")
-        if (limit := getattr(self.trainer, "limit_train_batches", 1.0)) != 1.0 and self._share(1).rank == 0:
-            _log.info(f"trainer.limit_train_batches={limit} ends epochs early; the data go on, no batch is repeated.")
+            raise UserError(
+                f"trainer.overfit_batches={repeated} cannot repeat batches of an endless stream: {fix}"
+            )
+        if (limit := getattr(self.trainer, "limit_train_batches", 1.0)) != 1.0 and self._share(
+            1
+        ).rank == 0:
+            _log.info(
+                f"trainer.limit_train_batches={limit} ends epochs early; the data go on, no batch is repeated."
+            )
         drawn = {"": self.all_sources("train")}
         if self.weights is not None:
-            drawn = {name: self.sources["train"][name] for name, weight in self.weights.items() if weight}
+            drawn = {
+                name: self.sources["train"][name] for name, weight in self.weights.items() if weight
+            }
         devices = self._share(self.batch_size).world_size
         checks.check_enough_to_train(drawn, self.batch_size, devices, self._length, self.path)
         self._training_stream()  # refuses weights that are too small
 
     def _check_validation(self) -> None:
         if (n_targets := self.n_targets("val")) == 0:
-            raise UserError(f"{self.path}/val has no token to predict: prepare it again with more text held out.")
+            raise UserError(
+                f"{self.path}/val has no token to predict: prepare it again with more text held out."
+            )
         stream: Any = self._evaluation_stream("val")
-        within = f" in its first {self.val_tokens:,}" if self.val_tokens and self.val_tokens < n_targets else ""
+        within = (
+            f" in its first {self.val_tokens:,}"
+            if self.val_tokens and self.val_tokens < n_targets
+            else ""
+        )
         blocks = f"{stream.available:,} blocks of {stream.length} tokens{within}"
         for there, wanted, what, option in (
             (n_targets, self.val_tokens, f"{n_targets:,} targets", "val_tokens"),
             (stream.available, self.val_blocks, blocks, "val_blocks"),
         ):
             if there < (wanted or 0) and stream.share.rank == 0:
-                _log.info(f"{self.path}/val has only {what}, not the {wanted:,} of --data.{option}.")
+                _log.info(
+                    f"{self.path}/val has only {what}, not the {wanted:,} of --data.{option}."
+                )
 
     def _warn_of_cut(self, split: str) -> None:
         """Say that the Trainer's limit leaves the beginning of a split, and what samples or reads all of it."""
@@ -199,8 +241,12 @@ class TokenShards(L.LightningDataModule):
         limit = getattr(self.trainer, f"limit_{split}_batches")
         if 0 < read < there and share.rank == 0:
             what = f"the first {read:,} of {there:,} batches, the beginning of {self.path}/{split} and no sample of it"
-            sample = f"set data.val_blocks to {read * share.sequences} and " if split == "val" else ""
-            _log.warning(f"trainer.limit_{split}_batches={limit} reads {what}: {sample}leave the limit out.")
+            sample = (
+                f"set data.val_blocks to {read * share.sequences} and " if split == "val" else ""
+            )
+            _log.warning(
+                f"trainer.limit_{split}_batches={limit} reads {what}: {sample}leave the limit out."
+            )
 
     def _batches(self, split: str) -> tuple[int, int]:
         """How many batches of a validation or test split the Trainer reads, and how many there are."""
@@ -224,7 +270,9 @@ class TokenShards(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
-        if self._loader is not None:  # sharded strategies restore after the optimizers have asked for the loader
+        if (
+            self._loader is not None
+        ):  # sharded strategies restore after the optimizers have asked for the loader
             self._loader.load_state_dict(state_dict)
 
     def train_dataloader(self) -> ResumableLoader:
@@ -234,7 +282,9 @@ class TokenShards(L.LightningDataModule):
         """
         micro_batches = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
         stream, identity = self._training_stream(), self._identity()
-        loader = ResumableLoader(stream, self._make_batch, self.num_workers, identity, micro_batches)
+        loader = ResumableLoader(
+            stream, self._make_batch, self.num_workers, identity, micro_batches
+        )
         if place := self.state_dict():
             loader.load_state_dict(place)
         self._loader = loader
@@ -247,7 +297,9 @@ class TokenShards(L.LightningDataModule):
     def test_dataloader(self) -> Loader:
         """The test split; UserError if the corpus has none: its validation loss is no test loss."""
         if "test" not in self.manifest["splits"]:
-            raise UserError(f"{self.path} has no test split: use `anlit validate` for the loss on its validation split")
+            raise UserError(
+                f"{self.path} has no test split: use `anlit validate` for the loss on its validation split"
+            )
         return Loader(self._evaluation_stream("test"), self._make_batch)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
@@ -283,16 +335,22 @@ class TokenShards(L.LightningDataModule):
     def _evaluation_stream(self, split: str) -> BlockStream:
         length, share = self.val_context_length or self._length, self._share(self.val_batch_size)
         part = (self.val_tokens, self.val_blocks) if split == "val" else (None, None)
-        return EvaluationStream(self.stores(split), length, share, self.manifest["end_of_document"], *part)
+        return EvaluationStream(
+            self.stores(split), length, share, self.manifest["end_of_document"], *part
+        )
 
     def _share(self, batch_size: int) -> Share:
         # Not the Trainer's rank: devices that split one model between them get the same data.
         place = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
-        return Share(batch_size, place["rank"], place["num_replicas"]) if place else Share(batch_size)
+        return (
+            Share(batch_size, place["rank"], place["num_replicas"]) if place else Share(batch_size)
+        )
 
     def _make_batch(self, blocks: Blocks) -> Batch:
         """What a loader turns its blocks into; pinned where a GPU takes it."""
         end, token_at = self.manifest["end_of_document"], self.manifest["document_token_at"]
-        batch = batch_from_blocks(blocks.tokens, end, token_at, self.score_first_token, blocks.n_targets)
+        batch = batch_from_blocks(
+            blocks.tokens, end, token_at, self.score_first_token, blocks.n_targets
+        )
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return batch.pin_memory() if on_gpu else batch

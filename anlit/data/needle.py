@@ -24,10 +24,20 @@ from anlit.targets import IGNORED
 SENTENCE = "The special magic {city} number is {number}."
 QUESTION = "The special magic {city} number is"
 SMALLEST, LARGEST = 1_000_000, 9_999_999
-MODULUS, FACTOR = 97, 41  # the pair (city c, number m) is held out for evaluation if m + 41·c is a multiple of 97
-UNUSED = ("--data.shuffle", "--data.weights")  # on which the place in the training samples does not depend
+MODULUS, FACTOR = (
+    97,
+    41,
+)  # the pair (city c, number m) is held out for evaluation if m + 41·c is a multiple of 97
+UNUSED = (
+    "--data.shuffle",
+    "--data.weights",
+)  # on which the place in the training samples does not depend
 CLOSE = 0.05  # the needle moves to the end of a sentence or line within this share of the haystack
-TRAINING, VALIDATION, EVALUATION = 1, 2, 3  # the random streams of one seed; the last is that of `anlit needle`
+TRAINING, VALIDATION, EVALUATION = (
+    1,
+    2,
+    3,
+)  # the random streams of one seed; the last is that of `anlit needle`
 NAMES = """
     Aarhus Accra Adelaide Algiers Almaty Amman Amsterdam Ankara Antwerp Athens Auckland Baku Bangkok Barcelona Basel
     Beirut Belgrade Bergen Berlin Bern Bilbao Bogota Bologna Bordeaux Boston Bratislava Bremen Brisbane Bristol Brussels
@@ -56,13 +66,19 @@ class Haystack:
     """Makes samples from one split of prepared data; UserError if its tokenizer does not reproduce the sentence."""
 
     def __init__(self, data: TokenShards, split: str) -> None:
-        self.name, self.stores, self.tokenizer = f"{data.path}/{split}", data.stores(split), data.tokenizer
+        self.name, self.stores, self.tokenizer = (
+            f"{data.path}/{split}",
+            data.stores(split),
+            data.tokenizer,
+        )
         self.end_of_document = data.manifest["end_of_document"]
         self.ends = np.cumsum([0, *(store.n_tokens for store in self.stores)])
         self.n_tokens = int(self.ends[-1])
         self.blank_line = self._encode("\n\n")
         sentence = SENTENCE.format(city=CITIES[0], number=SMALLEST)
-        if self.tokenizer.decode(self._encode(sentence).tolist()).strip() != sentence or not len(self.blank_line):
+        if self.tokenizer.decode(self._encode(sentence).tolist()).strip() != sentence or not len(
+            self.blank_line
+        ):
             raise UserError(
                 f"The tokenizer of {self.name} does not reproduce '{sentence}': the needle needs one that keeps "
                 "letters, digits and line ends, such as a byte-level BPE."
@@ -79,14 +95,18 @@ class Haystack:
         """Raise UserError if samples of `length` tokens cannot be made."""
         if length < self.shortest:
             least = f"choose {self.shortest} or more"
-            raise UserError(f"{length} tokens are too few for a needle with the tokenizer of {self.name}: {least}.")
+            raise UserError(
+                f"{length} tokens are too few for a needle with the tokenizer of {self.name}: {least}."
+            )
         if length > self.n_tokens:
             raise UserError(
                 f"{self.name} has {self.n_tokens:,} tokens, too few for a haystack of {length:,}: choose a shorter "
                 "length, or a corpus with more text in that split."
             )
 
-    def sample(self, length: int, depth: float, random: np.random.RandomState, held_out: bool) -> Sample:
+    def sample(
+        self, length: int, depth: float, random: np.random.RandomState, held_out: bool
+    ) -> Sample:
         """One sample of `length` tokens; `random` decides on it, and `held_out` whether its pair is one for evaluation.
 
         `depth` is the needle's position, from 0 (first) to 1 (before the question). It moves to the nearest end of a
@@ -97,7 +117,9 @@ class Haystack:
         question = self._encode(f"\n{QUESTION}".format(city=city))
         answer = self._encode(f" {number}")
         n_text = length + 1 - len(needle) - len(question) - len(answer)
-        text = self._text(int(random.randint(0, self.n_tokens - n_text + 1, dtype=np.int64)), n_text)
+        text = self._text(
+            int(random.randint(0, self.n_tokens - n_text + 1, dtype=np.int64)), n_text
+        )
         place = self._place(text, depth)
         tokens = np.concatenate([text[:place], needle, text[place:], question, answer])
         return Sample(tokens, len(answer), city, number, place / len(text))
@@ -107,12 +129,21 @@ class Haystack:
 
     def _text(self, start: int, count: int) -> np.ndarray:
         """`count` tokens of the corpus from the token `start` on, with blank lines between documents."""
-        begins = np.clip(start - self.ends[:-1], 0, np.diff(self.ends)).tolist()  # in each of the consecutive stores
+        begins = np.clip(
+            start - self.ends[:-1], 0, np.diff(self.ends)
+        ).tolist()  # in each of the consecutive stores
         stops = np.clip(start + count - self.ends[:-1], 0, np.diff(self.ends)).tolist()
-        read = [store.read(a, b - a) for store, a, b in zip(self.stores, begins, stops, strict=True) if a < b]
+        read = [
+            store.read(a, b - a)
+            for store, a, b in zip(self.stores, begins, stops, strict=True)
+            if a < b
+        ]
         tokens = np.concatenate(read).astype(np.int64)
         documents = np.split(tokens, np.flatnonzero(tokens == self.end_of_document))
-        parts = [documents[0], *(np.concatenate([self.blank_line, document[1:]]) for document in documents[1:])]
+        parts = [
+            documents[0],
+            *(np.concatenate([self.blank_line, document[1:]]) for document in documents[1:]),
+        ]
         return np.concatenate(parts)[:count]
 
     def _place(self, text: np.ndarray, depth: float) -> int:
@@ -120,7 +151,9 @@ class Haystack:
         asked = round(depth * len(text))
         ends_line, ends_sentence, begins_word = self._kinds
         before, after = text[:-1], text[1:]
-        inside = np.flatnonzero(ends_line[before] | (ends_sentence[before] & begins_word[after])) + 1
+        inside = (
+            np.flatnonzero(ends_line[before] | (ends_sentence[before] & begins_word[after])) + 1
+        )
         boundaries = np.concatenate([[0], inside, [len(text)]])
         nearest = int(boundaries[np.abs(boundaries - asked).argmin()])
         return nearest if abs(nearest - asked) <= CLOSE * len(text) else asked
@@ -131,7 +164,9 @@ class Haystack:
         ids = [[token] for token in range(self.tokenizer.get_vocab_size())]
         texts = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
         stops = (".", "!", "?", '."', ".)", "!)", "?)", '!"', '?"')
-        return np.array([(text.endswith("\n"), text.endswith(stops), text[:1].isspace()) for text in texts]).T
+        return np.array(
+            [(text.endswith("\n"), text.endswith(stops), text[:1].isspace()) for text in texts]
+        ).T
 
 
 def draw_pair(random: np.random.RandomState, held_out: bool) -> tuple[str, int]:
@@ -155,15 +190,33 @@ class NeedleStream(BlockStream):
     n_blocks = 1 << 20  # an epoch for Lightning; the next one has other samples
 
     def __init__(
-        self, haystack: Haystack, length: int, seed: int, share: Share, held_out: bool, count: int | None = None
+        self,
+        haystack: Haystack,
+        length: int,
+        seed: int,
+        share: Share,
+        held_out: bool,
+        count: int | None = None,
     ) -> None:
-        self.haystack, self.length, self.seed, self.share, self.held_out = haystack, length, seed, share, held_out
+        self.haystack, self.length, self.seed, self.share, self.held_out = (
+            haystack,
+            length,
+            seed,
+            share,
+            held_out,
+        )
         self.n_batches = None if count is None else -(-count // share.sequences)
 
     def batch(self, number: int) -> Blocks:
         first, purpose = self.first_draw(number), VALIDATION if self.held_out else TRAINING
-        draws = [generator(self.seed, purpose, self.length, first + row) for row in range(self.share.batch_size)]
-        samples = [self.haystack.sample(self.length, draw.random_sample(), draw, self.held_out) for draw in draws]
+        draws = [
+            generator(self.seed, purpose, self.length, first + row)
+            for row in range(self.share.batch_size)
+        ]
+        samples = [
+            self.haystack.sample(self.length, draw.random_sample(), draw, self.held_out)
+            for draw in draws
+        ]
         answers = np.array([sample.n_answer for sample in samples])
         return Blocks(np.stack([sample.tokens for sample in samples]), answers)
 

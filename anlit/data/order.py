@@ -12,7 +12,9 @@ import numpy as np
 from anlit.errors import UserError
 
 WINDOW_TOKENS = 2**29
-MOST_WINDOW_BLOCKS = 2**20  # so that a permutation takes 40 ms and 8 MB, however short the blocks are
+MOST_WINDOW_BLOCKS = (
+    2**20
+)  # so that a permutation takes 40 ms and 8 MB, however short the blocks are
 Tokens = Mapping[str, Sequence[Sequence[int]]]
 PERIOD = 10_000  # draws in which a mixture holds its weights exactly
 
@@ -64,7 +66,12 @@ class BlockOrder:
     """
 
     def __init__(
-        self, chunk_blocks: Sequence[np.ndarray], shuffle: bool, seed: int, window_blocks: int, number: int = 0
+        self,
+        chunk_blocks: Sequence[np.ndarray],
+        shuffle: bool,
+        seed: int,
+        window_blocks: int,
+        number: int = 0,
     ) -> None:
         self.shuffle, self.seed, self.number = shuffle, seed, number
         self.sizes = [int(blocks.sum()) for blocks in chunk_blocks]
@@ -100,9 +107,16 @@ class BlockOrder:
             counts = self.chunk_blocks[chunks]
             draws = np.cumsum(counts) - counts
             n_windows = max(1, round(self.n_blocks / self.window_blocks))
-            window = (draws + counts // 2) * n_windows // self.n_blocks  # that which a chunk's middle falls into
+            window = (
+                (draws + counts // 2) * n_windows // self.n_blocks
+            )  # that which a chunk's middle falls into
             first_chunk = np.flatnonzero(np.diff(window, prepend=-1))
-            self._pass = (pass_number, chunks, draws[first_chunk], np.append(first_chunk, len(chunks)))
+            self._pass = (
+                pass_number,
+                chunks,
+                draws[first_chunk],
+                np.append(first_chunk, len(chunks)),
+            )
         return self._pass[1:]
 
     def _window(self, pass_number: int, window: int) -> np.ndarray:
@@ -125,11 +139,15 @@ class MixtureOrder:
     Within a period they are mixed at random, or spread evenly if nothing is shuffled.
     """
 
-    def __init__(self, parts: Sequence[BlockOrder], weights: Sequence[float], shuffle: bool, seed: int) -> None:
+    def __init__(
+        self, parts: Sequence[BlockOrder], weights: Sequence[float], shuffle: bool, seed: int
+    ) -> None:
         self.parts, self.shuffle, self.seed = parts, shuffle, seed
         self.quotas = quotas(weights)
         self.first_source = np.cumsum([0, *(len(part.sizes) for part in parts)])
-        self.n_blocks = sum(part.n_blocks for part, quota in zip(parts, self.quotas, strict=True) if quota)
+        self.n_blocks = sum(
+            part.n_blocks for part, quota in zip(parts, self.quotas, strict=True) if quota
+        )
         self._period: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def draw(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -156,8 +174,13 @@ class MixtureOrder:
             if self.shuffle:
                 parts = np.repeat(np.arange(len(self.quotas)), self.quotas)
                 generator(self.seed, len(self.parts), period, 0).shuffle(parts)
-                grouped, earlier = np.argsort(parts, kind="stable"), np.empty(PERIOD, dtype=np.int64)
-                earlier[grouped] = np.arange(PERIOD) - np.repeat(np.cumsum(self.quotas) - self.quotas, self.quotas)
+                grouped, earlier = (
+                    np.argsort(parts, kind="stable"),
+                    np.empty(PERIOD, dtype=np.int64),
+                )
+                earlier[grouped] = np.arange(PERIOD) - np.repeat(
+                    np.cumsum(self.quotas) - self.quotas, self.quotas
+                )
             else:
                 parts, earlier = spread(np.arange(PERIOD), self.quotas.tolist())
             self._period = (period, parts, earlier)
@@ -189,10 +212,15 @@ def training_order(
     `chunk_tokens` are, of each part of the corpus, of each of its sources, the tokens in each chunk. `weights` are of
     the parts, one that is not listed has 0; None: all are one, every block comes once.
     """
-    parts = [[blocks_per_chunk(tokens, length) for tokens in sources] for sources in chunk_tokens.values()]
+    parts = [
+        [blocks_per_chunk(tokens, length) for tokens in sources]
+        for sources in chunk_tokens.values()
+    ]
     shares = [1.0] if weights is None else [weights.get(name, 0.0) for name in chunk_tokens]
     if weights is None:
         parts = [[blocks for sources in parts for blocks in sources]]
     window = WINDOW_TOKENS // length
-    orders = [BlockOrder(sources, shuffle, seed, window, number) for number, sources in enumerate(parts)]
+    orders = [
+        BlockOrder(sources, shuffle, seed, window, number) for number, sources in enumerate(parts)
+    ]
     return MixtureOrder(orders, shares, shuffle, seed)

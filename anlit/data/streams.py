@@ -82,7 +82,9 @@ class BlockStream(IterableDataset):
 class TokenStream(BlockStream):
     """The endless stream of a corpus's blocks: global batch g has the draws [start + g·B·W, start + (g + 1)·B·W)."""
 
-    def __init__(self, stores: Sequence[TokenStore], order: MixtureOrder, length: int, share: Share) -> None:
+    def __init__(
+        self, stores: Sequence[TokenStore], order: MixtureOrder, length: int, share: Share
+    ) -> None:
         self.stores, self.order, self.length, self.share = stores, order, length, share
         self.n_blocks = order.n_blocks
         self._look_ahead_at = 0  # draw
@@ -109,15 +111,25 @@ class TokenStream(BlockStream):
         Those that the last call asked for and that no thread has begun are given up.
         """
         sources, blocks = self.order.draw(first, min(DRAWS_AHEAD, self.n_blocks))
-        chunks = np.empty((len(blocks), 2), dtype=np.int64)  # a block may end in the chunk after the one it begins in
+        chunks = np.empty(
+            (len(blocks), 2), dtype=np.int64
+        )  # a block may end in the chunk after the one it begins in
         for source in np.unique(sources):
             mine = sources == source
-            chunks[mine] = self.stores[source].chunks_of(blocks[mine, None] * self.length + [0, self.length])
+            chunks[mine] = self.stores[source].chunks_of(
+                blocks[mine, None] * self.length + [0, self.length]
+            )
         self._wanted.clear()
         size, wanted = 0, Wanted()
-        for source, number in dict.fromkeys(zip(np.repeat(sources, 2).tolist(), chunks.ravel().tolist(), strict=True)):
+        for source, number in dict.fromkeys(
+            zip(np.repeat(sources, 2).tolist(), chunks.ravel().tolist(), strict=True)
+        ):
             cache, chunk = self.stores[source].cache, self.stores[source].source.chunks[number]
-            if cache is not None and 2 * (size := size + chunk.size) <= cache.limit_bytes and not cache.has(chunk):
+            if (
+                cache is not None
+                and 2 * (size := size + chunk.size) <= cache.limit_bytes
+                and not cache.has(chunk)
+            ):
                 wanted.append((cache, chunk))
         self._wanted = wanted
         for _ in range(min(FETCH_THREADS, len(wanted))):
@@ -150,9 +162,16 @@ class EvaluationStream(BlockStream):
         self, stores: Sequence[TokenStore], length: int, share: Share, end_of_document: int, n_targets: int | None,
         n_blocks: int | None,
     ) -> None:  # fmt: skip
-        self.stores, self.length, self.share, self.end_of_document = stores, length, share, end_of_document
+        self.stores, self.length, self.share, self.end_of_document = (
+            stores,
+            length,
+            share,
+            end_of_document,
+        )
         ends = np.cumsum([max(0, store.n_tokens - 1) for store in stores])
-        self.targets = np.diff(np.minimum(ends, ends[-1] if n_targets is None else n_targets), prepend=0)  # by source
+        self.targets = np.diff(
+            np.minimum(ends, ends[-1] if n_targets is None else n_targets), prepend=0
+        )  # by source
         self.first_block = np.cumsum([0, *-(-self.targets // length)])
         self.available = int(self.first_block[-1])  # blocks there are
         self.n_blocks = self.available if n_blocks is None else min(n_blocks, self.available)
@@ -165,7 +184,9 @@ class EvaluationStream(BlockStream):
         tokens = np.full((rows, self.length + 1), self.end_of_document, dtype=self.stores[0].dtype)
         n_targets = np.zeros(rows, dtype=np.int64)
         for row, place in enumerate(range(first, end)):
-            block = (2 * place + 1) * self.available // (2 * self.n_blocks)  # in the middle of its share of them all
+            block = (
+                (2 * place + 1) * self.available // (2 * self.n_blocks)
+            )  # in the middle of its share of them all
             source = int(np.searchsorted(self.first_block, block, side="right")) - 1
             begin = (block - int(self.first_block[source])) * self.length
             n_targets[row] = count = min(self.length, int(self.targets[source]) - begin)
@@ -180,7 +201,9 @@ class Loader:
     not one itself, because Lightning rebuilds every DataLoader and would lose its place.
     """
 
-    def __init__(self, stream: BlockStream, make_batch: Callable[[Blocks], Batch], num_workers: int = 0) -> None:
+    def __init__(
+        self, stream: BlockStream, make_batch: Callable[[Blocks], Batch], num_workers: int = 0
+    ) -> None:
         self.stream, self.make_batch, self.num_workers = stream, make_batch, num_workers
 
     def __len__(self) -> int:
@@ -191,7 +214,9 @@ class Loader:
         # A generator, because it draws a number, by default from the model's. torch's default for collate_fn makes
         # tensors of the arrays, which cost more to send.
         options: dict[str, Any] = {"generator": torch.Generator(), "collate_fn": _as_they_are}
-        for blocks in DataLoader(self.stream, batch_size=None, num_workers=self.num_workers, **options):
+        for blocks in DataLoader(
+            self.stream, batch_size=None, num_workers=self.num_workers, **options
+        ):
             if isinstance(blocks, UserError):
                 raise blocks
             yield self.make_batch(blocks)
@@ -237,7 +262,11 @@ class ResumableLoader(Loader):
 
     def state_dict(self) -> dict[str, Any]:
         share = self.stream.share
-        split = {"batch_size": share.batch_size, "devices": share.world_size, "num_workers": self.num_workers}
+        split = {
+            "batch_size": share.batch_size,
+            "devices": share.world_size,
+            "num_workers": self.num_workers,
+        }
         return {"drawn": self.drawn, "identity": self.identity, "split": split}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -249,9 +278,15 @@ class ResumableLoader(Loader):
                     f"The checkpoint's place in the data is for {name} {then.get(name)} and this run has {now}: "
                     "set it back, or start from the weights alone."
                 )
-        changed = ", ".join(f"{key} {old} → {split[key]}" for key, old in state["split"].items() if old != split[key])
+        changed = ", ".join(
+            f"{key} {old} → {split[key]}"
+            for key, old in state["split"].items()
+            if old != split[key]
+        )
         if changed and self.stream.share.rank == 0 and self.drawn != state["drawn"]:
-            place = f"the data go on after sequence {state['drawn']:,}, none is repeated or left out"
+            place = (
+                f"the data go on after sequence {state['drawn']:,}, none is repeated or left out"
+            )
             _log.info(f"Resuming with {changed}: {place}.")
         self.drawn = state["drawn"]
         self.close()

@@ -35,7 +35,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_DOCUMENT], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     return as_plain_text(tokenizer)
@@ -57,7 +60,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not Path(path).is_file():
         raise UserError(f"There is no tokenizer at {path}: give the path of a tokenizer.json.")
     if (size := Path(path).stat().st_size) > LARGEST_FILE:
-        raise UserError(f"{path} has {size:,} bytes, and a tokenizer.json has {LARGEST_FILE:,} at most: give another.")
+        raise UserError(
+            f"{path} has {size:,} bytes, and a tokenizer.json has {LARGEST_FILE:,} at most: give another."
+        )
     return parse_tokenizer(Path(path).read_bytes(), str(path))
 
 
@@ -73,7 +78,9 @@ def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
     except BaseException as error:  # the library raises bare Exception for whatever it cannot read
         if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
-        raise UserError(f"{where} is not a tokenizer.json that the tokenizers library can read: {error}.") from error
+        raise UserError(
+            f"{where} is not a tokenizer.json that the tokenizers library can read: {error}."
+        ) from error
     raise UserError(
         f"{where} is not used: its {steps:,} normalisation steps could make a text {growth:,.0f} times as long "
         f"(at most {MOST_GROWTH}, and {MOST_STEPS:,} steps): take another tokenizer.json."
@@ -91,11 +98,15 @@ def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
         if isinstance(part, dict):
             steps += "type" in part
             if part.get("type") == "Replace":
-                replaced = part["pattern"].get("String", " ")  # an expression may stand for one character
+                replaced = part["pattern"].get(
+                    "String", " "
+                )  # an expression may stand for one character
                 growth *= max(1.0, len(part["content"]) / max(1, len(replaced)))
             elif part.get("type") == "Prepend":
                 growth *= 1 + len(part["prepend"])
-        waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        waiting += (
+            part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        )
     return growth, steps
 
 
@@ -129,5 +140,7 @@ def encode_documents(
     tokenizer: Tokenizer, texts: list[str], end_of_document: int, dtype: np.dtype | type
 ) -> Iterator[np.ndarray]:
     """Each text's tokens and then the end-of-document token, (n + 1,) of a dtype that holds all ids."""
-    for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):  # fast: without characters' positions
+    for encoding in tokenizer.encode_batch_fast(
+        texts, add_special_tokens=False
+    ):  # fast: without characters' positions
         yield np.array([*encoding.ids, end_of_document], dtype=dtype)

@@ -13,7 +13,14 @@ from anlit.errors import UserError
 from anlit.settings import build_from_plain, shown, subclass_named
 
 # These settings are about training and its validation, not about the content of the validation split.
-OF_TRAINING = ("context_length", "context_schedule", "num_workers", "weights", "val_context_length", "val_blocks")
+OF_TRAINING = (
+    "context_length",
+    "context_schedule",
+    "num_workers",
+    "weights",
+    "val_context_length",
+    "val_blocks",
+)
 
 
 def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
@@ -24,7 +31,11 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
     with another tokenizer.
     """
     section = mapping((checkpoint.config or {}).get("data"))
-    settings = {key: value for key, value in mapping(section.get("init_args")).items() if key not in OF_TRAINING}
+    settings = {
+        key: value
+        for key, value in mapping(section.get("init_args")).items()
+        if key not in OF_TRAINING
+    }
     where, kind = f"{checkpoint.file.parent.parent / CONFIG}: data", TokenShards
     if path is not None:
         settings["path"] = path
@@ -36,14 +47,18 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
                 raise UserError(f"{where} names the address {shown(value)}, {advice}")
         kind = subclass_named(TokenShards, section["class_path"], where)
     else:
-        raise UserError(f"{checkpoint.file} is not in a run folder that names its data: set --data to a folder")
+        raise UserError(
+            f"{checkpoint.file} is not in a run folder that names its data: set --data to a folder"
+        )
     if path is not None or kind is NeedleInHaystack:  # whose text is that of a prepared folder
         kind, known = TokenShards, inspect.signature(TokenShards).parameters
         settings = {key: value for key, value in settings.items() if key in known}
     try:
         data = build_from_plain(kind, settings, where)
     except TypeError as error:  # an argument is missing
-        raise UserError(f"{where} is not complete ({error}): set --data to a prepared folder") from error
+        raise UserError(
+            f"{where} is not complete ({error}): set --data to a prepared folder"
+        ) from error
     data.context_length = checkpoint.training_length
     try:
         now = data.manifest["tokenizer_sha256"]

@@ -22,7 +22,17 @@ from anlit.errors import UserError
 from anlit.evaluation.data import spread
 from anlit.evaluation.runner import Evaluation, Report
 from anlit.evaluation.settings import DiagnoseSettings
-from anlit.reporting.figure import DASHES, MAP, MARKERS, SHADED, TEXT, heat_map, legend_below, panels, shade
+from anlit.reporting.figure import (
+    DASHES,
+    MAP,
+    MARKERS,
+    SHADED,
+    TEXT,
+    heat_map,
+    legend_below,
+    panels,
+    shade,
+)
 from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal, minus
 from anlit.targets import IGNORED
@@ -75,7 +85,9 @@ class Diagnose(Evaluation):
         model, settings = checkpoint.model, self.settings
         if settings.masking is not None:
             model.model.document_masking = settings.masking
-        by_length = {length: _at_length(checkpoint, data, length, settings.tokens) for length in self.lengths}
+        by_length = {
+            length: _at_length(checkpoint, data, length, settings.tokens) for length in self.lengths
+        }
         with torch.no_grad():
             losses = copying(model, model.context_length, COPIES, checkpoint.device)
         copied = {name.removeprefix("copying/"): loss for name, loss in losses.items()}
@@ -92,8 +104,12 @@ class Diagnose(Evaluation):
         if copied := record["copying"]:  # a model may be too short for it
             first, again = round(copied["first"], 2), round(copied["second"], 2)
             saved = minus(f"{first - again:.2f}")
-            notes = [f"Random tokens cost {first:.2f} nats each, the same once more {again:.2f}: a copy saves {saved}."]
-        parts = [f"# Attention statistics\n\n{literal(checkpoint['label'])}, document masking {masked}"]
+            notes = [
+                f"Random tokens cost {first:.2f} nats each, the same once more {again:.2f}: a copy saves {saved}."
+            ]
+        parts = [
+            f"# Attention statistics\n\n{literal(checkpoint['label'])}, document masking {masked}"
+        ]
         for own in lengths:
             low, high = last_bin(own)
             parts += [
@@ -109,17 +125,24 @@ class Diagnose(Evaluation):
             "![Each head](heads.png)",
         ]
         draws = {"statistics": statistics_figure, "ranges": ranges_figure, "heads": heads_figure}
-        figures = {f"{name}.png": partial(draw, longest, checkpoint["training_length"]) for name, draw in draws.items()}
+        figures = {
+            f"{name}.png": partial(draw, longest, checkpoint["training_length"])
+            for name, draw in draws.items()
+        }
         low, high = last_bin(longest)
         printed = {name: title for name, (title, *_) in COLUMNS.items() if name != NOT_PRINTED}
         body = [[cell.partition(" [")[0] for cell in row] for row in rows(longest, printed)]
         head = ["layer", *(title.replace(" ", "\n") for title in printed.values())]
-        table = Table(f"{checkpoint['label']}: n = {low:,} to {high:,}, means over heads", head, body)
+        table = Table(
+            f"{checkpoint['label']}: n = {low:,} to {high:,}, means over heads", head, body
+        )
         return Report(table, parts, figures, notes)
 
 
 @torch.no_grad()
-def _at_length(checkpoint: Checkpoint, data: TokenShards, length: int, tokens: int) -> dict[str, Any]:
+def _at_length(
+    checkpoint: Checkpoint, data: TokenShards, length: int, tokens: int
+) -> dict[str, Any]:
     model, edges = checkpoint.model, bin_edges(length)
     read = 0
     with observed(model, edges, ranges(length - 1)) as layers:
@@ -147,7 +170,9 @@ def sequences(data: TokenShards, length: int, tokens: int) -> Iterator[Batch]:
         for batch in data.val_dataloader():
             complete = batch.targets[:, -1] != IGNORED
             if complete.any():
-                yield batch._replace(tokens=batch.tokens[complete], document_ids=batch.document_ids[complete])
+                yield batch._replace(
+                    tokens=batch.tokens[complete], document_ids=batch.document_ids[complete]
+                )
 
 
 def reliable(own: dict[str, Any]) -> int:
@@ -163,14 +188,18 @@ def last_bin(own: dict[str, Any]) -> tuple[int, int]:
 
 def values(own: dict[str, Any], name: str) -> np.ndarray:
     """A statistic as (layers, heads, bins); with square roots for the two sizes of the average."""
-    table = np.array(own["statistics"]["participation" if name == "orthogonal" else name], dtype=float)
+    table = np.array(
+        own["statistics"]["participation" if name == "orthogonal" else name], dtype=float
+    )
     return np.sqrt(table) if name in ("orthogonal", "squared_average") else table
 
 
 def rows(own: dict[str, Any], names: Iterable[str] = COLUMNS) -> list[list[str]]:
     """The summary of one length, a row per layer: its number, and statistics of `COLUMNS` over the heads."""
     last = reliable(own) - 1
-    columns = [[cell(heads[:, last], COLUMNS[name][1]) for heads in values(own, name)] for name in names]
+    columns = [
+        [cell(heads[:, last], COLUMNS[name][1]) for heads in values(own, name)] for name in names
+    ]
     return [[str(layer), *cells] for layer, cells in enumerate(zip(*columns, strict=True))]
 
 
@@ -206,7 +235,11 @@ def statistics_figure(own: dict[str, Any], trained: int) -> Figure:
 
 def ranges_figure(own: dict[str, Any], trained: int) -> Figure:
     """Weight (top) and entropy (bottom) in ranges of distances over n, for the ranges that most long contexts reach."""
-    spans = [span for span in map(str, ranges(own["length"] - 1)) if int(span.split("_")[0]) < last_bin(own)[0]]
+    spans = [
+        span
+        for span in map(str, ranges(own["length"] - 1))
+        if int(span.split("_")[0]) < last_bin(own)[0]
+    ]
     figure, axes = panels(2 * len(spans), len(spans), TEXT / len(spans), 1.7)
     for ax, (kind, span) in zip(axes, product(("weight", "entropy"), spans), strict=True):
         if f"{kind}_{span}" not in own["statistics"]:
@@ -226,8 +259,12 @@ def heads_figure(own: dict[str, Any], trained: int) -> Figure:
     low, high = last_bin(own)
     n_layers, n_heads, _ = values(own, "entropy").shape
     figure, axes = plt.subplots(1, 2, figsize=(TEXT, 0.9 + min(7.0, 0.22 * n_layers + 0.5)))
-    for ax, name, top in zip(axes, ("entropy", "attention_sink"), (math.log(high), 1.0), strict=True):
-        picture = heat_map(ax, values(own, name)[..., reliable(own) - 1], top, n_heads <= MOST_NUMBERS)
+    for ax, name, top in zip(
+        axes, ("entropy", "attention_sink"), (math.log(high), 1.0), strict=True
+    ):
+        picture = heat_map(
+            ax, values(own, name)[..., reliable(own) - 1], top, n_heads <= MOST_NUMBERS
+        )
         figure.colorbar(picture, ax=ax)
         ax.set(title=PANELS[name], ylabel="layer", xlabel=f"head (n = {low:,} to {high:,})")
         for axis in (ax.xaxis, ax.yaxis):
@@ -243,11 +280,25 @@ def _layers(ax: Axes, own: dict[str, Any], name: str) -> None:
     for layer, (heads, colour, dash, marker) in enumerate(styles):
         known = np.isfinite(heads).any(0) & (np.arange(len(n)) < reliable(own))
         x, heads = n[known], heads[:, known]
-        ax.plot(x, np.nanmean(heads, 0), linestyle=dash, color=colour, marker=marker, label=f"layer {layer}")
-        ax.fill_between(x, np.nanmin(heads, 0), np.nanmax(heads, 0), color=colour, alpha=0.13, linewidth=0)
+        ax.plot(
+            x,
+            np.nanmean(heads, 0),
+            linestyle=dash,
+            color=colour,
+            marker=marker,
+            label=f"layer {layer}",
+        )
+        ax.fill_between(
+            x, np.nanmin(heads, 0), np.nanmax(heads, 0), color=colour, alpha=0.13, linewidth=0
+        )
     edges = own["edges"][: reliable(own)]
     ticks = edges[::-1][:: math.ceil(len(edges) / MOST_TICKS)]
-    ax.set(xscale="log", xlim=(0.9, 2.2 * edges[-1]), xticks=ticks, xticklabels=[f"{tick:,}" for tick in ticks])
+    ax.set(
+        xscale="log",
+        xlim=(0.9, 2.2 * edges[-1]),
+        xticks=ticks,
+        xticklabels=[f"{tick:,}" for tick in ticks],
+    )
     ax.xaxis.set_minor_locator(NullLocator())
 
 

@@ -58,7 +58,10 @@ class Gaussian(Evaluation):
 
     def report(self, record: dict[str, Any]) -> Report:
         """Tables for each n, the largest first, and the figure of the largest."""
-        by_name, head = record["mechanisms"], ["mechanism", *(title for title, _ in COLUMNS.values())]
+        by_name, head = (
+            record["mechanisms"],
+            ["mechanism", *(title for title, _ in COLUMNS.values())],
+        )
         longest, *_ = lengths = sorted(next(iter(by_name.values())), key=int, reverse=True)
         parts = [
             "# Attention over independent normal scores",
@@ -84,7 +87,9 @@ def named(names: Iterable[str]) -> dict[str, Mechanism]:
             made[name] = getattr(mechanisms, name)().for_layer(1, D_HEAD, 0)
         except (AttributeError, TypeError) as error:
             advice = f"choose among {', '.join(filter(_has_defaults, mechanisms.__all__))}"
-            raise UserError(f"--mechanisms {name!r} is no mechanism with default arguments: {advice}") from error
+            raise UserError(
+                f"--mechanisms {name!r} is no mechanism with default arguments: {advice}"
+            ) from error
     return made
 
 
@@ -111,9 +116,13 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
     at_once = max(1, SCORES // n)
     for first in range(0, draws, at_once):
         scores = torch.randn(min(at_once, draws - first), 1, 1, n, generator=generator)
-        logits = torch.addcmul(m, scores, scale)  # keys in the order of the text: the last is at distance 0
+        logits = torch.addcmul(
+            m, scores, scale
+        )  # keys in the order of the text: the last is at distance 0
         values = statistics(logits, torch.zeros(1, 1, dtype=torch.long), spans)
-        values |= {f"total_{span}": log_total(within(logits, span)).double().exp() for span in spans}
+        values |= {
+            f"total_{span}": log_total(within(logits, span)).double().exp() for span in spans
+        }
         for name, value in values.items():
             samples.setdefault(name, []).append(value.flatten().double())
     drawn = {name: torch.cat(parts) for name, parts in samples.items()}
@@ -137,20 +146,27 @@ def distance_functions(mechanism: Mechanism, n: int, dtype: torch.dtype) -> tupl
 
 def expected_total(mechanism: Mechanism, n: int, span: Range) -> float:
     """E Σ e^L over the distances in `span`, for a query with n keys: Σ e^{m + (a g)²/2}; NaN if it sees none."""
-    scale, m = (part[0, span.first : span.end] for part in distance_functions(mechanism, n, torch.float64))
+    scale, m = (
+        part[0, span.first : span.end] for part in distance_functions(mechanism, n, torch.float64)
+    )
     return log_total(m + scale.square() / 2).exp().item()
 
 
 def ranges_figure(by_name: dict[str, Any], n: str) -> Figure:
     """[SI]'s figures 1 and 2: the expected total weight in [t, 10t), and the entropy there, for n keys."""
-    names = {name: "sliding window" if name == "SlidingWindow" else attention_label(name) for name in by_name}
+    names = {
+        name: "sliding window" if name == "SlidingWindow" else attention_label(name)
+        for name in by_name
+    }
     styles = line_styles(list(names.values()))
     begins = [span.first for span in ranges(int(n) - 1)[1:] if span.end <= int(n)]
     figure, axes = panels(len(PANELS), len(PANELS), TEXT / len(PANELS), 2.0)
     for ax, (kind, title) in zip(axes, PANELS.items(), strict=True):
         for name, label in names.items():
             colour, marker, dash = styles[label]
-            means = np.array([by_name[name][n][f"{kind}_{t}_to_{10 * t}"]["mean"] for t in begins], dtype=float)
+            means = np.array(
+                [by_name[name][n][f"{kind}_{t}_to_{10 * t}"]["mean"] for t in begins], dtype=float
+            )
             ax.plot(begins, means, color=colour, marker=marker, linestyle=dash, label=label)
         ax.set(title=title, xlabel="t (tokens)", xscale="log")
         ax.xaxis.set_minor_locator(NullLocator())
@@ -158,7 +174,9 @@ def ranges_figure(by_name: dict[str, Any], n: str) -> Figure:
             ax.set_yscale("log")
         else:
             ax.set_ylim(bottom=0)
-    legend_below(figure, axes[0].get_lines(), 5, f"independent normal scores, a query with {int(n):,} keys")
+    legend_below(
+        figure, axes[0].get_lines(), 5, f"independent normal scores, a query with {int(n):,} keys"
+    )
     return figure
 
 

@@ -74,7 +74,9 @@ class Lengths(Evaluation):
             )
         if asked is not None and asked < self.block:
             raise UserError(f"--tokens is {asked:,} and must be at least {needed}: raise it")
-        self.tokens = min(asked or max(MOST_TOKENS, self.block), self.available) // self.block * self.block
+        self.tokens = (
+            min(asked or max(MOST_TOKENS, self.block), self.available) // self.block * self.block
+        )
         return plan | {"tokens": self.tokens}
 
     def measure(self, checkpoint: Checkpoint, data: TokenShards) -> list[dict[str, Any]]:
@@ -96,10 +98,16 @@ class Lengths(Evaluation):
             sums, pieces = dict[int, list[Floats]](), dict[int, list[Floats]]()
             for n in self.lengths:
                 rows = max(1, n_batch // n)  # sequences of n tokens in a batch
-                batches = (batch for piece in data.val_dataloader() for batch in piece.split(n).in_rows(rows))
+                batches = (
+                    batch
+                    for piece in data.val_dataloader()
+                    for batch in piece.split(n).in_rows(rows)
+                )
                 losses, counts = sums[n] = sums_by_range(checkpoint, batches, n, masked)
                 # Sums over a piece do not depend on the length of its sequences.
-                pieces[n] = [each.sum(1).reshape(-1, self.block // n).sum(1) for each in (losses, counts)]
+                pieces[n] = [
+                    each.sum(1).reshape(-1, self.block // n).sum(1) for each in (losses, counts)
+                ]
                 place = f"at {n:,}, documents {'' if masked else 'not '}masked"
                 say(f"{checkpoint.file}: {losses.sum() / counts.sum():.4f} {place}")
             trained = pieces.pop(trained_length, None)
@@ -121,12 +129,20 @@ class Lengths(Evaluation):
         return measurements
 
     def record(self, checkpoints: list[Checkpoint], measurements: list[Any]) -> dict[str, Any]:
-        record: dict[str, Any] = {"arms": group_by_seed(checkpoints), "measurements": measurements, "notes": []}
+        record: dict[str, Any] = {
+            "arms": group_by_seed(checkpoints),
+            "measurements": measurements,
+            "notes": [],
+        }
         for arm in record["arms"]:
             arm["loss"] = []
             for masked, length in product(self.settings.masking, self.lengths):
-                loss = Summary(tuple(own["total"]["loss"] for own in seeds(record, arm, length, masked)))
-                arm["loss"].append({"length": length, "masking": masked, "mean": loss.mean, "sd": loss.sd})
+                loss = Summary(
+                    tuple(own["total"]["loss"] for own in seeds(record, arm, length, masked))
+                )
+                arm["loss"].append(
+                    {"length": length, "masking": masked, "mean": loss.mean, "sd": loss.sd}
+                )
         if self.settings.tokens not in (None, self.tokens):
             record["notes"].append(
                 f"Evaluated on {self.tokens:,} tokens and not {self.settings.tokens:,}: the number must be a multiple "
@@ -134,16 +150,22 @@ class Lengths(Evaluation):
             )
         trained = {checkpoint.model.model.document_masking for checkpoint in checkpoints}
         if trained != set(self.settings.masking):
-            modes = " and ".join("with" if masked else "without" for masked in sorted(trained, reverse=True))
+            modes = " and ".join(
+                "with" if masked else "without" for masked in sorted(trained, reverse=True)
+            )
             record["notes"].append(f"The models were trained {modes} document masking.")
         return record
 
     def report(self, record: dict[str, Any]) -> Report:
-        lengths, masking, tokens = (record["settings"][name] for name in ("lengths", "masking", "tokens"))
+        lengths, masking, tokens = (
+            record["settings"][name] for name in ("lengths", "masking", "tokens")
+        )
         rows, printed, notes = [], [], record.get("notes", [])
         for arm, masked in product(record["arms"], masking):
             label, yes = arm["label"], "yes" if masked else "no"
-            cells = {f"{length:,}": _cells(seeds(record, arm, length, masked)) for length in lengths}
+            cells = {
+                f"{length:,}": _cells(seeds(record, arm, length, masked)) for length in lengths
+            }
             rows += [[literal(label), yes, length, *each] for length, each in cells.items()]
             printed.append([label, yes, *(loss for _, loss, *_ in cells.values())])
         parts = [
@@ -155,12 +177,20 @@ class Lengths(Evaluation):
             RANGES.format(length=lengths[-1]),
         ]
         for masked in masking:
-            where = "the document, documents masked" if masked else "the sequence, documents not masked"
+            where = (
+                "the document, documents masked" if masked else "the sequence, documents not masked"
+            )
             parts += [f"### Position in {where}", _range_table(record, lengths[-1], masked)]
         parts += ["## Notes", listed(notes)] if notes else []
         title = f"Loss in nats per token, by length, on {tokens:,} tokens"
-        table = Table(title, ["configuration", "documents\nmasked", *(f"{length:,}" for length in lengths)], printed)
-        return Report(table, parts, {"lengths.png": lambda: plot(record)}, [f"note: {note}" for note in notes])
+        table = Table(
+            title,
+            ["configuration", "documents\nmasked", *(f"{length:,}" for length in lengths)],
+            printed,
+        )
+        return Report(
+            table, parts, {"lengths.png": lambda: plot(record)}, [f"note: {note}" for note in notes]
+        )
 
 
 def estimate(losses: Floats, tokens: Floats) -> dict[str, Any]:
@@ -179,14 +209,18 @@ def estimate(losses: Floats, tokens: Floats) -> dict[str, Any]:
     return {"loss": mean, "standard_error": error, "tokens": int(total)}
 
 
-def sums_by_range(checkpoint: Checkpoint, batches: Iterator[Batch], length: int, masked: bool) -> list[Floats]:
+def sums_by_range(
+    checkpoint: Checkpoint, batches: Iterator[Batch], length: int, masked: bool
+) -> list[Floats]:
     """Summed losses and counted targets, (sequences, ranges) each; UserError if a batch does not fit into memory."""
     n_ranges = (length - 1).bit_length() + 1
     sums, advice = [], "set --batch_tokens to less, or --lengths to shorter ones"
     for batch in batches:
         with enough_memory(len(batch.tokens), length, checkpoint.device, advice):
             losses = token_losses(checkpoint.model, batch).cpu().double().numpy()
-        positions = batch.positions.numpy() if masked else np.broadcast_to(np.arange(length), losses.shape)
+        positions = (
+            batch.positions.numpy() if masked else np.broadcast_to(np.arange(length), losses.shape)
+        )
         ranges = np.frexp(positions.astype(np.float64))[1]  # 0 for position 0, else ⌊log2 p⌋ + 1
         index = (np.arange(len(losses))[:, None] * n_ranges + ranges).ravel()
         counted = (batch.targets != IGNORED).numpy().ravel().astype(np.float64)
@@ -201,7 +235,9 @@ def sums_by_range(checkpoint: Checkpoint, batches: Iterator[Batch], length: int,
 def token_losses(model: Any, batch: Batch) -> Tensor:
     """Cross-entropy in nats of every target, (B, T), 0 if it does not count. Logits are computed in parts."""
     decoder, device = model.model, next(model.parameters()).device
-    decoder.logits = lambda h: h  # those of many thousands of tokens, (B, T, V), would not fit into memory
+    decoder.logits = lambda h: (
+        h
+    )  # those of many thousands of tokens, (B, T, V), would not fit into memory
     try:
         hidden = decoder(batch.tokens.to(device), batch.document_ids.to(device)).flatten(0, 1)
     finally:
@@ -214,7 +250,9 @@ def token_losses(model: Any, batch: Batch) -> Tensor:
     return torch.cat(losses).view(batch.targets.shape)
 
 
-def seeds(record: dict[str, Any], arm: dict[str, Any], length: int, masked: bool) -> list[dict[str, Any]]:
+def seeds(
+    record: dict[str, Any], arm: dict[str, Any], length: int, masked: bool
+) -> list[dict[str, Any]]:
     """The measurement of each seed of an arm."""
     measurements = [own for member in arm["checkpoints"] for own in record["measurements"][member]]
     return [own for own in measurements if (own["length"], own["masking"]) == (length, masked)]
@@ -225,7 +263,13 @@ def _cells(own: list[dict[str, Any]]) -> list[str]:
     loss, change = ([seed[name] for seed in own] for name in ("total", "change"))
     bits = Summary(tuple(seed["bits_per_byte"] for seed in own))
     sizes = f"{loss[0]['tokens']:,}", f"{own[0]['sequences']:,}"
-    return [str(len(own)), *_loss_and_error(loss), *_loss_and_error(change), mean_sd(bits, 4), *sizes]
+    return [
+        str(len(own)),
+        *_loss_and_error(loss),
+        *_loss_and_error(change),
+        mean_sd(bits, 4),
+        *sizes,
+    ]
 
 
 def _range_table(record: dict[str, Any], length: int, masked: bool) -> str:
@@ -236,12 +280,17 @@ def _range_table(record: dict[str, Any], length: int, masked: bool) -> str:
             loss, error = _loss_and_error([seed["by_position"][k]["estimate"] for seed in own])
             row.append(loss if error == NONE else f"{loss} (s.e. {error})")
         rows.append(row)
-    return markdown_table(["positions", "tokens", *(literal(arm["label"]) for arm in record["arms"])], rows)
+    return markdown_table(
+        ["positions", "tokens", *(literal(arm["label"]) for arm in record["arms"])], rows
+    )
 
 
 def _loss_and_error(estimates: list[dict[str, Any] | None]) -> tuple[str, str]:
     """The loss over seeds, and the mean of their standard errors; JSON has null for a loss that is not finite."""
-    known = [own if own and own["tokens"] else {"loss": None, "standard_error": None} for own in estimates]
+    known = [
+        own if own and own["tokens"] else {"loss": None, "standard_error": None}
+        for own in estimates
+    ]
     losses = [math.nan if own["loss"] is None and "tokens" in own else own["loss"] for own in known]
     error = Summary([own["standard_error"] for own in known]).mean
     return mean_sd(Summary(losses), 4), mean_sd(Summary([error]), 4)
@@ -252,38 +301,72 @@ def plot(record: dict[str, Any]) -> Figure:
 
     Points are means over seeds, bars ± one standard deviation. What is longer than the training length is shaded.
     """
-    masking, lengths, arms = record["settings"]["masking"], record["settings"]["lengths"], record["arms"]
+    masking, lengths, arms = (
+        record["settings"]["masking"],
+        record["settings"]["lengths"],
+        record["arms"],
+    )
     size = (TEXT, 0.3 + 2.3 * len(masking) + 0.16 * len(arms))
-    figure, grid = plt.subplots(len(masking), 2, figsize=size, sharex="col", sharey="col", squeeze=False)
+    figure, grid = plt.subplots(
+        len(masking), 2, figsize=size, sharex="col", sharey="col", squeeze=False
+    )
     styles, handles = line_styles([arm["label"] for arm in arms]), []
     for number, arm in enumerate(arms):
-        look, n, shift = styles[arm["label"]], len(arm["checkpoints"]), APART ** (number - (len(arms) - 1) / 2)
+        look, n, shift = (
+            styles[arm["label"]],
+            len(arm["checkpoints"]),
+            APART ** (number - (len(arms) - 1) / 2),
+        )
         style: Any = {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
         for axes, masked in zip(grid, masking, strict=True):
-            by_length = [(own["length"], own["mean"], own["sd"]) for own in arm["loss"] if own["masking"] == masked]
+            by_length = [
+                (own["length"], own["mean"], own["sd"])
+                for own in arm["loss"]
+                if own["masking"] == masked
+            ]
             by_position = _by_position(seeds(record, arm, lengths[-1], masked))
             for ax, points in zip(axes, (by_length, by_position), strict=True):
                 x, mean, sd = np.array(points, dtype=float).T
                 ax.errorbar(x * shift, mean, sd, ecolor=(look.colour, 0.7), elinewidth=0.7, **style)
-        handles.append(Line2D([], [], **style, label=f"{arm['label']} ({n} seed{'s' if n > 1 else ''})"))
+        handles.append(
+            Line2D([], [], **style, label=f"{arm['label']} ({n} seed{'s' if n > 1 else ''})")
+        )
     trained = max(own["training_length"] for own in record["checkpoints"])
-    for ax, (masked, what) in zip(grid.flat, product(masking, ("by length", "by position")), strict=True):
+    for ax, (masked, what) in zip(
+        grid.flat, product(masking, ("by length", "by position")), strict=True
+    ):
         ax.set_xscale("log", base=2)
-        ax.set(title=f"{what}, documents {'' if masked else 'not '}masked", ylabel="loss (nats per token)")
+        ax.set(
+            title=f"{what}, documents {'' if masked else 'not '}masked",
+            ylabel="loss (nats per token)",
+        )
         ax.grid()
         shade(ax, trained * APART ** (len(arms) / 2))
     shown = lengths[::-1][:: math.ceil(len(lengths) / MOST_TICKS)]
-    grid[-1, 0].set(xlabel="sequence length (tokens)", xticks=shown, xticklabels=[f"{tick:,}" for tick in shown])
+    grid[-1, 0].set(
+        xlabel="sequence length (tokens)", xticks=shown, xticklabels=[f"{tick:,}" for tick in shown]
+    )
     grid[-1, 1].set_xlabel(f"earlier tokens that the model sees (of {lengths[-1]:,})")
     grid[-1, 1].xaxis.set_major_locator(LogLocator(2, numticks=MOST_TICKS + 1))
     grid[-1, 1].xaxis.set_major_formatter("{x:,.0f}")
     if any(len(arm["checkpoints"]) > 1 for arm in arms):
-        handles.append(Line2D([], [], color="0.4", marker="|", linestyle="", label="± standard deviation over seeds"))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color="0.4",
+                marker="|",
+                linestyle="",
+                label="± standard deviation over seeds",
+            )
+        )
     legend_below(figure, [*handles, SHADED])
     return figure
 
 
-def _by_position(measurements: list[dict[str, Any]]) -> list[tuple[float, float | None, float | None]]:
+def _by_position(
+    measurements: list[dict[str, Any]],
+) -> list[tuple[float, float | None, float | None]]:
     """(Middle, mean, standard deviation) of the loss in ranges with tokens, from `FIRST_SHOWN` on."""
     ranges = list(zip(*(own["by_position"] for own in measurements), strict=True))
     full = [each for each in ranges if each[0]["estimate"]["tokens"]]

@@ -73,11 +73,20 @@ class Needle(Evaluation):
         arms, settings = record["arms"], record["settings"]
         n_depths, n_samples = len(settings["depths"]), settings["n_samples"]
 
-        def rows(cell: Callable[[dict[str, Any]], str], shown: Callable[[str], str] = literal) -> list[list[str]]:
+        def rows(
+            cell: Callable[[dict[str, Any]], str], shown: Callable[[str], str] = literal
+        ) -> list[list[str]]:
             """A row for each arm, a cell for each length."""
-            return [[shown(arm["label"]), str(len(arm["checkpoints"])), *map(cell, arm["lengths"])] for arm in arms]
+            return [
+                [shown(arm["label"]), str(len(arm["checkpoints"])), *map(cell, arm["lengths"])]
+                for arm in arms
+            ]
 
-        head = ["configuration", "seeds", *(f"{length_name(record, n)}\ntokens" for n in settings["lengths"])]
+        head = [
+            "configuration",
+            "seeds",
+            *(f"{length_name(record, n)}\ntokens" for n in settings["lengths"]),
+        ]
         parts = [
             "# Needle in a haystack",
             "![accuracy by depth and length](needle.png)",
@@ -97,7 +106,9 @@ def depths(n: int) -> list[float]:
     return [i / (n - 1) for i in range(n)] if n > 1 else [0.5]
 
 
-def measure(model: LanguageModel, haystack: Haystack, length: int, settings: NeedleSettings) -> dict[str, Any]:
+def measure(
+    model: LanguageModel, haystack: Haystack, length: int, settings: NeedleSettings
+) -> dict[str, Any]:
     """Score samples of `length` tokens at each depth.
 
     Sample j at depth number i depends only on the seed, the length, i and j. So all models with one tokenizer get the
@@ -108,17 +119,34 @@ def measure(model: LanguageModel, haystack: Haystack, length: int, settings: Nee
     end of a sentence nearby. UserError if a forward pass does not fit into the device's memory.
     """
     asked, n_samples = depths(settings.n_depths), settings.n_samples
-    places, at_once = list(product(range(len(asked)), range(n_samples))), max(1, BATCH_TOKENS // length)
-    scores: list[tuple[float, bool, float, int]] = []  # depth, match, log-likelihood, tokens of the answer
+    places, at_once = (
+        list(product(range(len(asked)), range(n_samples))),
+        max(1, BATCH_TOKENS // length),
+    )
+    scores: list[
+        tuple[float, bool, float, int]
+    ] = []  # depth, match, log-likelihood, tokens of the answer
     for first in range(0, len(places), at_once):
         samples = [
-            haystack.sample(length, asked[i], generator(settings.seed, EVALUATION, length, (i << 32) + j), True)
+            haystack.sample(
+                length, asked[i], generator(settings.seed, EVALUATION, length, (i << 32) + j), True
+            )
             for i, j in places[first : first + at_once]
         ]
         matches, values = (each.tolist() for each in score(model, samples))
-        scores += zip((own.depth for own in samples), matches, values, (own.n_answer for own in samples), strict=True)
-    depth, match, log_likelihood, n_answer = np.array(scores).reshape(len(asked), n_samples, 4).transpose(2, 0, 1)
-    by_depth = zip(asked, depth.mean(1), match.sum(1), log_likelihood.sum(1) / n_answer.sum(1), strict=True)
+        scores += zip(
+            (own.depth for own in samples),
+            matches,
+            values,
+            (own.n_answer for own in samples),
+            strict=True,
+        )
+    depth, match, log_likelihood, n_answer = (
+        np.array(scores).reshape(len(asked), n_samples, 4).transpose(2, 0, 1)
+    )
+    by_depth = zip(
+        asked, depth.mean(1), match.sum(1), log_likelihood.sum(1) / n_answer.sum(1), strict=True
+    )
     return {
         "length": length,
         "accuracy": float(match.mean()),
@@ -150,7 +178,9 @@ def score(model: LanguageModel, samples: Sequence[Sample]) -> tuple[Tensor, Tens
 
 def over_seeds(seeds: tuple[dict[str, Any], ...], n: int) -> dict[str, Any]:
     """An arm's means at one length, from the scores of each seed on the same `n` samples."""
-    accuracy, nats = (np.array([own[name] for own in seeds]) for name in ("accuracy", "nats_per_token"))
+    accuracy, nats = (
+        np.array([own[name] for own in seeds]) for name in ("accuracy", "nats_per_token")
+    )
     mean, sd = float(accuracy.mean()), float(accuracy.std(ddof=1)) if len(seeds) > 1 else None
     return {"length": seeds[0]["length"], "accuracy": mean, "accuracy_sd": sd, "interval_95": wilson(mean, n),
             "nats_per_token": float(nats.mean())}  # fmt: skip
@@ -175,13 +205,20 @@ def _nats(own: dict[str, Any]) -> str:
 
 def plot(record: dict[str, Any]) -> Figure:
     """Heat maps of the accuracy, a panel for each arm: the first depth on top, the shortest length on the left."""
-    arms, lengths, depths = record["arms"], record["settings"]["lengths"], record["settings"]["depths"]
+    arms, lengths, depths = (
+        record["arms"],
+        record["settings"]["lengths"],
+        record["settings"]["depths"],
+    )
     columns = min(len(arms), COLUMNS)
     figure, axes = panels(len(arms), columns, TEXT / columns, 0.5 + 0.16 * max(5, len(depths)))
     shown = range(0, len(lengths), max(1, round(len(lengths) / MOST_TICKS)))
     for number, (ax, arm) in enumerate(zip(axes, arms, strict=True)):
         seeds = [record["measurements"][member] for member in arm["checkpoints"]]
-        shares = [[[at["matches"] / at["samples"] for at in own["by_depth"]] for own in seed] for seed in seeds]
+        shares = [
+            [[at["matches"] / at["samples"] for at in own["by_depth"]] for own in seed]
+            for seed in seeds
+        ]
         mean = np.mean(shares, axis=0)  # of (seeds, lengths, depths)
         picture = heat_map(ax, mean.T, 1.0, numbers=columns * len(lengths) <= MOST_CELLS)
         n_seeds = f" ({len(seeds)}\N{NO-BREAK SPACE}seeds)" if len(seeds) > 1 else ""
@@ -190,11 +227,21 @@ def plot(record: dict[str, Any]) -> Figure:
         ax.set_yticks(range(len(depths)), [f"{100 * depth:.0f}" for depth in depths])
         ax.grid(False)
         ax.spines[:].set_visible(False)
-        is_first, is_lowest = number % columns == 0, number + columns >= len(arms)  # in its row; in its column
+        is_first, is_lowest = (
+            number % columns == 0,
+            number + columns >= len(arms),
+        )  # in its row; in its column
         ax.tick_params(length=0, labelleft=is_first, labelbottom=is_lowest)
     figure.supxlabel("length (tokens)", fontsize=8)
     figure.supylabel("depth of the needle (% of the text)", fontsize=8)
-    figure.colorbar(picture, ax=axes, label="exact-match accuracy", ticks=np.linspace(0, 1, 6), pad=0.02, aspect=30)
+    figure.colorbar(
+        picture,
+        ax=axes,
+        label="exact-match accuracy",
+        ticks=np.linspace(0, 1, 6),
+        pad=0.02,
+        aspect=30,
+    )
     return figure
 
 

@@ -14,7 +14,13 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from anlit.analysis.comparison import refuse_other_report
-from anlit.checkpoints.loading import Checkpoint, describe, device_name, find_device, load_checkpoint
+from anlit.checkpoints.loading import (
+    Checkpoint,
+    describe,
+    device_name,
+    find_device,
+    load_checkpoint,
+)
 from anlit.checkpoints.location import find_checkpoint
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
@@ -90,7 +96,9 @@ class Evaluation:
         }
 
 
-def load_checkpoints(paths: Sequence[str], data_path: str | None) -> tuple[list[Checkpoint], TokenShards]:
+def load_checkpoints(
+    paths: Sequence[str], data_path: str | None
+) -> tuple[list[Checkpoint], TokenShards]:
     """Load each checkpoint and its data once, so that faults are found before anything is measured.
 
     Returns the checkpoints, with their models on the meta device, and the data of the first. Raises UserError if a
@@ -117,7 +125,9 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
     Runs that differ only in their seed are one arm, also if each was fine-tuned from other weights. best.ckpt and
     last.ckpt of a run are different arms. A file outside a run folder is an arm of its own. Labels are unique.
     """
-    groups = group_runs([load_run(run) for run in dict.fromkeys(own.run for own in checkpoints) if run is not None])
+    groups = group_runs(
+        [load_run(run) for run in dict.fromkeys(own.run for own in checkpoints) if run is not None]
+    )
     labels = {run.folder.resolve(): group.label for group in groups for run in group.runs}
     arms: dict[tuple[str, str], list[int]] = {}  # label and file → indices
     for index, own in enumerate(checkpoints):
@@ -147,7 +157,13 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command
         record = read_json(paths[0], {}, f"give the {name}.json of an evaluation")
     else:
         # Before measuring, because the environment has the load of the machine.
-        header = {"command": command, **environment(), "device": None, "checkpoints": [], "data": None}
+        header = {
+            "command": command,
+            **environment(),
+            "device": None,
+            "checkpoints": [],
+            "data": None,
+        }
         record = jsonable(header | evaluation.measured(paths), evaluation.digits)
         with writing(folder):
             write_json(folder / f"{name}.json", record, indent=None)
@@ -156,30 +172,42 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         if not is_shown_again:
             raise
-        raise UserError(f"{paths[0]} is no record of this evaluation ({error!r}): give its {name}.json") from error
+        raise UserError(
+            f"{paths[0]} is no record of this evaluation ({error!r}): give its {name}.json"
+        ) from error
     screen = console()
     for part in (report.table, *report.notes):
         screen.print(part)
     with writing(folder), style(8), rc_context({"lines.linewidth": 1.2, "lines.markersize": 3.5}):
         for file, draw in report.figures.items():
             save(draw(), folder / file)
-        page = write_page(folder, evaluation.page, [*report.parts, "## Where the numbers come from", sources])
+        page = write_page(
+            folder, evaluation.page, [*report.parts, "## Where the numbers come from", sources]
+        )
     screen.print(f"Report: {page}", soft_wrap=True)
 
 
 def _provenance(record: dict[str, Any]) -> str:
     """Command, commit, hardware, versions, data and checkpoints of a record, as a list in Markdown."""
     git, data = record["git"], record["data"]
-    commit = (git["commit"] + (" (with changes)" if git["dirty"] else "")) if git else "not recorded"
+    commit = (
+        (git["commit"] + (" (with changes)" if git["dirty"] else "")) if git else "not recorded"
+    )
     machine = f"{record['hardware']['cpu']}, {record['hardware']['cores']} cores; device {record['device']}"
     lines = [
         f"command: {code(record['command'])}",
         f"commit: {commit}, {record['when']}",
         f"hardware: {literal(machine)}",
-        "versions: " + ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+        "versions: "
+        + ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
     ]
     if data:
         content = str(data["content_sha256"])[:12]
-        lines.append(f"data: {literal(str(data['corpus']))}, {code(str(data['path']))}, content {content}")
-    lines += [f"{literal(own['label'])}: {code(own['file'])}, step {own['step']:,}" for own in record["checkpoints"]]
+        lines.append(
+            f"data: {literal(str(data['corpus']))}, {code(str(data['path']))}, content {content}"
+        )
+    lines += [
+        f"{literal(own['label'])}: {code(own['file'])}, step {own['step']:,}"
+        for own in record["checkpoints"]
+    ]
     return "\n".join(f"- {line}" for line in lines)

@@ -4,7 +4,17 @@ from dataclasses import dataclass
 
 MULTIPLES = (1, 4, 16)  # of the training length: the default lengths of `lengths` and `needle`
 MOST_TOKENS = 1 << 20
-NORMAL_LENGTHS = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)  # keys of independent normal scores
+NORMAL_LENGTHS = (
+    10,
+    30,
+    100,
+    300,
+    1_000,
+    3_000,
+    10_000,
+    30_000,
+    100_000,
+)  # keys of independent normal scores
 
 
 @dataclass(frozen=True)
@@ -42,4 +52,6 @@ class DiagnoseSettings(Settings):
 
     lengths: tuple[int, ...] | None = (256, 1024, 4096)
     tokens: int = 16_384  # read at each length, rounded up to a complete sequence
-    masking: bool | None = None  # whether tokens attend only within their document; None: as in training
+    masking: bool | None = (
+        None  # whether tokens attend only within their document; None: as in training
+    )

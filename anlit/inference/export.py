@@ -14,7 +14,11 @@ from anlit.reporting.files import write_json, writing
 
 
 def export_model(
-    checkpoint: str, output: str, form: str = "safetensors", folded: bool = False, tokenizer: str | None = None
+    checkpoint: str,
+    output: str,
+    form: str = "safetensors",
+    folded: bool = False,
+    tokenizer: str | None = None,
 ) -> Path:
     """Write the model of `checkpoint` into the folder `output`; returns the folder.
 
@@ -49,17 +53,23 @@ def new_folder(output: str) -> Path:
     return folder
 
 
-def _write_safetensors(loaded: Checkpoint, folder: Path, text: CheckpointTokenizer | None, folded: bool) -> None:
+def _write_safetensors(
+    loaded: Checkpoint, folder: Path, text: CheckpointTokenizer | None, folded: bool
+) -> None:
     content = read_checkpoint(loaded.file)
     if folded:
         weights = fold(loaded.model.model).state_dict()
         content["state_dict"] = {PREFIX + name: tensor for name, tensor in weights.items()}
         content["anlit"] = content["anlit"] | {"architecture": FOLDED[loaded.architecture].__name__}
-    separators = {"end_of_document": text.ending.token, "document_token_at": text.ending.at} if text else {}
+    separators = (
+        {"end_of_document": text.ending.token, "document_token_at": text.ending.at} if text else {}
+    )
     write_exported(content, loaded.settings, folder, text.content if text else None, separators)
 
 
-def write_huggingface(checkpoint: Checkpoint, folder: Path, text: CheckpointTokenizer | None) -> None:
+def write_huggingface(
+    checkpoint: Checkpoint, folder: Path, text: CheckpointTokenizer | None
+) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
     GPT+ is written in an architecture of transformers that is exactly the same, first that which it was imported from.
@@ -67,14 +77,23 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path, text: CheckpointToke
     `trust_remote_code=True`. UserError if the code does not support one of the model's settings.
     """
     decoder, length = checkpoint.model.model, checkpoint.training_length
-    family = builtin_models.family_of(decoder, checkpoint.family) if checkpoint.architecture == "GPT" else None
+    family = (
+        builtin_models.family_of(decoder, checkpoint.family)
+        if checkpoint.architecture == "GPT"
+        else None
+    )
     if family is not None:
-        record, weights = builtin_models.configuration(decoder, length, family), builtin_models.weights(decoder)
+        record, weights = (
+            builtin_models.configuration(decoder, length, family),
+            builtin_models.weights(decoder),
+        )
     else:
         record, weights = custom_code.exported(checkpoint)
     end = text.ending.token if text else None
     special = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
-    write_folder(folder, weights, {**record, **special, "dtype": "float32"}, text.content if text else None)
+    write_folder(
+        folder, weights, {**record, **special, "dtype": "float32"}, text.content if text else None
+    )
     if family is None:
         shutil.copyfile(custom_code.CODE, folder / custom_code.CODE.name)
     write_json(folder / "generation_config.json", {**special, "do_sample": False})

@@ -76,9 +76,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"--temperature {self.temperature:g} must be 0 (the most probable token) or a number above")
+            raise UserError(
+                f"--temperature {self.temperature:g} must be 0 (the most probable token) or a number above"
+            )
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"--top_p {self.top_p:g} must be a probability in (0, 1]: leave it out to draw among all")
+            raise UserError(
+                f"--top_p {self.top_p:g} must be a probability in (0, 1]: leave it out to draw among all"
+            )
 
     def uniforms(self, sample: int, n: int) -> Tensor:
         """(n,) float64 random numbers in [0, 1) for the tokens of continuation number `sample` of any prompt.
@@ -101,7 +105,9 @@ class Sampling:
         if self.top_p is not None:  # a token stays if those before it do not make up p
             probabilities = probabilities.where(cumulative - probabilities < self.top_p, 0.0)
             cumulative = probabilities.cumsum(-1)
-        index = torch.searchsorted(cumulative, uniform[:, None].to(cumulative) * cumulative[:, -1:], right=True)
+        index = torch.searchsorted(
+            cumulative, uniform[:, None].to(cumulative) * cumulative[:, -1:], right=True
+        )
         last = (probabilities > 0).sum(-1, keepdim=True) - 1
         return tokens.gather(-1, torch.minimum(index, last))[:, 0]
 
@@ -135,10 +141,16 @@ def generate(
     continuations = [Continuation() for _ in requests]
     for numbers in _batches(decoder, requests, max_tokens, batch_size):
         batch = _Batch(decoder, [requests[number].prompt for number in numbers], max_tokens, ending)
-        uniforms = torch.stack([sampling.uniforms(requests[number].sample, max_tokens) for number in numbers])
+        uniforms = torch.stack(
+            [sampling.uniforms(requests[number].sample, max_tokens) for number in numbers]
+        )
         for step in range(max_tokens):
-            tokens = sampling.draw(finite(batch.logits[:, :n_allowed]), uniforms[:, step].to(batch.logits.device))
-            chances = batch.logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
+            tokens = sampling.draw(
+                finite(batch.logits[:, :n_allowed]), uniforms[:, step].to(batch.logits.device)
+            )
+            chances = (
+                batch.logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
+            )
             for number, token, chance in zip(numbers, tokens.tolist(), chances, strict=True):
                 continuation = continuations[number]
                 if continuation.finish is not None:
@@ -191,18 +203,26 @@ def _batches(
 class _Batch:
     """Rows that are continued together: their cache, and the logits of the next token, (B, V)."""
 
-    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int, ending: Ending) -> None:
+    def __init__(
+        self, decoder: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int, ending: Ending
+    ) -> None:
         self.decoder = decoder
         device = decoder.embedding.weight.device
         width = max(map(len, prompts))
         padding = [width - len(prompt) for prompt in prompts]
-        rows = np.stack([np.pad([*prompt, -1], (n, 0)) for prompt, n in zip(prompts, padding, strict=True)])
+        rows = np.stack(
+            [np.pad([*prompt, -1], (n, 0)) for prompt, n in zip(prompts, padding, strict=True)]
+        )
         ids = np.zeros_like(rows)  # the last is that of the continuation
         if ending.token is not None:
             for own, row, n in zip(ids, rows, padding, strict=True):
                 own[n:] = document_ids(row[None, n:], ending.token, ending.at)
-        self.ids = torch.from_numpy(ids).to(device) if ids.any() else None  # None: a document per row
-        self.cache = KeyValueCache(width + max_tokens, torch.tensor(padding, device=device) if any(padding) else None)
+        self.ids = (
+            torch.from_numpy(ids).to(device) if ids.any() else None
+        )  # None: a document per row
+        self.cache = KeyValueCache(
+            width + max_tokens, torch.tensor(padding, device=device) if any(padding) else None
+        )
         self.read(torch.from_numpy(rows[:, :-1]).to(device), slice(-1))
 
     def read(self, tokens: Tensor, columns: slice = slice(-1, None)) -> None:
@@ -216,5 +236,7 @@ class _Batch:
 def finite(logits: Tensor) -> Tensor:
     """The logits; raise UserError if one is NaN or infinite."""
     if not logits.isfinite().all():
-        raise UserError("the model's logits are not finite, so its weights are damaged: choose another checkpoint")
+        raise UserError(
+            "the model's logits are not finite, so its weights are damaged: choose another checkpoint"
+        )
     return logits

@@ -88,14 +88,21 @@ class _Sequence:
         self.row = np.array([*before, *tokens])
         separator = -1 if ending.token is None else ending.token
         self.ids = document_ids(self.row[None], separator, ending.at)[0]
-        self.offset, self.left = len(before), len(self.row) - 1  # of the row against the tokens; inputs to score
+        self.offset, self.left = (
+            len(before),
+            len(self.row) - 1,
+        )  # of the row against the tokens; inputs to score
         rank, n_context = np.zeros((2, len(tokens)), np.int32)
-        self.scores = Scores(self.row[self.offset :], np.full(len(tokens), np.nan, np.float32), rank, n_context)
+        self.scores = Scores(
+            self.row[self.offset :], np.full(len(tokens), np.nan, np.float32), rank, n_context
+        )
 
     def note(self, window: Window, log_likelihood: np.ndarray, rank: np.ndarray) -> None:
         scored = slice(window.first + 1 - self.offset, window.end + 1 - self.offset)
         self.scores.log_likelihood[scored], self.scores.rank[scored] = log_likelihood, rank
-        self.scores.n_context[scored] = np.arange(scored.start, scored.stop) - max(0, window.begin - self.offset)
+        self.scores.n_context[scored] = np.arange(scored.start, scored.stop) - max(
+            0, window.begin - self.offset
+        )
         self.left -= window.end - window.first
 
 
@@ -148,11 +155,20 @@ def _read(decoder: Decoder, batch: list[tuple[_Sequence, Window]], width: int | 
     tokens = _stack([sequence.row[window.begin : window.end] for sequence, window in batch], width)
     ids = _stack([sequence.ids[window.begin : window.end] for sequence, window in batch], width)
     n_logits = width - min(window.first - window.begin for _, window in batch)
-    skipped, device = width - n_logits, decoder.embedding.weight.device  # inputs before the first logits
-    targets = [sequence.row[window.begin + skipped + 1 : window.end + 1] for sequence, window in batch]
-    index = _stack(targets, n_logits).to(device)[..., None]  # padding gives scores that are not read
+    skipped, device = (
+        width - n_logits,
+        decoder.embedding.weight.device,
+    )  # inputs before the first logits
+    targets = [
+        sequence.row[window.begin + skipped + 1 : window.end + 1] for sequence, window in batch
+    ]
+    index = _stack(targets, n_logits).to(device)[
+        ..., None
+    ]  # padding gives scores that are not read
     with enough_memory(len(batch), width, device, "set a smaller --batch_size or --length"):
-        logits = decoder(tokens.to(device), ids.to(device) if ids.any() else None, n_logits=n_logits).float()
+        logits = decoder(
+            tokens.to(device), ids.to(device) if ids.any() else None, n_logits=n_logits
+        ).float()
         of_targets = finite(logits.gather(-1, index))
         log_likelihood = (of_targets - logits.logsumexp(-1, keepdim=True))[..., 0].cpu().numpy()
         rank = ((logits > of_targets).sum(-1) + 1).cpu().numpy()
@@ -164,7 +180,9 @@ def _read(decoder: Decoder, batch: list[tuple[_Sequence, Window]], width: int | 
 
 def _stack(rows: list[np.ndarray], width: int) -> Tensor:
     """(B, width) int64. Rows are padded with their last number, so that padding is no other document."""
-    return torch.from_numpy(np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in rows]))
+    return torch.from_numpy(
+        np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in rows])
+    )
 
 
 def write_table(
@@ -180,7 +198,9 @@ def write_table(
             file, and the record in it. UserError if the file cannot be written.
     """
     if path.is_dir():
-        raise UserError(f"--output {path} is a folder: give the name of a file, such as {path}/scores.parquet")
+        raise UserError(
+            f"--output {path} is a folder: give the name of a file, such as {path}/scores.parquet"
+        )
     if path.suffix != ".parquet":
         raise UserError(f"--output {path} would hold parquet: give a name that ends in .parquet")
     schema = SCHEMA.with_metadata({"anlit": json.dumps(record)})
@@ -188,7 +208,10 @@ def write_table(
     n_waiting = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+        with (
+            replacing(path) as partial,
+            pq.ParquetWriter(partial, schema, compression="zstd") as writer,
+        ):
             for number, (scores, text, ranges, source) in enumerate(documents):
                 n = len(scores.tokens)
                 columns = {
@@ -211,14 +234,18 @@ def write_table(
             if waiting:
                 writer.write_table(pa.concat_tables(waiting))
     except OSError as error:
-        raise UserError(f"--output {path} cannot be written ({error.strerror or error}): name another") from error
+        raise UserError(
+            f"--output {path} cannot be written ({error.strerror or error}): name another"
+        ) from error
 
 
 def _pieces(text: str, ranges: np.ndarray) -> list[str]:
     """The text, cut after the last character that each token completes: the next token may begin within one."""
     content = text.encode()
     ends = np.maximum.accumulate(np.minimum(ranges[:-1, 1], ranges[1:, 0]))
-    return [content[begin:end].decode() for begin, end in pairwise([0, *ends.tolist(), len(content)])]
+    return [
+        content[begin:end].decode() for begin, end in pairwise([0, *ends.tolist(), len(content)])
+    ]
 
 
 def byte_ranges(text: str, characters: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -38,7 +38,10 @@ class CheckpointTokenizer:
 
         Alone they would lose the space before them where it is in their first token, as with Llama's tokenizer.
         """
-        begun, whole = (self.tokenizer.decode([*ids], skip_special_tokens=True) for ids in (prompt, [*prompt, *tokens]))
+        begun, whole = (
+            self.tokenizer.decode([*ids], skip_special_tokens=True)
+            for ids in (prompt, [*prompt, *tokens])
+        )
         return whole[len(commonprefix([begun, whole])) :]  # noqa: RUF071  of characters
 
     def prompt(self, text: str, checkpoint: Checkpoint) -> list[int]:
@@ -57,7 +60,9 @@ class CheckpointTokenizer:
         first = self._first(checkpoint)
         if len(first) > 1:
             what = f"the tokenizer puts {len(first)} tokens in front of a text, and a text is scored after one"
-            raise UserError(f"{what}: set --tokenizer to a tokenizer.json whose post_processor has one")
+            raise UserError(
+                f"{what}: set --tokenizer to a tokenizer.json whose post_processor has one"
+            )
         return Ending(first[0], "start") if first else self.ending
 
     def _first(self, checkpoint: Checkpoint) -> list[int]:
@@ -97,7 +102,9 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointT
     if type(end) is not int or not 0 <= end < vocabulary:
         end = parsed.token_to_id(END_OF_DOCUMENT)
     return CheckpointTokenizer(
-        parsed, content, Ending(end, "start" if record.get("document_token_at") == "start" else "end")
+        parsed,
+        content,
+        Ending(end, "start" if record.get("document_token_at") == "start" else "end"),
     )
 
 
@@ -109,14 +116,18 @@ def _named(tokenizer: str) -> tuple[bytes, str]:
     try:
         return read_bytes(path), path
     except OSError as error:
-        raise UserError(f"There is no tokenizer at {path}: set --tokenizer to the path of a tokenizer.json") from error
+        raise UserError(
+            f"There is no tokenizer at {path}: set --tokenizer to the path of a tokenizer.json"
+        ) from error
 
 
 def _find(checkpoint: Checkpoint) -> tuple[bytes, str]:
     """The content of tokenizer.json in the run folder, the exported one or that of the data, and its path."""
     file, data = checkpoint.file, str((checkpoint.trained_on or {}).get("path") or "")
     folders = [str(file if is_exported(file) else checkpoint.run or ""), data]
-    folders = [folder for folder in folders if folder and not is_remote(folder)]  # no file may make us read an address
+    folders = [
+        folder for folder in folders if folder and not is_remote(folder)
+    ]  # no file may make us read an address
     for folder in folders:
         path = f"{folder}/{TOKENIZER}"
         with suppress(OSError):

@@ -45,7 +45,9 @@ class Normalise(torch.autograd.Function):
             along, scaled = (product @ gain)[..., None], upstream * gain
             dgain = (product.flatten(0, -2).mT @ inverse.flatten()).mul_(ctx.factor)
         # (along · inverse) · inverse and not along · inverse²: where x is 0 the inverse is near the largest float.
-        dx = torch.addcmul(scaled, x, along.mul_(inverse).mul_(inverse), value=-1).mul_(inverse * ctx.factor)
+        dx = torch.addcmul(scaled, x, along.mul_(inverse).mul_(inverse), value=-1).mul_(
+            inverse * ctx.factor
+        )
         return dx, dgain, None, None
 
 

@@ -47,7 +47,13 @@ def linear_cross_entropy(
         wants_gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         rows, targets = x.flatten(0, -2), targets.flatten()
         return _LinearCrossEntropy.apply(
-            rows, weight, targets, z_loss, dtype, wants_gradients, _compiled_chunk() if compiled else _chunk
+            rows,
+            weight,
+            targets,
+            z_loss,
+            dtype,
+            wants_gradients,
+            _compiled_chunk() if compiled else _chunk,
         )
 
 
@@ -66,7 +72,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         size = chunk_size(x.device.type, weight.shape[0], weight.shape[1], x.shape[0])
         for first in range(0, x.shape[0], size):
             rows, row_targets = x[first : first + size].to(dtype), targets[first : first + size]
-            losses, squares, gradient = chunk(rows @ narrow.mT, row_targets, n_counted, z_loss, wants_gradients)
+            losses, squares, gradient = chunk(
+                rows @ narrow.mT, row_targets, n_counted, z_loss, wants_gradients
+            )
             total += losses
             penalty += squares
             if gradient is not None:
@@ -121,7 +129,9 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a b, the sum over chunks in the precision of `total`."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
-    elif total.device.type == "cuda":  # elsewhere torch has no such product; here it saves a pass over `total`
+    elif (
+        total.device.type == "cuda"
+    ):  # elsewhere torch has no such product; here it saves a pass over `total`
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         total += a @ b

@@ -38,7 +38,9 @@ class Float8Product:
             raise UserError(f"runtime.float8={recipe} needs torchao ({error}): {fix}") from error
         self.config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
         with torch.device("meta"):  # only to derive the settings of the three products
-            example = Float8Linear.from_float(nn.Linear(MULTIPLE, MULTIPLE, bias=False), self.config)
+            example = Float8Linear.from_float(
+                nn.Linear(MULTIPLE, MULTIPLE, bias=False), self.config
+            )
         self.products, self.multiply = example.linear_mm_config, matmul_with_hp_or_float8_args.apply
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -36,7 +36,9 @@ class ScaledLinear(nn.Linear):
     def __init__(self, d_in: int, d_out: int, factor: float = 1.0) -> None:
         super().__init__(d_in, d_out, bias=False)
         self.factor = factor
-        self.product: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.linear  # see `anlit.layers.float8`
+        self.product: Callable[[Tensor, Tensor], Tensor] = (
+            torch.nn.functional.linear
+        )  # see `anlit.layers.float8`
 
     def reset_parameters(self) -> None:
         """Draws nothing, so that other modules of a model do not change the initial values of its matrices."""
@@ -64,7 +66,10 @@ def fused_linear(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None]
 
     `scales` are for each map its vector over the outputs, (d_out,) or None; empty if no map has one.
     """
-    weights = [linear.scaled(scale) for linear, scale in zip(maps, scales or [None] * len(maps), strict=True)]
+    weights = [
+        linear.scaled(scale)
+        for linear, scale in zip(maps, scales or [None] * len(maps), strict=True)
+    ]
     if x.numel() < x.shape[-1] ** 2:
         return torch.cat([maps[0].product(x, weight) for weight in weights], dim=-1)
     return maps[0].product(x, torch.cat(weights))

@@ -86,7 +86,9 @@ def nu_activation(sigma: float) -> float:
         silu = z / (1 + math.exp(-z)) if z > -700 else 0.0
         return silu * silu * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
-    mean_square, _ = integrate.quad(density, -40.0, 40.0, points=[0.0], limit=200, epsabs=1e-14, epsrel=1e-12)
+    mean_square, _ = integrate.quad(
+        density, -40.0, 40.0, points=[0.0], limit=200, epsabs=1e-14, epsrel=1e-12
+    )
     return 1 / math.sqrt(mean_square)
 
 

@@ -52,13 +52,20 @@ class Positions(nn.Module):
         key = (d_head, length, like.device, like.dtype == torch.float64)
         if getattr(self, "_key", None) != key:
             with torch.inference_mode(False):
-                angles = torch.outer(torch.arange(length, dtype=torch.float64), self.frequencies(d_head, length))
+                angles = torch.outer(
+                    torch.arange(length, dtype=torch.float64), self.frequencies(d_head, length)
+                )
                 dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-                cos, sin = ((self.scale * part).to(like.device, dtype) for part in (angles.cos(), angles.sin()))
+                cos, sin = (
+                    (self.scale * part).to(like.device, dtype)
+                    for part in (angles.cos(), angles.sin())
+                )
             self._key, self._tables = key, (cos, sin)
         return self._tables
 
-    def rotation(self, d_head: int, length: int, index: Tensor | None, like: Tensor) -> Rotation | None:
+    def rotation(
+        self, d_head: int, length: int, index: Tensor | None, like: Tensor
+    ) -> Rotation | None:
         """The rotation of a batch's queries and keys, for all layers with these positions; None for no rotation.
 
         `length` is that of the whole sequence. `index`, (B or 1, T) integers, is each token's position in its document;
@@ -85,7 +92,9 @@ def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
     first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(
+        x.dtype
+    )
     return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
 
 
@@ -121,7 +130,9 @@ class RoPE(Positions):
 
 def _checked_base(positions: Positions, base: float) -> float:
     if not 1 < base < math.inf:
-        raise ValueError(f"{type(positions).__name__}'s base must be more than 1 and finite, not {base:g}")
+        raise ValueError(
+            f"{type(positions).__name__}'s base must be more than 1 and finite, not {base:g}"
+        )
     return base
 
 
@@ -148,7 +159,9 @@ class DynamicNTK(RoPE):
 
     fewest = 4
 
-    def __init__(self, fraction: float = 0.5, base: float = 10_000.0, training_length: int | None = None) -> None:
+    def __init__(
+        self, fraction: float = 0.5, base: float = 10_000.0, training_length: int | None = None
+    ) -> None:
         super().__init__(fraction, base)
         self.training_length = training_length
         _check_stretch(self)
@@ -206,7 +219,9 @@ class Llama3RoPE(RoPE):
     def frequencies(self, d_head: int, length: int) -> Tensor:
         fast = super().frequencies(d_head, length)
         turns = self.training_length * fast / (2 * math.pi)
-        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        kept = (
+            (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        ).clamp(0, 1)
         return kept * fast + (1 - kept) * fast / self.factor
 
 
@@ -231,7 +246,11 @@ class YaRN(RoPE):
         beta_slow: float = 1.0, truncate: bool = True, **rope: Any,
     ) -> None:  # fmt: skip
         super().__init__(**rope)
-        self.factor, self.training_length, self.attention_factor = factor, training_length, attention_factor
+        self.factor, self.training_length, self.attention_factor = (
+            factor,
+            training_length,
+            attention_factor,
+        )
         self.beta_fast, self.beta_slow, self.truncate = beta_fast, beta_slow, truncate
         _check_stretch(self, "beta_slow", "beta_fast")
         if attention_factor is not None and attention_factor <= 0:
@@ -239,7 +258,11 @@ class YaRN(RoPE):
 
     @property
     def scale(self) -> float:
-        return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
+        return (
+            0.1 * math.log(self.factor) + 1
+            if self.attention_factor is None
+            else self.attention_factor
+        )
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
         fast = super().frequencies(d_head, length)
@@ -264,7 +287,9 @@ def _check_stretch(positions: Any, low: str = "", high: str = "") -> None:
         if value is not None and not 1 <= value < math.inf:
             raise ValueError(f"{kind}'s {name} must be at least 1, not {value:g}")
     if low and not 0 < (least := getattr(positions, low)) < (most := getattr(positions, high)):
-        raise ValueError(f"{kind}'s {low} must be positive and less than {high}, not {least:g} and {most:g}")
+        raise ValueError(
+            f"{kind}'s {low} must be positive and less than {high}, not {least:g} and {most:g}"
+        )
 
 
 class PRoPE(Positions):
@@ -293,7 +318,9 @@ class PRoPE(Positions):
 class NoPE(Positions):
     """No positions: order enters through the causal mask alone (arXiv 2305.19466)."""
 
-    def rotation(self, d_head: int, length: int, index: Tensor | None, like: Tensor) -> Rotation | None:
+    def rotation(
+        self, d_head: int, length: int, index: Tensor | None, like: Tensor
+    ) -> Rotation | None:
         return None
 
 
@@ -317,7 +344,9 @@ class PositionsPattern(Positions):
             positions.check(d_head)
 
     def for_context(self, context_length: int) -> Positions:
-        return PositionsPattern([positions.for_context(context_length) for positions in self.layers])
+        return PositionsPattern(
+            [positions.for_context(context_length) for positions in self.layers]
+        )
 
     def for_layer(self, layer: int) -> Positions:
         turn, entry = divmod(layer, len(self.layers))

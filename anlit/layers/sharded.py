@@ -12,7 +12,9 @@ def replicated_like(tensor: Tensor, like: Tensor) -> Tensor:
     """`tensor`, which is the same on every rank, as a factor for `like`: a replicated DTensor if `like` is sharded."""
     if not isinstance(like, DTensor):
         return tensor
-    return DTensor.from_local(tensor, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+    return DTensor.from_local(
+        tensor, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False
+    )
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -76,27 +76,39 @@ class AnGPTBlock(nn.Module):
     def __init__(self, config: AnGPTConfig, layer: int) -> None:
         super().__init__()
         d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
-        self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.head_width
+        self.n_heads, self.n_kv_heads, self.d_head = (
+            config.n_heads,
+            config.kv_heads,
+            config.head_width,
+        )
         q_width, kv_width = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         scale = 1 + config.approximation.error
         # H concatenated unit vectors have norm √H, also where heads share keys, so ν_p = √(H·D/d)/√H.
         nu_qkv, nu_p = scale * nu_linear(d, self.d_head), scale * nu_linear(self.d_head, d)
         silu_std = nu_linear(d, f) if config.silu_std is None else config.silu_std
-        nu_uz, nu_d, nu_acf = scale * nu_linear(d, f), scale * nu_linear(f, d), scale * nu_activation(silu_std)
+        nu_uz, nu_d, nu_acf = (
+            scale * nu_linear(d, f),
+            scale * nu_linear(f, d),
+            scale * nu_activation(silu_std),
+        )
         self.has_residual_factor = config.approximation.residual_factor
         # Every constant is the factor of a map, also if it multiplies the map's input: scalars commute with W. Without
         # QK-norm q and k have norm about 1, so the factor √D gives them a root mean square of about 1 (our choice).
         qk_factor = nu_qkv if config.qk_norm else math.sqrt(self.d_head) * nu_qkv
         self.W_q, self.W_k = (ScaledLinear(d, width, qk_factor) for width in (q_width, kv_width))
         self.W_v, self.W_o = ScaledLinear(d, kv_width, nu_qkv), ScaledLinear(q_width, d, nu_p)
-        self.W_u, self.W_z = ScaledLinear(d, f, nu_uz), ScaledLinear(d, f, root_d * scale * silu_std)
+        self.W_u, self.W_z = (
+            ScaledLinear(d, f, nu_uz),
+            ScaledLinear(d, f, root_d * scale * silu_std),
+        )
         self.W_d = ScaledLinear(f, d, nu_d * nu_acf)
         self.alpha_A, self.alpha_M = config.alpha(), config.alpha()
         # Rotations keep norms, so QK-norm may come before RoPE. A gain before RoPE does not depend on the position.
         qk_eps = config.norm_eps if config.qk_norm_eps is None else config.qk_norm_eps / self.d_head
         has_gain = config.qk_norm_gain is True
         self.norm_q, self.norm_k = (
-            RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity() for _ in range(2)
+            RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity()
+            for _ in range(2)
         )
         self.s_qk = config.scaling(q_width, 1.0, None) if config.s_qk else None
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
@@ -123,7 +135,9 @@ class AnGPTBlock(nn.Module):
         return nu * (1 - alpha), nu * alpha
 
     def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        q, k, v = split_heads(fused_linear(h, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads)
+        q, k, v = split_heads(
+            fused_linear(h, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads
+        )
         q, k = rotate(rotation, self.norm_q(q), self.norm_k(k))
         if self.s_qk is not None:
             q, k = scale_queries_and_keys(q, k, self.s_qk())

@@ -95,7 +95,9 @@ class DecoderConfig:
                 _, _, real, *_ = type(value).__mro__  # after jsonargparse's lazy class and mixin
                 object.__setattr__(self, name, real(**value.lazy_get_init_args().as_dict()))
         if self.vocab_size is None:
-            raise UserError("vocab_size is not given: set it to the number of tokens of the data's vocabulary")
+            raise UserError(
+                "vocab_size is not given: set it to the number of tokens of the data's vocabulary"
+            )
         if self.d_head is None and self.d_model % self.n_heads:
             raise UserError(
                 f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}: "
@@ -144,7 +146,9 @@ class DecoderConfig:
     def attention_output(self, norm: nn.Module, gate_factor: float) -> AttentionOutput:
         """The input of W_o, with the gate and, if it is wanted, with `norm`."""
         used = norm if self.attention_norm else None
-        return AttentionOutput(self.d_model, self.n_heads, self.head_width, self.attention_gate, gate_factor, used)
+        return AttentionOutput(
+            self.d_model, self.n_heads, self.head_width, self.attention_gate, gate_factor, used
+        )
 
 
 @dataclass(frozen=True)

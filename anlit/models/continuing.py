@@ -42,28 +42,41 @@ def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     owners = {"trainer": trainer, "data": getattr(trainer, "datamodule", None)}
     for section, name in (key.split(".") for key in OF_RUN):
         value = getattr(owners[section], name, None)
-        values[section][name] = getattr(value, "value", value)  # of an enumeration, which no checkpoint may hold
+        values[section][name] = getattr(
+            value, "value", value
+        )  # of an enumeration, which no checkpoint may hold
     return values | {"seed_everything": int(seed) if seed is not None else None}
 
 
-def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def changes(
+    then: dict[str, Any], now: dict[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
     """Dotted name, and `name old → new`, of settings that differ. Of a class that was replaced, not its arguments."""
     for key in [*then, *(key for key in now if key not in then)]:
         if str(key).startswith("_"):  # a step of a context schedule is a number
             continue
         name, a, b = f"{prefix}{key}", _plain(then.get(key)), _plain(now.get(key))
-        if isinstance(a, dict) and isinstance(b, dict) and a.get("class_path") == b.get("class_path"):
+        if (
+            isinstance(a, dict)
+            and isinstance(b, dict)
+            and a.get("class_path") == b.get("class_path")
+        ):
             if "class_path" in a:
                 a, b = a.get("init_args") or {}, b.get("init_args") or {}
             yield from changes(a, b, f"{name}.")
         elif a != b:
-            old, new = ((class_name(value) or value) if isinstance(value, dict) else value for value in (a, b))
+            old, new = (
+                (class_name(value) or value) if isinstance(value, dict) else value
+                for value in (a, b)
+            )
             yield name, f"{name} {old} → {new}"
 
 
 def check_changes(changed: dict[str, str], ckpt_path: Any) -> None:
     """Raise UserError if a setting has changed that a continued run may not change."""
-    if refused := ", ".join(text for name, text in changed.items() if not name.startswith(TAKEN) or name in MEASURED):
+    if refused := ", ".join(
+        text for name, text in changed.items() if not name.startswith(TAKEN) or name in MEASURED
+    ):
         raise UserError(
             f"ckpt_path={ckpt_path} was trained with other settings ({refused}): set them back as "
             "in the run's config.yaml, or give --accept_changes true to go on with the new ones"
@@ -75,7 +88,9 @@ def refuse_other_shapes(saved: dict[str, Tensor], expected: dict[str, Tensor], s
     the model's, or one is of whole numbers.
     """
     for name in [*expected, *(name for name in saved if name not in expected)]:
-        then, now = (_form(weights[name]) if name in weights else "missing" for weights in (saved, expected))
+        then, now = (
+            _form(weights[name]) if name in weights else "missing" for weights in (saved, expected)
+        )
         if then != now:
             raise UserError(
                 f"{source} does not fit the model ({name} is {then} in it and {now} in the model): give the settings "
@@ -91,12 +106,19 @@ def _form(weight: Tensor) -> str:
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """A copy of the settings of each parameter group, without the parameters."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
-def take_group_settings(optimizer: Optimizer, scheduler: LambdaLR, configured: list[dict[str, Any]]) -> None:
+def take_group_settings(
+    optimizer: Optimizer, scheduler: LambdaLR, configured: list[dict[str, Any]]
+) -> None:
     """Replace the checkpoint's settings by the configured ones. Equal settings change nothing, to the last bit."""
-    for number, (group, settings) in enumerate(zip(optimizer.param_groups, configured, strict=True)):
+    for number, (group, settings) in enumerate(
+        zip(optimizer.param_groups, configured, strict=True)
+    ):
         for key, value in settings.items():
             if key != "lr" and _plain(group.get(key)) != _plain(value):
                 group[key] = value

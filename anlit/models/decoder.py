@@ -42,10 +42,14 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         positions = config.positions.for_context(config.context_length)
-        config = replace(config, attention=copy.deepcopy(config.attention), positions=positions)  # this model's own
+        config = replace(
+            config, attention=copy.deepcopy(config.attention), positions=positions
+        )  # this model's own
         assert config.vocab_size is not None  # the configuration refuses it
         self.embedding = TokenEmbedding(config.vocab_size, config.d_model)
-        self.blocks: Any = nn.ModuleList(self.block_class(config, layer) for layer in range(config.n_layers))
+        self.blocks: Any = nn.ModuleList(
+            self.block_class(config, layer) for layer in range(config.n_layers)
+        )
         self.shared_coefficients = nn.ModuleList(shared_coefficients(self.blocks))
         self.head = ScaledLinear(config.d_model, config.vocab_size)
         self.tie_embeddings = config.tie_embeddings
@@ -83,7 +87,9 @@ class Decoder(nn.Module):
         h = self.embedding(tokens)
         if self.before_attention is not None:
             self.before_attention(h, documents)
-        for block in self.blocks:  # before the first block, so that compiled blocks all see the same state
+        for (
+            block
+        ) in self.blocks:  # before the first block, so that compiled blocks all see the same state
             block.attention.prepare(documents, h)
         rotations = self.rotations(documents, h)
         for block in self.blocks:
@@ -97,7 +103,9 @@ class Decoder(nn.Module):
         """The rotation of this batch for each kind of positions in the blocks, computed once for all layers."""
         kinds = {block.positions: block.d_head for block in self.blocks}
         return {
-            positions: positions.rotation(d_head, documents.max_length, documents.rotary_positions, h)
+            positions: positions.rotation(
+                d_head, documents.max_length, documents.rotary_positions, h
+            )
             for positions, d_head in kinds.items()
         }
 
@@ -129,7 +137,9 @@ class Decoder(nn.Module):
             if name != "W_g":
                 fill(weight, partial(self.draw, name))
         for module in self.modules():
-            if isinstance(module, RMSNorm | ScalingVector | Coefficient | GateMap | QKClip | WarmStart):
+            if isinstance(
+                module, RMSNorm | ScalingVector | Coefficient | GateMap | QKClip | WarmStart
+            ):
                 module.reset_parameters()
 
     def draw_missing(self, device: torch.device) -> None:
@@ -161,7 +171,9 @@ class Decoder(nn.Module):
 
     def clip_qk(self) -> None:
         """Shrink queries and keys where a score was too large (QK-clip); called once after each optimizer step."""
-        if clips := [block.attention.clip for block in self.blocks if block.attention.clip is not None]:
+        if clips := [
+            block.attention.clip for block in self.blocks if block.attention.clip is not None
+        ]:
             for block, factors in zip(self.blocks, QKClip.factors(clips), strict=True):
                 block.shrink_qk(factors)
 
@@ -177,8 +189,14 @@ class Decoder(nn.Module):
 
     def cache_bytes(self, length: int, element_size: int) -> int:
         """Bytes of a `KeyValueCache` for one row of `length` tokens: 2·G·D numbers a token in every layer."""
-        windows = ((block.n_kv_heads * block.d_head, block.attention.mechanism.window) for block in self.blocks)
-        numbers = sum(2 * width * (length if window is None else min(length, 2 * window)) for width, window in windows)
+        windows = (
+            (block.n_kv_heads * block.d_head, block.attention.mechanism.window)
+            for block in self.blocks
+        )
+        numbers = sum(
+            2 * width * (length if window is None else min(length, 2 * window))
+            for width, window in windows
+        )
         return numbers * element_size
 
 
@@ -208,12 +226,15 @@ class NormalisedDecoder(Decoder):
 
     def restore_norms(self) -> None:
         parts: list[Part] = [
-            (weight, self.axis(name), "bounded" if name == "W_g" else self.norms) for name, weight in self.matrices()
+            (weight, self.axis(name), "bounded" if name == "W_g" else self.norms)
+            for name, weight in self.matrices()
         ]
         restore_norms(parts, self.compiles_norms)
 
     def row_norms(self) -> Iterator[Tensor]:
-        weights = ((weight.detach(), self.axis(name)) for name, weight in self.matrices() if name != "W_g")
+        weights = (
+            (weight.detach(), self.axis(name)) for name, weight in self.matrices() if name != "W_g"
+        )
         return (torch.linalg.vector_norm(weight, dim=axis) for weight, axis in weights)
 
 

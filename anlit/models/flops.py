@@ -28,7 +28,11 @@ def flops_per_token(model: nn.Module, length: int) -> float:
     key that a query sees on average: 2·H·D for q·k and 2·H·D for weights·v, times 3. Heads that share keys save none.
     The average is that of sequences of one document of `length` tokens, an upper bound for packed documents.
     """
-    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    linear = sum(
+        module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)
+    )
     mechanisms = [attention.mechanism for attention in attention_layers(model)]
-    pairs = sum(each.n_heads * each.d_head * mean_visible_keys(length, each.window) for each in mechanisms)
+    pairs = sum(
+        each.n_heads * each.d_head * mean_visible_keys(length, each.window) for each in mechanisms
+    )
     return FORWARD_AND_BACKWARD * (2.0 * linear + 4.0 * pairs)

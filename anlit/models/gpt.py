@@ -46,21 +46,30 @@ class GPTBlock(nn.Module):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         d, f, eps = config.d_model, config.d_hidden, config.norm_eps
-        self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.head_width
+        self.n_heads, self.n_kv_heads, self.d_head = (
+            config.n_heads,
+            config.kv_heads,
+            config.head_width,
+        )
         q_width, kv_width = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         self.norm_1, self.norm_2 = RMSNorm(d, eps), RMSNorm(d, eps)
-        self.W_q, self.W_k, self.W_v = (ScaledLinear(d, width) for width in (q_width, kv_width, kv_width))
+        self.W_q, self.W_k, self.W_v = (
+            ScaledLinear(d, width) for width in (q_width, kv_width, kv_width)
+        )
         self.W_o = ScaledLinear(q_width, d)
         self.W_u, self.W_z = (ScaledLinear(d, f) for _ in range(2))
         self.W_d = ScaledLinear(f, d)
         qk_eps = eps if config.qk_norm_eps is None else config.qk_norm_eps
         has_gain = config.qk_norm_gain is not False
         self.norm_q, self.norm_k = (
-            RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity() for _ in range(2)
+            RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity()
+            for _ in range(2)
         )
         self.norm_v = RMSNorm(self.d_head, eps) if config.v_norm else nn.Identity()
         self.output = config.attention_output(RMSNorm(self.d_head, eps), gate_factor=1.0)
-        self.post_norm_A, self.post_norm_M = (RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2))
+        self.post_norm_A, self.post_norm_M = (
+            RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2)
+        )
         self.positions = config.positions.for_layer(layer)
         self.attention = config.attention_of(layer, has_gain or not config.qk_norm)
         self.dropout = nn.Dropout(config.dropout)
@@ -70,7 +79,9 @@ class GPTBlock(nn.Module):
         return h + self.dropout(self.post_norm_M(self.mlp(self.norm_2(h))))
 
     def attend(self, x: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        q, k, v = split_heads(fused_linear(x, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads)
+        q, k, v = split_heads(
+            fused_linear(x, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads
+        )
         q, k = rotate(rotation, self.norm_q(q), self.norm_k(k))
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), x))
 
@@ -98,7 +109,9 @@ class GPTDecoder(Decoder):
 
     def draw(self, name: str, weight: Tensor) -> None:
         residual = name in ("W_o", "W_d")
-        weight.normal_(std=self.init_std / math.sqrt(2 * len(self.blocks)) if residual else self.init_std)
+        weight.normal_(
+            std=self.init_std / math.sqrt(2 * len(self.blocks)) if residual else self.init_std
+        )
 
 
 class GPT(LanguageModel):

@@ -10,7 +10,13 @@ from torch import Tensor
 from anlit.attention.attention import example_query
 from anlit.attention.backends import candidates, default_backend
 from anlit.attention.documents import Documents
-from anlit.attention.selection import AttentionSpec, Selection, Selections, device_label, mechanism_name
+from anlit.attention.selection import (
+    AttentionSpec,
+    Selection,
+    Selections,
+    device_label,
+    mechanism_name,
+)
 from anlit.attention.trial import Trial, own_copy, run_trials
 from anlit.layers.linear import computing_dtype
 
@@ -28,7 +34,11 @@ def select_at_first_batch(module: Any) -> None:
         module.model.before_attention = None
         label, trials = device_label(h.device), trials_of(module, h, documents)
         made = {each.spec: Selection(each.spec, each.default) for each in trials}
-        known = module.selections.made if module.selections and module.selections.device == label else []
+        known = (
+            module.selections.made
+            if module.selections and module.selections.device == label
+            else []
+        )
         kept = {selection.spec: selection for selection in known if selection.spec in made}
         new = [each for each in trials if each.candidates and each.spec not in kept]
         made |= kept
@@ -36,7 +46,9 @@ def select_at_first_batch(module: Any) -> None:
             for selection in run_trials(new, h.device):
                 _log.info(str(selection))
                 made[selection.spec] = selection
-        module.selections = module.trainer.strategy.broadcast(Selections(label, list(made.values())))
+        module.selections = module.trainer.strategy.broadcast(
+            Selections(label, list(made.values()))
+        )
         for block in module.model.blocks:
             block.attention.use_selections(module.selections)
 
@@ -65,16 +77,27 @@ def trials_of(module: Any, h: Tensor, documents: Documents) -> list[Trial]:
     lengths = sorted({*(getattr(data, "context_schedule", None) or {}).values()}) or [length]
     is_short = 0 < trainer.max_steps * trainer.accumulate_grad_batches < FEWEST_BATCHES
     mean = rows * length // max(1, len(documents.cu_seqlens) - 1) if documents.are_masked else None
-    compiled, dtype = device.type != "cpu" and module.runtime.compiles_on(device.type), computing_dtype(h)
+    compiled, dtype = (
+        device.type != "cpu" and module.runtime.compiles_on(device.type),
+        computing_dtype(h),
+    )
     blocks = {mechanism_name(block.attention.mechanism): block for block in module.model.blocks}
     trials = []
     for (name, block), length in product(blocks.items(), lengths):
         mechanism, dropout = block.attention.mechanism, block.attention.dropout
-        sizes = max(1, tokens // length), mechanism.n_heads, block.n_kv_heads, length, mechanism.d_head
+        sizes = (
+            max(1, tokens // length),
+            mechanism.n_heads,
+            block.n_kv_heads,
+            length,
+            mechanism.d_head,
+        )
         document = None if mean is None else min(mean, length)
         spec = AttentionSpec(name, *sizes, str(dtype).removeprefix("torch."), document, compiled)
         q = example_query(mechanism, length, dtype, device, requires_grad=True)
         default = default_backend(mechanism, device.type, q, dropout)
         tried = [] if dropout or is_short else candidates(mechanism, q, mean is not None)
-        trials.append(Trial(spec, own_copy(mechanism), [] if tried == [default] else tried, default))
+        trials.append(
+            Trial(spec, own_copy(mechanism), [] if tried == [default] else tried, default)
+        )
     return trials

@@ -106,10 +106,14 @@ class LanguageModel(L.LightningModule):
         self._warm_starts = warm_starts(self.model)
         if self.changed_settings:
             listed = ", ".join(self.changed_settings)
-            rank_zero_only(_log.info)(f"Continued with changed settings, the new ones are used: {listed}")
+            rank_zero_only(_log.info)(
+                f"Continued with changed settings, the new ones are used: {listed}"
+            )
         if self.is_continued:
             scheduler: Any = self.lr_schedulers()
-            continuing.take_group_settings(self.trainer.optimizers[0], scheduler, self._configured_groups)
+            continuing.take_group_settings(
+                self.trainer.optimizers[0], scheduler, self._configured_groups
+            )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Logs the loss of the whole step at its last micro-batch, and before that the loss of the micro-batch."""
@@ -118,9 +122,13 @@ class LanguageModel(L.LightningModule):
         objective = self.step_loss.add(loss, objective, batch.targets)
         if completes_step(self.trainer):
             loss = self.step_loss.finish(self.trainer.accumulate_grad_batches)
-            if not self.step_loss.counts_vary and is_logged(self.trainer, self.trainer.global_step + 1):
+            if not self.step_loss.counts_vary and is_logged(
+                self.trainer, self.trainer.global_step + 1
+            ):
                 loss = self.trainer.strategy.reduce(loss.clone(), reduce_op="mean")
-        self.log("train/loss", loss)  # with `sync_dist` or `prog_bar` every step would wait for the device
+        self.log(
+            "train/loss", loss
+        )  # with `sync_dist` or `prog_bar` every step would wait for the device
         self._loss = loss
         return objective
 
@@ -159,24 +167,38 @@ class LanguageModel(L.LightningModule):
         except ValueError as error:
             raise UserError(f"model.optimizer: {error}") from error
         self._configured_groups = continuing.group_settings(optimizer)
-        n_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else self.trainer.estimated_stepping_batches
+        n_steps = (
+            self.trainer.max_steps
+            if self.trainer.max_steps > 0
+            else self.trainer.estimated_stepping_batches
+        )
         if n_steps == math.inf:
             raise UserError(
                 "trainer.max_steps=-1 leaves the run without a number of steps, which the schedule needs: "
                 "set trainer.max_steps or trainer.max_epochs, also beside trainer.max_time"
             )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, int(n_steps)))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: self.schedule.factor(step, int(n_steps))
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
     def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip as the Trainer's settings say; log the global norm before clipping, and tell it to callbacks.
 
         A callback's `on_gradient_norm(trainer, pl_module, norm)` comes before the optimizer's step.
         """
         self.step_loss.scale_gradients(self.model.parameters())
-        norm = get_total_norm([weight.grad for weight in self.model.parameters() if weight.grad is not None])
+        norm = get_total_norm(
+            [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        )
         if gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif gradient_clip_val:
@@ -224,14 +246,20 @@ class LanguageModel(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         record = checkpoint.get("anlit")
         if record is None:
-            raise UserError("ckpt_path names a checkpoint that anlit did not write: choose one from a run folder")
+            raise UserError(
+                "ckpt_path names a checkpoint that anlit did not write: choose one from a run folder"
+            )
         if record["architecture"] != type(self).__name__:
             raise UserError(
                 f"the checkpoint in ckpt_path holds {record['architecture']}, but the configuration's model is "
                 f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
             )
-        checkpoint["callbacks"] = continuing.without_paths(checkpoint.get("callbacks", {}))  # read after this
-        checkpoint["callbacks"].pop("Timer", None)  # max_time is that of a launch, or no later one would train
+        checkpoint["callbacks"] = continuing.without_paths(
+            checkpoint.get("callbacks", {})
+        )  # read after this
+        checkpoint["callbacks"].pop(
+            "Timer", None
+        )  # max_time is that of a launch, or no later one would train
         self.family = record.get("family")
         data = self._data()
         then, now = record["data"], data.fingerprint if data is not None else None
@@ -241,19 +269,29 @@ class LanguageModel(L.LightningModule):
                 f"shards have ({_short(now)}): set --data.path to the shards that it was trained on"
             )
         if trainer_of(self) is not None:
-            self.selections = use_saved(self.model, record.get("attention"), self.trainer.strategy.root_device)
+            self.selections = use_saved(
+                self.model, record.get("attention"), self.trainer.strategy.root_device
+            )
             if self.trainer.state.fn == "fit":
                 self._continue_from(checkpoint)
 
     def _continue_from(self, checkpoint: dict[str, Any]) -> None:
         """Compare the settings with the checkpoint's. A strategy that loads the weights itself leaves them out."""
-        then = {"model": checkpoint.get("hyper_parameters", {}), **checkpoint["anlit"].get("run", {})}
-        now = {"model": to_plain_values(dict(self.hparams)), **continuing.run_settings(self.trainer)}
+        then = {
+            "model": checkpoint.get("hyper_parameters", {}),
+            **checkpoint["anlit"].get("run", {}),
+        }
+        now = {
+            "model": to_plain_values(dict(self.hparams)),
+            **continuing.run_settings(self.trainer),
+        }
         changed, path = dict(continuing.changes(then, now)), self.trainer.ckpt_path
         if not self.accept_changes:
             continuing.check_changes(changed, path)
         if "state_dict" in checkpoint:
-            continuing.refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), f"ckpt_path={path}")
+            continuing.refuse_other_shapes(
+                checkpoint["state_dict"], self.state_dict(), f"ckpt_path={path}"
+            )
         self.is_continued, self.changed_settings = True, tuple(changed.values())
         if "model.optimizer" in changed:
             self.begins_new_optimizer, checkpoint["optimizer_states"] = True, []

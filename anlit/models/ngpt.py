@@ -60,7 +60,11 @@ class NGPTBlock(nn.Module):
     def __init__(self, config: NGPTConfig, layer: int) -> None:
         super().__init__()
         d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
-        self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.head_width
+        self.n_heads, self.n_kv_heads, self.d_head = (
+            config.n_heads,
+            config.kv_heads,
+            config.head_width,
+        )
         q_width, kv_width = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         # √D·unit(x) has unit root mean square. With the 1/√D inside attention this gives the softmax scale √D. √d·W h
         # has about that size too, because W's rows have norm 1. It is used without QK-norm, and a finite ε is added to
@@ -77,11 +81,18 @@ class NGPTBlock(nn.Module):
         self.W_d = ScaledLinear(f, d)
         self.alpha_A, self.alpha_M = config.alpha(), config.alpha()
         has_gain = config.qk_norm_gain is not False
-        self.s_qk = config.scaling(q_width, config.s_qk_init, config.s_qk_scale) if has_gain else None
+        self.s_qk = (
+            config.scaling(q_width, config.s_qk_init, config.s_qk_scale) if has_gain else None
+        )
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
         self.output = config.attention_output(UnitNorm(), gate_factor=root_d)
-        self.s_u, self.s_v = (config.scaling(f, config.s_uv_init, config.s_uv_scale) for _ in range(2))
-        self.positions, self.attention = config.positions.for_layer(layer), config.attention_of(layer, has_gain)
+        self.s_u, self.s_v = (
+            config.scaling(f, config.s_uv_init, config.s_uv_scale) for _ in range(2)
+        )
+        self.positions, self.attention = (
+            config.positions.for_layer(layer),
+            config.attention_of(layer, has_gain),
+        )
         if config.qk_norm and self.positions.scale != 1:
             raise UserError(
                 f"model.positions {type(self.positions).__name__} has attention_factor={self.positions.scale:g}, of "
@@ -99,14 +110,18 @@ class NGPTBlock(nn.Module):
         return torch.lerp(h, self.dropout(suggestion).to(h.dtype), alpha.abs())
 
     def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        q, k, v = split_heads(fused_linear(h, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads)
+        q, k, v = split_heads(
+            fused_linear(h, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads
+        )
         q, k = (self.norm_qk(x) for x in rotate(rotation, q, k))
         if self.s_qk is not None:
             q, k = scale_queries_and_keys(q, k, self.s_qk())
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:
-        uz = fused_linear(h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v()))  # W_z has the factor √d
+        uz = fused_linear(
+            h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v())
+        )  # W_z has the factor √d
         return self.W_d(swiglu(uz))
 
     def shrink_qk(self, factors: Tensor) -> None:

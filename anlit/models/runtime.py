@@ -67,7 +67,9 @@ class Runtime:
             # compilation for each kind of layer, in training, in validation and for the last batch: beyond torch's
             # limit of 8 it would run uncompiled.
             torch._dynamo.config.optimize_ddp = False
-            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+            torch._dynamo.config.recompile_limit = max(
+                torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT
+            )
         for number, block in enumerate(decoder.blocks):
             if compiles:
                 block.forward = torch.compile(block.forward, dynamic=False)
@@ -95,7 +97,13 @@ def enough_memory(rows: int, length: int, device: torch.device, advice: str) -> 
     """Raise UserError that ends with `advice` if what runs inside, on `rows` × `length` tokens, has no memory."""
     try:
         yield
-    except RuntimeError as error:  # of which torch.OutOfMemoryError is one; a CPU has none of its own
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+    except (
+        RuntimeError
+    ) as error:  # of which torch.OutOfMemoryError is one; a CPU has none of its own
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(
+            error
+        ):
             raise
-        raise UserError(f"{rows:,} × {length:,} tokens do not fit into the memory of {device}: {advice}") from error
+        raise UserError(
+            f"{rows:,} × {length:,} tokens do not fit into the memory of {device}: {advice}"
+        ) from error

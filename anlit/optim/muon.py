@@ -21,7 +21,9 @@ from anlit.layers.sharded import local_part
 @torch.no_grad()
 def muon_step(muon: torch.optim.Muon) -> None:
     """`muon.step()`; if its matrices are sharded, all ranks must call it."""
-    if any(isinstance(weight, DTensor) for group in muon.param_groups for weight in group["params"]):
+    if any(
+        isinstance(weight, DTensor) for group in muon.param_groups for weight in group["params"]
+    ):
         for group in muon.param_groups:
             _sharded_step(group, muon.state)
     else:
@@ -40,7 +42,11 @@ def _sharded_step(settings: dict[str, Any], state: dict[Tensor, dict[str, Tensor
     gradients = [local_part(weight.grad, 0)[0] for weight in weights if weight.grad is not None]
     momenta = [local_part(state[weight]["momentum_buffer"], 0)[0] for weight in weights]
     torch._foreach_lerp_(momenta, gradients, 1 - settings["momentum"])
-    updates = torch._foreach_lerp(gradients, momenta, settings["momentum"]) if settings["nesterov"] else momenta
+    updates = (
+        torch._foreach_lerp(gradients, momenta, settings["momentum"])
+        if settings["nesterov"]
+        else momenta
+    )
     exchange = Exchange([tuple(weight.shape) for weight in weights], groups[0])
     changes = [_change(update, settings, parts[0].dtype) for update in exchange.whole(updates)]
     torch._foreach_mul_(parts, 1 - settings["lr"] * settings["weight_decay"])
@@ -51,8 +57,12 @@ def _change(update: Tensor, settings: dict[str, Any], dtype: torch.dtype) -> Ten
     """What torch's Muon adds to a matrix for this update."""
     matrix = torch.zeros(update.shape, dtype=dtype, device=update.device)
     matrix.grad = update.to(dtype)
-    formula = {name: settings[name] for name in ("ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
-    torch.optim.Muon([matrix], lr=settings["lr"], weight_decay=0.0, momentum=0.0, nesterov=False, **formula).step()
+    formula = {
+        name: settings[name] for name in ("ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
+    }
+    torch.optim.Muon(
+        [matrix], lr=settings["lr"], weight_decay=0.0, momentum=0.0, nesterov=False, **formula
+    ).step()
     return matrix
 
 
@@ -65,8 +75,15 @@ class Exchange:
     def __init__(self, shapes: Sequence[tuple[int, ...]], group: ProcessGroup | None) -> None:
         rank, self.n_ranks = distributed.get_rank(group), distributed.get_world_size(group)
         by_size = sorted(range(len(shapes)), key=lambda number: -math.prod(shapes[number]))
-        of_rank = [by_size[each :: self.n_ranks] for each in range(self.n_ranks)]  # those of one size in turn
-        self.shapes, self.group, self.own, self.order = shapes, group, of_rank[rank], [*chain(*of_rank)]
+        of_rank = [
+            by_size[each :: self.n_ranks] for each in range(self.n_ranks)
+        ]  # those of one size in turn
+        self.shapes, self.group, self.own, self.order = (
+            shapes,
+            group,
+            of_rank[rank],
+            [*chain(*of_rank)],
+        )
         self.sizes = [math.ceil(rows / self.n_ranks) * width for rows, width in shapes]
         """By matrix, the entries in a rank's rows."""
         self.lengths = [sum(self.sizes[number] for number in numbers) for numbers in of_rank]
@@ -74,17 +91,26 @@ class Exchange:
 
     def whole(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """This rank's rows of every matrix → the matrices that it has whole, in bfloat16."""
-        sent = torch.cat([_padded(parts[number].bfloat16(), self.sizes[number]) for number in self.order])
+        sent = torch.cat(
+            [_padded(parts[number].bfloat16(), self.sizes[number]) for number in self.order]
+        )
         received = sent.new_empty(sum(self.equal))
         distributed.all_to_all_single(received, sent, self.equal, self.lengths, self.group)
-        by_rank = received.view(self.n_ranks, self.equal[0]).split([self.sizes[number] for number in self.own], dim=1)
+        by_rank = received.view(self.n_ranks, self.equal[0]).split(
+            [self.sizes[number] for number in self.own], dim=1
+        )
         shapes = [self.shapes[number] for number in self.own]
-        return [rows.flatten()[: math.prod(shape)].view(shape) for rows, shape in zip(by_rank, shapes, strict=True)]
+        return [
+            rows.flatten()[: math.prod(shape)].view(shape)
+            for rows, shape in zip(by_rank, shapes, strict=True)
+        ]
 
     def rows(self, matrices: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
         """The matrices that this rank has whole → its rows of every matrix, each like the tensor in `like`."""
         sizes = [self.n_ranks * self.sizes[number] for number in self.own]
-        padded = [_padded(*each).view(self.n_ranks, -1) for each in zip(matrices, sizes, strict=True)]
+        padded = [
+            _padded(*each).view(self.n_ranks, -1) for each in zip(matrices, sizes, strict=True)
+        ]
         sent = torch.cat([like[0].new_empty(self.n_ranks, 0), *padded], dim=1).flatten()
         received = sent.new_empty(sum(self.lengths))
         distributed.all_to_all_single(received, sent, self.lengths, self.equal, self.group)

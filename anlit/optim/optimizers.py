@@ -21,7 +21,12 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     attention mechanisms. They have no weight decay.
     """
     maps = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    roles: dict[str, list[nn.Parameter]] = {"matrices": [], "embedding": [], "head": [], "vectors": []}
+    roles: dict[str, list[nn.Parameter]] = {
+        "matrices": [],
+        "embedding": [],
+        "head": [],
+        "vectors": [],
+    }
     for name, parameter in model.named_parameters():
         is_map = id(parameter) in maps
         if name.startswith(("embedding.", "head.")):
@@ -29,7 +34,11 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
         else:
             roles["matrices" if is_map else "vectors"].append(parameter)
     settings: dict[str, dict[str, Any]] = {"vectors": {"weight_decay": 0.0}}
-    return [{"name": name, "params": params, **settings.get(name, {})} for name, params in roles.items() if params]
+    return [
+        {"name": name, "params": params, **settings.get(name, {})}
+        for name, params in roles.items()
+        if params
+    ]
 
 
 class AdamW(torch.optim.AdamW):
@@ -51,13 +60,19 @@ class AdamW(torch.optim.AdamW):
         check_ranges("model.optimizer", locals())
         groups = list(params)
         if lr is None:  # near the best of tuned models of width 32 to 128, and 1e-3 at width 1,024
-            heads = [group["params"] for group in groups if isinstance(group, dict) and group.get("name") == "head"]
+            heads = [
+                group["params"]
+                for group in groups
+                if isinstance(group, dict) and group.get("name") == "head"
+            ]
             if not heads:
                 raise UserError(
                     "AdamW's lr=None follows the width of the group named head, and there is none: give lr a number"
                 )
             lr = min(1 / heads[0][0].shape[1], 0.016)
-        super().__init__(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+        super().__init__(
+            groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused
+        )
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -85,10 +100,18 @@ class MuonAdamW(torch.optim.Optimizer):
         rates = {"matrices": lr, "embedding": embedding_lr, "head": head_lr, "vectors": vector_lr}
         matrices, others = _split([{**group, "lr": rates[group["name"]]} for group in params])
         self._parts = (
-            torch.optim.Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn=adjust_lr_fn),
+            torch.optim.Muon(
+                matrices,
+                lr=lr,
+                momentum=momentum,
+                weight_decay=weight_decay,
+                adjust_lr_fn=adjust_lr_fn,
+            ),
             torch.optim.AdamW(others, betas=betas, eps=eps, weight_decay=weight_decay, fused=True),
         )
-        super().__init__([group for part in self._parts for group in part.param_groups], defaults={"lr": lr})
+        super().__init__(
+            [group for part in self._parts for group in part.param_groups], defaults={"lr": lr}
+        )
         self._share()
 
     def _share(self) -> None:

@@ -65,5 +65,8 @@ class StepLoss:
         if isinstance(self.factor, float) and self.factor == 1:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+        local = [
+            gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            for gradient in gradients
+        ]
         torch._foreach_mul_(local, self.factor)

@@ -27,7 +27,14 @@ COLUMN, TEXT = 3.35, 6.75
 """Widths of figures for a paper in inches: one column (85 mm), and the text of a page."""
 INK = "#333333"
 # Okabe and Ito's palette without its yellow, which is too light for a line on white.
-COLOURS = BLUE, RED, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+COLOURS = BLUE, RED, GREEN, PURPLE, ORANGE, SKY = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+)
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (8, 2, 1, 2, 1, 2)), (0, (9, 4)))
 MAP = "cividis"  # readable with every kind of colour vision and in grey
 BASELINE_LINE: Any = (0, (5, 4))
@@ -90,20 +97,34 @@ def legend_name(label: str) -> str:
     return re.sub(rf"(?<![\w-])({'|'.join(NAMES)})(?![\w-])", lambda name: NAMES[name[0]], label)
 
 
-def legend_below(figure: Figure, handles: Sequence[Any], columns: int = 2, title: str | None = None) -> None:
+def legend_below(
+    figure: Figure, handles: Sequence[Any], columns: int = 2, title: str | None = None
+) -> None:
     """A legend below the panels, row by row, in as many of `columns` as have room."""
     for handle in handles:
         handle.set_label(legend_name(handle.get_label()))
     longest = max(len(handle.get_label()) for handle in handles)
-    columns = max(1, min(columns, len(handles), int(figure.get_figwidth() / (LETTER * (longest + 6)))))
+    columns = max(
+        1, min(columns, len(handles), int(figure.get_figwidth() / (LETTER * (longest + 6))))
+    )
     # matplotlib fills column after column
-    ordered = [handles[place] for column in range(columns) for place in range(column, len(handles), columns)]
-    figure.legend(handles=ordered, loc="outside lower center", ncols=columns, handlelength=3.2, title=title)
+    ordered = [
+        handles[place]
+        for column in range(columns)
+        for place in range(column, len(handles), columns)
+    ]
+    figure.legend(
+        handles=ordered, loc="outside lower center", ncols=columns, handlelength=3.2, title=title
+    )
 
 
 def _word(label: str, names: dict[str, Any]) -> str | None:
     """The name in `names` that is a word of a label; the longest of several."""
-    matches = [name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", label, re.IGNORECASE)]
+    matches = [
+        name
+        for name in names
+        if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", label, re.IGNORECASE)
+    ]
     return max(matches, key=len, default=None)
 
 
@@ -119,11 +140,15 @@ def style(size: float = 10) -> AbstractContextManager[None]:
     })  # fmt: skip
 
 
-def panels(count: int, columns: int, width: float = 3.2, height: float = 2.6) -> tuple[Figure, list[Axes]]:
+def panels(
+    count: int, columns: int, width: float = 3.2, height: float = 2.6
+) -> tuple[Figure, list[Axes]]:
     """A figure with `count` panels, `columns` in a row, of a size in inches each."""
     columns = min(columns, count)
     n_rows = -(-count // columns)
-    figure, grid = plt.subplots(n_rows, columns, figsize=(width * columns, height * n_rows + 0.9), squeeze=False)
+    figure, grid = plt.subplots(
+        n_rows, columns, figsize=(width * columns, height * n_rows + 0.9), squeeze=False
+    )
     for number, ax in enumerate(grid.flat):
         ax.grid() if number < count else ax.set_axis_off()
     return figure, list(grid.flat[:count])
@@ -149,11 +174,16 @@ def save(figure: Figure, path: Path) -> None:
             text.set_parse_math(False)  # type: ignore[attr-defined]
     try:
         figure.savefig(path, dpi=DPI)
-        figure.set_layout_engine("none")  # PDF and SVG keep this layout, which takes as long as the drawing
+        figure.set_layout_engine(
+            "none"
+        )  # PDF and SVG keep this layout, which takes as long as the drawing
         with Image.open(path) as image:  # a third of the bytes
             reduced = image.convert("RGB").quantize(dither=Image.Dither.NONE)
         reduced.save(path, optimize=True)
-        figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Producer": None, "Creator": None})
+        figure.savefig(
+            path.with_suffix(".pdf"),
+            metadata={"CreationDate": None, "Producer": None, "Creator": None},
+        )
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
     finally:
         plt.close(figure)

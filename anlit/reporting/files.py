@@ -40,7 +40,9 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
     """Replace `path` atomically by `content` as JSON, see `jsonable`; without `indent` in one line without spaces."""
     separators = (",", ":") if indent is None else None
-    text = json.dumps(jsonable(content), ensure_ascii=False, indent=indent, separators=separators, allow_nan=False)
+    text = json.dumps(
+        jsonable(content), ensure_ascii=False, indent=indent, separators=separators, allow_nan=False
+    )
     write_text(path, text + "\n")
 
 
@@ -60,7 +62,13 @@ def jsonable(value: Any, digits: int | None = None) -> Any:
     if isinstance(value, list | tuple):
         return [jsonable(below, digits) for below in value]
     if isinstance(value, float):
-        return None if not math.isfinite(value) else value if digits is None else float(f"{value:.{digits}g}")
+        return (
+            None
+            if not math.isfinite(value)
+            else value
+            if digits is None
+            else float(f"{value:.{digits}g}")
+        )
     return value if isinstance(value, str | int | bool | None) else str(value)
 
 
@@ -89,4 +97,6 @@ def writing(folder: Path, done: str = "written") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"--output {folder} cannot be {done} ({error.strerror}): give a writable folder") from error
+        raise UserError(
+            f"--output {folder} cannot be {done} ({error.strerror}): give a writable folder"
+        ) from error

@@ -39,8 +39,14 @@ def html(markdown: str, folder: Path) -> str:
 
     It loads nothing: other pictures appear as their text, HTML and links as they are written.
     """
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "autolink", "reference"])
-    parser.add_render_rule("image", lambda renderer, tokens, index, options, env: _image(tokens[index], folder))
+    parser = (
+        MarkdownIt("commonmark", {"html": False})
+        .enable("table")
+        .disable(["link", "autolink", "reference"])
+    )
+    parser.add_render_rule(
+        "image", lambda renderer, tokens, index, options, env: _image(tokens[index], folder)
+    )
     head, *sections = re.split(r"^## ", markdown, flags=re.MULTILINE)
     title = re.search(r"^# (.*)$", head, re.MULTILINE)
     links, body = [], []
@@ -48,9 +54,15 @@ def html(markdown: str, folder: Path) -> str:
         name, rendered = _plain(parser, heading.strip()), parser.render(content)
         links.append(f'<a href="#s{number}">{name}</a>')
         folded = f'<details id="s{number}"><summary>{name}</summary>\n{rendered}</details>'
-        body.append(folded if heading.strip() in FOLDED else f'<h2 id="s{number}">{name}</h2>\n{rendered}')
-    text = "\n".join([parser.render(head), *([f"<nav>{' '.join(links)}</nav>"] if links else []), *body])
-    text = text.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+        body.append(
+            folded if heading.strip() in FOLDED else f'<h2 id="s{number}">{name}</h2>\n{rendered}'
+        )
+    text = "\n".join(
+        [parser.render(head), *([f"<nav>{' '.join(links)}</nav>"] if links else []), *body]
+    )
+    text = text.replace("<table>", '<div class="wide"><table>').replace(
+        "</table>", "</table></div>"
+    )
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.substitute(title=_plain(parser, title[1] if title else "Report"), body=text)
 

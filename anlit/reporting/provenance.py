@@ -45,10 +45,14 @@ def git_state() -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str:
         folder = Path(anlit.__file__).parent
-        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
 
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # exclude another project's checkout around site-packages
+        git(
+            "ls-files", "--error-unmatch", "__init__.py"
+        )  # exclude another project's checkout around site-packages
         dirty = git("status", "--porcelain", "--untracked-files=no").strip()
         return {"commit": git("rev-parse", "HEAD").strip(), "dirty": bool(dirty)}
     except (OSError, subprocess.CalledProcessError):
@@ -72,5 +76,9 @@ def cores() -> int:
 def processor_name() -> str:
     """The processor's model name."""
     path = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*:\s*(.*)$", path.read_text(), re.MULTILINE) if path.is_file() else ()
+    names = (
+        re.findall(r"^model name\s*:\s*(.*)$", path.read_text(), re.MULTILINE)
+        if path.is_file()
+        else ()
+    )
     return next(iter(names), platform.processor() or platform.machine())

@@ -20,9 +20,13 @@ UNLIMITED, LEAST = 10_000, 16
 """Characters in a line if the output is no terminal; in the narrowest column of text."""
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> str:
+def markdown_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)
+) -> str:
     """A table in Markdown, whose cells are Markdown; columns other than `left`, with numbers, are aligned right."""
-    lines = [[" ".join(cell.split("\n")).replace("|", "\\|") for cell in line] for line in (head, *rows)]
+    lines = [
+        [" ".join(cell.split("\n")).replace("|", "\\|") for cell in line] for line in (head, *rows)
+    ]
     lines.insert(1, [":---" if number in left else "---:" for number in range(len(head))])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -43,16 +47,27 @@ class Table:
         """The table in Markdown, without its title; cells are Markdown already."""
         return markdown_table(self.head, self.rows, self.left)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable | Text]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RichTable | Text]:
         rows = [[without_control_codes(cell, keep="\n") for cell in row] for row in self.rows]
         title = Text(without_control_codes(self.title))
         table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
                           show_edge=False)  # fmt: skip
         for column, heading in enumerate(self.head):
-            is_text, lines = column in self.left, [line for row in rows for line in row[column].split("\n")]
-            width = max(map(cell_len, [*heading.split("\n" if is_text else None), *lines]), default=0)
+            is_text, lines = (
+                column in self.left,
+                [line for row in rows for line in row[column].split("\n")],
+            )
+            width = max(
+                map(cell_len, [*heading.split("\n" if is_text else None), *lines]), default=0
+            )
             # A fixed width for numbers, because rich narrows others below their smallest.
-            size: dict[str, Any] = {"min_width": min(LEAST, width)} if is_text else {"justify": "right", "width": width}
+            size: dict[str, Any] = (
+                {"min_width": min(LEAST, width)}
+                if is_text
+                else {"justify": "right", "width": width}
+            )
             table.add_column(Text(heading), overflow="fold", **size)
         for row in rows:
             table.add_row(*map(Text, row))
@@ -64,14 +79,18 @@ class Table:
         for row in rows:
             cells = zip((" ".join(heading.split()) for heading in self.head), row, strict=True)
             lines = [f"{name}: {cell}" if name else cell for name, cell in cells]
-            yield Text("".join("\n  " + " ".join(line.split("\n")) for line in lines), overflow="fold")
+            yield Text(
+                "".join("\n  " + " ".join(line.split("\n")) for line in lines), overflow="fold"
+            )
 
 
 class SafeConsole(Console):
     """A console that prints strings literally: without rich's markup, and with control characters escaped."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        shown = [without_control_codes(part, KEPT) if isinstance(part, str) else part for part in objects]
+        shown = [
+            without_control_codes(part, KEPT) if isinstance(part, str) else part for part in objects
+        ]
         super().print(*shown, **{"markup": False, "highlight": False} | options)
 
 

@@ -26,7 +26,9 @@ def without_control_codes(text: str, keep: str = "") -> str:
 
 def echo(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
     """Print `text`, which may be foreign, to standard output or `to`; a terminal obeys no control character in it."""
-    print(without_control_codes(text, KEPT) + end, end="", file=to, flush=True)  # one write: threads may print too
+    print(
+        without_control_codes(text, KEPT) + end, end="", file=to, flush=True
+    )  # one write: threads may print too
 
 
 def json_line(value: Any) -> str:
@@ -45,7 +47,9 @@ class VisibleRecord(logging.LogRecord):
 
 def literal(text: str) -> str:
     """Markdown that shows `text` as it is: no link, picture, HTML or emphasis, all in one line."""
-    return MARKUP.sub(lambda mark: "\\" + mark[0], without_control_codes(" ".join(text.splitlines())))
+    return MARKUP.sub(
+        lambda mark: "\\" + mark[0], without_control_codes(" ".join(text.splitlines()))
+    )
 
 
 def code(text: str) -> str:

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anlit.configuration import ARCHITECTURES, CONFIG, attention_label, class_name, init_args, mapping
+from anlit.configuration import (
+    ARCHITECTURES,
+    CONFIG,
+    attention_label,
+    class_name,
+    init_args,
+    mapping,
+)
 from anlit.errors import UserError
 from anlit.reading import number, read_json, read_rows, read_yaml
 
@@ -154,13 +161,17 @@ class Run:
     @property
     def lost(self) -> bool:
         """Ended without a final loss: it failed, diverged or never validated. A run that may go on is not lost."""
-        return self.diverged or (not self.complete and self.status not in ("running", "interrupted"))
+        return self.diverged or (
+            not self.complete and self.status not in ("running", "interrupted")
+        )
 
 
 def commit_label(launch: dict[str, Any]) -> str | None:
     """The short commit of a launch, with `+dirty` if the tree had uncommitted changes; None if not recorded."""
     git = mapping(launch.get("git"))
-    return str(git["commit"])[:10] + "+dirty" * bool(git.get("dirty")) if git.get("commit") else None
+    return (
+        str(git["commit"])[:10] + "+dirty" * bool(git.get("dirty")) if git.get("commit") else None
+    )
 
 
 def hardware_label(record: dict[str, Any]) -> str | None:
@@ -177,7 +188,9 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
     folders: dict[Path, Path] = {}
     for given in paths:
         if not Path(given).is_dir():
-            raise UserError(f"{given} is not a folder: give run folders or folders that hold run folders.")
+            raise UserError(
+                f"{given} is not a folder: give run folders or folders that hold run folders."
+            )
         runs = []
         for folder, below, files in os.walk(given):
             below.sort()
@@ -194,7 +207,11 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
 
 def load_run(folder: Path) -> Run:
     """Reads one run folder; missing files give an empty configuration, record or curve, damaged ones a UserError."""
-    config = read_yaml(folder / CONFIG, (dict, type(None)), LEAVE_OUT) if (folder / CONFIG).exists() else {}
+    config = (
+        read_yaml(folder / CONFIG, (dict, type(None)), LEAVE_OUT)
+        if (folder / CONFIG).exists()
+        else {}
+    )
     record = read_json(folder / RECORD, RECORD_SCHEMA, LEAVE_OUT, missing={})
     return Run(folder, mapping(config), record, *_read_validation(folder / METRICS))
 
@@ -203,7 +220,10 @@ def _read_validation(path: Path) -> tuple[Curve, float | None]:
     """The validation curve and the last bits per byte; points of a resumed run replace those that it repeats."""
     points: list[list[float]] = []
     for row in read_rows(path) if path.exists() else []:
-        point = [number(row, f"val/{name}", path) for name in ("tokens", "seconds", "loss", "bits_per_byte")]
+        point = [
+            number(row, f"val/{name}", path)
+            for name in ("tokens", "seconds", "loss", "bits_per_byte")
+        ]
         if np.isfinite(point[0]) and row.get("val/loss"):
             while points and points[-1][0] >= point[0]:
                 points.pop()

@@ -24,7 +24,15 @@ UNLEARNED = (
     "model.init_args.runtime.meta_init", "model.init_args.backend",
 )  # fmt: skip
 """Settings of where a run is written, of how it is logged and computed, and of the order of its data."""
-TEACHING = ("LossGuard", "GradientAccumulationScheduler", "Averaging", "Finetuning", "Pruning", "Stopping", "Lambda")
+TEACHING = (
+    "LossGuard",
+    "GradientAccumulationScheduler",
+    "Averaging",
+    "Finetuning",
+    "Pruning",
+    "Stopping",
+    "Lambda",
+)
 """In the names of callbacks of anlit's and Lightning's that change what is learned; all those of others may."""
 PATHS = ("path", "paths", "folder", "root", "dir", "source")
 SECTIONS = ("model", "data", "trainer")
@@ -48,15 +56,22 @@ class Group:
 
         Of runs with the same seeds and the same curve only the first counts: the others are copies, or repeat it.
         """
-        runs = [run for run in self.runs if run.complete] or [run for run in self.runs if run.comparable]
-        one = {(run.seeds, run.curve.tokens.tobytes(), run.curve.loss.tobytes()): run for run in runs[::-1]}
+        runs = [run for run in self.runs if run.complete] or [
+            run for run in self.runs if run.comparable
+        ]
+        one = {
+            (run.seeds, run.curve.tokens.tobytes(), run.curve.loss.tobytes()): run
+            for run in runs[::-1]
+        }
         return tuple(run for run in runs if run in one.values())
 
     @property
     def lost(self) -> tuple[Run, ...]:
         """A run for each seed whose runs have all failed or diverged. It counts as a seed, without a loss."""
         counted = {run.seeds for run in self.counted}
-        return tuple({run.seeds: run for run in self.runs if run.lost and run.seeds not in counted}.values())
+        return tuple(
+            {run.seeds: run for run in self.runs if run.lost and run.seeds not in counted}.values()
+        )
 
     @property
     def unfinished(self) -> bool:
@@ -78,11 +93,16 @@ class Group:
 
     def loss_by_seed(self) -> dict[Any, float | None]:
         """Final loss by the seeds of model and data order; None for a lost one."""
-        return {run.seeds: run.final_loss for run in self.counted} | {run.seeds: None for run in self.lost}
+        return {run.seeds: run.final_loss for run in self.counted} | {
+            run.seeds: None for run in self.lost
+        }
 
     def seeded_curves(self) -> list[tuple[Any, Curve | None]]:
         """Seeds and curve, without its NaN points, of each counted run, and None in place of a lost one's curve."""
-        return [*((run.seeds, run.curve.finite()) for run in self.counted), *((run.seeds, None) for run in self.lost)]
+        return [
+            *((run.seeds, run.curve.finite()) for run in self.counted),
+            *((run.seeds, None) for run in self.lost),
+        ]
 
     def mean(self) -> tuple[Curve, NDArray[np.float64]]:
         """`mean_curve` of the counted runs."""
@@ -93,9 +113,13 @@ def group_runs(runs: list[Run]) -> list[Group]:
     """Groups in the order of their first run; runs without a configuration are in none."""
     members: dict[str, list[Run]] = {}
     for run in (run for run in runs if run.config):
-        members.setdefault(json.dumps(learned_settings(run), sort_keys=True, default=str), []).append(run)
+        members.setdefault(
+            json.dumps(learned_settings(run), sort_keys=True, default=str), []
+        ).append(run)
     settings = [learned_settings(first) for first, *_ in members.values()]
-    labels = _labels([f"{first.architecture}, {first.attention}" for first, *_ in members.values()], settings)
+    labels = _labels(
+        [f"{first.architecture}, {first.attention}" for first, *_ in members.values()], settings
+    )
     return [Group(label, tuple(group), own)
             for label, group, own in zip(labels, members.values(), settings, strict=True)]  # fmt: skip
 
@@ -112,7 +136,11 @@ def learned_settings(run: Run) -> dict[str, Any]:
     callbacks = _teaching(trainer.get("callbacks"))
     for key, value in flatten(run.config | {"trainer": trainer | {"callbacks": callbacks}}):
         is_path = key.startswith("data.") and key.rsplit(".", 1)[-1].rsplit("_", 1)[-1] in PATHS
-        if value is not None and not f"{key}.".startswith(unlearned) and not (is_path and run.content_hash):
+        if (
+            value is not None
+            and not f"{key}.".startswith(unlearned)
+            and not (is_path and run.content_hash)
+        ):
             kept[key] = True if key == "initial_weights" else value
     hashes = {"data.content": run.content_hash, "data.tokenizer": run.tokenizer_hash}
     return kept | {key: value[:12] for key, value in hashes.items() if value}
@@ -134,13 +162,17 @@ def differing(settings: list[dict[str, Any]]) -> list[str]:
     keys = [key for key in {key: None for each in settings for key in each}
             if len({repr(each.get(key)) for each in settings}) > 1]  # fmt: skip
     keys.sort(key=lambda key: (*(not key.startswith(f"{section}.") for section in SECTIONS), key))
-    classes = [key.removesuffix("class_path") + "init_args." for key in keys if key.endswith("class_path")]
+    classes = [
+        key.removesuffix("class_path") + "init_args." for key in keys if key.endswith("class_path")
+    ]
     return [key for key in keys if not key.startswith(tuple(classes))]
 
 
 def short_names(keys: list[str]) -> dict[str, str]:
     """The shortest ending of each dotted key that no other key has: `lr`, `positions`."""
-    parts = {key: [p for p in key.split(".") if p not in ("init_args", "class_path")] for key in keys}
+    parts = {
+        key: [p for p in key.split(".") if p not in ("init_args", "class_path")] for key in keys
+    }
     endings = Counter(tuple(own[-n:]) for own in parts.values() for n in range(1, len(own) + 1))
     lengths = {key: next((n for n in range(1, len(own)) if endings[tuple(own[-n:])] == 1), len(own))
                for key, own in parts.items()}  # fmt: skip
@@ -202,7 +234,10 @@ def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
         words = [show(own, key) if _is_class(own.get(key)) else f"{name}={show(own, key)}"
                  for key, name in short_names(differing(alike)).items()]  # fmt: skip
         words = [word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…" for word in words]
-        labels.append(", ".join([label, *words[:MOST_SETTINGS]]) + (", …" if len(words) > MOST_SETTINGS else ""))
+        labels.append(
+            ", ".join([label, *words[:MOST_SETTINGS]])
+            + (", …" if len(words) > MOST_SETTINGS else "")
+        )
     earlier = [labels[:i].count(label) for i, label in enumerate(labels)]
     return [f"{label} ({n + 1})" if n else label for label, n in zip(labels, earlier, strict=True)]
 

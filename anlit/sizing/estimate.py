@@ -70,8 +70,14 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
         memory["gradients"] = plan.kept_bytes * model.model.n_parameters()
     if plan.is_sharded:
         blocks = [sum(p.numel() for p in block.parameters()) for block in model.model.blocks]
-        outer, block, width = model.model.n_parameters() - sum(blocks), max(blocks), plan.gathered_bytes
-        memory["FSDP's gathered weights and gradients"] = 2 * width * outer + 2 * width * block + (width + 4) * block
+        outer, block, width = (
+            model.model.n_parameters() - sum(blocks),
+            max(blocks),
+            plan.gathered_bytes,
+        )
+        memory["FSDP's gathered weights and gradients"] = (
+            2 * width * outer + 2 * width * block + (width + 4) * block
+        )
     return {name: size for name, size in memory.items() if size}
 
 
@@ -81,7 +87,9 @@ def show(console: SafeConsole, result: dict[str, Any]) -> None:
     parameters = [[name, f"{number:,}"] for name, number in result["parameters"].items()]
     console.print(Table("Model", ["parameters", "number"], parameters))
     cache = f"{result['cache_bytes'] / 1e6:,.3g} MB"
-    console.print(f"Keys and values of one sequence of {plan.length:,} tokens, to generate in bfloat16: {cache}.\n")
+    console.print(
+        f"Keys and values of one sequence of {plan.length:,} tokens, to generate in bfloat16: {cache}.\n"
+    )
 
     recompute = "none" if plan.checkpoint_every is None else f"every {plan.checkpoint_every}"
     title = f"{plan.gpus} × {plan.gpu}, {plan.strategy}, {plan.precision}, batch {plan.batch_size} × {plan.length}, "
@@ -107,4 +115,6 @@ def show(console: SafeConsole, result: dict[str, Any]) -> None:
     kind = product_type(plan.precision)
     title = f"at {plan.mfu:.0%} of {PEAKS[plan.gpu][kind] / 1e12:.3g} TFLOP/s (dense {kind})"
     console.print(Table(title, ["time", ""], time))
-    console.print("All of it is for a GPU. FLOPs are of sequences of one document, activations of uncompiled blocks.")
+    console.print(
+        "All of it is for a GPU. FLOPs are of sequences of one document, activations of uncompiled blocks."
+    )

@@ -13,9 +13,13 @@ class Plan:
     """A plan for training a model."""
 
     gpus: int = 1  # on all nodes
-    strategy: Literal["1gpu", "ddp", "fsdp"] = "1gpu"  # fsdp shards parameters, gradients and optimizer over all GPUs
+    strategy: Literal["1gpu", "ddp", "fsdp"] = (
+        "1gpu"  # fsdp shards parameters, gradients and optimizer over all GPUs
+    )
     precision: Precision = "bf16-mixed"
-    gather: Literal["float32", "bfloat16"] = "float32"  # in which fsdp gathers parameters; the strategy's gather_dtype
+    gather: Literal["float32", "bfloat16"] = (
+        "float32"  # in which fsdp gathers parameters; the strategy's gather_dtype
+    )
     checkpoint_every: int | None = None  # activation checkpointing of every n-th block
     batch_size: int = 8  # sequences in a micro-batch on one GPU
     length: int = 2048  # T, tokens in a sequence

@@ -52,7 +52,9 @@ class LiveMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         inputs = {self._role(x) for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)}
-        made_of_weights = self.default == "rest" and inputs and inputs <= {"parameters", "weight copies"}
+        made_of_weights = (
+            self.default == "rest" and inputs and inputs <= {"parameters", "weight copies"}
+        )
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor) and self._role(tensor) is None:
                 self.assign([tensor], "weight copies" if made_of_weights else self.default)
@@ -105,7 +107,9 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
     weight = plan.kept_bytes / plan.gathered_bytes / (plan.gpus if plan.is_sharded else 1)
     memory = LiveMemory({"parameters": weight, "gradients": weight, "optimizer": weight})
     model = copy.deepcopy(model)
-    decoder = model.model.to({2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[plan.gathered_bytes])
+    decoder = model.model.to(
+        {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[plan.gathered_bytes]
+    )
 
     def record_gradient(parameter: Tensor) -> None:
         memory.assign([parameter.grad], "gradients")  # type: ignore[list-item]
@@ -116,7 +120,11 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
         memory.default = "rest"
 
     # Tables of positions from earlier use are not fake, and the loss takes the chunks of a GPU.
-    with FakeTensorMode(allow_non_fake_inputs=True), mock.patch.dict(CHUNK_NUMBERS, clear=True), memory:
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        mock.patch.dict(CHUNK_NUMBERS, clear=True),
+        memory,
+    ):
         decoder.to_empty(device="cpu")
         decoder._tie()
         parameters = list(decoder.parameters())
@@ -124,7 +132,11 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
         _stand_in_for_kernels(decoder, plan)
         for number, block in enumerate(decoder.blocks):
             recompute = plan.checkpoint_every is not None and number % plan.checkpoint_every == 0
-            run = partial(checkpoint, block.forward, use_reentrant=False) if recompute else block.forward
+            run = (
+                partial(checkpoint, block.forward, use_reentrant=False)
+                if recompute
+                else block.forward
+            )
             block.forward = memory.keeping("blocks", run)
         optimizer = model.make_optimizer(parameter_groups(decoder))
         for parameter in parameters:
@@ -172,7 +184,9 @@ def _stand_in_for_kernels(decoder: Any, plan: Plan) -> None:
         name = attention.backend
         if name == "auto":  # a(t) is traced by the CPU's own kernel, whatever the precision
             name = backends.default_backend(attention.mechanism, "cuda", dropout=attention.dropout)
-            attention.backend = backends.default_backend(attention.mechanism, "cpu", dropout=attention.dropout)
+            attention.backend = backends.default_backend(
+                attention.mechanism, "cpu", dropout=attention.dropout
+            )
         if name != "eager":
             rows = plan.batch_size if decoder.document_masking else 1
             attention.attend = partial(_fused, attention.mechanism, rows, name == "sdpa")
@@ -180,7 +194,13 @@ def _stand_in_for_kernels(decoder: Any, plan: Plan) -> None:
 
 
 def _fused(
-    mechanism: Mechanism, rows: int, is_sdpa: bool, q: Tensor, k: Tensor, v: Tensor, documents: Documents
+    mechanism: Mechanism,
+    rows: int,
+    is_sdpa: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Documents,
 ) -> Tensor:
     """For sdpa, m, a window and documents are a mask (B, H or 1, 512, T), which every layer makes for each block."""
     length, (_, m) = q.shape[-2], distance_tables(mechanism, q.shape[-2], q)

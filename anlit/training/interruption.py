@@ -25,7 +25,11 @@ class Interruption:
         """Install the handlers. Lightning's SIGTERM handler would end the run without a checkpoint."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._handlers[number] = signal.signal(number, self._on_signal)
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        if (
+            distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        ):
             self._group = distributed.new_group(backend="gloo")
 
     def restore(self) -> None:
@@ -51,6 +55,9 @@ class Interruption:
             self._asked[1].wait()
             answer = int(self._asked[0])
         flag = torch.tensor(self.signal)
-        self._asked = flag, distributed.all_reduce(flag, distributed.ReduceOp.MAX, self._group, async_op=True)
+        self._asked = (
+            flag,
+            distributed.all_reduce(flag, distributed.ReduceOp.MAX, self._group, async_op=True),
+        )
         self.signal = answer or self.signal
         return bool(answer)

@@ -49,7 +49,9 @@ class MetricsCSV(Logger):
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self._columns).writerow(row)
 
-    def rewrite(self, before: float = math.inf, more_columns: Iterable[str] = ()) -> list[dict[str, str]]:
+    def rewrite(
+        self, before: float = math.inf, more_columns: Iterable[str] = ()
+    ) -> list[dict[str, str]]:
         """Write the rows of steps (from 0) below `before` anew, so that a kill loses nothing; returns them."""
         rows = read_rows(self.path) if self.path.is_file() else []
         self._columns = sorted({*more_columns, *(rows[0] if rows else [])})
@@ -85,11 +87,18 @@ class MetricsOnResume(L.Callback):
 
     _missing: dict[str, Any] | None = None
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if trainer.training and is_logged(trainer, trainer.global_step):
-            checkpoint["metrics_under_way"] = {"epoch": trainer.current_epoch, **logged_metrics(trainer)}
+            checkpoint["metrics_under_way"] = {
+                "epoch": trainer.current_epoch,
+                **logged_metrics(trainer),
+            }
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         self._missing = checkpoint.get("metrics_under_way")
 
     @rank_zero_only
@@ -101,7 +110,10 @@ class MetricsOnResume(L.Callback):
                 if any(row["step"] == str(step - 1) and row.get("train/loss") for row in rows):
                     missing = None
             elif isinstance(logger, TensorBoardLogger) and step:
-                from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # only who logs to it needs it
+                from tensorboard.compat.proto.event_pb2 import (
+                    Event,
+                    SessionLog,
+                )  # only who logs to it needs it
 
                 writer = logger.experiment.file_writer  # as SummaryWriter does for its purge_step
                 writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))

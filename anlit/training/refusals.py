@@ -13,7 +13,11 @@ from contextlib import suppress
 from datetime import timedelta
 
 import lightning as L
-from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from torch.distributed import TCPStore
 
 REFUSED, SEEN, DONE = "anlit/refused", "anlit/seen", "anlit/done"
@@ -35,7 +39,9 @@ class Refusals(L.Callback):
         self._environment = next((launcher() for launcher in launchers if launcher.detect()), None)
         if self._environment is not None and self._environment.world_size() > 1:
             self._stopped.clear()
-            threading.Thread(target=self._end_with_others, args=(self._environment,), daemon=True).start()
+            threading.Thread(
+                target=self._end_with_others, args=(self._environment,), daemon=True
+            ).start()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stopped.set()
@@ -58,7 +64,9 @@ class Refusals(L.Callback):
         with suppress(RuntimeError):
             store = _connect(environment, CONNECTING)
             while not self._stopped.wait(POLL_S):
-                if store.check([REFUSED]) and not self._stopped.wait(GRACE_S):  # else this rank refuses by itself
+                if store.check([REFUSED]) and not self._stopped.wait(
+                    GRACE_S
+                ):  # else this rank refuses by itself
                     exit_code = int(store.get(REFUSED))
                     store.add(SEEN, 1)
                     if _serves(environment):  # the store ends with this process
@@ -70,13 +78,27 @@ class Refusals(L.Callback):
 
 def _serves(environment: ClusterEnvironment) -> bool:
     """Whether the store is in this process; else in that of rank 0 or of torchrun."""
-    return environment.global_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return (
+        environment.global_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    )
 
 
 def _connect(environment: ClusterEnvironment, timeout: timedelta) -> TCPStore:
     """The store that `init_process_group` will use too."""
-    address, port, n_ranks = environment.main_address, environment.main_port, environment.world_size()
-    return TCPStore(address, port, n_ranks, _serves(environment), timeout, wait_for_workers=False, multi_tenant=True)
+    address, port, n_ranks = (
+        environment.main_address,
+        environment.main_port,
+        environment.world_size(),
+    )
+    return TCPStore(
+        address,
+        port,
+        n_ranks,
+        _serves(environment),
+        timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
 
 
 refusals = Refusals()

@@ -18,7 +18,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
 from anlit.checkpoints import sharded
-from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, by_number, read_without_parts, rename_parameters
+from anlit.checkpoints.checkpoint_io import (
+    AtomicCheckpointIO,
+    by_number,
+    read_without_parts,
+    rename_parameters,
+)
 from anlit.checkpoints.integrity import UNREADABLE, DamagedError, damaged, verify
 from anlit.checkpoints.location import is_sharded
 from anlit.errors import UserError
@@ -71,7 +76,9 @@ class FullySharded(ModelParallelStrategy):
         """Connect the ranks; raises UserError before they wait for each other if `replicas` does not divide them."""
         if (ranks := self.num_nodes * self.num_processes) % self.replicas:
             given = f"trainer.strategy.replicas={self.replicas}"
-            raise UserError(f"{given} does not divide the number of ranks, {ranks}: choose one that does")
+            raise UserError(
+                f"{given} does not divide the number of ranks, {ranks}: choose one that does"
+            )
         connect_ranks(self, self._make_mesh)
         self.checkpoint_io = self._files = AtomicCheckpointIO()
 
@@ -92,7 +99,9 @@ class FullySharded(ModelParallelStrategy):
             decoder.draw_missing(self.root_device)
         super().setup(trainer)
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
         path = self.broadcast(str(filepath))
         if self.writes_parts:
             self._files.written.add(path)  # others are never removed
@@ -111,7 +120,9 @@ class FullySharded(ModelParallelStrategy):
         state = dcp_state.get_optimizer_state_dict(self.model, bare, options=options)
         return by_number(state) if self.global_rank == 0 else {}
 
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
         """Load weights and optimizer states of either form of checkpoint into the shards; returns the rest.
 
         Raises UserError if it is damaged or another model's. Lightning numbers an optimizer's parameters in the order
@@ -120,7 +131,9 @@ class FullySharded(ModelParallelStrategy):
         module: Any = self.lightning_module
         path = Path(self.broadcast(str(checkpoint_path)))
         try:
-            if module.trainer.state.fn != TrainerFn.FITTING:  # before a fit, the command line has looked
+            if (
+                module.trainer.state.fn != TrainerFn.FITTING
+            ):  # before a fit, the command line has looked
                 self._verify(path)
             rest = read_without_parts(path)
             weights = rest.pop("state_dict")
@@ -147,34 +160,53 @@ class FullySharded(ModelParallelStrategy):
         if problem := self.broadcast(problem):
             raise DamagedError(problem)
 
-    def _load_parts(self, path: Path, saved: list[dict[str, Any]], optimizers: list[Optimizer]) -> None:
+    def _load_parts(
+        self, path: Path, saved: list[dict[str, Any]], optimizers: list[Optimizer]
+    ) -> None:
         """Read this rank's rows into the tensors of the model and of empty optimizer states."""
         model: Any = self.model
         tensors: dict[str, Tensor] = {}
         weights = self._without_shared(dcp_state.get_model_state_dict(model))
         states = [dcp_state.get_optimizer_state_dict(model, optimizer) for optimizer in optimizers]
         sharded.without_tensors({"state_dict": weights, "optimizer_states": states}, tensors)
-        here, there = {name: (x.shape, x.dtype) for name, x in tensors.items()}, sharded.read_headers(path)
+        here, there = (
+            {name: (x.shape, x.dtype) for name, x in tensors.items()},
+            sharded.read_headers(path),
+        )
         for name in (here | there) if optimizers else here:  # a new optimizer leaves states unread
             if here.get(name) != there.get(name):
-                raise DamagedError(f"{name} is {there.get(name)} in its parts, and {here.get(name)} in the model")
+                raise DamagedError(
+                    f"{name} is {there.get(name)} in its parts, and {here.get(name)} in the model"
+                )
         sharded.read_into(tensors, path)
         for optimizer, state in zip(optimizers, sharded.with_tensors(saved, tensors), strict=True):
             options = dcp_state.StateDictOptions(cpu_offload=True)
             dcp_state.set_optimizer_state_dict(model, optimizer, state, options=options)
 
-    def _load_file(self, weights: Any, saved: list[dict[str, Any]], optimizers: list[Optimizer]) -> None:
+    def _load_file(
+        self, weights: Any, saved: list[dict[str, Any]], optimizers: list[Optimizer]
+    ) -> None:
         model: Any = self.model
         options = dcp_state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         dcp_state.set_model_state_dict(model, weights, options=options)
         names = {parameter: name for name, parameter in model.named_parameters()}
         for optimizer, state in zip(optimizers, saved, strict=False):
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            named = rename_parameters(state, {n: names[parameter] for n, parameter in enumerate(parameters)})
+            parameters = [
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            ]
+            named = rename_parameters(
+                state, {n: names[parameter] for n, parameter in enumerate(parameters)}
+            )
             before = [dict(group) for group in optimizer.param_groups]
             dcp_state.set_optimizer_state_dict(model, optimizer, named, options=options)
-            for group, settings in zip(optimizer.param_groups, before, strict=True):  # tuples come back as lists
-                group |= {key: tuple(group[key]) for key, value in settings.items() if isinstance(value, tuple)}
+            for group, settings in zip(
+                optimizer.param_groups, before, strict=True
+            ):  # tuples come back as lists
+                group |= {
+                    key: tuple(group[key])
+                    for key, value in settings.items()
+                    if isinstance(value, tuple)
+                }
 
     def _without_shared(self, weights: dict[str, Any]) -> dict[str, Any]:
         """The weights with a mark in place of a tied head: safetensors has no tensors that share memory."""

@@ -22,7 +22,9 @@ def register() -> None:
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
             return [torch.bfloat16, torch.float16]
 
-    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=DeviceModule())
+    backend_registration._setup_privateuseone_for_python_backend(
+        NAME, backend_module=DeviceModule()
+    )
     for name in ("flash", "triton", "flex"):
         reason = BACKENDS[name].unsupported_reason
         BACKENDS[name].unsupported_reason = lambda m, q=None, reason=reason: reason(m)  # type: ignore[attr-defined]

@@ -44,15 +44,27 @@ class Waits(TorchDispatchMode):
             return True if args[0].dtype == torch.bool else 1.0
         ends = []
         if func is torch.ops.aten._to_copy.default and kwargs.get("device") is not None:
-            ends = [args[0].device.type, torch.device(kwargs["device"]).type, kwargs.get("non_blocking")]
+            ends = [
+                args[0].device.type,
+                torch.device(kwargs["device"]).type,
+                kwargs.get("non_blocking"),
+            ]
         if func is torch.ops.aten.copy_.default:
-            ends = [args[1].device.type, args[0].device.type, (*args, kwargs.get("non_blocking"))[2]]
+            ends = [
+                args[1].device.type,
+                args[0].device.type,
+                (*args, kwargs.get("non_blocking"))[2],
+            ]
         if ends and ends[0] != ends[1] and not ends[2]:
             self._note(f"a copy from {ends[0]} to {ends[1]}")
         return func(*args, **kwargs)
 
     def _note(self, what: str) -> None:
-        frames = [f for f in traceback.extract_stack() if "/anlit/" in f.filename or "lightning" in f.filename]
+        frames = [
+            f
+            for f in traceback.extract_stack()
+            if "/anlit/" in f.filename or "lightning" in f.filename
+        ]
         callers = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames[-6:]))
         self.seen[self.step].append(f"{what}: {callers}")
 
@@ -108,9 +120,17 @@ def waits() -> dict[str, dict[int, list[str]]]:
 def waits_of(model: L.LightningModule) -> dict[int, list[str]]:
     """What waited in each optimizer step of a run."""
     waits = Waits()
-    with tempfile.TemporaryDirectory() as run_dir, FakeTensorMode(allow_non_fake_inputs=True), waits:
+    with (
+        tempfile.TemporaryDirectory() as run_dir,
+        FakeTensorMode(allow_non_fake_inputs=True),
+        waits,
+    ):
         on_device(model.model)
-        batch = Batch(*(torch.empty(BATCH, LENGTH, dtype=torch.int64) for _ in range(4)), torch.empty(9).int(), LENGTH)
+        batch = Batch(
+            *(torch.empty(BATCH, LENGTH, dtype=torch.int64) for _ in range(4)),
+            torch.empty(9).int(),
+            LENGTH,
+        )
         callbacks = [
             *(kind() for kind in (ours.StopOnNonFinite, ours.Throughput, ours.NormMonitor, ours.RandomState)),
             ours.BestCheckpoint(run_dir), ours.LastCheckpoint(run_dir), 

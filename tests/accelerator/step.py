@@ -14,7 +14,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anlit import ALiBi, DynamicNTK, LogN, MuonAdamW, NoPE, Plain, PositionsPattern, RoPE, ScaleInvariant, SlidingWindow
+from anlit import (
+    ALiBi,
+    DynamicNTK,
+    LogN,
+    MuonAdamW,
+    NoPE,
+    Plain,
+    PositionsPattern,
+    RoPE,
+    ScaleInvariant,
+    SlidingWindow,
+)
 from anlit.attention.mechanism import Mechanism
 from anlit.models.runtime import Runtime
 from anlit.optim.optimizers import parameter_groups
@@ -28,7 +39,10 @@ NORMS = dict.fromkeys(("v_norm", "attention_norm", "post_norm"), True)
 
 def by(*pairs: tuple[Mechanism, str], prefix: str, **others: Any) -> dict[str, dict[str, Any]]:
     """Settings of each mechanism and back end."""
-    return {f"{prefix} {type(m).__name__} by {b}": {"attention": m, "backend": b, **others} for m, b in pairs}
+    return {
+        f"{prefix} {type(m).__name__} by {b}": {"attention": m, "backend": b, **others}
+        for m, b in pairs
+    }
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -46,7 +60,9 @@ DENSE_TOO = 8  # of the settings are tried with one document a row as well as pa
 
 
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
-    tried = [(name, True) for name in SETTINGS] + [(name, False) for name in [*SETTINGS][:DENSE_TOO]]
+    tried = [(name, True) for name in SETTINGS] + [
+        (name, False) for name in [*SETTINGS][:DENSE_TOO]
+    ]
     for (name, packed), architecture in zip(tried, cycle(ARCHITECTURES)):
         label = f"{architecture.__name__}, {'packed' if packed else 'one document'}, {name}"
         yield label, partial(step, architecture, packed, **SETTINGS[name])
@@ -58,7 +74,9 @@ class NoPairs(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(result):
-            assert sum(size >= LENGTH for size in getattr(tensor, "shape", ())) < 2, f"{func} makes {tensor.shape}"
+            assert sum(size >= LENGTH for size in getattr(tensor, "shape", ())) < 2, (
+                f"{func} makes {tensor.shape}"
+            )
         return result
 
 
@@ -70,11 +88,15 @@ def step(architecture: Any, documents: bool, **changes: Any) -> None:
     model.runtime.apply(decoder, NAME)
     decoder.compiles_loss = False
     # The compiler takes no such mode, and what stands in for the kernel that PyTorch's attention ends in makes a mask.
-    is_left_out = model.runtime.compile is True or (not documents and changes.get("backend") == "sdpa")
+    is_left_out = model.runtime.compile is True or (
+        not documents and changes.get("backend") == "sdpa"
+    )
     with FakeTensorMode(), contextlib.nullcontext() if is_left_out else NoPairs():
         on_device(decoder)
         optimizer = model.make_optimizer(parameter_groups(decoder))
-        tokens, targets, ids = (torch.empty(BATCH, LENGTH, dtype=torch.int64, device=NAME) for _ in range(3))
+        tokens, targets, ids = (
+            torch.empty(BATCH, LENGTH, dtype=torch.int64, device=NAME) for _ in range(3)
+        )
         packing = (ids, torch.empty(9, dtype=torch.int32), LENGTH // 2) if documents else ()
         loss, objective = decoder(tokens, *packing, targets=targets, z_loss=1e-4)
         objective.backward()
@@ -85,7 +107,9 @@ def step(architecture: Any, documents: bool, **changes: Any) -> None:
         decoder.restore_norms()
         with torch.no_grad():
             validated, _ = decoder(tokens, *packing, targets=targets)
-    assert {result.device.type for result in (loss, norm, validated, *decoder.parameters())} == {NAME}
+    assert {result.device.type for result in (loss, norm, validated, *decoder.parameters())} == {
+        NAME
+    }
 
 
 def look(end: str) -> None:
@@ -100,8 +124,12 @@ TO_BE_SEEN = {"waiting": partial(look, NAME), "mixing": partial(look, "cpu")}
 def main() -> None:
     warnings.simplefilter("ignore")
     register()
-    compile_ = torch.compile  # through the compiler's front end, without the kernels that it would make
-    torch.compile = lambda function, dynamic: compile_(function, dynamic=dynamic, backend="aot_eager", fullgraph=True)  # type: ignore
+    compile_ = (
+        torch.compile
+    )  # through the compiler's front end, without the kernels that it would make
+    torch.compile = lambda function, dynamic: compile_(
+        function, dynamic=dynamic, backend="aot_eager", fullgraph=True
+    )  # type: ignore
     errors: dict[str, str | None] = {}
     for name, run in [*cases(), *TO_BE_SEEN.items()]:
         try:

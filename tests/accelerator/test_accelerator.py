@@ -10,13 +10,17 @@ from tests.accelerator.device import CAN_REGISTER
 from tests.accelerator.fit import LAST_STEP, LOGGED_EVERY
 from tests.accelerator.step import DENSE_TOO, SETTINGS, TO_BE_SEEN
 
-pytestmark = pytest.mark.skipif(not CAN_REGISTER, reason="this torch cannot register a device from Python")
+pytestmark = pytest.mark.skipif(
+    not CAN_REGISTER, reason="this torch cannot register a device from Python"
+)
 
 
 @pytest.fixture(scope="module")
 def printed() -> list[Any]:
     """In a process of its own, because a device cannot be removed."""
-    run = subprocess.run([sys.executable, "-m", "tests.accelerator.step"], capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.accelerator.step"], capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads(run.stdout.splitlines()[-1])
 
@@ -24,14 +28,18 @@ def printed() -> list[Any]:
 def test_a_step_mixes_no_devices_waits_for_nothing_and_makes_no_mask_of_all_pairs(printed) -> None:
     errors, _ = printed
     assert len(errors) == len(SETTINGS) + DENSE_TOO + len(TO_BE_SEEN)
-    seen = [f"{name}: {error}" for name, error in errors.items() if error and name not in TO_BE_SEEN]
+    seen = [
+        f"{name}: {error}" for name, error in errors.items() if error and name not in TO_BE_SEEN
+    ]
     assert not seen, "\n".join(seen)
 
 
 def test_it_would_be_seen(printed) -> None:
     errors, _ = printed
     assert "DataDependentOutputException" in (errors["waiting"] or "")
-    assert re.search("same device|two different devices", errors["mixing"] or "")  # torch 2.13, 2.11
+    assert re.search(
+        "same device|two different devices", errors["mixing"] or ""
+    )  # torch 2.13, 2.11
 
 
 def test_a_run_waits_only_where_it_logs(printed) -> None:

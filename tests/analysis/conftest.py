@@ -33,7 +33,9 @@ FALLING = [(100, 5.0), (200, 4.0), (300, 3.5), (400, 3.0)]
 """Tokens and loss of each validation of a baseline whose final loss is easy to cross."""
 
 
-def write_run(folder: Path, config: Any, record: dict[str, Any], points: Any, seconds_of: Any) -> None:
+def write_run(
+    folder: Path, config: Any, record: dict[str, Any], points: Any, seconds_of: Any
+) -> None:
     """A run folder; `seconds_of` tokens is the time of a validation."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -56,11 +58,24 @@ def drawn():
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """make_run(name, points, model, seed=…, settings={dotted key: value}, record={…}, seconds_of=…) → folder."""
 
-    def make(name, points=FALLING, model=GPT, seed=1, settings=None, record=None, seconds_of=lambda x: 0.1 * x):
+    def make(
+        name,
+        points=FALLING,
+        model=GPT,
+        seed=1,
+        settings=None,
+        record=None,
+        seconds_of=lambda x: 0.1 * x,
+    ):
         folder = tmp_path / "runs" / name
         seeds = {"seed_everything": seed, "data.init_args.seed": seed}
         config = copy.deepcopy(CONFIG)
-        for key, value in {"model.class_path": model, "run_dir": str(folder), **seeds, **(settings or {})}.items():
+        for key, value in {
+            "model.class_path": model,
+            "run_dir": str(folder),
+            **seeds,
+            **(settings or {}),
+        }.items():
             *path, last = key.split(".")
             reduce(dict.__getitem__, path, config)[last] = value
         write_run(folder, config, record or {}, points, seconds_of)

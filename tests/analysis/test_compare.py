@@ -45,7 +45,11 @@ def runs(make_run, tmp_path):
 def compared(runs, output, **options):
     """The comparison of the runs in a folder, its JSON and its Markdown."""
     report = compare([str(runs)], str(output), **options)
-    return report, json.loads((output / "convergence.json").read_text()), (output / "report.md").read_text()
+    return (
+        report,
+        json.loads((output / "convergence.json").read_text()),
+        (output / "report.md").read_text(),
+    )
 
 
 def table_row(markdown, label):
@@ -58,17 +62,35 @@ def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
     _, raw, markdown = compared(runs, out)
     assert (out / "convergence.png").read_bytes().startswith(b"\x89PNG")
     assert raw["target_loss"] == pytest.approx(3.1)
-    assert [group["label"] for group in raw["groups"]] == ["GPT+, plain", "anGPT, plain", "nGPT, plain"]
-    at = [200 + 100 * 0.2 / 0.4, 100 + 300 * 1.0 / 1.5]  # where 3.0 and 3.2 are, the baseline's losses of each seed
+    assert [group["label"] for group in raw["groups"]] == [
+        "GPT+, plain",
+        "anGPT, plain",
+        "nGPT, plain",
+    ]
+    at = [
+        200 + 100 * 0.2 / 0.4,
+        100 + 300 * 1.0 / 1.5,
+    ]  # where 3.0 and 3.2 are, the baseline's losses of each seed
     assert raw["groups"][1]["speedup_tokens"]["values"] == pytest.approx([400 / x for x in at])
     cells, mean = table_row(markdown, "anGPT, plain"), (400 / at[0] * 400 / at[1]) ** 0.5
     assert (cells[1], cells[3], cells[8]) == ("2", "2.6500 ± 0.0707", f"{100 / mean:.0f} %")
     assert cells[7].startswith(f"{mean:.2f} (")
     assert table_row(markdown, "GPT+, plain (baseline)")[7] == "1.00"
-    assert table_row(markdown, "nGPT, plain")[6:] == ["–", "not reached", "–", "–", "–"], "no times and no crossing"
-    assert any(note.startswith("nGPT, plain: LOST failed (failed, no validation)") for note in raw["notes"])
-    assert "nGPT, plain: 1 of 2 runs are counted; left out: 1 failed, no validation." in raw["notes"]
-    for needed in ("no validation: out of memory", "0123456789", "`anlit fit --config a.yaml`", "over tokens]("):
+    assert table_row(markdown, "nGPT, plain")[6:] == ["–", "not reached", "–", "–", "–"], (
+        "no times and no crossing"
+    )
+    assert any(
+        note.startswith("nGPT, plain: LOST failed (failed, no validation)") for note in raw["notes"]
+    )
+    assert (
+        "nGPT, plain: 1 of 2 runs are counted; left out: 1 failed, no validation." in raw["notes"]
+    )
+    for needed in (
+        "no validation: out of memory",
+        "0123456789",
+        "`anlit fit --config a.yaml`",
+        "over tokens](",
+    ):
         assert needed in markdown
     assert len(raw["runs"]) == 6
     assert str(out / "convergence.png") in capsys.readouterr().out
@@ -84,7 +106,10 @@ def write_paired(folder, runs, seconds, **record):
 
 def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_path):
     """However long the runs took: here the baseline's machine was ten times slower."""
-    slow, quick = make_run("gpt", seconds_of=lambda tokens: tokens), make_run("angpt", FASTER, ANGPT)
+    slow, quick = (
+        make_run("gpt", seconds_of=lambda tokens: tokens),
+        make_run("angpt", FASTER, ANGPT),
+    )
     never = make_run("ngpt", SLOWER, NGPT)
     make_run("angpt2", FASTER, ANGPT, seed=2)  # without a partner
     noise = [1.0, 1.1, 5.0, 0.9, 1.0, 1.2]  # of the machine, on both in a round
@@ -94,8 +119,15 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     report, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
     _, angpt, ngpt = raw["groups"]
     assert angpt["time_per_token"] == pytest.approx({"median": 1.25, "low": 1.20, "high": 1.30})
-    assert angpt["speedup_wall_clock"] == {"median": pytest.approx(1.6 / 1.25), "low": None, "high": None}
-    assert (ngpt["time_per_token"]["median"], ngpt["speedup_wall_clock"]) == (pytest.approx(2.0), None)
+    assert angpt["speedup_wall_clock"] == {
+        "median": pytest.approx(1.6 / 1.25),
+        "low": None,
+        "high": None,
+    }
+    assert (ngpt["time_per_token"]["median"], ngpt["speedup_wall_clock"]) == (
+        pytest.approx(2.0),
+        None,
+    )
     _, seeds, *_, time, wall_clock = table_row(markdown, "anGPT, plain")
     assert (seeds, time, wall_clock) == ("2 (1 paired)", "1.25 (1.20 … 1.30)", "1.28 (1 seed)")
     assert "speed-up 1.60 (1 seed) in tokens, 1.28 (1 seed) in wall-clock" in markdown
@@ -112,7 +144,9 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     ({}, H200, "the runs were trained on different hardware"),
     (H200, {}, "steps were timed on H200 and the runs were trained on test cpu, 2 cores"),
 ])  # fmt: skip
-def test_without_comparable_times_the_column_says_so_and_is_empty(make_run, tmp_path, paired, record, note):
+def test_without_comparable_times_the_column_says_so_and_is_empty(
+    make_run, tmp_path, paired, record, note
+):
     folders = [make_run("a"), make_run("b", FASTER, ANGPT, record=record)]
     if paired is not None:
         first = paired.get("untimed", 0)
@@ -126,10 +160,16 @@ def test_without_comparable_times_the_column_says_so_and_is_empty(make_run, tmp_
 def test_the_baseline_is_named_or_the_gpt_group_of_lowest_loss(make_run, runs, tmp_path):
     for name in ("nGPT, plain", f"{runs}/ngpt", "NGPT"):
         assert compare([runs], str(tmp_path / "o"), baseline=name).baseline.label == "nGPT, plain"
-    with pytest.raises(UserError, match=r"No GPT\+ run to compare with: name the baseline with --baseline"):
+    with pytest.raises(
+        UserError, match=r"No GPT\+ run to compare with: name the baseline with --baseline"
+    ):
         compare([f"{runs}/ngpt"], str(tmp_path / "o"))
-    make_run("best", [(100, 5.0), (400, 2.9)], settings={"model.init_args.optimizer.init_args.lr": 0.005})
-    make_run("running", [(100, 2.0)], settings={"model.init_args.d_ff": 1}, record={"status": "running"})
+    make_run(
+        "best", [(100, 5.0), (400, 2.9)], settings={"model.init_args.optimizer.init_args.lr": 0.005}
+    )
+    make_run(
+        "running", [(100, 2.0)], settings={"model.init_args.d_ff": 1}, record={"status": "running"}
+    )
     report = compare([runs], str(tmp_path / "o2"))
     assert report.baseline.label.endswith("lr=0.005")
     assert report.notes[0].startswith("Baseline: of 3 GPT+ groups")
@@ -146,7 +186,9 @@ def test_a_run_given_twice_counts_once(make_run, runs, tmp_path):
     given = [runs, f"{runs}/../runs/angpt1", str(tmp_path / "link")]
     report = compare(given, str(tmp_path / "o"))
     assert len(report.results[1].speedup.values) == len(report.results[1].final_loss.values) == 2
-    assert "anGPT, plain: 2 of 3 runs are counted; left out: 1 equal to another run." in report.notes
+    assert (
+        "anGPT, plain: 2 of 3 runs are counted; left out: 1 equal to another run." in report.notes
+    )
     make_run("again", SLOWER, ANGPT, seed=2)
     report = compare(given, str(tmp_path / "o"))
     assert any("seed 2 occurs more than once" in note for note in report.notes)
@@ -158,7 +200,9 @@ def test_a_report_on_other_runs_is_not_written_over(make_run, tmp_path):
     compare(runs[:2], str(tmp_path / "o"))
     compare(runs, str(tmp_path / "o"))
     before = (tmp_path / "o" / "convergence.json").read_bytes()
-    with pytest.raises(UserError, match=r"has another report \(anlit compare .*: give another folder, or remove"):
+    with pytest.raises(
+        UserError, match=r"has another report \(anlit compare .*: give another folder, or remove"
+    ):
         compare(runs[:2], str(tmp_path / "o"))
     assert (tmp_path / "o" / "convergence.json").read_bytes() == before
 
@@ -176,15 +220,22 @@ def test_a_folder_where_another_command_reports_is_refused(make_run, tmp_path, f
 
 
 def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
-    foreign = make_run("b", model=NGPT, record={"data": {"content_sha256": "c0", "tokenizer_sha256": "t1"}})
-    tried = {"different tokenizers": [make_run("a"), foreign], "None of the 1 runs": [make_run("c", [])]}
+    foreign = make_run(
+        "b", model=NGPT, record={"data": {"content_sha256": "c0", "tokenizer_sha256": "t1"}}
+    )
+    tried = {
+        "different tokenizers": [make_run("a"), foreign],
+        "None of the 1 runs": [make_run("c", [])],
+    }
     for words, runs in tried.items():
         with pytest.raises(UserError, match=words):
             compare([str(run) for run in runs], str(tmp_path / "o"))
     assert not (tmp_path / "o").exists()
 
 
-KILLED, AFTER = ({"step": 6, "changed": [f"lr 3 → {lr}"]} for lr in (7, 5))  # before it wrote a checkpoint
+KILLED, AFTER = (
+    {"step": 6, "changed": [f"lr 3 → {lr}"]} for lr in (7, 5)
+)  # before it wrote a checkpoint
 CHANGED = [{"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]}, KILLED, AFTER]
 LR = "model.init_args.optimizer.init_args.lr"
 LONG = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
@@ -192,7 +243,12 @@ LONG = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
 
 def calls(name, **settings):
     """Given singly, as `--trainer.callbacks=NAME` writes it."""
-    return {"trainer.callbacks": {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": settings}}
+    return {
+        "trainer.callbacks": {
+            "class_path": f"lightning.pytorch.callbacks.{name}",
+            "init_args": settings,
+        }
+    }
 
 
 def slowing(tokens):
@@ -234,8 +290,15 @@ def test_unfair_comparisons_are_noted_and_fair_ones_are_not(make_run, tmp_path, 
 
 
 def test_a_machine_that_compiled_first_or_whose_context_grew_is_steady(make_run):
-    growing = {"settings": {"data.init_args.context_schedule": {"steps": 10}}, "seconds_of": slowing}
-    for given in (growing, {"seconds_of": lambda tokens: 5.0 + 0.1 * tokens}, {"seconds_of": lambda tokens: math.nan}):
+    growing = {
+        "settings": {"data.init_args.context_schedule": {"steps": 10}},
+        "seconds_of": slowing,
+    }
+    for given in (
+        growing,
+        {"seconds_of": lambda tokens: 5.0 + 0.1 * tokens},
+        {"seconds_of": lambda tokens: math.nan},
+    ):
         assert not list(unstable_throughput(group_runs([load_run(make_run("a", LONG, **given))])))
 
 
@@ -255,34 +318,56 @@ def test_losses_on_different_tokens_give_no_speed_up_and_no_test(make_run, tmp_p
         make_run(f"gpt{seed}", points, seed=seed)
         make_run(f"ngpt{seed}", FASTER, NGPT, seed=seed, settings={"data.init_args.val_blocks": 4})
     _, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
-    assert (raw["groups"][1]["speedup_tokens"]["mean"], raw["groups"][1]["loss_difference"]) == (None, None)
+    assert (raw["groups"][1]["speedup_tokens"]["mean"], raw["groups"][1]["loss_difference"]) == (
+        None,
+        None,
+    )
     assert table_row(markdown, "nGPT, plain")[7] == "– (validated differently)"
 
 
-def test_a_bound_is_one_in_every_place_and_a_baseline_that_stands_still_is_noted(make_run, tmp_path):
+def test_a_bound_is_one_in_every_place_and_a_baseline_that_stands_still_is_noted(
+    make_run, tmp_path
+):
     still = make_run("gpt", [(100, 5.0), (200, 3.0), (400, 3.0)])
     below = make_run("ngpt", [(100, 2.9), (400, 2.6)], NGPT)
     write_paired(tmp_path / "out", [still, below], [[1.0] * 6, [2.0] * 6])
     _, _, markdown = compared(tmp_path / "runs", tmp_path / "out")
     assert "speed-up ≥ 2.00 in tokens, ≥ 1.00 in wall-clock" in markdown
-    assert "GPT+, plain: has its own final loss after 50% of its tokens, where speed-ups count." in markdown
+    assert (
+        "GPT+, plain: has its own final loss after 50% of its tokens, where speed-ups count."
+        in markdown
+    )
 
 
-def test_runs_that_have_not_finished_give_no_speed_up_and_no_test(make_run, tmp_path, monkeypatch, drawn):
+def test_runs_that_have_not_finished_give_no_speed_up_and_no_test(
+    make_run, tmp_path, monkeypatch, drawn
+):
     for seed, points in enumerate((SLOWER, SECOND)):
         make_run(f"gpt{seed}", points, seed=seed, record={"status": "running"})
         make_run(f"ngpt{seed}", FASTER, NGPT, seed=seed)
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
     _, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
     ngpt = raw["groups"][1]
-    assert (raw["target_loss"], ngpt["speedup_tokens"]["mean"], ngpt["loss_difference"]) == (None, None, None)
-    assert "**GPT+, plain** is so far at" in compared(tmp_path / "runs", tmp_path / "other", baseline="nGPT")[2]
+    assert (raw["target_loss"], ngpt["speedup_tokens"]["mean"], ngpt["loss_difference"]) == (
+        None,
+        None,
+        None,
+    )
+    assert (
+        "**GPT+, plain** is so far at"
+        in compared(tmp_path / "runs", tmp_path / "other", baseline="nGPT")[2]
+    )
     assert table_row(markdown, "nGPT, plain")[7:] == ["– (baseline unfinished)", "–", "–", "–"]
     assert not any("final loss of" in text.get_text() for text in drawn[0].legends[0].get_texts())
 
 
 EVIL = "x\x1b[2J ![p](http://evil/p.png) ![q](../secret.png) <img src=http://evil/r.png> [l](http://evil) `"
-TOLD = {"command": EVIL, "git": {"commit": EVIL, "dirty": False}, "hardware": {"devices": [EVIL]}, "error": EVIL}
+TOLD = {
+    "command": EVIL,
+    "git": {"commit": EVIL, "dirty": False},
+    "hardware": {"devices": [EVIL]},
+    "error": EVIL,
+}
 
 
 def test_foreign_text_of_runs_is_shown_and_not_obeyed(make_run, tmp_path, capsys):
@@ -292,7 +377,19 @@ def test_foreign_text_of_runs_is_shown_and_not_obeyed(make_run, tmp_path, capsys
     make_run("told", model=NGPT, record={**TOLD, "versions": {"torch": EVIL}})
     make_run("failed", model=NGPT, seed=2, record={**TOLD, "status": "failed"})
     (tmp_path / "secret.png").write_bytes((b"\x89PNG" + bytes(16)) * 2)
-    assert cli.main(["compare", str(tmp_path / "runs"), "--output", str(tmp_path / "out"), "--baseline", "nGPT"]) == 0
+    assert (
+        cli.main(
+            [
+                "compare",
+                str(tmp_path / "runs"),
+                "--output",
+                str(tmp_path / "out"),
+                "--baseline",
+                "nGPT",
+            ]
+        )
+        == 0
+    )
     assert "\x1b[2J" not in "".join(capsys.readouterr())
     page, text = ((tmp_path / "out" / f"report.{kind}").read_text() for kind in ("html", "md"))
     assert set(re.findall(r"<img[^>]* src=\"([^\"]{0,22})", page)) == {"data:image/png;base64,"}

@@ -11,7 +11,10 @@ from anlit.runs.groups import group_runs
 
 from .conftest import ANGPT, FALLING
 
-SCALE_INVARIANT = {"class_path": "anlit.attention.mechanisms.ScaleInvariant", "init_args": {"tau": 10}}
+SCALE_INVARIANT = {
+    "class_path": "anlit.attention.mechanisms.ScaleInvariant",
+    "init_args": {"tau": 10},
+}
 PLAIN = {"class_path": "anlit.attention.mechanisms.Plain", "init_args": {}}
 ATTENTION = "model.init_args.attention"
 LR = "model.init_args.optimizer.init_args.lr"
@@ -23,7 +26,12 @@ def labels(*folders):
 
 def test_a_run_is_read(make_run):
     run = load_run(make_run("a", model=ANGPT, seed=7, settings={ATTENTION: SCALE_INVARIANT}))
-    assert (run.architecture, run.attention, run.seed, run.status) == ("anGPT", "scale-invariant", 7, "finished")
+    assert (run.architecture, run.attention, run.seed, run.status) == (
+        "anGPT",
+        "scale-invariant",
+        7,
+        "finished",
+    )
     assert run.curve.tokens.tolist() == [100, 200, 300, 400]
     assert run.curve.seconds.tolist() == pytest.approx([10, 20, 30, 40])
     assert run.curve.loss.tolist() == [5.0, 4.0, 3.5, 3.0]
@@ -85,7 +93,9 @@ def test_seeds_paths_loggers_and_plain_written_out_do_not_separate_runs(make_run
     unlearned = {"trainer.logger": False, "data.init_args.path": "elsewhere", "ckpt_path": "x", ATTENTION: PLAIN,
                  "data.init_args.source": "texts", "trainer.max_time": "00:01:00:00",
                  "trainer.callbacks": [{"class_path": "anlit.training.callbacks.TrainingDynamics"}]}  # fmt: skip
-    (group,) = group_runs([load_run(make_run("a")), load_run(make_run("b", seed=2, settings=unlearned))])
+    (group,) = group_runs(
+        [load_run(make_run("a")), load_run(make_run("b", seed=2, settings=unlearned))]
+    )
     assert (group.label, [run.seed for run in group.counted]) == ("GPT+, plain", [1, 2])
 
 
@@ -96,7 +106,9 @@ def test_settings_and_data_separate_runs_and_distinct_labels_tell_how(make_run):
     assert labels(first, null)[1] == "GPT+, plain, lr=default, max_steps=none"
     other = make_run("c", record={"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}})
     assert labels(first, other) == ["GPT+, plain, content=c0", "GPT+, plain, content=c1"]
-    nope = make_run("d", settings={"model.init_args.positions": {"class_path": "anlit.layers.positions.NoPE"}})
+    nope = make_run(
+        "d", settings={"model.init_args.positions": {"class_path": "anlit.layers.positions.NoPE"}}
+    )
     assert labels(first, nope) == ["GPT+, plain, RoPE", "GPT+, plain, no positions"]
     many = {f"model.init_args.{name}": 1 for name in "abcde"}
     runs = [make_run("a"), make_run("b", settings=many), make_run("c", settings=many | {LR: 1.0})]

@@ -17,13 +17,17 @@ from .conftest import FALLING
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("theirs", [[3.4, 3.5], [3.4, 3.4]])  # the latter without a warning of lost precision
+@pytest.mark.parametrize(
+    "theirs", [[3.4, 3.5], [3.4, 3.4]]
+)  # the latter without a warning of lost precision
 def test_other_seeds_are_compared_by_welch(theirs: list[float]) -> None:
     ours = [3.0, 3.2, 3.1]
     test = difference(dict(enumerate(ours)), dict(enumerate(theirs, 7)))
     assert test is not None
     assert (test.method, test.n) == ("Welch's t-test", (3, 2))
-    expected = stats.ttest_ind_from_stats(3.1, 0.1, 3, np.mean(theirs), np.std(theirs, ddof=1), 2, equal_var=False)
+    expected = stats.ttest_ind_from_stats(
+        3.1, 0.1, 3, np.mean(theirs), np.std(theirs, ddof=1), 2, equal_var=False
+    )
     assert test.p == pytest.approx(expected.pvalue)
     if theirs[0] != theirs[1]:
         interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
@@ -34,8 +38,17 @@ def test_nothing_is_claimed_of_one_seed_or_no_spread() -> None:
     """Nor where a run was lost."""
     one, two, flat = {1: 3.0}, {1: 3.0, 2: 3.1}, {1: 3.0, 2: 3.0}
     for lost in ({1: 3.2, 2: 3.4, 3: None}, {4: 3.2, 5: 3.4, 6: None}):
-        assert difference(lost, {1: 3.1, 2: 3.5, 3: 3.0}) is difference({1: 3.1, 2: 3.5, 3: 3.0}, lost) is None
-    for other in ((one, {1: 3.1}), (one, {2: 3.1, 3: 3.2}), (two, {1: 3.1, 2: 3.2}), (flat, {3: 3.1, 4: 3.1})):
+        assert (
+            difference(lost, {1: 3.1, 2: 3.5, 3: 3.0})
+            is difference({1: 3.1, 2: 3.5, 3: 3.0}, lost)
+            is None
+        )
+    for other in (
+        (one, {1: 3.1}),
+        (one, {2: 3.1, 3: 3.2}),
+        (two, {1: 3.1, 2: 3.2}),
+        (flat, {3: 3.1, 4: 3.1}),
+    ):
         assert difference(*other) is None
     assert difference({1: 3.2, 2: 3.20001}, {1: 3.1, 2: 3.1}) is not None, "a small spread is one"
 
@@ -63,14 +76,18 @@ BASELINE = curve(*FALLING, seconds_per_token=2.0)
 ])  # fmt: skip
 def test_one_curve(points: list, speedup: float | None, bound: bool) -> None:
     for seconds_per_token in (4.0, np.nan):  # time that was not logged changes nothing
-        result = speed_up([(1, BASELINE)], [(1, curve(*points, seconds_per_token=seconds_per_token))])
+        result = speed_up(
+            [(1, BASELINE)], [(1, curve(*points, seconds_per_token=seconds_per_token))]
+        )
         assert result.mean == pytest.approx(speedup)
         assert (result.test, result.bound) == (None, bound)
 
 
 def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing() -> None:
     overfit = curve((100, 5.0), (200, 3.0), (300, 2.0), (400, 2.5))
-    assert speed_up([(1, overfit)], [(1, curve((100, 3.0), (150, 2.5)))]).mean == pytest.approx(250 / 150)
+    assert speed_up([(1, overfit)], [(1, curve((100, 3.0), (150, 2.5)))]).mean == pytest.approx(
+        250 / 150
+    )
 
 
 def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
@@ -80,12 +97,19 @@ def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
     paired = speed_up([(1, easy), (2, hard)], [(2, quick_hard), (1, quick_easy), (3, quick_hard)])
     assert (paired.values, paired.words) == ((2.0, 2.0), "2.00 (2 seeds)")
     missed = speed_up([(1, easy), (2, hard)], [(1, quick_easy), (2, curve((100, 5.0), (200, 3.1)))])
-    assert (missed.values, missed.mean, missed.test, missed.words) == ((2.0, None), None, None, "1 of 2 seeds")
+    assert (missed.values, missed.mean, missed.test, missed.words) == (
+        (2.0, None),
+        None,
+        None,
+        "1 of 2 seeds",
+    )
     for lost in (speed_up([(1, easy), (2, None)], [(1, quick_easy), (2, quick_hard)]),
                  speed_up([(1, easy), (2, hard)], [(1, quick_easy), (2, None)])):  # fmt: skip
         assert (lost.values, lost.words) == ((2.0, None), "1 of 2 seeds")
     without = speed_up([(1, easy), (2, hard)], [(3, quick_easy), (4, quick_hard)])
-    assert (without.paired, without.words) == (False, "1 of 2 seeds"), "the hard one never gets to the mean curve's end"
+    assert (without.paired, without.words) == (False, "1 of 2 seeds"), (
+        "the hard one never gets to the mean curve's end"
+    )
 
 
 def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> None:

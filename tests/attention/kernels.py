@@ -27,7 +27,9 @@ class Straight(Mechanism):
         return 1 + self.slope() * t / 64
 
     def distance_bias(self, t: Tensor) -> Tensor:
-        return -self.slope() * 2.0 ** -torch.arange(1, self.n_heads + 1, device=t.device)[:, None] * t
+        return (
+            -self.slope() * 2.0 ** -torch.arange(1, self.n_heads + 1, device=t.device)[:, None] * t
+        )
 
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -53,7 +55,10 @@ def inputs(*shape: int, dtype: torch.dtype, n_heads_kv: int | None = None) -> li
     B, H, T, D = shape
     heads = (H, n_heads_kv or H, n_heads_kv or H, H)
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(B, T, h, D, generator=generator, dtype=torch.float64).to(dtype).transpose(1, 2) for h in heads]
+    return [
+        torch.randn(B, T, h, D, generator=generator, dtype=torch.float64).to(dtype).transpose(1, 2)
+        for h in heads
+    ]
 
 
 def packed(batch: int, length: int, kind: str, device: str = "cpu") -> Documents:
@@ -65,7 +70,9 @@ def packed(batch: int, length: int, kind: str, device: str = "cpu") -> Documents
     return Documents(ids, length, torch.device(device))
 
 
-def gradients(attend, mechanism: Mechanism, tensors: list[Tensor], documents: Documents) -> dict[str, Tensor]:
+def gradients(
+    attend, mechanism: Mechanism, tensors: list[Tensor], documents: Documents
+) -> dict[str, Tensor]:
     """The output and the gradients of q, k, v and of what the mechanism learns, all of them in one vector."""
     *qkv, probe = tensors
     q, k, v = (x.detach().requires_grad_() for x in qkv)
@@ -77,10 +84,15 @@ def gradients(attend, mechanism: Mechanism, tensors: list[Tensor], documents: Do
     return {name: x.double().cpu() for name, x in result.items()}
 
 
-def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype) -> None:
+def assert_close(
+    actual: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype
+) -> None:
     assert actual.keys() == expected.keys()
     for name, reference in expected.items():
-        size, of_v = reference.norm(), expected["v"].norm()  # a query that sees one key gives q and k no gradient
+        size, of_v = (
+            reference.norm(),
+            expected["v"].norm(),
+        )  # a query that sees one key gives q and k no gradient
         error = (actual[name] - reference).norm() / (of_v if size < NOTHING * of_v else size)
         bound = (LEARNED_BOUNDS if name == "learned" else BOUNDS)[dtype]
         assert error <= bound, f"{name}: relative error {error:.1e}, more than {bound:.0e}"
@@ -106,12 +118,23 @@ def windowed(mechanism: Mechanism, kind: str) -> Mechanism:
     return SlidingWindow(11, mechanism) if kind == "window" and not has_one else mechanism
 
 
-def check(backend: Any, name: str, kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> None:
+def check(
+    backend: Any,
+    name: str,
+    kind: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str = "cpu",
+) -> None:
     """`backend` against the readable one in float64, both with the numbers as `dtype` rounds them."""
     B, H, T, D = shape
     mechanism, reference = (windowed(MECHANISMS[name], kind).for_layer(H, D, 0) for _ in range(2))
     tensors = inputs(*shape, dtype=dtype)
-    expected = gradients(eager.attend, reference.double(), [x.double() for x in tensors], packed(B, T, kind))
+    expected = gradients(
+        eager.attend, reference.double(), [x.double() for x in tensors], packed(B, T, kind)
+    )
     on_device = [x.to(device) for x in tensors]
-    actual = gradients(backend.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device))
+    actual = gradients(
+        backend.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device)
+    )
     assert_close(actual, expected, dtype)

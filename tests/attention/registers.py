@@ -58,10 +58,16 @@ def compile_kernel(
         "tangent_pairs": False, **dict.fromkeys(unused),
     }  # fmt: skip
     names = function.arg_names
-    types = TYPES | (dict.fromkeys(("dk", "dv"), "*fp32") if group > 1 else {})  # each query head's part of the sum
+    types = TYPES | (
+        dict.fromkeys(("dk", "dv"), "*fp32") if group > 1 else {}
+    )  # each query head's part of the sum
     types |= dict.fromkeys(constants, "constexpr")
     kinds = [types.get(name, "i32").replace("*q", pointer) for name in names]
-    aligned: Any = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(kinds) if kind[0] == "*" or kind == "i32"}
+    aligned: Any = {
+        (n,): [["tt.divisibility", 16]]
+        for n, kind in enumerate(kinds)
+        if kind[0] == "*" or kind == "i32"
+    }
     constants = {name: value for name, value in constants.items() if name in names}
     source = ASTSource(function, dict(zip(names, kinds, strict=True)), constants, aligned)
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
@@ -81,11 +87,18 @@ def resources(compiled: Any) -> dict[str, int]:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
         usage, code = (
-            subprocess.run([tools / command, option, cubin], capture_output=True, text=True, check=True).stdout
+            subprocess.run(
+                [tools / command, option, cubin], capture_output=True, text=True, check=True
+            ).stdout
             for command, option in (("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-c"))
         )
-    registers, stack = (int(re.search(rf"{what}:(\d+)", usage).group(1)) for what in ("REG", "STACK"))  # type: ignore[union-attr]
-    counted = {kind: len(re.findall(rf"\b{kind}\b", code)) for kind in ("HGMMA", "HMMA", "LDG", "LDL", "STL", "MUFU")}
+    registers, stack = (
+        int(re.search(rf"{what}:(\d+)", usage).group(1)) for what in ("REG", "STACK")
+    )  # type: ignore[union-attr]
+    counted = {
+        kind: len(re.findall(rf"\b{kind}\b", code))
+        for kind in ("HGMMA", "HMMA", "LDG", "LDL", "STL", "MUFU")
+    }
     loop, near, *_ = [*sorted(loops_with_products(code)), 0, 0]
     counted["waits"] = len(re.findall(r"WARPGROUP\.DEPBAR", code))
     sizes = {"shared": compiled.metadata.shared, "loop": loop, "near": near}

@@ -8,7 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from anlit import GPT, DynamicNTK, NoPE, Plain, PositionsPattern, PRoPE, RoPE, SlidingWindow, SqrtLogN
+from anlit import (
+    GPT,
+    DynamicNTK,
+    NoPE,
+    Plain,
+    PositionsPattern,
+    PRoPE,
+    RoPE,
+    SlidingWindow,
+    SqrtLogN,
+)
 from anlit.attention.backends import sdpa
 from anlit.attention.cache import KeyValueCache
 from anlit.models.decoder import Decoder
@@ -23,9 +33,13 @@ DOCUMENTS = (TOKENS == 3).cumsum(1)
 
 
 @torch.no_grad()
-def in_pieces(model: Decoder, tokens: Tensor, ids: Any, cache: KeyValueCache, cuts: Sequence[int] = CUTS) -> Tensor:
+def in_pieces(
+    model: Decoder, tokens: Tensor, ids: Any, cache: KeyValueCache, cuts: Sequence[int] = CUTS
+) -> Tensor:
     parts = (slice(first, end) for first, end in pairwise(cuts))
-    return torch.cat([model(tokens[:, i], None if ids is None else ids[:, i], cache=cache) for i in parts], 1)
+    return torch.cat(
+        [model(tokens[:, i], None if ids is None else ids[:, i], cache=cache) for i in parts], 1
+    )
 
 
 TELLING = ("plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "window, log n")
@@ -39,7 +53,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "settings"), [*product(SHIPPED, ["as it is"]), *product(TELLING, SETTINGS)])
+@pytest.mark.parametrize(
+    ("name", "settings"), [*product(SHIPPED, ["as it is"]), *product(TELLING, SETTINGS)]
+)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.covering(2)
 @torch.no_grad()
@@ -51,23 +67,31 @@ def test_every_mechanism_and_setting_in_pieces(architecture, settings: str, name
 
 
 @pytest.mark.parametrize("name", ["log n", "alibi", "window", "scale-invariant"])
-def test_one_query_without_a_gain_by_distance_is_computed_by_a_fused_kernel(name: str, monkeypatch) -> None:
+def test_one_query_without_a_gain_by_distance_is_computed_by_a_fused_kernel(
+    name: str, monkeypatch
+) -> None:
     masks, real = [], sdpa.fused
     monkeypatch.setattr(sdpa, "fused", lambda *given: masks.append(given[3]) or real(*given))
     model = decoder(GPT, attention=SHIPPED[name], backend="eager")
     in_pieces(model, TOKENS, None, KeyValueCache(LENGTH), (0, 30, 31, LENGTH))
-    assert [mask is None for mask in masks] == ([] if name == "scale-invariant" else [name != "alibi"] * 2)
+    assert [mask is None for mask in masks] == (
+        [] if name == "scale-invariant" else [name != "alibi"] * 2
+    )
 
 
 @pytest.mark.parametrize("masking", [True, False])
-@pytest.mark.parametrize("name", ["plain", "scale-invariant", "sqrt log n, r per head", "alibi", "window, log n"])
+@pytest.mark.parametrize(
+    "name", ["plain", "scale-invariant", "sqrt log n, r per head", "alibi", "window, log n"]
+)
 def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, masking: bool) -> None:
     model = decoder(GPT, attention=SHIPPED[name], document_masking=masking)
     padding = torch.tensor([0, 11, 4])
     padded, ids = TOKENS.clone(), DOCUMENTS.clone()
     for row, n in enumerate(padding.tolist()):
         padded[row, :n], ids[row, :n] = 28 - row, ids[row, n].item()
-    actual = in_pieces(model, padded, ids, KeyValueCache(LENGTH, padding), cuts=(0, 15, 16, 17, 18, 30, LENGTH))
+    actual = in_pieces(
+        model, padded, ids, KeyValueCache(LENGTH, padding), cuts=(0, 15, 16, 17, 18, 30, LENGTH)
+    )
     for row, n in enumerate(padding.tolist()):
         with torch.no_grad():
             alone = model(TOKENS[row : row + 1, n:], DOCUMENTS[row : row + 1, n:])
@@ -78,7 +102,11 @@ def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, mas
 def test_a_window_bounds_the_memory_and_takes_more_new_tokens_than_a_block_of_queries() -> None:
     """2 layers, 2 or 1 heads of keys of width 16, float64: 1,024 or 512 bytes per slot for keys and values."""
     tokens = random_tokens(1, 700)
-    for attention, n_slots, n_keys in ((SlidingWindow(40, SqrtLogN()), 80, 2), (Plain(), 700, 2), (Plain(), 700, 1)):
+    for attention, n_slots, n_keys in (
+        (SlidingWindow(40, SqrtLogN()), 80, 2),
+        (Plain(), 700, 2),
+        (Plain(), 700, 1),
+    ):
         model, cache = decoder(GPT, attention=attention, n_kv_heads=n_keys), KeyValueCache(700)
         pieces = in_pieces(model, tokens, None, cache, cuts=(0, 40, 600, *range(610, 701, 10)))
         held = sum(buffer.nbytes for layer in cache._layers.values() for buffer in layer.buffers)

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from anlit import GPT, ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention.backends import BACKENDS, candidates, choose, default_backend, flash, flex, triton
+from anlit.attention.backends import (
+    BACKENDS,
+    candidates,
+    choose,
+    default_backend,
+    flash,
+    flex,
+    triton,
+)
 from anlit.attention.selection import mechanism_name
 from anlit.errors import UserError
 from tests.attention.examples import SHIPPED
@@ -20,9 +28,19 @@ Q = torch.randn(2, 3, 5, 16)
 class OnDevice:
     """What a back end asks of queries on a device that need not be here."""
 
-    def __init__(self, kind: str, dtype: torch.dtype = torch.bfloat16, width: int = 64, length: int = 1) -> None:
-        self.device, self.dtype, self.shape = torch.device(kind), dtype, torch.Size((1, 3, length, width))
-        self.requires_grad, self.is_cuda, self.element_size = True, kind == "cuda", lambda: dtype.itemsize
+    def __init__(
+        self, kind: str, dtype: torch.dtype = torch.bfloat16, width: int = 64, length: int = 1
+    ) -> None:
+        self.device, self.dtype, self.shape = (
+            torch.device(kind),
+            dtype,
+            torch.Size((1, 3, length, width)),
+        )
+        self.requires_grad, self.is_cuda, self.element_size = (
+            True,
+            kind == "cuda",
+            lambda: dtype.itemsize,
+        )
 
 
 on_cuda: Any = partial(OnDevice, "cuda")
@@ -35,10 +53,14 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("h200")
-def test_without_a_trial_auto_takes_what_needs_no_mask_of_all_pairs_on_a_cpu_and_what_does_no_harm_on_a_gpu() -> None:
+def test_without_a_trial_auto_takes_what_needs_no_mask_of_all_pairs_on_a_cpu_and_what_does_no_harm_on_a_gpu() -> (
+    None
+):
     """Training in bfloat16 on a CPU takes eager up to a block of its queries. Sizing asks the same without queries."""
     for name, mechanism in SHIPPED.items():
-        by_distance = any(part in name for part in ("scale-invariant", "log bias", "alibi", "window", "pattern"))
+        by_distance = any(
+            part in name for part in ("scale-invariant", "log bias", "alibi", "window", "pattern")
+        )
         mechanism = mechanism.for_layer(3, 64, 0)
         usual = "eager" if mechanism.scales_with_distance else "sdpa"
         default = "blockwise" if by_distance else "sdpa"
@@ -46,8 +68,14 @@ def test_without_a_trial_auto_takes_what_needs_no_mask_of_all_pairs_on_a_cpu_and
         assert choose("auto", mechanism, Q, dropout=0.1) == usual
         short = Q.bfloat16().requires_grad_()
         long = torch.empty(1, 3, 513, 16, dtype=torch.bfloat16, requires_grad=True)
-        assert choose("auto", mechanism, short) == choose("auto", mechanism, short, dropout=0.1) == "eager"
-        assert choose("auto", mechanism, long) == choose("auto", mechanism, short.detach()) == default
+        assert (
+            choose("auto", mechanism, short)
+            == choose("auto", mechanism, short, dropout=0.1)
+            == "eager"
+        )
+        assert (
+            choose("auto", mechanism, long) == choose("auto", mechanism, short.detach()) == default
+        )
         assert choose("auto", mechanism, on_cuda()) == default_backend(mechanism, "cuda") == usual
     assert choose("flash", Plain(), on_cuda()) == "flash"
 
@@ -55,7 +83,9 @@ def test_without_a_trial_auto_takes_what_needs_no_mask_of_all_pairs_on_a_cpu_and
 @pytest.mark.usefixtures("h200")
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("name", SHIPPED)
-def test_at_most_three_are_tried_and_eager_only_where_it_is_short(name, is_packed, monkeypatch) -> None:
+def test_at_most_three_are_tried_and_eager_only_where_it_is_short(
+    name, is_packed, monkeypatch
+) -> None:
     """Flex is left out where its learned tables have another kernel."""
     layer = SHIPPED[name].for_layer(3, 64, 0)
     short, long = (candidates(layer, on_cuda(length=length), is_packed) for length in (2048, 8192))
@@ -63,7 +93,9 @@ def test_at_most_three_are_tried_and_eager_only_where_it_is_short(name, is_packe
     assert "eager" not in long
     assert candidates(layer, Q, is_packed) == []
     if layer.scales_with_distance:
-        assert short == (["triton", "eager"] if "c per layer" in name else ["triton", "flex", "eager"])
+        assert short == (
+            ["triton", "eager"] if "c per layer" in name else ["triton", "flex", "eager"]
+        )
         monkeypatch.setattr(triton, "IS_INSTALLED", False)
         assert candidates(layer, on_cuda(), is_packed) == ["flex", "eager"]
 
@@ -72,7 +104,9 @@ def test_at_most_three_are_tried_and_eager_only_where_it_is_short(name, is_packe
     ({}, True), ({"generation": 10}, True), ({"generation": 8}, False), ({"has_package": False}, False),
     ({"learned": True}, False), ({"q": on_cuda(torch.float32)}, False), ({"q": Q.half()}, False),
 ])  # fmt: skip
-def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(changes, expected, monkeypatch) -> None:
+def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
+    changes, expected, monkeypatch
+) -> None:
     """On CPU FLASH would be ignored without a word, and without the package it raises."""
     monkeypatch.setattr(flex, "HAS_FLASH_4", changes.get("has_package", True))
     monkeypatch.setattr(flex, "gpu_generation", lambda: changes.get("generation", 9))
@@ -138,4 +172,7 @@ def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> No
 def test_the_name_of_a_mechanism_tells_its_window_and_what_is_learned() -> None:
     inner = ScaleInvariant(tau=3.0, learned="globally").for_layer(2, 8, 0)
     assert mechanism_name(ScaleInvariant(tau=4.0)) == "ScaleInvariant"
-    assert mechanism_name(SlidingWindow(9, inner)) == "SlidingWindow(window 9, ScaleInvariant(decay globally))"
+    assert (
+        mechanism_name(SlidingWindow(9, inner))
+        == "SlidingWindow(window 9, ScaleInvariant(decay globally))"
+    )

@@ -9,7 +9,16 @@ import torch
 from anlit import Plain, ScaleInvariant
 from anlit.attention.backends import blockwise, eager, sdpa
 from tests.attention import kernels
-from tests.attention.kernels import MECHANISMS, WIDTHS, assert_same, check, gradients, inputs, packed, windowed
+from tests.attention.kernels import (
+    MECHANISMS,
+    WIDTHS,
+    assert_same,
+    check,
+    gradients,
+    inputs,
+    packed,
+    windowed,
+)
 
 pytestmark = pytest.mark.usefixtures("poison")
 BACKENDS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
@@ -56,7 +65,13 @@ def test_every_width_and_dtype_is_the_reference(backend, width, dtype, kind) -> 
 @pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 300])
 def test_any_length_of_blockwise(length, kind, room, monkeypatch) -> None:
     monkeypatch.setattr(blockwise, "KEPT_WEIGHTS", room)
-    check(blockwise, "scale-invariant", kind if length > 2 else "dense", (2, 3, length, D), torch.float32)
+    check(
+        blockwise,
+        "scale-invariant",
+        kind if length > 2 else "dense",
+        (2, 3, length, D),
+        torch.float32,
+    )
 
 
 def test_a_long_sequence_keeps_no_logits_for_the_backward_pass() -> None:
@@ -64,9 +79,13 @@ def test_a_long_sequence_keeps_no_logits_for_the_backward_pass() -> None:
     for length, is_kept in ((512, True), (513, False)):
         kept: list[torch.Tensor] = []
         q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, length, D, dtype=torch.float32))
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, kept=kept: kept.append(x) or x, lambda x: x
+        ):
             eager.attend(q, k, v, ScaleInvariant(), packed(1, length, "dense"), 0.0)
-        assert any(x.numel() >= 128 * 512 for x in kept) == is_kept  # of the last quarter of the queries
+        assert (
+            any(x.numel() >= 128 * 512 for x in kept) == is_kept
+        )  # of the last quarter of the queries
 
 
 def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
@@ -74,7 +93,10 @@ def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
     q, k, v, _ = inputs(1, 3, 13, D, dtype=torch.float32)
     expected = sdpa.fused(q, k, v, is_causal=True)
     monkeypatch.setattr(sdpa, "prefers_cudnn", lambda q, mask: True)
-    for fused in (sdpa.fused, torch.compile(sdpa.fused, fullgraph=True, dynamic=False, backend="eager")):
+    for fused in (
+        sdpa.fused,
+        torch.compile(sdpa.fused, fullgraph=True, dynamic=False, backend="eager"),
+    ):
         assert torch.equal(fused(q, k, v, is_causal=True), expected)
 
 
@@ -100,7 +122,10 @@ def test_blockwise_does_not_compute_what_documents_and_windows_hide(monkeypatch)
 @pytest.mark.parametrize(("keeps", "n_numbers"), [(False, 0), (True, 2 * 3 * 33 * 33)])
 def test_blockwise_keeps_nothing_without_gradients(keeps, n_numbers) -> None:
     q, k, v, _ = inputs(2, 3, 33, D, dtype=torch.float32)
-    assert blockwise.blockwise_attention(q, k, v, None, None, None, None, keeps)[1].numel() == n_numbers
+    assert (
+        blockwise.blockwise_attention(q, k, v, None, None, None, None, keeps)[1].numel()
+        == n_numbers
+    )
 
 
 @kernels.packings

@@ -18,7 +18,9 @@ from tests.models.tiny import random_tokens, tiny
 LENGTH = 13
 
 
-def by_document(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, window: Any) -> Tensor:
+def by_document(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, window: Any
+) -> Tensor:
     """Causal attention of each sequence, (N, H, D), as PyTorch's documentation has it."""
     assert cu_seqlens.dtype == torch.int32
     assert cu_seqlens.diff().max() <= longest
@@ -31,18 +33,28 @@ def by_document(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: in
     return torch.einsum("hij,jhd->ihd", logits.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
-def _varlen_forward(q, k, v, cu_q, cu_k, max_q, max_k, is_causal, scale, window, enable_gqa=False, *rest):
+def _varlen_forward(
+    q, k, v, cu_q, cu_k, max_q, max_k, is_causal, scale, window, enable_gqa=False, *rest
+):
     assert scale in (None, q.shape[-1] ** -0.5)
     assert torch.equal(cu_q, cu_k)
     assert is_causal == (tuple(window) == (-1, 0))
     assert enable_gqa or q.shape[1] == k.shape[1]
     out = by_document(q, k, v, cu_q, max_q, window)
-    return out, q.new_zeros(q.shape[1], len(q), dtype=torch.float32), torch.zeros(2, dtype=torch.uint64)
+    return (
+        out,
+        q.new_zeros(q.shape[1], len(q), dtype=torch.float32),
+        torch.zeros(2, dtype=torch.uint64),
+    )
 
 
-def _varlen_backward(gradient, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, causal, rng, scale, window):
+def _varlen_backward(
+    gradient, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, causal, rng, scale, window
+):
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    with ThreadPoolExecutor(1) as pool:  # inside of an operator autograd is off, but not in another thread
+    with ThreadPoolExecutor(
+        1
+    ) as pool:  # inside of an operator autograd is off, but not in another thread
         out = pool.submit(by_document, *leaves, cu_q, max_q, window).result()
         return pool.submit(torch.autograd.grad, out, leaves, gradient).result()
 
@@ -59,7 +71,9 @@ def test_pytorch_is_asked_for_what_eager_computes(name, kind, n_kv_heads) -> Non
     mechanism = MECHANISMS[name].for_layer(2, 16, 0).double()
     tensors = inputs(3, 2, LENGTH, 16, dtype=torch.float64, n_heads_kv=n_kv_heads)
     attends = (flash.attend, eager.attend)
-    assert_same(*(gradients(attend, mechanism, tensors, packed(3, LENGTH, kind)) for attend in attends))
+    assert_same(
+        *(gradients(attend, mechanism, tensors, packed(3, LENGTH, kind)) for attend in attends)
+    )
 
 
 def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypatch) -> None:
@@ -68,8 +82,15 @@ def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypat
     batch = batch_from_blocks(random_tokens(2, 17, vocab_size=4), end_of_document=0)
     for masking in (True, False):
         model = tiny(GPT, backend="flash", document_masking=masking)
-        assert model(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest).isfinite().all()
+        assert (
+            model(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
+            .isfinite()
+            .all()
+        )
     starts, longest = batch.cu_seqlens, batch.longest
-    for ids, expected in ((batch.document_ids, (starts.tolist(), longest)), (None, ([0, 16, 32], 16))):
+    for ids, expected in (
+        (batch.document_ids, (starts.tolist(), longest)),
+        (None, ([0, 16, 32], 16)),
+    ):
         cu_seqlens, size = Documents(ids, 16, torch.device("cpu"), starts, longest).packing(2)
         assert (cu_seqlens.tolist(), len(size)) == expected

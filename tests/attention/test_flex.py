@@ -45,13 +45,18 @@ def test_the_forward_pass_is_eager(name, n_kv_heads, kind) -> None:
 @kinds
 @pytest.mark.parametrize("window", [None, 1, 3, 128, 140, 300])
 @pytest.mark.parametrize("length", [1, 127, 128, 129, 400])
-def test_blocks_are_skipped_if_nothing_in_them_is_seen_and_not_masked_if_all_is(kind, window, length) -> None:
+def test_blocks_are_skipped_if_nothing_in_them_is_seen_and_not_masked_if_all_is(
+    kind, window, length
+) -> None:
     packed = documents(kind, length)
     actual = flex.block_mask(packed, window)
     assert flex.block_mask(packed, window) is actual, "layers share the blocks of a batch"
     visible = packed.mask(window)
     rows, size, n_blocks = len(visible), flex.BLOCK, -(-length // flex.BLOCK)
-    pairs = ((actual.kv_num_blocks, actual.kv_indices), (actual.full_kv_num_blocks, actual.full_kv_indices))
+    pairs = (
+        (actual.kv_num_blocks, actual.kv_indices),
+        (actual.full_kv_num_blocks, actual.full_kv_indices),
+    )
     for b, i in itertools.product(range(rows), range(n_blocks)):
         partly, whole = (columns[b, 0, i, : n[b, 0, i]].tolist() for n, columns in pairs)
         for j, block in enumerate(visible[b, 0, i * size : (i + 1) * size].split(size, 1)):

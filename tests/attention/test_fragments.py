@@ -21,7 +21,9 @@ def test_every_fragment_builds_a_model(architecture, name) -> None:
     model = build_from_plain(architecture, {**SIZE, **FRAGMENTS[name]}, name)
     logits = model(random_tokens(2, 12), torch.tensor([[0] * 5 + [1] * 7] * 2))
     logits.square().sum().backward()
-    assert all(x.isfinite().all() for x in (logits, *(parameter.grad for parameter in model.parameters())))
+    assert all(
+        x.isfinite().all() for x in (logits, *(parameter.grad for parameter in model.parameters()))
+    )
 
 
 def test_every_mechanism_has_a_fragment() -> None:

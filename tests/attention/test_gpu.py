@@ -9,12 +9,23 @@ import pytest
 import torch
 
 from anlit.attention.backends import BACKENDS
-from tests.attention.kernels import FLASH, MECHANISMS, ONE_COEFFICIENT, WIDTHS, check, gradients, inputs, packed
+from tests.attention.kernels import (
+    FLASH,
+    MECHANISMS,
+    ONE_COEFFICIENT,
+    WIDTHS,
+    check,
+    gradients,
+    inputs,
+    packed,
+)
 
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (*HALF, torch.float32)
 PACKINGS, KINDS = ("dense", "documents"), ("dense", "documents", "window")
-BY_DISTANCE = [name for name in ONE_COEFFICIENT if MECHANISMS[name].for_layer(1, 8, 0).depends_on_distance]
+BY_DISTANCE = [
+    name for name in ONE_COEFFICIENT if MECHANISMS[name].for_layer(1, 8, 0).depends_on_distance
+]
 TRITON = ["plain", "log n", *BY_DISTANCE]
 """To the kernel all g(n) are alike: it gets the product of g(n) and q."""
 CASES = [
@@ -37,7 +48,14 @@ def test_it_is_the_formula(backend, name, kind, width, dtype) -> None:
     q = torch.empty(1, 2, 1, width, dtype=dtype, device="cuda")
     if reason := BACKENDS[backend].unsupported_reason(MECHANISMS[name], q):
         pytest.skip(reason)
-    check(BACKENDS[backend], name, kind, (2, 2, 150 + sum(map(ord, name + kind)) % 100, width), dtype, "cuda")
+    check(
+        BACKENDS[backend],
+        name,
+        kind,
+        (2, 2, 150 + sum(map(ord, name + kind)) % 100, width),
+        dtype,
+        "cuda",
+    )
 
 
 @pytest.mark.gpu
@@ -45,5 +63,7 @@ def test_triton_gives_the_same_bits_twice() -> None:
     tensors = [x.cuda() for x in inputs(2, 3, 1000, 64, dtype=torch.bfloat16)]
     mechanism = MECHANISMS["scale-invariant, c per layer"].for_layer(3, 64, 0).cuda()
     documents = packed(2, 1000, "documents", "cuda")
-    first, second = (gradients(BACKENDS["triton"].attend, mechanism, tensors, documents) for _ in range(2))
+    first, second = (
+        gradients(BACKENDS["triton"].attend, mechanism, tensors, documents) for _ in range(2)
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)

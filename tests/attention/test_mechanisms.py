@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anlit import AnGPT, AttentionPattern, BetaScaling, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
+from anlit import (
+    AnGPT,
+    AttentionPattern,
+    BetaScaling,
+    LogBias,
+    LogN,
+    Plain,
+    ScaleInvariant,
+    SlidingWindow,
+    SqrtLogN,
+)
 from anlit.attention.attention import Attention
 from anlit.attention.backends import BACKENDS, eager
 from anlit.attention.mechanism import Mechanism
@@ -62,12 +72,16 @@ def form(part: Any, layer: int) -> Form:
     if isinstance(part, LogBias):
         window, g, a, m = form(part.g, layer)
         if (window, a, m) != (None, None, None):
-            raise ValueError("LogBias's g must be a mechanism of g.* changes logits by distance: choose Plain, LogN")
+            raise ValueError(
+                "LogBias's g must be a mechanism of g.* changes logits by distance: choose Plain, LogN"
+            )
         return None, g, None, -torch.log1p(DISTANCES / 2)
     if isinstance(part, SlidingWindow | WarmStart):
         window, g, a, m = form(part.mechanism, layer)
         if window is not None:
-            raise ValueError(f"{type(part).__name__}'s mechanism (already )?has a window, of 4 keys")
+            raise ValueError(
+                f"{type(part).__name__}'s mechanism (already )?has a window, of 4 keys"
+            )
         if isinstance(part, SlidingWindow):
             return 4, g, a, m
         return None, *(x if x is None else x0 + (x - x0) / 4 for x0, x in ((1, g), (1, a), (0, m)))
@@ -87,12 +101,19 @@ def test_a_nesting_keeps_every_part_in_each_layer_or_is_refused(names, leaf) -> 
             continue
         layer = mechanism.for_layer(H, 8, number)
         grow(warm_starts(layer), 25)  # of 100 steps
-        actual = layer.window, layer.gain(N), layer.distance_gain(DISTANCES), layer.distance_bias(DISTANCES)
+        actual = (
+            layer.window,
+            layer.gain(N),
+            layer.distance_gain(DISTANCES),
+            layer.distance_bias(DISTANCES),
+        )
         torch.testing.assert_close(actual, expected)
 
 
 def coefficients(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if name.endswith(".value")}
+    return {
+        name: parameter for name, parameter in model.named_parameters() if name.endswith(".value")
+    }
 
 
 def learned(mechanism: Any) -> str:
@@ -104,7 +125,12 @@ def learned(mechanism: Any) -> str:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.covering(1)
 def test_what_is_learned_is_trained_without_decay_and_saved(architecture, name, tmp_path) -> None:
-    model = tiny(architecture, attention=LEARNED[name], optimizer=adamw(lr=0.01, weight_decay=0.5), schedule=CONSTANT)
+    model = tiny(
+        architecture,
+        attention=LEARNED[name],
+        optimizer=adamw(lr=0.01, weight_decay=0.5),
+        schedule=CONSTANT,
+    )
     parameters = coefficients(model)
     assert (len(parameters), len(next(iter(parameters.values())))) == SIZES[learned(LEARNED[name])]
     model(random_tokens(2, 12)).square().sum().backward()
@@ -117,10 +143,14 @@ def test_what_is_learned_is_trained_without_decay_and_saved(architecture, name, 
 
     before = {key: parameter.detach().clone() for key, parameter in parameters.items()}
     fit(model, max_steps=2)
-    assert all((parameter - before[key]).abs().min() > 1e-3 for key, parameter in parameters.items())
+    assert all(
+        (parameter - before[key]).abs().min() > 1e-3 for key, parameter in parameters.items()
+    )
     model.trainer.save_checkpoint(tmp_path / "model.ckpt")
     loaded = load_checkpoint(str(tmp_path / "model.ckpt"), "cpu").model
-    torch.testing.assert_close(coefficients(loaded), {key: p.detach() for key, p in parameters.items()}, rtol=0, atol=0)
+    torch.testing.assert_close(
+        coefficients(loaded), {key: p.detach() for key, p in parameters.items()}, rtol=0, atol=0
+    )
 
 
 def test_one_coefficient_serves_all_layers_of_its_model_and_of_no_other() -> None:
@@ -131,7 +161,10 @@ def test_one_coefficient_serves_all_layers_of_its_model_and_of_no_other() -> Non
     with torch.no_grad():
         other.shared_coefficients[0].value.fill_(2.0)
         copied.shared_coefficients[0].value.fill_(3.0)
-    values = [[block.attention.mechanism.strength().item() for block in model.blocks] for model in (one, other, copied)]
+    values = [
+        [block.attention.mechanism.strength().item() for block in model.blocks]
+        for model in (one, other, copied)
+    ]
     assert values == [[1.5] * LAYERS, [2.0] * LAYERS, [3.0] * LAYERS]
     assert template.strength().item() == 1.5
     assert torch.equal(one(tokens), unchanged)
@@ -151,7 +184,9 @@ def test_whichever_function_a_new_mechanism_has_is_computed(function) -> None:
         layer = mechanism.for_layer(H, 8, 0)
         auto = BACKENDS[Attention(layer, "auto").backend_for(tensors[0])]
         attends = ((auto, layer), (eager, layer), (eager, Plain().for_layer(H, 8, 0)))
-        result, expected, plain = (gradients(b.attend, m, tensors, packed(2, 13, "dense")) for b, m in attends)
+        result, expected, plain = (
+            gradients(b.attend, m, tensors, packed(2, 13, "dense")) for b, m in attends
+        )
         assert_same(result, expected)
         assert not torch.allclose(expected["output"], plain["output"], rtol=1e-3)
 
@@ -159,7 +194,9 @@ def test_whichever_function_a_new_mechanism_has_is_computed(function) -> None:
 @pytest.mark.parametrize("name", ["head_weight", "head_gain", "head_scale"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.covering(1)
-def test_a_new_mechanism_is_one_class_and_its_parameters_are_its_own_whatever_their_name(architecture, name) -> None:
+def test_a_new_mechanism_is_one_class_and_its_parameters_are_its_own_whatever_their_name(
+    architecture, name
+) -> None:
     """Each layer has them at the values that they were given, without our matrices' initial values and constraints."""
 
     class Named(Mechanism):

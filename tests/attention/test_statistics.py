@@ -19,13 +19,19 @@ HEADS, WIDTH = 2, 8
 INFINITY = float("inf")
 
 
-def naive(row: list[float], position: int, first_key: int, spans: list[Range], latest: int) -> dict[str, float]:
+def naive(
+    row: list[float], position: int, first_key: int, spans: list[Range], latest: int
+) -> dict[str, float]:
     """The statistics of one query at `position` with these logits of keys 0 … position, key by key."""
     visible = {position - j: math.exp(value) for j, value in enumerate(row) if value > -INFINITY}
     weights = {t: e / sum(visible.values()) for t, e in visible.items()}
 
     def entropy_of(chosen: list[float]) -> float:
-        return -sum(w / sum(chosen) * math.log(w / sum(chosen)) for w in chosen) if chosen else math.nan
+        return (
+            -sum(w / sum(chosen) * math.log(w / sum(chosen)) for w in chosen)
+            if chosen
+            else math.nan
+        )
 
     inside = {span: [w for t, w in weights.items() if span.first <= t < span.end] for span in spans}
     return {
@@ -40,12 +46,21 @@ def naive(row: list[float], position: int, first_key: int, spans: list[Range], l
 
 def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """(2, H, Q, K) float64, causal; row 0 is two documents, the second from key 3; row 1 has a window of 5 keys."""
-    L = 2 * torch.randn(2, HEADS, n_queries, n_keys, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    L = 2 * torch.randn(
+        2,
+        HEADS,
+        n_queries,
+        n_keys,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=torch.float64,
+    )
     i, j = torch.arange(n_keys - n_queries, n_keys)[:, None], torch.arange(n_keys)
     causal = j <= i
     begins = torch.where(i[:, 0] >= 3, 3, 0)
     visible = torch.stack((causal & (j >= begins[:, None]), causal & (i - j < 5)))
-    return L.masked_fill(~visible[:, None], -INFINITY), torch.stack((begins, torch.zeros_like(begins)))
+    return L.masked_fill(~visible[:, None], -INFINITY), torch.stack(
+        (begins, torch.zeros_like(begins))
+    )
 
 
 @pytest.mark.parametrize("n_queries", [13, 6, 1])
@@ -56,7 +71,9 @@ def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
     actual = statistics(L, first_keys, spans, latest=4)
     for b, h, query in np.ndindex(2, HEADS, n_queries):
         position = n_keys - n_queries + query
-        expected = naive(L[b, h, query, : position + 1].tolist(), position, int(first_keys[b, query]), spans, 4)
+        expected = naive(
+            L[b, h, query, : position + 1].tolist(), position, int(first_keys[b, query]), spans, 4
+        )
         values = {name: value[b, h, query].item() for name, value in actual.items()}
         assert values == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
@@ -73,7 +90,9 @@ def test_ranges_cover_every_distance_once() -> None:
     assert ranges(0) == [Range(0, 1)]
     assert ranges(99) == [Range(0, 1), Range(1, 10), Range(10, 100)]
     assert ranges(100)[-1] == Range(100, 1000)
-    L = torch.randn(1, 2, 5, 40).masked_fill(torch.arange(40) > torch.arange(35, 40)[:, None], -INFINITY)
+    L = torch.randn(1, 2, 5, 40).masked_fill(
+        torch.arange(40) > torch.arange(35, 40)[:, None], -INFINITY
+    )
     totals = torch.stack([log_total(within(L, span)).exp().nan_to_num(0) for span in ranges(39)])
     torch.testing.assert_close(totals.sum(0), log_total(L).exp())
 

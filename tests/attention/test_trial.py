@@ -16,8 +16,22 @@ from anlit import GPT, ALiBi, AttentionPattern, LogN, Plain, ScaleInvariant, Sli
 from anlit.attention import trial
 from anlit.attention.backends import BACKENDS, eager
 from anlit.attention.mechanism import Mechanism
-from anlit.attention.selection import AttentionSpec, Selection, Selections, device_label, mechanism_name
-from anlit.attention.trial import Inputs, Trial, own_copy, random_documents, relative_errors, run_trials, wrong
+from anlit.attention.selection import (
+    AttentionSpec,
+    Selection,
+    Selections,
+    device_label,
+    mechanism_name,
+)
+from anlit.attention.trial import (
+    Inputs,
+    Trial,
+    own_copy,
+    random_documents,
+    relative_errors,
+    run_trials,
+    wrong,
+)
 from anlit.errors import UserError
 from anlit.models import kernel_selection
 from anlit.models.kernel_selection import select_at_first_batch, use_saved
@@ -39,24 +53,38 @@ def a_trial(mechanism: Mechanism = Plain(), candidates: Any = ON_CPU, **changes:
 def add(monkeypatch: pytest.MonkeyPatch, **attends: Callable[..., Any]) -> None:
     """Add back ends by name."""
     for name, attend in attends.items():
-        monkeypatch.setitem(BACKENDS, name, SimpleNamespace(attend=attend, unsupported_reason=lambda layer: None))
+        monkeypatch.setitem(
+            BACKENDS, name, SimpleNamespace(attend=attend, unsupported_reason=lambda layer: None)
+        )
 
 
 def fails(*arguments: Any) -> Any:
     raise torch.OutOfMemoryError(f"{FULL}\nmore of it")
 
 
-@pytest.mark.parametrize("changes", [{"document": None}, {"document": 16}, {"key_heads": 1}], ids=str)
-@pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant(learned="globally"), SlidingWindow(8, ALiBi())])
-def test_real_back_ends_are_right_and_timed_and_leave_no_trace(mechanism: Mechanism, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"document": None}, {"document": 16}, {"key_heads": 1}], ids=str
+)
+@pytest.mark.parametrize(
+    "mechanism", [Plain(), ScaleInvariant(learned="globally"), SlidingWindow(8, ALiBi())]
+)
+def test_real_back_ends_are_right_and_timed_and_leave_no_trace(
+    mechanism: Mechanism, changes: dict[str, Any]
+) -> None:
     before = torch.get_rng_state()
     with torch.inference_mode():  # as in validation
         given = a_trial(mechanism, **changes)
         (selection,) = run_trials([given], CPU)
     assert selection.seconds.keys() == {*given.candidates}
-    assert Selections("a GPU", [selection]).final() == {"device": "a GPU", "made": [asdict(selection)]}
+    assert Selections("a GPU", [selection]).final() == {
+        "device": "a GPU",
+        "made": [asdict(selection)],
+    }
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(parameter.grad is None for parameter in (*given.mechanism.parameters(), *mechanism.parameters()))
+    assert all(
+        parameter.grad is None
+        for parameter in (*given.mechanism.parameters(), *mechanism.parameters())
+    )
 
 
 def test_the_fastest_is_taken_and_what_is_wrong_or_fails_is_not(monkeypatch) -> None:
@@ -67,7 +95,9 @@ def test_the_fastest_is_taken_and_what_is_wrong_or_fails_is_not(monkeypatch) -> 
     assert selection.wrong["wrong"].startswith("relative error 1")
     assert selection.failed == {"full": f"it fails: {FULL}"}
     line = str(selection)
-    assert line.startswith("attention Plain (float32, 2 × 48 tokens in documents of about 16) runs on 'eager', ")
+    assert line.startswith(
+        "attention Plain (float32, 2 × 48 tokens in documents of about 16) runs on 'eager', "
+    )
     assert f"'full' is tried again at the next start (it fails: {FULL})" in line
     assert "\n" not in line
 
@@ -75,25 +105,40 @@ def test_the_fastest_is_taken_and_what_is_wrong_or_fails_is_not(monkeypatch) -> 
 def test_what_hangs_ends_with_the_time_of_all_and_the_rest_is_not_tried(monkeypatch) -> None:
     is_over = threading.Event()
     add(monkeypatch, hangs=lambda *given: is_over.wait(100) and fails())
-    first, second = run_trials([a_trial(candidates=("hangs", "eager")), a_trial(LogN())], CPU, limit_s=0.2)
+    first, second = run_trials(
+        [a_trial(candidates=("hangs", "eager")), a_trial(LogN())], CPU, limit_s=0.2
+    )
     is_over.set()
     assert first.backend == second.backend == "eager"
-    assert first.failed == {"hangs": "it did not end in time", "eager": "no time was left to try it"}
+    assert first.failed == {
+        "hangs": "it did not end in time",
+        "eager": "no time was left to try it",
+    }
     assert {*second.failed.values()} == {"no time was left to try it"}
     assert Selections("a GPU", [first, second]).final() is None
     assert trial.TIME_LIMIT_S + trial.HANGING_S <= 130  # other ranks wait for ten minutes
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_a_gpu_that_hangs_or_is_broken_ends_the_run_with_a_sentence(monkeypatch, is_broken: bool) -> None:
+def test_a_gpu_that_hangs_or_is_broken_ends_the_run_with_a_sentence(
+    monkeypatch, is_broken: bool
+) -> None:
     """As CUDA does: an event is never done, or every call raises what a kernel did."""
-    error = RuntimeError("CUDA error: an illegal memory access was encountered\nmore of it") if is_broken else None
+    error = (
+        RuntimeError("CUDA error: an illegal memory access was encountered\nmore of it")
+        if is_broken
+        else None
+    )
     event = mock.Mock(query=mock.Mock(return_value=False, side_effect=error))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: mock.Mock(record_event=lambda: event))
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: mock.Mock(record_event=lambda: event)
+    )
     monkeypatch.setattr(trial, "HANGING_S", 0.05)
     failed = [Selection(SPEC, "sdpa", failed={"triton": "it did not end in time"})]
     reason = "illegal memory access" if is_broken else "still runs"
-    with pytest.raises(UserError, match=rf"{reason}.*'triton' \(it did not end.*: set --model.backend sdpa$"):
+    with pytest.raises(
+        UserError, match=rf"{reason}.*'triton' \(it did not end.*: set --model.backend sdpa$"
+    ):
         trial.check_gpu(failed, torch.device("cuda"))
 
 
@@ -101,7 +146,9 @@ def test_a_gpu_that_hangs_or_is_broken_ends_the_run_with_a_sentence(monkeypatch,
 def test_a_candidate_is_compiled_once_for_the_shape_of_the_run(monkeypatch) -> None:
     """In one graph, for the check and all turns."""
     graphs: list[torch.fx.GraphModule] = []
-    compile_ = partial(torch.compile, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    compile_ = partial(
+        torch.compile, backend=lambda graph, _: graphs.append(graph) or graph.forward
+    )
     monkeypatch.setattr(torch, "compile", compile_)
     (selection,) = run_trials([a_trial(SlidingWindow(8, ALiBi()), compiled=True)], CPU)
     assert selection.seconds.keys() == {*ON_CPU}
@@ -109,7 +156,9 @@ def test_a_candidate_is_compiled_once_for_the_shape_of_the_run(monkeypatch) -> N
 
 
 @pytest.mark.parametrize("document", [None, 16])
-def test_a_fault_in_any_number_of_a_long_first_row_or_in_another_row_is_seen(document: int | None) -> None:
+def test_a_fault_in_any_number_of_a_long_first_row_or_in_another_row_is_seen(
+    document: int | None,
+) -> None:
     length = 128 * (trial.MOST_BLOCKS + 2)
     layer = ScaleInvariant(learned="per_layer").for_layer(1, 8, 0)
     given = Inputs(layer, random_documents(2, length, document, CPU), 2, 1, 1, 8, torch.float32)
@@ -155,16 +204,26 @@ def names(model: GPT, length: int = 48) -> list[str]:
     return [block.attention.backend_for(q) for block in model.model.blocks]
 
 
-def test_the_first_batch_selects_for_every_kind_of_layer_and_length_and_the_first_rank_for_all(on_a_gpu) -> None:
+def test_the_first_batch_selects_for_every_kind_of_layer_and_length_and_the_first_rank_for_all(
+    on_a_gpu,
+) -> None:
     pattern = AttentionPattern([Plain(), ScaleInvariant(learned="globally"), Plain()])
-    model = in_a_run(rank(batch_size=8, context_schedule={0: 12, 500: 48}), attention=pattern, n_layers=3)
+    model = in_a_run(
+        rank(batch_size=8, context_schedule={0: 12, 500: 48}), attention=pattern, n_layers=3
+    )
     state = torch.get_rng_state()
     for _ in range(2):
         model(random_tokens(4, 48))
     scaled = mechanism_name(ScaleInvariant(learned="globally"))
     specs = [each.spec for each in on_a_gpu]
-    asked = [(form, rows, length, None, 16) for form in ("Plain", scaled) for rows, length in ((32, 12), (8, 48))]
-    assert [(spec.mechanism, spec.rows, spec.length, spec.document, spec.width) for spec in specs] == asked
+    asked = [
+        (form, rows, length, None, 16)
+        for form in ("Plain", scaled)
+        for rows, length in ((32, 12), (8, 48))
+    ]
+    assert [
+        (spec.mechanism, spec.rows, spec.length, spec.document, spec.width) for spec in specs
+    ] == asked
     assert names(model) == names(model, 20) == ["eager"] * 3
     assert torch.equal(torch.get_rng_state(), state)
     other = in_a_run(rank(model.selections), attention=pattern, n_layers=3)
@@ -177,7 +236,9 @@ def test_the_first_batch_selects_for_every_kind_of_layer_and_length_and_the_firs
 
 
 @pytest.mark.parametrize("why", ["named", "short", "dropout", "cpu"])
-def test_nothing_is_tried_or_said_where_the_default_is_taken(why: str, on_a_gpu, monkeypatch, caplog) -> None:
+def test_nothing_is_tried_or_said_where_the_default_is_taken(
+    why: str, on_a_gpu, monkeypatch, caplog
+) -> None:
     settings = {"named": {"backend": "eager"}, "dropout": {"dropout": 0.1}}.get(why, {})
     if why == "cpu":
         monkeypatch.undo()
@@ -187,7 +248,10 @@ def test_nothing_is_tried_or_said_where_the_default_is_taken(why: str, on_a_gpu,
     assert (on_a_gpu, caplog.records) == ([], [])
     assert (model.selections is None) == (why == "named")
     if model.selections is not None:
-        assert ([made.backend for made in model.selections.made], model.selections.final()) == (["sdpa"], None)
+        assert ([made.backend for made in model.selections.made], model.selections.final()) == (
+            ["sdpa"],
+            None,
+        )
 
 
 HERE = device_label(CPU)
@@ -199,7 +263,9 @@ HERE = device_label(CPU)
     (HERE, {"backend": "cute"}, "sdpa"),  # as an earlier version had
     *[(HERE, strange, "sdpa") for strange in ({"seconds": 1.0}, {"spec": None}, {"length": "48"}, {"speed": 1})],
 ])  # fmt: skip
-def test_a_loaded_model_runs_on_what_its_checkpoint_names_where_that_can_compute_it(label, changes, expected) -> None:
+def test_a_loaded_model_runs_on_what_its_checkpoint_names_where_that_can_compute_it(
+    label, changes, expected
+) -> None:
     plain = asdict(Selections(label, [Selection(SPEC, "eager", {"eager": 1.0})]))
     (made,) = plain["made"]
     for name, value in changes.items():
@@ -212,7 +278,9 @@ def test_a_loaded_model_runs_on_what_its_checkpoint_names_where_that_can_compute
 
 
 def test_attention_takes_the_selection_of_the_most_similar_length() -> None:
-    made = [Selection(replace(SPEC, length=n), name) for n, name in ((64, "eager"), (1024, "blockwise"))]
+    made = [
+        Selection(replace(SPEC, length=n), name) for n, name in ((64, "eager"), (1024, "blockwise"))
+    ]
     model = tiny(GPT, n_layers=1)
     use_saved(model.model, asdict(Selections(HERE, made)), CPU)
     assert names(model, 48) + names(model, 512) == ["eager", "blockwise"]

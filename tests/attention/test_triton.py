@@ -14,7 +14,15 @@ from anlit.attention.backends.triton.blocks import PADDING
 from anlit.attention.backends.triton.operator import triton_attention
 from anlit.attention.documents import Documents
 from tests.attention import kernels
-from tests.attention.kernels import ONE_COEFFICIENT, WIDTHS, assert_close, check, gradients, inputs, packed
+from tests.attention.kernels import (
+    ONE_COEFFICIENT,
+    WIDTHS,
+    assert_close,
+    check,
+    gradients,
+    inputs,
+    packed,
+)
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("poison")
@@ -32,7 +40,9 @@ def interpreter(monkeypatch) -> None:
 @pytest.mark.parametrize("name", ONE_COEFFICIENT)
 @pytest.mark.covering(1)
 def test_every_mechanism_is_the_reference(name, kind) -> None:
-    blocks = 3 if kind == "window" else 2  # of 16, the last not full; with three, a window leaves a whole one out
+    blocks = (
+        3 if kind == "window" else 2
+    )  # of 16, the last not full; with three, a window leaves a whole one out
     length = 16 * (blocks - 1) + 1 + sum(map(ord, name + kind)) % 15
     check(backend, name, kind, (1 + (name == "alibi"), 2, length, 16), torch.float32)
 
@@ -56,14 +66,18 @@ def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
         monkeypatch.setattr(tables, setting, value)
     monkeypatch.setitem(tables.TOLERANCES, torch.float32, 1e-3)
     made, make = [], tables.linear_tables
-    monkeypatch.setattr(backend, "linear_tables", lambda *given: made.append(make(*given)) or made[-1])
+    monkeypatch.setattr(
+        backend, "linear_tables", lambda *given: made.append(make(*given)) or made[-1]
+    )
     check(backend, name, "dense", (1, 2, 53, 16), torch.float32)
     [(_, far_start)] = made
     assert far_start.tolist() == [16, 16]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("tau", "c"), [(1.0, 0.5), (10.0, 2.0), (10.0, 8.0), (100.0, 2.0), (1e4, 3.0)])
+@pytest.mark.parametrize(
+    ("tau", "c"), [(1.0, 0.5), (10.0, 2.0), (10.0, 8.0), (100.0, 2.0), (1e4, 3.0)]
+)
 def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) -> None:
     """Against a(t) and m(t) in float64, at every pair of every far tile, for |S| up to 8."""
     length, width = 16384, 64
@@ -79,14 +93,22 @@ def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) 
     for score in (-8.0, 8.0):
         error = 1 - torch.exp2(score * (gains - exact[0]) + biases - exact[1])
         assert error.abs().max() <= torch.finfo(dtype).eps / 2
-    assert int(far_start) <= {torch.bfloat16: 2704, torch.float16: 7520}[dtype] * max(1.0, c / 2) ** 0.5
+    assert (
+        int(far_start)
+        <= {torch.bfloat16: 2704, torch.float16: 7520}[dtype] * max(1.0, c / 2) ** 0.5
+    )
 
 
 @pytest.mark.parametrize("n_heads_kv", [1, 2])
 def test_heads_in_groups_share_keys(n_heads_kv) -> None:
-    tensors, documents = inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv), packed(1, 21, "dense")
+    tensors, documents = (
+        inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv),
+        packed(1, 21, "dense"),
+    )
     attends = kernels.repeated(eager.attend), backend.attend
-    expected, actual = (gradients(attend, ALiBi().for_layer(4, 8, 0), tensors, documents) for attend in attends)
+    expected, actual = (
+        gradients(attend, ALiBi().for_layer(4, 8, 0), tensors, documents) for attend in attends
+    )
     assert_close(actual, expected, torch.float32)
 
 
@@ -94,7 +116,9 @@ def test_any_strides_will_do() -> None:
     q, k, v, probe = inputs(1, 2, 19, 8, dtype=torch.float32)
     expected = gradients(backend.attend, ScaleInvariant(), [q, k, v, probe], packed(1, 19, "dense"))
     fused = torch.stack((q, k, v), -1).unbind(-1)  # rows are not in one piece
-    actual = gradients(backend.attend, ScaleInvariant(), [*fused, probe.contiguous()], packed(1, 19, "dense"))
+    actual = gradients(
+        backend.attend, ScaleInvariant(), [*fused, probe.contiguous()], packed(1, 19, "dense")
+    )
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
@@ -124,9 +148,16 @@ def test_the_operator_is_as_torch_wants_it() -> None:
     q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, 5, 4, dtype=torch.float32))
     tables = torch.rand(1, 5 + PADDING, 2)
     bounds = packed(1, 5, "documents").bounds
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    tests = (
+        "test_schema",
+        "test_autograd_registration",
+        "test_faketensor",
+        "test_aot_dispatch_static",
+    )
     learned = torch.ones(1, requires_grad=True), tables, torch.rand(1, 5 + PADDING, 1)
-    torch.library.opcheck(triton_attention, (q, k, v, *learned, None, None, *bounds, 3), test_utils=tests)
+    torch.library.opcheck(
+        triton_attention, (q, k, v, *learned, None, None, *bounds, 3), test_utils=tests
+    )
 
 
 @pytest.mark.parametrize("window", [None, 5])

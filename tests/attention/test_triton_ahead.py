@@ -34,7 +34,9 @@ capabilities = pytest.mark.parametrize("capability", SHARED)
 @capabilities
 @pytest.mark.parametrize(("precision", "more"), [("bfloat16", 0), ("float16", 10)])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_width_and_half_precision_keeps_its_bounds(width, precision, more, capability) -> None:
+def test_every_width_and_half_precision_keeps_its_bounds(
+    width, precision, more, capability
+) -> None:
     column = WIDTHS.index(width)
     for kernel, taken in compiled(capability, width, "packed", precision).items():
         assert_fits(taken, capability)
@@ -58,19 +60,30 @@ def test_every_form_fits(form, capability) -> None:
 @pytest.mark.parametrize("width", [64, 96, 128])
 def test_heads_that_share_keys_take_what_single_heads_take(width, capability) -> None:
     """Each query head's part of dk and dv has a program of its own, so nothing is spilled between heads."""
-    own, shared = (compiled(capability, width, "packed", "bfloat16", group)["backward_keys"] for group in (1, 4))
+    own, shared = (
+        compiled(capability, width, "packed", "bfloat16", group)["backward_keys"]
+        for group in (1, 4)
+    )
     assert shared["stack"] <= max(256, own["stack"])
     assert all(shared[loop] <= own[loop] + 5 for loop in ("near", "loop"))
 
 
 @functools.cache
-def compiled(capability: int, width: int, form: str, precision: str, group: int = 1) -> dict[str, dict[str, int]]:
+def compiled(
+    capability: int, width: int, form: str, precision: str, group: int = 1
+) -> dict[str, dict[str, int]]:
     """What each kernel takes, as `registers.py` prints it: names and numbers, by kernel.
 
     In a process of its own, because the interpreter may have replaced the compiler in this one.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    options = {"capability": capability, "width": width, "form": form, "precision": precision, "group": group}
+    options = {
+        "capability": capability,
+        "width": width,
+        "form": form,
+        "precision": precision,
+        "group": group,
+    }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "tests.attention.registers", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -63,13 +63,23 @@ def test_attention_measures_and_writes_each_entrant(tmp_path: Path) -> None:
         assert row["flops"] == {"forward": 4 * 8 * pairs, "both": 3.5 * 4 * 8 * pairs}
     row = dense["plain, sdpa"]
     assert packed["plain, sdpa"]["flops"]["both"] < 0.5 * row["flops"]["both"]
-    share = row["flops"]["both"] / row["seconds"]["both"]["median"] / record["peak_flops_per_second"]
-    line = next(line for line in (tmp_path / "attention.md").read_text().splitlines() if "| plain, sdpa |" in line)
+    share = (
+        row["flops"]["both"] / row["seconds"]["both"]["median"] / record["peak_flops_per_second"]
+    )
+    line = next(
+        line
+        for line in (tmp_path / "attention.md").read_text().splitlines()
+        if "| plain, sdpa |" in line
+    )
     assert f"| {share:.1%} | 1.000 (fewer than 6 rounds) |" in line
 
 
-def test_a_kernel_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(attention.BACKENDS["blockwise"], "attend", lambda *given: 1.001 * eager.attend(*given))
+def test_a_kernel_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed(
+    tmp_path: Path, monkeypatch, capsys
+):
+    monkeypatch.setattr(
+        attention.BACKENDS["blockwise"], "attend", lambda *given: 1.001 * eager.attend(*given)
+    )
     monkeypatch.setattr(attention.BACKENDS["sdpa"], "attend", broken)
     entrants = "plain,eager plain,blockwise plain,sdpa scale-invariant,flash plain,flex"
     _, (dense, _) = run(tmp_path, f"attention --entrants '{entrants}'")
@@ -81,7 +91,10 @@ def test_a_kernel_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed(t
 def test_the_time_limit_names_what_it_left_out(tmp_path: Path) -> None:
     record, groups = run(tmp_path, "attention --minutes 0")
     assert groups == []
-    assert record["left_out"] == ["D 8, T 32, dense, 128 × 16 heads", "D 8, T 32, documents, 128 × 16 heads"]
+    assert record["left_out"] == [
+        "D 8, T 32, dense, 128 × 16 heads",
+        "D 8, T 32, documents, 128 × 16 heads",
+    ]
     assert "Left out after 0 minutes: D 8, T 32, dense" in (tmp_path / "attention.md").read_text()
 
 
@@ -99,14 +112,20 @@ def test_ways_to_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("architecture", MODELS)
-def test_our_step_is_the_one_that_fit_runs(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_step_is_the_one_that_fit_runs(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three steps through a Trainer's own loop, with the same batch, end at the same weights."""
     factor = Schedule.factor
-    monkeypatch.setattr(Schedule, "factor", lambda self, step, n_steps: factor(self, step, 10))  # both as long
+    monkeypatch.setattr(
+        Schedule, "factor", lambda self, step, n_steps: factor(self, step, 10)
+    )  # both as long
     ours = our_step(architecture, TINY, CPU)
     losses = [ours.train().item() for _ in range(3)]
 
-    model: Any = our_step(architecture, TINY, CPU).model  # the same initial weights, a Trainer of its own
+    model: Any = our_step(
+        architecture, TINY, CPU
+    ).model  # the same initial weights, a Trainer of its own
     del model.log, model.log_dict
     seen: list[Any] = []
     model.on_train_batch_end = lambda *_: seen.append(model._loss)
@@ -133,7 +152,9 @@ def test_steps_of_every_model_are_timed_and_written(tmp_path: Path) -> None:
 
 def test_lengths_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
     """Longer sequences have as many tokens in a batch."""
-    options = "--models anGPT --documents --mechanisms plain,scale-invariant --groups 1,2 --lengths 4,32"
+    options = (
+        "--models anGPT --documents --mechanisms plain,scale-invariant --groups 1,2 --lengths 4,32"
+    )
     record, (short, long) = run(tmp_path, f"step --peers none --compiled no {options}")
     titles = [group["title"].partition(", V")[0] for group in record["groups"]]
     assert titles == ["d 16, L 2, T 4, B 4", "d 16, L 2, T 32, B 1"]
@@ -141,7 +162,10 @@ def test_lengths_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
     assert list(short) == [f"anGPT{name} eager" for name in names]
     assert all(row["reason"] is None and set(row["seconds"]) == {"train"} for row in short.values())
     assert short["anGPT eager"]["losses"] != short["anGPT scale-invariant eager"]["losses"]
-    assert short["anGPT eager"]["parameters"] - short["anGPT groups of 2 eager"]["parameters"] == 2 * 2 * 8 * 16
+    assert (
+        short["anGPT eager"]["parameters"] - short["anGPT groups of 2 eager"]["parameters"]
+        == 2 * 2 * 8 * 16
+    )
     assert short["anGPT eager"]["flops"]["train"] < long["anGPT eager"]["flops"]["train"]
 
 
@@ -153,13 +177,17 @@ def test_a_peer_learns_and_is_clipped() -> None:
     assert losses[-1] < losses[0] - 0.05
     norms: list[Any] = []
     gradients = (parameter.grad for parameter in peer.model.parameters())
-    peer.optimizer.register_step_pre_hook(lambda *_: norms.append(torch.nn.utils.get_total_norm(gradients)))
+    peer.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(torch.nn.utils.get_total_norm(gradients))
+    )
     peer.model.lm_head.weight.data.mul_(300)  # large gradients
     peer.train()
     assert norms == [pytest.approx(1.0, abs=1e-3)]
 
 
-def test_a_variant_that_computes_something_else_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_computes_something_else_is_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def falsified(model: str, size: Size, device: torch.device, runtime: Any, *given: Any) -> Any:
         made = our_step(model, size, device, runtime, *given)
         return made._replace(train=lambda: made.train() * (1.001 if runtime.compile else 1))
@@ -180,7 +208,9 @@ def test_a_variant_that_computes_something_else_is_not_timed(tmp_path: Path, mon
 def test_losses_and_work_have_to_agree(changes: dict[str, Any], reason: str) -> None:
     row = {"model": "GPT", "compiled": "no", "losses": [8.31, 8.3, 8.2], "parameters": 1_000_000, "reason": None,
            "flops_per_token": 6e6, "mechanism": "plain", "group": 1, "label": ""}  # fmt: skip
-    assert reason in str(step.skip_reason(row | changes, [row], Size(256, 6, 4, 4096, 256, 8, "float32")))
+    assert reason in str(
+        step.skip_reason(row | changes, [row], Size(256, 6, 4, 4096, 256, 8, "float32"))
+    )
 
 
 def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
@@ -190,9 +220,14 @@ def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
     times = {"GPT+ eager": (1.0, 1), "anGPT eager": (1.02, 1.02), "GPT+ compiled": (0.5, 1),
              "litgpt compiled whole": (0.55, 1.1), "GPT+ compiled, float8": (0.25, 0.5)}  # fmt: skip
     cases = {case["label"]: case for case in step.group_of(given, TINY).cases}
-    rows = [cases[name] | {"seconds": {"train": quartiles([s, 2 * s, 4 * s])}} for name, (s, _) in times.items()]
+    rows = [
+        cases[name] | {"seconds": {"train": quartiles([s, 2 * s, 4 * s])}}
+        for name, (s, _) in times.items()
+    ]
     put_ratios([*rows, cases["litgpt eager"]])
-    assert [row["ratio"]["train"]["median"] for row in rows] == pytest.approx([ratio for _, ratio in times.values()])
+    assert [row["ratio"]["train"]["median"] for row in rows] == pytest.approx(
+        [ratio for _, ratio in times.values()]
+    )
     assert cases["litgpt eager"]["ratio"] == {}
 
 
@@ -204,7 +239,9 @@ def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
     ("step --groups 3", "--groups must be divisors of the 2 heads"),
 ])  # fmt: skip
 def test_a_wrong_option_is_refused(tmp_path: Path, typed: str, sentence: str) -> None:
-    if (torch.cuda.is_available() and "CUDA" in sentence) or (find_spec("litgpt") and "litgpt" in typed):
+    if (torch.cuda.is_available() and "CUDA" in sentence) or (
+        find_spec("litgpt") and "litgpt" in typed
+    ):
         pytest.skip("it is right here")
     with pytest.raises(UserError, match=sentence):
         run(tmp_path, typed)

@@ -18,7 +18,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LIST = (ROOT / "docker" / "gpu-items.mk").read_text().replace("\\\n", "")
 HAS_GPU = Path("/dev/nvidiactl").exists()
-pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("make", "flock", "timeout"))), reason="Linux tools")
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, ("make", "flock", "timeout"))), reason="Linux tools"
+)
 
 
 def start(folder: Path, *settings: str) -> subprocess.Popen[str]:
@@ -26,7 +28,9 @@ def start(folder: Path, *settings: str) -> subprocess.Popen[str]:
     places = (f"{name}={folder / name.lower()}" for name in ("STATE", "OUTPUT", "LIST", "WHEELS"))
     words = ["make", "-f", "docker/gpu.mk", *places, f"GPU_PYTHON={sys.executable}", *settings]
     pipe = subprocess.PIPE
-    return subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    return subprocess.Popen(
+        words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
 
 
 def call(folder: Path, *settings: str) -> tuple[int, str]:
@@ -49,7 +53,9 @@ def statuses(folder: Path) -> dict[str, str]:
 
 def test_results_are_written_and_a_failure_stops_nothing(tmp_path: Path) -> None:
     writes = tmp_path / "writes"
-    writes.write_text("echo '{\n\"loss\": 7}' > $3/a.json\nprintf '# title\\n\\n## Table\\n\\n| a |\\n' > $3/a.md\n")
+    writes.write_text(
+        "echo '{\n\"loss\": 7}' > $3/a.json\nprintf '# title\\n\\n## Table\\n\\n| a |\\n' > $3/a.md\n"
+    )
     list_items(tmp_path, fails="1 'what fails' sh -c 'echo a reason; exit 3'", device="1 'x' needs=device true",
                unable="1 'x' needs=no-such-program true", last=f"1 'what it is' sh {writes} benchmark")  # fmt: skip
     code, said = call(tmp_path)
@@ -60,14 +66,24 @@ def test_results_are_written_and_a_failure_stops_nothing(tmp_path: Path) -> None
     }  # fmt: skip
     assert '"record": {"loss": 7}' in (tmp_path / "output" / "gpu.jsonl").read_text()
     text = (tmp_path / "output" / "gpu.md").read_text()
-    for part in ("## last: what it is", "### Table\n\n| a |", "a reason", "| unable | left out: no-such-program"):
+    for part in (
+        "## last: what it is",
+        "### Table\n\n| a |",
+        "a reason",
+        "| unable | left out: no-such-program",
+    ):
         assert part in text
     assert "# title" not in text
 
 
 def test_the_next_call_skips_what_is_finished_until_it_is_asked_for(tmp_path: Path) -> None:
     list_items(tmp_path, counts=f"1 'x' sh -c 'printf x >> {tmp_path}/count'", fails="1 'x' false")
-    for again, expected in (((), "x"), ((), "x"), (("AGAIN=counts",), "xx"), (("AGAIN=failed",), "xx")):
+    for again, expected in (
+        ((), "x"),
+        ((), "x"),
+        (("AGAIN=counts",), "xx"),
+        (("AGAIN=failed",), "xx"),
+    ):
         call(tmp_path, *again)
         assert (tmp_path / "count").read_text() == expected
     assert set(statuses(tmp_path)) == {"counts", "fails"}
@@ -99,7 +115,12 @@ def test_what_killed_calls_left_is_waited_for_and_given_up_after_the_third(tmp_p
     """The item goes on when its call is killed, and is begun again by the next one."""
     busy, go = tmp_path / "busy", tmp_path / "go"
     until = f"mkdir {busy} && until [ -e {go} ]; do sleep 0.1; done; rmdir {busy}"
-    list_items(tmp_path, first="1 'x' true", busy=f"1 'x' sh -c '{until}' > /dev/null 2>&1", last="1 'x' true")
+    list_items(
+        tmp_path,
+        first="1 'x' true",
+        busy=f"1 'x' sh -c '{until}' > /dev/null 2>&1",
+        last="1 'x' true",
+    )
     for others in (2, 1, 0):
         process = start(tmp_path, "TOGETHER=1")
         while not busy.exists():
@@ -125,12 +146,19 @@ def test_the_pth_file_of_a_wheel_is_read(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "wheels" / "outer-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("outer.pth", "outer/inside\n")
         wheel.writestr("outer/inside/inner_of_the_wheel.py", "")
-        wheel.writestr("outer-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: outer\nVersion: 1\n")
-        wheel.writestr("outer-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            "outer-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: outer\nVersion: 1\n"
+        )
+        wheel.writestr(
+            "outer-1.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         wheel.writestr("outer-1.dist-info/RECORD", "")
     list_items(tmp_path, imports="1 'x' $(PY) -c 'import inner_of_the_wheel, torch, anlit'")
     _, said = call(tmp_path)
-    assert statuses(tmp_path) == {"imports": "measured"}, said + (tmp_path / "output" / "gpu.md").read_text()
+    assert statuses(tmp_path) == {"imports": "measured"}, (
+        said + (tmp_path / "output" / "gpu.md").read_text()
+    )
 
 
 RECIPES = dict(re.findall(r"^([\w-]+):\n\t\$\(RUN\) (.+)$", LIST, re.MULTILINE))
@@ -139,11 +167,15 @@ RECIPES = dict(re.findall(r"^([\w-]+):\n\t\$\(RUN\) (.+)$", LIST, re.MULTILINE))
 def test_every_item_has_a_recipe_that_fits_into_a_call() -> None:
     (items,) = re.findall(r"^ITEMS := (.+)$", LIST, re.MULTILINE)
     assert items.split() == list(RECIPES)
-    assert all(float(recipe.split()[0]) < 9 for recipe in RECIPES.values()), "a call has nine minutes"
+    assert all(float(recipe.split()[0]) < 9 for recipe in RECIPES.values()), (
+        "a call has nine minutes"
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if "KERNELS" in recipe or "TESTS" in recipe])
+@pytest.mark.parametrize(
+    "name", [name for name, recipe in RECIPES.items() if "KERNELS" in recipe or "TESTS" in recipe]
+)
 def test_an_item_of_tests_selects_some(name: str) -> None:
     words = shlex.split(RECIPES[name].replace("$(KERNELS)", "tests/attention/test_gpu.py"))
     tests = itertools.dropwhile(lambda word: not word.startswith("tests/"), words)
@@ -155,7 +187,11 @@ def test_an_item_of_tests_selects_some(name: str) -> None:
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU here")
 def test_without_a_device_the_whole_list_is_measured_or_says_so(tmp_path: Path) -> None:
     """As a user calls it in a clone."""
-    folders = [f"STATE={tmp_path}/state", f"OUTPUT={tmp_path}/output", f"GPU_PYTHON={sys.executable}"]
+    folders = [
+        f"STATE={tmp_path}/state",
+        f"OUTPUT={tmp_path}/output",
+        f"GPU_PYTHON={sys.executable}",
+    ]
     subprocess.run(["make", "gpu", *folders], cwd=ROOT, check=True)
     text = (tmp_path / "output" / "gpu.md").read_text()
     assert list(statuses(tmp_path)) == list(RECIPES)
@@ -164,4 +200,6 @@ def test_without_a_device_the_whole_list_is_measured_or_says_so(tmp_path: Path) 
         assert status.partition(":")[0] in {"measured", "no device", "left out"}
         if status == "measured" and name != "device":
             assert result["record"]["finished"], name
-            assert "\n| " in text.partition(f"## {name}:")[2].partition("\n## ")[0], f"{name} wrote no table"
+            assert "\n| " in text.partition(f"## {name}:")[2].partition("\n## ")[0], (
+                f"{name} wrote no table"
+            )

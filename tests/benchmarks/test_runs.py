@@ -29,7 +29,13 @@ def make(folder: Path, model: str, **record: object) -> Path:
         "model": {"class_path": f"anlit.{model}", "init_args": {**SHAPE, "optimizer": optimizer}},
         "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "x", "batch_size": 4}},
     }  # fmt: skip
-    write_run(folder, config, record, [(100.0 * n, loss) for n, loss in enumerate(LOSSES[model], 1)], lambda n: n)
+    write_run(
+        folder,
+        config,
+        record,
+        [(100.0 * n, loss) for n, loss in enumerate(LOSSES[model], 1)],
+        lambda n: n,
+    )
     return folder
 
 
@@ -56,13 +62,23 @@ def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path, monke
     assert min(map(min, seconds)) > 0
 
 
-def test_steps_are_in_the_runs_precision_clipped_and_accumulated_as_in_it(tmp_path: Path, monkeypatch) -> None:
+def test_steps_are_in_the_runs_precision_clipped_and_accumulated_as_in_it(
+    tmp_path: Path, monkeypatch
+) -> None:
     counted: list[Any] = []
     step = GPT.training_step
-    monkeypatch.setattr(GPT, "training_step", lambda self, *given: counted.append(self.trainer) or step(self, *given))
+    monkeypatch.setattr(
+        GPT,
+        "training_step",
+        lambda self, *given: counted.append(self.trainer) or step(self, *given),
+    )
     folder = make(tmp_path / "run", "GPT")
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["trainer"] = {"precision": "64-true", "accumulate_grad_batches": 3, "gradient_clip_val": 0.5}
+    config["trainer"] = {
+        "precision": "64-true",
+        "accumulate_grad_batches": 3,
+        "gradient_clip_val": 0.5,
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     time_steps(tmp_path, folder)
     assert (counted[0].precision, counted[0].gradient_clip_val) == ("64-true", 0.5)
@@ -71,7 +87,9 @@ def test_steps_are_in_the_runs_precision_clipped_and_accumulated_as_in_it(tmp_pa
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(0.0, runs.FEWEST), (0.1, 40)])
-def test_rounds_go_on_until_the_ratios_are_precise(tmp_path: Path, monkeypatch, noise: float, rounds: int) -> None:
+def test_rounds_go_on_until_the_ratios_are_precise(
+    tmp_path: Path, monkeypatch, noise: float, rounds: int
+) -> None:
     turns: list[object] = []
 
     def pretended(step: object, device: object, repeats: int = 1) -> float:
@@ -89,9 +107,13 @@ def test_rounds_go_on_until_the_ratios_are_precise(tmp_path: Path, monkeypatch, 
 @pytest.mark.parametrize(("place", "named"), [
     ("model", "os.system"), ("optimizer", "subprocess.Popen"), ("lr", "os.system"), ("attention", "stranger.Layer"),
 ])  # fmt: skip
-def test_only_models_and_optimizers_are_built(tmp_path: Path, place: str, named: str, monkeypatch) -> None:
+def test_only_models_and_optimizers_are_built(
+    tmp_path: Path, place: str, named: str, monkeypatch
+) -> None:
     """Neither is a module imported: one could lie in the folder that somebody else's runs came in."""
-    (tmp_path / "stranger.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\nclass Layer: ...\n")
+    (tmp_path / "stranger.py").write_text(
+        f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\nclass Layer: ...\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     foreign = {"class_path": named, "init_args": {"args": ["mkdir", str(tmp_path / "ran")]}}
     folder = make(tmp_path / "run", "GPT")
@@ -110,5 +132,7 @@ def test_only_models_and_optimizers_are_built(tmp_path: Path, place: str, named:
 
 def test_steps_that_fail_are_one_sentence(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(runs, "take_step", lambda *given: {}["no memory"])
-    with pytest.raises(UserError, match=r"could not be timed \('no memory'\): leave out --measure_steps"):
+    with pytest.raises(
+        UserError, match=r"could not be timed \('no memory'\): leave out --measure_steps"
+    ):
         time_steps(tmp_path, make(tmp_path / "run", "GPT"))

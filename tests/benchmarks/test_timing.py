@@ -23,11 +23,15 @@ def test_each_round_begins_with_another_until_one_is_the_last() -> None:
     assert "".join(calls) == "abc" + "bca" + "cab"
     over = time.monotonic() - 1
     assert alternate({"a": lambda: 1}, 5, over) == {"a": [1]}
-    assert alternate({"a": lambda: 1}, 5, over + 3600, lambda results: len(results["a"]) == 2) == {"a": [1, 1]}
+    assert alternate({"a": lambda: 1}, 5, over + 3600, lambda results: len(results["a"]) == 2) == {
+        "a": [1, 1]
+    }
 
 
 def benchmark(folder: Path) -> Benchmark:
-    return Benchmark("step", [], Namespace(output=str(folder), rounds=9, minutes=1, device=torch.device("cpu")))
+    return Benchmark(
+        "step", [], Namespace(output=str(folder), rounds=9, minutes=1, device=torch.device("cpu"))
+    )
 
 
 @pytest.mark.parametrize(("cold", "throttled"), [(2.0, 1.0), (1.0, 1.3)])
@@ -38,13 +42,19 @@ def test_a_gpu_is_timed_when_it_is_warm_and_marked_if_its_clock_changes(
     calls: list[float] = []
 
     def slowness() -> float:
-        return 1 + (cold - 1) * math.exp(-len(calls) / 8) + (throttled - 1) * (len(calls) // 2 % 3 == 0)
+        return (
+            1
+            + (cold - 1) * math.exp(-len(calls) / 8)
+            + (throttled - 1) * (len(calls) // 2 % 3 == 0)
+        )
 
     def call(seconds: float) -> float:
         calls.append(seconds)
         return seconds * slowness()
 
-    monkeypatch.setattr(harness, "clocks", lambda device: {"mhz": 1980 / slowness(), "watts": 690.0})
+    monkeypatch.setattr(
+        harness, "clocks", lambda device: {"mhz": 1980 / slowness(), "watts": 690.0}
+    )
     monkeypatch.setattr(harness, "seconds_of_calls", lambda call, device, repeats=1: call())
     monkeypatch.setattr(harness, "peak_bytes", lambda *given: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -60,7 +70,9 @@ def test_a_gpu_is_timed_when_it_is_warm_and_marked_if_its_clock_changes(
     marks = ("| a | 1000* |", "* quartiles more than 5 % apart", "the clocks did not settle")
     assert [mark in tables for mark in marks] == [throttled > 1] * 3
     if throttled == 1:
-        assert [row["seconds"]["train"]["median"] for row in (fast, slow)] == pytest.approx([1.0, 2.0], rel=0.02)
+        assert [row["seconds"]["train"]["median"] for row in (fast, slow)] == pytest.approx(
+            [1.0, 2.0], rel=0.02
+        )
         assert slow["clocks"] == {"mhz": pytest.approx(1980, rel=0.02), "watts": 690}
 
 
@@ -71,12 +83,16 @@ def test_a_killed_run_leaves_its_rounds(tmp_path: Path) -> None:
         benchmark(tmp_path).measure([group])
     record = json.loads((tmp_path / "step.json").read_text())
     assert not record["finished"]
-    assert len(record["groups"][0]["rows"][0]["seconds"]["train"]["values"]) == 6  # two calls before the rounds
+    assert (
+        len(record["groups"][0]["rows"][0]["seconds"]["train"]["values"]) == 6
+    )  # two calls before the rounds
 
 
 def test_ratios_are_of_the_same_round_and_intervals_those_of_the_tables() -> None:
     """Of order statistics: n = 10 gives the 2nd and 9th value, n = 15 the 4th and 12th."""
-    assert paired_ratio([2.0, 20.0, 50.0], [1.0, 10.0, 100.0]) == pytest.approx((2.0, math.nan, math.nan), nan_ok=True)
+    assert paired_ratio([2.0, 20.0, 50.0], [1.0, 10.0, 100.0]) == pytest.approx(
+        (2.0, math.nan, math.nan), nan_ok=True
+    )
     assert quartiles([1.0, 2.0, 4.0])["quartiles"] == [1.5, 3.0]
     assert median_with_interval([float(n) for n in range(10, 0, -1)]) == (5.5, 2.0, 9.0)
     assert median_with_interval([float(n) for n in range(1, 16)]) == (8.0, 4.0, 12.0)
@@ -88,4 +104,6 @@ def test_ratios_are_of_the_same_round_and_intervals_those_of_the_tables() -> Non
 def test_memory_of_a_call() -> None:
     kept = torch.zeros(10_000_000)
     peak = peak_bytes(lambda: torch.ones(20_000_000).sum(), [kept, kept[:10]], torch.device("cpu"))
-    assert peak is None or peak == pytest.approx(120e6, rel=0.1)  # None where the system does not tell
+    assert peak is None or peak == pytest.approx(
+        120e6, rel=0.1
+    )  # None where the system does not tell

@@ -81,7 +81,11 @@ def write_parts(content: dict[str, Any], folder: Path) -> Path:
     """A checkpoint's content as a single rank writes it into its part."""
     tensors: dict[str, torch.Tensor] = {}
     states = without_tensors({key: content[key] for key in STATES}, tensors)
-    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=True)
+    dcp.save(
+        tensors,
+        storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
+        no_dist=True,
+    )
     torch.save({**content, **states}, folder / REST)
     return with_sums(folder)
 
@@ -110,7 +114,9 @@ def as_run(run: Path, folder: Path, settings: Settings) -> Path:
 
 FORMS: dict[str, Callable[[Path, Path, Settings], Path]] = {
     "file": as_file,
-    "shards": lambda run, folder, settings: write_parts(content_of(run, settings), folder / "shards"),
+    "shards": lambda run, folder, settings: write_parts(
+        content_of(run, settings), folder / "shards"
+    ),
     "export": as_export,
     "folded": lambda run, folder, settings: as_export(run, folder, settings, "--fold"),
     "run": as_run,

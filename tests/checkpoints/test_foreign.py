@@ -16,7 +16,15 @@ from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.storage import remote
 from anlit.errors import UserError
-from tests.checkpoints.foreign import FORMS, RunsCode, as_file, as_run, change_config, content_of, refused
+from tests.checkpoints.foreign import (
+    FORMS,
+    RunsCode,
+    as_file,
+    as_run,
+    change_config,
+    content_of,
+    refused,
+)
 
 
 @pytest.fixture
@@ -81,11 +89,17 @@ def test_no_command_makes_what_a_checkpoint_names_or_unpickles_an_object(
     name: str, trained_run: Path, tmp_path: Path, marker: Path, capsys
 ) -> None:
     reads_model = name in READS_THE_MODEL
-    path = as_file(trained_run, tmp_path, payloads(marker)["deep inside" if reads_model else "optimizer"])
+    path = as_file(
+        trained_run, tmp_path, payloads(marker)["deep inside" if reads_model else "optimizer"]
+    )
     main(COMMANDS[name].format(path=path, run=trained_run, out=tmp_path / "out").split())
-    assert ("names 'os.system', which is no Mechanism of anlit" in capsys.readouterr().err) == reads_model
+    assert (
+        "names 'os.system', which is no Mechanism of anlit" in capsys.readouterr().err
+    ) == reads_model
     torch.save({**content_of(trained_run), "extra": RunsCode(marker)}, path)
-    assert main(COMMANDS[name].format(path=path, run=trained_run, out=tmp_path / "out2").split()) == 2
+    assert (
+        main(COMMANDS[name].format(path=path, run=trained_run, out=tmp_path / "out2").split()) == 2
+    )
     assert not marker.exists()
 
 
@@ -95,13 +109,23 @@ SHELL = {"class_path": "os.system", "init_args": {"command": "mkdir MARKER"}}
 PROCESS = {"class_path": "subprocess.Popen", "init_args": {"args": ["mkdir", "MARKER"]}}
 INSIDE = {"class_path": "LambdaCallback", "init_args": {"setup": f"{HERE}.make"}}
 CONFIGURED: list[tuple[str, str, Any]] = [
-    *(("fit", "model.init_args.optimizer", value) for value in (SHELL, MAKER, PROCESS, f"{HERE}.make")),
+    *(
+        ("fit", "model.init_args.optimizer", value)
+        for value in (SHELL, MAKER, PROCESS, f"{HERE}.make")
+    ),
     ("fit", "model.init_args.attention", MAKER),
-    *(("fit", key, MAKER) for key in ("model", "data", "trainer.logger", "trainer.strategy", "trainer.profiler")),
+    *(
+        ("fit", key, MAKER)
+        for key in ("model", "data", "trainer.logger", "trainer.strategy", "trainer.profiler")
+    ),
     *(("fit", "trainer.callbacks", [value]) for value in (MAKER, PROCESS, INSIDE)),
     ("fit", "trainer.plugins", [MAKER]),
     *((name, "model.init_args.optimizer", MAKER) for name in ("validate", "test", "size")),
-    *((name, "data", value) for name in ("lengths", "diagnose", "needle") for value in (SHELL, PROCESS)),
+    *(
+        (name, "data", value)
+        for name in ("lengths", "diagnose", "needle")
+        for value in (SHELL, PROCESS)
+    ),
 ]
 
 
@@ -126,16 +150,23 @@ def test_a_configuration_names_classes_of_the_right_type_alone(
 
     change_config(copy, change)
     folder = [str(copy), f"--output={tmp_path / 'out'}", "--device=cpu"]
-    new = [f"--config={copy}/config.yaml", *([f"--run_dir={tmp_path / 'new'}"] if name == "fit" else [])]
+    new = [
+        f"--config={copy}/config.yaml",
+        *([f"--run_dir={tmp_path / 'new'}"] if name == "fit" else []),
+    ]
     sentence = refusal(name, *(folder if name in READS_THE_MODEL else new))
     assert not marker.exists()
     assert last.removesuffix("s") in sentence
     assert "which is no" in sentence
 
 
-def test_a_tag_for_python_in_a_config_makes_nothing(trained_run: Path, tmp_path: Path, marker: Path, refusal) -> None:
+def test_a_tag_for_python_in_a_config_makes_nothing(
+    trained_run: Path, tmp_path: Path, marker: Path, refusal
+) -> None:
     config = as_run(trained_run, tmp_path, {}) / "config.yaml"
-    config.write_text(f"x: !!python/object/apply:os.system ['mkdir {marker}']\n{config.read_text()}")
+    config.write_text(
+        f"x: !!python/object/apply:os.system ['mkdir {marker}']\n{config.read_text()}"
+    )
     said = refusal("validate", f"--config={config}")
     assert "config.yaml cannot be read (could not determine a constructor" in said
     assert not marker.exists()
@@ -168,7 +199,11 @@ def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
 ) -> None:
     (tmp_path / "labmade.py").write_text(OWN_CLASS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    path = as_file(trained_run, tmp_path, {"attention": {"class_path": "labmade.Steep", "init_args": {"slope": 3}}})
+    path = as_file(
+        trained_run,
+        tmp_path,
+        {"attention": {"class_path": "labmade.Steep", "init_args": {"slope": 3}}},
+    )
     asked = ["generate", str(path), "the cat", "--max_tokens", "2", "--device", "cpu"]
     sentence = refusal(*asked)
     assert "labmade" not in sys.modules
@@ -184,7 +219,9 @@ def test_lightning_s_own_loading_is_refused(trained_run: Path) -> None:
         type(model).load_from_checkpoint(trained_run / "checkpoints" / "best.ckpt")
 
 
-def test_the_address_of_a_checkpoint_s_data_is_not_asked(trained_run: Path, tmp_path: Path, monkeypatch, refusal):
+def test_the_address_of_a_checkpoint_s_data_is_not_asked(
+    trained_run: Path, tmp_path: Path, monkeypatch, refusal
+):
     fetch = Mock(side_effect=FileNotFoundError)
     monkeypatch.setattr(remote, "fetch", fetch)
     content = content_of(trained_run)

@@ -24,8 +24,13 @@ EMBEDDING = "state_dict.model.embedding.weight"
 
 def assert_refused(path: Path, says: str = "") -> None:
     """By whatever reads a model, in one sentence; no folder `trace` is made beside it."""
-    for attempt in (lambda: load_checkpoint(str(path)), lambda: load_initial_weights(tiny(GPT), str(path))):
-        with pytest.raises(UserError, match=rf"^[^\n]*cannot be read as a checkpoint[^\n]*{says}[^\n]*$"):
+    for attempt in (
+        lambda: load_checkpoint(str(path)),
+        lambda: load_initial_weights(tiny(GPT), str(path)),
+    ):
+        with pytest.raises(
+            UserError, match=rf"^[^\n]*cannot be read as a checkpoint[^\n]*{says}[^\n]*$"
+        ):
             attempt()
     assert not path.with_name("trace").exists(), "its code was run"
 
@@ -42,7 +47,9 @@ def test_a_file_or_the_rest_of_a_sharded_one_is_not_unpickled(content, tmp_path:
     assert_refused(write_parts(hostile, tmp_path / "rest"))
 
 
-def test_parts_are_the_same_as_one_file_and_torch_s_own_format_beside_them_is_not_read(content, tmp_path: Path) -> None:
+def test_parts_are_the_same_as_one_file_and_torch_s_own_format_beside_them_is_not_read(
+    content, tmp_path: Path
+) -> None:
     folder = write_parts(content, tmp_path / "a")
     for name in (".metadata", "__0.metadata", "__0_0.distcp"):
         (folder / name).write_bytes(pickle.dumps(RunsCode(tmp_path / "trace")))
@@ -57,8 +64,12 @@ def test_parts_are_the_same_as_one_file_and_torch_s_own_format_beside_them_is_no
 
 def rewrite(file: Path, offsets: dict[str, Any] | None = None, **tensors: Any) -> None:
     """Write the part of the only rank again; a tensor that is None is left out."""
-    held = {name: tensor for name, tensor in (load_file(file) | tensors).items() if tensor is not None}
-    saved = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in held.items()} | (offsets or {})
+    held = {
+        name: tensor for name, tensor in (load_file(file) | tensors).items() if tensor is not None
+    }
+    saved = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in held.items()} | (
+        offsets or {}
+    )
     save_file(held, file, metadata={"DCP_SHARDING_INFO": json.dumps(saved)})
 
 
@@ -80,7 +91,9 @@ def deep(file: Path) -> None:
     pytest.param(lambda file: (file.unlink(), os.mkfifo(file)), "is no file", id="a pipe"),
     pytest.param(lambda file: rewrite(file, **{EMBEDDING: None}), f"have no {EMBEDDING}", id="a tensor less"),
 ])  # fmt: skip
-def test_a_part_that_claims_what_it_has_not(content, damage: Callable[[Path], Any], says: str, tmp_path: Path) -> None:
+def test_a_part_that_claims_what_it_has_not(
+    content, damage: Callable[[Path], Any], says: str, tmp_path: Path
+) -> None:
     folder = write_parts(content, tmp_path / "parts")
     damage(next(folder.glob("*.safetensors")))
     assert_refused(with_sums(folder), says)

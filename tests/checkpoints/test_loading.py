@@ -1,6 +1,7 @@
 """From folders and files to models, and every file that is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,14 +48,23 @@ def test_what_is_no_checkpoint_of_anlit_is_refused(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         assert "a.ckpt cannot be read as a checkpoint (a.ckpt is empty, cut short" in refused(file)
 
-    without = lambda weight: {"state_dict": {k: v for k, v in content["state_dict"].items() if k != weight}}  # noqa: E731
+    def without(weight: str) -> dict[str, Any]:
+        kept = {name: value for name, value in content["state_dict"].items() if name != weight}
+        return {"state_dict": kept}
+
     for changed, sentence in (
         ({"anlit": None}, "anlit did not write it"),
-        ({"anlit": {**content["anlit"], "architecture": "Mamba"}}, "names 'Mamba', which is no LanguageModel of anlit"),
+        (
+            {"anlit": {**content["anlit"], "architecture": "Mamba"}},
+            "names 'Mamba', which is no LanguageModel of anlit",
+        ),
         ({"anlit": {**content["anlit"], "data": 5}}, "anlit.data is int in place of dict"),
         ({"hyper_parameters": None}, "hyper_parameters is missing"),
         ({"state_dict": {"a": 5}}, "not all of state_dict are tensors"),
-        (without("model.embedding.weight"), "has no matrix model.embedding.weight among its weights"),
+        (
+            without("model.embedding.weight"),
+            "has no matrix model.embedding.weight among its weights",
+        ),
         (without("model.head.weight"), 'Missing key(s) in state_dict: "model.head.weight"'),
     ):
         torch.save(content | changed, file)
@@ -68,7 +78,9 @@ def test_data_are_those_of_the_run_or_named(tmp_path: Path) -> None:
     other = prepare(tmp_path / "other")
     with pytest.raises(UserError, match="is not in a run folder that names its data: set --data"):
         data_of(alone)
-    with pytest.raises(UserError, match=f"vocabulary of 29 tokens and the shards in {other} have {VOCABULARY}"):
+    with pytest.raises(
+        UserError, match=f"vocabulary of 29 tokens and the shards in {other} have {VOCABULARY}"
+    ):
         data_of(alone, str(other))
 
 
@@ -79,10 +91,14 @@ def test_settings_of_a_larger_model_than_the_weights_are_refused(
     form: str, setting: str, trained_run: Path, tmp_path: Path
 ) -> None:
     path = FORMS[form](trained_run, tmp_path, {setting: 10**9})
-    assert f"says that {setting} is 1000000000, but its weights are those of {setting}=" in refused(path, device="cpu")
+    assert f"says that {setting} is 1000000000, but its weights are those of {setting}=" in refused(
+        path, device="cpu"
+    )
 
 
-def test_weights_that_are_views_of_a_small_tensor_are_refused(trained_run: Path, tmp_path: Path) -> None:
+def test_weights_that_are_views_of_a_small_tensor_are_refused(
+    trained_run: Path, tmp_path: Path
+) -> None:
     content = content_of(trained_run, {"vocab_size": 10**9, "d_model": 10**6})
     content["state_dict"]["model.embedding.weight"] = torch.zeros(1).expand(10**9, 10**6)
     torch.save(content, tmp_path / "a.ckpt")

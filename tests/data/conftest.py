@@ -40,7 +40,9 @@ def tokenizer(place: Path) -> str:
 @pytest.fixture(scope="session")
 def recipe(place: Path, tokenizer: str) -> Recipe:
     """Of 50 documents in several tasks, nine of them held out."""
-    layouts.openwebtext(place / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4)
+    layouts.openwebtext(
+        place / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4
+    )
     return recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
 
 
@@ -58,8 +60,13 @@ def tiny_shards(place: Path) -> str:
 
     path = str(place / "tiny")
     numbers = [" ".join(f"word{n * number % 1000}" for n in range(120)) for number in range(7, 57)]
-    texts = [own + text[:500] for own, text in zip(numbers, list(documents(60, seed=6))[10:], strict=True)]
-    TextFiles(str(layouts.text_files(place / "text", texts)), path, vocab_size=320, val_fraction=0.2).prepare_data()
+    texts = [
+        own + text[:500]
+        for own, text in zip(numbers, list(documents(60, seed=6))[10:], strict=True)
+    ]
+    TextFiles(
+        str(layouts.text_files(place / "text", texts)), path, vocab_size=320, val_fraction=0.2
+    ).prepare_data()
     return path
 
 
@@ -86,6 +93,12 @@ def own_shards(prepared: str, tmp_path: Path) -> Path:
 def subsets(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, np.ndarray]]:
     """Prepared folder of a corpus with three subsets of different sizes, and their tokens."""
     folder = tmp_path_factory.mktemp("prepared") / "subsets"
-    sizes = {"train/web": 20_000, "train/code": 9_000, "train/books": 3_000, "val/web": 1_500, "val/books": 700}
+    sizes = {
+        "train/web": 20_000,
+        "train/code": 9_000,
+        "train/books": 3_000,
+        "val/web": 1_500,
+        "val/books": 700,
+    }
     tokens = {name: random_tokens(size, seed=10 + size) for name, size in sizes.items()}
     return str(folder), write_prepared(folder, tokens, chunk_tokens=2500)

@@ -70,15 +70,22 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def json_lines(texts: Iterable[str], names: Iterable[str] = SET_NAMES[1:2], field: str = "text") -> list[bytes]:
+def json_lines(
+    texts: Iterable[str], names: Iterable[str] = SET_NAMES[1:2], field: str = "text"
+) -> list[bytes]:
     """A line for each text, its subset among `names` in turn; every second has escapes, which JSON may have."""
     return [
-        json.dumps({field: text, "meta": {"redpajama_set_name": name}}, ensure_ascii=bool(number % 2)).encode() + b"\n"
+        json.dumps(
+            {field: text, "meta": {"redpajama_set_name": name}}, ensure_ascii=bool(number % 2)
+        ).encode()
+        + b"\n"
         for number, (text, name) in enumerate(zip(texts, itertools.cycle(names), strict=False))
     ]
 
 
-def slimpajama(folder: Path, documents_by_split: dict[str, Sequence[str]], n_files: int = 2) -> list[Path]:
+def slimpajama(
+    folder: Path, documents_by_split: dict[str, Sequence[str]], n_files: int = 2
+) -> list[Path]:
     """cerebras/SlimPajama-627B: train/chunk1/example_train_0.jsonl.zst, …, validation/…, test/…, in order.
 
     Document i of a split is of subset `SET_NAMES[i % 7]`. Every second file has several zstd frames.
@@ -88,7 +95,11 @@ def slimpajama(folder: Path, documents_by_split: dict[str, Sequence[str]], n_fil
         for number, lines in enumerate(cut(json_lines(texts, SET_NAMES), n_files)):
             name = f"{split}/chunk{number + 1}/example_{'train' if split == 'train' else 'holdout'}_0.jsonl.zst"
             frames = cut(lines, 1 + 2 * (number % 2))
-            files.append(write(folder / name, b"".join(zstandard.compress(b"".join(frame)) for frame in frames)))
+            files.append(
+                write(
+                    folder / name, b"".join(zstandard.compress(b"".join(frame)) for frame in frames)
+                )
+            )
     return files
 
 
@@ -106,14 +117,26 @@ def openwebtext(
     return files
 
 
-def fineweb(folder: Path, texts: Sequence[str], n_files: int = 2, sample: str = "10BT") -> list[Path]:
+def fineweb(
+    folder: Path, texts: Sequence[str], n_files: int = 2, sample: str = "10BT"
+) -> list[Path]:
     """HuggingFaceFW/fineweb: sample/10BT/000_00000.parquet, …, the text among other columns, in order."""
-    others = {"id": "<urn:uuid:1>", "dump": "CC-MAIN-2013-20", "language_score": 0.9, "token_count": 7}
-    return openwebtext(folder, texts, n_files, 10, f"sample/{sample}/{{:03d}}_00000.parquet", others)
+    others = {
+        "id": "<urn:uuid:1>",
+        "dump": "CC-MAIN-2013-20",
+        "language_score": 0.9,
+        "token_count": 7,
+    }
+    return openwebtext(
+        folder, texts, n_files, 10, f"sample/{sample}/{{:03d}}_00000.parquet", others
+    )
 
 
 def fineweb_bin(
-    folder: Path, token_documents: Sequence[Sequence[int]], tokens_per_file: int, end: int = GPT2_END_OF_DOCUMENT
+    folder: Path,
+    token_documents: Sequence[Sequence[int]],
+    tokens_per_file: int,
+    end: int = GPT2_END_OF_DOCUMENT,
 ) -> list[Path]:
     """kjj0/fineweb10B-gpt2: fineweb_val_000000.bin, …, cut in the middle of documents, which begin with `end`."""
     stream = [token for document in token_documents for token in (end, *document)]
@@ -124,7 +147,9 @@ def fineweb_bin(
     return files
 
 
-def bin_tokens(tokens: Sequence[int], magic: int = 20240520, version: int = 1, count: int | None = None) -> bytes:
+def bin_tokens(
+    tokens: Sequence[int], magic: int = 20240520, version: int = 1, count: int | None = None
+) -> bytes:
     header = [magic, version, len(tokens) if count is None else count, *[0] * 253]
     return struct.pack("<256i", *header) + struct.pack(f"<{len(tokens)}H", *tokens)
 

@@ -47,7 +47,9 @@ class Recorder(L.LightningModule):
 
 def quiet_trainer(**options: Any) -> L.Trainer:
     """A trainer on the CPU that shows nothing and, by default, writes nothing."""
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     return L.Trainer(**{"accelerator": "cpu", **quiet, **options})
 
 
@@ -69,7 +71,11 @@ def ready(
 
 def blocks_of(batches: list[Batch]) -> list[list[int]]:
     """Each row's T + 1 tokens."""
-    return [row for batch in batches for row in torch.cat([batch.tokens, batch.targets[:, -1:]], dim=1).tolist()]
+    return [
+        row
+        for batch in batches
+        for row in torch.cat([batch.tokens, batch.targets[:, -1:]], dim=1).tolist()
+    ]
 
 
 def counted(batches: Iterable[Batch]) -> list[int]:
@@ -80,9 +86,13 @@ def counted(batches: Iterable[Batch]) -> list[int]:
 
 def all_blocks(tokens: np.ndarray, length: int = LENGTH) -> list[list[int]]:
     n_blocks = (len(tokens) - 1) // length
-    return [tokens[block * length : block * length + length + 1].tolist() for block in range(n_blocks)]
+    return [
+        tokens[block * length : block * length + length + 1].tolist() for block in range(n_blocks)
+    ]
 
 
 def collate(blocks: Sequence, **settings: Any) -> Batch:
     """Collate function for loaders of single blocks: a list of (T + 1,) arrays becomes a `Batch`; 0 ends a document."""
-    return batch_from_blocks(np.stack([np.asarray(block) for block in blocks]), end_of_document=0, **settings)
+    return batch_from_blocks(
+        np.stack([np.asarray(block) for block in blocks]), end_of_document=0, **settings
+    )

@@ -21,10 +21,24 @@ def write_stream(folder: Path, tokens: np.ndarray, chunk_tokens: int) -> dict[st
         content = np.array([1, 12, 12 + len(body)], dtype="<u4").tobytes() + body
         name, size = f"chunk-0-{number}.bin", {"chunk_bytes": len(content), "chunk_size": 1}
         (folder / name).write_bytes(content)
-        chunks.append({**size, "dim": len(body) // tokens.itemsize, "filename": name, "crc32": zlib.crc32(content)})
-    (folder / "index.json").write_text(json.dumps({"chunks": chunks, "config": {}, "updated_at": "0"}))
+        chunks.append(
+            {
+                **size,
+                "dim": len(body) // tokens.itemsize,
+                "filename": name,
+                "crc32": zlib.crc32(content),
+            }
+        )
+    (folder / "index.json").write_text(
+        json.dumps({"chunks": chunks, "config": {}, "updated_at": "0"})
+    )
     documents = int((tokens == END).sum())
-    return {"documents": documents, "bytes": 3 * len(tokens), "tokens": len(tokens), "chunks": len(chunks)}
+    return {
+        "documents": documents,
+        "bytes": 3 * len(tokens),
+        "tokens": len(tokens),
+        "chunks": len(chunks),
+    }
 
 
 def write_prepared(
@@ -52,7 +66,9 @@ def write_prepared(
     return streams
 
 
-def random_tokens(n: int, seed: int, vocabulary: int = VOCABULARY, dtype: type = np.uint16) -> np.ndarray:
+def random_tokens(
+    n: int, seed: int, vocabulary: int = VOCABULARY, dtype: type = np.uint16
+) -> np.ndarray:
     """Tokens with an end of document now and then."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(1, vocabulary, n).astype(dtype)

@@ -24,7 +24,9 @@ SIZES: dict[str, Any] = {"task_bytes": 6_000, "chunk_bytes": 10_001}
 """Of many tasks in a corpus of 50 documents."""
 
 
-def recipe_of(corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL, **options: Any) -> Recipe:
+def recipe_of(
+    corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL, **options: Any
+) -> Recipe:
     """A corpus's recipe with sizes so small that a few documents make several tasks and chunks."""
     make_recipe, _ = CORPORA[corpus]
     return replace(make_recipe(Options(source=source and str(source), **options)), **sizes)
@@ -45,7 +47,9 @@ def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator((text[:2000] for text in documents(60, seed=7)), trainer)
     tokenizer.add_special_tokens([END_OF_DOCUMENT])
     assert tokenizer.token_to_id(END_OF_DOCUMENT) == vocab_size - 1

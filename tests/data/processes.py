@@ -19,7 +19,9 @@ def start(work: Callable[[], Any], output: Path | None = None) -> Process:
 
     def run() -> None:
         os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where it is ignored
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # tests may run where it is ignored
         if output is not None:
             file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(file, 1)
@@ -73,7 +75,12 @@ def on_two_devices(function: Callable[..., Any], **arguments: Any) -> list[Any]:
 
     def run(rank: int) -> None:
         # Lightning learns from the environment that the processes are there already.
-        os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ |= {
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         results.put((rank, function(**arguments)))
 
     processes = [start(functools.partial(run, rank)) for rank in range(2)]

@@ -25,7 +25,9 @@ def _tokenizer(content: bytes) -> Tokenizer:
     return tokenizer
 
 
-def encoded(path: str | Path, texts: Iterable[str], end_of_document: str = END_OF_DOCUMENT) -> list[int]:
+def encoded(
+    path: str | Path, texts: Iterable[str], end_of_document: str = END_OF_DOCUMENT
+) -> list[int]:
     """The stream that texts make with a tokenizer.json: each and then its end-of-document token."""
     tokenizer = _tokenizer(Path(path).read_bytes())
     end = tokenizer.token_to_id(end_of_document)
@@ -67,7 +69,11 @@ def read_stream(folder: Path, stream: str) -> np.ndarray:
     parts = []
     for chunk in index["chunks"]:
         content = (folder / stream / chunk["filename"]).read_bytes()
-        assert struct.unpack("<3I", content[:12]) == (chunk["chunk_size"], 12, len(content)) == (1, 12, len(content))
+        assert (
+            struct.unpack("<3I", content[:12])
+            == (chunk["chunk_size"], 12, len(content))
+            == (1, 12, len(content))
+        )
         assert (chunk["chunk_bytes"], chunk["crc32"]) == (len(content), zlib.crc32(content))
         parts.append(np.frombuffer(content[12:], dtype))
         assert len(parts[-1]) == chunk["dim"] > 0
@@ -91,10 +97,17 @@ def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
     for stream, texts in expected.items():
         tokens = encoded(folder / "tokenizer.json", texts)
         assert read_stream(folder, stream).tolist() == tokens, stream
-        chunks = [chunk["filename"] for chunk in read_json(folder / stream / "index.json")["chunks"]]
+        chunks = [
+            chunk["filename"] for chunk in read_json(folder / stream / "index.json")["chunks"]
+        ]
         there |= {f"{stream}/{name}" for name in [*chunks, "index.json"]}
         size = sum(len(text.encode()) for text in texts)
-        numbers = {"documents": len(texts), "bytes": size, "tokens": len(tokens), "chunks": len(chunks)}
+        numbers = {
+            "documents": len(texts),
+            "bytes": size,
+            "tokens": len(tokens),
+            "chunks": len(chunks),
+        }
         split, _, subset = stream.partition("/")
         assert not subset or manifest[split]["subsets"][subset] == numbers
         counts[""].update(numbers)

@@ -67,14 +67,20 @@ def serving(server: S) -> Iterator[S]:
 
 class ObjectStore(_Server):
     def behave(self) -> None:
-        self.requests: Counter[tuple[str, str]] = Counter()  # how often each (method, path) was asked for
+        self.requests: Counter[tuple[str, str]] = (
+            Counter()
+        )  # how often each (method, path) was asked for
         self.status = 200  # what to answer; anything else than 200 for everything
         self.silent = False  # accept connections and say nothing
-        self.damage: Counter[str] = Counter()  # path → how many times to serve it with a flipped bit
+        self.damage: Counter[str] = (
+            Counter()
+        )  # path → how many times to serve it with a flipped bit
 
     def fetched(self, name: str) -> int:
         """How often files of this kind of name were asked for."""
-        return sum(n for (method, path), n in self.requests.items() if method == "GET" and name in path)
+        return sum(
+            n for (method, path), n in self.requests.items() if method == "GET" and name in path
+        )
 
     class Handler(_Server.Handler):
         def do_GET(self) -> None:
@@ -86,7 +92,9 @@ class ObjectStore(_Server):
             if store.status != 200 or not file.is_file():
                 status = store.status if store.status != 200 else 404
                 code = {403: "AccessDenied", 404: "NoSuchKey"}.get(status, "InternalError")
-                return self.answer(f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode(), status)
+                return self.answer(
+                    f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode(), status
+                )
             content = bytearray(file.read_bytes())
             if self.command == "GET" and store.damage[path]:
                 store.damage[path] -= 1
@@ -118,7 +126,9 @@ class Hub(_Server):
                 (r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.resolve),
             ):
                 if match := re.fullmatch(pattern, urlsplit(self.path).path):
-                    kind, repo_id, revision, *others = (group and unquote(group) for group in match.groups())
+                    kind, repo_id, revision, *others = (
+                        group and unquote(group) for group in match.groups()
+                    )
                     root = self.server.root / (kind or "models") / repo_id
                     if not root.is_dir():
                         return self.refuse(401, "RepoNotFound")
@@ -133,8 +143,14 @@ class Hub(_Server):
         def tree(self, root: Path, below: str | None) -> None:
             if not (root / (below or ".")).is_dir():
                 return self.refuse(404, "EntryNotFound")
-            entries = [_entry(root, path) for path in sorted((root / (below or ".")).rglob("*"), reverse=True)]
-            entries += [{"type": "file", "oid": "0" * 40, "size": 5, "path": name} for name in self.server.names]
+            entries = [
+                _entry(root, path)
+                for path in sorted((root / (below or ".")).rglob("*"), reverse=True)
+            ]
+            entries += [
+                {"type": "file", "oid": "0" * 40, "size": 5, "path": name}
+                for name in self.server.names
+            ]
             return self.answer(json.dumps(entries).encode())
 
         def resolve(self, root: Path, name: str) -> None:
@@ -158,7 +174,12 @@ class Hub(_Server):
 
 
 def _entry(root: Path, path: Path) -> dict[str, Any]:
-    entry = {"type": "directory", "oid": "0" * 40, "size": 0, "path": path.relative_to(root).as_posix()}
+    entry = {
+        "type": "directory",
+        "oid": "0" * 40,
+        "size": 0,
+        "path": path.relative_to(root).as_posix(),
+    }
     if path.is_file():
         entry |= {"type": "file", "size": path.stat().st_size}
         if path.suffix != ".md":
@@ -176,8 +197,15 @@ def serving_hub(patch: pytest.MonkeyPatch, root: Path, cache: Path) -> Iterator[
     patch.setattr(constants, "HF_HUB_CACHE", str(cache))
     patch.setenv("NO_PROXY", "127.0.0.1,localhost")
     server = Hub(root)
-    for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):  # what HF_ENDPOINT sets, before the package is loaded
-        patch.setattr(constants, name, getattr(constants, name).replace(constants._HF_DEFAULT_ENDPOINT, server.address))
+    for name in (
+        "ENDPOINT",
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+    ):  # what HF_ENDPOINT sets, before the package is loaded
+        patch.setattr(
+            constants,
+            name,
+            getattr(constants, name).replace(constants._HF_DEFAULT_ENDPOINT, server.address),
+        )
     with serving(server):
         yield server
     close_session()

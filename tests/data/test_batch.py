@@ -31,9 +31,17 @@ def test_a_document_owns_the_token_that_starts_it() -> None:
 
 def test_first_tokens_of_other_documents_can_be_left_out_of_the_loss() -> None:
     at_end = batch_from_blocks(BLOCK, end_of_document=0, score_first_token=False)
-    assert at_end.targets.tolist() == [[6, 0, IGNORED, 0, IGNORED, IGNORED, 9], [2, 3, 4, 5, 6, 7, 0]]
-    at_start = batch_from_blocks(BLOCK, end_of_document=0, token_at="start", score_first_token=False)
-    assert at_start.targets.tolist() == [[6, IGNORED, 7, IGNORED, IGNORED, 8, 9], [2, 3, 4, 5, 6, 7, IGNORED]]
+    assert at_end.targets.tolist() == [
+        [6, 0, IGNORED, 0, IGNORED, IGNORED, 9],
+        [2, 3, 4, 5, 6, 7, 0],
+    ]
+    at_start = batch_from_blocks(
+        BLOCK, end_of_document=0, token_at="start", score_first_token=False
+    )
+    assert at_start.targets.tolist() == [
+        [6, IGNORED, 7, IGNORED, IGNORED, 8, 9],
+        [2, 3, 4, 5, 6, 7, IGNORED],
+    ]
 
 
 def test_the_attention_derives_the_same_boundaries() -> None:
@@ -48,11 +56,15 @@ def test_the_attention_derives_the_same_boundaries() -> None:
 
 
 def test_cut_into_shorter_sequences() -> None:
-    batch = batch_from_blocks(torch.tensor([[5, 6, 0, 7, 8, 9, 0, 3, 2], [1, 2, 3, 4, 5, 6, 7, 0, 4]]), 0)
+    batch = batch_from_blocks(
+        torch.tensor([[5, 6, 0, 7, 8, 9, 0, 3, 2], [1, 2, 3, 4, 5, 6, 7, 0, 4]]), 0
+    )
     cut = batch.split(4)
     assert cut.tokens.tolist() == [[5, 6, 0, 7], [8, 9, 0, 3], [1, 2, 3, 4], [5, 6, 7, 0]]
     assert cut.targets.tolist() == [[6, 0, 7, 8], [9, 0, 3, 2], [2, 3, 4, 5], [6, 7, 0, 4]]
     assert cut.document_ids.tolist() == [[0, 0, 0, 1], [0, 0, 0, 1], [0] * 4, [0] * 4]
     assert cut.positions.tolist() == [[0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert cut.cu_seqlens.tolist() == [0, 3, 4, 7, 8, 12, 16]
-    assert all(torch.equal(one, two) for one, two in zip(batch.split(8)[:5], batch[:5], strict=True))
+    assert all(
+        torch.equal(one, two) for one, two in zip(batch.split(8)[:5], batch[:5], strict=True)
+    )

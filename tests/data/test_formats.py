@@ -19,11 +19,21 @@ from anlit.data.preparation.formats import Columns, Record, is_one_text, parts_o
 COLUMNS = Columns(subset="meta.redpajama_set_name")
 TEXTS = [
     *(f"document {number}\nwith {'many ' * (number % 30)}words" for number in range(200)),
-    *("größe 漢字 🦜 \u2028 \u0085 \x00 \r\n", "<|endoftext|>", "\ufeff", " ", "long " * 100_000, "last"),
+    *(
+        "größe 漢字 🦜 \u2028 \u0085 \x00 \r\n",
+        "<|endoftext|>",
+        "\ufeff",
+        " ",
+        "long " * 100_000,
+        "last",
+    ),
 ]
 NAMES = [f"RedPajama{number % 3}" for number in range(len(TEXTS))]
 LINES = b"".join(
-    json.dumps({"text": text, "meta": {"redpajama_set_name": name}}, ensure_ascii=number % 2 == 0).encode() + b"\n"
+    json.dumps(
+        {"text": text, "meta": {"redpajama_set_name": name}}, ensure_ascii=number % 2 == 0
+    ).encode()
+    + b"\n"
     for number, (text, name) in enumerate(zip(TEXTS, NAMES, strict=True))
 )
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -53,7 +63,11 @@ def write_all(path: Path) -> Path:
 
 def records(path: Path, columns: Columns = COLUMNS, part_bytes: int = 1 << 30) -> list[Record]:
     parts = parts_of(path.name, path.stat().st_size, part_bytes)
-    return [record for part in range(parts) for record in read_file(path.name, path, columns, part, parts)]
+    return [
+        record
+        for part in range(parts)
+        for record in read_file(path.name, path, columns, part, parts)
+    ]
 
 
 @pytest.mark.parametrize(("ending", "part_bytes"), [
@@ -64,14 +78,19 @@ def test_every_record_once(tmp_path: Path, ending: str, part_bytes: int) -> None
     read = records(write_all(tmp_path / f"part_0{ending}"), part_bytes=part_bytes)
     unit = "row" if ending == ".parquet" else "line"
     numbered = enumerate(zip(TEXTS, NAMES, strict=True), 1)
-    written = [(text, name, f"{unit} {number}", len(text.encode())) for number, (text, name) in numbered]
+    written = [
+        (text, name, f"{unit} {number}", len(text.encode())) for number, (text, name) in numbered
+    ]
     assert [(record.text, record.subset, record.where, record.size) for record in read] == written
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_parts_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"
-    texts = [f"{number} " + "".join(random.Random(number).choices("abcdefgh", k=500)) for number in range(400)]
+    texts = [
+        f"{number} " + "".join(random.Random(number).choices("abcdefgh", k=500))
+        for number in range(400)
+    ]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     if ending == ".parquet":
         pq.write_table(pa.table({"text": texts}), path, row_group_size=10)
@@ -81,7 +100,12 @@ def test_parts_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) -> 
 
 
 def test_the_format_follows_from_the_name() -> None:
-    in_parts = ["b.jsonl", "c.parquet", "a.JSONL", "f.json"]  # the others cannot be entered in the middle
+    in_parts = [
+        "b.jsonl",
+        "c.parquet",
+        "a.JSONL",
+        "f.json",
+    ]  # the others cannot be entered in the middle
     names = [*in_parts, "x.JSONL.zst", "e.json.gz", "g.txt.gz", "d.md", "json"]
     assert [name for name in names if is_one_text(name)] == ["d.md", "json"]
     assert [name for name in names if parts_of(name, 10 << 20, 1 << 20) == 10] == in_parts
@@ -92,19 +116,31 @@ def test_the_format_follows_from_the_name() -> None:
     (b"\xef\xbb\xbfa", "a", None), (b"\xef\xbb\xbf", None, "empty"), (bytes(100 << 20), None, "too_long"),
 ])  # fmt: skip
 @pytest.mark.parametrize("ending", COMPRESS)
-def test_plain_text_is_one_document(tmp_path: Path, ending: str, content: bytes, text: Any, problem: Any) -> None:
+def test_plain_text_is_one_document(
+    tmp_path: Path, ending: str, content: bytes, text: Any, problem: Any
+) -> None:
     path = tmp_path / f"a.txt{ending}"
     path.write_bytes(COMPRESS[ending](content))
     (record,) = records(path, Columns(max_document_bytes=20), part_bytes=1)
     assert (record.where, record.text, record.problem) == ("the file", text, problem)
     if ending and text:
         path.write_bytes(path.read_bytes()[:-3])
-        assert [(record.where, record.problem) for record in records(path)] == [("the file", "truncated")]
+        assert [(record.where, record.problem) for record in records(path)] == [
+            ("the file", "truncated")
+        ]
 
 
 BAD_LINES = [
-    (b'{"text": "gr\xf6\xdfe"}', "not_utf8", "it is not UTF-8 ('utf-8' codec can't decode byte 0xf6 in position 12"),
-    (rb'{"text": "\ud800 x"}', "not_utf8", "it is not UTF-8 ('utf-8' codec can't encode character '\\ud800'"),
+    (
+        b'{"text": "gr\xf6\xdfe"}',
+        "not_utf8",
+        "it is not UTF-8 ('utf-8' codec can't decode byte 0xf6 in position 12",
+    ),
+    (
+        rb'{"text": "\ud800 x"}',
+        "not_utf8",
+        "it is not UTF-8 ('utf-8' codec can't encode character '\\ud800'",
+    ),
     (b'{"text": "cut', "not_json", "the line is not JSON (Unterminated string"),
     (b"[" * 100_000, "not_json", "the line is not JSON ("),
     (b'{"text": "a", "n": ' + b"1" * 5000 + b"}", "not_json", "the line is not JSON ("),
@@ -120,19 +156,28 @@ BAD_LINES = [
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str) -> None:
     path, good = tmp_path / f"a.jsonl{ending}", b'{"text": "123456789"}\n'
-    path.write_bytes(COMPRESS[ending](b"".join(good + line + b"\n" for line, _, _ in BAD_LINES) + good))
+    path.write_bytes(
+        COMPRESS[ending](b"".join(good + line + b"\n" for line, _, _ in BAD_LINES) + good)
+    )
     read = records(path, Columns(max_document_bytes=9))
     assert [record.text for record in read[::2]] == ["123456789"] * (len(BAD_LINES) + 1)
     assert read[-1].where == f"line {2 * len(BAD_LINES) + 1}"
-    for number, (bad, (_, problem, detail)) in enumerate(zip(read[1::2], BAD_LINES, strict=True), 1):
+    for number, (bad, (_, problem, detail)) in enumerate(
+        zip(read[1::2], BAD_LINES, strict=True), 1
+    ):
         assert (bad.where, bad.text, bad.problem) == (f"line {2 * number}", None, problem)
         assert detail in bad.detail
 
 
 @pytest.mark.parametrize("part_bytes", [1, 9, 1 << 20])
-def test_blank_lines_marks_and_carriage_returns_are_no_text(tmp_path: Path, part_bytes: int) -> None:
+def test_blank_lines_marks_and_carriage_returns_are_no_text(
+    tmp_path: Path, part_bytes: int
+) -> None:
     for content, expected in (
-        (b'\n{"text": "a"}\n \r\n{"text": "b"}\n\n', [("line 2", "a"), ("line 4", "b")]),  # blank lines count
+        (
+            b'\n{"text": "a"}\n \r\n{"text": "b"}\n\n',
+            [("line 2", "a"), ("line 4", "b")],
+        ),  # blank lines count
         (b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n', [("line 1", "a"), ("line 2", "b")]),
     ):
         (tmp_path / "a.jsonl").write_bytes(content)
@@ -156,7 +201,9 @@ def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("ending", "whole"), [(".zst", ZSTD), (".gz", GZIP)])
-def test_a_cut_file_gives_what_came_before_the_cut(tmp_path: Path, ending: str, whole: bytes) -> None:
+def test_a_cut_file_gives_what_came_before_the_cut(
+    tmp_path: Path, ending: str, whole: bytes
+) -> None:
     path = tmp_path / f"a.jsonl{ending}"
     delivered = set()
     for size in range(0, len(whole), len(whole) // 23):
@@ -171,7 +218,11 @@ def test_a_cut_file_gives_what_came_before_the_cut(tmp_path: Path, ending: str, 
 
 def test_damaged_compressed_data(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.zst"
-    for content in (ZSTD + b"something else", ZSTD[:-4] + bytes(4), b"not compressed"):  # the second: a checksum
+    for content in (
+        ZSTD + b"something else",
+        ZSTD[:-4] + bytes(4),
+        b"not compressed",
+    ):  # the second: a checksum
         path.write_bytes(content)
         *good, last = records(path)
         assert [record.text for record in good] == TEXTS[: len(good)]
@@ -182,10 +233,21 @@ def test_damaged_compressed_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("checksums", [False, True])
 def test_a_broken_row_group_costs_its_own_rows(tmp_path: Path, checksums: bool) -> None:
     path = tmp_path / "a.parquet"
-    pq.write_table(parquet_table(), path, row_group_size=30, write_page_checksum=checksums, use_dictionary=False)
+    pq.write_table(
+        parquet_table(),
+        path,
+        row_group_size=30,
+        write_page_checksum=checksums,
+        use_dictionary=False,
+    )
     group = pq.read_metadata(path).row_group(3)
-    text = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "text")
-    middle, content = text.data_page_offset + text.total_compressed_size // 2, bytearray(path.read_bytes())
+    text = next(
+        c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "text"
+    )
+    middle, content = (
+        text.data_page_offset + text.total_compressed_size // 2,
+        bytearray(path.read_bytes()),
+    )
     damage = b"\x5a" if checksums else b"\xff" * 60
     content[middle : middle + len(damage)] = damage
     path.write_bytes(content)
@@ -197,7 +259,9 @@ def test_a_broken_row_group_costs_its_own_rows(tmp_path: Path, checksums: bool) 
     assert f"{lost} of its 30 rows are lost, from row {121 - lost}" in bad.detail
     kept = [number for number in range(len(TEXTS)) if not 120 - lost <= number < 120]
     good = [record for record in read if not record.problem]
-    assert [(record.where, record.text) for record in good] == [(f"row {n + 1}", TEXTS[n]) for n in kept]
+    assert [(record.where, record.text) for record in good] == [
+        (f"row {n + 1}", TEXTS[n]) for n in kept
+    ]
 
 
 def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
@@ -214,10 +278,15 @@ def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
     (Columns("content"), "no_text_field", "content"), (Columns("meta"), "no_text_field", "meta"),
     (Columns("id"), "no_text_field", "id"), (Columns(subset="meta.name"), "no_subset_field", "meta.name"),
 ])  # fmt: skip
-def test_parquet_without_a_column_of_strings(columns: Columns, problem: str, missing: str, tmp_path: Path) -> None:
+def test_parquet_without_a_column_of_strings(
+    columns: Columns, problem: str, missing: str, tmp_path: Path
+) -> None:
     (bad,) = records(write_all(tmp_path / "a.parquet"), columns, part_bytes=9000)
     assert (bad.where, bad.problem) == ("the file", problem)
-    assert f'there is no column "{missing}" of strings (its columns: id int64, meta struct<' in bad.detail
+    assert (
+        f'there is no column "{missing}" of strings (its columns: id int64, meta struct<'
+        in bad.detail
+    )
 
 
 def test_bad_parquet_rows(tmp_path: Path) -> None:
@@ -225,9 +294,18 @@ def test_bad_parquet_rows(tmp_path: Path) -> None:
     texts = pa.Array.from_buffers(pa.string(), 8, values.buffers())  # not all of it is UTF-8
     named, missing = {"redpajama_set_name": "C4"}, {"redpajama_set_name": None}
     meta = [named] * 5 + [None, missing, {"redpajama_set_name": ""}]
-    pq.write_table(pa.concat_tables([pa.table({"text": texts, "meta": meta})] * 100), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.concat_tables([pa.table({"text": texts, "meta": meta})] * 100), tmp_path / "a.parquet"
+    )
     read = records(tmp_path / "a.parquet", Columns(subset=COLUMNS.subset, max_document_bytes=10))
     assert {(record.text, record.subset) for record in read[::8]} == {("good", "C4")}
-    expected = [None, "not_utf8", "no_text_field", "empty", "too_long", *["no_subset_field"] * 3] * 100
+    expected = [
+        None,
+        "not_utf8",
+        "no_text_field",
+        "empty",
+        "too_long",
+        *["no_subset_field"] * 3,
+    ] * 100
     assert [record.problem for record in read] == expected
     assert [record.where for record in read] == [f"row {row + 1}" for row in range(800)]

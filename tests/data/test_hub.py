@@ -36,7 +36,9 @@ TEXTS = list(documents(50, seed=1))[10:]
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("hub")
     at = {corpus: place / "datasets" / name for corpus, (name, _) in CORPORA.items()}
-    layouts.slimpajama(at["SlimPajama"], {"train": TEXTS[:30], "validation": TEXTS[30:36], "test": TEXTS[36:]})
+    layouts.slimpajama(
+        at["SlimPajama"], {"train": TEXTS[:30], "validation": TEXTS[30:36], "test": TEXTS[36:]}
+    )
     layouts.openwebtext(at["OpenWebText"], TEXTS, n_files=4)
     layouts.fineweb(at["FineWeb"], TEXTS, n_files=3)
     layouts.fineweb(at["FineWeb"], TEXTS[:4], n_files=1, sample="100BT")
@@ -44,9 +46,14 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(3):
         lines = gzip.compress(b"".join(json_lines(TEXTS[number::3], field="content")))
         for language in ("en", "de"):
-            write(place / "datasets" / "allenai" / "c4" / language / f"c4-train.{number:05}.json.gz", lines)
+            write(
+                place / "datasets" / "allenai" / "c4" / language / f"c4-train.{number:05}.json.gz",
+                lines,
+            )
     for name in HUB_TOKENIZERS.values():
-        train_tokenizer(write(place / "models" / name / "tokenizer.json", b""), 600 if "gpt2" in name else 700)
+        train_tokenizer(
+            write(place / "models" / name / "tokenizer.json", b""), 600 if "gpt2" in name else 700
+        )
     for folder in at.values():
         write(folder / "README.md", b"read me")
     return place
@@ -63,21 +70,29 @@ def from_hub(corpus: str) -> Recipe:
 
 
 @pytest.mark.parametrize("corpus", list(CORPORA))
-def test_the_hub_gives_what_a_copy_gives(corpus: str, server: Hub, tmp_path: Path, out: Path) -> None:
+def test_the_hub_gives_what_a_copy_gives(
+    corpus: str, server: Hub, tmp_path: Path, out: Path
+) -> None:
     manifest, (repository, options) = make(out, from_hub(corpus), workers=2), CORPORA[corpus]
     name = HUB_TOKENIZERS["gpt-neox" if corpus == "SlimPajama" else "gpt2"]
     own = {"tokenizer": str(server.root / "models" / name / "tokenizer.json"), **options}
-    copy = make(tmp_path / "copy", recipe_of(corpus, server.root / "datasets" / repository, SIZES, **own))
+    copy = make(
+        tmp_path / "copy", recipe_of(corpus, server.root / "datasets" / repository, SIZES, **own)
+    )
     differ = {name for name, _ in hashes(out).items() ^ hashes(tmp_path / "copy").items()}
     assert differ == {"manifest.json", "tasks/plan.json"}  # in where the files came from
     assert manifest["content_sha256"] == copy["content_sha256"]
     assert manifest["commit"] == COMMIT
     downloads = [path for path in server.asked if path.startswith("/blob/datasets")]
-    assert len(downloads) == len(set(downloads)) == manifest["files"]  # also of those that are cut into parts
+    assert (
+        len(downloads) == len(set(downloads)) == manifest["files"]
+    )  # also of those that are cut into parts
     assert {"repository": repository, "revision": "main"}.items() <= manifest["settings"].items()
     server.refusal = (503, "")  # a finished folder needs no hub
     assert make(out, from_hub(corpus)) == manifest
-    shipped = yaml.safe_load((FOLDER / "data" / f"{corpus.lower().replace('bin', '_bin')}.yaml").read_text())["data"]
+    shipped = yaml.safe_load(
+        (FOLDER / "data" / f"{corpus.lower().replace('bin', '_bin')}.yaml").read_text()
+    )["data"]
     assert shipped["class_path"] == f"anlit.{corpus}"
     own = {"path": str(out), "batch_size": 4, "num_workers": 0, "context_length": 32}
     data = getattr(anlit, corpus)(**shipped["init_args"] | own)
@@ -85,13 +100,24 @@ def test_the_hub_gives_what_a_copy_gives(corpus: str, server: Hub, tmp_path: Pat
     data.setup()
     assert next(iter(data.train_dataloader())).tokens.shape == (4, 32)
     assert (data.bytes_per_token() is None) == (corpus == "FineWebBin")
-    with pytest.raises(UserError, match=f"nowhere with {corpus}: prepare it with `anlit prepare {corpus} --output"):
+    with pytest.raises(
+        UserError, match=f"nowhere with {corpus}: prepare it with `anlit prepare {corpus} --output"
+    ):
         getattr(anlit, corpus)(str(tmp_path / "nowhere")).prepare_data()
 
 
 def test_any_data_set_by_name(server: Hub, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    named = ["--repo", "allenai/c4", "--files", "en/*.json.gz", "--text_field", "content", "--val_fraction", "0.2"]
+    named = [
+        "--repo",
+        "allenai/c4",
+        "--files",
+        "en/*.json.gz",
+        "--text_field",
+        "content",
+        "--val_fraction",
+        "0.2",
+    ]
     assert main(["prepare", "Hub", *named]) == 0
     folder = tmp_path / "data" / "c4"
     assert sorted(read_texts(folder, "train") + read_texts(folder, "val")) == sorted(TEXTS)
@@ -99,7 +125,9 @@ def test_any_data_set_by_name(server: Hub, tmp_path: Path, monkeypatch) -> None:
     assert ready("data/c4", context_length=16).val_dataloader()
 
 
-def test_going_on_holds_to_the_commit_that_was_begun_with(server: Hub, tmp_path: Path, out: Path) -> None:
+def test_going_on_holds_to_the_commit_that_was_begun_with(
+    server: Hub, tmp_path: Path, out: Path
+) -> None:
     """Also where a finished folder is mended: the branch may have moved."""
     make(tmp_path / "undisturbed", from_hub("FineWeb"))
     interrupted(out, from_hub("FineWeb"), tasks=1)
@@ -115,7 +143,9 @@ def test_a_listing_that_leads_out_of_the_folder(server: Hub, tmp_path: Path) -> 
     """Each file of the listing is written, and removed when it has been read."""
     server.names = ["fineweb_train_../../../../precious.bin"]
     (tmp_path / "precious.bin").write_text("keep")
-    with pytest.raises(UserError, match=r"^The hub's listing of kjj0/fineweb10B-gpt2 names a file .*not inside"):
+    with pytest.raises(
+        UserError, match=r"^The hub's listing of kjj0/fineweb10B-gpt2 names a file .*not inside"
+    ):
         make(tmp_path / "a" / "out", from_hub("FineWebBin"))
     assert (tmp_path / "precious.bin").read_text() == "keep"
     assert not [path for path in tmp_path.rglob("*.bin") if path.name != "precious.bin"]
@@ -124,7 +154,9 @@ def test_a_listing_that_leads_out_of_the_folder(server: Hub, tmp_path: Path) -> 
 def test_damage_on_the_way(server: Hub, tmp_path: Path, out: Path) -> None:
     make(tmp_path / "undisturbed", from_hub("OpenWebText"))
     server.damaged = 1
-    with pytest.raises(UserError, match=r"plain_text/.* of the dataset .* arrived damaged \(.*SHA-256 .*network"):
+    with pytest.raises(
+        UserError, match=r"plain_text/.* of the dataset .* arrived damaged \(.*SHA-256 .*network"
+    ):
         make(out, from_hub("OpenWebText"))
     assert not list(out.rglob("source-*[!k]"))
     assert_makes(out, from_hub("OpenWebText"), tmp_path / "undisturbed")
@@ -138,7 +170,9 @@ def test_damage_on_the_way(server: Hub, tmp_path: Path, out: Path) -> None:
     ((503, ""), r"fails to give the dataset allenai/c4 \(status 503\): try again .*, or prepare from"),
 ])  # fmt: skip
 def test_a_refusal_is_one_sentence(server: Hub, refusal: tuple[int, str], message: str) -> None:
-    with pytest.raises(UserError, match=r"no file that matches data/\*\.x in its revision main: set --revision"):
+    with pytest.raises(
+        UserError, match=r"no file that matches data/\*\.x in its revision main: set --revision"
+    ):
         HubFiles("allenai/c4", patterns=["data/*.x"]).listing()
     server.asked.clear()
     server.refusal = refusal
@@ -176,7 +210,9 @@ def test_a_hub_that_is_not_there(server: Hub, tmp_path: Path, monkeypatch, capsy
 
 def test_a_tokenizer_is_fetched_once(server: Hub, monkeypatch) -> None:
     path = fetch_tokenizer("openai-community/gpt2")
-    with pytest.raises(UserError, match=r"The hub has no model nobody/none.*: log in .*, or give a local tokenizer"):
+    with pytest.raises(
+        UserError, match=r"The hub has no model nobody/none.*: log in .*, or give a local tokenizer"
+    ):
         fetch_tokenizer("nobody/none")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch_tokenizer("openai-community/gpt2") == path

@@ -36,11 +36,16 @@ def rows(batches: Iterable[Batch], n: int | None = None) -> list[tuple[int, ...]
     return list(map(tuple, blocks_of(list(islice(batches, n)))))
 
 
-def test_a_sample_has_the_needle_at_its_depth_and_the_question_at_the_end(haystack: Haystack) -> None:
+def test_a_sample_has_the_needle_at_its_depth_and_the_question_at_the_end(
+    haystack: Haystack,
+) -> None:
     for i in range(40):
         sample = haystack.sample(300, i / 39, np.random.RandomState(i), held_out=i % 2 == 0)
         question = f"\nThe special magic {sample.city} number is {sample.number}"
-        text, needle = haystack.tokenizer.decode(sample.tokens.tolist()), haystack._encode(f"{question}.\n").tolist()
+        text, needle = (
+            haystack.tokenizer.decode(sample.tokens.tolist()),
+            haystack._encode(f"{question}.\n").tolist(),
+        )
         assert text.endswith(question)
         assert text.count("special magic") == 2
         n_text = 301 - len(needle) - len(haystack._encode(question))
@@ -54,7 +59,9 @@ def test_training_and_evaluation_share_no_pair() -> None:
     for held_out in (False, True):
         state = np.random.RandomState(0)
         pairs = [draw_pair(state, held_out) for _ in range(3000)]
-        assert {(number + FACTOR * CITIES.index(city)) % MODULUS == 0 for city, number in pairs} == {held_out}
+        assert {
+            (number + FACTOR * CITIES.index(city)) % MODULUS == 0 for city, number in pairs
+        } == {held_out}
         assert {city for city, _ in pairs} == set(CITIES)
         assert {number % 10 for _, number in pairs} == set(range(10))
         assert all(1_000_000 <= number <= 9_999_999 for _, number in pairs)
@@ -67,7 +74,9 @@ def test_lengths_that_cannot_be(haystack: Haystack) -> None:
     samples = [haystack.sample(shortest, 0.5, np.random.RandomState(i), True) for i in range(300)]
     assert {sample.tokens.shape for sample in samples} == {(shortest + 1,)}
     haystack.check(haystack.n_tokens)
-    with pytest.raises(UserError, match=r"/train has .* tokens, too few for a haystack of 9,000,000"):
+    with pytest.raises(
+        UserError, match=r"/train has .* tokens, too few for a haystack of 9,000,000"
+    ):
         haystack.check(9_000_000)
 
 
@@ -75,9 +84,15 @@ def test_a_tokenizer_that_loses_letters_is_refused(tmp_path: Path, prepared: str
     words = Tokenizer(models.WordLevel({"number": 0, "?": 1}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     content, tokens = words.to_str(), random_tokens(200, 0)
-    write_prepared(tmp_path, {"train": tokens, "val": tokens}, tokenizer_sha256=sha256(content.encode()).hexdigest())
+    write_prepared(
+        tmp_path,
+        {"train": tokens, "val": tokens},
+        tokenizer_sha256=sha256(content.encode()).hexdigest(),
+    )
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match=r"does not reproduce 'The special magic Aarhus number is 1000000\.'"):
+    with pytest.raises(
+        UserError, match=r"does not reproduce 'The special magic Aarhus number is 1000000\.'"
+    ):
         Haystack(TokenShards(str(tmp_path)), "val")
     with pytest.raises(UserError, match=r"has no tokenizer\.json"):
         Haystack(TokenShards(prepared), "val")
@@ -103,14 +118,22 @@ def test_only_the_answer_is_a_target(tiny_shards: str, split: str) -> None:
 
 def test_the_order_depends_on_seed_and_number_alone_and_is_resumed(tiny_shards: str) -> None:
     def samples(*device: int, batch_size: int = 6, **changes: object) -> list[tuple[int, ...]]:
-        return rows(needle_data(tiny_shards, *device, batch_size=batch_size, **changes).train_dataloader(), 4)
+        return rows(
+            needle_data(tiny_shards, *device, batch_size=batch_size, **changes).train_dataloader(),
+            4,
+        )
 
     alone = samples()
     assert len(set(alone)) == 24
     assert samples(num_workers=2) == alone != samples(seed=1)
     ranks = [samples(rank, 3, batch_size=2) for rank in range(3)]
-    assert [rank[row] for first in range(0, 8, 2) for rank in ranks for row in (first, first + 1)] == alone
-    data, again = needle_data(tiny_shards, batch_size=6), needle_data(tiny_shards, batch_size=6, num_workers=2)
+    assert [
+        rank[row] for first in range(0, 8, 2) for rank in ranks for row in (first, first + 1)
+    ] == alone
+    data, again = (
+        needle_data(tiny_shards, batch_size=6),
+        needle_data(tiny_shards, batch_size=6, num_workers=2),
+    )
     assert rows(data.train_dataloader(), 3) == alone[:18]
     again.load_state_dict(data.state_dict())
     assert rows(again.train_dataloader(), 1) == alone[18:]

@@ -31,7 +31,15 @@ def order_of(window_blocks: int, seed: int = 3) -> BlockOrder:
 @pytest.mark.parametrize("window", [1, 20, 60, 1000])
 def test_a_draw_is_the_same_wherever_the_stream_is_entered(window: int) -> None:
     whole, used, n = order_of(window).draw(0, 1000)[1], order_of(window), int(CHUNKS.sum())
-    assert len({each.tobytes() for each in (whole[:n], whole[n : 2 * n], order_of(window, 4).draw(0, n)[1])}) == 3
+    assert (
+        len(
+            {
+                each.tobytes()
+                for each in (whole[:n], whole[n : 2 * n], order_of(window, 4).draw(0, n)[1])
+            }
+        )
+        == 3
+    )
     rng = np.random.default_rng(0)
     for first in rng.integers(0, 700, 30).tolist():
         count = int(rng.integers(0, 300))
@@ -43,7 +51,10 @@ def test_a_window_has_few_chunks_and_mixes_them() -> None:
     order = order_of(60)
     chunks = np.searchsorted(np.cumsum(CHUNKS), order.draw(0, order.n_blocks)[1], side="right")
     ends = [np.flatnonzero(chunks == chunk)[[0, -1]] for chunk in np.unique(chunks)]
-    assert max(sum(first <= draw <= last for first, last in ends) for draw in range(order.n_blocks)) <= 4
+    assert (
+        max(sum(first <= draw <= last for first, last in ends) for draw in range(order.n_blocks))
+        <= 4
+    )
     assert np.abs(np.diff(chunks)).astype(bool).mean() > 0.4
     mixed = np.searchsorted(np.cumsum(CHUNKS), order_of(1000).draw(0, 40)[1], side="right")
     assert set(mixed.tolist()) == {0, 2, 3, 4, 5, 6, 7}
@@ -52,10 +63,15 @@ def test_a_window_has_few_chunks_and_mixes_them() -> None:
 mixed = partial(ready, kind=Mixture)
 
 
-def shares(loader: ResumableLoader, parts: dict[str, np.ndarray], n: int) -> dict[str, list[list[int]]]:
+def shares(
+    loader: ResumableLoader, parts: dict[str, np.ndarray], n: int
+) -> dict[str, list[list[int]]]:
     """The blocks of the first `n` batches by the part that they are from."""
     owner = {tuple(block): name for name, tokens in parts.items() for block in all_blocks(tokens)}
-    batches = [batch for batch, _ in zip((batch for _ in range(n) for batch in loader), range(n), strict=False)]
+    batches = [
+        batch
+        for batch, _ in zip((batch for _ in range(n) for batch in loader), range(n), strict=False)
+    ]
     seen: dict[str, list[list[int]]] = {name: [] for name in parts}
     for block in blocks_of(batches):
         seen[owner[tuple(block)]].append(block)
@@ -69,14 +85,19 @@ def corpus(subsets: Subsets) -> Subsets:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_without_weights_every_block_of_every_subset_comes_once(corpus: Subsets, shuffle: bool) -> None:
+def test_without_weights_every_block_of_every_subset_comes_once(
+    corpus: Subsets, shuffle: bool
+) -> None:
     path, parts = corpus
     expected = [block for part in parts.values() for block in all_blocks(part)]
     loader = ready(path, batch_size=7, shuffle=shuffle).train_dataloader()
     assert len(loader) == len(expected) // 7 == 71
     assert sorted(blocks_of([*loader, next(iter(loader))])[: len(expected)]) == sorted(expected)
     first = shares(ready(path, batch_size=7, shuffle=shuffle).train_dataloader(), parts, 20)
-    assert all(abs(len(first[name]) - 140 * len(all_blocks(part)) / 498) < 15 for name, part in parts.items())
+    assert all(
+        abs(len(first[name]) - 140 * len(all_blocks(part)) / 498) < 15
+        for name, part in parts.items()
+    )
     assert shuffle or first["web"] == all_blocks(parts["web"])[: len(first["web"])]
 
 
@@ -89,7 +110,11 @@ def test_weights_of_subsets(corpus: Subsets, shuffle: bool) -> None:
     ]
     seen, left_out = (shares(loader, parts, 1250) for loader in loaders)
     assert seen == left_out
-    assert {name: len(blocks) for name, blocks in seen.items()} == {"books": 7500, "web": 2500, "code": 0}
+    assert {name: len(blocks) for name, blocks in seen.items()} == {
+        "books": 7500,
+        "web": 2500,
+        "code": 0,
+    }
     books = all_blocks(parts["books"])
     for first in range(0, 3 * len(books), len(books)):
         assert sorted(seen["books"][first : first + len(books)]) == sorted(books)
@@ -104,13 +129,19 @@ def test_weights_of_subsets(corpus: Subsets, shuffle: bool) -> None:
     ({"web": 1, "books": 1}, {"context_length": 3000, "batch_size": 1},
      r"context_length 3000 is too long for .*train/books, which has 3,000 tokens"),
 ])  # fmt: skip
-def test_weights_that_make_no_sense(subsets: Subsets, weights: Any, changes: Any, complaint: str) -> None:
+def test_weights_that_make_no_sense(
+    subsets: Subsets, weights: Any, changes: Any, complaint: str
+) -> None:
     with pytest.raises(UserError, match=complaint):
         ready(subsets[0], weights=weights, **changes)
 
 
-def test_weights_without_subsets_and_subsets_without_a_block(prepared: str, subsets: Subsets) -> None:
-    with pytest.raises(UserError, match=r"--data.weights is given and .* has no subsets: leave it out"):
+def test_weights_without_subsets_and_subsets_without_a_block(
+    prepared: str, subsets: Subsets
+) -> None:
+    with pytest.raises(
+        UserError, match=r"--data.weights is given and .* has no subsets: leave it out"
+    ):
         ready(prepared, weights={"web": 1})
     for weights in ({"web": 1, "books": 0}, None):
         ready(subsets[0], batch_size=1, context_length=3000, weights=weights)
@@ -121,7 +152,10 @@ def folders(tmp_path: Path, corpus: Subsets) -> Folders:
     """A plain folder beside the one with subsets, and the training tokens of each part."""
     plain = {"train": random_tokens(6_000, seed=70), "val": random_tokens(333, seed=71)}
     write_prepared(tmp_path / "plain", plain, corpus="other")
-    return {"slim": corpus[0], "plain": str(tmp_path / "plain")}, {"plain": plain["train"], **corpus[1]}
+    return {"slim": corpus[0], "plain": str(tmp_path / "plain")}, {
+        "plain": plain["train"],
+        **corpus[1],
+    }
 
 
 def test_folders_by_weight(folders: Folders) -> None:
@@ -129,7 +163,9 @@ def test_folders_by_weight(folders: Folders) -> None:
     data = mixed(paths, batch_size=8, weights={"plain": 1, "slim": 4})
     seen = shares(data.train_dataloader(), parts, 1250)
     assert len(seen.pop("plain")) == 2000
-    assert all(abs(len(seen[name]) - 8000 * len(all_blocks(parts[name])) / 498) < 60 for name in seen)
+    assert all(
+        abs(len(seen[name]) - 8000 * len(all_blocks(parts[name])) / 498) < 60 for name in seen
+    )
     assert data.bytes_per_token("val") == 3
     assert len(counted(data.val_dataloader())) == 332 + 1499 + 699
 
@@ -140,14 +176,19 @@ def test_folders_without_weights_and_the_order_of_their_names(folders: Folders) 
     loader = one.train_dataloader()
     assert len(loader) == (498 + 93) // 4
     assert blocks_of(list(loader)) == blocks_of(list(other.train_dataloader()))
-    assert (one.fingerprint["tokens"], one.fingerprint["train"]["tokens"]) == (34_200 + 6_333, 32_000 + 6_000)
+    assert (one.fingerprint["tokens"], one.fingerprint["train"]["tokens"]) == (
+        34_200 + 6_333,
+        32_000 + 6_000,
+    )
     assert set(one.fingerprint["parts"]) == {"plain", "slim"}
 
 
 @pytest.mark.parametrize(("key", "value"), [("tokenizer_sha256", 64 * "a"), ("end_of_document", 1)])
 def test_folders_that_do_not_fit_together(folders: Folders, key: str, value: object) -> None:
     edit(Path(folders[0]["plain"], "manifest.json"), lambda manifest: manifest.update({key: value}))
-    with pytest.raises(UserError, match=rf"plain and .*subsets differ in {key} .*: mix only folders"):
+    with pytest.raises(
+        UserError, match=rf"plain and .*subsets differ in {key} .*: mix only folders"
+    ):
         mixed(folders[0])
     with pytest.raises(UserError, match="names no folder"):
         mixed({})

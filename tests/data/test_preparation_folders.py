@@ -13,7 +13,15 @@ from anlit.data.preparation.recipes import CORPORA, Recipe, Splits
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents, json_lines, write
-from tests.data.preparing import SIZES, assert_makes, interrupted, make, recipe_of, train_tokenizer, written
+from tests.data.preparing import (
+    SIZES,
+    assert_makes,
+    interrupted,
+    make,
+    recipe_of,
+    train_tokenizer,
+    written,
+)
 from tests.data.reader import assert_holds, edit, flip, hashes, read_records
 
 
@@ -24,7 +32,9 @@ def own_hub(recipe: Recipe, place: Path, tmp_path: Path, tokenizer: str) -> Reci
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_source_file_that_has_changed(own_hub: Recipe, finished: Path, tmp_path: Path, out: Path, lost: bool) -> None:
+def test_a_source_file_that_has_changed(
+    own_hub: Recipe, finished: Path, tmp_path: Path, out: Path, lost: bool
+) -> None:
     """Even if it keeps its length: of an unfinished folder, or of one that is mended."""
     if lost:
         make(out, own_hub)
@@ -34,17 +44,24 @@ def test_a_source_file_that_has_changed(own_hub: Recipe, finished: Path, tmp_pat
     file = tmp_path / "hub" / "plain_text" / "train-00000-of-00080.parquet"
     before = file.read_bytes()
     file.write_bytes(before.replace(b"document", b"DOCUMENT").replace(b"a", b"b"))
-    with pytest.raises(UserError, match=r"train-00000-of-00080\.parquet is not what .*out was begun with: put the old"):
+    with pytest.raises(
+        UserError,
+        match=r"train-00000-of-00080\.parquet is not what .*out was begun with: put the old",
+    ):
         make(out, own_hub)
     file.write_bytes(before)
     assert_makes(out, own_hub, finished)
 
 
-def test_a_source_file_that_changes_while_it_is_read(own_hub: Recipe, finished: Path, out: Path, monkeypatch) -> None:
+def test_a_source_file_that_changes_while_it_is_read(
+    own_hub: Recipe, finished: Path, out: Path, monkeypatch
+) -> None:
     """And chunks of a task that was given up do not stay."""
     file = own_hub.source.paths["plain_text/train-00001-of-00080.parquet"]
     before, of_text = file.read_bytes(), Splits.of_text
-    monkeypatch.setattr(Splits, "of_text", lambda *text: (file.write_bytes(before), of_text(*text))[1])
+    monkeypatch.setattr(
+        Splits, "of_text", lambda *text: (file.write_bytes(before), of_text(*text))[1]
+    )
     with pytest.raises(UserError, match=r"\.parquet was changed while it was read: repeat"):
         make(out, own_hub)
     monkeypatch.undo()
@@ -57,7 +74,9 @@ def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path, out:
     interrupted(out, recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer), tasks=3)
     file = tmp_path / "text" / "part0" / "0.txt"
     file.write_bytes(b"x" * file.stat().st_size)
-    with pytest.raises(UserError, match=r"The source files or .* are not what .*out was begun with: put"):
+    with pytest.raises(
+        UserError, match=r"The source files or .* are not what .*out was begun with: put"
+    ):
         make(out, recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer))
 
 
@@ -68,17 +87,26 @@ def test_other_settings_are_refused(
     another = str(train_tokenizer(tmp_path / "b.json", 300))
     interrupted(out, recipe, tasks=2)
     for corpus, options, differs in (
-        ("OpenWebText", {"val_fraction": 0.3}, r"splits \{.*'fraction': 0.2.*\} → \{.*'fraction': 0.3"),
+        (
+            "OpenWebText",
+            {"val_fraction": 0.3},
+            r"splits \{.*'fraction': 0.2.*\} → \{.*'fraction': 0.3",
+        ),
         ("OpenWebText", {"tokenizer": "bpe"}, "vocab_size None → 4096"),
         ("OpenWebText", {"tokenizer": another}, r"tokenizer sha256:\w+ → sha256"),
         ("FineWeb", {}, "corpus OpenWebText → FineWeb"),
     ):
         for folder in (finished, out):
             before = hashes(folder)
-            with pytest.raises(UserError, match=f"was prepared with other settings .*{differs}.*: remove the folder"):
+            with pytest.raises(
+                UserError,
+                match=f"was prepared with other settings .*{differs}.*: remove the folder",
+            ):
                 make(folder, recipe_of(corpus, place / "hub", SIZES, **same | options))
             assert hashes(folder) == before
-    same["tokenizer"] = str(shutil.copy(tokenizer, tmp_path / "moved.json"))  # the same file elsewhere is the same
+    same["tokenizer"] = str(
+        shutil.copy(tokenizer, tmp_path / "moved.json")
+    )  # the same file elsewhere is the same
     assert_makes(out, recipe_of("OpenWebText", place / "hub", SIZES, **same), finished)
 
 
@@ -125,15 +153,21 @@ def test_a_damaged_file_is_made_again(
 @pytest.mark.parametrize("change", [
     Path.unlink, lambda path: path.write_text("{"), in_record(lambda plan: plan.update(commit="../" * 13 + "x")),
 ])  # fmt: skip
-def test_a_folder_whose_plan_is_damaged(change: Callable[[Path], Any], recipe: Recipe, out: Path) -> None:
+def test_a_folder_whose_plan_is_damaged(
+    change: Callable[[Path], Any], recipe: Recipe, out: Path
+) -> None:
     interrupted(out, recipe, tasks=1)
     change(out / "tasks" / "plan.json")
-    with pytest.raises(UserError, match=r"plan\.json cannot be .*: copy the folder again, or remove it and repeat"):
+    with pytest.raises(
+        UserError, match=r"plan\.json cannot be .*: copy the folder again, or remove it and repeat"
+    ):
         make(out, recipe)
 
 
 @pytest.mark.parametrize("name", ["tasks", "train"])
-def test_links_are_not_followed(name: str, recipe: Recipe, finished: Path, tmp_path: Path, out: Path) -> None:
+def test_links_are_not_followed(
+    name: str, recipe: Recipe, finished: Path, tmp_path: Path, out: Path
+) -> None:
     """A foreign folder, with a link to where the user's own files are, that has to be mended or begun anew."""
     shutil.copytree(finished, out)
     (out / "manifest.json").unlink()
@@ -141,7 +175,9 @@ def test_links_are_not_followed(name: str, recipe: Recipe, finished: Path, tmp_p
     (out / name).symlink_to(tmp_path / "elsewhere")
     next(path for path in (tmp_path / "elsewhere").iterdir() if "000003" in path.name).unlink()
     before = hashes(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=rf"{name} is a symbolic link, and nothing is written through one: remove"):
+    with pytest.raises(
+        UserError, match=rf"{name} is a symbolic link, and nothing is written through one: remove"
+    ):
         make(out, recipe)
     assert hashes(tmp_path / "elsewhere") == before
 
@@ -151,7 +187,9 @@ def test_links_are_not_followed(name: str, recipe: Recipe, finished: Path, tmp_p
     ("manifest.json", b'{"name": "of something else"}', r"manifest\.json is damaged"),
     (".", b"precious", "out is a file: choose a folder with --output"),
 ])  # fmt: skip
-def test_something_else_is_not_touched(name: str, content: bytes, says: str, recipe: Recipe, out: Path) -> None:
+def test_something_else_is_not_touched(
+    name: str, content: bytes, says: str, recipe: Recipe, out: Path
+) -> None:
     write(out / name, content)
     before = hashes(out.parent)
     with pytest.raises(UserError, match=says):
@@ -179,7 +217,9 @@ def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
     make(out, recipe_of(corpus, tmp_path / "hub", **{"val_fraction": 0.5, **wrong, **right}))
 
 
-def test_a_bad_line_stops_or_is_skipped(tokenizer: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_bad_line_stops_or_is_skipped(
+    tokenizer: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
     """What was done before it is kept. The file is cut into parts; its line is counted from the file's beginning."""
     good = list(documents(60, seed=3))[10:]
     lines = json_lines(good)
@@ -192,13 +232,20 @@ def test_a_bad_line_stops_or_is_skipped(tokenizer: str, tmp_path: Path, monkeypa
     assert main(["prepare", "SlimPajama", "--output", "out", "--workers", "1"]) == 2
     *_, last = capsys.readouterr().err.strip().splitlines()
     says = 'the field "meta.redpajama_set_name" is missing or null and not a name'
-    assert re.match(rf"anlit: error: .*hub/train/chunk1/a\.jsonl, line 31: {says}\. Repair the file, or leave", last)
-    assert last.endswith("such documents out with anlit prepare's --on_bad skip; what is done so far is kept.")
+    assert re.match(
+        rf"anlit: error: .*hub/train/chunk1/a\.jsonl, line 31: {says}\. Repair the file, or leave",
+        last,
+    )
+    assert last.endswith(
+        "such documents out with anlit prepare's --on_bad skip; what is done so far is kept."
+    )
     before = written(Path("out"))
     assert len(before) > 2
     assert main(["prepare", "SlimPajama", "--output", "out", "--on_bad", "skip"]) == 0
     assert before.items() < written(Path("out")).items()
     assert "51 documents, 1 skipped" in capsys.readouterr().err
-    listed = [file.get("skipped_list") for record in read_records(Path("out")) for file in record["files"]]
+    listed = [
+        file.get("skipped_list") for record in read_records(Path("out")) for file in record["files"]
+    ]
     assert [["line 31", "no_subset_field", says]] in listed
     assert_holds(Path("out"), {"train/RedPajamaC4": good, "val/RedPajamaC4": ["val"]})

@@ -35,12 +35,17 @@ STEPS = ("replace", "fsync", "unlink", "mkdir", "rmdir")
 
 def test_processes_at_once_wait_for_each_other(recipe: Recipe, finished: Path, out: Path) -> None:
     out.mkdir()
-    printed, waits = out.with_name("printed"), f"Another process is preparing {out}: waiting for it."
+    printed, waits = (
+        out.with_name("printed"),
+        f"Another process is preparing {out}: waiting for it.",
+    )
     with FileLock(out / ".prepare.lock"):
         processes = [start(lambda: make(out, recipe, 2), printed) for _ in range(2)]
         wait_for(lambda: printed.exists() and printed.read_text().count(waits) == 2)
     assert [finish(process) for process in processes] == [0, 0]
-    assert printed.read_text().count("Preparing OpenWebText") == 1  # the other one finds it finished
+    assert (
+        printed.read_text().count("Preparing OpenWebText") == 1
+    )  # the other one finds it finished
     assert hashes(out) == hashes(finished)
 
 
@@ -81,22 +86,47 @@ def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
         assert (tmp_path / "killed").exists()
         layouts.openwebtext(tmp_path / "hub", ["a", "b"], n_files=1)[0].write_bytes(b"PAR1")
         monkeypatch.chdir(tmp_path)
-        assert main(["prepare", "OpenWebText", "--source", "hub", "--tokenizer", "bpe", "--cluster", cluster]) == 2
+        assert (
+            main(
+                [
+                    "prepare",
+                    "OpenWebText",
+                    "--source",
+                    "hub",
+                    "--tokenizer",
+                    "bpe",
+                    "--cluster",
+                    cluster,
+                ]
+            )
+            == 2
+        )
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "hub/plain_text/train-00000-of-00080.parquet, the file: it has no readable parquet footer" in said
+    assert (
+        "hub/plain_text/train-00000-of-00080.parquet, the file: it has no readable parquet footer"
+        in said
+    )
 
 
 def test_a_cluster_that_is_not_there(recipe: Recipe, out: Path, monkeypatch) -> None:
     monkeypatch.setattr(executors, "CONTACT_SECONDS", 0.5)
     for address in (f"tcp://127.0.0.1:{free_port()}", "nowhere"):
-        with pytest.raises(UserError, match=f"No Dask scheduler answers at --cluster {address}: start one"):
+        with pytest.raises(
+            UserError, match=f"No Dask scheduler answers at --cluster {address}: start one"
+        ):
             make(out, recipe, cluster=address)
 
 
 @pytest.mark.parametrize("task_bytes", [1000, 1 << 30])
-def test_tokens_do_not_depend_on_the_size_of_tasks(tokenizer: str, tmp_path: Path, out: Path, task_bytes: int) -> None:
+def test_tokens_do_not_depend_on_the_size_of_tasks(
+    tokenizer: str, tmp_path: Path, out: Path, task_bytes: int
+) -> None:
     some = list(documents(80, seed=9))[10:]
-    options = {"text_field": "content", "pattern": layouts.json_files(tmp_path / "text", some), "val_fraction": 0.2}
+    options = {
+        "text_field": "content",
+        "pattern": layouts.json_files(tmp_path / "text", some),
+        "val_fraction": 0.2,
+    }
     sizes = SMALL | {"task_bytes": task_bytes}
     make(out, recipe_of("TextFiles", tmp_path / "text", sizes, tokenizer=tokenizer, **options))
     assert len(written(out)) > 20 or task_bytes > 1000
@@ -110,7 +140,11 @@ def killed_at(then: Callable[[int], object], folder: Path, recipe: Recipe) -> in
         numbers = itertools.count(1)
         for name in STEPS:
             step = getattr(os, name)
-            setattr(os, name, lambda *args, step=step, **kwargs: (then(next(numbers)), step(*args, **kwargs))[1])
+            setattr(
+                os,
+                name,
+                lambda *args, step=step, **kwargs: (then(next(numbers)), step(*args, **kwargs))[1],
+            )
         make(folder, recipe)
 
     return finish(start(work))
@@ -118,27 +152,40 @@ def killed_at(then: Callable[[int], object], folder: Path, recipe: Recipe) -> in
 
 def test_killed_before_any_step(place: Path, tmp_path: Path) -> None:
     """Each of the first and the last steps, and every eighth of those between; a tokenizer is trained as well."""
-    layouts.openwebtext(place / "killed", list(documents(50, seed=1))[10:], n_files=4, row_group_size=4)
-    recipe = recipe_of("OpenWebText", place / "killed", SIZES, tokenizer="bpe", vocab_size=280, val_fraction=0.2)
+    layouts.openwebtext(
+        place / "killed", list(documents(50, seed=1))[10:], n_files=4, row_group_size=4
+    )
+    recipe = recipe_of(
+        "OpenWebText", place / "killed", SIZES, tokenizer="bpe", vocab_size=280, val_fraction=0.2
+    )
     count, undisturbed = tmp_path / "steps", tmp_path / "undisturbed"
     assert killed_at(lambda number: count.write_text(str(number)), undisturbed, recipe) == 0
     assert len(written(undisturbed)) > 4
     n_steps = int(count.read_text())
     for step in [*range(1, 12), *range(12, n_steps - 12, 8), *range(n_steps - 12, n_steps + 1)]:
         folder = tmp_path / str(step)
-        assert killed_at(lambda number, step=step: number == step and os._exit(KILLED), folder, recipe) == KILLED
+        assert (
+            killed_at(lambda number, step=step: number == step and os._exit(KILLED), folder, recipe)
+            == KILLED
+        )
         assert_makes(folder, recipe, undisturbed)
         shutil.rmtree(folder)
 
 
-def test_killed_at_random_moments_with_two_workers(tokenizer: str, tmp_path: Path, monkeypatch) -> None:
+def test_killed_at_random_moments_with_two_workers(
+    tokenizer: str, tmp_path: Path, monkeypatch
+) -> None:
     """Only the command itself is killed; its workers, also busy or just begun ones, end without being told."""
-    layouts.openwebtext(tmp_path / "hub", list(documents(300, seed=2))[10:], n_files=6, row_group_size=10)
+    layouts.openwebtext(
+        tmp_path / "hub", list(documents(300, seed=2))[10:], n_files=6, row_group_size=10
+    )
     larger = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_fraction=0.2)
     begun, rng, undisturbed = time.monotonic(), random.Random(0), tmp_path / "undisturbed"
     assert finish(start(lambda: make(undisturbed, larger, workers=2))) == 0
     duration = time.monotonic() - begun
-    monkeypatch.setattr(ctypes, "CDLL", lambda name, call=ctypes.CDLL: (time.sleep(0.5), call(name))[1])
+    monkeypatch.setattr(
+        ctypes, "CDLL", lambda name, call=ctypes.CDLL: (time.sleep(0.5), call(name))[1]
+    )
     for number in range(3):
         process = start(lambda number=number: make(tmp_path / str(number), larger, workers=2))
         if number == 0:  # the workers have not said yet that they want to end with it
@@ -153,15 +200,22 @@ def test_killed_at_random_moments_with_two_workers(tokenizer: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("workers", "code"), [(1, errno.ENOSPC), (2, errno.EDQUOT)])
-def test_a_full_disk(recipe: Recipe, finished: Path, out: Path, monkeypatch, workers: int, code: int) -> None:
+def test_a_full_disk(
+    recipe: Recipe, finished: Path, out: Path, monkeypatch, workers: int, code: int
+) -> None:
     def fail() -> None:
         raise OSError(code, os.strerror(code))
 
     for number in (1, 2, 4, 6):
         calls = itertools.count(1)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", lambda _, calls=calls, number=number: next(calls) >= number and fail())
-            with pytest.raises(UserError, match=r"The disk of .*out is full: free some space; what is done .* is kept"):
+            patch.setattr(
+                os, "fsync", lambda _, calls=calls, number=number: next(calls) >= number and fail()
+            )
+            with pytest.raises(
+                UserError,
+                match=r"The disk of .*out is full: free some space; what is done .* is kept",
+            ):
                 make(out, recipe, workers)
         assert not list(out.rglob("*.tmp-*"))
     assert_makes(out, recipe, finished, workers=workers)
@@ -174,7 +228,10 @@ def before_task_3(then: Callable[[Job], object]) -> Callable[[Job, Task], int]:
 def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monkeypatch) -> None:
     killed = before_task_3(lambda job: os.kill(os.getpid(), signal.SIGKILL))
     monkeypatch.setattr(executors, "encode_task", killed)
-    with pytest.raises(UserError, match="A worker process was killed, perhaps for want of memory: what is done so far"):
+    with pytest.raises(
+        UserError,
+        match="A worker process was killed, perhaps for want of memory: what is done so far",
+    ):
         make(out, recipe, workers=2)
     monkeypatch.undo()
     assert_makes(out, recipe, finished, workers=2)
@@ -186,13 +243,18 @@ def test_control_c(recipe: Recipe, finished: Path, out: Path, monkeypatch, worke
     without_end = before_task_3(lambda job: (out.with_name("reached").touch(), time.sleep(600)))
     monkeypatch.setattr(executors, "encode_task", without_end)
     monkeypatch.setitem(CORPORA, "OpenWebText", (lambda options: recipe, frozenset()))
-    words, printed = ["prepare", "OpenWebText", "--output", str(out), "--workers", str(workers)], out.with_name("said")
+    words, printed = (
+        ["prepare", "OpenWebText", "--output", str(out), "--workers", str(workers)],
+        out.with_name("said"),
+    )
     process = start(lambda: sys.exit(main(words)), printed)
     monkeypatch.undo()
     wait_for(out.with_name("reached").exists)
     os.killpg(process.pid or 0, signal.SIGINT)
     assert finish(process) == 1
-    assert printed.read_text().endswith("Interrupted: what is done so far is kept, repeat the command to go on.\n")
+    assert printed.read_text().endswith(
+        "Interrupted: what is done so far is kept, repeat the command to go on.\n"
+    )
     assert "Traceback" not in printed.read_text()
     wait_for(lambda: members(process.pid) == [])
     assert_makes(out, recipe, finished)

@@ -50,8 +50,16 @@ def store(server: ObjectStore, prepared: str, monkeypatch) -> ObjectStore:
     shutil.rmtree(server.root)
     shutil.copytree(prepared, server.root / "bucket" / "corpus")
     server.behave()
-    own = {"ENDPOINT_URL": server.address, "DEFAULT_REGION": "us-east-1", "EC2_METADATA_DISABLED": "true"}
-    for name, value in {**own, "ACCESS_KEY_ID": "somebody", "SECRET_ACCESS_KEY": "something"}.items():
+    own = {
+        "ENDPOINT_URL": server.address,
+        "DEFAULT_REGION": "us-east-1",
+        "EC2_METADATA_DISABLED": "true",
+    }
+    for name, value in {
+        **own,
+        "ACCESS_KEY_ID": "somebody",
+        "SECRET_ACCESS_KEY": "something",
+    }.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     return server
 
@@ -78,7 +86,9 @@ def cached(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_batches_are_those_of_the_local_folder(store: ObjectStore, prepared: str, workers: int) -> None:
+def test_the_batches_are_those_of_the_local_folder(
+    store: ObjectStore, prepared: str, workers: int
+) -> None:
     data, local = ready(ADDRESS, num_workers=workers), ready(prepared)
     expected = blocks_of(list(local.train_dataloader()))
     assert blocks_of(list(data.train_dataloader())) == expected
@@ -88,17 +98,23 @@ def test_the_batches_are_those_of_the_local_folder(store: ObjectStore, prepared:
     assert (store.fetched("train/chunk"), store.fetched("val/chunk")) == (7, 1)
 
 
-def test_processes_on_one_cache_fetch_each_chunk_once(store: ObjectStore, streams: Any, cache_folder: Path) -> None:
+def test_processes_on_one_cache_fetch_each_chunk_once(
+    store: ObjectStore, streams: Any, cache_folder: Path
+) -> None:
     reader = store_of()
     copy_of(reader, 0).parent.mkdir(parents=True)
-    copy_of(reader, 0).with_name("chunk-0-0.bin.partial").write_bytes(b"left by one that was killed")
+    copy_of(reader, 0).with_name("chunk-0-0.bin.partial").write_bytes(
+        b"left by one that was killed"
+    )
     read_all = lambda: np.testing.assert_array_equal(store_of().read(0, 46_000), streams["train"])  # noqa: E731
     assert [finish(process) for process in [start(read_all) for _ in range(4)]] == [0] * 4
     assert store.fetched("train/chunk") == 7
     assert not list(cache_folder.rglob("*.partial"))
 
 
-def test_the_cache_keeps_what_was_used_last(store: ObjectStore, streams: Any, cache_folder: Path) -> None:
+def test_the_cache_keeps_what_was_used_last(
+    store: ObjectStore, streams: Any, cache_folder: Path
+) -> None:
     reader = store_of(limit_bytes=45_000)  # three chunks
     for _ in range(2):  # the removed files are still open
         assert np.array_equal(reader.read(0, 46_000), streams["train"])
@@ -120,7 +136,9 @@ def test_a_chunk_that_does_not_end(store: ObjectStore, cache_folder: Path) -> No
 
 
 @pytest.mark.parametrize("damage", [0, 1, 5])
-def test_a_damaged_chunk_is_fetched_again(store: ObjectStore, streams: Any, damage: int, cache_folder: Path) -> None:
+def test_a_damaged_chunk_is_fetched_again(
+    store: ObjectStore, streams: Any, damage: int, cache_folder: Path
+) -> None:
     """Damaged in the cache, once on the way, or always."""
     if damage == 0:
         reader = store_of()
@@ -128,7 +146,9 @@ def test_a_damaged_chunk_is_fetched_again(store: ObjectStore, streams: Any, dama
         os.truncate(copy_of(reader, 2), 1000)
     store.damage["/bucket/corpus/train/chunk-0-2.bin"] = damage
     if damage == 5:
-        with pytest.raises(UserError, match=r"s3://bucket/.*chunk-0-2.bin is damaged \(its CRC-32 .*prepare"):
+        with pytest.raises(
+            UserError, match=r"s3://bucket/.*chunk-0-2.bin is damaged \(its CRC-32 .*prepare"
+        ):
             store_of().read(0, 46_000)
         assert cached(cache_folder) == [0, 1]
     else:
@@ -139,7 +159,10 @@ def test_a_damaged_chunk_is_fetched_again(store: ObjectStore, streams: Any, dama
 def test_a_missing_chunk_is_one_sentence(store: ObjectStore) -> None:
     """Also from a worker process."""
     (store.root / "bucket" / "corpus" / "train" / "chunk-0-5.bin").unlink()
-    with pytest.raises(UserError, match=r"^s3://bucket/corpus/train/chunk-0-5.bin is damaged \(it is missing\): .+$"):
+    with pytest.raises(
+        UserError,
+        match=r"^s3://bucket/corpus/train/chunk-0-5.bin is damaged \(it is missing\): .+$",
+    ):
         list(ready(ADDRESS, num_workers=1).train_dataloader())
 
 
@@ -162,7 +185,9 @@ def test_training_fetches_ahead(store: ObjectStore, monkeypatch) -> None:
     (200, "s3://bucket/other", r"^There is no s3://bucket/other/manifest.json, so it is not a prepared folder"),
     (200, "ftp://host/corpus", "no way to fetch from ftp://: use a local folder, s3://, gs:// or hf://"),
 ])  # fmt: skip
-def test_an_address_that_gives_nothing(store: ObjectStore, status: int, address: str, said: str) -> None:
+def test_an_address_that_gives_nothing(
+    store: ObjectStore, status: int, address: str, said: str
+) -> None:
     store.status = status
     with pytest.raises(UserError, match=said) as caught:
         ready(address)
@@ -173,14 +198,19 @@ def test_an_address_that_gives_nothing(store: ObjectStore, status: int, address:
 def test_no_answer(store: ObjectStore, other_client: None, monkeypatch) -> None:
     monkeypatch.setitem(remote.S3_LIMITS, "read_timeout", 0.3)
     store.silent = True
-    with pytest.raises(UserError, match=r"^Cannot read s3://bucket/corpus/manifest.json \(ReadTimeout.*: check the"):
+    with pytest.raises(
+        UserError, match=r"^Cannot read s3://bucket/corpus/manifest.json \(ReadTimeout.*: check the"
+    ):
         ready(ADDRESS)
 
 
 def test_a_full_disk(store: ObjectStore, monkeypatch) -> None:
     reader, full = store_of(), OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(litdata_downloader.S3Downloader, "download_fileobj", Mock(side_effect=full))
-    with pytest.raises(UserError, match=r"^The disk is full where s3://.* is cached: free it, set LITDATA_CACHE_DIR"):
+    with pytest.raises(
+        UserError,
+        match=r"^The disk is full where s3://.* is cached: free it, set LITDATA_CACHE_DIR",
+    ):
         reader.read(0, 1)
 
 
@@ -189,12 +219,16 @@ def test_google_storage(other_client: None, prepared: str, monkeypatch) -> None:
         file.write(Path(prepared, address.removeprefix("gs://bucket/plain/")).read_bytes())
 
     monkeypatch.setattr(litdata_downloader, "_GOOGLE_STORAGE_AVAILABLE", False)
-    with pytest.raises(UserError, match=r"Reading from gs:// needs a package .*: run `make extras EXTRAS=gs`"):
+    with pytest.raises(
+        UserError, match=r"Reading from gs:// needs a package .*: run `make extras EXTRAS=gs`"
+    ):
         ready("gs://bucket/plain")
     monkeypatch.setattr(litdata_downloader, "_GOOGLE_STORAGE_AVAILABLE", True)
     monkeypatch.setattr(litdata_downloader.GCPDownloader, "download_fileobj", download)
     data = ready("gs://bucket/plain", num_workers=1)
-    assert blocks_of(list(data.train_dataloader())) == blocks_of(list(ready(prepared).train_dataloader()))
+    assert blocks_of(list(data.train_dataloader())) == blocks_of(
+        list(ready(prepared).train_dataloader())
+    )
 
 
 def test_hugging_face(prepared: str, monkeypatch) -> None:
@@ -206,7 +240,9 @@ def test_hugging_face(prepared: str, monkeypatch) -> None:
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     data = ready(f"{ON_HUB}@v2/shards")
-    assert blocks_of(list(data.train_dataloader())) == blocks_of(list(ready(prepared).train_dataloader()))
+    assert blocks_of(list(data.train_dataloader())) == blocks_of(
+        list(ready(prepared).train_dataloader())
+    )
     assert asked[0] == ("somebody/corpus", "shards/manifest.json", "dataset", "v2")
     assert len([path for _, path, *_ in asked if "train/chunk" in path]) == 7
     no_connection = LocalEntryNotFoundError("An error happened on the Hub.\nMore.")

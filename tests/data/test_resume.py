@@ -24,13 +24,17 @@ BY_STEPS, BY_EPOCHS = {"max_steps": STEPS}, {"max_epochs": 3, "max_steps": -1}
 Data = Callable[..., TokenShards]
 
 
-def run(data: TokenShards, start: Path | None = None, stop: int | None = None, **trainer: Any) -> list[Rows]:
+def run(
+    data: TokenShards, start: Path | None = None, stop: int | None = None, **trainer: Any
+) -> list[Rows]:
     """Train to STEPS, or save a checkpoint `<folder of start>/<stop>.ckpt` and crash two batches later."""
     callbacks: list[L.Callback] = []
     done = int(start.stem) if start is not None else 0
     if stop is not None:
         folder = trainer.pop("folder")
-        callbacks.append(ModelCheckpoint(folder, str(stop), every_n_train_steps=stop, save_top_k=-1))
+        callbacks.append(
+            ModelCheckpoint(folder, str(stop), every_n_train_steps=stop, save_top_k=-1)
+        )
     limits = {"max_steps": STEPS, "val_check_interval": 0.5, "limit_val_batches": 1, **trainer}
     fitting = quiet_trainer(callbacks=callbacks, enable_checkpointing=bool(callbacks), **limits)
     model = Recorder(crash_after=stop + 2 - done if stop is not None else -1)
@@ -59,7 +63,9 @@ def whole(prepared: str) -> list[Rows]:
     return run(TokenShards(prepared, BATCH))
 
 
-def test_every_block_comes_once_before_any_comes_again(whole: list[Rows], streams: dict[str, np.ndarray]) -> None:
+def test_every_block_comes_once_before_any_comes_again(
+    whole: list[Rows], streams: dict[str, np.ndarray]
+) -> None:
     """The end of a pass is in the middle of an epoch and of a batch, and nothing is left out there."""
     rows = [row for batch in whole for row in batch]
     blocks = list(map(tuple, all_blocks(streams["train"])))
@@ -73,13 +79,21 @@ def test_every_block_comes_once_before_any_comes_again(whole: list[Rows], stream
     (0, [9, 37], BY_STEPS), (1, [4, 6], BY_EPOCHS), (2, [16, 38], BY_STEPS), (4, [17, 23], BY_EPOCHS),
     *((0, stops, limit) for stops in ([EPOCH], [EPOCH - 1, EPOCH + 1]) for limit in (BY_STEPS, BY_EPOCHS)),
 ])  # fmt: skip
-def test_resume(workers: int, stops: list[int], limit: Any, make: Data, whole: list[Rows], tmp_path: Path) -> None:
+def test_resume(
+    workers: int, stops: list[int], limit: Any, make: Data, whole: list[Rows], tmp_path: Path
+) -> None:
     assert interrupted(lambda: make(num_workers=workers), tmp_path, stops, **limit) == whole
 
 
 @pytest.mark.parametrize("how", [{"max_epochs": 1, "max_steps": -1}, {"max_steps": 20}])
-def test_a_finished_run_can_be_prolonged(how: Any, make: Data, whole: list[Rows], tmp_path: Path) -> None:
-    data, model, trainer = make(num_workers=2), Recorder(), quiet_trainer(limit_val_batches=0, **how)
+def test_a_finished_run_can_be_prolonged(
+    how: Any, make: Data, whole: list[Rows], tmp_path: Path
+) -> None:
+    data, model, trainer = (
+        make(num_workers=2),
+        Recorder(),
+        quiet_trainer(limit_val_batches=0, **how),
+    )
     trainer.fit(model, data)
     trainer.save_checkpoint(saved := tmp_path / f"{len(model.seen)}.ckpt")
     assert model.seen + run(make(), saved) == whole
@@ -99,28 +113,44 @@ def test_another_run_with_the_same_data_begins_at_the_start(make: Data, whole: l
 @pytest.mark.parametrize(("change", "said"), [
     ({"num_workers": 2}, "num_workers 0 → 2"), ({"batch_size": 36}, "batch_size 48 → 36")])  # fmt: skip
 def test_other_workers_or_another_batch_size_go_on_after_the_last_sequence(
-    change: dict[str, int], said: str, make: Data, whole: list[Rows], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    change: dict[str, int],
+    said: str,
+    make: Data,
+    whole: list[Rows],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "anlit")
     before = run(make(), stop=11, folder=tmp_path)
     assert "Resuming" not in caplog.text
     after = run(make(**change), tmp_path / "11.ckpt")
     assert len(after) == STEPS - 11
-    rows, expected = ([row for batch in batches for row in batch] for batches in (before + after, whole))
+    rows, expected = (
+        [row for batch in batches for row in batch] for batches in (before + after, whole)
+    )
     assert rows == expected[: len(rows)]
-    assert f"Resuming with {said}: the data go on after sequence {11 * BATCH}, none is repeated" in caplog.text
+    assert (
+        f"Resuming with {said}: the data go on after sequence {11 * BATCH}, none is repeated"
+        in caplog.text
+    )
 
 
 def test_resume_on_two_devices(make: Data, whole: list[Rows], tmp_path: Path) -> None:
     """Also from one device to two and back: the global batches are those of one device with twice the batch size."""
 
     def together(start: int, **options: Any) -> list[Rows]:
-        options |= {"data": make(batch_size=BATCH // 2, num_workers=2), "start": tmp_path / f"{start}.ckpt"}
+        options |= {
+            "data": make(batch_size=BATCH // 2, num_workers=2),
+            "start": tmp_path / f"{start}.ckpt",
+        }
         ranks = on_two_devices(run, devices=2, strategy="ddp", folder=tmp_path, **options)
         return [one + two for one, two in zip(*ranks, strict=True)]
 
     before = run(make(num_workers=1), stop=9, folder=tmp_path)
-    assert before + together(9, stop=20) + together(20, stop=31) + run(make(), tmp_path / "31.ckpt") == whole
+    assert (
+        before + together(9, stop=20) + together(20, stop=31) + run(make(), tmp_path / "31.ckpt")
+        == whole
+    )
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -130,9 +160,14 @@ def test_resume_on_two_devices(make: Data, whole: list[Rows], tmp_path: Path) ->
     ({"weights": {"web": 1, "code": 2}}, r"for --data.weights {'web': 1, 'code': 1} and this run has"),
     ({"path": "prepared", "weights": None}, r"place in the data is for --data\.path"),
 ])  # fmt: skip
-def test_a_place_in_another_order_or_in_other_data(change: dict, message: str, subsets: Any, prepared: str) -> None:
+def test_a_place_in_another_order_or_in_other_data(
+    change: dict, message: str, subsets: Any, prepared: str
+) -> None:
     own = {"path": subsets[0], "weights": {"web": 1, "code": 1}}
-    data, other = ready(**own), ready(**own | change | ({"path": prepared} if "path" in change else {}))
+    data, other = (
+        ready(**own),
+        ready(**own | change | ({"path": prepared} if "path" in change else {})),
+    )
     next(iter(data.train_dataloader()))
     other.load_state_dict(data.state_dict())
     with pytest.raises(UserError, match=message):

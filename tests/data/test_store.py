@@ -34,7 +34,16 @@ def folder(tmp_path: Path, tokens: np.ndarray) -> Path:
 
 def test_any_part_of_the_array_across_chunks(folder: Path, tokens: np.ndarray) -> None:
     reader = open_store(folder)
-    for first, count in [(0, 5000), (0, 777), (776, 2), (777, 777), (1553, 1700), (4999, 1), (5000, 0), (10, 0)]:
+    for first, count in [
+        (0, 5000),
+        (0, 777),
+        (776, 2),
+        (777, 777),
+        (1553, 1700),
+        (4999, 1),
+        (5000, 0),
+        (10, 0),
+    ]:
         part = reader.read(first, count)
         assert part.dtype == tokens.dtype
         assert np.array_equal(part, tokens[first : first + count])
@@ -49,7 +58,12 @@ def test_a_store_works_on_in_another_process(folder: Path, tokens: np.ndarray, m
     reader.read(0, 5000)
     assert len(reader._open) == 2
     assert np.array_equal(pickle.loads(pickle.dumps(reader)).read(700, 900), tokens[700:1600])
-    assert finish(start(lambda: np.testing.assert_array_equal(reader.read(700, 900), tokens[700:1600]))) == 0
+    assert (
+        finish(
+            start(lambda: np.testing.assert_array_equal(reader.read(700, 900), tokens[700:1600]))
+        )
+        == 0
+    )
     assert np.array_equal(reader.read(3000, 900), tokens[3000:3900])
 
 
@@ -64,15 +78,25 @@ def test_each_chunk_is_checked_once(folder: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("at_once", [100, 1 << 20])
-def test_chunks_that_are_damaged_vanish_or_shrink_while_training(folder: Path, at_once: int, monkeypatch) -> None:
+def test_chunks_that_are_damaged_vanish_or_shrink_while_training(
+    folder: Path, at_once: int, monkeypatch
+) -> None:
     monkeypatch.setattr(shards, "CHECKED_AT_ONCE", at_once)
-    reader, chunks = open_store(folder), [folder / "train" / f"chunk-0-{number}.bin" for number in range(4)]
+    reader, chunks = (
+        open_store(folder),
+        [folder / "train" / f"chunk-0-{number}.bin" for number in range(4)],
+    )
     reader.read(0, 777)
     os.truncate(chunks[0], 60)
     os.truncate(chunks[1], 60)
     chunks[2].unlink()
     flip(chunks[3])
-    says = ["it ends .* bytes too soon", "it has 60 bytes instead of .*", "it is missing", "its CRC-32 is .*"]
+    says = [
+        "it ends .* bytes too soon",
+        "it has 60 bytes instead of .*",
+        "it is missing",
+        "its CRC-32 is .*",
+    ]
     for number, how in enumerate(says):
         said = rf"chunk-0-{number}.bin is damaged \({how}\): .*remake it with `anlit prepare Test --path data/test`"
         with pytest.raises(UserError, match=said):
@@ -82,5 +106,8 @@ def test_chunks_that_are_damaged_vanish_or_shrink_while_training(folder: Path, a
 def test_a_failing_disk(folder: Path, monkeypatch) -> None:
     reader = open_store(folder)
     monkeypatch.setattr(os, "preadv", lambda *arguments: os.stat("/none"))
-    with pytest.raises(UserError, match=r"chunk-0-1.bin is damaged \(it cannot be read: No such file or directory\)"):
+    with pytest.raises(
+        UserError,
+        match=r"chunk-0-1.bin is damaged \(it cannot be read: No such file or directory\)",
+    ):
         reader.read(777, 1)

@@ -40,12 +40,16 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, fit_command: Any) -> Path
             (folder / file).write_text(content, encoding="utf-8")
     small = ["fit", "--config", "model/angpt.yaml", "--config", str(folder / "small.yaml")]
     parser = fit_command("fit").parser
-    config = yaml.safe_load(parser.dump(parser.parse_args(with_configuration_files(small)), skip_none=False))["fit"]
+    config = yaml.safe_load(
+        parser.dump(parser.parse_args(with_configuration_files(small)), skip_none=False)
+    )["fit"]
     for run in TRAINED:
         (folder / "runs" / run).mkdir(parents=True)
         (folder / "runs" / run / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "imported" / "qwen3").mkdir(parents=True)
-    (folder / "imported" / "qwen3" / "model.yaml").write_text("model: {class_path: anlit.GPT}")  # `anlit import` did
+    (folder / "imported" / "qwen3" / "model.yaml").write_text(
+        "model: {class_path: anlit.GPT}"
+    )  # `anlit import` did
     return folder
 
 
@@ -77,8 +81,12 @@ def check(words: list[str], fit_command: Any, prepared: Path, monkeypatch: Patch
         read_study(given.config, given.budget)
 
 
-@pytest.mark.parametrize("words", [pytest.param(words, id=f"{page}:{' '.join(words)[:60]}") for page, words in ALL])
-def test_command_is_understood(words: list[str], fit_command: Any, prepared: Path, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, id=f"{page}:{' '.join(words)[:60]}") for page, words in ALL]
+)
+def test_command_is_understood(
+    words: list[str], fit_command: Any, prepared: Path, monkeypatch: Patch
+) -> None:
     check(words, fit_command, prepared, monkeypatch)
 
 
@@ -89,7 +97,9 @@ def test_pages_have_commands_for_what_anlit_does() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_commands_can_be_copied(page: Path) -> None:
     """No ellipsis stands for something; every target of make exists."""
-    targets = {line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if ":" in line}
+    targets = {
+        line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if ":" in line
+    }
     for line in shell_lines(page):
         assert "…" not in line or page.parent.name == "docker", line
         assert not line.startswith("make ") or line.split()[1] in targets, line

@@ -16,7 +16,9 @@ NOT_OURS = {".venv", "runs", "data", "build", "dist"}
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _OWN_PATH = re.compile(r"(?:anlit|configs|docs|tests|docker)/[\w./-]*")
-_SHIPPED = re.compile(r"(?:model|attention|block|optimizer|runtime|trainer|experiment|study)/[\w/]+\.yaml")
+_SHIPPED = re.compile(
+    r"(?:model|attention|block|optimizer|runtime|trainer|experiment|study)/[\w/]+\.yaml"
+)
 
 
 def anchors(page: Path) -> set[str]:
@@ -54,7 +56,11 @@ def test_readme_fits_on_one_page() -> None:
 
 def test_every_picture_of_the_results_is_shown_by_a_page() -> None:
     """Reports beside them keep their numbers only."""
-    shown = {page.parent / link for page in PAGES for link in _LINK.findall(page.read_text(encoding="utf-8"))}
+    shown = {
+        page.parent / link
+        for page in PAGES
+        for link in _LINK.findall(page.read_text(encoding="utf-8"))
+    }
     assert set((ROOT / "docs" / "results").rglob("*.png")) <= shown
 
 
@@ -63,11 +69,18 @@ def test_every_page_is_reached_from_the_readme() -> None:
     for page in reached:
         links = _LINK.findall(page.read_text(encoding="utf-8"))
         targets = {(page.parent / link.partition("#")[0]).resolve() for link in links}
-        reached += [target for target in targets.difference(reached) if target.suffix == ".md" and target.is_file()]
+        reached += [
+            target
+            for target in targets.difference(reached)
+            if target.suffix == ".md" and target.is_file()
+        ]
     assert {name(page) for page in set((ROOT / "docs").rglob("*.md")).difference(reached)} == set()
 
 
 def test_folders_hold_what_they_may() -> None:
     assert {path.suffix for path in FOLDER.rglob("*") if path.is_file()} == {".yaml"}
     entries = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
-    assert entries - NOT_OURS - {entry for entry in entries if entry.endswith(".egg-info")} == TOP_LEVEL
+    assert (
+        entries - NOT_OURS - {entry for entry in entries if entry.endswith(".egg-info")}
+        == TOP_LEVEL
+    )

@@ -59,7 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outcome(words: list[str]) -> str:
     """Pass, FAIL with the exit code, or why it is not run; printing help or the configuration passes too."""
-    if "--dry_run" not in words and (reasons := [NOT_RUN[word] for word in words if word in NOT_RUN]):
+    if "--dry_run" not in words and (
+        reasons := [NOT_RUN[word] for word in words if word in NOT_RUN]
+    ):
         return f"not run: {'; '.join(reasons)}"
     try:
         code: int | str = main(words)
@@ -73,7 +75,9 @@ def test_commands_run_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     typed = [(page, words) for page in PAGES for words in commands(page)]
-    rows = [[page.name, shown(shlex.join(["anlit", *words])), outcome(words)] for page, words in typed]
+    rows = [
+        [page.name, shown(shlex.join(["anlit", *words])), outcome(words)] for page, words in typed
+    ]
     table = markdown_table(["page", "command", "outcome"], rows, range(3))
     print(table)
     if table_file is not None:
@@ -88,7 +92,9 @@ def test_commands_run_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list((folder / "runs" / "profile").glob("*.pt.trace.json"))
 
 
-def test_table_of_what_takes_exported_folders_is_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_of_what_takes_exported_folders_is_right(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """docs/after-training.md; it goes on with the folders that the commands above left."""
     monkeypatch.chdir(folder)
     for exported in (EXPORTED, FOLDED):
@@ -102,8 +108,18 @@ def test_table_of_what_takes_exported_folders_is_right(folder: Path, monkeypatch
         ):
             assert main(words) == 0, words
         assert main(["compare", exported, "--output", "again"]) == 2
-        assert main(["validate", "--config", f"{exported}/config.yaml", "--ckpt_path", exported]) == 2
-    start = ["fit", "--config", "model/angpt.yaml", "--config", "small.yaml", "--trainer.max_steps", "1"]
+        assert (
+            main(["validate", "--config", f"{exported}/config.yaml", "--ckpt_path", exported]) == 2
+        )
+    start = [
+        "fit",
+        "--config",
+        "model/angpt.yaml",
+        "--config",
+        "small.yaml",
+        "--trainer.max_steps",
+        "1",
+    ]
     assert main([*start, "--initial_weights", EXPORTED, "--run_dir", "runs/again"]) == 0
     assert main([*start, "--initial_weights", FOLDED, "--run_dir", "runs/folded"]) == 2
 

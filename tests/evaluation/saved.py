@@ -26,7 +26,9 @@ def prepare(folder: Path, n_val: int = VAL_TOKENS, seed: int = 0, **changes: Any
 
 def small(architecture: Any, seed: int = 1, **changes: Any) -> LanguageModel:
     """A tiny scale-invariant model off its initial values."""
-    return jolt(tiny(architecture, seed, **{"attention": ScaleInvariant(), "n_layers": 1, **changes}), seed)
+    return jolt(
+        tiny(architecture, seed, **{"attention": ScaleInvariant(), "n_layers": 1, **changes}), seed
+    )
 
 
 def save(model: LanguageModel, file: Path, **record: Any) -> Path:
@@ -41,14 +43,20 @@ def save(model: LanguageModel, file: Path, **record: Any) -> Path:
     return file
 
 
-def make_run(folder: Path, data: Path, architecture: Any, seed: int = 1, name: str = "best", **changes: Any) -> Path:
+def make_run(
+    folder: Path, data: Path, architecture: Any, seed: int = 1, name: str = "best", **changes: Any
+) -> Path:
     """A run folder: checkpoint, config.yaml and run.json. `changes` are the model's."""
-    model = small(architecture, seed, **{"vocab_size": VOCABULARY, "context_length": LENGTH, **changes})
+    model = small(
+        architecture, seed, **{"vocab_size": VOCABULARY, "context_length": LENGTH, **changes}
+    )
     manifest = json.loads((data / "manifest.json").read_text())
     keys = ("tokenizer_sha256", "content_sha256", "end_of_document", "document_token_at")
     fingerprint = {"path": str(data), **{key: manifest[key] for key in keys}}
     save(model, folder / "checkpoints" / f"{name}.ckpt", data=fingerprint)
-    settings = {key: value for key, value in changes.items() if isinstance(value, int | float | str)}
+    settings = {
+        key: value for key, value in changes.items() if isinstance(value, int | float | str)
+    }
     kind = f"{architecture.__module__}.{architecture.__name__}"
     config = {
         "seed_everything": seed, "run_dir": str(folder),

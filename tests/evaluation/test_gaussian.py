@@ -20,17 +20,23 @@ def layer(mechanism: Mechanism) -> Mechanism:
 
 
 @pytest.mark.parametrize("t", [100, 1_000, 10_000])
-@pytest.mark.parametrize("mechanism", [ScaleInvariant(), LogBias()], ids=["scale-invariant", "log bias"])
+@pytest.mark.parametrize(
+    "mechanism", [ScaleInvariant(), LogBias()], ids=["scale-invariant", "log bias"]
+)
 def test_every_decade_of_distances_holds_the_same_weight(mechanism: Mechanism, t: int) -> None:
     """√e·τ·ln((1+10t/τ)/(1+t/τ)), the integral; the sum over keys is that but for a share of 1/t."""
     exact = math.sqrt(math.e) * 10 * math.log((1 + 10 * t / 10) / (1 + t / 10))
-    assert expected_total(layer(mechanism), 10 * t, Range(t, 10 * t)) == pytest.approx(exact, rel=1 / t)
+    assert expected_total(layer(mechanism), 10 * t, Range(t, 10 * t)) == pytest.approx(
+        exact, rel=1 / t
+    )
 
 
 def test_expected_weight_of_other_mechanisms() -> None:
     """9t keys of weight e^{g²/2}; the window of 500 hides the rest, and a range beyond it has none."""
     log_n = LogN(s=0.5, learned="never")
-    assert expected_total(layer(Plain()), 1000, Range(100, 1000)) == pytest.approx(900 * math.sqrt(math.e))
+    assert expected_total(layer(Plain()), 1000, Range(100, 1000)) == pytest.approx(
+        900 * math.sqrt(math.e)
+    )
     window = layer(SlidingWindow(500, log_n))
     for given, n, keys in ((layer(log_n), 1000, 900), (window, 500, 400)):
         weight = math.exp((0.5 * math.log(n)) ** 2 / 2)
@@ -38,7 +44,9 @@ def test_expected_weight_of_other_mechanisms() -> None:
     assert math.isnan(expected_total(window, 1000, Range(500, 1000)))
 
 
-@pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant(), SlidingWindow(60)], ids=["plain", "s-i", "window"])
+@pytest.mark.parametrize(
+    "mechanism", [Plain(), ScaleInvariant(), SlidingWindow(60)], ids=["plain", "s-i", "window"]
+)
 def test_samples_agree_with_sums(mechanism: Mechanism) -> None:
     """Total weight in each range, within four standard errors."""
     own = at_length(layer(mechanism), 100, draws=4000, seed=0)
@@ -59,11 +67,15 @@ def test_plain_attention_spreads_over_all_keys() -> None:
 
 @pytest.mark.parametrize("name", ["Plane", "AttentionPattern"])
 def test_mechanisms_that_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"--mechanisms '{name}' is no mechanism with default arguments: .*Plain"):
+    with pytest.raises(
+        UserError, match=f"--mechanisms '{name}' is no mechanism with default arguments: .*Plain"
+    ):
         named([name])
 
 
-def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_numbers_report_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--mechanisms=Plain, SlidingWindow", "--lengths=1,20,200", "--draws=3", "--seed=5"]
     for _ in range(2):  # over its own earlier report
         main(["diagnose", "--gaussian", *arguments, f"--output={tmp_path}"])
@@ -79,6 +91,10 @@ def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: p
     assert "Independent normal scores, n = 200 keys" in capsys.readouterr().out
     with pytest.raises(UserError, match="--gaussian takes no checkpoint"):
         main(["diagnose", "--gaussian", "somewhere", f"--output={tmp_path}"])
-    (tmp_path / "gaussian.json").rename(tmp_path / "convergence.json")  # as if `anlit compare` had written it
-    with pytest.raises(UserError, match=r"has another report \(anlit diagnose .*: give another folder, or remove"):
+    (tmp_path / "gaussian.json").rename(
+        tmp_path / "convergence.json"
+    )  # as if `anlit compare` had written it
+    with pytest.raises(
+        UserError, match=r"has another report \(anlit diagnose .*: give another folder, or remove"
+    ):
         main(["diagnose", "--gaussian", *arguments, f"--output={tmp_path}"])

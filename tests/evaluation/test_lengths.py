@@ -65,14 +65,19 @@ def known_loss(position: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, TokenShards]:
-    tokens, folder = (np.arange(N + 9) % DOCUMENT + 1) % DOCUMENT, tmp_path_factory.mktemp("data") / "counting"
+    tokens, folder = (
+        (np.arange(N + 9) % DOCUMENT + 1) % DOCUMENT,
+        tmp_path_factory.mktemp("data") / "counting",
+    )
     write_prepared(folder, {name: tokens.astype(np.uint16) for name in ("train", "val")})
     model: Any = CountingModel()
     checkpoint = Checkpoint(model, Path("counter.ckpt"), 0, None, None, {})
     return checkpoint, data_of(checkpoint, str(folder))
 
 
-def measure(checkpoint: Checkpoint, data: TokenShards, lengths: list[int], *masking: bool, **settings: int) -> list:
+def measure(
+    checkpoint: Checkpoint, data: TokenShards, lengths: list[int], *masking: bool, **settings: int
+) -> list:
     evaluation = Lengths(LengthsSettings(tuple(lengths), masking=masking, **settings))
     evaluation.plan([checkpoint], data)
     return evaluation.measure(checkpoint, data)
@@ -82,9 +87,16 @@ def at(losses: list[dict[str, Any]], length: int, masking: bool) -> dict[str, An
     return next(own for own in losses if (own["length"], own["masking"]) == (length, masking))
 
 
-def test_known_losses_come_out_by_length_and_position(counting: tuple[Checkpoint, TokenShards]) -> None:
+def test_known_losses_come_out_by_length_and_position(
+    counting: tuple[Checkpoint, TokenShards],
+) -> None:
     losses = measure(*counting, [16, 64], True, False, batch_tokens=128)
-    assert [(own["masking"], own["length"]) for own in losses] == [(True, 16), (True, 64), (False, 16), (False, 64)]
+    assert [(own["masking"], own["length"]) for own in losses] == [
+        (True, 16),
+        (True, 64),
+        (False, 16),
+        (False, 64),
+    ]
     for own in losses:
         in_sequence = np.arange(N) % own["length"]
         # Documents begin at the tokens 0, 24, 48, … of the split, and anew with each sequence.
@@ -96,11 +108,16 @@ def test_known_losses_come_out_by_length_and_position(counting: tuple[Checkpoint
             inside = (part["first"] <= known) & (known < part["end"])
             assert part["estimate"]["tokens"] == inside.sum()
             if inside.any():
-                assert part["estimate"]["loss"] == pytest.approx(known_loss(known[inside]).mean(), rel=1e-6)
+                assert part["estimate"]["loss"] == pytest.approx(
+                    known_loss(known[inside]).mean(), rel=1e-6
+                )
     bounds = [(part["first"], part["end"]) for part in at(losses, 64, True)["by_position"]]
     assert bounds == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
     trained, change = at(losses, LENGTH, False), at(losses, 64, False)["change"]
-    known = at(losses, 64, False)["total"]["loss"] - trained["total"]["loss"], 0.0  # each block changes by the same
+    known = (
+        at(losses, 64, False)["total"]["loss"] - trained["total"]["loss"],
+        0.0,
+    )  # each block changes by the same
     assert (change["loss"], change["standard_error"]) == pytest.approx(known, rel=1e-9, abs=1e-9)
     assert trained["change"] is None
 
@@ -108,7 +125,10 @@ def test_known_losses_come_out_by_length_and_position(counting: tuple[Checkpoint
 def test_a_run_on_needles_is_measured_on_its_text(tmp_path: Path, data: Path) -> None:
     run_dir = make_run(tmp_path / "run", data, GPT)
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    config["data"] = {"class_path": "anlit.NeedleInHaystack", "init_args": {"path": str(data), "lengths": [16]}}
+    config["data"] = {
+        "class_path": "anlit.NeedleInHaystack",
+        "init_args": {"path": str(data), "lengths": [16]},
+    }
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
     assert type(data_of(load_checkpoint(str(run_dir), "cpu"))) is TokenShards
 
@@ -124,7 +144,9 @@ def test_standard_error_is_that_of_the_mean_over_sequences() -> None:
     sums = tokens * rng.normal(3, 0.5, tokens.shape) + rng.normal(0, 2, tokens.shape)
     estimates = [estimate(*draw) for draw in zip(sums, tokens, strict=True)]
     spread = np.std([draw["loss"] for draw in estimates])
-    assert np.mean([draw["standard_error"] for draw in estimates]) == pytest.approx(spread, rel=0.05)
+    assert np.mean([draw["standard_error"] for draw in estimates]) == pytest.approx(
+        spread, rel=0.05
+    )
     assert estimate(np.append(10 * losses, 0.0), np.append(np.full(50, 10.0), 0.0)) == known
     assert estimate(np.zeros(3), np.zeros(3))["loss"] is None
     assert estimate(np.ones(1), np.ones(1))["standard_error"] is None
@@ -145,19 +167,27 @@ def test_loss_at_the_training_length_is_that_of_validation(run: Path) -> None:
 def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(str(make_run(tmp_path / "mixed", data, GPT)), "cpu")
     assert checkpoint.config is not None
-    paths = {"a": str(prepare(tmp_path / "a", n_val=101)), "b": str(prepare(tmp_path / "b", n_val=301))}
+    paths = {
+        "a": str(prepare(tmp_path / "a", n_val=101)),
+        "b": str(prepare(tmp_path / "b", n_val=301)),
+    }
     checkpoint.config["data"] = {"class_path": "anlit.Mixture", "init_args": {"paths": paths}}
     short, long = measure(checkpoint, data_of(checkpoint), [16, 64], True)
     assert short["total"]["tokens"] == long["total"]["tokens"] == 384
     assert (short["sequences"], long["sequences"]) == (7 + 18, 2 + 5)
-    assert long["change"]["loss"] == pytest.approx(long["total"]["loss"] - short["total"]["loss"], rel=1e-9)
+    assert long["change"]["loss"] == pytest.approx(
+        long["total"]["loss"] - short["total"]["loss"], rel=1e-9
+    )
 
 
 def test_a_run_can_name_neither_an_address_nor_data_without_a_path(run: Path) -> None:
     """It may be someone else's, and the user's credentials are not for it."""
     checkpoint = load_checkpoint(str(run), "cpu")
     assert checkpoint.config is not None
-    for settings, sentence in (({"path": "s3://theirs/data"}, "names the address "), ({}, "is not complete ")):
+    for settings, sentence in (
+        ({"path": "s3://theirs/data"}, "names the address "),
+        ({}, "is not complete "),
+    ):
         checkpoint.config["data"]["init_args"] = settings
         with pytest.raises(UserError, match=f"{sentence}.*: set --data"):
             data_of(checkpoint)
@@ -174,8 +204,12 @@ def test_losses_do_not_depend_on_the_pieces_that_logits_are_made_in(run: Path, m
     assert (batch.targets == -100).any()
     for at_once in (1 << 26, 7 * VOCABULARY, 1):
         monkeypatch.setattr(module, "LOGITS_AT_ONCE", at_once)
-        torch.testing.assert_close(token_losses(checkpoint.model, batch), expected, rtol=1e-5, atol=1e-5)
-    assert torch.equal(checkpoint.model(batch.tokens, batch.document_ids), logits)  # the head is back
+        torch.testing.assert_close(
+            token_losses(checkpoint.model, batch), expected, rtol=1e-5, atol=1e-5
+        )
+    assert torch.equal(
+        checkpoint.model(batch.tokens, batch.document_ids), logits
+    )  # the head is back
 
 
 def test_runs_that_differ_in_the_seed_are_one_arm(run: Path, data: Path, tmp_path: Path) -> None:
@@ -188,7 +222,9 @@ def test_runs_that_differ_in_the_seed_are_one_arm(run: Path, data: Path, tmp_pat
     paths = [run, other, second, wider, twice, alone]
     for place in "ab":  # each seed fine-tuned from weights of its own
         paths.append(Path(shutil.copytree(run, tmp_path / place)))
-        config = yaml.safe_load((run / "config.yaml").read_text()) | {"initial_weights": f"runs/{place}.ckpt"}
+        config = yaml.safe_load((run / "config.yaml").read_text()) | {
+            "initial_weights": f"runs/{place}.ckpt"
+        }
         (paths[-1] / "config.yaml").write_text(yaml.safe_dump(config))
     arms = group_by_seed(load_checkpoints([str(path) for path in paths], str(data))[0])
     assert [arm["checkpoints"] for arm in arms] == [[0, 2], [1], [3], [4], [5], [6, 7]]
@@ -209,7 +245,11 @@ def command(output: Path, *arguments: object) -> dict[str, Any]:
 def report(run: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a report on two seeds of GPT+ and one anGPT."""
     folder = tmp_path_factory.mktemp("report")
-    runs = run, make_run(folder / "gpt-2", data, GPT, seed=2), make_run(folder / "angpt", data, AnGPT)
+    runs = (
+        run,
+        make_run(folder / "gpt-2", data, GPT, seed=2),
+        make_run(folder / "angpt", data, AnGPT),
+    )
     command(folder / "made" / "out", *runs, "--lengths=64,16", "--tokens=1000")
     return folder / "made" / "out"
 
@@ -227,16 +267,24 @@ def test_command_writes_table_numbers_and_picture(report: Path) -> None:
     loss = at(record["arms"][0]["loss"], 64, False)
     assert (loss["mean"], loss["sd"]) == pytest.approx((np.mean(totals), np.std(totals, ddof=1)))
     markdown = (report / "lengths.md").read_text()
-    (row,) = (line for line in markdown.splitlines() if line.startswith("| GPT+") and "| no | 64 |" in line)
+    (row,) = (
+        line
+        for line in markdown.splitlines()
+        if line.startswith("| GPT+") and "| no | 64 |" in line
+    )
     assert row.split(" | ")[4] == f"{loss['mean']:.4f} ± {loss['sd']:.4f}"
     assert "| 32 – 63 | 480 |" in markdown
     assert "Evaluated on 960 tokens and not 1,000" in markdown
 
 
-def test_a_record_gives_the_same_report_again_and_nothing_else_does(report: Path, tmp_path: Path, capsys) -> None:
+def test_a_record_gives_the_same_report_again_and_nothing_else_does(
+    report: Path, tmp_path: Path, capsys
+) -> None:
     main(["lengths", str(report / "lengths.json"), f"--output={tmp_path}"])
     again = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert again == {file.name: file.read_bytes() for file in report.iterdir() if file.suffix != ".json"}
+    assert again == {
+        file.name: file.read_bytes() for file in report.iterdir() if file.suffix != ".json"
+    }
     loss = json.loads((report / "lengths.json").read_text())["arms"][0]["loss"][0]
     assert f"{loss['mean']:.4f} ± {loss['sd']:.4f}" in capsys.readouterr().out
     for content in ("[", '{"settings": 1}'):
@@ -254,12 +302,20 @@ def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) ->
     assert "not finite" in capsys.readouterr().out
 
 
-def test_wrong_settings_and_checkpoints_of_different_data_are_one_sentence(run: Path, tmp_path: Path) -> None:
+def test_wrong_settings_and_checkpoints_of_different_data_are_one_sentence(
+    run: Path, tmp_path: Path
+) -> None:
     other = prepare(tmp_path / "other", seed=9)
     second = make_run(tmp_path / "gpt-2", other, GPT)
     for arguments, sentence in (
-        (["--lengths=47,48"], f"/val has {VAL_TOKENS - 1:,} tokens to predict and this needs 2,256, the least common"),
-        (["--lengths=16,64", "--tokens=50"], "--tokens is 50 and must be at least 64, the least common multiple of"),
+        (
+            ["--lengths=47,48"],
+            f"/val has {VAL_TOKENS - 1:,} tokens to predict and this needs 2,256, the least common",
+        ),
+        (
+            ["--lengths=16,64", "--tokens=50"],
+            "--tokens is 50 and must be at least 64, the least common multiple of",
+        ),
         ([second, "--lengths=16"], "have different data .* set --data"),
     ):
         with pytest.raises(UserError, match=sentence):

@@ -34,7 +34,9 @@ class Finder(nn.Module):
     It sees the last `reach` tokens, and says something else if `errs` is true of their sum.
     """
 
-    def __init__(self, reach: int = 10_000, errs: Callable[[int], bool] = lambda total: False) -> None:
+    def __init__(
+        self, reach: int = 10_000, errs: Callable[[int], bool] = lambda total: False
+    ) -> None:
         super().__init__()
         self.reach, self.errs, self.unused = reach, errs, nn.Parameter(torch.zeros(1))
 
@@ -57,7 +59,9 @@ def haystack(tiny_shards: str) -> Haystack:
 
 def measure(model: Any, haystack: Haystack, length: int, seed: int = 0) -> dict[str, Any]:
     """The scores of 3 samples at each of 5 depths."""
-    return needle.measure(model, haystack, length, NeedleSettings(n_depths=5, n_samples=3, seed=seed))
+    return needle.measure(
+        model, haystack, length, NeedleSettings(n_depths=5, n_samples=3, seed=seed)
+    )
 
 
 @pytest.mark.parametrize("length", [130, 256])
@@ -71,7 +75,13 @@ def test_a_model_that_looks_up_finds_every_needle(haystack: Haystack, length: in
 
 def test_a_model_that_sees_half_the_text_finds_the_later_needles(haystack: Haystack) -> None:
     scores = measure(Finder(reach=130), haystack, 320)["by_depth"]
-    assert [(own["depth"], own["matches"]) for own in scores] == [(0, 0), (0.25, 0), (0.5, 0), (0.75, 3), (1, 3)]
+    assert [(own["depth"], own["matches"]) for own in scores] == [
+        (0, 0),
+        (0.25, 0),
+        (0.5, 0),
+        (0.75, 3),
+        (1, 3),
+    ]
 
 
 def test_exact_match_is_what_greedy_decoding_gives(haystack: Haystack) -> None:
@@ -99,7 +109,9 @@ def test_log_likelihood_is_that_of_the_answer(haystack: Haystack) -> None:
         assert value == pytest.approx(float(each[-sample.n_answer :].sum().detach()), rel=1e-4)
 
 
-def test_samples_depend_on_neither_model_nor_batch(haystack: Haystack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_depend_on_neither_model_nor_batch(
+    haystack: Haystack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def by_depth(name: str, model: Any, seed: int = 0) -> list[float]:
         return [own[name] for own in measure(model, haystack, 130, seed)["by_depth"]]
 
@@ -113,12 +125,18 @@ def test_samples_depend_on_neither_model_nor_batch(haystack: Haystack, monkeypat
 
 
 def test_seeds_are_averaged_and_the_interval_is_wilsons() -> None:
-    seeds = [{"length": 512, "accuracy": share, "nats_per_token": share - 1} for share in (0.75, 0.25)]
+    seeds = [
+        {"length": 512, "accuracy": share, "nats_per_token": share - 1} for share in (0.75, 0.25)
+    ]
     both = over_seeds(tuple(seeds), 20)
     assert (both["accuracy"], both["nats_per_token"]) == (0.5, -0.5)
     assert both["accuracy_sd"] == pytest.approx(np.std([0.75, 0.25], ddof=1))
     assert over_seeds((seeds[0],), 4)["accuracy_sd"] is None
-    for interval, hits, n in ((both["interval_95"], 10, 20), (wilson(0, 20), 0, 20), (wilson(0.75, 220), 165, 220)):
+    for interval, hits, n in (
+        (both["interval_95"], 10, 20),
+        (wilson(0, 20), 0, 20),
+        (wilson(0.75, 220), 165, 220),
+    ):
         expected = binomtest(hits, n).proportion_ci(method="wilson")
         assert interval == pytest.approx((expected.low, expected.high), abs=1e-6)
 
@@ -138,22 +156,36 @@ def test_the_heat_map_shows_the_accuracies() -> None:
         assert ax.images[0].get_array().tolist() == shown
         assert ax.images[0].get_clim() == (0, 1)
         assert [float(text.get_text()) for text in ax.texts[:2]] == shown[0]
-    ticks = [[label.get_text() for label in labels] for labels in (first.get_xticklabels(), first.get_yticklabels())]
+    ticks = [
+        [label.get_text() for label in labels]
+        for labels in (first.get_xticklabels(), first.get_yticklabels())
+    ]
     assert ticks == [["128\n(1×)", "512\n(4×)"], ["0", "100"]]
     assert first.get_title(loc="left") == "anGPT, √(2 log n) (2\N{NO-BREAK SPACE}seeds)"
 
 
-def test_the_command_writes_numbers_page_and_picture(tiny_shards: str, tmp_path: Path, capsys) -> None:
+def test_the_command_writes_numbers_page_and_picture(
+    tiny_shards: str, tmp_path: Path, capsys
+) -> None:
     kinds = enumerate([(GPT, 1), (GPT, 2), (AnGPT, 1)])  # untrained
-    runs = [str(make_run(tmp_path / str(n), Path(tiny_shards), *kind, context_length=128)) for n, kind in kinds]
-    main(["needle", *runs, f"--output={tmp_path}", "--lengths=128,256", "--depths=3", "--samples=2"])
+    runs = [
+        str(make_run(tmp_path / str(n), Path(tiny_shards), *kind, context_length=128))
+        for n, kind in kinds
+    ]
+    main(
+        ["needle", *runs, f"--output={tmp_path}", "--lengths=128,256", "--depths=3", "--samples=2"]
+    )
     record = json.loads((tmp_path / "needle.json").read_text())
     assert record["command"].startswith("anlit needle ")
     assert record["data"]["content_sha256"] == TokenShards(tiny_shards).manifest["content_sha256"]
     assert [arm["checkpoints"] for arm in record["arms"]] == [[0, 1], [2]]
     assert [own["length"] for own in record["arms"][0]["lengths"]] == [128, 256]
     scores = record["measurements"][0][1]["by_depth"]
-    assert [(own["depth"], own["samples"], own["matches"]) for own in scores] == [(0, 2, 0), (0.5, 2, 0), (1, 2, 0)]
+    assert [(own["depth"], own["samples"], own["matches"]) for own in scores] == [
+        (0, 2, 0),
+        (0.5, 2, 0),
+        (1, 2, 0),
+    ]
     page = (tmp_path / "needle.md").read_text()
     assert "| configuration | seeds | 128 (1×) tokens | 256 (2×) tokens |" in page
     assert "0.000 ± 0.000 [0.000, 0.390]" in page

@@ -37,7 +37,9 @@ def write_texts(folder: Path) -> None:
 
 
 def write_slimpajama(folder: Path) -> None:
-    layouts.slimpajama(folder, {"train": TEXTS[:40], "validation": TEXTS[40:50], "test": TEXTS[50:]}, n_files=3)
+    layouts.slimpajama(
+        folder, {"train": TEXTS[:40], "validation": TEXTS[40:50], "test": TEXTS[50:]}, n_files=3
+    )
 
 
 BPE = ["--tokenizer", "bpe", "--vocab_size", "400"]
@@ -47,7 +49,11 @@ CORPORA: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 }
 """With subsets, and with a tokenizer that is trained; every format is read against its texts in tests/data."""
 WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
-CHUNK_TOKENS = {"web": [[7000] * 40, [300, 5000]], "code": [[2500] * 31 + [17]], "books": [[64], [9000, 100, 12_345]]}
+CHUNK_TOKENS = {
+    "web": [[7000] * 40, [300, 5000]],
+    "code": [[2500] * 31 + [17]],
+    "books": [[64], [9000, 100, 12_345]],
+}
 ORDERS: dict[str, tuple[dict[str, float] | None, bool]] = {
     "pooled": (None, True), "weighted": (WEIGHTS, True), "unshuffled": (None, False),
     "weighted, unshuffled": (WEIGHTS, False),
@@ -72,7 +78,15 @@ def prepared(corpus: str, folder: Path) -> dict[str, Any]:
     assert main(["prepare", *arguments, "--source", str(folder / "hub"), "--output", str(out)]) == 0
     manifest = json.loads((out / "manifest.json").read_bytes())
     streams = sorted(path.parent.relative_to(out).as_posix() for path in out.rglob("index.json"))
-    kept = ("documents", "bytes", "tokens", "skipped", "vocab_size", "tokenizer_sha256", "content_sha256")
+    kept = (
+        "documents",
+        "bytes",
+        "tokens",
+        "skipped",
+        "vocab_size",
+        "tokenizer_sha256",
+        "content_sha256",
+    )
     return {key: manifest[key] for key in kept} | {
         "streams": {stream: sha256(read_stream(out, stream).tobytes()) for stream in streams}
     }
@@ -83,19 +97,35 @@ def drawn(order: str) -> str:
     weights, shuffle = ORDERS[order]
     made = training_order(CHUNK_TOKENS, 16, weights, shuffle, seed=5)
     parts = [made.draw(first, 20_000) for first in (0, 12_345, 1_000_003)]
-    return sha256(np.concatenate([number for part in parts for number in part]).astype("<i8").tobytes())
+    return sha256(
+        np.concatenate([number for part in parts for number in part]).astype("<i8").tobytes()
+    )
 
 
 def shards(folder: Path) -> str:
     """A folder with three subsets, by the tests' own writer."""
-    sizes = {"train/web": 20_000, "train/code": 9_000, "train/books": 3_000, "val/web": 1_500, "val/books": 700}
-    write_prepared(folder, {name: random_tokens(size, seed=size) for name, size in sizes.items()}, chunk_tokens=2500)
+    sizes = {
+        "train/web": 20_000,
+        "train/code": 9_000,
+        "train/books": 3_000,
+        "val/web": 1_500,
+        "val/books": 700,
+    }
+    write_prepared(
+        folder,
+        {name: random_tokens(size, seed=size) for name, size in sizes.items()},
+        chunk_tokens=2500,
+    )
     return str(folder)
 
 
-def batches(folder: str, case: str, num_workers: int, state: dict[str, Any] | None = None) -> dict[str, Any]:
+def batches(
+    folder: str, case: str, num_workers: int, state: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Hash of training batches 17 to 39, the state before them, hash of all validation batches."""
-    data = TokenShards(folder, batch_size=4, context_length=64, num_workers=num_workers, **BATCHES[case])
+    data = TokenShards(
+        folder, batch_size=4, context_length=64, num_workers=num_workers, **BATCHES[case]
+    )
     data.setup()
     data.load_state_dict(state or {})
     loader = data.train_dataloader()
@@ -107,7 +137,9 @@ def batches(folder: str, case: str, num_workers: int, state: dict[str, Any] | No
         if number == RESUMED_AT - 1:
             place = data.state_dict()
     data.teardown("fit")
-    val = b"".join(tensor.numpy().tobytes() for batch in data.val_dataloader() for tensor in batch[:5])
+    val = b"".join(
+        tensor.numpy().tobytes() for batch in data.val_dataloader() for tensor in batch[:5]
+    )
     return {"train": digest.hexdigest(), "state": place, "val": sha256(val)}
 
 
@@ -126,7 +158,9 @@ def test_the_draws_are_what_they_were(order: str) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("case", list(BATCHES))
-def test_the_batches_are_what_they_were_also_after_a_resume(case: str, num_workers: int, tmp_path: Path) -> None:
+def test_the_batches_are_what_they_were_also_after_a_resume(
+    case: str, num_workers: int, tmp_path: Path
+) -> None:
     record, folder = STORED["batches"][case], shards(tmp_path / "shards")
     made = batches(folder, case, num_workers)
     made["state"]["split"]["num_workers"] = 0
@@ -136,7 +170,11 @@ def test_the_batches_are_what_they_were_also_after_a_resume(case: str, num_worke
 
 def write() -> None:
     """Store what this machine makes."""
-    record: dict[str, Any] = {"prepared": {}, "draws": {order: drawn(order) for order in ORDERS}, "batches": {}}
+    record: dict[str, Any] = {
+        "prepared": {},
+        "draws": {order: drawn(order) for order in ORDERS},
+        "batches": {},
+    }
     for corpus in CORPORA:
         with tempfile.TemporaryDirectory() as folder:
             record["prepared"][corpus] = prepared(corpus, Path(folder))

@@ -24,7 +24,10 @@ ARCHITECTURES = {"GPT": (GPT, 0.1), "NGPT": (NGPT, 0.0), "AnGPT": (AnGPT, 0.0)}
 """With the weight decay of configs/model."""
 MECHANISMS = {
     "plain": (Plain(), ("eager", "sdpa")),
-    "scale-invariant": (ScaleInvariant(tau=3.0), ("eager", "blockwise")),  # SDPA cannot scale logits by distance
+    "scale-invariant": (
+        ScaleInvariant(tau=3.0),
+        ("eager", "blockwise"),
+    ),  # SDPA cannot scale logits by distance
 }
 OTHERS = {
     "alibi": (ALiBi(), ("sdpa", "blockwise"), {}), "log n": (LogN(), ("sdpa",), {}),
@@ -39,7 +42,11 @@ CASES = [
     (architecture, mechanism, backend, precision) for architecture in ARCHITECTURES
     for mechanism, (_, backends) in MECHANISMS.items() for backend in backends for precision in PRECISIONS
 ]  # fmt: skip
-CASES += [("AnGPT", name, backend, "64-true") for name, (_, backends, _) in OTHERS.items() for backend in backends]
+CASES += [
+    ("AnGPT", name, backend, "64-true")
+    for name, (_, backends, _) in OTHERS.items()
+    for backend in backends
+]
 
 
 def losses(architecture: str, mechanism: str, backend: str, precision: str) -> list[float]:

@@ -27,7 +27,10 @@ def hashes_of(path: str, budget: str | None) -> dict[str, str]:
         seeds = [*study.seeds, *(study.tuning_seeds if arm.is_tuned else ())]
         names = [Trial(arm, point, seed).name for point in arm.points for seed in seeds]
         runs.setdefault(arm.base, []).extend(name.rpartition("-")[2] for name in names)
-    return {arm: hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8] for arm, names in runs.items()}
+    return {
+        arm: hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8]
+        for arm, names in runs.items()
+    }
 
 
 @pytest.mark.parametrize("study", json.loads(RECORD.read_text()) if RECORD.is_file() else {})

@@ -12,10 +12,15 @@ from anlit.data.tokenizer import train_bpe
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run, prepare
 
-TEXTS = ["the cat sat on the mat and the dog sat by the cat", "naïve café – ☕ for the cats and the dogs"] * 3
+TEXTS = [
+    "the cat sat on the mat and the dog sat by the cat",
+    "naïve café – ☕ for the cats and the dogs",
+] * 3
 
 
-def make_run_with_text(folder: Path, architecture, tokenizer: Tokenizer | None = None, **changes) -> Path:
+def make_run_with_text(
+    folder: Path, architecture, tokenizer: Tokenizer | None = None, **changes
+) -> Path:
     """A run in FOLDER/run on data in FOLDER/data; its own tokenizer has a few tokens less than the model."""
     folder.mkdir(parents=True, exist_ok=True)
     (tokenizer or train_bpe(TEXTS, VOCABULARY - 10)).save(str(folder / "tokenizer.json"))
@@ -35,5 +40,7 @@ def own_code_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from transformers import dynamic_module_utils
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        patch.setattr(
+            dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules"))
+        )
         yield

@@ -24,10 +24,25 @@ QWEN3 = {
     "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
     "tie_word_embeddings": True, "use_sliding_window": False, **NO_BIAS,
 }  # fmt: skip
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "pretraining_tp": 1, "rope_scaling": None}
-MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "rope_theta": 1e6, "sliding_window": None}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "pretraining_tp": 1,
+    "rope_scaling": None,
+}
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "rope_theta": 1e6,
+    "sliding_window": None,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-LLAMA3_SCALING = YARN | {"rope_type": "llama3", "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0}
+LLAMA3_SCALING = YARN | {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+}
 CASES: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": QWEN3, "Qwen3-0.6B, YaRN": {**QWEN3, "rope_scaling": YARN},
     "Qwen3-8B": {**QWEN3, "tie_word_embeddings": False, "head_dim": 12, "num_key_value_heads": 1},
@@ -60,7 +75,9 @@ def published(case: str, folder: Path, **changes: Any) -> Any:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(record))
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder)).eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(folder)
+    ).eval()
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)

@@ -9,7 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anlit import GPT, NGPT, AnGPT, DynamicNTK, LinearRoPE, Llama3RoPE, NoPE, PositionsPattern, PRoPE, RoPE, YaRN
+from anlit import (
+    GPT,
+    NGPT,
+    AnGPT,
+    DynamicNTK,
+    LinearRoPE,
+    Llama3RoPE,
+    NoPE,
+    PositionsPattern,
+    PRoPE,
+    RoPE,
+    YaRN,
+)
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer
@@ -41,17 +53,24 @@ def loud(architecture: Any, **changes: Any) -> LanguageModel:
 
 
 def write(model: LanguageModel, folder: Path) -> Path:
-    checkpoint = Checkpoint(model.eval().requires_grad_(False), folder / "best.ckpt", 1, None, None, {})
+    checkpoint = Checkpoint(
+        model.eval().requires_grad_(False), folder / "best.ckpt", 1, None, None, {}
+    )
     write_huggingface(checkpoint, folder, None)
     return folder
 
 
 @pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
-def test_an_exported_model_is_the_same_wherever_its_folder_goes(architecture, tmp_path: Path, capsys) -> None:
+def test_an_exported_model_is_the_same_wherever_its_folder_goes(
+    architecture, tmp_path: Path, capsys
+) -> None:
     run = make_run(tmp_path / "run", prepare(tmp_path / "data"), architecture)
     assert main(["export", str(run), "--output", str(tmp_path / "out")]) == 0
     assert "config.json, model.safetensors" in capsys.readouterr().out
-    moved, original = shutil.move(tmp_path / "out", tmp_path / "elsewhere"), load_checkpoint(str(run), "cpu")
+    moved, original = (
+        shutil.move(tmp_path / "out", tmp_path / "elsewhere"),
+        load_checkpoint(str(run), "cpu"),
+    )
     shutil.rmtree(run)
     loaded = load_checkpoint(str(moved), "cpu")
     tokens = random_tokens(2, 12, vocab_size=VOCABULARY)
@@ -63,15 +82,22 @@ def test_an_exported_model_is_the_same_wherever_its_folder_goes(architecture, tm
 
 @pytest.mark.parametrize("form", [[], ["--fold"], ["--format", "huggingface"]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_the_weights_are_float32_whatever_the_run_was_trained_in(dtype, form, tmp_path: Path) -> None:
+def test_the_weights_are_float32_whatever_the_run_was_trained_in(
+    dtype, form, tmp_path: Path
+) -> None:
     file = save(small(AnGPT).to(dtype), tmp_path / "a.ckpt")
     assert main(["export", str(file), "--output", str(tmp_path / "out"), *form]) == 0
-    assert {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.float32}
+    assert {
+        tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()
+    } == {torch.float32}
 
 
 def greedy(model, prompt: list[int]) -> list[int]:
     """The prompt with its continuation by anlit."""
-    return [*prompt, *generate(model.model, [Request(prompt)], N_NEW, Sampling(temperature=0))[0].tokens]
+    return [
+        *prompt,
+        *generate(model.model, [Request(prompt)], N_NEW, Sampling(temperature=0))[0].tokens,
+    ]
 
 
 def assert_the_same(model, theirs, **options: Any) -> None:
@@ -94,7 +120,9 @@ def assert_the_same(model, theirs, **options: Any) -> None:
     ({"positions": YaRN(4.0, 8, fraction=1.0), "n_kv_heads": 1, "d_head": 24, "qk_norm_gain": False,
       "tie_embeddings": True}, "Qwen3ForCausalLM"),
 ], ids=["norm", "Llama", "YaRN"])  # fmt: skip
-def test_gpt_takes_an_architecture_of_transformers_and_comes_back(settings, name, tmp_path: Path) -> None:
+def test_gpt_takes_an_architecture_of_transformers_and_comes_back(
+    settings, name, tmp_path: Path
+) -> None:
     model = loud(GPT, **settings)
     theirs = read(write(model, tmp_path / "out"), trust=False)
     assert type(theirs).__name__ == name
@@ -106,7 +134,9 @@ def test_gpt_takes_an_architecture_of_transformers_and_comes_back(settings, name
 @pytest.mark.parametrize("mechanism", SHIPPED)
 def test_every_mechanism_in_code_of_its_own(mechanism, tmp_path: Path) -> None:
     architecture = (GPT, NGPT, AnGPT)[list(SHIPPED).index(mechanism) % 3]
-    positions = (PRoPE(), RoPE(), NoPE())[list(SHIPPED).index(mechanism) % 2 + (mechanism == "alibi")]
+    positions = (PRoPE(), RoPE(), NoPE())[
+        list(SHIPPED).index(mechanism) % 2 + (mechanism == "alibi")
+    ]
     model = loud(architecture, attention=SHIPPED[mechanism], positions=positions, n_layers=2)
     assert_the_same(model, read(write(model, tmp_path / "out"), trust=True))
 
@@ -143,11 +173,17 @@ def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(*arguments: object, **more: object) -> None:
         raise AssertionError("code was fetched, or asked for")
 
-    run, out, text = make_run_with_text(tmp_path, AnGPT), tmp_path / "out", "the naïve cat\n  sat – ☕"
+    run, out, text = (
+        make_run_with_text(tmp_path, AnGPT),
+        tmp_path / "out",
+        "the naïve cat\n  sat – ☕",
+    )
     tokens = load_tokenizer(tmp_path / "data" / "tokenizer.json").encode(text).ids
     assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
     model = read(out, trust=True)
-    assert not model.accepts_loss_kwargs, "the Trainer would leave the mean over accumulated batches to the model"
+    assert not model.accepts_loss_kwargs, (
+        "the Trainer would leave the mean over accumulated batches to the model"
+    )
     with pytest.raises(ValueError, match="output_hidden_states is not supported"):
         model(torch.tensor([tokens]), output_hidden_states=True)
     generation = model.generation_config
@@ -162,13 +198,19 @@ def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_code_needs_torch_and_transformers_alone() -> None:
-    imported = set(re.findall(r"^(?:import|from) (\w+)", CODE.read_text(encoding="utf-8"), re.MULTILINE))
+    imported = set(
+        re.findall(r"^(?:import|from) (\w+)", CODE.read_text(encoding="utf-8"), re.MULTILINE)
+    )
     assert imported <= {"torch", "transformers", "math", "typing"}
 
 
-@pytest.mark.parametrize("settings", [{"positions": DynamicNTK()}, {"attention": LogNWithSlopes()}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"positions": DynamicNTK()}, {"attention": LogNWithSlopes()}], ids=str
+)
 def test_what_the_code_has_no_form_for_is_refused(settings, tmp_path: Path) -> None:
     ((key, part),) = settings.items()
-    with pytest.raises(UserError, match=f"--format huggingface cannot hold {key} {type(part).__name__}"):
+    with pytest.raises(
+        UserError, match=f"--format huggingface cannot hold {key} {type(part).__name__}"
+    ):
         write(loud(GPT, **settings), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -28,7 +28,14 @@ def records(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict
 
 def test_json_lines_and_the_stream_hold_the_same_text(run: Path, tmp_path: Path, capsys) -> None:
     (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "café ☕"}\n')
-    command = [str(run), "the cat", f"--prompts={prompts}", "--samples=2", "--max_tokens=30", "--seed=3"]
+    command = [
+        str(run),
+        "the cat",
+        f"--prompts={prompts}",
+        "--samples=2",
+        "--max_tokens=30",
+        "--seed=3",
+    ]
     printed = records(capsys, *command)
     samples = [("the cat", 0), ("the cat", 1), ("café ☕", 0), ("café ☕", 1)]
     assert [(own["prompt"], own["sample"]) for own in printed] == samples
@@ -47,7 +54,11 @@ def test_json_lines_and_the_stream_hold_the_same_text(run: Path, tmp_path: Path,
 
 def test_the_space_before_a_continuation_is_kept(tmp_path: Path, capsys) -> None:
     """As Llama's tokenizer has it: a text that is decoded alone loses its first space."""
-    words = Tokenizer(models.WordLevel({END_OF_DOCUMENT: END, **{f"▁{word}": 1 + n for n, word in enumerate("abcd")}}))
+    words = Tokenizer(
+        models.WordLevel(
+            {END_OF_DOCUMENT: END, **{f"▁{word}": 1 + n for n, word in enumerate("abcd")}}
+        )
+    )
     words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     run = make_run_with_text(tmp_path, GPT, words)
     (own,) = records(capsys, run, "a b", "--max_tokens=5")
@@ -64,7 +75,9 @@ def test_one_prompt_is_shown_without_a_header(run: Path, capsys, monkeypatch) ->
     assert capsys.readouterr().out.startswith("the dog")
 
 
-def test_runs_and_exports_bring_tokenizer_and_separator_wherever_they_go(tmp_path: Path, capsys, refusal):
+def test_runs_and_exports_bring_tokenizer_and_separator_wherever_they_go(
+    tmp_path: Path, capsys, refusal
+):
     run, out = trained(tmp_path, "GPT", document_token_at="start"), tmp_path / "out"
     given = ["the cat", "--max_tokens", "8", "--device", "cpu"]
     before = records(capsys, run, *given)
@@ -79,10 +92,14 @@ def test_runs_and_exports_bring_tokenizer_and_separator_wherever_they_go(tmp_pat
 
 
 @pytest.mark.parametrize(("settings", "begins"), [({}, False), ({"document_masking": False}, True)])
-def test_a_separator_before_the_prompt_where_the_model_saw_one(settings: dict, begins: bool, tmp_path: Path) -> None:
+def test_a_separator_before_the_prompt_where_the_model_saw_one(
+    settings: dict, begins: bool, tmp_path: Path
+) -> None:
     checkpoint = load_checkpoint(str(make_run_with_text(tmp_path, GPT, **settings)), "cpu")
     text = text_of(checkpoint)
-    assert text.prompt("the cat", checkpoint) == [END] * begins + text.tokenizer.encode("the cat").ids
+    assert (
+        text.prompt("the cat", checkpoint) == [END] * begins + text.tokenizer.encode("the cat").ids
+    )
 
 
 def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, refusal) -> None:

@@ -46,7 +46,9 @@ def test_a_family_comes_in_and_goes_back(case, tmp_path: Path) -> None:
     theirs = published(case, tmp_path / "theirs")
     loaded = load_checkpoint(str(import_model(tmp_path / "theirs", tmp_path / "ours")), "cpu")
     assert (loaded.architecture, loaded.training_length) == ("GPT", 64)
-    assert loaded.model.model.n_parameters() == sum(parameter.numel() for parameter in theirs.parameters())
+    assert loaded.model.model.n_parameters() == sum(
+        parameter.numel() for parameter in theirs.parameters()
+    )
     expected = theirs(TOKENS).logits
     assert expected.std() > 0.5, "logits near zero would agree whatever the network"
     torch.testing.assert_close(loaded.model(TOKENS), expected, rtol=1e-5, atol=1e-5)
@@ -83,9 +85,22 @@ def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
     whole = [special[0][1], *tokens]
     assert json.loads(line)["prompt_tokens"] == whole
     (tmp_path / "text.txt").write_text("abcba")
-    assert main(["score", str(ours), str(tmp_path / "text.txt"), "--output", str(tmp_path / "scores.parquet")]) == 0
+    assert (
+        main(
+            [
+                "score",
+                str(ours),
+                str(tmp_path / "text.txt"),
+                "--output",
+                str(tmp_path / "scores.parquet"),
+            ]
+        )
+        == 0
+    )
     table = pq.read_table(tmp_path / "scores.parquet").to_pydict()
-    expected = theirs(torch.tensor([whole])).logits.log_softmax(-1)[0, range(len(tokens)), tokens].tolist()
+    expected = (
+        theirs(torch.tensor([whole])).logits.log_softmax(-1)[0, range(len(tokens)), tokens].tolist()
+    )
     assert table["log_likelihood"] == pytest.approx(expected, abs=1e-5)
     assert (table["token"], table["n_context"]) == (tokens, list(range(len(tokens))))
     loaded = load_checkpoint(str(ours), "cpu")
@@ -137,7 +152,11 @@ def test_what_gpt_cannot_be_is_refused(changes, complaint, qwen3: Path, refusal)
 
 def change_weights(folder: Path, **tensors: torch.Tensor) -> None:
     """Write all tensors into one file, some of them changed."""
-    held = {key: tensor for file in folder.glob("*.safetensors") for key, tensor in load_file(file).items()}
+    held = {
+        key: tensor
+        for file in folder.glob("*.safetensors")
+        for key, tensor in load_file(file).items()
+    }
     for file in folder.glob("model*"):
         file.unlink()
     save_file({**held, **tensors}, folder / "model.safetensors")
@@ -148,9 +167,13 @@ def test_a_head_beside_a_tied_embedding_is_compared(tmp_path: Path, refusal) -> 
     change_weights(tmp_path / "theirs", **{"lm_head.weight": embedding.clone()})
     import_model(tmp_path / "theirs", tmp_path / "same")
     change_weights(tmp_path / "theirs", **{"lm_head.weight": embedding + 1})
-    complaint = "a head (lm_head.weight) that is not the embedding: set tie_word_embeddings to false"
+    complaint = (
+        "a head (lm_head.weight) that is not the embedding: set tie_word_embeddings to false"
+    )
     assert complaint in refused(tmp_path / "theirs", refusal)
-    edit(tmp_path / "theirs" / "config.json", lambda record: record.update(tie_word_embeddings=False))
+    edit(
+        tmp_path / "theirs" / "config.json", lambda record: record.update(tie_word_embeddings=False)
+    )
     loaded = load_checkpoint(str(import_model(tmp_path / "theirs", tmp_path / "head")), "cpu")
     torch.testing.assert_close(loaded.model.model.head.weight, embedding + 1)
 
@@ -172,4 +195,6 @@ def test_numbers_that_are_no_weights_are_refused(qwen3: Path, refusal) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     for dtype in (torch.int8, torch.float8_e4m3fn):
         change_weights(qwen3, **{name: torch.zeros(80, 48).to(dtype)})
-        assert f"model.safetensors has {name} of {dtype}, and GPT+ no quantised weights" in refused(qwen3, refusal)
+        assert f"model.safetensors has {name} of {dtype}, and GPT+ no quantised weights" in refused(
+            qwen3, refusal
+        )

@@ -22,7 +22,9 @@ class AtBatch(L.Callback):
     def __init__(self, event: str, batch: int, rank: int | None = None) -> None:
         self.event, self.batch, self.rank = event, batch, rank
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx != self.batch or self.rank not in (None, trainer.global_rank):
             return
         if self.event == "full disk":
@@ -30,7 +32,9 @@ class AtBatch(L.Callback):
         else:
             os.kill(os.getpid(), signal.Signals[self.event])
 
-    def on_validation_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.state.fn == "validate":
             self.on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
@@ -66,5 +70,7 @@ class Refuses(L.Callback):
 class Numbers(L.Callback):
     """Prints the number of the micro-batch in the epoch at its begin."""
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         print("micro-batch", trainer.global_step, batch_idx)

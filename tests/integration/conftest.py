@@ -34,7 +34,9 @@ def shards(tmp_path_factory) -> Path:
     for package in ("json", "email"):
         for file in (Path(sysconfig.get_path("stdlib")) / package).glob("*.py"):
             shutil.copy(file, source / f"{package}_{file.name}")
-    data = TextFiles(str(source), pattern="*.py", vocab_size=VOCABULARY, val_fraction=0.2, path=str(path))
+    data = TextFiles(
+        str(source), pattern="*.py", vocab_size=VOCABULARY, val_fraction=0.2, path=str(path)
+    )
     data.prepare_data()
     return path
 
@@ -56,11 +58,16 @@ def trained(shards: Path, tmp_path_factory) -> Train:
     """`trained(*settings, model=, n_ranks=, data=, code=)` → the folder of a run that is made once: change copies."""
     made: dict[tuple, Path] = {}
 
-    def train(*extra: str, model: str = "AnGPT", n_ranks: int = 1, data: Path = shards, code: int = 0) -> Path:
+    def train(
+        *extra: str, model: str = "AnGPT", n_ranks: int = 1, data: Path = shards, code: int = 0
+    ) -> Path:
         key = (extra, model, n_ranks, data)
         if key not in made:
             run_dir = tmp_path_factory.mktemp("runs") / "run"
-            assert run_ranks(fit_arguments(data, run_dir, *extra, model=model), n_ranks) == [code] * n_ranks
+            assert (
+                run_ranks(fit_arguments(data, run_dir, *extra, model=model), n_ranks)
+                == [code] * n_ranks
+            )
             made[key] = run_dir
         return made[key]
 
@@ -85,12 +92,19 @@ def signal_at(name: str, batch: int, rank: int | None = None) -> list[str]:
 
 def callback(name: str, /, **settings: object) -> list[str]:
     """Flags that give a run the callback of tests.`name`; a setting of None is left out."""
-    flags = (f"--trainer.callbacks.{key}={value}" for key, value in settings.items() if value is not None)
+    flags = (
+        f"--trainer.callbacks.{key}={value}" for key, value in settings.items() if value is not None
+    )
     return [f"--trainer.callbacks+=tests.{name}", *flags]
 
 
 def stop_and_continue(
-    arguments: list[str], cut: Path, whole: Path, stop: list[str], code: int = KILLED, n_ranks: int = 1
+    arguments: list[str],
+    cut: Path,
+    whole: Path,
+    stop: list[str],
+    code: int = KILLED,
+    n_ranks: int = 1,
 ) -> dict[str, Any]:
     """Stop the run of `arguments` by the flags `stop`, continue it, and find in its folder all that `whole` has.
 
@@ -104,7 +118,9 @@ def stop_and_continue(
     left = last_checkpoint(cut)
     if status == "interrupted":
         validated = [row for row in logged(whole, "val/loss") if row[0] < left["global_step"]]
-        assert logged(cut, "val/loss") == validated, "a validation that is due comes before the stop"
+        assert logged(cut, "val/loss") == validated, (
+            "a validation that is due comes before the stop"
+        )
     assert run_ranks([*arguments, "--ckpt_path=last"], n_ranks) == [0] * n_ranks
     assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
     events = EventAccumulator(str(cut)).Reload()
@@ -115,7 +131,9 @@ def stop_and_continue(
     checkpoints = cut / "checkpoints"
     named = {path.resolve() for path in checkpoints.glob("*.ckpt")}
     assert {path.name for path in checkpoints.iterdir()} <= {"last.ckpt", "best.ckpt", SHARDED}
-    assert {path.resolve() for path in (checkpoints / SHARDED).glob("*")} <= named, "what was half-written is gone"
+    assert {path.resolve() for path in (checkpoints / SHARDED).glob("*")} <= named, (
+        "what was half-written is gone"
+    )
     return left
 
 
@@ -140,4 +158,6 @@ def assert_identical(one: object, two: object, where: str) -> None:
     assert form == other_form, where
     for (path, a), (_, b) in zip(leaves, others, strict=True):
         assert type(a) is type(b), keystr(path)
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, f"{where}{keystr(path)}"
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, (
+            f"{where}{keystr(path)}"
+        )

@@ -2,48 +2,135 @@
 
 FIT = "fit --config tiny.yaml"
 CONTINUED = "fit --config run/config.yaml --run_dir new --ckpt_path run/checkpoints/last.ckpt"
-CALLBACK, MONITOR = "--trainer.val_check_interval 1 --trainer.callbacks+", "--trainer.callbacks.monitor"
+CALLBACK, MONITOR = (
+    "--trainer.val_check_interval 1 --trainer.callbacks+",
+    "--trainer.callbacks.monitor",
+)
 EVERY = "--trainer.callbacks.every_n"
 DEMO = "lightning.pytorch.demos.boring_classes.Boring"
 SCALE_INVARIANT = f"{FIT} --model.attention=ScaleInvariant"
 
 FAST = [
-    ("fit", r"needs --data \(SlimPajama, .*\) and --model \(GPT, NGPT or AnGPT\): give it in a --config FILE or"),
-    ("fit --model.d_model 64 --data.path data", r"error: anlit fit needs --model \(GPT, NGPT or AnGPT\): give it in"),
-    (f"{FIT} --model.optimizer.lr high", r"model\.optimizer\.lr=high is of the wrong type: give a number$"),
-    ("fit --config three.yaml", r"three\.yaml cannot be read \(trainer is int in place of dict or str\): correct"),
+    (
+        "fit",
+        r"needs --data \(SlimPajama, .*\) and --model \(GPT, NGPT or AnGPT\): give it in a --config FILE or",
+    ),
+    (
+        "fit --model.d_model 64 --data.path data",
+        r"error: anlit fit needs --model \(GPT, NGPT or AnGPT\): give it in",
+    ),
+    (
+        f"{FIT} --model.optimizer.lr high",
+        r"model\.optimizer\.lr=high is of the wrong type: give a number$",
+    ),
+    (
+        "fit --config three.yaml",
+        r"three\.yaml cannot be read \(trainer is int in place of dict or str\): correct",
+    ),
     (f"{FIT} --seed_everything -1", r"seed_everything=-1 is out of range: give 0 to 4294967295"),
-    (f"{FIT} --model=AnGPT --model.silu_std .inf", r"model\.silu_std=inf is out of range: give a finite number, mor"),
-    (f"{FIT} --trainer.max_steps 0", r"trainer\.max_steps=0 is out of range: give 1 or more, or -1 for no limit$"),
-    (f"{FIT} --trainer.max_step 5", r"--trainer\.max_step is not an option of anlit fit: did you mean --trainer\.max_"),
-    (f"{FIT} --trainer.devices x", r"trainer\.devices is no number of processes: give --trainer\.devices 1"),
-    (f"{FIT} --data.path beyond", r"beyond/train is damaged \(it has token 4,9.*vocabulary has 320\)"),
+    (
+        f"{FIT} --model=AnGPT --model.silu_std .inf",
+        r"model\.silu_std=inf is out of range: give a finite number, mor",
+    ),
+    (
+        f"{FIT} --trainer.max_steps 0",
+        r"trainer\.max_steps=0 is out of range: give 1 or more, or -1 for no limit$",
+    ),
+    (
+        f"{FIT} --trainer.max_step 5",
+        r"--trainer\.max_step is not an option of anlit fit: did you mean --trainer\.max_",
+    ),
+    (
+        f"{FIT} --trainer.devices x",
+        r"trainer\.devices is no number of processes: give --trainer\.devices 1",
+    ),
+    (
+        f"{FIT} --data.path beyond",
+        r"beyond/train is damaged \(it has token 4,9.*vocabulary has 320\)",
+    ),
     ("size --config tiny.yaml --mfu 0", r"--mfu 0 must be a share of the peak"),
-    ("study --config seeded.yaml --dry_run", r"sets seed_everything, which its seeds set too: leave it out"),
+    (
+        "study --config seeded.yaml --dry_run",
+        r"sets seed_everything, which its seeds set too: leave it out",
+    ),
     ("study --config study.yaml --jobs 0", r"--jobs 0 must be at least 1"),
     ("prepare TextFiles", r"TextFiles needs --source, the folder that holds the texts\."),
-    ("prepare PythonSources --tokenizer gpt2", r"--tokenizer gpt2 means nothing for PythonSources, which takes --incl"),
-    ("score run texts/0.txt --output s.csv", r"--output s\.csv would hold parquet: give a name that ends in \.parquet"),
-    ("score run texts/0.txt --output texts", r"--output texts is a folder: give the name of a file"),
-    ("needle run --output made/a --lengths 4", r"4 tokens are too few for a needle .*: choose \d+ or more"),
-    ("diagnose --gaussian --output new --tokens 5", "--tokens is not read with --gaussian: leave it out"),
+    (
+        "prepare PythonSources --tokenizer gpt2",
+        r"--tokenizer gpt2 means nothing for PythonSources, which takes --incl",
+    ),
+    (
+        "score run texts/0.txt --output s.csv",
+        r"--output s\.csv would hold parquet: give a name that ends in \.parquet",
+    ),
+    (
+        "score run texts/0.txt --output texts",
+        r"--output texts is a folder: give the name of a file",
+    ),
+    (
+        "needle run --output made/a --lengths 4",
+        r"4 tokens are too few for a needle .*: choose \d+ or more",
+    ),
+    (
+        "diagnose --gaussian --output new --tokens 5",
+        "--tokens is not read with --gaussian: leave it out",
+    ),
     ("diagnose run --output new --draws 5", "--draws is not read without --gaussian: leave it out"),
     ("diagnose --gaussian --output new --lengths 2", r"--lengths 2 .* add one of 10 or more"),
-    (f"{FIT} --model.attention=Foo", r"model\.attention names Foo, which is not a class for it: choose ALiBi.*ScaleIn"),
-    (f"{SCALE_INVARIANT} --model.attention.taux=3", r"attention\.taux is not a setting of .*ant: did you mean tau\?"),
-    (f"{FIT} --data.context_schedule={{a:b}}", r"data\.context_schedule=\{a:b\} is of the wrong type: give a mapping"),
-    (f"{FIT} --model.optimizer=AdamW", r"optimizer=AdamW is the name of several classes: choose torch\.optim\.A"),
-    (f"{FIT} --data.path [x]", r"data\.path=\['x'\] is of the wrong type: give a text, one in brackets with quotes"),
-    (f"{FIT} {CALLBACK}=EarlyStopping {MONITOR}=val/los", r"monitor=val/los is not logged: choose .*, val/loss, val"),
-    (f"{FIT} --model {DEMO}Model", r"model names .*BoringModel, which is not a class for it: choose GPT, NGPT or A"),
-    (f"{FIT} --ckpt_path http://127.0.0.1:9/a", r"checkpoint http://127\.0\.0\.1:9/a is not on this machine: download"),
-    (f"{FIT} --data=Mixture", r"anlit fit needs --data\.paths: give it in a --config FILE or as an option"),
-    ("score run text --output f --batch 2", r"--batch is not an option of anlit score: did you mean --batch_size\?"),
+    (
+        f"{FIT} --model.attention=Foo",
+        r"model\.attention names Foo, which is not a class for it: choose ALiBi.*ScaleIn",
+    ),
+    (
+        f"{SCALE_INVARIANT} --model.attention.taux=3",
+        r"attention\.taux is not a setting of .*ant: did you mean tau\?",
+    ),
+    (
+        f"{FIT} --data.context_schedule={{a:b}}",
+        r"data\.context_schedule=\{a:b\} is of the wrong type: give a mapping",
+    ),
+    (
+        f"{FIT} --model.optimizer=AdamW",
+        r"optimizer=AdamW is the name of several classes: choose torch\.optim\.A",
+    ),
+    (
+        f"{FIT} --data.path [x]",
+        r"data\.path=\['x'\] is of the wrong type: give a text, one in brackets with quotes",
+    ),
+    (
+        f"{FIT} {CALLBACK}=EarlyStopping {MONITOR}=val/los",
+        r"monitor=val/los is not logged: choose .*, val/loss, val",
+    ),
+    (
+        f"{FIT} --model {DEMO}Model",
+        r"model names .*BoringModel, which is not a class for it: choose GPT, NGPT or A",
+    ),
+    (
+        f"{FIT} --ckpt_path http://127.0.0.1:9/a",
+        r"checkpoint http://127\.0\.0\.1:9/a is not on this machine: download",
+    ),
+    (
+        f"{FIT} --data=Mixture",
+        r"anlit fit needs --data\.paths: give it in a --config FILE or as an option",
+    ),
+    (
+        "score run text --output f --batch 2",
+        r"--batch is not an option of anlit score: did you mean --batch_size\?",
+    ),
     ("score run", r"anlit score needs FILE and --output: anlit score --help lists the options"),
-    ("export run there --output d", r"anlit export does not know what to do with there: anlit export --help lists"),
-    ("generate run --top_p", r"--top_p expected one argument: anlit generate --help lists the options"),
+    (
+        "export run there --output d",
+        r"anlit export does not know what to do with there: anlit export --help lists",
+    ),
+    (
+        "generate run --top_p",
+        r"--top_p expected one argument: anlit generate --help lists the options",
+    ),
     ("benchmark nonesuch", r"NAME nonesuch is not known: choose one of attention, step, loss"),
-    ("study --config high.yaml", r"arm 'fast', high\.yaml: model\.optimizer\.lr=high is of the wrong type: give a num"),
+    (
+        "study --config high.yaml",
+        r"arm 'fast', high\.yaml: model\.optimizer\.lr=high is of the wrong type: give a num",
+    ),
 ]
 """Those that every change is tested with: what is typed after `anlit`, in the folder of test_mistakes.py, and a regular
 expression."""

@@ -14,11 +14,16 @@ FSDP = ["--trainer.strategy=anlit.FullySharded", "--trainer.strategy.process_gro
 BACKGROUND = [*FSDP, "--trainer.strategy.async_checkpoints=true"]
 
 
-def start_ranks(arguments: list[str], n_ranks: int, log: Path | None = None) -> list[multiprocessing.Process]:
+def start_ranks(
+    arguments: list[str], n_ranks: int, log: Path | None = None
+) -> list[multiprocessing.Process]:
     """One process per rank, as torchrun starts them; their standard error goes to log.0, log.1 … if it is given."""
     context, port = multiprocessing.get_context("fork"), free_port()
     given = [*arguments, f"--trainer.devices={n_ranks}"] if n_ranks > 1 else arguments
-    processes = [context.Process(target=_rank, args=(given, rank, n_ranks, port, log)) for rank in range(n_ranks)]
+    processes = [
+        context.Process(target=_rank, args=(given, rank, n_ranks, port, log))
+        for rank in range(n_ranks)
+    ]
     for process in processes:
         process.start()
     return processes
@@ -32,7 +37,9 @@ def run_ranks(arguments: list[str], n_ranks: int) -> list[int | None]:
     return [process.exitcode for process in processes]
 
 
-def ends_of_ranks(arguments: list[str], n_ranks: int, log: Path) -> tuple[list[int | None], list[str]]:
+def ends_of_ranks(
+    arguments: list[str], n_ranks: int, log: Path
+) -> tuple[list[int | None], list[str]]:
     """Their exit codes and what they write to standard error; a rank that waits for the others for ever is killed."""
     processes = start_ranks(arguments, n_ranks, log)
     for process in processes:

@@ -10,7 +10,14 @@ import yaml
 from anlit import load_checkpoint
 from anlit.cli import main
 from tests.integration import conftest
-from tests.integration.conftest import Train, assert_identical, fit_arguments, last_checkpoint, run, signal_at
+from tests.integration.conftest import (
+    Train,
+    assert_identical,
+    fit_arguments,
+    last_checkpoint,
+    run,
+    signal_at,
+)
 from tests.integration.ranks import DDP, FSDP, logged, run_ranks
 from tests.models.tiny import random_tokens
 
@@ -24,7 +31,9 @@ def logits(path: Path | str) -> torch.Tensor:
         return load_checkpoint(str(path), "cpu").model(random_tokens(1, 24))
 
 
-@pytest.mark.parametrize("model", ["AnGPT", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT", "NGPT"))])
+@pytest.mark.parametrize(
+    "model", ["AnGPT", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT", "NGPT"))]
+)
 def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
     shards: Path, tmp_path: Path, trained: Train, model: str
 ) -> None:
@@ -41,15 +50,22 @@ def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
     share = "model.blocks.1.attention.mechanism.share"
     assert left["state_dict"][share] == pytest.approx(4 / 6)
     assert last_checkpoint(whole)["state_dict"][share] == 1
-    shapes = [last_checkpoint(whole)["state_dict"][f"model.blocks.0.W_{name}.weight"].shape for name in "qk"]
+    shapes = [
+        last_checkpoint(whole)["state_dict"][f"model.blocks.0.W_{name}.weight"].shape
+        for name in "qk"
+    ]
     assert shapes == [(48, 32), (24, 32)]
     for fold in [[], ["--fold"]] if model != "GPT" else [[]]:
         exported = tmp_path / f"exported{''.join(fold)}"
         assert main(["export", str(whole), f"--output={exported}", *fold]) == 0
-        torch.testing.assert_close(logits(exported), logits(whole), rtol=0, atol=1e-4 if fold else 1e-5)
+        torch.testing.assert_close(
+            logits(exported), logits(whole), rtol=0, atol=1e-4 if fold else 1e-5
+        )
 
 
-def test_fine_tuning_on_needles_starts_from_the_weights(tmp_path: Path, trained: Train, refusal) -> None:
+def test_fine_tuning_on_needles_starts_from_the_weights(
+    tmp_path: Path, trained: Train, refusal
+) -> None:
     """As configs/experiment/needle.yaml has it. tests/data/test_needle.py resumes its data."""
     plain = trained(*SHORT, model="GPT")
     last = plain / "checkpoints" / "last.ckpt"
@@ -62,16 +78,28 @@ def test_fine_tuning_on_needles_starts_from_the_weights(tmp_path: Path, trained:
     tuned, still = tmp_path / "tuned", tmp_path / "still"
     assert run(tuning(tuned)) == 0
     config = yaml.safe_load((tuned / "config.yaml").read_text())
-    assert (config["data"]["class_path"], config["initial_weights"]) == ("anlit.NeedleInHaystack", str(last))
+    assert (config["data"]["class_path"], config["initial_weights"]) == (
+        "anlit.NeedleInHaystack",
+        str(last),
+    )
     settings = config["model"]["init_args"]
     assert (settings["optimizer"]["init_args"]["lr"], settings["context_length"]) == (2e-5, 150)
     assert json.loads((tuned / "run.json").read_text())["data"]["task"] == "NeedleInHaystack"
     assert last_checkpoint(tuned)["optimizer_states"][0]["state"][0]["step"] == 6
     assert not logged(tuned, "val/bits_per_byte"), "a loss over answers has no bits per byte"
     assert run(tuning(still, *FIRST_STEP)) == 0
-    assert_identical(last_checkpoint(plain)["state_dict"], last_checkpoint(still)["state_dict"], "weights")
+    assert_identical(
+        last_checkpoint(plain)["state_dict"], last_checkpoint(still)["state_dict"], "weights"
+    )
     # Where the run goes on with ckpt_path last, the weights are not read again.
-    assert run(tuning(tuned, "--ckpt_path=last", "--initial_weights=gone.ckpt", "--trainer.max_steps=7")) == 0
+    assert (
+        run(
+            tuning(
+                tuned, "--ckpt_path=last", "--initial_weights=gone.ckpt", "--trainer.max_steps=7"
+            )
+        )
+        == 0
+    )
     assert "both name weights" in refusal(*tuning(tmp_path / "run", f"--ckpt_path={last}"))
 
 
@@ -82,9 +110,15 @@ def test_a_model_that_is_drawn_late_begins_from_the_weights(
 ) -> None:
     """With `runtime.meta_init`, which configs/trainer/fsdp.yaml sets. What another mechanism learns is drawn."""
     tied = ("--model.tie_embeddings=true", *SHORT)
-    plain, meta = trained(*tied, model="GPT"), (*tied, *FIRST_STEP, *strategy, "--model.runtime.meta_init=true")
+    plain, meta = (
+        trained(*tied, model="GPT"),
+        (*tied, *FIRST_STEP, *strategy, "--model.runtime.meta_init=true"),
+    )
     given = (f"--initial_weights={plain / 'checkpoints' / 'last.ckpt'}", "--model.attention=LogN")
-    assert run_ranks(fit_arguments(shards, tmp_path, *meta, *given, model="GPT"), n_ranks) == [0] * n_ranks
+    assert (
+        run_ranks(fit_arguments(shards, tmp_path, *meta, *given, model="GPT"), n_ranks)
+        == [0] * n_ranks
+    )
     weights = dict(last_checkpoint(tmp_path)["state_dict"])
     strength = [weights.pop(name) for name in list(weights) if ".mechanism." in name]
     assert torch.cat(strength).unique().tolist() == pytest.approx([0.4])

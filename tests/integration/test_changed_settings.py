@@ -23,7 +23,9 @@ def run_dir(tmp_path: Path, trained: Train) -> Path:
 
 
 def continued(shards: Path, run_dir: Path, *changed: str) -> list[str]:
-    return fit_arguments(shards, run_dir, f"--trainer.max_steps={LONGER}", "--ckpt_path=last", *PARTS, *changed)
+    return fit_arguments(
+        shards, run_dir, f"--trainer.max_steps={LONGER}", "--ckpt_path=last", *PARTS, *changed
+    )
 
 
 @pytest.mark.parametrize(("changed", "said"), [
@@ -34,7 +36,9 @@ def continued(shards: Path, run_dir: Path, *changed: str) -> list[str]:
     (["--data.val_blocks=2"], "data.val_blocks None → 2"),
     (["--trainer.limit_val_batches=3"], "trainer.limit_val_batches 2 → 3"),
 ])  # fmt: skip
-def test_another_model_is_refused_in_one_sentence(shards: Path, run_dir: Path, changed: list, said: str, refusal):
+def test_another_model_is_refused_in_one_sentence(
+    shards: Path, run_dir: Path, changed: list, said: str, refusal
+):
     names = ("config.yaml", "run.json", "metrics.csv", "checkpoints/last.ckpt")
     before = [(run_dir / name).read_bytes() for name in names]
     error = refusal(*continued(shards, run_dir, *changed))
@@ -43,7 +47,9 @@ def test_another_model_is_refused_in_one_sentence(shards: Path, run_dir: Path, c
     assert [(run_dir / name).read_bytes() for name in names] == before
 
 
-def test_weights_that_do_not_fit_are_refused_even_if_accepted(shards: Path, run_dir: Path, refusal) -> None:
+def test_weights_that_do_not_fit_are_refused_even_if_accepted(
+    shards: Path, run_dir: Path, refusal
+) -> None:
     said = refusal(*continued(shards, run_dir, "--model.d_model=64", "--accept_changes=true"))
     assert "does not fit the model (" in said
 
@@ -59,28 +65,46 @@ CHANGED = ["--model.optimizer.lr=0.01", "--model.optimizer.weight_decay=0.2", "-
 
 
 @pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_changed_rates_are_taken_and_said(shards: Path, run_dir: Path, n_ranks: int, caplog) -> None:
+def test_changed_rates_are_taken_and_said(
+    shards: Path, run_dir: Path, n_ranks: int, caplog
+) -> None:
     if n_ranks == 1:
         assert main(continued(shards, run_dir, *CHANGED)) == 0
-        (line,) = [message for message in caplog.messages if message.startswith("Continued with changed settings")]
-        for change in ("lr 0.001 → 0.01", "betas [0.9, 0.95] → [0.8, 0.9]", "weight_decay 0.0 → 0.2"):
+        (line,) = [
+            message
+            for message in caplog.messages
+            if message.startswith("Continued with changed settings")
+        ]
+        for change in (
+            "lr 0.001 → 0.01",
+            "betas [0.9, 0.95] → [0.8, 0.9]",
+            "weight_decay 0.0 → 0.2",
+        ):
             assert f"model.optimizer.{change}" in line
         assert f"trainer.max_steps {STEPS} → {LONGER}" in line
         assert "data.batch_size 4 → 2" in line
         first, second = json.loads((run_dir / "run.json").read_text())["launches"]
-        assert (first["changed"], second["step"], ", ".join(second["changed"])) == ([], STEPS, line.partition(": ")[2])
+        assert (first["changed"], second["step"], ", ".join(second["changed"])) == (
+            [],
+            STEPS,
+            line.partition(": ")[2],
+        )
         groups = last_checkpoint(run_dir)["optimizer_states"][0]["param_groups"]
         assert [group["weight_decay"] for group in groups] == [0.2, 0.2, 0.2, 0.0]
         assert {tuple(group["betas"]) for group in groups} == {(0.8, 0.9)}
     else:
         assert run_ranks(continued(shards, run_dir, *CHANGED, *FSDP), n_ranks) == [0, 0]
     assert is_rate(run_dir, 0.01)
-    taken = yaml.safe_load((run_dir / "config.yaml").read_text())["model"]["init_args"]["optimizer"]["init_args"]
+    taken = yaml.safe_load((run_dir / "config.yaml").read_text())["model"]["init_args"][
+        "optimizer"
+    ]["init_args"]
     assert (taken["lr"], taken["weight_decay"], taken["betas"]) == (0.01, 0.2, [0.8, 0.9])
 
 
 @pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_another_optimizer_and_other_heads_are_taken_when_told(shards: Path, run_dir: Path, n_ranks: int) -> None:
+def test_another_optimizer_and_other_heads_are_taken_when_told(
+    shards: Path, run_dir: Path, n_ranks: int
+) -> None:
     """The optimizer begins without a state; weights, step and data go on."""
     changed = [*SGD, "--model.optimizer.fused=false", "--model.n_heads=4", "--accept_changes=true"]
     strategy = FSDP if n_ranks > 1 else []

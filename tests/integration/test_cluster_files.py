@@ -20,12 +20,17 @@ from anlit.shipped import FOLDER
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
-ARGUMENTS = {name: value.strip('"') for name, value in re.findall(r"^ARG (\w+)=(.*)$", DOCKERFILE, re.MULTILINE)}
+ARGUMENTS = {
+    name: value.strip('"')
+    for name, value in re.findall(r"^ARG (\w+)=(.*)$", DOCKERFILE, re.MULTILINE)
+}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTORCH_JOB = yaml.safe_load((DOCKER / "kubernetes/pytorchjob.yaml").read_text())
 REPLICAS = PYTORCH_JOB["spec"]["pytorchReplicaSpecs"]
 PODS = {name.lower(): replica["template"]["spec"] for name, replica in REPLICAS.items()}
-PODS["job"] = yaml.safe_load((DOCKER / "kubernetes/job.yaml").read_text())["spec"]["template"]["spec"]
+PODS["job"] = yaml.safe_load((DOCKER / "kubernetes/job.yaml").read_text())["spec"]["template"][
+    "spec"
+]
 SLURM = (DOCKER / "slurm/train.sbatch").read_text()
 
 
@@ -34,7 +39,9 @@ def lines(name: str) -> list[str]:
     return [line for line in (DOCKER / name).read_text().splitlines() if not line.startswith("#")]
 
 
-@pytest.mark.parametrize("script", [*DOCKER.glob("*.sh"), *DOCKER.glob("slurm/*")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "script", [*DOCKER.glob("*.sh"), *DOCKER.glob("slurm/*")], ids=lambda path: path.name
+)
 def test_scripts_have_no_complaint(script: Path) -> None:
     """Of shellcheck, where it is installed; `make image-check` runs hadolint."""
     command = ["shellcheck"] if shutil.which("shellcheck") else ["bash", "-n"]
@@ -42,22 +49,34 @@ def test_scripts_have_no_complaint(script: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_pins_satisfy_what_anlit_requires_and_flash_attention_4_is_for_the_cuda_of_the_image() -> None:
+def test_pins_satisfy_what_anlit_requires_and_flash_attention_4_is_for_the_cuda_of_the_image() -> (
+    None
+):
     files = (lines("constraints.txt"), lines("flash-attn-4.txt"))
     constraints, flash = (dict(line.split("==") for line in file) for file in files)
     constraints["torch"] = ARGUMENTS["TORCH_VERSION"]
     for requirement in map(Requirement, PROJECT["dependencies"]):
-        assert constraints[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
+        assert constraints[canonicalize_name(requirement.name)] in requirement.specifier, str(
+            requirement
+        )
     for requirement in map(Requirement, chain(*PROJECT["optional-dependencies"].values())):
         if requirement.name in flash:
-            assert requirement.specifier.contains(flash[requirement.name], prereleases=True), str(requirement)
+            assert requirement.specifier.contains(flash[requirement.name], prereleases=True), str(
+                requirement
+            )
     assert f"nvidia-cutlass-dsl-libs-cu{ARGUMENTS['TORCH_INDEX'].rpartition('/cu')[2][:2]}" in flash
-    assert len({version for name, version in flash.items() if name.startswith("nvidia-cutlass-dsl")}) == 1
+    assert (
+        len({version for name, version in flash.items() if name.startswith("nvidia-cutlass-dsl")})
+        == 1
+    )
 
 
 def test_the_image_has_the_torch_of_the_virtual_environment_with_wheels_for_its_cuda() -> None:
     assert f"TORCH=${{TORCH:-{ARGUMENTS['TORCH_VERSION']}}}" in (DOCKER / "install.sh").read_text()
-    toolkits = {(release, folder): toolkit for release, folder, toolkit in map(str.split, lines("torch-builds.txt"))}
+    toolkits = {
+        (release, folder): toolkit
+        for release, folder, toolkit in map(str.split, lines("torch-builds.txt"))
+    }
     release = ARGUMENTS["TORCH_VERSION"].rpartition(".")[0]
     folder = ARGUMENTS["TORCH_INDEX"].rpartition("/")[2]
     assert (release, folder) in toolkits, f"torch {release} has no wheels in {folder}"
@@ -69,7 +88,11 @@ def test_the_image_has_the_torch_of_the_virtual_environment_with_wheels_for_its_
 
 def test_what_the_dockerfile_copies_reaches_the_engine() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
-    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    allowed = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     assert set(" ".join(copied).split()) <= allowed
 
 
@@ -77,7 +100,9 @@ def test_slurm_script_asks_for_what_its_text_relies_on() -> None:
     """`make slurm-check` runs it under a real Slurm: pre-empted, requeued, cancelled, a process killed."""
     options = set(re.findall(r"^#SBATCH (\S+)$", SLURM, re.MULTILINE))
     assert {"--requeue", "--open-mode=append", "--signal=SIGUSR1@90"} <= options
-    assert SLURM.index("\n#SBATCH") < SLURM.index("\nset -uo"), "sbatch stops reading options at the first command"
+    assert SLURM.index("\n#SBATCH") < SLURM.index("\nset -uo"), (
+        "sbatch stops reading options at the first command"
+    )
     assert f"\nPREEMPTED={PREEMPTED}\n" in SLURM
     assert "((${SLURM_RESTART_COUNT:-0} < ${ANLIT_MAX_RESTARTS:-1000}))" in SLURM
 
@@ -95,24 +120,43 @@ OTHERS = {"ANLIT_MOUNTS": "/big/data,/big/texts"}
      "--cpus-per-task=1 --container-image=anlit.sqsh --container-workdir=/here "
      "--container-mounts=/here:/here,/big/data:/big/data,/big/texts:/big/texts anlit"),
 ], ids=["environment", "apptainer, array", "pyxis"])  # fmt: skip
-def test_slurm_script_names_the_job_and_starts_it_in_its_image(environment: dict, job: str, started: str) -> None:
+def test_slurm_script_names_the_job_and_starts_it_in_its_image(
+    environment: dict, job: str, started: str
+) -> None:
     named = SLURM[SLURM.index("\njob=") : SLURM.index("\n# Where the processes meet")]
     launch = SLURM[SLURM.index("\nmounts=") : SLURM.index("\nesac") + 5]
     given = {"SLURM_JOB_ID": "31415", **environment}
     script = f'PWD=/here\n{named}\n{launch}\necho "$job ${{step[*]}} ${{launch[*]}}"'
-    assert subprocess.check_output(["bash", "-uc", script], env=given, text=True) == f"{job} {started}\n"
+    assert (
+        subprocess.check_output(["bash", "-uc", script], env=given, text=True)
+        == f"{job} {started}\n"
+    )
 
 
 @pytest.mark.parametrize("torch", ["", "2.14.0", "2.13.0+cu129"])
 def test_extras_leave_torch_alone_and_torchvision_out(torch: str, tmp_path: Path) -> None:
     """What docker/install.sh takes from pip's report; `make install` and `make image-check` run all of it."""
-    (script,) = re.findall(r"<< 'PYTHON'\n(.*?)\nPYTHON\n", (DOCKER / "install.sh").read_text(), re.DOTALL)
-    packages = {"sacrebleu": "2.5.1", "torchvision": "0.28.0", "anlit": "0.1.0"} | ({"torch": torch} if torch else {})
-    report = {"install": [{"metadata": {"name": name, "version": version}} for name, version in packages.items()]}
+    (script,) = re.findall(
+        r"<< 'PYTHON'\n(.*?)\nPYTHON\n", (DOCKER / "install.sh").read_text(), re.DOTALL
+    )
+    packages = {"sacrebleu": "2.5.1", "torchvision": "0.28.0", "anlit": "0.1.0"} | (
+        {"torch": torch} if torch else {}
+    )
+    report = {
+        "install": [
+            {"metadata": {"name": name, "version": version}} for name, version in packages.items()
+        ]
+    }
     (tmp_path / "report.json").write_text(json.dumps(report))
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "report.json"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "report.json"], capture_output=True, text=True
+    )
     assert (done.returncode != 0) == bool(torch)
-    assert done.stdout == "sacrebleu==2.5.1\n" if not torch else f"pip would replace torch by {torch}" in done.stderr
+    assert (
+        done.stdout == "sacrebleu==2.5.1\n"
+        if not torch
+        else f"pip would replace torch by {torch}" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("name", PODS)
@@ -127,7 +171,9 @@ def test_pod_runs_anlit_as_the_images_user_with_its_volumes(name: str) -> None:
     assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
     command, *options = container["args"]
     assert command == "fit"
-    files = [option.removeprefix("--config=") for option in options if option.startswith("--config=")]
+    files = [
+        option.removeprefix("--config=") for option in options if option.startswith("--config=")
+    ]
     assert files
     assert all((FOLDER / file).is_file() for file in files)
     assert container["image"].endswith(f":{PROJECT['version']}")

@@ -43,34 +43,46 @@ def test_fragments_merge_with_every_model(printed_config, model: str, path: Path
 def part_of(resolved: Any, given: Any) -> Any:
     """What `resolved` has under the keys of `given`, and below them; what is added to a list has a + in its key."""
     if isinstance(given, dict):
-        return {key: part_of(resolved[key.removesuffix("+")], value) for key, value in given.items()}
+        return {
+            key: part_of(resolved[key.removesuffix("+")], value) for key, value in given.items()
+        }
     if isinstance(given, list) and all(isinstance(value, dict) for value in given):
         return [part_of(*pair) for pair in zip(resolved, given, strict=True)]
     return resolved
 
 
 def test_context_schedule_survives_a_saved_configuration(printed_config, tmp_path: Path) -> None:
-    fragments = [f"--config={ROOT}/configs/data/{name}.yaml" for name in ("fineweb", "context_warmup")]
+    fragments = [
+        f"--config={ROOT}/configs/data/{name}.yaml" for name in ("fineweb", "context_warmup")
+    ]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(printed_config("--model=GPT", *fragments)))
     again = printed_config(f"--config={tmp_path}/config.yaml")
     assert again["data"]["init_args"]["context_schedule"] == {"0": 1024, "5000": 2048}
 
 
-def test_a_configuration_is_read_from_this_machine_alone(shards: Path, tmp_path: Path, refusal) -> None:
+def test_a_configuration_is_read_from_this_machine_alone(
+    shards: Path, tmp_path: Path, refusal
+) -> None:
     """Lightning would ask any address that fsspec knows, `s3://…` with the user's credentials."""
     fsspec.filesystem("memory").pipe("/attention.yaml", b"class_path: anlit.LogN\n")
-    said = refusal(*fit_arguments(shards, tmp_path / "run", "--model.attention=memory://attention.yaml"))
+    said = refusal(
+        *fit_arguments(shards, tmp_path / "run", "--model.attention=memory://attention.yaml")
+    )
     assert "model.attention names memory://attention.yaml, which is not a class for it" in said
 
 
 def test_run_folder_is_complete(finished: Path) -> None:
     record = json.loads((finished / "run.json").read_text())
     assert record["status"] == "finished"
-    assert record["parameters"] == sum(t.numel() for t in last_checkpoint(finished)["state_dict"].values())
+    assert record["parameters"] == sum(
+        t.numel() for t in last_checkpoint(finished)["state_dict"].values()
+    )
     (launch,) = record["launches"]
     assert {"started", "versions", "git", "hardware", "command"} <= launch.keys()
     assert record["data"]["content_sha256"]
-    assert yaml.safe_load((finished / "config.yaml").read_text())["model"]["init_args"]["d_ff"] is None
+    assert (
+        yaml.safe_load((finished / "config.yaml").read_text())["model"]["init_args"]["d_ff"] is None
+    )
     assert list(finished.glob("events.out.tfevents.*"))
     with (finished / "metrics.csv").open(newline="") as file:
         columns = set(next(csv.reader(file)))
@@ -78,7 +90,9 @@ def test_run_folder_is_complete(finished: Path) -> None:
         "train/loss", "val/loss", "val/perplexity", "train/learning_rate", "train/grad_norm",
         "train/tokens", "train/tokens_per_second", "scaling/alpha_A", "scaling/s_z", "norms/row_max",
     } <= columns  # fmt: skip
-    assert "val/bits_per_byte" not in columns, "a validation that is cut has other bytes per token than the split"
+    assert "val/bits_per_byte" not in columns, (
+        "a validation that is cut has other bytes per token than the split"
+    )
 
 
 def test_validate_reads_a_run_folder(tmp_path: Path, finished: Path, capfd) -> None:
@@ -94,14 +108,21 @@ def test_validate_reads_a_run_folder(tmp_path: Path, finished: Path, capfd) -> N
         assert f"validate: {best}" in said.out
 
 
-def test_settings_of_another_class_are_left_out_with_a_word(shards: Path, tmp_path: Path, capfd) -> None:
+def test_settings_of_another_class_are_left_out_with_a_word(
+    shards: Path, tmp_path: Path, capfd
+) -> None:
     settings = "init_args: {init_std: 0.03, norm_eps: 1.0e-5, schedule: {warmup: 0.4}}"
     (tmp_path / "gpt.yaml").write_text(f"model: {{class_path: anlit.GPT, {settings}}}")
-    given = fit_arguments(shards, tmp_path / "run", f"--config={tmp_path}/gpt.yaml", "--trainer.fast_dev_run=1")
+    given = fit_arguments(
+        shards, tmp_path / "run", f"--config={tmp_path}/gpt.yaml", "--trainer.fast_dev_run=1"
+    )
     assert run(given) == 0
     said = capfd.readouterr().out
     assert f"{tmp_path}/gpt.yaml: init_std left out, AnGPT has no such model settings." in said
-    assert f"{tmp_path}/gpt.yaml: schedule of GPT kept for AnGPT; its own are in model/angpt.yaml." in said
+    assert (
+        f"{tmp_path}/gpt.yaml: schedule of GPT kept for AnGPT; its own are in model/angpt.yaml."
+        in said
+    )
 
 
 def test_output_that_nobody_reads_is_no_traceback() -> None:
@@ -111,7 +132,9 @@ def test_output_that_nobody_reads_is_no_traceback() -> None:
     os.close(reading)
     command = [sys.executable, "-m", "anlit", "benchmark", "--help"]
     with os.fdopen(writing, "wb") as closed:
-        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, env=buffered, text=True)
+        done = subprocess.run(
+            command, stdout=closed, stderr=subprocess.PIPE, env=buffered, text=True
+        )
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -127,22 +150,38 @@ for command in json.loads(sys.argv[1]):
 def test_no_warning_of_a_library_reaches_the_terminal(shards: Path, tmp_path: Path) -> None:
     """A new run begun with `--ckpt_path last`, as the demo does, and continued; then what is done with it."""
     run_dir = tmp_path / "runs" / "run"
-    ones = ("--trainer.limit_val_batches=1.0", "--data.val_blocks=4", "--trainer.val_check_interval=1")
-    begun = fit_arguments(shards, run_dir, "--trainer.max_steps=4", *ones, "--ckpt_path=last", model="GPT")
+    ones = (
+        "--trainer.limit_val_batches=1.0",
+        "--data.val_blocks=4",
+        "--trainer.val_check_interval=1",
+    )
+    begun = fit_arguments(
+        shards, run_dir, "--trainer.max_steps=4", *ones, "--ckpt_path=last", model="GPT"
+    )
     commands = [
         begun, [*begun, "--trainer.max_steps=6"], ["validate", f"--config={run_dir}/config.yaml"],
         *([name, str(run_dir), "--output", str(tmp_path / name)] for name in ("compare", "export")),
     ]  # fmt: skip
-    everything = {**os.environ, "PYTHONWARNINGS": "default"}  # deprecations too, which Python hides by default
+    everything = {
+        **os.environ,
+        "PYTHONWARNINGS": "default",
+    }  # deprecations too, which Python hides by default
     program = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     done = subprocess.run(program, capture_output=True, text=True, env=everything, check=False)
     assert done.returncode == 0, done.stderr
-    noise = [line for line in done.stderr.splitlines() if "Continued with changed settings" not in line]
+    noise = [
+        line for line in done.stderr.splitlines() if "Continued with changed settings" not in line
+    ]
     assert noise == [f"> {command[0]}" for command in commands]
     assert f"validate: {run_dir}/checkpoints/best.ckpt" in done.stdout, "not the last one"
 
 
-SMALL = ["--model.context_length=32", "--model.n_layers=1", "--model.n_heads=2", "--model.d_model=16"]
+SMALL = [
+    "--model.context_length=32",
+    "--model.n_layers=1",
+    "--model.n_heads=2",
+    "--model.d_model=16",
+]
 CORPUS = ["--data=TextFiles", "--data.source=texts", "--data.path=shards", "--data.vocab_size=300"]
 
 
@@ -155,12 +194,21 @@ def test_model_takes_the_vocabulary_of_its_data(tmp_path: Path, monkeypatch) -> 
     for corpus, vocabulary in ((CORPUS, 384), (["--data=FineWeb"], 50_304)):
         counts = []
         for given in ([], [f"--model.vocab_size={vocabulary}"]):
-            assert main(["size", "--model=GPT", *SMALL, *corpus, *given, "--json", "size.json"]) == 0
+            assert (
+                main(["size", "--model=GPT", *SMALL, *corpus, *given, "--json", "size.json"]) == 0
+            )
             counts.append(json.loads(Path("size.json").read_text())["parameters"])
         assert counts[0] == counts[1]
-    trainer = ["--trainer.accelerator=cpu", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
+    trainer = [
+        "--trainer.accelerator=cpu",
+        "--trainer.max_steps=2",
+        "--trainer.limit_val_batches=1",
+    ]
     assert main(["fit", "--model=AnGPT", *SMALL, *CORPUS, *trainer, "--run_dir=run"]) == 0
-    saved, checkpoint = yaml.safe_load(Path("run/config.yaml").read_text()), last_checkpoint(Path("run"))
+    saved, checkpoint = (
+        yaml.safe_load(Path("run/config.yaml").read_text()),
+        last_checkpoint(Path("run")),
+    )
     assert saved["model"]["init_args"]["vocab_size"] == 384  # 300 rounded up to a multiple of 128
     assert checkpoint["hyper_parameters"]["vocab_size"] == 384
     assert checkpoint["state_dict"]["model.embedding.weight"].shape == (384, 16)

@@ -21,7 +21,9 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def sharded(trained: Train) -> Path:
-    return trained(f"--trainer.max_steps={STEPS}", "--trainer.val_check_interval=3", *FSDP, n_ranks=2)
+    return trained(
+        f"--trainer.max_steps={STEPS}", "--trainer.val_check_interval=3", *FSDP, n_ranks=2
+    )
 
 
 def resaved(**changes: object) -> Damage:
@@ -46,19 +48,28 @@ PARTS: dict[str, Damage] = {
 
 @pytest.mark.parametrize("name", [*FILE, *PARTS])
 def test_no_damage_is_overlooked(tmp_path: Path, finished: Path, sharded: Path, name: str) -> None:
-    run_dir = shutil.copytree(finished if name in FILE else sharded, tmp_path / "run", symlinks=True)
+    run_dir = shutil.copytree(
+        finished if name in FILE else sharded, tmp_path / "run", symlinks=True
+    )
     last = run_dir / "checkpoints" / "last.ckpt"
     FILE[name](last) if name in FILE else PARTS[name](last.resolve())
     refuse_damaged(run_dir / "checkpoints" / "best.ckpt")  # it is whole
-    with pytest.raises(UserError, match=r"checkpoints/last\.ckpt is damaged \(.*\): continue with .*/best\.ckpt$"):
+    with pytest.raises(
+        UserError, match=r"checkpoints/last\.ckpt is damaged \(.*\): continue with .*/best\.ckpt$"
+    ):
         refuse_damaged(last)
-    if name in ("a flipped bit", "a flipped bit in a part"):  # whoever reads looks at the sums, of a copy too
+    if name in (
+        "a flipped bit",
+        "a flipped bit in a part",
+    ):  # whoever reads looks at the sums, of a copy too
         with pytest.raises(DamagedError):
             read_checkpoint(last.resolve().rename(tmp_path / "copy.ckpt"))
 
 
 @pytest.mark.parametrize("best", ["whole", "damaged"])
-def test_fit_refuses_in_one_sentence_and_changes_nothing(shards: Path, tmp_path: Path, finished: Path, best, refusal):
+def test_fit_refuses_in_one_sentence_and_changes_nothing(
+    shards: Path, tmp_path: Path, finished: Path, best, refusal
+):
     run_dir = shutil.copytree(finished, tmp_path / "run")
     for name in ("last", "best") if best == "damaged" else ("last",):
         flip(run_dir / "checkpoints" / f"{name}.ckpt")
@@ -70,7 +81,9 @@ def test_fit_refuses_in_one_sentence_and_changes_nothing(shards: Path, tmp_path:
 
 
 @pytest.mark.parametrize("part", [PART_FILES[1], pytest.param("meta.pt", marks=pytest.mark.slow)])
-def test_all_ranks_refuse_to_validate_a_damaged_folder(tmp_path: Path, sharded: Path, part: str) -> None:
+def test_all_ranks_refuse_to_validate_a_damaged_folder(
+    tmp_path: Path, sharded: Path, part: str
+) -> None:
     run_dir = shutil.copytree(sharded, tmp_path / "run", symlinks=True)
     last = run_dir / "checkpoints" / "last.ckpt"
     flip(last.resolve() / part)

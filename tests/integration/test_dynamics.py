@@ -17,7 +17,11 @@ from tests.integration.conftest import Train
 
 
 def test_the_fragment_fills_the_section_of_a_report(trained: Train, tmp_path: Path) -> None:
-    folder = trained("--config=trainer/dynamics.yaml", "--trainer.max_steps=100", "--trainer.log_every_n_steps=50")
+    folder = trained(
+        "--config=trainer/dynamics.yaml",
+        "--trainer.max_steps=100",
+        "--trainer.log_every_n_steps=50",
+    )
     run = load_run(folder)
     logged = series(run)
     assert list(logged["rotation/W_q"]) == [50, 100] == list(logged["norms/share_at_bound"])
@@ -30,11 +34,17 @@ def test_the_fragment_fills_the_section_of_a_report(trained: Train, tmp_path: Pa
     restore(run, tmp_path / "restored", tmp_path / "report.json")
     restored = load_run(tmp_path / "restored")
     assert series(restored) == {"val/loss": pytest.approx(logged["val/loss"], rel=1e-5)}
-    arm, results = Arm("angpt", "angpt", "anGPT", (), Setting({}, {}), {}, ()), cast(Any, SimpleNamespace())
+    arm, results = (
+        Arm("angpt", "angpt", "anGPT", (), Setting({}, {}), {}, ()),
+        cast(Any, SimpleNamespace()),
+    )
     results.study, results.output = SimpleNamespace(arms=[arm]), tmp_path
     results.measured = lambda arm: (run, unfinished, restored)
     text = "\n".join(dynamics(results, {}))
-    assert f"| rotation of W_q's rows per step (radians) | {np.mean([*logged['rotation/W_q'].values()]):.4g} |" in text
+    assert (
+        f"| rotation of W_q's rows per step (radians) | {np.mean([*logged['rotation/W_q'].values()]):.4g} |"
+        in text
+    )
     assert "| seeds that logged them | 1 of 2 |" in text
     assert f"| ‖h‖ after the last block | {logged['hidden/last/norm'][100]:.4g} |" in text
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
@@ -42,4 +52,6 @@ def test_the_fragment_fills_the_section_of_a_report(trained: Train, tmp_path: Pa
     results.measured = lambda arm: (unfinished, restored)
     assert "trainer/dynamics.yaml" in dynamics(results, {})[1]
     first, second = {"val/loss": {10.0: 4.0, 20.0: 3.0}}, {"val/loss": {10.0: 5.0}}
-    assert mean_over_seeds([first, second])["val/loss"] == {10.0: pytest.approx(4.5)}, "steps that all have"
+    assert mean_over_seeds([first, second])["val/loss"] == {10.0: pytest.approx(4.5)}, (
+        "steps that all have"
+    )

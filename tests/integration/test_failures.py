@@ -46,7 +46,11 @@ def test_no_checkpoint_has_numbers_that_are_not_finite(
 ) -> None:
     """Step 9 (from 0) is before a checkpoint, step 11 the last of the run. Spoilt weights show in no loss by then."""
     run_dir = tmp_path / "run"
-    steps = ("--trainer.val_check_interval=5", "--trainer.max_steps=12", "--checkpoint_every_n_steps=100")
+    steps = (
+        "--trainer.val_check_interval=5",
+        "--trainer.max_steps=12",
+        "--checkpoint_every_n_steps=100",
+    )
     assert main(fit_arguments(shards, run_dir, *settings, *steps)) == 2
     (error,) = errors(capfd.readouterr().err)
     assert says in error
@@ -81,14 +85,22 @@ def test_where_one_rank_refuses_all_end_in_a_sentence(
     codes, said = ends_of_ranks(arguments, 2, tmp_path / "log")
     assert codes == [2, 2]
     lines = [line for text in said for line in errors(text)]
-    assert len(lines) == (1 if "Refuses" in wrong[0] else 2), "what one rank alone knows is said once"
+    assert len(lines) == (1 if "Refuses" in wrong[0] else 2), (
+        "what one rank alone knows is said once"
+    )
     assert all(says in line for line in lines)
 
 
 @slow
 @STRATEGIES
-def test_all_ranks_skip_what_one_of_them_saw(shards: Path, tmp_path: Path, strategy: list[str]) -> None:
-    guard = ["--trainer.callbacks+=LossGuard", "--trainer.callbacks.on_spike=skip", "--trainer.callbacks.window=16"]
+def test_all_ranks_skip_what_one_of_them_saw(
+    shards: Path, tmp_path: Path, strategy: list[str]
+) -> None:
+    guard = [
+        "--trainer.callbacks+=LossGuard",
+        "--trainer.callbacks.on_spike=skip",
+        "--trainer.callbacks.window=16",
+    ]
     bad = callback(POISON, batches="[3]", rank=1)
     short = ["--trainer.max_steps=6", "--trainer.limit_val_batches=0"]
     assert run_ranks(fit_arguments(shards, tmp_path, *guard, *bad, *short, *strategy), 2) == [0, 0]
@@ -97,12 +109,19 @@ def test_all_ranks_skip_what_one_of_them_saw(shards: Path, tmp_path: Path, strat
 
 @STRATEGIES
 @pytest.mark.parametrize("killed", [1, pytest.param(0, marks=slow)])
-def test_a_killed_rank_ends_the_other(shards: Path, tmp_path: Path, strategy: list[str], killed: int) -> None:
-    arguments = fit_arguments(shards, tmp_path / "run", *strategy, *signal_at("SIGKILL", 11, killed))
+def test_a_killed_rank_ends_the_other(
+    shards: Path, tmp_path: Path, strategy: list[str], killed: int
+) -> None:
+    arguments = fit_arguments(
+        shards, tmp_path / "run", *strategy, *signal_at("SIGKILL", 11, killed)
+    )
     codes, said = ends_of_ranks(arguments, 2, tmp_path / "log")
     assert codes[killed] == KILLED
     assert codes[1 - killed] not in (None, 0, 75)
-    assert any(words in said[1 - killed] for words in ("onnection closed by peer", "onnection reset by peer"))
+    assert any(
+        words in said[1 - killed]
+        for words in ("onnection closed by peer", "onnection reset by peer")
+    )
 
 
 @pytest.mark.parametrize(("strategy", "rank"), [
@@ -114,14 +133,21 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     shards: Path, tmp_path: Path, strategy: list[str], rank: int | None
 ) -> None:
     """They are due after steps 8, 16 and 24; from step 10 on the disk of a rank is full, or that of all."""
-    run_dir, steps = tmp_path / "run", ("--trainer.max_steps=24", "--trainer.val_check_interval=1000")
+    run_dir, steps = (
+        tmp_path / "run",
+        ("--trainer.max_steps=24", "--trainer.val_check_interval=1000"),
+    )
     arguments = fit_arguments(shards, run_dir, *steps, *signal_at("full disk", 10, rank), *strategy)
     codes, said = ends_of_ranks(arguments, 2 if strategy else 1, tmp_path / "log")
     assert codes[0] == 1
     assert codes[-1] in ((1, 2) if strategy == DDP else (1,))
     for text in said[:1] if strategy == DDP else said:
         (error,) = errors(text)
-        for part in ("last.ckpt could not be written", "File too large", "then continue with --ckpt_path last"):
+        for part in (
+            "last.ckpt could not be written",
+            "File too large",
+            "then continue with --ckpt_path last",
+        ):
             assert part in error
     record = json.loads((run_dir / "run.json").read_text())
     assert record["status"] == "failed"
@@ -135,12 +161,18 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
 @slow
 @STRATEGIES
 @pytest.mark.parametrize(("end", "rank"), [("SIGTERM", 0), ("SIGKILL", 1)])
-def test_one_command_leaves_no_rank_behind(shards: Path, tmp_path: Path, strategy, end: str, rank: int) -> None:
+def test_one_command_leaves_no_rank_behind(
+    shards: Path, tmp_path: Path, strategy, end: str, rank: int
+) -> None:
     """`anlit` as a user starts it: one command, whose other rank Lightning launches, in a session of its own."""
     run_dir = tmp_path / "run"
-    arguments = fit_arguments(shards, run_dir, *strategy, *signal_at(end, 11, rank), "--trainer.devices=2")
+    arguments = fit_arguments(
+        shards, run_dir, *strategy, *signal_at(end, 11, rank), "--trainer.devices=2"
+    )
     command = [sys.executable, "-m", "anlit", *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
     _, said = process.communicate(timeout=600)
     if end == "SIGTERM":
         assert process.returncode == 75, said

@@ -32,7 +32,9 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_partial_file_that_is_a_link_is_replaced(shards: Path, tmp_path: Path, outside: Path) -> None:
+def test_a_partial_file_that_is_a_link_is_replaced(
+    shards: Path, tmp_path: Path, outside: Path
+) -> None:
     before, checkpoints = content(outside), tmp_path / "run" / CHECKPOINTS
     checkpoints.mkdir(parents=True)
     (checkpoints / ".partial-last.ckpt").symlink_to(outside / "last.ckpt")
@@ -41,8 +43,12 @@ def test_a_partial_file_that_is_a_link_is_replaced(shards: Path, tmp_path: Path,
     assert not (checkpoints / "last.ckpt").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", ".fit.lock", CHECKPOINTS, f"{CHECKPOINTS}/{SHARDED}"])
-def test_nothing_of_a_run_is_written_through_a_link(shards: Path, tmp_path: Path, outside: Path, name: str, refusal):
+@pytest.mark.parametrize(
+    "name", ["metrics.csv", ".fit.lock", CHECKPOINTS, f"{CHECKPOINTS}/{SHARDED}"]
+)
+def test_nothing_of_a_run_is_written_through_a_link(
+    shards: Path, tmp_path: Path, outside: Path, name: str, refusal
+):
     before, path = content(outside), tmp_path / "run" / name
     path.parent.mkdir(parents=True)
     target = outside if CHECKPOINTS in name else outside / "last.ckpt"
@@ -90,13 +96,25 @@ def change_states(source: Path, target: Path, **state: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "local://"])
-def test_a_trainer_of_ones_own_removes_nothing_that_a_checkpoint_names(tmp_path: Path, outside: Path, scheme) -> None:
-    data, quiet = batches(64, 16), dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+def test_a_trainer_of_ones_own_removes_nothing_that_a_checkpoint_names(
+    tmp_path: Path, outside: Path, scheme
+) -> None:
+    data, quiet = (
+        batches(64, 16),
+        dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False),
+    )
 
     def fit(folder: Path, max_steps: int, ckpt_path: Path | None = None) -> L.Trainer:
-        kept = ModelCheckpoint(folder, "{step}", monitor="train/loss", save_top_k=1, every_n_train_steps=1)
-        callbacks = [kept, ModelCheckpoint(folder, "last", every_n_train_steps=1, enable_version_counter=False)]
-        trainer = L.Trainer(max_steps=max_steps, accelerator="cpu", devices=1, callbacks=callbacks, **quiet)
+        kept = ModelCheckpoint(
+            folder, "{step}", monitor="train/loss", save_top_k=1, every_n_train_steps=1
+        )
+        callbacks = [
+            kept,
+            ModelCheckpoint(folder, "last", every_n_train_steps=1, enable_version_counter=False),
+        ]
+        trainer = L.Trainer(
+            max_steps=max_steps, accelerator="cpu", devices=1, callbacks=callbacks, **quiet
+        )
         trainer.fit(tiny(GPT, optimizer=adamw(lr=0.01)), data, ckpt_path=ckpt_path)
         return trainer
 
@@ -109,7 +127,9 @@ def test_a_trainer_of_ones_own_removes_nothing_that_a_checkpoint_names(tmp_path:
     second = fit(tmp_path, 4, foreign)
     assert second.global_step == 4
     assert content(outside) == before
-    assert not any(str(outside) in callback.best_model_path for callback in second.checkpoint_callbacks)
+    assert not any(
+        str(outside) in callback.best_model_path for callback in second.checkpoint_callbacks
+    )
 
 
 def test_a_continued_run_keeps_its_best_checkpoint_where_later_ones_are_worse(

@@ -47,7 +47,10 @@ TEXTS = {
     "texts/0.txt": "the cat sat on the mat", "empty.txt": "", "bad.jsonl": "{\n", "cut.yaml": "model: [",
     "three.yaml": "trainer: 3", "tiny.yaml": yaml.safe_dump(TINY),
 }  # fmt: skip
-STUDY: dict[str, Any] = {"arms": {"gpt": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, 0.2]}}}, "seeds": [1, 2]}
+STUDY: dict[str, Any] = {
+    "arms": {"gpt": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, 0.2]}}},
+    "seeds": [1, 2],
+}
 STUDIES: dict[str, dict[str, Any]] = {
     "study": {}, "seeded": {"shared": {"settings": {"seed_everything": "one"}}}, "sections": {"sections": ["nonesuch"]},
     "high": {"arms": {**STUDY["arms"], "fast": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, "high"]}}},
@@ -63,7 +66,9 @@ def folder(tmp_path_factory) -> Path:
     for name, *options in (("exported",), ("folded", "--fold"), ("hf", "--format=huggingface")):
         assert main(["export", str(run), "--output", str(place / name), *options]) == 0
     shutil.copytree(place / "data", place / "swapped")
-    (place / "swapped" / "tokenizer.json").write_text((place / "data" / "tokenizer.json").read_text() + "\n")
+    (place / "swapped" / "tokenizer.json").write_text(
+        (place / "data" / "tokenizer.json").read_text() + "\n"
+    )
     for name, vocabulary in (("beyond", 5000), ("other", 320)):
         streams = {"train": random_tokens(3000, 1, vocabulary), "val": random_tokens(600, 2)}
         write_prepared(place / name, streams, vocab_size=VOCABULARY)
@@ -90,7 +95,9 @@ def rows() -> Iterator[list[list[str]]]:
 @pytest.mark.parametrize(("typed", "says"), [
     pytest.param(*row, id=row[0], marks=[] if row in FAST else pytest.mark.slow) for row in (*FAST, *SLOW)
 ])  # fmt: skip
-def test_mistake(typed: str, says: str, folder: Path, rows: list[list[str]], monkeypatch, refusal) -> None:
+def test_mistake(
+    typed: str, says: str, folder: Path, rows: list[list[str]], monkeypatch, refusal
+) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     before = sorted(folder.rglob("*"))

@@ -24,7 +24,9 @@ SLIMPAJAMA, FINEWEB, OPENWEBTEXT = "angpt_slimpajama", "si_fineweb", "ngpt_openw
     (OPENWEBTEXT, "common 0.5b gpt", 468_239_360, 468.2e6, 0.05e6),
     (OPENWEBTEXT, "common 1b gpt", 1_025_731_840, 1025.7e6, 0.05e6),
 ])  # fmt: skip
-def test_a_paper_s_run_has_its_size(folder: str, files: str, parameters: int, stated: float, tolerance: float) -> None:
+def test_a_paper_s_run_has_its_size(
+    folder: str, files: str, parameters: int, stated: float, tolerance: float
+) -> None:
     configs = [f"--config=experiment/{folder}/{name}.yaml" for name in files.split()]
     command = read_command(ConfigurationParser, ["fit", *configs])
     model = command.model_of(command.config["fit"])

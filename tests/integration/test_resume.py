@@ -11,7 +11,15 @@ import pytest
 
 from anlit.checkpoints.location import SHARDED
 from tests.integration import conftest
-from tests.integration.conftest import KILLED, Train, callback, fit_arguments, last_checkpoint, run, signal_at
+from tests.integration.conftest import (
+    KILLED,
+    Train,
+    callback,
+    fit_arguments,
+    last_checkpoint,
+    run,
+    signal_at,
+)
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, logged, run_ranks, start_ranks
 
 slow = pytest.mark.slow
@@ -84,15 +92,22 @@ SLOW_CASES = {
 
 
 @pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=slow) for name in SLOW_CASES)])
-def test_stopped_and_continued_is_identical(shards: Path, tmp_path: Path, trained: Train, name: str) -> None:
+def test_stopped_and_continued_is_identical(
+    shards: Path, tmp_path: Path, trained: Train, name: str
+) -> None:
     case = (CASES | SLOW_CASES)[name]
     settings = [setting for setting in case.settings if setting != WORKERS]  # they change nothing
     whole = trained(*settings, model=case.model, n_ranks=case.n_ranks)
     arguments = fit_arguments(shards, tmp_path / "cut", *case.settings, model=case.model)
-    left = conftest.stop_and_continue(arguments, tmp_path / "cut", whole, case.stop, case.code, case.n_ranks)
+    left = conftest.stop_and_continue(
+        arguments, tmp_path / "cut", whole, case.stop, case.code, case.n_ranks
+    )
     assert left["global_step"] == case.left
     if case.settings == GUARDED:
-        guards = [last_checkpoint(run_dir)["callbacks"]["LossGuard"] for run_dir in (whole, tmp_path / "cut")]
+        guards = [
+            last_checkpoint(run_dir)["callbacks"]["LossGuard"]
+            for run_dir in (whole, tmp_path / "cut")
+        ]
         assert guards[0] == guards[1]
         assert guards[0]["skipped"] == 2
         assert all(map(math.isfinite, guards[0]["losses"]))
@@ -103,13 +118,17 @@ def test_a_signal_with_nothing_to_save_asks_to_be_started_again(
     shards: Path, tmp_path: Path, monkeypatch, name: str, finished: Path
 ) -> None:
     """While modules are imported, and in `anlit validate`, where Lightning alone would end with 0."""
-    (tmp_path / "preempting.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{name})\n")
+    (tmp_path / "preempting.py").write_text(
+        f"import os, signal\nos.kill(os.getpid(), signal.{name})\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert run(fit_arguments(shards, tmp_path / "run", "--import=preempting")) == PREEMPTED
     assert run(["validate", f"--config={finished}/config.yaml", *signal_at(name, 1)]) == PREEMPTED
 
 
-@pytest.mark.parametrize("stop", [signal_at("SIGKILL", 2), killed_in("checkpoints.checkpoint_io", "give_name", 1)])
+@pytest.mark.parametrize(
+    "stop", [signal_at("SIGKILL", 2), killed_in("checkpoints.checkpoint_io", "give_name", 1)]
+)
 def test_killed_before_the_first_checkpoint_is_complete_it_begins_anew_and_says_so(
     shards: Path, tmp_path: Path, stop: list[str], capfd
 ) -> None:
@@ -117,11 +136,22 @@ def test_killed_before_the_first_checkpoint_is_complete_it_begins_anew_and_says_
     arguments = fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=3", "--ckpt_path=last")
     checkpoints = tmp_path / "run" / "checkpoints"
     assert run([*arguments, "--trainer.limit_val_batches=0", *stop]) == KILLED
-    assert [file.name for file in checkpoints.glob("*")] == ([".partial-last.ckpt"] if "give_name" in stop[2] else [])
+    assert [file.name for file in checkpoints.glob("*")] == (
+        [".partial-last.ckpt"] if "give_name" in stop[2] else []
+    )
     assert run(arguments) == 0
     said = capfd.readouterr().out
-    assert said.count("was stopped before its first checkpoint was complete: it starts again at step 0") == 1
-    assert last_checkpoint(tmp_path / "run")["global_step"] == len(logged(tmp_path / "run", "train/loss")) == 3
+    assert (
+        said.count(
+            "was stopped before its first checkpoint was complete: it starts again at step 0"
+        )
+        == 1
+    )
+    assert (
+        last_checkpoint(tmp_path / "run")["global_step"]
+        == len(logged(tmp_path / "run", "train/loss"))
+        == 3
+    )
     assert {file.name for file in checkpoints.iterdir()} == {"last.ckpt", "best.ckpt"}
 
 
@@ -138,10 +168,14 @@ def test_killed_at_random_moments_and_continued_is_identical(
     chance = random.Random(5)
     for step in sorted(chance.sample(range(2, 50), times)):
         processes = start_ranks(arguments, n_ranks)
-        while conftest.steps_logged(cut) < step and all(process.is_alive() for process in processes):
+        while conftest.steps_logged(cut) < step and all(
+            process.is_alive() for process in processes
+        ):
             time.sleep(0.001)
         time.sleep(chance.uniform(0, 0.1))
-        for process in processes:  # all before the first is waited for: a rank that sees another gone ends by itself
+        for process in (
+            processes
+        ):  # all before the first is waited for: a rank that sees another gone ends by itself
             process.kill()
         for process in processes:
             process.join()
@@ -165,7 +199,13 @@ def test_continued_with_another_accumulation_every_step_is_whole(
     capfd.readouterr()
     numbers = "--trainer.callbacks+=tests.integration.callbacks.Numbers"
     assert run(fit_arguments(shards, run_dir, *settings, numbers)) == 0
-    lines = [line.split()[1:] for line in capfd.readouterr().out.splitlines() if line.startswith("micro-batch")]
-    assert lines == [[str(step), str(later * step + number)] for step in (5, 6) for number in range(later)]
+    lines = [
+        line.split()[1:]
+        for line in capfd.readouterr().out.splitlines()
+        if line.startswith("micro-batch")
+    ]
+    assert lines == [
+        [str(step), str(later * step + number)] for step in (5, 6) for number in range(later)
+    ]
     assert last_checkpoint(run_dir)["TokenShards"]["drawn"] == 5 * earlier + 2 * later
     assert [step for step, _ in logged(run_dir, "train/loss")] == [*range(7)]

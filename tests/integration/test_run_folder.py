@@ -22,7 +22,9 @@ from tests.integration.ranks import ends_of_ranks, start_ranks
 def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path) -> None:
     """The first goes on undisturbed; after a kill the folder is free at once, though a loader's workers live on."""
     run_dir = tmp_path / "run"
-    arguments = fit_arguments(shards, run_dir, "--ckpt_path=last", "--data.num_workers=1", "--trainer.max_steps=2000")
+    arguments = fit_arguments(
+        shards, run_dir, "--ckpt_path=last", "--data.num_workers=1", "--trainer.max_steps=2000"
+    )
     (first,) = start_ranks(arguments, 1)
     while steps_logged(run_dir) < 10:
         assert first.is_alive()
@@ -58,7 +60,9 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
         (run_dir / "checkpoints" / name).unlink()
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     late = "--checkpoint_every_n_steps=100"
-    said = refusal(*fit_arguments(shards, run_dir, "--trainer.max_steps=20", "--ckpt_path=last", late))
+    said = refusal(
+        *fit_arguments(shards, run_dir, "--trainer.max_steps=20", "--ckpt_path=last", late)
+    )
     assert "ckpt_path=last finds no checkpoints/last.ckpt" in said
     assert ("best.ckpt" in said) is (len(lost) == 1)
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
@@ -83,7 +87,9 @@ def test_a_folder_with_files_of_a_run_is_continued_from_its_own_checkpoints_alon
     shards: Path, tmp_path: Path, finished: Path, kept: str, begun: str, refusal
 ) -> None:
     (run_dir := tmp_path / "run").mkdir()
-    source = finished / ("checkpoints/last.ckpt" if "hpc" in kept else kept)  # which Lightning's Slurm writes
+    source = finished / (
+        "checkpoints/last.ckpt" if "hpc" in kept else kept
+    )  # which Lightning's Slurm writes
     (shutil.copytree if kept == "checkpoints" else shutil.copy)(source, run_dir / kept)
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     said = refusal(*fit_arguments(shards, run_dir, *begun.format(finished).split()))
@@ -92,21 +98,53 @@ def test_a_folder_with_files_of_a_run_is_continued_from_its_own_checkpoints_alon
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
-def test_each_launch_is_recorded_and_in_comparisons(shards: Path, tmp_path: Path, monkeypatch, capsys, caplog) -> None:
+def test_each_launch_is_recorded_and_in_comparisons(
+    shards: Path, tmp_path: Path, monkeypatch, capsys, caplog
+) -> None:
     """Begun at one commit, continued twice at another; a launch that finds nothing to do is none, and says so."""
     run_dir = tmp_path / "runs" / "run"
-    for commit, steps in (("a" * 40, 5), ("b" * 40, 9), ("b" * 40, 12), ("c" * 40, 12), ("c" * 40, 7)):
+    for commit, steps in (
+        ("a" * 40, 5),
+        ("b" * 40, 9),
+        ("b" * 40, 12),
+        ("c" * 40, 12),
+        ("c" * 40, 7),
+    ):
         state = {"commit": commit, "dirty": False}
-        monkeypatch.setattr("anlit.training.callbacks.run_record.git_state", lambda state=state: state)
-        assert main(fit_arguments(shards, run_dir, f"--trainer.max_steps={steps}", "--ckpt_path=last")) == 0
-    said = [message for message in caplog.messages if "nothing to do" in message or "changed settings" in message]
+        monkeypatch.setattr(
+            "anlit.training.callbacks.run_record.git_state", lambda state=state: state
+        )
+        assert (
+            main(fit_arguments(shards, run_dir, f"--trainer.max_steps={steps}", "--ckpt_path=last"))
+            == 0
+        )
+    said = [
+        message
+        for message in caplog.messages
+        if "nothing to do" in message or "changed settings" in message
+    ]
     more = "nothing to do; more come with --trainer.max_steps N"
-    assert said[2:] == [f"{run_dir} has its 12 steps (trainer.max_steps={steps}): {more}" for steps in (12, 7)]
+    assert said[2:] == [
+        f"{run_dir} has its 12 steps (trainer.max_steps={steps}): {more}" for steps in (12, 7)
+    ]
     launches = json.loads((run_dir / "run.json").read_text())["launches"]
-    assert [(launch["step"], launch["git"]["commit"][0]) for launch in launches] == [(0, "a"), (5, "b"), (9, "b")]
-    assert all({"started", "command", "versions", "hardware"} <= launch.keys() for launch in launches)
+    assert [(launch["step"], launch["git"]["commit"][0]) for launch in launches] == [
+        (0, "a"),
+        (5, "b"),
+        (9, "b"),
+    ]
+    assert all(
+        {"started", "command", "versions", "hardware"} <= launch.keys() for launch in launches
+    )
     shutil.copytree(run_dir, tmp_path / "runs" / "other")
-    given = ["compare", str(tmp_path / "runs"), "--baseline", "anGPT, plain", "--output", str(tmp_path / "out")]
+    given = [
+        "compare",
+        str(tmp_path / "runs"),
+        "--baseline",
+        "anGPT, plain",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert main(given) == 0
     assert "aaaaaaaaaa and bbbbbbbbbb" in (tmp_path / "out" / "report.md").read_text()
     assert "different commits of the code" in capsys.readouterr().out
@@ -121,13 +159,17 @@ def test_a_run_that_a_callback_ends_says_so(shards: Path, tmp_path: Path, caplog
     assert json.loads((tmp_path / "run.json").read_text())["stopped_early"] == said
 
 
-def test_a_moved_run_goes_on_where_it_lies(shards: Path, tmp_path: Path, finished: Path, refusal) -> None:
+def test_a_moved_run_goes_on_where_it_lies(
+    shards: Path, tmp_path: Path, finished: Path, refusal
+) -> None:
     """Its config.yaml has the place where it lay. A new run, with another folder, may begin with that file."""
     moved, config = tmp_path / "moved", tmp_path / "moved" / "config.yaml"
     shutil.copytree(finished, moved)
     more = ["fit", f"--config={config}", "--ckpt_path=last", "--trainer.max_steps=21"]
     said = refusal(*more)
-    assert f"{config} has run_dir={finished}, which is not the run's own folder" in said  # not that one trains
+    assert (
+        f"{config} has run_dir={finished}, which is not the run's own folder" in said
+    )  # not that one trains
     config.write_text(config.read_text().replace(str(finished), str(tmp_path / "left")))
     assert f"give --run_dir {moved}" in refusal(*more)
     assert not (tmp_path / "left").exists()
@@ -138,13 +180,17 @@ def test_a_moved_run_goes_on_where_it_lies(shards: Path, tmp_path: Path, finishe
 
 def test_a_dev_run_leaves_its_folder_to_a_run(shards: Path, tmp_path: Path) -> None:
     """It is one batch, also where a step has two."""
-    dev = fit_arguments(shards, tmp_path, "--trainer.fast_dev_run=true", "--trainer.accumulate_grad_batches=2")
+    dev = fit_arguments(
+        shards, tmp_path, "--trainer.fast_dev_run=true", "--trainer.accumulate_grad_batches=2"
+    )
     assert main(dev) == 0
     assert [path.name for path in tmp_path.iterdir()] == [".fit.lock"]
     assert main(fit_arguments(shards, tmp_path, "--trainer.max_steps=1")) == 0
 
 
-def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(shards: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(
+    shards: Path, tmp_path: Path, monkeypatch
+) -> None:
     """Its exit code asks for another start. Each launch has the whole time; here a clock tells a second more whenever
     it is read."""
     clock = SimpleNamespace(monotonic=itertools.count().__next__)
@@ -158,6 +204,8 @@ def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(shards: Path, tmp
         status = json.loads((tmp_path / "run.json").read_text())["status"]
         note_start(tmp_path, "local")
         note_end(tmp_path, code)
-        ends.append((code, status, state_of(tmp_path).status, last_checkpoint(tmp_path)["global_step"]))
+        ends.append(
+            (code, status, state_of(tmp_path).status, last_checkpoint(tmp_path)["global_step"])
+        )
     interrupted = (PREEMPTED, "interrupted", "interrupted")
     assert ends == [(*interrupted, 6), (*interrupted, 12), (0, "finished", "finished", 16)]

@@ -30,12 +30,16 @@ SHORT = ("--trainer.max_steps=25", "--trainer.val_check_interval=10")
 def validated(run_dir: Path) -> list[int]:
     """The steps of metrics.csv that have a validation loss; TensorBoard has the same."""
     steps = [step for step, _ in logged(run_dir, "val/loss")]
-    assert [event.step for event in EventAccumulator(str(run_dir)).Reload().Scalars("val/loss")] == steps
+    assert [
+        event.step for event in EventAccumulator(str(run_dir)).Reload().Scalars("val/loss")
+    ] == steps
     return steps
 
 
 @pytest.mark.parametrize(("first", "steps"), [(25, [9, 19, 24]), (13, [9, 12, 19, 24])])
-def test_the_last_step_is_validated(shards: Path, tmp_path: Path, trained: Train, first: int, steps: list[int]) -> None:
+def test_the_last_step_is_validated(
+    shards: Path, tmp_path: Path, trained: Train, first: int, steps: list[int]
+) -> None:
     """Once, if a finished run is continued. A longer run goes on from an end between two intervals."""
     run_dir = shutil.copytree(trained(*SHORT, f"--trainer.max_steps={first}"), tmp_path / "run")
     assert validated(run_dir) == [step for step in steps if step < first]
@@ -48,7 +52,11 @@ def test_settings_are_in_hparams_yaml_and_in_tensorboard(trained: Train) -> None
     """The tab takes val/loss, its only metric, from the curve."""
     run_dir = trained(*SHORT)
     told = yaml.safe_load((run_dir / "hparams.yaml").read_text())
-    assert (told["model"]["architecture"], told["model"]["context_length"], told["seed_everything"]) == ("AnGPT", 32, 1)
+    assert (
+        told["model"]["architecture"],
+        told["model"]["context_length"],
+        told["seed_everything"],
+    ) == ("AnGPT", 32, 1)
     contents = EventAccumulator(str(run_dir)).Reload().summary_metadata
     session, experiment = (
         HParamsPluginData.FromString(contents[f"_hparams_/{name}"].plugin_data.content)
@@ -56,17 +64,31 @@ def test_settings_are_in_hparams_yaml_and_in_tensorboard(trained: Train) -> None
     )
     shown = session.session_start_info.hparams
     assert shown["model.optimizer.class_path"].string_value == "anlit.AdamW"
-    assert (shown["model.d_model"].number_value, shown["trainer.max_steps"].number_value) == (32, 25)
+    assert (shown["model.d_model"].number_value, shown["trainer.max_steps"].number_value) == (
+        32,
+        25,
+    )
     assert [metric.name.tag for metric in experiment.experiment.metric_infos] == ["val/loss"]
 
 
-def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(shards: Path, tmp_path: Path, capsys) -> None:
-    settings = ("--trainer.enable_progress_bar=true", "--trainer.val_check_interval=2", "--ckpt_path=last")
+def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(
+    shards: Path, tmp_path: Path, capsys
+) -> None:
+    settings = (
+        "--trainer.enable_progress_bar=true",
+        "--trainer.val_check_interval=2",
+        "--ckpt_path=last",
+    )
     for n_steps, head, shown in (
         (4, ("AnGPT, ", f"in {tmp_path / 'run'}"), ["step 2/4", "step 4/4"]),
         (6, ("continuing at step 4",), ["step 6/6"]),
     ):
-        assert main(fit_arguments(shards, tmp_path / "run", *settings, f"--trainer.max_steps={n_steps}")) == 0
+        assert (
+            main(
+                fit_arguments(shards, tmp_path / "run", *settings, f"--trainer.max_steps={n_steps}")
+            )
+            == 0
+        )
         first, *lines = capsys.readouterr().out.splitlines()
         assert all(part in first for part in head)
         assert [line.split("  ")[0] for line in lines if line.startswith("step")] == shown
@@ -96,12 +118,23 @@ class Meetings(L.Callback):
 
 
 @pytest.mark.parametrize("strategy", [ranks.DDP, ranks.FSDP], ids=["ddp", "fsdp"])
-def test_ranks_wait_for_each_other_only_where_they_log(shards: Path, tmp_path: Path, strategy: list[str]) -> None:
+def test_ranks_wait_for_each_other_only_where_they_log(
+    shards: Path, tmp_path: Path, strategy: list[str]
+) -> None:
     """Other meetings than those for gradients would wait for the device."""
-    noted = ["--trainer.callbacks+=tests.integration.test_run_logs.Meetings", f"--trainer.callbacks.folder={tmp_path}"]
-    steps = ["--trainer.max_steps=12", "--trainer.log_every_n_steps=5", "--checkpoint_every_n_steps=1000"]
+    noted = [
+        "--trainer.callbacks+=tests.integration.test_run_logs.Meetings",
+        f"--trainer.callbacks.folder={tmp_path}",
+    ]
+    steps = [
+        "--trainer.max_steps=12",
+        "--trainer.log_every_n_steps=5",
+        "--checkpoint_every_n_steps=1000",
+    ]
     shown = "--trainer.enable_progress_bar=true"
-    assert ranks.run_ranks(fit_arguments(shards, tmp_path / "run", *strategy, *steps, shown, *noted), 2) == [0, 0]
+    assert ranks.run_ranks(
+        fit_arguments(shards, tmp_path / "run", *strategy, *steps, shown, *noted), 2
+    ) == [0, 0]
     for rank in range(2):
         meetings = {step for step, _ in json.loads((tmp_path / f"{rank}.json").read_text())}
         assert 5 in meetings, "the loss is that of all ranks there"
@@ -118,7 +151,13 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 def test_a_terminal_has_one_line_of_80_columns(trainer: dict[str, int], last: str) -> None:
     written = io.StringIO()
     bar = RunProgress(Console(file=written, force_terminal=True, width=80))
-    settings = {"enable_progress_bar": True, "devices": 1, "callbacks": [bar], "log_every_n_steps": 1, **trainer}
+    settings = {
+        "enable_progress_bar": True,
+        "devices": 1,
+        "callbacks": [bar],
+        "log_every_n_steps": 1,
+        **trainer,
+    }
     quiet_trainer(**settings).fit(tiny(AnGPT), batches(12, 16, batch_size=4))
     shown = re.split(r"[\r\n]+", CONTROL.sub("", written.getvalue()))
     lines = [line for line in shown if line.startswith("step")]
@@ -137,12 +176,16 @@ def test_a_continued_run_has_one_id_in_wandb(shards: Path, tmp_path: Path, monke
         assert run(fit_arguments(shards, folder, *given)) == 0
     ids = [part.name.rpartition("-")[2] for part in (folder / "wandb").glob("offline-run-*")]
     assert (len(ids), len(set(ids))) == (2, 1)
-    assert b"train/loss" in b"".join(file.read_bytes() for file in (folder / "wandb").rglob("*.wandb"))
+    assert b"train/loss" in b"".join(
+        file.read_bytes() for file in (folder / "wandb").rglob("*.wandb")
+    )
     assert len(list(folder.glob("events.out.tfevents.*"))) == 2
     assert (folder / "metrics.csv").is_file()
 
 
-def test_without_wandb_the_message_says_how_to_install_it(shards: Path, tmp_path: Path, monkeypatch, refusal) -> None:
+def test_without_wandb_the_message_says_how_to_install_it(
+    shards: Path, tmp_path: Path, monkeypatch, refusal
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     said = refusal(*fit_arguments(shards, tmp_path / "run", "--config=logger/wandb.yaml"))
     assert "needs wandb: run `make extras EXTRAS=wandb`" in said

@@ -34,9 +34,13 @@ def won_by(monkeypatch, name: str, **failed: str) -> None:
 
 @pytest.mark.parametrize("strategy", [
     [], *(pytest.param(s, marks=pytest.mark.slow) for s in (DDP, FSDP))], ids=["one", "ddp", "fsdp"])  # fmt: skip
-def test_on_a_cpu_the_default_is_recorded_and_no_checkpoint_needs_it(trained: Train, strategy: list[str]) -> None:
+def test_on_a_cpu_the_default_is_recorded_and_no_checkpoint_needs_it(
+    trained: Train, strategy: list[str]
+) -> None:
     """Ranks agree on replicated and on sharded coefficients."""
-    run_dir = trained(*SHORT, "--model.attention.learned=globally", *strategy, n_ranks=2 if strategy else 1)
+    run_dir = trained(
+        *SHORT, "--model.attention.learned=globally", *strategy, n_ranks=2 if strategy else 1
+    )
     assert recorded(run_dir)["backend"] == "blockwise"
     assert recorded(run_dir)["spec"]["mechanism"] == "ScaleInvariant(decay globally)"
     assert saved(run_dir) is None
@@ -48,7 +52,14 @@ def test_a_run_goes_on_with_what_the_checkpoint_names_which_is_nothing_while_a_c
     run_dir, failed = tmp_path / "run", {"blockwise": "it fails: CUDA out of memory"}
     for steps, best, failures in ((6, "eager", failed), (8, "eager", {}), (10, "blockwise", {})):
         won_by(monkeypatch, best, **failures)
-        assert run(fit_arguments(shards, run_dir, *SHORT, f"--trainer.max_steps={steps}", "--ckpt_path=last")) == 0
+        assert (
+            run(
+                fit_arguments(
+                    shards, run_dir, *SHORT, f"--trainer.max_steps={steps}", "--ckpt_path=last"
+                )
+            )
+            == 0
+        )
         assert recorded(run_dir)["backend"] == "eager"
         assert recorded(run_dir)["failed"] == failures
         if failures:

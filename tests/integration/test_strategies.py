@@ -18,13 +18,21 @@ from torch import Tensor
 from anlit import TextFiles
 from anlit.checkpoints.location import SHARDED
 from tests.integration import conftest
-from tests.integration.conftest import Train, assert_identical, fit_arguments, last_checkpoint, signal_at
+from tests.integration.conftest import (
+    Train,
+    assert_identical,
+    fit_arguments,
+    last_checkpoint,
+    signal_at,
+)
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, run_ranks
 
 STEPS, SAVED_AT = 10, 7
 GLOBAL_BATCH = 12
 CLIP = 0.03  # far below every gradient norm of these runs: each step is clipped
-LOSS_TOLERANCE = 1e-6  # relative; float32 has 1.2e-7, and a loss is a sum of 384 terms of which ranks add parts
+LOSS_TOLERANCE = (
+    1e-6  # relative; float32 has 1.2e-7, and a loss is a sum of 384 terms of which ranks add parts
+)
 NORM_TOLERANCE = 3e-6  # relative, of the gradient norm after up to 9 earlier steps
 WEIGHT_TOLERANCE = 5e-6  # absolute, at a learning rate of 1e-3 and AdamW's eps of 1e-6
 MUON = 100  # how much wider with Muon, which orthogonalises in bfloat16: a last bit can show in the third digit
@@ -67,8 +75,15 @@ def short_and_long(tmp_path_factory) -> Path:
     for number in range(400):
         (source / f"short_{number}.txt").write_text(f"{number}")
     for number in range(12):
-        (source / f"long_{number}.txt").write_text(" ".join(f"{number} {word}" for word in range(200)))
-    settings = {"pattern": "*.txt", "vocab_size": conftest.VOCABULARY, "val_fraction": 0.2, "path": str(path)}
+        (source / f"long_{number}.txt").write_text(
+            " ".join(f"{number} {word}" for word in range(200))
+        )
+    settings = {
+        "pattern": "*.txt",
+        "vocab_size": conftest.VOCABULARY,
+        "val_fraction": 0.2,
+        "path": str(path),
+    }
     TextFiles(str(source), **settings).prepare_data()
     return path
 
@@ -78,7 +93,9 @@ def train(short_and_long: Path, trained: Train) -> TrainWay:
     """`train(model, way, more settings)` → run folder; each run is made once."""
 
     def run(model: str, way: Way = ONE, *extra: str, code: int = 0) -> Path:
-        return trained(*flags(way), *extra, model=model, n_ranks=way.n_ranks, data=short_and_long, code=code)
+        return trained(
+            *flags(way), *extra, model=model, n_ranks=way.n_ranks, data=short_and_long, code=code
+        )
 
     return run
 
@@ -90,13 +107,17 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
 def assert_same_training(run_dir: Path, reference: Path, factor: float = 1.0) -> None:
     """Losses, gradient norms and final weights agree; `factor` widens the tolerances."""
     for name, tolerance in (("train/loss", LOSS_TOLERANCE), ("train/grad_norm", NORM_TOLERANCE)):
-        here, there = (torch.tensor(column(run, name), dtype=torch.float64) for run in (run_dir, reference))
+        here, there = (
+            torch.tensor(column(run, name), dtype=torch.float64) for run in (run_dir, reference)
+        )
         assert len(here) == len(there) == STEPS
         assert (here / there - 1).abs().max() < factor * tolerance, name
     losses = column(reference, "val/loss")
     assert len(losses) == 2
     assert column(run_dir, "val/loss") == pytest.approx(losses, rel=factor * LOSS_TOLERANCE)
-    torch.testing.assert_close(weights(run_dir), weights(reference), rtol=0, atol=factor * WEIGHT_TOLERANCE)
+    torch.testing.assert_close(
+        weights(run_dir), weights(reference), rtol=0, atol=factor * WEIGHT_TOLERANCE
+    )
 
 
 def assert_norms_hold(run_dir: Path, model: str) -> None:
@@ -108,10 +129,14 @@ def assert_norms_hold(run_dir: Path, model: str) -> None:
 
 
 FAST_WAYS = [("accumulated", "AnGPT"), ("ddp2", "NGPT"), ("fsdp2", "AnGPT")]
-ALL_WAYS = [(way, model) for way in ("accumulated", "ddp2", "fsdp2", "fsdp4", "hybrid") for model in MODELS]
+ALL_WAYS = [
+    (way, model) for way in ("accumulated", "ddp2", "fsdp2", "fsdp4", "hybrid") for model in MODELS
+]
 
 
-@pytest.mark.parametrize(("way", "model"), [w if w in FAST_WAYS else pytest.param(*w, marks=slow) for w in ALL_WAYS])
+@pytest.mark.parametrize(
+    ("way", "model"), [w if w in FAST_WAYS else pytest.param(*w, marks=slow) for w in ALL_WAYS]
+)
 def test_every_strategy_trains_alike(train: TrainWay, model: str, way: str) -> None:
     reference, run_dir = train(model), train(model, WAYS[way])
     assert min(column(reference, "train/grad_norm")) > 2 * CLIP
@@ -123,7 +148,11 @@ def test_every_strategy_trains_alike(train: TrainWay, model: str, way: str) -> N
             assert column(run_dir, name) == pytest.approx(column(reference, name), rel=1e-6)
 
 
-SGD = ("--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=5", "--model.optimizer.fused=false")
+SGD = (
+    "--model.optimizer=torch.optim.SGD",
+    "--model.optimizer.lr=5",
+    "--model.optimizer.fused=false",
+)
 MUON_LR = ("--model.optimizer=anlit.MuonAdamW", "--model.optimizer.embedding_lr=0.002",
            "--model.optimizer.weight_decay=3")  # fmt: skip
 CLIPPED = ("--model.qk_norm=false", "--model.qk_clip=0.002")
@@ -132,11 +161,39 @@ VARIANTS = {
     "muon": ("AnGPT", "fsdp2", *MUON_LR),
     "muon_ngpt": ("NGPT", "fsdp3", *MUON_LR),  # rows that three ranks share unevenly
     "every_target_counts": ("GPT", "fsdp2", "--data.score_first_token=true"),
-    "learned_globally": ("GPT", "fsdp2", "--model.attention=ScaleInvariant", "--model.attention.learned=globally"),
-    "learned_per_head": ("AnGPT", "fsdp2", "--model.attention=ScaleInvariant", "--model.attention.learned=per_head"),
-    "shared_keys": ("NGPT", "fsdp2", "--model.n_heads=4", "--model.n_kv_heads=1", "--model.d_head=12"),
-    "qk_clip_shared_keys": ("AnGPT", "fsdp2", *CLIPPED, "--model.n_heads=4", "--model.n_kv_heads=2"),
-    "muon_tied": ("GPT", "fsdp2", *MUON_LR, "--model.tie_embeddings=true", "--model.runtime.meta_init=true"),
+    "learned_globally": (
+        "GPT",
+        "fsdp2",
+        "--model.attention=ScaleInvariant",
+        "--model.attention.learned=globally",
+    ),
+    "learned_per_head": (
+        "AnGPT",
+        "fsdp2",
+        "--model.attention=ScaleInvariant",
+        "--model.attention.learned=per_head",
+    ),
+    "shared_keys": (
+        "NGPT",
+        "fsdp2",
+        "--model.n_heads=4",
+        "--model.n_kv_heads=1",
+        "--model.d_head=12",
+    ),
+    "qk_clip_shared_keys": (
+        "AnGPT",
+        "fsdp2",
+        *CLIPPED,
+        "--model.n_heads=4",
+        "--model.n_kv_heads=2",
+    ),
+    "muon_tied": (
+        "GPT",
+        "fsdp2",
+        *MUON_LR,
+        "--model.tie_embeddings=true",
+        "--model.runtime.meta_init=true",
+    ),
     # two heads on three ranks: one rank holds no row of a gate
     "empty_shards": ("AnGPT", "fsdp3", *CLIPPED, *GATED, *SGD),
     "empty_shards_ngpt": ("NGPT", "fsdp3", CLIPPED[1], *GATED, *SGD),
@@ -145,7 +202,9 @@ VARIANTS = {
 FAST = ("muon_tied", "empty_shards", "every_target_counts")
 
 
-@pytest.mark.parametrize("variant", [name if name in FAST else pytest.param(name, marks=slow) for name in VARIANTS])
+@pytest.mark.parametrize(
+    "variant", [name if name in FAST else pytest.param(name, marks=slow) for name in VARIANTS]
+)
 def test_what_steps_do_to_sharded_weights(train: TrainWay, variant: str) -> None:
     model, way, *extra = VARIANTS[variant]
     reference, run_dir = train(model, ONE, *extra), train(model, WAYS[way], *extra)
@@ -154,7 +213,9 @@ def test_what_steps_do_to_sharded_weights(train: TrainWay, variant: str) -> None
         assert_same_training(run_dir, train(model))
     if model != "GPT":
         for name in ("norms/row_max", "norms/row_min"):
-            assert column(run_dir, name) == pytest.approx(column(reference, name), rel=1e-6, abs=1e-9)
+            assert column(run_dir, name) == pytest.approx(
+                column(reference, name), rel=1e-6, abs=1e-9
+            )
     if variant == "muon_tied":  # safetensors refuses tensors that share memory
         read = weights(run_dir)
         assert read["model.head.weight"] is read["model.embedding.weight"]
@@ -164,14 +225,18 @@ def test_what_steps_do_to_sharded_weights(train: TrainWay, variant: str) -> None
 @pytest.mark.parametrize(("model", "setting"), [
     *((model, "--model.runtime.meta_init=true") for model in MODELS), ("AnGPT", "--model.runtime.recompute_every=1"),
 ])  # fmt: skip
-def test_weights_drawn_late_and_recomputed_blocks_change_nothing(train: TrainWay, model: str, setting: str) -> None:
+def test_weights_drawn_late_and_recomputed_blocks_change_nothing(
+    train: TrainWay, model: str, setting: str
+) -> None:
     changed, plain = train(model, WAYS["fsdp2"], setting), train(model, WAYS["fsdp2"])
     assert column(changed, "train/loss") == column(plain, "train/loss")
     assert_identical(weights(changed), weights(plain), "weights")
 
 
 @slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on the CPU needs a C++ compiler")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile on the CPU needs a C++ compiler"
+)
 @pytest.mark.parametrize("way", ["one", "ddp2", "fsdp2"])
 def test_compiled_blocks_train_alike(train: TrainWay, way: str) -> None:
     """Fused kernels round differently, by more than another order of summation."""
@@ -180,7 +245,9 @@ def test_compiled_blocks_train_alike(train: TrainWay, way: str) -> None:
     assert_norms_hold(compiled, "AnGPT")
 
 
-def continued(shards: Path, run_dir: Path, copy: Path, way: Way, *extra: str, links: bool = True, model: str) -> Path:
+def continued(
+    shards: Path, run_dir: Path, copy: Path, way: Way, *extra: str, links: bool = True, model: str
+) -> Path:
     """A copy of a stopped run, taken to its end."""
     shutil.copytree(run_dir, copy, symlinks=links)
     arguments = fit_arguments(shards, copy, *flags(way), "--ckpt_path=last", *extra, model=model)
@@ -196,9 +263,16 @@ def saved(train: TrainWay, way: Way, model: str = "AnGPT", *extra: str) -> Path:
 
 FAST_MATRIX = [("fsdp2", "one"), ("one", "fsdp2")]
 MATRIX = [(a, b) for a in ("one", "ddp2", "fsdp2", "fsdp4") for b in ("one", "ddp2", "fsdp2")]
-MATRIX += [("single2", b) for b in ("one", "ddp2", "fsdp2")] + [("one", "single2"), ("fsdp2", "single2")]
+MATRIX += [("single2", b) for b in ("one", "ddp2", "fsdp2")] + [
+    ("one", "single2"),
+    ("fsdp2", "single2"),
+]
 MATRIX += [("async2", "one"), ("fsdp2", "async2"), ("fsdp2", "fsdp4")]
-OTHERS = [(a, b, model) for a, b in (*FAST_MATRIX, ("single2", "ddp2")) for model in ("GPT", "NGPT", "muon")]
+OTHERS = [
+    (a, b, model)
+    for a, b in (*FAST_MATRIX, ("single2", "ddp2"))
+    for model in ("GPT", "NGPT", "muon")
+]
 
 
 @pytest.mark.parametrize(("there", "here", "model"), [
@@ -223,7 +297,11 @@ def test_written_in_the_background_is_the_same(train: TrainWay) -> None:
     conftest.assert_same_training_state(now, later)
     assert_identical(now["loops"], later["loops"], "loops")
     for folder in folders:
-        assert sorted(p.name for p in (folder / "last.ckpt").iterdir()) == ["meta.pt", *PART_FILES, "sums.json"]
+        assert sorted(p.name for p in (folder / "last.ckpt").iterdir()) == [
+            "meta.pt",
+            *PART_FILES,
+            "sums.json",
+        ]
         assert sorted(p.name for p in folder.iterdir()) == [SHARDED, "best.ckpt", "last.ckpt"]
         named = {(folder / name).resolve() for name in ("best.ckpt", "last.ckpt")}
         assert {p.resolve() for p in (folder / SHARDED).iterdir()} == named
@@ -231,17 +309,27 @@ def test_written_in_the_background_is_the_same(train: TrainWay) -> None:
 
 def test_validate_reads_parts_on_one_process(train: TrainWay, capfd) -> None:
     run_dir = train("AnGPT", WAYS["fsdp2"])
-    saved = ["validate", f"--config={run_dir}/config.yaml", f"--ckpt_path={run_dir}/checkpoints/last.ckpt"]
+    saved = [
+        "validate",
+        f"--config={run_dir}/config.yaml",
+        f"--ckpt_path={run_dir}/checkpoints/last.ckpt",
+    ]
     capfd.readouterr()
-    assert run_ranks([*saved, "--data.batch_size=1", "--trainer.strategy=auto", "--trainer.devices=1"], 1) == [0]
+    assert run_ranks(
+        [*saved, "--data.batch_size=1", "--trainer.strategy=auto", "--trainer.devices=1"], 1
+    ) == [0]
     (printed,) = re.findall(r"val/loss\D+([\d.]+)", capfd.readouterr().out)
     assert float(printed) == pytest.approx(column(run_dir, "val/loss")[-1], rel=1e-6)
 
 
 @slow
-def test_a_copy_without_links_goes_on(short_and_long: Path, tmp_path: Path, train: TrainWay) -> None:
+def test_a_copy_without_links_goes_on(
+    short_and_long: Path, tmp_path: Path, train: TrainWay
+) -> None:
     """As a copy from a bucket or by `cp -L` is; its folders make way for links."""
     fsdp = WAYS["fsdp2"]
-    run_dir = continued(short_and_long, saved(train, fsdp), tmp_path / "copy", fsdp, links=False, model="AnGPT")
+    run_dir = continued(
+        short_and_long, saved(train, fsdp), tmp_path / "copy", fsdp, links=False, model="AnGPT"
+    )
     assert_identical(weights(run_dir), weights(train("AnGPT", fsdp)), "weights")
     assert (run_dir / "checkpoints" / "last.ckpt").is_symlink()

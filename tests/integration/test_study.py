@@ -25,17 +25,31 @@ TRAINER = {
 def write_study(folder: Path, shards: Path) -> None:
     """Two arms, two rates each, two seeds."""
     data = {"class_path": "anlit.TokenShards", "init_args": {"path": str(shards), "batch_size": 4}}
-    common = {"model": {"init_args": MODEL}, "data": data, "trainer": TRAINER, "checkpoint_every_n_steps": 5}
+    common = {
+        "model": {"init_args": MODEL},
+        "data": data,
+        "trainer": TRAINER,
+        "checkpoint_every_n_steps": 5,
+    }
     tune = {"model.init_args.schedule.warmup": [0.0, 0.2]}
-    arms = {name: {"configs": [f"paper/{name.lower()}.yaml"], "tune": tune} for name in ("GPT", "AnGPT")}
-    study = {"baseline": "GPT", "arms": arms, "shared": {"configs": ["common.yaml"]}, "seeds": [1, 2]}
+    arms = {
+        name: {"configs": [f"paper/{name.lower()}.yaml"], "tune": tune} for name in ("GPT", "AnGPT")
+    }
+    study = {
+        "baseline": "GPT",
+        "arms": arms,
+        "shared": {"configs": ["common.yaml"]},
+        "seeds": [1, 2],
+    }
     for name, content in {"common": common, "study": study}.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
 
 
 def start(folder: Path) -> "subprocess.Popen[bytes]":
     options = ["--config", "study.yaml", "--output", "out", "--jobs", "2", "--threads", "1"]
-    return subprocess.Popen([sys.executable, "-m", "anlit", "study", *options], cwd=folder, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "anlit", "study", *options], cwd=folder, start_new_session=True
+    )
 
 
 def results(folder: Path) -> list:
@@ -45,7 +59,9 @@ def results(folder: Path) -> list:
 
 
 @pytest.mark.slow
-def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(tmp_path: Path, shards: Path) -> None:
+def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(
+    tmp_path: Path, shards: Path
+) -> None:
     write_study(tmp_path, shards)
     out, last = tmp_path / "out", "*/checkpoints/last.ckpt"
     assert start(tmp_path).wait(900) == 0
@@ -60,7 +76,10 @@ def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(tmp_path: Path
             fcntl.flock(file, fcntl.LOCK_EX)
     begun = {path.parent.name for path in out.glob("*/run.json")}
     assert start(tmp_path).wait(900) == 0
-    launches = {path.parent.name: len(json.loads(path.read_text())["launches"]) for path in out.glob("*/run.json")}
+    launches = {
+        path.parent.name: len(json.loads(path.read_text())["launches"])
+        for path in out.glob("*/run.json")
+    }
     assert set() < {name for name, times in launches.items() if times > 1} <= begun
     assert results(out) == undisturbed
     assert len(undisturbed[2][0]["losses"]) == 2

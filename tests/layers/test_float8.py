@@ -52,7 +52,11 @@ def test_all_matrices_of_the_blocks_and_no_others(architecture, monkeypatch) -> 
     plain, rounding = (jolt(tiny(architecture)).model for _ in range(2))
     Runtime(float8="tensorwise").apply(rounding, "cpu")
     multiply, sides = Float8Product.__call__, []
-    monkeypatch.setattr(Float8Product, "__call__", lambda self, x, w: sides.append(w.numel()) or multiply(self, x, w))
+    monkeypatch.setattr(
+        Float8Product,
+        "__call__",
+        lambda self, x, w: sides.append(w.numel()) or multiply(self, x, w),
+    )
     tokens, targets = random_tokens(4, 16), random_tokens(4, 16, seed=1)
     losses = [model(tokens, targets=targets)[1] for model in (plain, rounding)]
     for loss in losses:
@@ -68,14 +72,20 @@ def test_all_matrices_of_the_blocks_and_no_others(architecture, monkeypatch) -> 
 
 
 def test_refusals(monkeypatch) -> None:
-    with pytest.raises(UserError, match=r"multiples of 16, and 0\.W_q is 24 × 24: choose another d_model"):
+    with pytest.raises(
+        UserError, match=r"multiples of 16, and 0\.W_q is 24 × 24: choose another d_model"
+    ):
         Runtime(float8="rowwise").apply(tiny(ARCHITECTURES[0], d_model=24).model, "cpu")
     blocks = tiny(ARCHITECTURES[0]).model.blocks
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
     use_float8(blocks, "tensorwise", "cuda")
-    with pytest.raises(UserError, match=r"float8=rowwise needs a GPU of .* capability 9\.0, and this one has 8\.9"):
+    with pytest.raises(
+        UserError, match=r"float8=rowwise needs a GPU of .* capability 9\.0, and this one has 8\.9"
+    ):
         use_float8(blocks, "rowwise", "cuda")
     monkeypatch.setitem(sys.modules, "torchao.float8.config", None)
-    with pytest.raises(UserError, match=r"needs torchao .*: run `make extras EXTRAS=float8`, .* leave float8 out"):
+    with pytest.raises(
+        UserError, match=r"needs torchao .*: run `make extras EXTRAS=float8`, .* leave float8 out"
+    ):
         use_float8(blocks, "tensorwise", "cpu")

@@ -37,7 +37,14 @@ def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(length, cont
 def test_a_pattern_inside_a_pattern_has_its_entries_in_turn() -> None:
     pattern = PositionsPattern([RoPE(), PositionsPattern([NoPE(), PRoPE()])])
     model = tiny(GPT, positions=pattern, n_layers=6).model
-    assert [type(block.positions) for block in model.blocks] == [RoPE, NoPE, RoPE, PRoPE, RoPE, NoPE]
+    assert [type(block.positions) for block in model.blocks] == [
+        RoPE,
+        NoPE,
+        RoPE,
+        PRoPE,
+        RoPE,
+        NoPE,
+    ]
     model(random_tokens(1, 5))
 
 
@@ -56,13 +63,22 @@ THEIRS = [
 
 @pytest.mark.parametrize(("base", "fraction"), [(10_000.0, 1.0), (1e6, 0.5)])
 @pytest.mark.parametrize(("kind", "rope_type", "both", "ours"), THEIRS)
-def test_stretched_rope_is_that_of_transformers(kind, rope_type, both, ours, base, fraction, monkeypatch) -> None:
+def test_stretched_rope_is_that_of_transformers(
+    kind, rope_type, both, ours, base, fraction, monkeypatch
+) -> None:
     """In transformers' own precision, and once more with its code in float64."""
     transformers = pytest.importorskip("transformers")
     functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
     length = 3 * ours.get("training_length", 1000)
-    trained = {"original_max_position_embeddings": length // 3} if kind in (Llama3RoPE, YaRN) else {}
-    rope = {"rope_type": rope_type, "rope_theta": base, "partial_rotary_factor": fraction, "factor": 1.0}
+    trained = (
+        {"original_max_position_embeddings": length // 3} if kind in (Llama3RoPE, YaRN) else {}
+    )
+    rope = {
+        "rope_type": rope_type,
+        "rope_theta": base,
+        "partial_rotary_factor": fraction,
+        "factor": 1.0,
+    }
     config = transformers.LlamaConfig(
         hidden_size=256, num_attention_heads=4, max_position_embeddings=2048 if kind is DynamicNTK else length,
         rope_parameters=rope | both | trained,
@@ -70,7 +86,9 @@ def test_stretched_rope_is_that_of_transformers(kind, rope_type, both, ours, bas
     positions = kind(**both, **ours, base=base, fraction=fraction)
     frequencies, scale = functions[rope_type](config, seq_len=length)
     assert positions.scale == pytest.approx(scale, rel=1e-15)
-    torch.testing.assert_close(positions.frequencies(64, length).float(), frequencies, rtol=2e-6, atol=0)
+    torch.testing.assert_close(
+        positions.frequencies(64, length).float(), frequencies, rtol=2e-6, atol=0
+    )
     monkeypatch.setattr(torch, "float", torch.float64)
     monkeypatch.setattr(torch, "float32", torch.float64)
     exact, _ = functions[rope_type](config, seq_len=length)
@@ -80,8 +98,15 @@ def test_stretched_rope_is_that_of_transformers(kind, rope_type, both, ours, bas
 
 def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None:
     """Also in the gradient of training on a CPU, which is written by hand."""
-    positions, x = YaRN(factor=4.0, training_length=16, fraction=0.5), normal(1, 1, 5, D_HEAD).requires_grad_()
-    norms = [part.norm(dim=-1) for y in (turned(positions, x), x) for part in y.split(D_HEAD // 2, dim=-1)]
+    positions, x = (
+        YaRN(factor=4.0, training_length=16, fraction=0.5),
+        normal(1, 1, 5, D_HEAD).requires_grad_(),
+    )
+    norms = [
+        part.norm(dim=-1)
+        for y in (turned(positions, x), x)
+        for part in y.split(D_HEAD // 2, dim=-1)
+    ]
     torch.testing.assert_close(norms[0], norms[2] * (0.1 * math.log(4) + 1), rtol=1e-12, atol=0)
     torch.testing.assert_close(norms[1], norms[3], rtol=1e-12, atol=0)
     assert torch.autograd.gradcheck(lambda x: turned(positions, x), x)

@@ -22,16 +22,24 @@ from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModule]]:
     """The graphs that torch.compile made, which run as they are: what a backend would do with them is left out."""
     made: list[torch.fx.GraphModule] = []
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=lambda graph, _: made.append(graph) or graph))
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        partial(torch.compile, backend=lambda graph, _: made.append(graph) or graph),
+    )
     torch.compiler.reset()
     counters.clear()
-    with torch._dynamo.config.patch(recompile_limit=2):  # fewer than the kinds of layers of a pattern
+    with torch._dynamo.config.patch(
+        recompile_limit=2
+    ):  # fewer than the kinds of layers of a pattern
         yield made
     torch.compiler.reset()
     assert not counters["graph_break"]
 
 
-def compiled(architecture: type[LanguageModel], n_layers: int = 3, **settings: object) -> LanguageModel:
+def compiled(
+    architecture: type[LanguageModel], n_layers: int = 3, **settings: object
+) -> LanguageModel:
     model = tiny(architecture, n_layers=n_layers, **settings)
     Runtime(compile=True).apply(model.model, "cpu")
     return model
@@ -61,7 +69,9 @@ KINDS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
 def test_one_graph_serves_all_layers_and_all_batches(settings, graphs) -> None:
-    train(compiled(**{"architecture": GPT, **settings}), 9)  # eight kinds of packing, of which the first comes back
+    train(
+        compiled(**{"architecture": GPT, **settings}), 9
+    )  # eight kinds of packing, of which the first comes back
     assert len(graphs) == 1
 
 
@@ -88,7 +98,15 @@ def test_one_graph_of_a_gpu_s_kernels_serves_all_batches(graphs, monkeypatch) ->
 
 def test_each_kind_of_layers_in_a_pattern_has_a_graph(graphs) -> None:
     pattern = AttentionPattern([SlidingWindow(4, ScaleInvariant()), SlidingWindow(4), LogN()])
-    train(compiled(GPT, 6, attention=pattern, positions=anlit.PositionsPattern([anlit.RoPE(), anlit.NoPE()])), 2)
+    train(
+        compiled(
+            GPT,
+            6,
+            attention=pattern,
+            positions=anlit.PositionsPattern([anlit.RoPE(), anlit.NoPE()]),
+        ),
+        2,
+    )
     assert len(graphs) == 6
 
 
@@ -104,7 +122,9 @@ def test_validation_adds_one_graph_and_training_goes_on_with_its_own(graphs) -> 
 def test_ddp_leaves_each_block_whole(graphs) -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     model = compiled(GPT, n_layers=2)
-    DistributedDataParallel(model.model, bucket_cap_mb=0.001)(random_tokens(2, 16)).square().mean().backward()
+    DistributedDataParallel(model.model, bucket_cap_mb=0.001)(
+        random_tokens(2, 16)
+    ).square().mean().backward()
     distributed.destroy_process_group()
     assert len(graphs) == 1
     assert all(parameter.grad is not None for parameter in model.parameters())

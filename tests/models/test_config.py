@@ -21,11 +21,15 @@ from anlit.optim.schedule import Schedule
 from anlit.settings import parameters_of, to_plain_values
 from tests.models.tiny import SIZE, tiny
 
-each = pytest.mark.parametrize(("model", "config"), [(GPT, GPTConfig), (NGPT, NGPTConfig), (AnGPT, AnGPTConfig)])
+each = pytest.mark.parametrize(
+    ("model", "config"), [(GPT, GPTConfig), (NGPT, NGPTConfig), (AnGPT, AnGPTConfig)]
+)
 
 
 @each
-def test_every_setting_is_a_documented_key(model, config, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_setting_is_a_documented_key(
+    model, config, capsys: pytest.CaptureFixture[str]
+) -> None:
     parser = ArgumentParser()
     parser.add_subclass_arguments(LanguageModel, "model")
     with pytest.raises(SystemExit):
@@ -34,7 +38,11 @@ def test_every_setting_is_a_documented_key(model, config, capsys: pytest.Capture
     for setting in ("optimizer", "schedule", *(field.name for field in fields(config))):
         key = f"--model.{setting}"
         assert key in shown, key
-        if setting in ("schedule", "runtime", "approximation"):  # a group, whose entries say what they are
+        if setting in (
+            "schedule",
+            "runtime",
+            "approximation",
+        ):  # a group, whose entries say what they are
             continue
         about = shown.split(f"{key} ", 1)[1].split("(type:", 1)[0].split()
         assert len(about) > 3, f"{key} says nothing: {about}"
@@ -45,14 +53,22 @@ def test_a_model_built_in_python_saves_the_settings_that_were_not_given_too(mode
     saved = to_plain_values(dict(tiny(model, post_norm=True).hparams))
     assert saved.keys() >= {field.name for field in fields(config)}
     assert saved["post_norm"] is saved["qk_norm"] is True
-    assert saved["attention"] == {"class_path": "anlit.attention.mechanisms.plain.Plain", "init_args": {}}
+    assert saved["attention"] == {
+        "class_path": "anlit.attention.mechanisms.plain.Plain",
+        "init_args": {},
+    }
 
 
-def test_default_parts_are_written_as_classes_and_read_again(tmp_path: Path, printed_config) -> None:
+def test_default_parts_are_written_as_classes_and_read_again(
+    tmp_path: Path, printed_config
+) -> None:
     config = printed_config("--model=AnGPT", "--data=PythonSources")
     settings = config["model"]["init_args"]
     assert settings["attention"]["class_path"] == "anlit.Plain"
-    assert settings["positions"] == {"class_path": "anlit.RoPE", "init_args": {"fraction": 0.5, "base": 10000.0}}
+    assert settings["positions"] == {
+        "class_path": "anlit.RoPE",
+        "init_args": {"fraction": 0.5, "base": 10000.0},
+    }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     assert printed_config(f"--config={tmp_path}/config.yaml") == config
 
@@ -71,7 +87,9 @@ YARN = {"factor": 4.0, "training_length": 8, "fraction": 1.0}
     ([NGPT, AnGPT], {"s_z_scale": 0}, "s_z_scale=0 is out of range: give more than 0"),
     ([NGPT], {"positions": YaRN(**YARN)}, r"attention_factor=1\.13863, of .*: set positions\.attention_factor: 1,"),
 ])  # fmt: skip
-def test_a_setting_that_cannot_work_is_refused_with_the_fix(architectures, settings, sentence) -> None:
+def test_a_setting_that_cannot_work_is_refused_with_the_fix(
+    architectures, settings, sentence
+) -> None:
     for architecture in architectures:
         with pytest.raises(UserError, match=sentence):
             tiny(architecture, **settings)
@@ -93,7 +111,9 @@ def test_every_number_has_a_range_that_its_constructor_checks(where, kind) -> No
         if not {int, float} & {annotation, *get_args(annotation)}:
             continue
         given: dict[str, Any] = {name: (0.9, -1) if name == "betas" else -1}
-        with pytest.raises(UserError, match=rf"^{where}\.{name}(\.1)?=-1 is out of range: give .*[01]"):
+        with pytest.raises(
+            UserError, match=rf"^{where}\.{name}(\.1)?=-1 is out of range: give .*[01]"
+        ):
             make(**given)
 
 

@@ -11,7 +11,9 @@ from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant()], ids=lambda mechanism: type(mechanism).__name__)
+@pytest.mark.parametrize(
+    "mechanism", [Plain(), ScaleInvariant()], ids=lambda mechanism: type(mechanism).__name__
+)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_cuda_equals_cpu_in_float64(architecture, mechanism) -> None:
     model = tiny(architecture, attention=mechanism).double()
@@ -33,7 +35,9 @@ def test_a_compiled_step_never_waits_and_gives_the_same(architecture) -> None:
         decoder = model.model
         Runtime(compile=compiles).apply(decoder, "cuda")
         optimizer = model.make_optimizer(parameter_groups(decoder))
-        tokens, targets = (random_tokens(4, 64, seed=seed, vocab_size=512).cuda() for seed in (0, 1))
+        tokens, targets = (
+            random_tokens(4, 64, seed=seed, vocab_size=512).cuda() for seed in (0, 1)
+        )
         seen = []
         for step in range(3):
             torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first one compiles
@@ -58,11 +62,16 @@ def test_float8_products_are_the_emulated_ones(recipe) -> None:
     if torch.cuda.get_device_capability() < CAPABILITY[recipe]:
         pytest.skip("this GPU has no such products")
     torch.manual_seed(0)
-    x, weight = torch.randn(4, 64, 128, dtype=torch.bfloat16), torch.randn(256, 128, dtype=torch.bfloat16)
+    x, weight = (
+        torch.randn(4, 64, 128, dtype=torch.bfloat16),
+        torch.randn(256, 128, dtype=torch.bfloat16),
+    )
     results = []
     for device in ("cpu", "cuda"):
         own = [tensor.to(device).requires_grad_() for tensor in (x, weight)]
         y = Float8Product(recipe, emulated=device == "cpu")(*own)
         results.append([y, *torch.autograd.grad(y.square().sum(), own)])
     for emulated, real in zip(*results, strict=True):
-        torch.testing.assert_close(real.cpu(), emulated, rtol=2e-2, atol=2e-2 * float(emulated.abs().max()))
+        torch.testing.assert_close(
+            real.cpu(), emulated, rtol=2e-2, atol=2e-2 * float(emulated.abs().max())
+        )

@@ -18,10 +18,16 @@ constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 
 def vectors(model: LanguageModel) -> dict[str, Tensor]:
     """Each matrix with its constrained vectors as rows, worked out from the names, in float64."""
-    matrices = {name: weight.detach().double() for name, weight in model.model.named_parameters() if weight.dim() == 2}
+    matrices = {
+        name: weight.detach().double()
+        for name, weight in model.model.named_parameters()
+        if weight.dim() == 2
+    }
     assert len(matrices) == 2 + 7 * len(model.model.blocks)
     columns = ("W_o.weight", "W_d.weight") if isinstance(model, NGPT) else ()
-    return {name: weight.T if name.endswith(columns) else weight for name, weight in matrices.items()}
+    return {
+        name: weight.T if name.endswith(columns) else weight for name, weight in matrices.items()
+    }
 
 
 def norms(model: LanguageModel) -> Tensor:
@@ -30,7 +36,9 @@ def norms(model: LanguageModel) -> Tensor:
 
 def test_initial_values_of_gpt() -> None:
     n_layers = 8
-    for name, parameter in tiny(GPT, n_layers=n_layers, d_model=64, vocab_size=500).model.named_parameters():
+    for name, parameter in tiny(
+        GPT, n_layers=n_layers, d_model=64, vocab_size=500
+    ).model.named_parameters():
         if name.endswith("gain"):
             assert torch.equal(parameter, torch.ones_like(parameter))
             continue
@@ -40,7 +48,9 @@ def test_initial_values_of_gpt() -> None:
         assert parameter.mean().abs().item() < 4 * expected / math.sqrt(parameter.numel())
 
 
-@pytest.mark.parametrize("heads", [{}, {"n_heads": 4, "n_kv_heads": 2, "d_head": 24}], ids=["alike", "shared keys"])
+@pytest.mark.parametrize(
+    "heads", [{}, {"n_heads": 4, "n_kv_heads": 2, "d_head": 24}], ids=["alike", "shared keys"]
+)
 @constrained
 def test_initial_vectors_point_anywhere_and_have_norm_one(architecture, heads) -> None:
     for name, rows in vectors(tiny(architecture, d_model=64, vocab_size=300, **heads)).items():
@@ -60,7 +70,11 @@ ROOT = 1 / math.sqrt(64)
 def test_initial_values_and_scales_of_the_scaling_vectors(architecture, others) -> None:
     expected = {"alpha_A": (0.05, ROOT), "alpha_M": (0.05, ROOT), "s_z": (1.0, ROOT), **others}
     modules = tiny(architecture, d_model=64, n_layers=5).model.named_modules()
-    scaling = {name.rsplit(".", 1)[-1]: module for name, module in modules if isinstance(module, ScalingVector)}
+    scaling = {
+        name.rsplit(".", 1)[-1]: module
+        for name, module in modules
+        if isinstance(module, ScalingVector)
+    }
     assert scaling.keys() == expected.keys()
     for name, (init, scale) in expected.items():
         for value, number in ((scaling[name](), init), (scaling[name].stored, scale)):
@@ -82,13 +96,18 @@ MUON = partial(MuonAdamW, lr=0.1, embedding_lr=0.1, head_lr=0.05, vector_lr=0.01
 HEADS = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
 
 
-@pytest.mark.parametrize(("optimizer", "heads"), [(adamw(lr=0.05), {}), (MUON, HEADS)], ids=["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("optimizer", "heads"), [(adamw(lr=0.05), {}), (MUON, HEADS)], ids=["adamw", "muon"]
+)
 @pytest.mark.parametrize("constraint", ["strict", "bounded"])
 @constrained
 def test_norms_hold_after_training(architecture, constraint, optimizer, heads) -> None:
     """Strict norms are the default of nGPT, bounded ones of anGPT."""
     settings = {"optimizer": optimizer, "schedule": CONSTANT, "norms": constraint, **heads}
-    before, model = tiny(architecture, **settings), fit(tiny(architecture, **settings), 20, accumulate=2)
+    before, model = (
+        tiny(architecture, **settings),
+        fit(tiny(architecture, **settings), 20, accumulate=2),
+    )
     assert norms(model).max() <= 1 + 1e-6
     assert (norms(model).min() >= 1 - 1e-6) == (constraint == "strict")
     assert constraint == "strict" or norms(model).min() < 0.99, "a bound is not a fixed norm"

@@ -18,7 +18,18 @@ from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run, prepare
 from tests.models.tiny import fit, jolt, random_tokens, tiny
 
-MULTIPLICATIONS = {"mul", "mul_", "div", "div_", "addcmul", "addcdiv", "lerp", "square", "pow", "baddbmm"}
+MULTIPLICATIONS = {
+    "mul",
+    "mul_",
+    "div",
+    "div_",
+    "addcmul",
+    "addcdiv",
+    "lerp",
+    "square",
+    "pow",
+    "baddbmm",
+}
 
 
 @torch.no_grad()
@@ -27,7 +38,9 @@ def multiplications(decoder: torch.nn.Module) -> Counter[str]:
     counts = Counter[str]()
 
     class Counting(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             counts.update({str(function).split(".")[1]} & MULTIPLICATIONS)
             return function(*args, **(kwargs or {}))
 
@@ -43,7 +56,9 @@ def multiplications(decoder: torch.nn.Module) -> Counter[str]:
     (AnGPT, True, {"mul": 1 + 2, "addcmul": 2, "pow": 2}),
     (NGPT, True, {"mul": 3, "lerp": 2, "div": 6}),
 ])  # fmt: skip
-def test_a_folded_model_multiplies_by_what_cannot_be_folded_alone(architecture, qk_norm, per_layer) -> None:
+def test_a_folded_model_multiplies_by_what_cannot_be_folded_alone(
+    architecture, qk_norm, per_layer
+) -> None:
     decoder = jolt(tiny(architecture, positions=NoPE(), qk_norm=qk_norm)).model.eval()
     before, after = multiplications(decoder), multiplications(fold(decoder))
     assert after == {name: number * len(decoder.blocks) for name, number in per_layer.items()}
@@ -52,14 +67,24 @@ def test_a_folded_model_multiplies_by_what_cannot_be_folded_alone(architecture, 
 
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 def test_a_folded_model_continues_with_kept_keys(architecture) -> None:
-    decoder, requests = jolt(tiny(architecture)).double().model.eval(), [Request([5, 6, 7]), Request([8])]
+    decoder, requests = (
+        jolt(tiny(architecture)).double().model.eval(),
+        [Request([5, 6, 7]), Request([8])],
+    )
     texts = [generate(each, requests, 24, Sampling(seed=4)) for each in (decoder, fold(decoder))]
     assert [text.tokens for text in texts[0]] == [text.tokens for text in texts[1]]
 
 
-@pytest.mark.parametrize(("architecture", "label"), [(NGPT, "nGPT (folded)"), (AnGPT, "anGPT (folded)")])
-def test_a_folded_export_loads_everywhere_but_for_training(architecture, label, tmp_path: Path, refusal) -> None:
-    run, out = make_run(tmp_path / "run", prepare(tmp_path / "data"), architecture), tmp_path / "out"
+@pytest.mark.parametrize(
+    ("architecture", "label"), [(NGPT, "nGPT (folded)"), (AnGPT, "anGPT (folded)")]
+)
+def test_a_folded_export_loads_everywhere_but_for_training(
+    architecture, label, tmp_path: Path, refusal
+) -> None:
+    run, out = (
+        make_run(tmp_path / "run", prepare(tmp_path / "data"), architecture),
+        tmp_path / "out",
+    )
     assert main(["export", str(run), "--fold", "--output", str(out)]) == 0
     tokens = random_tokens(2, 12, vocab_size=VOCABULARY)
     original, loaded = load_checkpoint(str(run), "cpu"), load_checkpoint(str(out), "cpu")

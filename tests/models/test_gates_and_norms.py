@@ -4,9 +4,29 @@ import pytest
 import torch
 from torch import nn
 
-from anlit import GPT, NGPT, AnGPT, AttentionPattern, LogN, NoPE, PositionsPattern, RoPE, SlidingWindow, load_checkpoint
+from anlit import (
+    GPT,
+    NGPT,
+    AnGPT,
+    AttentionPattern,
+    LogN,
+    NoPE,
+    PositionsPattern,
+    RoPE,
+    SlidingWindow,
+    load_checkpoint,
+)
 from anlit.attention.documents import Documents
-from tests.models.tiny import CONSTANT, SIZE, adamw, architectures, batches, fit, random_tokens, tiny
+from tests.models.tiny import (
+    CONSTANT,
+    SIZE,
+    adamw,
+    architectures,
+    batches,
+    fit,
+    random_tokens,
+    tiny,
+)
 
 BATCH = random_tokens(2, 12), torch.tensor([[0] * 5 + [1] * 7, [0] * 12])
 
@@ -14,9 +34,16 @@ BATCH = random_tokens(2, 12), torch.tensor([[0] * 5 + [1] * 7, [0] * 12])
 @pytest.mark.parametrize("gate", ["per_head", "per_element"])
 @architectures
 def test_gates_start_at_one_and_learn_within_the_bound(architecture, gate) -> None:
-    model = tiny(architecture, attention_gate=gate, optimizer=adamw(lr=0.3, weight_decay=0.0), schedule=CONSTANT)
+    model = tiny(
+        architecture,
+        attention_gate=gate,
+        optimizer=adamw(lr=0.3, weight_decay=0.0),
+        schedule=CONSTANT,
+    )
     weights = [block.output.W_g.weight for block in model.model.blocks]
-    assert [weight.shape[0] for weight in weights] == [SIZE["n_heads" if gate == "per_head" else "d_model"]] * 2
+    assert [weight.shape[0] for weight in weights] == [
+        SIZE["n_heads" if gate == "per_head" else "d_model"]
+    ] * 2
     assert torch.equal(model.model(*BATCH), tiny(architecture).model(*BATCH))
     fit(model, max_steps=3)
     assert all(weight.abs().max() > 0 for weight in weights)
@@ -33,21 +60,33 @@ def largest_scores(model: nn.Module) -> torch.Tensor:
     return torch.stack([block.attention.clip.largest for block in model.model.blocks])
 
 
-@pytest.mark.parametrize("heads", [{}, {"n_heads": 4, "n_kv_heads": 2}], ids=["own keys", "shared keys"])
+@pytest.mark.parametrize(
+    "heads", [{}, {"n_heads": 4, "n_kv_heads": 2}], ids=["own keys", "shared keys"]
+)
 @pytest.mark.parametrize(("architecture", "qk_norm", "qk_gain"), [
     (GPT, False, None), (GPT, True, None), (NGPT, True, None), (NGPT, False, None), (AnGPT, False, None),
     (AnGPT, True, True),
 ])  # fmt: skip
-def test_qk_clip_brings_the_largest_score_to_its_threshold(architecture, qk_norm, qk_gain, heads) -> None:
+def test_qk_clip_brings_the_largest_score_to_its_threshold(
+    architecture, qk_norm, qk_gain, heads
+) -> None:
     """A step of rate 0 changes nothing but what the clip changes: no head whose scores are small, with shared keys."""
-    settings = {"qk_norm": qk_norm, "qk_norm_gain": qk_gain, "optimizer": adamw(lr=0.0), "schedule": CONSTANT, **heads}
+    settings = {
+        "qk_norm": qk_norm,
+        "qk_norm_gain": qk_gain,
+        "optimizer": adamw(lr=0.0),
+        "schedule": CONSTANT,
+        **heads,
+    }
     unclipped = largest_scores(tiny(architecture, **settings, qk_clip=1e9))
     threshold = float(unclipped[0].median())  # over half of the heads of the first layer
     model = tiny(architecture, **settings, qk_clip=threshold)
     fit(model, max_steps=1, batch_size=2, accumulate=2)  # the same sequences in two micro-batches
     clipped = largest_scores(model)[0]
     expected = unclipped[0].clamp_max(threshold)
-    if any("norm_q.gain" in name for name, _ in model.model.named_parameters()):  # of all heads: all shrink alike
+    if any(
+        "norm_q.gain" in name for name, _ in model.model.named_parameters()
+    ):  # of all heads: all shrink alike
         expected = unclipped[0] * min(1.0, threshold / float(unclipped[0].max()))
     torch.testing.assert_close(clipped, expected, rtol=1e-4, atol=1e-5)
     assert (clipped < unclipped[0] - 1e-4).any()

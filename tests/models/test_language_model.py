@@ -31,12 +31,16 @@ def test_the_rate_peaks_after_warm_up_and_ends_at_final(accumulate: int) -> None
 
 
 def test_a_schedule_without_an_end_is_refused() -> None:
-    with pytest.raises(UserError, match=r"max_steps=-1 .*: set trainer\.max_steps or trainer\.max_epochs"):
+    with pytest.raises(
+        UserError, match=r"max_steps=-1 .*: set trainer\.max_steps or trainer\.max_epochs"
+    ):
         fit(tiny(GPT), max_steps=-1, loader=batches(4, 16), max_time="00:00:10:00")
 
 
 @pytest.mark.parametrize(("second", "mean"), [(4.0, 2.0), (math.nan, math.nan)])
-def test_the_validation_loss_is_a_mean_over_targets_and_not_over_batches(second: float, mean: float) -> None:
+def test_the_validation_loss_is_a_mean_over_targets_and_not_over_batches(
+    second: float, mean: float
+) -> None:
     """Of NaN too: torchmetrics would by default leave the batch out of the mean, and so flatter the model."""
     model, batch = tiny(AnGPT), next(iter(batches(4, 16)))
     half = batch._replace(targets=torch.where(torch.arange(16) < 8, batch.targets, IGNORED))
@@ -50,7 +54,9 @@ def trained(architecture: Any, precision: str) -> list[float]:
     logged = Logged("train/loss")
     model = tiny(architecture, optimizer=adamw(lr=0.01))
     fit(model, 8, precision=precision, callbacks=[logged], limit_train_batches=1, max_epochs=8)
-    assert all(parameter.grad is None for parameter in model.parameters())  # beside the next step's activations
+    assert all(
+        parameter.grad is None for parameter in model.parameters()
+    )  # beside the next step's activations
     return logged.values["train/loss"]
 
 
@@ -65,7 +71,9 @@ def test_bfloat16_trains_as_float32_does(architecture: Any, precision: str) -> N
 @pytest.mark.parametrize("plugin", [MixedPrecision("16-mixed", "cpu"), HalfPrecision("16-true")])
 def test_float16_is_refused(plugin: Any) -> None:
     """Of `precision: 16-mixed` Lightning makes bf16-mixed where there is no GPU."""
-    with pytest.raises(UserError, match=rf"precision={plugin.precision} .*: set bf16-mixed or 32-true"):
+    with pytest.raises(
+        UserError, match=rf"precision={plugin.precision} .*: set bf16-mixed or 32-true"
+    ):
         fit(tiny(GPT), 1, plugins=[plugin])
 
 
@@ -74,7 +82,9 @@ def test_float16_is_refused(plugin: Any) -> None:
     ("32-true", torch.float32, torch.float32), ("bf16-mixed", torch.float32, torch.bfloat16),
     ("bf16-true", torch.bfloat16, torch.bfloat16),
 ])  # fmt: skip
-def test_the_dtype_of_h_between_blocks_and_of_the_products(architecture, precision, of_h, of_products) -> None:
+def test_the_dtype_of_h_between_blocks_and_of_the_products(
+    architecture, precision, of_h, of_products
+) -> None:
     """With bf16-mixed h stays in float32, from the embedding on, and all that the matrices compute is bfloat16."""
     model, dtypes = tiny(architecture), {}
 
@@ -92,7 +102,10 @@ def test_the_dtype_of_h_between_blocks_and_of_the_products(architecture, precisi
 
 def test_a_tied_matrix_is_counted_once_and_trained_at_the_rate_of_the_head() -> None:
     tied, untied = tiny(GPT, tie_embeddings=True), tiny(GPT)
-    assert untied.model.n_parameters() - tied.model.n_parameters() == SIZE["vocab_size"] * SIZE["d_model"]
+    assert (
+        untied.model.n_parameters() - tied.model.n_parameters()
+        == SIZE["vocab_size"] * SIZE["d_model"]
+    )
     assert flops_per_token(tied.model, 16) == flops_per_token(untied.model, 16)
     optimizer = MuonAdamW(parameter_groups(tied.model), embedding_lr=0.3, head_lr=0.002)
     rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
@@ -110,5 +123,7 @@ def test_a_tied_run_begins_with_a_tied_export_and_not_with_two_matrices(tmp_path
     again = tiny(GPT, seed=5, tie_embeddings=True)
     load_initial_weights(again, str(tmp_path / "tied"))
     assert torch.equal(*(each.model.eval()(random_tokens(1, 8)) for each in (again, model)))
-    with pytest.raises(UserError, match=r"embedding and a head that differ: leave out model\.tie_embeddings"):
+    with pytest.raises(
+        UserError, match=r"embedding and a head that differ: leave out model\.tie_embeddings"
+    ):
         load_initial_weights(again, str(tmp_path / "two.ckpt"))

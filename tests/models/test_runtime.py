@@ -40,7 +40,9 @@ def test_what_runs_compiled_on_a_gpu_gives_the_same(architecture, monkeypatch) -
         model.restore_norms()
     assert plain.state_dict().keys() == compiled.state_dict().keys()
     for name, weight in plain.named_parameters():
-        torch.testing.assert_close(weight, compiled.get_parameter(name), rtol=1e-5, atol=1e-6, msg=name)
+        torch.testing.assert_close(
+            weight, compiled.get_parameter(name), rtol=1e-5, atol=1e-6, msg=name
+        )
     for norms in compiled.row_norms():
         assert norms.max() <= 1 + 1e-6
 
@@ -68,6 +70,8 @@ print(json.dumps([given_back, kept, int((x * 1e-10).count_nonzero())]))
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="for glibc only")
 def test_freed_memory_is_kept_and_numbers_too_small_to_be_normal_are_0_in_all_threads() -> None:
     """Blocks of 64 MB, freed and taken again, mostly cost no page fault; glibc before 2.38 uses a few in turn."""
-    given_back, kept, numbers = json.loads(subprocess.check_output([sys.executable, "-c", NEW_PROCESS]))
+    given_back, kept, numbers = json.loads(
+        subprocess.check_output([sys.executable, "-c", NEW_PROCESS])
+    )
     assert kept < given_back / 2
     assert numbers == 0 or not torch.set_flush_denormal(False)

@@ -34,7 +34,9 @@ def sharded(decoder: Decoder) -> Decoder:
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> Iterator[None]:
     """One rank alone, or the first of two, which gets nothing from the other."""
-    backend, store = ("gloo", distributed.HashStore()) if request.param == 1 else ("fake", FakeStore())
+    backend, store = (
+        ("gloo", distributed.HashStore()) if request.param == 1 else ("fake", FakeStore())
+    )
     distributed.init_process_group(backend, store=store, rank=0, world_size=request.param)
     yield
     distributed.destroy_process_group()
@@ -43,7 +45,9 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("ranks", [1], indirect=True)
 @pytest.mark.parametrize(("architecture", "expected"), [(GPT, 0), (AnGPT, 0), (NGPT, 1)])
 @layers
-def test_norms_and_clip_take_one_meeting_each_however_many_weights_there_are(architecture, expected, n_layers, ranks):
+def test_norms_and_clip_take_one_meeting_each_however_many_weights_there_are(
+    architecture, expected, n_layers, ranks
+):
     """The vectors of nGPT's W_o and W_d lie across ranks, all others on one rank each."""
     decoder = sharded(tiny(architecture, n_layers=n_layers, qk_clip=1e-3, qk_norm_gain=True).model)
     decoder(random_tokens(1, 8))
@@ -78,7 +82,10 @@ def test_compiled_norms_are_as_few_calls_however_many_weights_there_are(
     def count(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
         return lambda *arguments: calls.append(graph) or graph.forward(*arguments)
 
-    made = [torch.compile(function, dynamic=False, fullgraph=True, backend=count) for function in norms.WORK]
+    made = [
+        torch.compile(function, dynamic=False, fullgraph=True, backend=count)
+        for function in norms.WORK
+    ]
     monkeypatch.setattr(norms, "_compiled", lambda: made)
     whole = tiny(architecture, n_layers=n_layers, norms=constraint, attention_gate="per_head").model
     with torch.no_grad():

@@ -22,7 +22,9 @@ architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 SIZE = {"vocab_size": 29, "context_length": 16, "n_layers": 2, "n_heads": 2, "d_model": 32}
 
 
-def tiny(architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any) -> LanguageModel:
+def tiny(
+    architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any
+) -> LanguageModel:
     torch.manual_seed(seed)
     return architecture(**{**SIZE, **changes})
 
@@ -49,8 +51,15 @@ def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tup
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
     counted = targets != IGNORED
     n_counted = counted.sum().clamp_min(1)  # no target at all: a loss of 0, not NaN
-    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum") / n_counted
-    return loss, loss + z_loss * torch.where(counted, logits.logsumexp(-1).square(), 0).sum() / n_counted
+    loss = (
+        cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        / n_counted
+    )
+    return loss, loss + z_loss * torch.where(
+        counted, logits.logsumexp(-1).square(), 0
+    ).sum() / n_counted
 
 
 def random_tokens(*shape: int, seed: int = 0, vocab_size: int = SIZE["vocab_size"]) -> Tensor:
@@ -84,9 +93,13 @@ def fit(
     **trainer: Any,
 ) -> LanguageModel:  # fmt: skip
     """`max_steps` optimizer steps on random tokens, or on those of `loader`."""
-    loader = loader or batches(max_steps * batch_size * accumulate, model.context_length, batch_size)
+    loader = loader or batches(
+        max_steps * batch_size * accumulate, model.context_length, batch_size
+    )
     settings = {"devices": 1, "gradient_clip_val": 1.0, **trainer}
-    quiet_trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings).fit(model, loader)
+    quiet_trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings).fit(
+        model, loader
+    )
     return model
 
 

@@ -21,12 +21,17 @@ TOKENS = random_tokens(2, 12)
 def test_every_parameter_is_in_one_group_by_its_role(architecture) -> None:
     model = tiny(architecture, attention=LogN(), attention_gate="per_head").model
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = {group["name"]: [names[id(weight)] for weight in group["params"]] for group in parameter_groups(model)}
+    groups = {
+        group["name"]: [names[id(weight)] for weight in group["params"]]
+        for group in parameter_groups(model)
+    }
     assert list(groups) == ["matrices", "embedding", "head", "vectors"]
     assert sorted(chain(*groups.values())) == sorted(names.values())
     assert (groups["embedding"], groups["head"]) == (["embedding.weight"], ["head.weight"])
     maps = [*(f"W_{letter}" for letter in "qkvouzd"), "output.W_g"]
-    assert set(groups["matrices"]) == {f"blocks.{layer}.{name}.weight" for layer in range(2) for name in maps}
+    assert set(groups["matrices"]) == {
+        f"blocks.{layer}.{name}.weight" for layer in range(2) for name in maps
+    }
     assert "blocks.1.attention.mechanism.strength.value" in groups["vectors"]
 
 
@@ -40,7 +45,9 @@ def test_decay_shrinks_matrices_and_leaves_vectors(architecture) -> None:
     optimizer.step()
     for name, parameter in model.named_parameters():
         factor = 1 - 0.1 * 0.5 if parameter.ndim == 2 else 1.0
-        torch.testing.assert_close(parameter.detach(), factor * before[name], msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            parameter.detach(), factor * before[name], msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_settings_of_the_comparison_are_the_defaults() -> None:
@@ -48,13 +55,21 @@ def test_settings_of_the_comparison_are_the_defaults() -> None:
         model = tiny(architecture)
         for group in model.make_optimizer(parameter_groups(model.model)).param_groups:
             decay = 0.1 if architecture is GPT and group["name"] != "vectors" else 0.0
-            assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.95), 1e-9, decay)
+            assert (group["betas"], group["eps"], group["weight_decay"]) == (
+                (0.9, 0.95),
+                1e-9,
+                decay,
+            )
         assert model.schedule == Schedule(warmup=0.2 if architecture is GPT else 0.0, final=0.01)
 
 
-@pytest.mark.parametrize("groups", [[torch.nn.Linear(2, 3).weight], [{"params": [torch.nn.Linear(2, 3).weight]}]])
+@pytest.mark.parametrize(
+    "groups", [[torch.nn.Linear(2, 3).weight], [{"params": [torch.nn.Linear(2, 3).weight]}]]
+)
 def test_a_rate_that_follows_the_size_needs_the_group_of_the_head(groups) -> None:
-    with pytest.raises(UserError, match=r"lr=None follows the width of the group named head.*: give lr a number"):
+    with pytest.raises(
+        UserError, match=r"lr=None follows the width of the group named head.*: give lr a number"
+    ):
         AdamW(groups, lr=None)
     assert AdamW(groups, lr=0.1).param_groups[0]["lr"] == 0.1
 
@@ -62,7 +77,9 @@ def test_a_rate_that_follows_the_size_needs_the_group_of_the_head(groups) -> Non
 RATES = {"lr": 0.02, "embedding_lr": 0.03, "head_lr": 0.004, "vector_lr": 0.005}
 
 
-def steps(model, optimizers: list[torch.optim.Optimizer], schedulers: list[LambdaLR], n: int = 3) -> None:
+def steps(
+    model, optimizers: list[torch.optim.Optimizer], schedulers: list[LambdaLR], n: int = 3
+) -> None:
     for _ in range(n):
         model.zero_grad()
         model(TOKENS).square().mean().backward()
@@ -78,9 +95,13 @@ def decaying(optimizer) -> LambdaLR:
 def test_matrices_are_steered_by_muon_and_the_rest_by_adamw_on_one_schedule(adjust_lr_fn) -> None:
     model = tiny(AnGPT).double().model
     reference = copy.deepcopy(model)
-    ours = MuonAdamW(parameter_groups(model), **RATES, momentum=0.9, weight_decay=0.1, adjust_lr_fn=adjust_lr_fn)
+    ours = MuonAdamW(
+        parameter_groups(model), **RATES, momentum=0.9, weight_decay=0.1, adjust_lr_fn=adjust_lr_fn
+    )
     groups = {group["name"]: group["params"] for group in parameter_groups(reference)}
-    muon = torch.optim.Muon(groups["matrices"], lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn=adjust_lr_fn)
+    muon = torch.optim.Muon(
+        groups["matrices"], lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn=adjust_lr_fn
+    )
     rates = {"embedding": (0.03, 0.1), "head": (0.004, 0.1), "vectors": (0.005, 0.0)}
     others = [torch.optim.AdamW(groups[name], lr=lr, weight_decay=decay, betas=(0.9, 0.95), eps=1e-9)
               for name, (lr, decay) in rates.items()]  # fmt: skip
@@ -107,4 +128,6 @@ def test_a_saved_run_continues_as_if_it_had_not_stopped(architecture) -> None:
         part.load_state_dict(state)
     steps(resumed, [again], [schedule])
     torch.testing.assert_close(resumed.state_dict(), model.state_dict(), rtol=0, atol=0)
-    assert [group["lr"] for group in again.param_groups] == [group["lr"] for group in optimizer.param_groups]
+    assert [group["lr"] for group in again.param_groups] == [
+        group["lr"] for group in optimizer.param_groups
+    ]

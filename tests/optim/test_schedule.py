@@ -13,7 +13,9 @@ def test_warm_up_rises_linearly_to_the_peak() -> None:
     assert factors[4] == 1.0
     assert factors[5:] == sorted(factors[5:], reverse=True)
     assert [Schedule(warmup, 0.0).factor(0, 1) for warmup in (0.0, 0.2, 0.9)] == [1.0, 1.0, 1.0]
-    assert [Schedule(0.9, 0.5).factor(step, 3) for step in range(3)] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert [Schedule(0.9, 0.5).factor(step, 3) for step in range(3)] == pytest.approx(
+        [1 / 3, 2 / 3, 1.0]
+    )
 
 
 def test_cosine_halves_in_the_middle_and_ends_at_final() -> None:

@@ -10,7 +10,17 @@ from torch.utils.data import DataLoader
 from anlit.targets import IGNORED
 from anlit.training.callbacks import LossGuard
 from tests.data.modules import collate
-from tests.models.tiny import ARCHITECTURES, CONSTANT, GPT, SIZE, Logged, adamw, fit, random_tokens, tiny
+from tests.models.tiny import (
+    ARCHITECTURES,
+    CONSTANT,
+    GPT,
+    SIZE,
+    Logged,
+    adamw,
+    fit,
+    random_tokens,
+    tiny,
+)
 
 SEQUENCES, STEPS = 8, 3
 
@@ -29,7 +39,9 @@ def train(
 ) -> tuple[dict, dict[str, list[float]]]:  # fmt: skip
     """The weights, and what is logged at each step."""
     model = tiny(architecture, optimizer=adamw(lr=0.01), schedule=CONSTANT, z_loss=0.1)
-    loader = DataLoader(blocks(), batch_size, collate_fn=partial(collate, score_first_token=score_first_token))
+    loader = DataLoader(
+        blocks(), batch_size, collate_fn=partial(collate, score_first_token=score_first_token)
+    )
     logged = Logged("train/loss", "train/grad_norm")
     settings = {"precision": "64-true", "gradient_clip_val": 0.5, "callbacks": [logged], **trainer}
     fit(model, steps, accumulate=accumulate or SEQUENCES // batch_size, loader=loader, **settings)
@@ -43,7 +55,10 @@ def assert_same(weights: dict, expected: dict) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("score_first_token", [False, True])
 def test_micro_batches_are_one_batch(architecture: Any, score_first_token: bool) -> None:
-    counted = [int((collate([block], score_first_token=False).targets != IGNORED).sum()) for block in blocks()]
+    counted = [
+        int((collate([block], score_first_token=False).targets != IGNORED).sum())
+        for block in blocks()
+    ]
     assert min(counted) < 0.6 * max(counted)
     whole, expected = train(architecture, SEQUENCES, score_first_token)
     for batch_size in (1, 4):
@@ -53,7 +68,9 @@ def test_micro_batches_are_one_batch(architecture: Any, score_first_token: bool)
 
 
 @pytest.mark.parametrize("score_first_token", [False, True])
-def test_an_epoch_that_ends_within_a_step_takes_the_mean_of_what_there_is(score_first_token: bool) -> None:
+def test_an_epoch_that_ends_within_a_step_takes_the_mean_of_what_there_is(
+    score_first_token: bool,
+) -> None:
     """Micro-batches of 2, three to a step, eight in an epoch of which two are left for the last step."""
     weights, _ = train(GPT, 2, score_first_token, accumulate=3, steps=1, limit_train_batches=2)
     whole, _ = train(GPT, 4, score_first_token, accumulate=1, steps=1, limit_train_batches=2)
@@ -68,8 +85,12 @@ def test_the_guard_judges_the_loss_of_the_step() -> None:
     assert list(guards[0].losses) == pytest.approx(list(guards[1].losses), rel=1e-6)
 
 
-@pytest.mark.parametrize("setting", [{"gradient_clip_val": None}, {"gradient_clip_algorithm": "value"}])
-def test_without_a_norm_to_clip_to_gradients_are_only_measured(setting: dict[str, Any], monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "setting", [{"gradient_clip_val": None}, {"gradient_clip_algorithm": "value"}]
+)
+def test_without_a_norm_to_clip_to_gradients_are_only_measured(
+    setting: dict[str, Any], monkeypatch
+) -> None:
     monkeypatch.setattr("anlit.models.language_model.clip_grads_with_norm_", None)
     _, logged = train(GPT, SEQUENCES, False, **setting)
     assert min(logged["train/grad_norm"]) > 0.01

@@ -20,7 +20,10 @@ def scale_invariant(tau: float, learned: bool = False) -> Logit:
 
     def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
         distance = math.log(1 + t / tau)
-        return math.sqrt(1 + 2 * distance) * score - (block.learned("decay", head) if learned else 2) * distance
+        return (
+            math.sqrt(1 + 2 * distance) * score
+            - (block.learned("decay", head) if learned else 2) * distance
+        )
 
     return logit
 
@@ -32,7 +35,9 @@ def log_n(b: float = 1.0, c: float = 0.0, s: float | None = None) -> Logit:
     )
 
 
-def sqrt_log_n(a: float = 0.0, b: float = 0.1, c: float = 1.9, r: float | None = None, shared: bool = False) -> Logit:
+def sqrt_log_n(
+    a: float = 0.0, b: float = 0.1, c: float = 1.9, r: float | None = None, shared: bool = False
+) -> Logit:
     """The strength is r, or learned: by all layers together if shared."""
 
     def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
@@ -46,15 +51,21 @@ def sqrt_log_n(a: float = 0.0, b: float = 0.1, c: float = 1.9, r: float | None =
 def expected_maximum(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
     euler = 0.57721566490153286
     root = math.sqrt(2 * math.log(n + 2))
-    return (root - (math.log(math.log(n + 2)) + math.log(4 * math.pi) - 2 * euler) / (2 * root)) * score
+    return (
+        root - (math.log(math.log(n + 2)) + math.log(4 * math.pi) - 2 * euler) / (2 * root)
+    ) * score
 
 
 def beta(d_head: int) -> Logit:
-    return lambda score, t, n, head, block: block.learned("strength", head) * n ** (2 / (d_head - 1)) * score
+    return lambda score, t, n, head, block: (
+        block.learned("strength", head) * n ** (2 / (d_head - 1)) * score
+    )
 
 
 def log_bias(tau: float, other: Logit = plain) -> Logit:
-    return lambda score, t, n, head, block: other(score, t, n, head, block) - math.log((tau + t) / tau)
+    return lambda score, t, n, head, block: (
+        other(score, t, n, head, block) - math.log((tau + t) / tau)
+    )
 
 
 def warm_start(share: float, other: Logit) -> Logit:
@@ -74,5 +85,8 @@ def alibi(n_heads: int) -> Logit:
 
 def log_n_with_slopes(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
     """Strength and slope are parameters of the mechanism itself."""
-    strength, slope = block["attention.mechanism.strength"][head], block["attention.mechanism.slope"][head]
+    strength, slope = (
+        block["attention.mechanism.strength"][head],
+        block["attention.mechanism.slope"][head],
+    )
     return strength * math.log(n) * score - slope * t

@@ -81,10 +81,14 @@ def rope(d_head: int, fraction: float, base: float = 10_000.0) -> list[float]:
     return [1 / base ** (2 * i / width) for i in range(width // 2)]
 
 
-def dynamic_ntk(d_head: int, fraction: float, stretch: float, base: float = 10_000.0) -> list[float]:
+def dynamic_ntk(
+    d_head: int, fraction: float, stretch: float, base: float = 10_000.0
+) -> list[float]:
     """RoPE whose base grew by stretch^(r/(r−2)): pair i is slowed down by stretch^(2i/(r−2))."""
     width = int(d_head * fraction)
-    return [f / stretch ** (2 * i / (width - 2)) for i, f in enumerate(rope(d_head, fraction, base))]
+    return [
+        f / stretch ** (2 * i / (width - 2)) for i, f in enumerate(rope(d_head, fraction, base))
+    ]
 
 
 def p_rope(d_head: int, base: float = 1024.0) -> list[float]:
@@ -145,7 +149,9 @@ def project(
     k: Heads = []
     for position, x in enumerate(xs):
         for name, into, n in (("q", q, s.n_heads), ("k", k, s.n_kv_heads)):
-            vectors = [turn(y, name, place(position, ids)) for y in heads(block[f"W_{name}.weight"], x, n)]
+            vectors = [
+                turn(y, name, place(position, ids)) for y in heads(block[f"W_{name}.weight"], x, n)
+            ]
             if s_qk is not None:
                 vectors = [shared(vectors, head, s) * s_qk[head] for head in range(s.n_heads)]
             into.append(vectors)
@@ -163,16 +169,25 @@ def attend(
     logit, _, window = layer
     output = []
     for i in range(len(q)):
-        keys = [j for j in range(i + 1) if (ids is None or ids[j] == ids[i]) and (window is None or i - j < window)]
+        keys = [
+            j
+            for j in range(i + 1)
+            if (ids is None or ids[j] == ids[i]) and (window is None or i - j < window)
+        ]
         averages = []
         for h in range(len(q[i])):
             average, total = torch.zeros_like(v[0][0]), 0.0
             for j in keys:
                 score = (q[i][h] * shared(k[j], h, s)).sum() * len(q[i][h]) ** -0.5
-                weight, value = torch.exp(logit(score, i - j, len(keys), h, block)), shared(v[j], h, s)
+                weight, value = (
+                    torch.exp(logit(score, i - j, len(keys), h, block)),
+                    shared(v[j], h, s),
+                )
                 average = average + weight * (norm(value, "norm_v") if s.v_norm else value)
                 total = total + weight
-            averages.append(norm(average / total, "output.norm") if s.attention_norm else average / total)
+            averages.append(
+                norm(average / total, "output.norm") if s.attention_norm else average / total
+            )
         side_by_side = torch.cat(averages)
         if s.gated:
             gate = 2 / (1 + torch.exp(-block["output.W_g.weight"] @ x[i]))
@@ -192,7 +207,9 @@ def nu_acf(sigma: float) -> float:
 # Architectures: h of one sequence → logits of that sequence.
 
 
-def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
+def gpt(
+    parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings
+) -> Tensor:
     qk_eps = s.norm_eps if s.qk_norm_eps is None else s.qk_norm_eps
     for number, layer in enumerate(s.layers):
         block = Block(parameters, number)
@@ -200,7 +217,9 @@ def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s:
         def norm(x: Tensor, name: str, block: Block = block) -> Tensor:
             return rms(x, s.norm_eps) * block[f"{name}.gain"]
 
-        def turn(x: Tensor, name: str, place: int, block: Block = block, layer: Layer = layer) -> Tensor:
+        def turn(
+            x: Tensor, name: str, place: int, block: Block = block, layer: Layer = layer
+        ) -> Tensor:
             if s.qk_norm:
                 x = rms(x, qk_eps) * (1 if s.qk_norm_gain is False else block[f"norm_{name}.gain"])
             return rotate(x, place, layer[1])
@@ -212,17 +231,28 @@ def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s:
             update = block["W_o.weight"] @ a
             h_i = h_i + (norm(update, "post_norm_A") if s.post_norm else update)
             x = norm(h_i, "norm_2")
-            update = block["W_d.weight"] @ ((block["W_u.weight"] @ x) * silu(block["W_z.weight"] @ x))
+            update = block["W_d.weight"] @ (
+                (block["W_u.weight"] @ x) * silu(block["W_z.weight"] @ x)
+            )
             after.append(h_i + (norm(update, "post_norm_M") if s.post_norm else update))
         h = after
-    return torch.stack([parameters["head.weight"] @ (rms(h_i, s.norm_eps) * parameters["norm_f.gain"]) for h_i in h])
+    return torch.stack(
+        [
+            parameters["head.weight"] @ (rms(h_i, s.norm_eps) * parameters["norm_f.gain"])
+            for h_i in h
+        ]
+    )
 
 
-def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
+def ngpt(
+    parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings
+) -> Tensor:
     root_d = math.sqrt(s.d_model)
     for number, layer in enumerate(s.layers):
         block = Block(parameters, number)
-        alpha_a, alpha_m = ((block[f"alpha_{part}.stored"] * (s.alpha[0] / s.alpha[1])).abs() for part in "AM")
+        alpha_a, alpha_m = (
+            (block[f"alpha_{part}.stored"] * (s.alpha[0] / s.alpha[1])).abs() for part in "AM"
+        )
 
         def turn(x: Tensor, name: str, place: int, layer: Layer = layer) -> Tensor:
             # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
@@ -230,12 +260,18 @@ def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s
             x = rotate(x, place, layer[1])
             if not s.qk_norm:
                 return x * root_d
-            return rms(x * root_d, s.qk_norm_eps) if s.qk_norm_eps else unit(x) * math.sqrt(s.d_head)
+            return (
+                rms(x * root_d, s.qk_norm_eps) if s.qk_norm_eps else unit(x) * math.sqrt(s.d_head)
+            )
 
         has_s_qk = s.qk_norm_gain is not False
-        s_qk = (block["s_qk.stored"] * root_d).split(s.d_head) if has_s_qk else None  # init 1, scale 1/√d
+        s_qk = (
+            (block["s_qk.stored"] * root_d).split(s.d_head) if has_s_qk else None
+        )  # init 1, scale 1/√d
         q, k, v = project(h, ids, block, s, turn, s_qk)
-        attended = attend(q, k, v, [root_d * x for x in h], ids, block, layer, s, lambda x, name: unit(x))
+        attended = attend(
+            q, k, v, [root_d * x for x in h], ids, block, layer, s, lambda x, name: unit(x)
+        )
         after = []
         for h_i, a in zip(h, attended, strict=True):
             h_a = unit(block["W_o.weight"] @ a)
@@ -249,9 +285,13 @@ def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s
     return torch.stack([s_z * (parameters["head.weight"] @ h_i) for h_i in h])
 
 
-def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
+def angpt(
+    parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings
+) -> Tensor:
     d, root_d, f, off = s.d_model, math.sqrt(s.d_model), s.d_ff, 1 + s.error
-    nu_qkv, nu_p, nu_uz, nu_d = (off * math.sqrt(x) for x in (d / s.d_head, s.d_head / d, d / f, f / d))
+    nu_qkv, nu_p, nu_uz, nu_d = (
+        off * math.sqrt(x) for x in (d / s.d_head, s.d_head / d, d / f, f / d)
+    )
     sigma = math.sqrt(d / f) if s.silu_std is None else s.silu_std
 
     def step(h: Tensor, to: Tensor, alpha: Tensor) -> Tensor:
@@ -260,20 +300,32 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
 
     for number, layer in enumerate(s.layers):
         block = Block(parameters, number)
-        alpha_a, alpha_m = (block[f"alpha_{part}.stored"] * (s.alpha[0] / s.alpha[1]) for part in "AM")
+        alpha_a, alpha_m = (
+            block[f"alpha_{part}.stored"] * (s.alpha[0] / s.alpha[1]) for part in "AM"
+        )
 
-        def turn(x: Tensor, name: str, place: int, block: Block = block, layer: Layer = layer) -> Tensor:
+        def turn(
+            x: Tensor, name: str, place: int, block: Block = block, layer: Layer = layer
+        ) -> Tensor:
             # q and k get root mean square 1 by √D (the package's choice): without QK-norm, and where a finite ε is
             # added to the mean square. A gain comes before the rotation.
             x = nu_qkv * x * (1 if s.qk_norm and s.qk_norm_eps is None else math.sqrt(s.d_head))
             if s.qk_norm:
                 x = rms(x, s.norm_eps if s.qk_norm_eps is None else s.qk_norm_eps)
-            return rotate(x * block[f"norm_{name}.gain"] if s.qk_norm and s.qk_norm_gain else x, place, layer[1])
+            return rotate(
+                x * block[f"norm_{name}.gain"] if s.qk_norm and s.qk_norm_gain else x,
+                place,
+                layer[1],
+            )
 
-        s_qk = (block["s_qk.stored"] * root_d).split(s.d_head) if s.s_qk else None  # init 1, scale 1/√d
+        s_qk = (
+            (block["s_qk.stored"] * root_d).split(s.d_head) if s.s_qk else None
+        )  # init 1, scale 1/√d
         q, k, v = project(h, ids, block, s, turn, s_qk)
         v = [[nu_qkv * vector for vector in vectors] for vectors in v]
-        attended = attend(q, k, v, [root_d * x for x in h], ids, block, layer, s, lambda x, name: unit(x))
+        attended = attend(
+            q, k, v, [root_d * x for x in h], ids, block, layer, s, lambda x, name: unit(x)
+        )
         after = []
         for h_i, a in zip(h, attended, strict=True):
             h_i = step(h_i, nu_p * (block["W_o.weight"] @ a), alpha_a)
@@ -293,5 +345,8 @@ def run(
     embedded = parameters["embedding.weight"][tokens]
     embedded.retain_grad()
     ids = [None] * len(tokens) if document_ids is None else document_ids.tolist()
-    logits = [architecture(parameters, list(h), row, settings) for h, row in zip(embedded, ids, strict=True)]
+    logits = [
+        architecture(parameters, list(h), row, settings)
+        for h, row in zip(embedded, ids, strict=True)
+    ]
     return torch.stack(logits), embedded

@@ -22,7 +22,9 @@ from tests.parity import formulas, naive
 ORACLE = {GPT: naive.gpt, NGPT: naive.ngpt, AnGPT: naive.angpt}
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
 TOKENS = random_tokens(*DOCUMENTS.shape)
-PROBE = torch.randn(*TOKENS.shape, SIZE["vocab_size"], generator=torch.Generator().manual_seed(2)).double()
+PROBE = torch.randn(
+    *TOKENS.shape, SIZE["vocab_size"], generator=torch.Generator().manual_seed(2)
+).double()
 POSITIONS = {
     "rope half": (RoPE(fraction=0.5), lambda d_head: naive.rope(d_head, 0.5)),
     "rope whole": (RoPE(fraction=1.0), lambda d_head: naive.rope(d_head, 1.0)),
@@ -57,11 +59,20 @@ architectures = pytest.mark.parametrize("architecture", ORACLE)
 
 
 def build(architecture, mechanism: str, positions: str, backend: str, **changes) -> torch.nn.Module:
-    changes |= {"attention": MECHANISMS[mechanism], "positions": POSITIONS[positions][0], "backend": backend}
+    changes |= {
+        "attention": MECHANISMS[mechanism],
+        "positions": POSITIONS[positions][0],
+        "backend": backend,
+    }
     if architecture is not NGPT:
         changes["norm_eps"] = EPS
     if architecture is not GPT:
-        changes |= {"alpha_init": ALPHA[0], "alpha_scale": ALPHA[1], "s_z_init": S_Z[0], "s_z_scale": S_Z[1]}
+        changes |= {
+            "alpha_init": ALPHA[0],
+            "alpha_scale": ALPHA[1],
+            "s_z_init": S_Z[0],
+            "s_z_scale": S_Z[1],
+        }
     model = jolt(tiny(architecture, **changes).double()).model
     grow(warm_starts(model), 3)  # of the 8 steps of a warm start
     return model
@@ -90,7 +101,9 @@ def layers_of(mechanism: str, positions: str, n_heads: int, d_head: int) -> list
     ]  # fmt: skip
 
 
-def by_the_formulas(model: torch.nn.Module, architecture, mechanism, positions, changes: dict) -> Result:
+def by_the_formulas(
+    model: torch.nn.Module, architecture, mechanism, positions, changes: dict
+) -> Result:
     """The same, with the model's parameters, from `naive.py`."""
     given = {**SIZE, "norm_eps": EPS, "alpha": ALPHA, "s_z": S_Z, **changes}
     d_head = given.setdefault("d_head", given["d_model"] // given["n_heads"])
@@ -99,9 +112,14 @@ def by_the_formulas(model: torch.nn.Module, architecture, mechanism, positions, 
         "n_kv_heads": given.get("n_kv_heads", given["n_heads"]),
         "layers": layers_of(mechanism, positions, given["n_heads"], d_head),
     }  # fmt: skip
-    settings = naive.Settings(**{each.name: given[each.name] for each in fields(naive.Settings) if each.name in given})
+    settings = naive.Settings(
+        **{each.name: given[each.name] for each in fields(naive.Settings) if each.name in given}
+    )
     ids = DOCUMENTS if changes["document_masking"] else None
-    copies = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
+    copies = {
+        name: parameter.detach().clone().requires_grad_()
+        for name, parameter in model.named_parameters()
+    }
     parameters = {"head.weight": copies["embedding.weight"], **copies}  # where they are tied
     logits, embedded = naive.run(ORACLE[architecture], parameters, TOKENS, ids, settings)
     (logits * PROBE).sum().backward()
@@ -120,14 +138,25 @@ def compare(actual: Result, expected: Result, tolerance: float, what: str) -> No
         assert error <= tolerance * (20 if tensor.numel() < 3 else 1), f"{what}: {name}"
 
 
-def check(architecture, mechanism: str = "plain", positions: str = "rope half", masked: bool = True, **changes) -> None:
+def check(
+    architecture,
+    mechanism: str = "plain",
+    positions: str = "rope half",
+    masked: bool = True,
+    **changes,
+) -> None:
     """Each back end that can do the mechanism against `naive.py`; `changes` are settings of both."""
     changes = {"qk_norm": True, "document_masking": masked, **changes}
     eager = build(architecture, mechanism, positions, "eager", **changes)
     expected = by_the_formulas(eager, architecture, mechanism, positions, changes)
     compare(computed(eager), expected, 1e-9, "eager, float64")
     if architecture is not GPT:
-        compare({"logits": fold(eager)(TOKENS, DOCUMENTS)}, {"logits": expected["logits"]}, 1e-9, "folded")
+        compare(
+            {"logits": fold(eager)(TOKENS, DOCUMENTS)},
+            {"logits": expected["logits"]},
+            1e-9,
+            "folded",
+        )
     blockwise = build(architecture, mechanism, positions, "blockwise", **changes)
     compare(computed(blockwise), expected, 1e-9, "blockwise, float64")
     if sdpa.unsupported_reason(MECHANISMS[mechanism]) is not None:

@@ -13,7 +13,16 @@ transformers = pytest.importorskip("transformers")
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("d_ff", [128, 80])
 def test_gpt_is_qwen3(d_ff, backend) -> None:
-    model = jolt(tiny(GPT, positions=RoPE(fraction=1.0), d_ff=d_ff, backend=backend, init_std=0.2, norm_eps=1e-3)).model
+    model = jolt(
+        tiny(
+            GPT,
+            positions=RoPE(fraction=1.0),
+            d_ff=d_ff,
+            backend=backend,
+            init_std=0.2,
+            norm_eps=1e-3,
+        )
+    ).model
     config = transformers.Qwen3Config(
         vocab_size=SIZE["vocab_size"], hidden_size=32, intermediate_size=d_ff, num_hidden_layers=SIZE["n_layers"],
         num_attention_heads=2, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-3,
@@ -22,7 +31,9 @@ def test_gpt_is_qwen3(d_ff, backend) -> None:
     )  # fmt: skip
     reference = transformers.Qwen3ForCausalLM(config).float()
     ours, names = dict(model.named_parameters()), our_names(SIZE["n_layers"])
-    reference.load_state_dict({theirs: ours[name].detach() for theirs, name in names.items() if name in ours})
+    reference.load_state_dict(
+        {theirs: ours[name].detach() for theirs, name in names.items() if name in ours}
+    )
     tokens, targets = random_tokens(3, 24), random_tokens(3, 24, seed=1)
 
     logits, expected = model(tokens), reference(tokens).logits
@@ -34,4 +45,6 @@ def test_gpt_is_qwen3(d_ff, backend) -> None:
     gradients = {names[name]: parameter.grad for name, parameter in reference.named_parameters()}
     assert gradients.keys() == ours.keys()
     assert min(gradient.abs().max() for gradient in gradients.values()) > 1e-4
-    torch.testing.assert_close({name: ours[name].grad for name in gradients}, gradients, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        {name: ours[name].grad for name in gradients}, gradients, rtol=1e-5, atol=1e-5
+    )

@@ -10,7 +10,10 @@ from anlit.reporting.figure import ARCHITECTURES, MECHANISMS, line_styles, save,
 
 
 def test_an_architecture_has_its_colour_in_every_figure() -> None:
-    few, many = ["anGPT, plain", "GPT+, plain"], ["GPT+", "nGPT, scale-invariant", "anGPT, plain", "anGPT, LogN, lr=1"]
+    few, many = (
+        ["anGPT, plain", "GPT+, plain"],
+        ["GPT+", "nGPT, scale-invariant", "anGPT, plain", "anGPT, LogN, lr=1"],
+    )
     for label, look in [*line_styles(few).items(), *line_styles(many).items()]:
         assert look.colour == ARCHITECTURES[label.split(",")[0]][0]
     assert line_styles(many)["nGPT, scale-invariant"].marker == MECHANISMS["scale-invariant"][1]
@@ -22,7 +25,9 @@ def test_mechanisms_of_one_architecture_have_theirs_however_they_are_written() -
         "anGPT, ALiBi, RoPE": "ALiBi", "anGPT, log bias, RoPE": "log-bias", "anGPT, plain, dynamic NTK": "dynamic NTK",
     }  # fmt: skip
     styles = line_styles(list(labels))
-    assert {label: styles[label][:2] for label in labels} == {label: MECHANISMS[name] for label, name in labels.items()}
+    assert {label: styles[label][:2] for label in labels} == {
+        label: MECHANISMS[name] for label, name in labels.items()
+    }
 
 
 @pytest.mark.parametrize("labels", [
@@ -31,13 +36,19 @@ def test_mechanisms_of_one_architecture_have_theirs_however_they_are_written() -
 ])  # fmt: skip
 def test_no_two_lines_look_alike(labels: list[str]) -> None:
     looks = line_styles(labels).values()
-    assert len({(look.colour, look.marker) for look in looks}) == len({(look.colour, look.dash) for look in looks}) == 6
+    assert (
+        len({(look.colour, look.marker) for look in looks})
+        == len({(look.colour, look.dash) for look in looks})
+        == 6
+    )
 
 
 def test_a_figure_is_written_for_pages_and_for_papers(tmp_path: Path) -> None:
     with style():
         figure, ax = plt.subplots()
-        ax.loglog([1, 1000], [1, 1000], label="costs $x^{ and $y")  # as a formula it could not be parsed
+        ax.loglog(
+            [1, 1000], [1, 1000], label="costs $x^{ and $y"
+        )  # as a formula it could not be parsed
         ax.set_title("a $ b $ c")
         figure.legend()
         save(figure, tmp_path / "a.png")

@@ -24,13 +24,20 @@ def folder(tmp_path: Path) -> Path:
 def test_own_pictures_are_inside_and_no_others(folder: Path) -> None:
     own = "![mine](own.png) ![inner](lengths/lengths.png)"
     others = "![up](../outside.png) ![root](/etc/x.png) ![missing](missing.png) ![remote](http://evil/x.png)"
-    page = html(f"# Title\n\n{own}\n\n{others}\n\n![data](data:image/png;base64,AAAA) ![svg](own.svg)", folder)
-    pictures = re.findall(r'<img src="data:image/png;base64,([^"]*)" width="(\d+)" alt="(\w+)">', page)
+    page = html(
+        f"# Title\n\n{own}\n\n{others}\n\n![data](data:image/png;base64,AAAA) ![svg](own.svg)",
+        folder,
+    )
+    pictures = re.findall(
+        r'<img src="data:image/png;base64,([^"]*)" width="(\d+)" alt="(\w+)">', page
+    )
     assert [(width, alt) for _, width, alt in pictures] == [("288", "mine"), ("288", "inner")]
     assert base64.b64decode(pictures[0][0]) == (folder / "own.png").read_bytes()
     assert page.count("<img") == 2
     assert "up root missing" in " ".join(page.split())
-    assert 'http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;' in page
+    assert (
+        'http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;' in page
+    )
 
 
 def test_headings_html_and_links_are_shown_as_they_are(folder: Path) -> None:

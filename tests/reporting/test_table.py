@@ -30,7 +30,9 @@ def test_foreign_text_is_shown_as_it_is(text: str) -> None:
 
 
 def test_a_cell_cannot_leave_its_table() -> None:
-    html = rendered(markdown_table(["name", "value"], [["a | b\n\n# c", "1"], [literal("x|y"), "2"]]))
+    html = rendered(
+        markdown_table(["name", "value"], [["a | b\n\n# c", "1"], [literal("x|y"), "2"]])
+    )
     assert html.count("<tr>") == 3
     assert "<td>a | b  # c</td>" in html.replace(' style="text-align:left"', "")
     assert '<td style="text-align:right">1</td>' in html
@@ -44,7 +46,9 @@ def printed(width: int, title: str, head: list[str], rows: list[list[str]]) -> l
 
 
 def test_terminals_get_no_control_characters_and_no_markup() -> None:
-    lines = "".join(printed(100, "\x1b[2Jtitle", ["name", "x"], [["[red]\x1b]0;owned\x07\u202egnp", "1"]]))
+    lines = "".join(
+        printed(100, "\x1b[2Jtitle", ["name", "x"], [["[red]\x1b]0;owned\x07\u202egnp", "1"]])
+    )
     assert r"[red]\x1b]0;owned\x07\u202egnp" in lines
     assert r"\x1b[2Jtitle" in lines
     assert "\x1b" not in lines
@@ -53,7 +57,10 @@ def test_terminals_get_no_control_characters_and_no_markup() -> None:
 
 
 HEAD = ["configuration", "seeds", *(f"speed-up in tokens\n(95 % interval) {n}" for n in range(6))]
-ROWS = [[f"anGPT, scale-invariant, number {n}", "3", *(f"1,234.567{n}{k} ± 0.0{k}" for k in range(6))] for n in (1, 2)]
+ROWS = [
+    [f"anGPT, scale-invariant, number {n}", "3", *(f"1,234.567{n}{k} ± 0.0{k}" for k in range(6))]
+    for n in (1, 2)
+]
 
 
 @pytest.mark.parametrize("n_columns", [3, 5, 8])
@@ -65,7 +72,9 @@ def test_every_number_is_there_whole(n_columns: int) -> None:
         assert "…" not in "".join(lines)
         cells = [cell for row in rows for cell in row[2:]]
         for cell in cells if width >= 60 else " ".join(cells).split():  # blocks wrap between words
-            assert any(re.search(rf"(?<![\d.]){re.escape(cell)}(?![\d.])", line) for line in lines), (width, cell)
+            assert any(
+                re.search(rf"(?<![\d.]){re.escape(cell)}(?![\d.])", line) for line in lines
+            ), (width, cell)
 
 
 def test_a_table_where_there_is_room_and_else_a_block_for_each_row() -> None:

@@ -22,20 +22,37 @@ def size(folder: Path, options: str) -> dict[str, Any]:
 def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
     """2 layers of W_q and W_o with 2 heads of width 24, W_k and W_v with one; d 32, f 128, V 256, T 64."""
     plan = "--gpus 4 --strategy fsdp --model.runtime.recompute_every 2 --batch_size 2 --gpu A100 --mfu 0.5 --tokens 1e9"
-    numbers = size(tmp_path, f"{plan} --trainer.precision bf16-mixed --model.n_kv_heads 1 --model.d_head 24")
+    numbers = size(
+        tmp_path, f"{plan} --trainer.precision bf16-mixed --model.n_kv_heads 1 --model.d_head 24"
+    )
     in_blocks = 2 * (2 * 2 * 24 + 2 * 24 + 3 * 128) * 32
     assert numbers["parameters"]["total"] == in_blocks + 2 * 256 * 32 + 2 * 2 * 32 + 256
     assert numbers["flops_per_token"] == 6 * (in_blocks + 256 * 32) + 12 * 2 * 2 * 24 * 65 / 2
     assert numbers["cache_bytes"] == 64 * 2 * 2 * 24 * 2
-    assert [numbers["plan"][key] for key in ("checkpoint_every", "length", "precision")] == [2, 64, "bf16-mixed"]
+    assert [numbers["plan"][key] for key in ("checkpoint_every", "length", "precision")] == [
+        2,
+        64,
+        "bf16-mixed",
+    ]
     assert numbers["peak"] == pytest.approx(sum(numbers["memory"].values()))
-    assert numbers["days"] == pytest.approx(1e9 * numbers["flops_per_token"] / (4 * 312e12 * 0.5) / 86_400)
+    assert numbers["days"] == pytest.approx(
+        1e9 * numbers["flops_per_token"] / (4 * 312e12 * 0.5) / 86_400
+    )
 
 
-@pytest.mark.parametrize(("devices", "gpus"), [("4", 4), ("[0,1]", 2), ("0,1,3", 3), ("auto", 1), ("-1", 1)])
-def test_devices_batches_and_steps_are_those_of_fit(tmp_path: Path, devices: str, gpus: int) -> None:
-    given = f"--trainer.devices {devices} --trainer.num_nodes 2 --trainer.strategy anlit.FullySharded"
-    numbers = size(tmp_path, f"{given} --data.batch_size 3 --trainer.accumulate_grad_batches 5 --trainer.max_steps 7")
+@pytest.mark.parametrize(
+    ("devices", "gpus"), [("4", 4), ("[0,1]", 2), ("0,1,3", 3), ("auto", 1), ("-1", 1)]
+)
+def test_devices_batches_and_steps_are_those_of_fit(
+    tmp_path: Path, devices: str, gpus: int
+) -> None:
+    given = (
+        f"--trainer.devices {devices} --trainer.num_nodes 2 --trainer.strategy anlit.FullySharded"
+    )
+    numbers = size(
+        tmp_path,
+        f"{given} --data.batch_size 3 --trainer.accumulate_grad_batches 5 --trainer.max_steps 7",
+    )
     assert (numbers["plan"]["gpus"], numbers["plan"]["strategy"]) == (2 * gpus, "fsdp")
     assert numbers["plan"]["tokens"] == 7 * 3 * 5 * 2 * gpus * 64
 
@@ -50,8 +67,13 @@ def test_what_does_not_fit_is_told(tmp_path: Path, capsys) -> None:
 
 
 def test_a_prepared_corpus_gives_the_vocabulary_as_in_fit(tmp_path: Path) -> None:
-    write_prepared(tmp_path / "d", {"train": random_tokens(99, 1), "val": random_tokens(99, 2)}, vocab_size=361)
-    own = size(tmp_path, f"--model.vocab_size null --data PythonSources --data.vocab_size 512 --data.path {tmp_path}/d")
+    write_prepared(
+        tmp_path / "d", {"train": random_tokens(99, 1), "val": random_tokens(99, 2)}, vocab_size=361
+    )
+    own = size(
+        tmp_path,
+        f"--model.vocab_size null --data PythonSources --data.vocab_size 512 --data.path {tmp_path}/d",
+    )
     assert own["parameters"] == size(tmp_path, "--model.vocab_size 384")["parameters"]
 
 
@@ -63,6 +85,8 @@ def test_a_prepared_corpus_gives_the_vocabulary_as_in_fit(tmp_path: Path) -> Non
     ("bf16 --trainer.plugins lightning.pytorch.plugins.DoublePrecision", "DoublePrecision sets .*: set trainer.pr"),
     ("32-true --gpus 2 --strategy 1gpu", "choose ddp or fsdp"),
 ])  # fmt: skip
-def test_a_precision_that_fit_refuses_or_a_wrong_strategy_is_refused(tmp_path: Path, options: str, says: str) -> None:
+def test_a_precision_that_fit_refuses_or_a_wrong_strategy_is_refused(
+    tmp_path: Path, options: str, says: str
+) -> None:
     with pytest.raises(UserError, match=says):
         size(tmp_path, f"--trainer.precision {options}")

@@ -47,8 +47,13 @@ def peak_on_cpu(model: LanguageModel, autocast: bool) -> float:
     """Peak bytes from the allocator's events: parameters, gradients, optimizer state and what the step allocates."""
     step, optimizer = training(model, autocast)
     step()  # makes the optimizer's state and the tables of positions
-    states = [state for part in getattr(optimizer, "_parts", [optimizer]) for state in part.state.values()]
-    held = [*model.model.parameters(), *(x for state in states for x in state.values() if torch.is_tensor(x))]
+    states = [
+        state for part in getattr(optimizer, "_parts", [optimizer]) for state in part.state.values()
+    ]
+    held = [
+        *model.model.parameters(),
+        *(x for state in states for x in state.values() if torch.is_tensor(x)),
+    ]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -60,16 +65,26 @@ def peak_on_cpu(model: LanguageModel, autocast: bool) -> float:
     *((name, DEEPER, "eager", name != "NGPT") for name in ARCHITECTURES), ("AnGPT", SMALL, "sdpa", False),
     ("NGPT", SMALL, "eager", True),
 ])  # fmt: skip
-def test_the_estimate_is_within_ten_percent_of_the_real_peak(name, shape, backend, autocast) -> None:
-    plan = Plan(batch_size=4, length=shape["context_length"], precision="bf16-mixed" if autocast else "32-true")
+def test_the_estimate_is_within_ten_percent_of_the_real_peak(
+    name, shape, backend, autocast
+) -> None:
+    plan = Plan(
+        batch_size=4,
+        length=shape["context_length"],
+        precision="bf16-mixed" if autocast else "32-true",
+    )
     estimated = step_memory(build(name, "meta", **shape, backend=backend), plan).total()
-    assert estimated == pytest.approx(peak_on_cpu(build(name, **shape, backend=backend), autocast), rel=0.1)
+    assert estimated == pytest.approx(
+        peak_on_cpu(build(name, **shape, backend=backend), autocast), rel=0.1
+    )
 
 
 def test_float64_is_counted_with_eight_bytes_and_without_fused_kernels() -> None:
     plan = Plan(batch_size=4, length=SMALL["context_length"], precision="64-true")
     estimated = step_memory(build("AnGPT", "meta"), plan).total()
-    assert estimated == pytest.approx(peak_on_cpu(build("AnGPT", backend="eager").double(), False), rel=0.1)
+    assert estimated == pytest.approx(
+        peak_on_cpu(build("AnGPT", backend="eager").double(), False), rel=0.1
+    )
 
 
 def test_the_optimizers_state_is_what_the_optimizer_makes() -> None:
@@ -88,21 +103,39 @@ def test_what_strategy_accumulation_and_recomputed_blocks_change() -> None:
     changes = ({}, {"gpus": 4, "strategy": "fsdp"}, {"gpus": 4, "strategy": "ddp"}, {"accumulate": 2},
                {"checkpoint_every": 1})  # fmt: skip
     plans = (Plan(batch_size=8, length=128, **more) for more in changes)
-    whole, quarter, ddp, accumulated, recomputed = (estimate(model, plan)["memory"] for plan in plans)
+    whole, quarter, ddp, accumulated, recomputed = (
+        estimate(model, plan)["memory"] for plan in plans
+    )
     for part in ("parameters", "optimizer state"):
         assert quarter[part] == pytest.approx(whole[part] / 4, rel=1e-4)
-    blocks, block = "activations of the blocks", sum(p.numel() for p in model.model.blocks[0].parameters())
+    blocks, block = (
+        "activations of the blocks",
+        sum(p.numel() for p in model.model.blocks[0].parameters()),
+    )
     assert quarter[blocks] == whole[blocks] > 2 * recomputed[blocks]
     n_parameters = model.model.n_parameters()
-    assert quarter["FSDP's gathered weights and gradients"] == 8 * (n_parameters - 2 * block) + 8 * block + 8 * block
-    assert whole.get("gradients", 0) < 4 * n_parameters == ddp["gradients"] == accumulated["gradients"]
+    assert (
+        quarter["FSDP's gathered weights and gradients"]
+        == 8 * (n_parameters - 2 * block) + 8 * block + 8 * block
+    )
+    assert (
+        whole.get("gradients", 0) < 4 * n_parameters == ddp["gradients"] == accumulated["gradients"]
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_estimate_is_within_ten_percent_of_a_gpus_peak(name: str) -> None:
-    settings = {"vocab_size": 50304, "n_layers": 6, "d_model": 768, "n_heads": 12, "context_length": 1024}
-    estimated = step_memory(build(name, "meta", **settings), Plan(batch_size=4, length=1024)).total()
+    settings = {
+        "vocab_size": 50304,
+        "n_layers": 6,
+        "d_model": 768,
+        "n_heads": 12,
+        "context_length": 1024,
+    }
+    estimated = step_memory(
+        build(name, "meta", **settings), Plan(batch_size=4, length=1024)
+    ).total()
     step, _ = training(build(name, **settings).cuda(), True)
     step()
     torch.cuda.reset_peak_memory_stats()

@@ -10,7 +10,9 @@ from torch import Tensor
 class Poison(L.Callback):
     """Multiplies the loss of some batches, NaN by default; on one rank only, if one is named."""
 
-    def __init__(self, batches: list[int], factor: float = float("nan"), rank: int | None = None) -> None:
+    def __init__(
+        self, batches: list[int], factor: float = float("nan"), rank: int | None = None
+    ) -> None:
         self.batches, self.factor, self.rank = set(batches), factor, rank
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

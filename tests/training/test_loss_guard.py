@@ -28,12 +28,24 @@ def train(
     blocks = [block for number in which for block in random_tokens(2, 17, seed=number)]
     model = tiny(architecture, optimizer=optimizer, schedule=CONSTANT, **settings)
     loader = DataLoader(blocks, batch_size=2, collate_fn=collate)
-    return fit(model, -1, 0, accumulate, loader, max_epochs=1, callbacks=list(callbacks), log_every_n_steps=1)
+    return fit(
+        model,
+        -1,
+        0,
+        accumulate,
+        loader,
+        max_epochs=1,
+        callbacks=list(callbacks),
+        log_every_n_steps=1,
+    )
 
 
 def assert_same(one: LanguageModel, two: LanguageModel, atol: float = 0) -> None:
     """Weights and the optimizer's state."""
-    states = [(model.state_dict(), model.trainer.optimizers[0].state_dict()["state"]) for model in (one, two)]
+    states = [
+        (model.state_dict(), model.trainer.optimizers[0].state_dict()["state"])
+        for model in (one, two)
+    ]
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=atol)
 
 
@@ -46,17 +58,24 @@ def assert_same(one: LanguageModel, two: LanguageModel, atol: float = 0) -> None
     pytest.param(8, 5, [4, 5], {"accumulate": 2}, id="a micro-batch spoils its step"),
     pytest.param(4, 3, [3], {"qk_clip": 1e-3, "backend": "eager"}, id="QK-clip"),
 ])  # fmt: skip
-def test_a_nan_step_leaves_no_trace(n_batches: int, bad: int, dropped: list[int], settings: dict[str, Any]) -> None:
+def test_a_nan_step_leaves_no_trace(
+    n_batches: int, bad: int, dropped: list[int], settings: dict[str, Any]
+) -> None:
     guard = LossGuard(on_nan="skip")
     spoilt = train(range(n_batches), Poison([bad]), guard, **settings)
     good = train([number for number in range(n_batches) if number not in dropped], **settings)
-    assert_same(spoilt, good, atol=1e-5 if "architecture" in settings else 0)  # weight rows are scaled once more
+    assert_same(
+        spoilt, good, atol=1e-5 if "architecture" in settings else 0
+    )  # weight rows are scaled once more
     assert (guard.skipped, spoilt.trainer.global_step) == (1, n_batches // len(dropped))
 
 
 def test_endless_skipping_ends_with_a_user_error() -> None:
     guard = LossGuard(on_nan="skip", limit=3)
-    with pytest.raises(UserError, match=r"at step 5 loss nan, and 4 of the last 6 steps were bad: lower the learning"):
+    with pytest.raises(
+        UserError,
+        match=r"at step 5 loss nan, and 4 of the last 6 steps were bad: lower the learning",
+    ):
         train(range(20), PoisonGradient(1, spoils_weight=True), guard)
     assert guard.skipped == 3
     with pytest.raises(UserError, match=r"at step 3 loss nan: lower the learning rate"):
@@ -68,10 +87,17 @@ def test_a_spike_is_skipped_or_ignored_and_said(action: Any, caplog) -> None:
     guard = LossGuard(on_spike=action, window=16)
     spoilt = train(range(24), Poison([20], factor=30.0), guard)
     lines = [message for message in caplog.messages if message.startswith("step 20: loss")]
-    assert len(lines) == guard.skipped == int(spoilt.trainer.logged_metrics["guard/skipped"]) == (action == "skip")
+    assert (
+        len(lines)
+        == guard.skipped
+        == int(spoilt.trainer.logged_metrics["guard/skipped"])
+        == (action == "skip")
+    )
     if action == "skip":
         assert_same(spoilt, train([*range(20), 21, 22, 23]))
-        assert lines[0].endswith("standard deviations above the mean of recent steps, the step was skipped")
+        assert lines[0].endswith(
+            "standard deviations above the mean of recent steps, the step was skipped"
+        )
 
 
 GOOD = [(3.0 + 0.1 * (i % 3), 1.0 + 0.1 * (i % 2)) for i in range(8)]

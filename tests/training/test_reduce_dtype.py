@@ -28,7 +28,10 @@ def one_rank(rank: int, folder: str) -> None:
     for settings, least, most in (({}, 0, 1e-6), ({"reduce_dtype": "bfloat16"}, 1e-4, 1e-2)):
         layer = nn.Linear(WIDTH, WIDTH, bias=False)
         nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(2))
-        alone, policy = copy.deepcopy(layer).bfloat16(), FullySharded(gather_dtype="bfloat16", **settings).policy
+        alone, policy = (
+            copy.deepcopy(layer).bfloat16(),
+            FullySharded(gather_dtype="bfloat16", **settings).policy,
+        )
         exact = torch.stack([gradient(alone, each).double() for each in range(RANKS)]).mean(0)
         fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)), mp_policy=policy)
         error = (gradient(layer, rank).full_tensor().double() - exact).norm() / exact.norm()

@@ -33,10 +33,14 @@ class Passing(L.Callback):
         loader.collate_fn = lambda rows: (setattr(self, "now", self.now + 2), collate(rows))[1]
         return loader
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.now += 1 + batch_idx
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             with measuring(trainer, pl_module):
                 self.now += 1e6
@@ -60,7 +64,10 @@ def test_step_times_waiting_and_speed_of_each_interval(
     rows = [row for row in read_rows(logger.path) if row["train/seconds"]]
     assert [row["step"] for row in rows] == ["1", "3"]
     for row, (first, second) in zip(rows, times, strict=True):
-        expected = {f"step_seconds_p{share}": first + (second - first) * share / 100 for share in (50, 90, 99)}
+        expected = {
+            f"step_seconds_p{share}": first + (second - first) * share / 100
+            for share in (50, 90, 99)
+        }
         speed = 2 * accumulate * 4 * 16 / (first + second)
         expected |= {"data_wait_share": 2 * waited / (first + second), "tokens_per_second": speed}
         expected["mfu"] = FLOPS * speed / 1e9
@@ -91,7 +98,9 @@ def test_step_times_of_a_device_are_its_own() -> None:
     ("NVIDIA A100-SXM4-80GB", "bf16-true", 312), ("NVIDIA A100-SXM4-80GB", "64-true", 19.5),
     ("NVIDIA H100 PCIe", "bf16-mixed", 756),
 ])  # fmt: skip
-def test_peaks_are_dense_and_of_the_precision_and_a_cpu_has_none(monkeypatch, name: str, precision: str, tera: float):
+def test_peaks_are_dense_and_of_the_precision_and_a_cpu_has_none(
+    monkeypatch, name: str, precision: str, tera: float
+):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_flops(torch.device("cuda", 0), precision) == pytest.approx(tera * 1e12, rel=0.01)
     assert peak_flops(torch.device("cpu"), precision) is None

@@ -31,11 +31,20 @@ class Seen(L.Callback):
 
 
 def run(
-    stop_after: int | None = None, callbacks: Sequence[L.Callback] = (), ckpt_path: str | None = None, **settings: Any
+    stop_after: int | None = None,
+    callbacks: Sequence[L.Callback] = (),
+    ckpt_path: str | None = None,
+    **settings: Any,
 ) -> Seen:
     """Epochs of 12 batches of one sequence, three to an optimizer step."""
     seen, loader = Seen(stop_after), batches(12, 16, batch_size=1)
-    whole = {"devices": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 3, "limit_val_batches": 1, **settings}
+    whole = {
+        "devices": 1,
+        "num_sanity_val_steps": 0,
+        "accumulate_grad_batches": 3,
+        "limit_val_batches": 1,
+        **settings,
+    }
     own = {"callbacks": [WholeSteps(), seen, *callbacks], "enable_checkpointing": True}
     quiet_trainer(**own, **whole).fit(tiny(GPT), loader, loader, ckpt_path=ckpt_path)
     return seen
@@ -61,7 +70,9 @@ def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next_one(tmp_path: Path
     """Its last step was validated because it was the last; now no validation is due there."""
     rare = {"val_check_interval": 100, "check_val_every_n_epoch": None}
     for n_epochs in (1, 2, 3):
-        seen = run(callbacks=[LastCheckpoint(str(tmp_path))], ckpt_path="last", max_epochs=n_epochs, **rare)
+        seen = run(
+            callbacks=[LastCheckpoint(str(tmp_path))], ckpt_path="last", max_epochs=n_epochs, **rare
+        )
         assert (seen.n_batches, seen.validated) == (12, [4 * n_epochs])
 
 
@@ -69,6 +80,10 @@ def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next_one(tmp_path: Path
     ({"limit_train_batches": 10}, "1.0 is 10 of the 10"), ({"val_check_interval": 0.4}, "0.4 is 4 of the 12"),
     ({"val_check_interval": 5}, "5 is 15 of the 12"),
 ])  # fmt: skip
-def test_epochs_and_intervals_of_no_whole_steps_are_refused(settings: dict[str, Any], batches_of_epoch: str) -> None:
-    with pytest.raises(UserError, match=f"val_check_interval={batches_of_epoch} batches of an epoch"):
+def test_epochs_and_intervals_of_no_whole_steps_are_refused(
+    settings: dict[str, Any], batches_of_epoch: str
+) -> None:
+    with pytest.raises(
+        UserError, match=f"val_check_interval={batches_of_epoch} batches of an epoch"
+    ):
         run(max_epochs=2, **settings)

@@ -42,7 +42,15 @@ def printed(capfd, *arguments: object) -> str:
 
 @pytest.mark.parametrize("more", [["--samples", "2"], ["--json"]])
 def test_a_tokenizer_writes_no_terminal_codes(more: list[str], checkpoint: Path, capfd) -> None:
-    given = ["generate", checkpoint, "a the", "--tokenizer", checkpoint.with_name("evil.json"), "--device", "cpu"]
+    given = [
+        "generate",
+        checkpoint,
+        "a the",
+        "--tokenizer",
+        checkpoint.with_name("evil.json"),
+        "--device",
+        "cpu",
+    ]
     text = printed(capfd, *given, "--max_tokens", "30", *more)
     assert "error" not in text
     assert not {*CODES} - {*"[2J31m"} & {*text}
@@ -63,7 +71,9 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_s_name_writes_no_terminal_codes(command: str, run: Path, tmp_path: Path, capfd) -> None:
+def test_a_folder_s_name_writes_no_terminal_codes(
+    command: str, run: Path, tmp_path: Path, capfd
+) -> None:
     (evil := tmp_path / f"c{CODES}").mkdir()
     (evil / "bad.jsonl").write_text("{")
     (tmp_path / f"c{CODES}.txt").write_text(TEXTS[0] * 20)
@@ -83,12 +93,23 @@ def test_joiners_are_printed_as_they_are(capsys) -> None:
     assert capsys.readouterr().out == "می\u200cخواهم\t\\x1b\n"
 
 
-def test_an_unforeseen_error_names_the_file_to_report(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_an_unforeseen_error_names_the_file_to_report(
+    run: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
     """An optimizer of the user's own that fails in its first step."""
-    lines = "import torch", "class Broken(torch.optim.SGD):", " def step(self, closure=None):", "  {}['a\\x1b[2J']"
+    lines = (
+        "import torch",
+        "class Broken(torch.optim.SGD):",
+        " def step(self, closure=None):",
+        "  {}['a\\x1b[2J']",
+    )
     (tmp_path / "brokenlab.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
-    new = [f"--config={run}/config.yaml", f"--run_dir={tmp_path / 'new'}", "--model.optimizer=brokenlab.Broken"]
+    new = [
+        f"--config={run}/config.yaml",
+        f"--run_dir={tmp_path / 'new'}",
+        "--model.optimizer=brokenlab.Broken",
+    ]
     assert main(["fit", *new, "--import", "brokenlab"]) == 1
     (error,) = [line for line in capsys.readouterr().err.splitlines() if "anlit: error: " in line]
     (file,) = (tmp_path / "new").glob("error-*.txt")

@@ -40,17 +40,24 @@ def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
     counts: list[str] = []
     for arm in results.study.arms:
         all_seeds = [series(run) for run in results.measured(arm) if run.complete]
-        logged = [metrics for metrics in all_seeds if len(metrics) > 1]  # one restored from a record has losses alone
+        logged = [
+            metrics for metrics in all_seeds if len(metrics) > 1
+        ]  # one restored from a record has losses alone
         if logged and arm.is_among(options.get("arms")):
             seeds[arm.title] = logged
             counts.append(f"{len(logged)} of {len(all_seeds)}")
     if not seeds:
-        return ["## Training dynamics", "No finished run logged them: add `trainer/dynamics.yaml` to the study."]
+        return [
+            "## Training dynamics",
+            "No finished run logged them: add `trainer/dynamics.yaml` to the study.",
+        ]
     means = {title: mean_over_seeds(logged) for title, logged in seeds.items()}
     shown = [name for name in PANELS if any(name in metrics for metrics in means.values())]
     _draw(shown, means, seeds, results.output / "dynamics.png")
     rows = [["seeds that logged them", *counts]]
-    rows += [[PANELS[name], *(_cell(name, metrics) for metrics in means.values())] for name in shown]
+    rows += [
+        [PANELS[name], *(_cell(name, metrics) for metrics in means.values())] for name in shown
+    ]
     return [
         "## Training dynamics",
         "Thin lines are seeds, thick ones and the table their means. A rotation is the mean angle by which one "
@@ -66,11 +73,16 @@ def series(run: Run) -> Series:
     path = run.folder / METRICS
     rows = read_rows(path) if path.exists() else []
     deepest = max(
-        (name.split("/")[1] for name in (rows[0] if rows else ()) if name.startswith("hidden/")), default=LAST
+        (name.split("/")[1] for name in (rows[0] if rows else ()) if name.startswith("hidden/")),
+        default=LAST,
     )
     metrics: Series = {}
     for name in PANELS:
-        columns = ["copying/first", "copying/second"] if name == INDUCTION_GAIN else [name.replace(LAST, deepest)]
+        columns = (
+            ["copying/first", "copying/second"]
+            if name == INDUCTION_GAIN
+            else [name.replace(LAST, deepest)]
+        )
         for row in (row for row in rows if row.get(columns[-1])):
             value, *minus = (number(row, column, path) for column in columns)
             metrics.setdefault(name, {})[number(row, "step", path) + 1] = value - sum(minus)
@@ -83,19 +95,30 @@ def mean_over_seeds(seeds: Sequence[Series]) -> Series:
     for name in PANELS:
         if each := [metrics[name] for metrics in seeds if name in metrics]:
             steps = sorted(set.intersection(*map(set, each)))
-            means[name] = {step: float(np.mean([values[step] for values in each])) for step in steps}
+            means[name] = {
+                step: float(np.mean([values[step] for values in each])) for step in steps
+            }
     return means
 
 
-def _draw(names: list[str], means: dict[str, Series], seeds: dict[str, list[Series]], path: Path) -> None:
+def _draw(
+    names: list[str], means: dict[str, Series], seeds: dict[str, list[Series]], path: Path
+) -> None:
     """Write a panel for each metric in `names`: each arm's mean over its seeds, and thinner its seeds."""
     styles = line_styles(list(means))
     with style(8):
         figure, axes = panels(len(names), 3, TEXT / 3, 1.9)
         for ax, name in zip(axes, names, strict=True):
-            for title, mean in ((title, metrics[name]) for title, metrics in means.items() if name in metrics):
-                look: dict[str, Any] = {"linestyle": styles[title].dash, "color": styles[title].colour}
-                for seed in (seed[name] for seed in seeds[title] if name in seed and len(seeds[title]) > 1):
+            for title, mean in (
+                (title, metrics[name]) for title, metrics in means.items() if name in metrics
+            ):
+                look: dict[str, Any] = {
+                    "linestyle": styles[title].dash,
+                    "color": styles[title].colour,
+                }
+                for seed in (
+                    seed[name] for seed in seeds[title] if name in seed and len(seeds[title]) > 1
+                ):
                     ax.plot(*zip(*seed.items(), strict=True), linewidth=0.4, alpha=0.5, **look)
                 ax.plot(*zip(*mean.items(), strict=True), label=title, linewidth=1.2, marker=styles[title].marker,
                         markersize=3, markevery=max(1, len(mean) // MARKS), **look)  # fmt: skip

@@ -66,10 +66,15 @@ def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int) -> None:
                 continue
             with lock:
                 if not state_of(output / run.name).has_ended:
-                    echo(f"{_train(run, output / run.name, threads, lock, stopping)}; {len(pending)} wait")
+                    echo(
+                        f"{_train(run, output / run.name, threads, lock, stopping)}; {len(pending)} wait"
+                    )
 
     with ThreadPoolExecutor(n_jobs) as pool:
-        before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            each: signal.signal(each, signal.default_int_handler)
+            for each in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             for worker in as_completed([pool.submit(work) for _ in range(n_jobs)]):
                 worker.result()
@@ -79,7 +84,9 @@ def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int) -> None:
                 signal.signal(number, handler)
 
 
-def _train(run: Trial, folder: Path, threads: int, lock: IO[bytes], stopping: threading.Event) -> str:
+def _train(
+    run: Trial, folder: Path, threads: int, lock: IO[bytes], stopping: threading.Event
+) -> str:
     """Train a run to its end, or until `stopping`; returns how it ended, in words."""
     echo(f"{run.name}: {'continued' if state_of(folder).status == 'interrupted' else 'started'}")
     note_start(folder, "local")
@@ -94,7 +101,9 @@ def _train(run: Trial, folder: Path, threads: int, lock: IO[bytes], stopping: th
     # Interrupted whatever its exit code is, when it was told to stop: a run that is still starting dies of the signal.
     note_end(folder, PREEMPTED if process.returncode and stopping.is_set() else process.returncode)
     state, minutes = state_of(folder), (time.monotonic() - began) / 60
-    ending = "done" if state.status == "finished" else f"{state.status.upper()} {state.reason}".strip()
+    ending = (
+        "done" if state.status == "finished" else f"{state.status.upper()} {state.reason}".strip()
+    )
     return f"{run.name}: {ending} after {minutes:.1f} min"
 
 
@@ -115,7 +124,9 @@ def try_lock(folder: Path) -> IO[bytes] | None:
     return file
 
 
-def submit(runs: list[Trial], output: Path, again: list[str], options: list[str], at_once: int) -> str | None:
+def submit(
+    runs: list[Trial], output: Path, again: list[str], options: list[str], at_once: int
+) -> str | None:
     """Submit the `runs` that are not done as a job array; returns its number, or None if nothing was left.
 
     When it has ended, also after failures, `anlit` continues the study with the arguments `again`. At most `at_once`
@@ -127,10 +138,20 @@ def submit(runs: list[Trial], output: Path, again: list[str], options: list[str]
         return None
     if not TRAIN.is_file():
         raise UserError(f"{TRAIN} is not here: run anlit study --slurm in anlit's checkout")
-    started = {launches[-1]["how"] for run in todo if (launches := read_launches(output / run.name))}
-    for array in (how.removeprefix("slurm ") for how in started if how.startswith("slurm ") and shutil.which("squeue")):
-        listed = subprocess.run(["squeue", "--noheader", f"--jobs={array}"], capture_output=True, text=True)
-        if listed.returncode == 0 and listed.stdout.strip():  # two arrays would write into the same run folders
+    started = {
+        launches[-1]["how"] for run in todo if (launches := read_launches(output / run.name))
+    }
+    for array in (
+        how.removeprefix("slurm ")
+        for how in started
+        if how.startswith("slurm ") and shutil.which("squeue")
+    ):
+        listed = subprocess.run(
+            ["squeue", "--noheader", f"--jobs={array}"], capture_output=True, text=True
+        )
+        if (
+            listed.returncode == 0 and listed.stdout.strip()
+        ):  # two arrays would write into the same run folders
             raise UserError(f"job array {array} still has runs of this study: wait for it, or end it with scancel "
                             f"{array}")  # fmt: skip
     folder = output / "slurm"
@@ -142,7 +163,9 @@ def submit(runs: list[Trial], output: Path, again: list[str], options: list[str]
     # Slurm reads the #SBATCH options of the submitted file only; the name of the log is our own.
     directives = re.findall(r"^#SBATCH (?!--output)(\S+)$", TRAIN.read_text(), re.MULTILINE)
     tasks = f"0-{len(todo) - 1}" + (f"%{at_once}" if at_once else "")
-    array = _sbatch(*directives, f"--array={tasks}", f"--output={folder}/%A_%a.out", *options, str(script))
+    array = _sbatch(
+        *directives, f"--array={tasks}", f"--output={folder}/%A_%a.out", *options, str(script)
+    )
     for run in todo:
         note_start(output / run.name, f"slurm {array}")
     _sbatch(
@@ -156,21 +179,36 @@ def _sbatch(*arguments: str) -> str:
     try:
         done = subprocess.run(["sbatch", "--parsable", *arguments], capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise UserError("sbatch is not here: leave --slurm out to run the study on this machine") from error
+        raise UserError(
+            "sbatch is not here: leave --slurm out to run the study on this machine"
+        ) from error
     if done.returncode:
         said = " ".join(done.stderr.split())
-        raise UserError(f"sbatch refused the study's runs ({said}): correct the options after --slurm")
+        raise UserError(
+            f"sbatch refused the study's runs ({said}): correct the options after --slurm"
+        )
     return done.stdout.strip().split(";")[0]
 
 
-def reusable(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> dict[str, tuple[Path, Run | None]]:
+def reusable(
+    runs: Sequence[Trial], output: Path, studies: Sequence[Path]
+) -> dict[str, tuple[Path, Run | None]]:
     """Name of each run that has not begun → folder, or report.json and its content, of a finished one with its hash."""
-    folders = [folder for study in studies for folder in sorted(study.iterdir()) if not folder.name.startswith(PARTIAL)]
+    folders = [
+        folder
+        for study in studies
+        for folder in sorted(study.iterdir())
+        if not folder.name.startswith(PARTIAL)
+    ]
     records = [study / STUDY for study in studies if (study / STUDY).is_file()]
     found: dict[str, tuple[Path, Run | None]] = {
         name.rpartition("-")[2]: (record, run) for record in records
         for name, run in read_record(record.parent)[1].items() if run.complete}  # fmt: skip
-    found |= {run.name.rpartition("-")[2]: (run, None) for run in folders[::-1] if state_of(run).status == "finished"}
+    found |= {
+        run.name.rpartition("-")[2]: (run, None)
+        for run in folders[::-1]
+        if state_of(run).status == "finished"
+    }
     return {run.name: found[run.name.rpartition("-")[2]] for run in runs
             if run.name.rpartition("-")[2] in found and not (output / run.name).exists()}  # fmt: skip
 

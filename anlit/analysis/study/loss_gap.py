@@ -12,7 +12,15 @@ from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
 from anlit.analysis import statistics
-from anlit.analysis.statistics import SpeedUp, Summary, differences, mean_difference, mean_sd, speed_up, tokens_to_loss
+from anlit.analysis.statistics import (
+    SpeedUp,
+    Summary,
+    differences,
+    mean_difference,
+    mean_sd,
+    speed_up,
+    tokens_to_loss,
+)
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.trend import UNITS, apart, named
 from anlit.errors import UserError
@@ -47,7 +55,9 @@ class Gap(NamedTuple):
     @property
     def mean(self) -> float:
         """The mean difference; NaN where a run is lost."""
-        return float(np.mean(self.differences)) if len(self.differences) == len(self.ours) else np.nan
+        return (
+            float(np.mean(self.differences)) if len(self.differences) == len(self.ours) else np.nan
+        )
 
 
 def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -112,12 +122,21 @@ def draw(gaps: list[Gap], baseline: str, each: str, over: str, path: Path) -> No
             for title, (colour, marker, dash) in styles.items():
                 line = [gap for gap in gaps if (gap.panel, gap.title) == (panel, title)]
                 seeds = [(gap.x, each_seed) for gap in line for each_seed in gap.differences]
-                ax.plot(*np.array(seeds).reshape(-1, 2).T, marker, color=colour, markersize=3, alpha=0.6, ls="none")
+                ax.plot(
+                    *np.array(seeds).reshape(-1, 2).T,
+                    marker,
+                    color=colour,
+                    markersize=3,
+                    alpha=0.6,
+                    ls="none",
+                )
                 ax.plot([gap.x for gap in line], [gap.mean for gap in line], linestyle=dash,
                         color=colour, linewidth=1.2)  # fmt: skip
             ticks = apart([gap.x for gap in gaps if gap.panel == panel])
             ax.set_xscale("log")
-            ax.set_xticks(ticks, [f"{tick:.2g}" if max(ticks) < 100 else short_number(tick) for tick in ticks])
+            ax.set_xticks(
+                ticks, [f"{tick:.2g}" if max(ticks) < 100 else short_number(tick) for tick in ticks]
+            )
             ax.minorticks_off()
             ax.tick_params(labelsize=7)
             ax.set(xlim=(ticks[0] / 1.6, ticks[-1] * 1.6), title=f"{named(each)} {panel}")
@@ -126,7 +145,12 @@ def draw(gaps: list[Gap], baseline: str, each: str, over: str, path: Path) -> No
         figure.supylabel(f"loss minus {baseline}'s (nats per token)", fontsize=8)
         legend = [Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dash, markersize=4, label=title)
                   for title, look in styles.items()]  # fmt: skip
-        figure.legend(handles=legend, loc="outside lower center", ncols=3, title="dots: seeds; lines: their means")
+        figure.legend(
+            handles=legend,
+            loc="outside lower center",
+            ncols=3,
+            title="dots: seeds; lines: their means",
+        )
         save(figure, path)
 
 
@@ -136,9 +160,15 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     arms = {arm.name: arm for arm in results.study.arms}
     curves = {name: {run.seeds: run.curve.finite() if run.complete else None for run in results.measured(arm)
                      if run.complete or run.lost} for name, arm in arms.items()}  # fmt: skip
-    millions: dict[str, dict[Any, float | None]] = {name: dict.fromkeys(seeds) for name, seeds in curves.items()}
-    later: dict[str, dict[Any, float | None]] = {name: dict.fromkeys(seeds) for name, seeds in curves.items()}
-    for name, seed, curve in ((name, *item) for name, seeds in curves.items() for item in seeds.items()):
+    millions: dict[str, dict[Any, float | None]] = {
+        name: dict.fromkeys(seeds) for name, seeds in curves.items()
+    }
+    later: dict[str, dict[Any, float | None]] = {
+        name: dict.fromkeys(seeds) for name, seeds in curves.items()
+    }
+    for name, seed, curve in (
+        (name, *item) for name, seeds in curves.items() for item in seeds.items()
+    ):
         if curve is not None and (tokens := tokens_to_loss(curve, level)) is not None:
             millions[name][seed] = tokens / 1e6
             if tokens + after <= curve.tokens[-1]:
@@ -147,7 +177,10 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     for name in filter(curves.get, arms):
         gaps = [NONE if name == baseline else mean_difference(own[name], own[baseline], ".3f")
                 for own in (millions, later)]  # fmt: skip
-        each = [NONE if onset is None else short_number(1e6 * onset) for onset in millions[name].values()]
+        each = [
+            NONE if onset is None else short_number(1e6 * onset)
+            for onset in millions[name].values()
+        ]
         loss = mean_sd(Summary([*later[name].values()]), 3)
         rows.append([literal(arms[name].title), ", ".join(each), gaps[0], loss, gaps[1]])
     if not rows:

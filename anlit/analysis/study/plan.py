@@ -61,12 +61,18 @@ def grid(grids: Any, where: str) -> list[Setting]:
     keys = list(dict.fromkeys(key for lines in listed if isinstance(lines, dict) for key in lines))
     for lines in listed:
         require(where, lines, LINES)
-        for choices in itertools.product(*(_line(key, values, keys, where) for key, values in sorted(lines.items()))):
+        for choices in itertools.product(
+            *(_line(key, values, keys, where) for key, values in sorted(lines.items()))
+        ):
             shown, settings = ({key: value for choice in choices for key, value in getattr(choice, part).items()}
                                for part in ("shown", "settings"))  # fmt: skip
-            points.setdefault(json.dumps(settings, sort_keys=True, default=str), Setting(shown, settings))
+            points.setdefault(
+                json.dumps(settings, sort_keys=True, default=str), Setting(shown, settings)
+            )
     if not points:
-        raise UserError(f"{where} has no values: leave it out, or give such as `{{dotted.key: [1, 2]}}`")
+        raise UserError(
+            f"{where} has no values: leave it out, or give such as `{{dotted.key: [1, 2]}}`"
+        )
     return list(points.values())
 
 
@@ -77,15 +83,26 @@ def _line(key: str, values: Any, keys: list[str], where: str) -> list[Setting]:
         return [Setting({key: name}, settings) for name, settings in values.items()]
     last = key.rsplit(".", 1)[-1]
     is_shared = sum(other.rsplit(".", 1)[-1] == last for other in keys) > 1
-    short = "data_seed" if key == "data.init_args.seed" else short_names(keys)[key] if is_shared else last
-    return [Setting({short: value}, {key: value}) for value in (values if isinstance(values, list) else [values])]
+    short = (
+        "data_seed"
+        if key == "data.init_args.seed"
+        else short_names(keys)[key]
+        if is_shared
+        else last
+    )
+    return [
+        Setting({short: value}, {key: value})
+        for value in (values if isinstance(values, list) else [values])
+    ]
 
 
 def plain(value: Any) -> str:
     """A value for a folder's name, without characters that are special to shells and file systems."""
     if isinstance(value, dict):
         value = str(value.get("class_path", "set")).rsplit(".", 1)[-1]
-    return "".join(letter if letter.isalnum() or letter in "._+-=" else "-" for letter in str(value))
+    return "".join(
+        letter if letter.isalnum() or letter in "._+-=" else "-" for letter in str(value)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +152,15 @@ class Trial:
     def options(self, run_dir: Path) -> list[str]:
         """The options of `anlit fit`, without `--ckpt_path`."""
         files = [part for config in self.arm.configs for part in ("--config", config)]
-        settings = {key: value if isinstance(value, str) else json.dumps(value) for key, value in self.settings.items()}
-        return [*files, *(f"--{key}={value}" for key, value in settings.items()), f"--run_dir={run_dir}"]
+        settings = {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in self.settings.items()
+        }
+        return [
+            *files,
+            *(f"--{key}={value}" for key, value in settings.items()),
+            f"--run_dir={run_dir}",
+        ]
 
 
 class PlannedComparison(NamedTuple):
@@ -199,19 +223,32 @@ def read_study(path: str, budget: str | None) -> Study:
     budgets = content.get("budgets") or {None: {}}
     if budget not in budgets:
         known = ", ".join(map(str, filter(None, budgets)))
-        fix = f"the budgets {known}: choose one with --budget" if known else "no budgets: leave --budget out"
+        fix = (
+            f"the budgets {known}: choose one with --budget"
+            if known
+            else "no budgets: leave --budget out"
+        )
         raise UserError(f"{path} has {fix}")
     content = merged(content, budgets[budget] or {})
     require(path, content, SCHEMA, known=True)
     pace = content.get("pace") or {}
     require(f"pace of {path}", pace, PACE, known=True)
     if (rate := pace.get("flops_per_second")) is not None and not 0 < rate < math.inf:
-        raise UserError(f"pace.flops_per_second of {path} is {rate}: give a number above 0, or leave it out")
+        raise UserError(
+            f"pace.flops_per_second of {path} is {rate}: give a number above 0, or leave it out"
+        )
     if not content.get("arms"):
         raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
-    arms = tuple(arm for name, spec in content["arms"].items() for arm in _arms(name, spec, content, path))
-    seeds, tuning_seeds = _seeds(content, "seeds", [1], path), _seeds(content, "tuning_seeds", [0], path)
-    study = Study(path, budget, content, arms, seeds, tuning_seeds, _comparisons(content, arms, path))
+    arms = tuple(
+        arm for name, spec in content["arms"].items() for arm in _arms(name, spec, content, path)
+    )
+    seeds, tuning_seeds = (
+        _seeds(content, "seeds", [1], path),
+        _seeds(content, "tuning_seeds", [0], path),
+    )
+    study = Study(
+        path, budget, content, arms, seeds, tuning_seeds, _comparisons(content, arms, path)
+    )
     _refuse_unfair(study)
     return study
 
@@ -225,7 +262,9 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if value is not None or key not in above}
 
 
-def require(where: str, part: Any, schema: dict[Any, Any], known: bool = False, complete: bool = False) -> None:
+def require(
+    where: str, part: Any, schema: dict[Any, Any], known: bool = False, complete: bool = False
+) -> None:
     """Raises a UserError if `part` is not as the `schema` says; where `known`, also if it has other keys."""
     try:
         check(part, schema, complete=complete)
@@ -262,17 +301,28 @@ def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> 
              else [Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})]
              for value in values)  # fmt: skip
     seeds = tuple(itertools.chain.from_iterable(grids))
-    keys = [{name.replace(".init_args", ""): str(value) for name, value in seed.settings.items()} for seed in seeds]
-    pairs = [(own.get("seed_everything"), own.get("data.seed")) for own in keys]  # `Run.seeds`, which pairs runs
-    if twice := [seed.name for seed, pair in zip(seeds, pairs, strict=True) if pairs.count(pair) > 1]:
+    keys = [
+        {name.replace(".init_args", ""): str(value) for name, value in seed.settings.items()}
+        for seed in seeds
+    ]
+    pairs = [
+        (own.get("seed_everything"), own.get("data.seed")) for own in keys
+    ]  # `Run.seeds`, which pairs runs
+    if twice := [
+        seed.name for seed, pair in zip(seeds, pairs, strict=True) if pairs.count(pair) > 1
+    ]:
         raise UserError(f"{key} of {path} has {twice[0]} and {twice[1]}, which do not differ in seed_everything or "
                         "data.init_args.seed, by which runs are paired: leave one out, or give it others")  # fmt: skip
     return seeds
 
 
-def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> tuple[PlannedComparison, ...]:
+def _comparisons(
+    content: dict[str, Any], arms: tuple[Arm, ...], path: str
+) -> tuple[PlannedComparison, ...]:
     """Those of the YAML, or the one of all arms with its `baseline`, if it has one."""
-    all_arms = [{"title": "All arms", "baseline": content["baseline"]}] if content.get("baseline") else []
+    all_arms = (
+        [{"title": "All arms", "baseline": content["baseline"]}] if content.get("baseline") else []
+    )
     comparisons, named = [], {arm.name: arm for arm in arms}
     planned = content.get("comparisons")
     where = f"baseline of {path}" if planned is None else f"a comparison of {path}"
@@ -283,7 +333,9 @@ def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> t
             raise UserError(f"{where} names '{min(unknown)}', which is none of its arms: choose among "
                             + ", ".join(named))  # fmt: skip
         members = tuple(arm for arm in arms if arm.is_among({*chosen, baseline}))
-        comparisons.append(PlannedComparison(str(entry.get("title") or "Comparison"), named[baseline], members))
+        comparisons.append(
+            PlannedComparison(str(entry.get("title") or "Comparison"), named[baseline], members)
+        )
     return tuple(comparisons)
 
 
@@ -293,13 +345,19 @@ def _refuse_unfair(study: Study) -> None:
     """
     path, seeds, tuning_seeds = study.path, study.seeds, study.tuning_seeds
     bases = dict.fromkeys(arm.base for arm in study.arms)
-    for own in ([arm.name for arm in study.arms], [arm.title for arm in study.arms], [*map(study.title_of, bases)]):
+    for own in (
+        [arm.name for arm in study.arms],
+        [arm.title for arm in study.arms],
+        [*map(study.title_of, bases)],
+    ):
         if twice := [each for each, count in Counter(own).items() if count > 1]:
             raise UserError(f"{path} has two arms with the name or title '{twice[0]}', which a report would mix up: "
                             "give each its own")  # fmt: skip
     seeded = {key for seed in (*seeds, *tuning_seeds) for key in seed.settings}
     for arm in study.arms:  # a seed's settings win over an arm's
-        for key in sorted(seeded & {*arm.settings, *(key for point in arm.points for key in point.settings)}):
+        for key in sorted(
+            seeded & {*arm.settings, *(key for point in arm.points for key in point.settings)}
+        ):
             raise UserError(f"arm '{arm.name}' of {path} sets {key}, which its seeds set too: leave it out, and give "
                             "its values with `seeds` and `tuning_seeds`")  # fmt: skip
     is_tuned = any(arm.is_tuned for arm in study.arms)
@@ -312,7 +370,10 @@ def _refuse_unfair(study: Study) -> None:
         if ours <= theirs or theirs <= ours:
             raise UserError(f"{path} measures on the seed {seed.shown.get('seed', seed.name)}, on which it also tunes: "
                             "give `seeds` and `tuning_seeds` without a common one")  # fmt: skip
-    if study.content.get("equal_tuning") is not False and len({len(arm.points) for arm in study.arms}) > 1:
+    if (
+        study.content.get("equal_tuning") is not False
+        and len({len(arm.points) for arm in study.arms}) > 1
+    ):
         counts = ", ".join(f"{arm.name} {len(arm.points)}" for arm in study.arms)
         raise UserError(f"the arms of {path} are tuned over different numbers of settings ({counts}), which favours "
                         "some: make them equal, or allow it with `equal_tuning: false`")  # fmt: skip

@@ -31,7 +31,12 @@ from anlit.reporting.text import code, literal, without_control_codes
 from anlit.runs.folders import Run
 from anlit.runs.groups import Group, learned_settings
 
-STATES = {"finished": "finished", "failed": "failed", "interrupted": "under way or interrupted", "pending": "pending"}
+STATES = {
+    "finished": "finished",
+    "failed": "failed",
+    "interrupted": "under way or interrupted",
+    "pending": "pending",
+}
 DIGITS = 6
 """Significant digits of a recorded number."""
 NOT_COMPARED, WAITS = "no run can be compared, see Failures.", "waits for "
@@ -48,10 +53,15 @@ def show(results: StudyResults, console: SafeConsole | None = None) -> None:
     """Print each arm's setting with its loss and speed-up, and the settings that lie at the edge of their grid."""
     console = console or terminal()
     speeds: dict[str, str] = {}  # over the baseline of the first comparison that has the arm
-    for comparison in (comparison for _, comparison in results.comparisons if comparison is not None):
+    for comparison in (
+        comparison for _, comparison in results.comparisons if comparison is not None
+    ):
         ended = (result for result in comparison.results if not result.group.unfinished)
         speeds = {result.label: result.speedup.words for result in ended} | speeds
-    head, rows = ["arm", "setting", "seeds", "final loss", *(["speed-up in tokens"] if speeds else [])], []
+    head, rows = (
+        ["arm", "setting", "seeds", "final loss", *(["speed-up in tokens"] if speeds else [])],
+        [],
+    )
     for point in results.points():
         setting = results.selected[point.arm.name].words or "as configured"
         seeds = str(len(point.losses)) + f" of {len(point.summary.values)}" * bool(point.failed)
@@ -59,8 +69,12 @@ def show(results: StudyResults, console: SafeConsole | None = None) -> None:
         rows.append([*cells, *([speeds.get(point.arm.title, NONE)] if speeds else [])])
     if rows:
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
-    for name, edge in ((tuning.arm.name, edge) for tuning in results.tunings for edge in tuning.edges):
-        console.print(without_control_codes(f"note: {name}: {edge}: a wider grid might find a better one"))
+    for name, edge in (
+        (tuning.arm.name, edge) for tuning in results.tunings for edge in tuning.edges
+    ):
+        console.print(
+            without_control_codes(f"note: {name}: {edge}: a wider grid might find a better one")
+        )
 
 
 def _paragraphs(results: StudyResults) -> list[str]:
@@ -68,8 +82,15 @@ def _paragraphs(results: StudyResults) -> list[str]:
     require_sections(study := results.study)
     read = [run for _, _, run in results.runs if run is not None and run.config]
     labels = {run.folder: trial.arm.title for trial, _, run in results.runs if run is not None}
-    failed = [[code(trial.name), literal(state.reason)] for trial, state, _ in results.runs if state.status == "failed"]
-    made = [f"made by: {code(results.command)}", f"study: {code(str(study.path))}, budget {study.budget or 'none'}"]
+    failed = [
+        [code(trial.name), literal(state.reason)]
+        for trial, state, _ in results.runs
+        if state.status == "failed"
+    ]
+    made = [
+        f"made by: {code(results.command)}",
+        f"study: {code(str(study.path))}, budget {study.budget or 'none'}",
+    ]
     return [
         f"# {study.title}",
         str(study.content.get("question") or "").strip(),
@@ -86,7 +107,10 @@ def _raw(results: StudyResults) -> dict[str, Any]:
     """The numbers behind the report; a comparison names its runs by their folders, as keys of `measured`, which holds
     the runs that tuned too, so that a study goes on from its record.
     """
-    study, comparisons = results.study, [comparison for _, comparison in results.comparisons if comparison is not None]
+    study, comparisons = (
+        results.study,
+        [comparison for _, comparison in results.comparisons if comparison is not None],
+    )
     return {
         "title": study.title, "path": study.path, "budget": study.budget, "command": results.command,
         "selected": {name: choice.shown for name, choice in results.selected.items()},
@@ -103,15 +127,29 @@ def _raw(results: StudyResults) -> dict[str, Any]:
 
 def _progress(results: StudyResults) -> str:
     """How many runs there are in each state, on how many seeds, and what is not measured yet."""
-    seeds, states = len(results.study.seeds), Counter[str](state.status for _, state, _ in results.runs)
+    seeds, states = (
+        len(results.study.seeds),
+        Counter[str](state.status for _, state, _ in results.runs),
+    )
     counts = ", ".join(f"{states[name]} {words}" for name, words in STATES.items() if states[name])
     measured = f"Each arm is measured on {seeds} seed{'s' * (seeds > 1)}."
-    sentences = [f"{len(results.runs)} runs: {counts}.", measured if seeds else "Tuning only, nothing is measured."]
-    if left := [f"{arm.title} ({waits})" for arm in results.study.arms if (waits := results.waits_for(arm))]:
+    sentences = [
+        f"{len(results.runs)} runs: {counts}.",
+        measured if seeds else "Tuning only, nothing is measured.",
+    ]
+    if left := [
+        f"{arm.title} ({waits})" for arm in results.study.arms if (waits := results.waits_for(arm))
+    ]:
         sentences.append(f"NOT ENDED: {'; '.join(left)}.")
-    if failed := [tuning.arm.title for tuning in results.tunings if tuning.has_ended and tuning.best is None]:
+    if failed := [
+        tuning.arm.title for tuning in results.tunings if tuning.has_ended and tuning.best is None
+    ]:
         sentences.append(f"Their tuning failed everywhere: {'; '.join(failed)}.")
-    ends = [float(run.curve.seconds[-1]) for *_, run in results.runs if run is not None and len(run.curve)]
+    ends = [
+        float(run.curve.seconds[-1])
+        for *_, run in results.runs
+        if run is not None and len(run.curve)
+    ]
     if hours := np.nansum(ends) / 3600:
         sentences.append(f"{hours:.2f} hours of training in all.")
     return " ".join(sentences)
@@ -122,11 +160,16 @@ def require_sections(study: Study) -> None:
     known = dict.fromkeys(name for arm in study.arms for name in (arm.base, arm.name))
     for name, options in study.sections:
         if name not in SECTIONS:
-            raise UserError(f"{study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
+            raise UserError(
+                f"{study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}"
+            )
         where, (_, needed, optional) = f"the section '{name}' of {study.path}", SECTIONS[name]
         require(where, options, needed | optional, known=True)
         require(where, options, needed, complete=True)
-        for arm in (*(options.get("arms") or ()), *([options["baseline"]] if "baseline" in options else ())):
+        for arm in (
+            *(options.get("arms") or ()),
+            *([options["baseline"]] if "baseline" in options else ()),
+        ):
             if arm not in known:
                 raise UserError(f"{where} names the arm '{arm}', which is none of "
                                 + ", ".join(known))  # fmt: skip
@@ -142,9 +185,14 @@ def _require_numbers(study: Study, options: dict[str, Any], where: str) -> None:
     """Raises a UserError if `over` or `value` of a trend is not in every point of its arms, as a number."""
     for arm in (arm for arm in study.arms if arm.is_among(options.get("arms"))):
         points = [arm.varied.shown | point.shown for point in arm.points]
-        known = [*MEASURED, *(key for key in points[0] if all(is_number(point.get(key)) for point in points))]
+        known = [
+            *MEASURED,
+            *(key for key in points[0] if all(is_number(point.get(key)) for point in points)),
+        ]
         for key in ("over", "value"):
-            if (name := options.get(key, "loss")) not in (known if key == "over" else ["loss", *known]):
+            if (name := options.get(key, "loss")) not in (
+                known if key == "over" else ["loss", *known]
+            ):
                 raise UserError(f"{where} has {key} '{name}', which is no number of arm '{arm.name}': vary or tune it, "
                                 f"or choose one of {', '.join(known)}")  # fmt: skip
 
@@ -166,7 +214,10 @@ def _convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
 def _compared(comparison: Comparison, missing: list[str], explained: bool) -> list[str]:
     """A comparison in Markdown with its notes and picture; `missing` are lines on arms that are not in it."""
     plot_convergence(comparison)
-    return [*section(comparison, explained), "\n".join(filter(None, [listed(comparison.notes), *missing]))]
+    return [
+        *section(comparison, explained),
+        "\n".join(filter(None, [listed(comparison.notes), *missing])),
+    ]
 
 
 def _tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -181,17 +232,36 @@ def _tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     for tuning in results.tunings:
         best, second, *_ = tuning.points
         states = [state for point in tuning.points for state in point.states]
-        done, failed = sum(state.has_ended for state in states), sum(state.status == "failed" for state in states)
+        done, failed = (
+            sum(state.has_ended for state in states),
+            sum(state.status == "failed" for state in states),
+        )
         known = tuning.best is not None
-        found = best.setting.words if known else NONE if best.loss == math.inf else f"so far {best.setting.words}"
+        found = (
+            best.setting.words
+            if known
+            else NONE
+            if best.loss == math.inf
+            else f"so far {best.setting.words}"
+        )
         has_numbers = tuning.best is not None and any(map(is_number, tuning.best.shown.values()))
         edge = "; ".join(tuning.edges) or ("inside the grid" if has_numbers else NONE)
         rows.append([tuning.arm.title, f"{done} of {len(states)}", str(failed), found, _loss(best.loss),
                      _loss(second.loss), edge])  # fmt: skip
         for point in tuning.points:
-            words = ", ".join(literal(f"{state.status} {state.reason}".strip()) for state in point.states)
+            words = ", ".join(
+                literal(f"{state.status} {state.reason}".strip()) for state in point.states
+            )
             settings.append([tuning.arm.title, point.setting.words, _loss(point.loss), words])
-    head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
+    head = [
+        "arm",
+        "runs done",
+        "failed",
+        "best setting",
+        "its loss",
+        "second best",
+        "edge of the grid",
+    ]
     return [
         "## Tuning",
         f"Tuning budget: {budget}, each trained on {len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(seeds)}) that "
@@ -232,7 +302,9 @@ def recompute(folder: Path) -> list[Comparison]:
     """The comparisons recorded in `folder`, computed again and written; UserError without a whole report.json."""
     (record, runs), path, page = read_record(folder), folder / STUDY, folder / "report.md"
     try:
-        comparisons = [_compare(folder, n, own, record, runs) for n, own in enumerate(record["comparisons"], 1)]
+        comparisons = [
+            _compare(folder, n, own, record, runs) for n, own in enumerate(record["comparisons"], 1)
+        ]
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise UserError(f"{path} is no report of a study ({error}): {ADVICE}") from error
     every = record_runs(comparisons, [*runs.values()])
@@ -244,7 +316,11 @@ def recompute(folder: Path) -> list[Comparison]:
             for place, old in enumerate(sections):
                 if f"({comparison.plot.name})" in old:
                     title, *lines = old.splitlines()
-                    missing = [line for line in lines if line.endswith(NOT_COMPARED) or f": {WAITS}" in line]
+                    missing = [
+                        line
+                        for line in lines
+                        if line.endswith(NOT_COMPARED) or f": {WAITS}" in line
+                    ]
                     parts = [title, *_compared(comparison, missing, explained=number > 0)]
                     sections[place] = "\n\n".join(filter(None, parts)) + "\n"
         write_text(page, "\n## ".join(sections).rstrip("\n") + "\n")
@@ -252,9 +328,17 @@ def recompute(folder: Path) -> list[Comparison]:
 
 
 def _compare(
-    folder: Path, number: int, recorded: dict[str, Any], record: dict[str, Any], every: dict[str, Run]
+    folder: Path,
+    number: int,
+    recorded: dict[str, Any],
+    record: dict[str, Any],
+    every: dict[str, Run],
 ) -> Comparison:
-    measured, runs, groups = record["measured"], {name: every[name] for name in recorded["runs"]}, []
+    measured, runs, groups = (
+        record["measured"],
+        {name: every[name] for name in recorded["runs"]},
+        [],
+    )
     labels = [group["label"] for group in recorded["groups"]]
     if len({*labels}) < len(labels):
         raise ValueError(f"of {labels} two are the same")

@@ -40,10 +40,16 @@ class Tuning(NamedTuple):
         """Settings whose best value is the largest or smallest of the points that differ in nothing else."""
         shown, edges = self.best.shown if self.best is not None else {}, []
         for key, value in shown.items():
-            line = [each.shown[key] for each in self.arm.points if each.shown == shown | {key: each.shown.get(key)}]
+            line = [
+                each.shown[key]
+                for each in self.arm.points
+                if each.shown == shown | {key: each.shown.get(key)}
+            ]
             ends = sorted(set(filter(is_number, line)))
             if len(ends) > 1 and value in (ends[0], ends[-1]):
-                edges.append(f"{key} {value:g} is the {'smallest' if value == ends[0] else 'largest'} of {len(ends)}")
+                edges.append(
+                    f"{key} {value:g} is the {'smallest' if value == ends[0] else 'largest'} of {len(ends)}"
+                )
         return edges
 
     @property
@@ -60,9 +66,19 @@ def tune(study: Study, output: Path) -> list[Tuning]:
         for setting in arm.points:
             folders = [output / Trial(arm, setting, seed).name for seed in study.tuning_seeds]
             states = tuple(map(state_of, folders))
-            finished = [each for each, state in zip(folders, states, strict=True) if state.status == "finished"]
+            finished = [
+                each
+                for each, state in zip(folders, states, strict=True)
+                if state.status == "finished"
+            ]
             ends = [run.final_loss for run in map(load_run, finished) if len(run.curve)]
-            points.append(GridPoint(setting, sum(ends) / len(ends) if len(ends) == len(folders) else math.inf, states))
+            points.append(
+                GridPoint(
+                    setting,
+                    sum(ends) / len(ends) if len(ends) == len(folders) else math.inf,
+                    states,
+                )
+            )
         tunings.append(Tuning(arm, sorted(points, key=lambda point: point.loss)))
     return tunings
 
@@ -122,19 +138,27 @@ class StudyResults:
 
     def measured(self, arm: Arm) -> tuple[Run, ...]:
         """The arm's runs on the seeds that measure, whatever their state."""
-        names = {trial.name for trial in self.study.measured_runs(self.selected) if trial.arm is arm}
+        names = {
+            trial.name for trial in self.study.measured_runs(self.selected) if trial.arm is arm
+        }
         return tuple(run for trial, _, run in self.runs if run is not None and trial.name in names)
 
     def waits_for(self, arm: Arm) -> str:
         """What of an arm has not ended: `its tuning`, or the seeds that measure, such as `seed=2, seed=3`."""
         if any(tuning.arm is arm and not tuning.has_ended for tuning in self.tunings):
             return "its tuning"
-        return ", ".join(trial.seed.name for trial, state, _ in self.runs if trial.arm is arm and not state.has_ended)
+        return ", ".join(
+            trial.seed.name
+            for trial, state, _ in self.runs
+            if trial.arm is arm and not state.has_ended
+        )
 
     def group(self, arm: Arm) -> Group | None:
         """The measured runs as one group; None if none can be compared yet."""
         runs = tuple(run for run in self.measured(arm) if run.config)
-        known = next((run for run in runs if run.comparable), None)  # one that failed early has not recorded its data
+        known = next(
+            (run for run in runs if run.comparable), None
+        )  # one that failed early has not recorded its data
         return Group(arm.title, runs, learned_settings(known)) if known else None
 
     @cached_property
@@ -144,8 +168,15 @@ class StudyResults:
         for number, planned in enumerate(self.study.comparisons, 1):
             groups = {arm: group for arm in planned.arms if (group := self.group(arm)) is not None}
             every, baseline = list(groups.values()), groups.get(planned.baseline)
-            given = [run for group in every for run in group.runs], self.output, self.command, f"{number}-"
-            comparisons.append((planned, compare_groups(every, baseline, *given) if baseline else None))
+            given = (
+                [run for group in every for run in group.runs],
+                self.output,
+                self.command,
+                f"{number}-",
+            )
+            comparisons.append(
+                (planned, compare_groups(every, baseline, *given) if baseline else None)
+            )
         return comparisons
 
     def points(self) -> list[Point]:
@@ -157,7 +188,10 @@ class StudyResults:
             if runs:
                 values["tokens"] = tokens = float(runs[0].curve.tokens[-1])
                 if parameters := runs[0].parameters:
-                    values |= {"parameters": parameters, "tokens_per_parameter": tokens / parameters}
+                    values |= {
+                        "parameters": parameters,
+                        "tokens_per_parameter": tokens / parameters,
+                    }
                     values["flops"] = 6.0 * parameters * tokens
             losses = tuple(run.final_loss for run in runs)
             points.append(Point(arm, values, losses, sum(run.lost for run in self.measured(arm))))
@@ -172,9 +206,13 @@ def results_of(study: Study, output: Path, command: str = "") -> StudyResults:
     for name, trial in {trial.name: trial for trial in planned(study, selected)}.items():
         state = state_of(output / name)
         run = load_run(output / name) if state.status != "pending" else None
-        if run is not None and state.status == "failed":  # killed, it cannot say so; ended early, it has no config.yaml
+        if (
+            run is not None and state.status == "failed"
+        ):  # killed, it cannot say so; ended early, it has no config.yaml
             said = {"status": "failed", "error": run.record.get("error") or state.reason}
-            run = replace(run, config=run.config or configuration_of(trial), record=run.record | said)
+            run = replace(
+                run, config=run.config or configuration_of(trial), record=run.record | said
+            )
         runs.append((trial, state, run))
     return StudyResults(study, output, command, tunings, selected, runs)
 

@@ -41,7 +41,13 @@ BEYOND = 10.0
 def exponents(laws: Array) -> dict[str, Array]:
     """What tables show of laws, arrays of E, A, B, a, b: (5, laws)."""
     e, _, _, a, b = laws
-    return {"a (of N)": a, "b (of D)": b, "N* ∝ C^": b / (a + b), "L(C) − E ∝ C^−": a * b / (a + b), "E": e}
+    return {
+        "a (of N)": a,
+        "b (of D)": b,
+        "N* ∝ C^": b / (a + b),
+        "L(C) − E ∝ C^−": a * b / (a + b),
+        "E": e,
+    }
 
 
 def predicted_loss(laws: Array, parameters: Array | float, tokens: Array | float) -> Array:
@@ -79,9 +85,14 @@ def fit_law(runs: Array, starts: Array = STARTS) -> Array:
     ValueError with fewer than six runs, or with less than three sizes or lengths, which leave an exponent undetermined.
     """
     if runs.shape[1] < LEAST_RUNS or not _is_determined(runs):
-        raise ValueError("a law of five numbers needs six runs or more, of three sizes and three lengths at least")
+        raise ValueError(
+            "a law of five numbers needs six runs or more, of three sizes and three lengths at least"
+        )
     log_n, log_d, log_l = np.log(runs)
-    middle_n, middle_d = log_n.mean(), log_d.mean()  # centred, the five numbers hardly depend on one another
+    middle_n, middle_d = (
+        log_n.mean(),
+        log_d.mean(),
+    )  # centred, the five numbers hardly depend on one another
     n, d = log_n - middle_n, log_d - middle_d
 
     def terms(x: Array) -> Array:
@@ -97,9 +108,15 @@ def fit_law(runs: Array, starts: Array = STARTS) -> Array:
     fits = []
     for log_a, log_b, log_e, a, b in starts:
         x = np.clip([log_a - a * middle_n, log_b - b * middle_d, log_e, a, b], *BOUNDS)
-        fits.append(optimize.least_squares(error, x, slopes, BOUNDS, loss="huber", f_scale=HUBER_DELTA, max_nfev=2000))
+        fits.append(
+            optimize.least_squares(
+                error, x, slopes, BOUNDS, loss="huber", f_scale=HUBER_DELTA, max_nfev=2000
+            )
+        )
     log_a, log_b, log_e, a, b = min(fits, key=lambda fit: float(fit.cost)).x
-    return np.array([np.exp(log_e), np.exp(log_a + a * middle_n), np.exp(log_b + b * middle_d), a, b])
+    return np.array(
+        [np.exp(log_e), np.exp(log_a + a * middle_n), np.exp(log_b + b * middle_d), a, b]
+    )
 
 
 def fit(runs: Array, resamples: int) -> Array:
@@ -107,8 +124,13 @@ def fit(runs: Array, resamples: int) -> Array:
     law, n_runs = fit_law(runs), runs.shape[1]
     start = np.array([[np.log(law[1]), np.log(law[2]), np.log(law[0]), law[3], law[4]]])
     random = np.random.default_rng(0)
-    draws = filter(_is_determined, (runs[:, random.integers(n_runs, size=n_runs)] for _ in range(5 * resamples)))
-    return np.stack([law, *(fit_law(drawn, start) for drawn in itertools.islice(draws, resamples))], axis=1)
+    draws = filter(
+        _is_determined,
+        (runs[:, random.integers(n_runs, size=n_runs)] for _ in range(5 * resamples)),
+    )
+    return np.stack(
+        [law, *(fit_law(drawn, start) for drawn in itertools.islice(draws, resamples))], axis=1
+    )
 
 
 def _is_determined(runs: Array) -> bool:
@@ -160,7 +182,16 @@ def _draw(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> None:
         for title, own in runs.items():
             (colour, marker, _), flops, losses = styles[title], 6 * own[0] * own[1], own[2]
             heights += [*losses]
-            ax.plot(flops, losses, marker, color=colour, markersize=3.5, alpha=0.6, linestyle="none", label=title)
+            ax.plot(
+                flops,
+                losses,
+                marker,
+                color=colour,
+                markersize=3.5,
+                alpha=0.6,
+                linestyle="none",
+                label=title,
+            )
             ends = ((flops.min(), flops.max(), "-"), (flops.max(), BEYOND * flops.max(), ":"))
             for low, high, line in ends if title in fitted else ():
                 fine = np.geomspace(low, high, 60)
@@ -186,4 +217,6 @@ def _cells(laws: Array) -> list[str]:
 
 
 def _with_interval(values: Array) -> str:
-    return f"{values[0]:.3f}" + (" ({:.3f} … {:.3f})".format(*interval(values)) if len(values) > 1 else "")
+    return f"{values[0]:.3f}" + (
+        " ({:.3f} … {:.3f})".format(*interval(values)) if len(values) > 1 else ""
+    )

@@ -34,13 +34,19 @@ def state_of(folder: Path) -> State:
     last_line = log.rpartition("\n")[2].strip()
     if status == "finished":
         diverged = load_run(folder).diverged
-        return State("failed", "diverged: its last validation loss is not finite") if diverged else State("finished")
+        return (
+            State("failed", "diverged: its last validation loss is not finite")
+            if diverged
+            else State("finished")
+        )
     if status == "failed":
         return State("failed", str(record.get("error") or "").partition("\n")[0] or last_line)
     if code == PREEMPTED or status == "interrupted":
         return State("interrupted")
     if code is not None:
-        return State("failed", f"killed by signal {-code}" if code < 0 else last_line or f"exit code {code}")
+        return State(
+            "failed", f"killed by signal {-code}" if code < 0 else last_line or f"exit code {code}"
+        )
     if sum(str(launch.get("how")).startswith("slurm") for launch in launches) >= MOST_LOST:
         return State("failed", f"ended {MOST_LOST} times without saying why, see {LOG}")
     return State("interrupted") if launches or record else State("pending")

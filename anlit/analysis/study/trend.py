@@ -43,7 +43,9 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     for point in results.points():
         if point.losses and point.arm.is_among(arms):
             y = point.summary if value == "loss" else Summary([point.number(value)])
-            series.setdefault(results.study.title_of(point.arm.base), []).append((point.number(over), y))
+            series.setdefault(results.study.title_of(point.arm.base), []).append(
+                (point.number(over), y)
+            )
     title = f"## {'Loss' if value == 'loss' else f'Best {named(value)}'} over {named(over)}"
     if not series:
         return [title, "No run has finished yet."]
@@ -59,12 +61,21 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     rows = [[label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
             for label, (_, (b, low, high)) in laws.items()]  # fmt: skip
     explained = f"{named(value).capitalize()} = a · {named(over)}^b, fitted over the logarithms, by the grids' steps."
-    return [*parts, explained, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
+    return [
+        *parts,
+        explained,
+        markdown_table(["arm", "points", "exponent b", "95 % interval"], rows),
+    ]
 
 
-def draw(series: Series, over: str, value: str, path: Path, laws: Mapping[str, tuple[float, Interval]]) -> None:
+def draw(
+    series: Series, over: str, value: str, path: Path, laws: Mapping[str, tuple[float, Interval]]
+) -> None:
     """Writes the points with x on a logarithmic axis, joined by lines, or with the fitted power law where there is."""
-    styles, points = line_styles(list(series)), [point for line in series.values() for point in line]
+    styles, points = (
+        line_styles(list(series)),
+        [point for line in series.values() for point in line],
+    )
     places, has_bars = sorted(x for x, _ in points), any(y.sd for _, y in points)
     with style(8):
         figure, ax = plt.subplots(figsize=(COLUMN, 2.7))

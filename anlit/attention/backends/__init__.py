@@ -50,7 +50,9 @@ LONGEST_EAGER = 2048
 """Tokens up to which eager attention is a candidate. Its tracing takes a second for every 1024 tokens."""
 
 
-def unsupported_reason(name: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> str | None:
+def unsupported_reason(
+    name: str, mechanism: Mechanism, q: Tensor | None, dropout: float
+) -> str | None:
     """Why the back end `name` cannot compute `mechanism` for queries like `q` with this dropout, None if it can."""
     if dropout and name not in DROP_WEIGHTS:
         return f"it does not drop attention weights, and dropout is {dropout:g}"
@@ -73,9 +75,13 @@ def choose(name: str, mechanism: Mechanism, q: Tensor | None = None, dropout: fl
     if name not in BACKENDS:
         raise UserError(f"backend={name!r} is unknown: choose auto, {', '.join(BACKENDS)}")
     if reason := unsupported_reason(name, mechanism, q, dropout):
-        others = ", ".join(key for key in BACKENDS if unsupported_reason(key, mechanism, q, dropout) is None)
+        others = ", ".join(
+            key for key in BACKENDS if unsupported_reason(key, mechanism, q, dropout) is None
+        )
         label = type(mechanism).__name__
-        raise UserError(f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {others}")
+        raise UserError(
+            f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {others}"
+        )
     return name
 
 
@@ -87,7 +93,9 @@ def default_backend(
         return "eager"
     if device_type == "cpu" and mechanism.depends_on_distance and not dropout:
         return "blockwise"
-    return next(name for name in DEFAULTS if unsupported_reason(name, mechanism, q, dropout) is None)
+    return next(
+        name for name in DEFAULTS if unsupported_reason(name, mechanism, q, dropout) is None
+    )
 
 
 def _trains_short_in_bfloat16(q: Tensor) -> bool:

@@ -38,12 +38,16 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
     return f"it is made for CPUs, and the model is on {q.device.type}"
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
+) -> Tensor:
     """softmax(a·g·S + m) v, computed in float32 at least."""
     a, m = distance_tables(mechanism, q.shape[-2], q)
     q, dtype = with_gain(q, mechanism, documents), v.dtype
     starts, _ = documents.bounds or (None, None)
-    keeps = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, a, m))
+    keeps = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (q, k, v, a, m)
+    )
     q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
     return blockwise_attention(q, k, v, a, m, starts, mechanism.window, keeps)[0].to(dtype)
 
@@ -75,7 +79,9 @@ def blocks(n_rows: int, length: int, starts: Tensor | None, window: int | None) 
     firsts = range(0, length, QUERIES)
     groups = [(0, n_rows, [0] * len(firsts))]
     if starts is not None:
-        groups = [(row, row + 1, begins) for row, begins in enumerate(starts[:, ::QUERIES].tolist())]
+        groups = [
+            (row, row + 1, begins) for row, begins in enumerate(starts[:, ::QUERIES].tolist())
+        ]
     nearest = length if window is None else window
     return [
         Block(row, end_row, max(begin, first - nearest + 1), first, min(first + QUERIES, length))
@@ -92,18 +98,24 @@ class Tables:
     m = −∞.
     """
 
-    def __init__(self, a: Tensor | None, m: Tensor | None, length: int, window: int | None, like: Tensor) -> None:
+    def __init__(
+        self, a: Tensor | None, m: Tensor | None, length: int, window: int | None, like: Tensor
+    ) -> None:
         self.length, self.window, self.has_bias = length, window, m is not None
         distance = (length - torch.arange(length)) - (QUERIES - torch.arange(QUERIES)[:, None])
         self.index = distance.clamp(0, length - 1)
         visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-        values = like.new_zeros(1, 1, 1) if m is None else m.to(like).reshape(-1, length)[:, self.index]
+        values = (
+            like.new_zeros(1, 1, 1) if m is None else m.to(like).reshape(-1, length)[:, self.index]
+        )
         self.bias = torch.where(visible, values, -math.inf)
         self.gain = None if a is None else a.to(like).reshape(-1, length)[:, self.index]
 
     def part(self, matrix: Tensor, block: Block) -> Tensor:
         """The block's part of a matrix (H or 1, QUERIES, T), a view."""
-        return matrix[:, QUERIES - (block.end - block.first) :, self.length - (block.end - block.begin) :]
+        return matrix[
+            :, QUERIES - (block.end - block.first) :, self.length - (block.end - block.begin) :
+        ]
 
     def to_logits(self, scores: Tensor, block: Block, starts: Tensor | None) -> Tensor:
         """a·scores + m, −∞ where a key is not visible: in place, scores (sequences, H, queries, keys)."""
@@ -123,7 +135,9 @@ class Tables:
 
     def by_distance(self, total: Tensor, like: Tensor) -> Tensor:
         """Sum `total` (H or 1, QUERIES, T) over equal distances; returns the shape of `like`, (T,) or (H or 1, T)."""
-        sums = total.new_zeros(len(total), self.length).index_add_(1, self.index.flatten(), total.flatten(1))
+        sums = total.new_zeros(len(total), self.length).index_add_(
+            1, self.index.flatten(), total.flatten(1)
+        )
         return sums.to(like.dtype).reshape(like.shape)
 
 
@@ -139,7 +153,9 @@ def blockwise_attention(
         rows, k, v = (x.contiguous() for x in (q * width**-0.5, k, v))
         tables = Tables(a, m, length, window, q)
         for block in blocks(len(q), length, starts, window):
-            logits = tables.to_logits(grouped_product(block.queries(rows), block.keys(k).mT), block, starts)
+            logits = tables.to_logits(
+                grouped_product(block.queries(rows), block.keys(k).mT), block, starts
+            )
             if kept.dim() == 1 and kept.numel():
                 weights = kept[offset : offset + logits.numel()].view(logits.shape)
                 torch.softmax(logits, -1, out=weights)
@@ -177,7 +193,9 @@ def blockwise_attention_backward(
                 weights = logits.sub_(block.queries(kept)[..., None]).exp_()
             _add_transposed_product(block.keys(dv), weights, gradient)
             d_weights = grouped_product(gradient, block.keys(v).mT)
-            d_logits = torch.ops.aten._softmax_backward_data.out(d_weights, weights, -1, q.dtype, grad_input=d_weights)
+            d_logits = torch.ops.aten._softmax_backward_data.out(
+                d_weights, weights, -1, q.dtype, grad_input=d_weights
+            )
             if d_bias is not None:
                 part = tables.part(d_bias, block)
                 part += d_logits.sum_to_size(part.shape)
@@ -197,7 +215,9 @@ def blockwise_attention_backward(
 def _add_transposed_product(total: Tensor, *factors: Tensor) -> None:
     """total (B, G, K, D) += xᵀ y, summed over the heads of a group; x (B, H, N, K), y (B, H, N, D)."""
     flat = total.view(-1, *total.shape[2:])
-    x, y = (factor.reshape(len(flat), -1, factor.shape[-1]) for factor in factors)  # a view if G is H
+    x, y = (
+        factor.reshape(len(flat), -1, factor.shape[-1]) for factor in factors
+    )  # a view if G is H
     flat.baddbmm_(x.mT, y)
 
 
@@ -206,7 +226,9 @@ def _kept(q: Tensor, window: int | None, keeps: bool) -> Tensor:
     B, H, T, _ = q.shape
     if not keeps:
         return q.new_empty(0)
-    n_weights = sum((b.end - b.first) * (b.end - b.begin) for b in blocks(1, T, None, window)) * B * H
+    n_weights = (
+        sum((b.end - b.first) * (b.end - b.begin) for b in blocks(1, T, None, window)) * B * H
+    )
     return q.new_empty(n_weights) if n_weights <= KEPT_WEIGHTS else q.new_empty(B, H, T)
 
 
@@ -217,8 +239,12 @@ def _(q, k, v, a, m, starts, window, keeps):
 
 @blockwise_attention_backward.register_fake
 def _(upstream, q, k, v, a, m, starts, window, kept, of_tables):
-    tables = (torch.empty_like(t) if of_tables and t is not None else q.new_empty(0) for t in (a, m))
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)) + tuple(tables)
+    tables = (
+        torch.empty_like(t) if of_tables and t is not None else q.new_empty(0) for t in (a, m)
+    )
+    return tuple(
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
+    ) + tuple(tables)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -230,9 +256,13 @@ def _setup_context(ctx, inputs, output) -> None:
 def _backward(ctx, upstream: Tensor, _: Tensor | None):
     *tensors, kept = ctx.saved_tensors
     wants_a, wants_m = ctx.needs_input_grad[3:5]
-    *gradients, da, dm = blockwise_attention_backward(upstream, *tensors, ctx.window, kept, wants_a or wants_m)
+    *gradients, da, dm = blockwise_attention_backward(
+        upstream, *tensors, ctx.window, kept, wants_a or wants_m
+    )
     return *gradients, da if wants_a else None, dm if wants_m else None, None, None, None
 
 
 blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
-count_flops(torch.ops.anlit.blockwise_attention, torch.ops.anlit.blockwise_attention_backward, window=5)
+count_flops(
+    torch.ops.anlit.blockwise_attention, torch.ops.anlit.blockwise_attention_backward, window=5
+)

@@ -25,7 +25,9 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> None:
     """This back end can compute every mechanism."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
+) -> Tensor:
     """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); q and k of unit root mean square.
 
     Queries are taken in blocks of 512, so memory grows with 512·T and not with T². Keys before a block's window are not
@@ -35,7 +37,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     a, m = distance_tables(mechanism, k.shape[-2], q)
     q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
 
-    def rows(first: int, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None) -> Tensor:
+    def rows(
+        first: int, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None
+    ) -> Tensor:
         begin, end = first_key(n_before + first, mechanism.window), n_before + first + q.shape[-2]
         logits = _logits(q, k[..., begin:end, :], a, m, documents, mechanism.window, first)
         weights = logits.softmax(-1).to(v.dtype)
@@ -56,7 +60,10 @@ def by_blocks(block: Callable[..., Tensor], q: Tensor, *shared: Tensor | None) -
     if q.shape[-2] <= QUERIES_PER_BLOCK:
         return block(0, q, *shared)
     firsts, parts = range(0, q.shape[-2], QUERIES_PER_BLOCK), q.split(QUERIES_PER_BLOCK, -2)
-    done = [checkpoint(block, *own, *shared, use_reentrant=False) for own in zip(firsts, parts, strict=True)]
+    done = [
+        checkpoint(block, *own, *shared, use_reentrant=False)
+        for own in zip(firsts, parts, strict=True)
+    ]
     return torch.cat(done, -2)
 
 
@@ -65,22 +72,30 @@ def first_key(first: int, window: int | None) -> int:
     return 0 if window is None else max(0, first - window + 1)
 
 
-def logits(q: Tensor, k: Tensor, mechanism: Mechanism, documents: Documents, first: int, end: int) -> Tensor:
+def logits(
+    q: Tensor, k: Tensor, mechanism: Mechanism, documents: Documents, first: int, end: int
+) -> Tensor:
     """L of queries [first, end) over keys [0, end): (B, H, end − first, end) in float32 at least, −∞ if not visible."""
     a, m = distance_tables(mechanism, end, q)
     rows = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)[..., first:end, :]
     return _logits(rows, k[..., :end, :], a, m, documents, mechanism.window, first)
 
 
-def distance_tables(mechanism: Mechanism, length: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def distance_tables(
+    mechanism: Mechanism, length: int, like: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
     """a(t) and m(t) for t = 0 … length − 1, each (length,), (H or 1, length) or None, in float32 at least."""
-    distances = torch.arange(length, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
+    distances = torch.arange(
+        length, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32)
+    )
     return mechanism.distance_gain(distances), mechanism.distance_bias(distances)
 
 
 def tables_are_learned(mechanism: Mechanism) -> bool:
     """Whether a(t) or m(t) has a gradient, because of the mechanism's parameters or of what it shares."""
-    learned = [p for part in (*learned_coefficients(mechanism), mechanism) for p in part.parameters()]
+    learned = [
+        p for part in (*learned_coefficients(mechanism), mechanism) for p in part.parameters()
+    ]
     tables = distance_tables(mechanism, 2, learned[0]) if learned else ()
     return any(table is not None and table.requires_grad for table in tables)
 
@@ -93,7 +108,13 @@ def with_gain(q: Tensor, mechanism: Mechanism, documents: Documents) -> Tensor:
 
 
 def _logits(
-    q: Tensor, k: Tensor, a: Tensor | None, m: Tensor | None, documents: Documents, window: int | None, first: int
+    q: Tensor,
+    k: Tensor,
+    a: Tensor | None,
+    m: Tensor | None,
+    documents: Documents,
+    window: int | None,
+    first: int,
 ) -> Tensor:
     """L of queries q, the first of which has index `first`, over keys that end with the last query's own."""
     t = distances(q.shape[-2], k.shape[-2], q.device)
@@ -109,7 +130,12 @@ def distances(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
 
 
 def masked_bias(
-    m: Tensor | None, t: Tensor, documents: Documents, window: int | None, first: int, dtype: torch.dtype
+    m: Tensor | None,
+    t: Tensor,
+    documents: Documents,
+    window: int | None,
+    first: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """m at distances t, (queries, keys), of queries from number `first` on, −∞ where a key is not visible:
     (B or 1, H or 1, queries, keys)."""

@@ -45,7 +45,9 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention computes in bfloat16 or float16, not {str(q.dtype).removeprefix('torch.')}"
     if q.shape[-1] > WIDEST_HEAD or q.shape[-1] % 8:
-        return f"flash attention needs a head width of 8, 16 … {WIDEST_HEAD} here, not {q.shape[-1]}"
+        return (
+            f"flash attention needs a head width of 8, 16 … {WIDEST_HEAD} here, not {q.shape[-1]}"
+        )
     if torch.cuda.get_device_capability(q.device) < OLDEST:
         return f"flash attention needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} (A100) or above"
     return None
@@ -56,7 +58,9 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
     documents.packing(n_rows)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
+) -> Tensor:
     """softmax(g·S + m) v."""
     rows, m = q.shape[0], mechanism.distance_bias(torch.ones(1, device=q.device))
     if m is None and not READS_GROUPS:

@@ -52,18 +52,34 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
     block_mask(documents, mechanism.window)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
+) -> Tensor:
     """softmax(a·g·S + m) v."""
     tables = distance_tables(mechanism, q.shape[-2], q)
-    a, m = (table[0] if table is not None and len(table) == 1 < table.dim() else table for table in tables)
+    a, m = (
+        table[0] if table is not None and len(table) == 1 < table.dim() else table
+        for table in tables
+    )
     q = with_gain(q, mechanism, documents)
     run = _run if torch.compiler.is_compiling() else _compiled()
-    return run(q.contiguous(), k.contiguous(), v.contiguous(), a, m, block_mask(documents, mechanism.window))
+    return run(
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        a,
+        m,
+        block_mask(documents, mechanism.window),
+    )
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, visible: BlockMask) -> Tensor:
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, visible: BlockMask
+) -> Tensor:
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        t = (i - j).clamp(min=0)  # keys ahead are masked, but computed if their block is not skipped
+        t = (i - j).clamp(
+            min=0
+        )  # keys ahead are masked, but computed if their block is not skipped
         if a is not None:
             s = s * (a[t] if a.dim() == 1 else a[h, t])
         if m is not None:
@@ -73,7 +89,13 @@ def _run(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, vi
     changes = score if a is not None or m is not None else None
     options: Any = {"BACKEND": "FLASH"} if runs_on_flash_4(q, a, m) else None
     return flex_attention(  # type: ignore[return-value]
-        q, k, v, score_mod=changes, block_mask=visible, enable_gqa=k.shape[1] != q.shape[1], kernel_options=options
+        q,
+        k,
+        v,
+        score_mod=changes,
+        block_mask=visible,
+        enable_gqa=k.shape[1] != q.shape[1],
+        kernel_options=options,
     )
 
 
@@ -102,7 +124,9 @@ def block_mask(documents: Documents, window: int | None) -> BlockMask:
     if window in documents.flex_masks:
         return documents.flex_masks[window]
     length, ids = documents.length, documents.ids
-    first = torch.arange(0, length, BLOCK, device=documents.device)  # of the queries in a row of blocks, of the keys
+    first = torch.arange(
+        0, length, BLOCK, device=documents.device
+    )  # of the queries in a row of blocks, of the keys
     last = (first + BLOCK - 1).clamp_max(length - 1)
     any_visible = (first <= first[:, None])[None]  # (1, blocks of queries, blocks of keys)
     all_visible = (last <= first[:, None])[None]
@@ -121,7 +145,9 @@ def block_mask(documents: Documents, window: int | None) -> BlockMask:
         return seen if ids is None else seen & (ids[b, i] == ids[b, j])
 
     listed = (*_as_list(any_visible & ~all_visible), *_as_list(all_visible))
-    mask = BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length))
+    mask = BlockMask.from_kv_blocks(
+        *listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length)
+    )
     return documents.flex_masks.setdefault(window, mask)  # type: ignore[no-any-return]
 
 

@@ -16,7 +16,12 @@ from anlit.attention.mechanism import Mechanism
 SHORTEST_MEAN = 32
 """Mean tokens of a document from which on a call for each is faster than one masked call for all: on 2 CPU cores, H 4,
 D 32, 0.6 × its speed at 8 tokens, 1.4 × at 32, 4.5 × at 256."""
-PRIORITY = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+PRIORITY = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 """PyTorch's kernels on Hopper and later without a mask: cuDNN's is the fastest published. No GPU has run this."""
 
 
@@ -28,11 +33,17 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
     """Make the mask that the layers share, if it is one block of `attend`'s."""
-    if documents.are_masked and documents.device.type != "cpu" and documents.length <= eager.QUERIES_PER_BLOCK:
+    if (
+        documents.are_masked
+        and documents.device.type != "cpu"
+        and documents.length <= eager.QUERIES_PER_BLOCK
+    ):
         documents.mask(mechanism.window)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
+) -> Tensor:
     """softmax(g·S + m) v.
 
     g multiplies q; m, the window and documents go into an additive mask for 512 queries at a time; for one document on
@@ -58,13 +69,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
 
 
 def _one_by_one(
-    q: Tensor, k: Tensor, v: Tensor, m: Tensor | None, window: int | None, documents: Documents, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    m: Tensor | None,
+    window: int | None,
+    documents: Documents,
+    dropout: float,
 ) -> Tensor:
     """Attention of each document by itself."""
     lengths = documents.cu_seqlens.diff().tolist()
     bias = _bias(m, window, max(lengths), q)
-    by_document = zip(*(x.transpose(0, 1).flatten(1, 2).split(lengths, 1) for x in (q, k, v)), strict=True)
-    parts = [_call(q[None], k[None], v[None], bias, dropout)[0].transpose(0, 1) for q, k, v in by_document]
+    by_document = zip(
+        *(x.transpose(0, 1).flatten(1, 2).split(lengths, 1) for x in (q, k, v)), strict=True
+    )
+    parts = [
+        _call(q[None], k[None], v[None], bias, dropout)[0].transpose(0, 1)
+        for q, k, v in by_document
+    ]
     return torch.cat(parts).unflatten(0, (-1, documents.length)).transpose(1, 2)
 
 
@@ -90,13 +112,20 @@ def _call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) 
 
 
 def fused(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, is_causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
 ) -> Tensor:
     """PyTorch's kernel for q (B, H, T, D), k and v (B, G, K, D), which are copied for every head if it needs that."""
     if not reads_groups(q, mask):
         k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
     with sdpa_kernel(PRIORITY, set_priority=True) if prefers_cudnn(q, mask) else nullcontext():
-        return scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, enable_gqa=k.shape[1] != q.shape[1])
+        return scaled_dot_product_attention(
+            q, k, v, mask, dropout, is_causal, enable_gqa=k.shape[1] != q.shape[1]
+        )
 
 
 def prefers_cudnn(q: Tensor, mask: Tensor | None) -> bool:

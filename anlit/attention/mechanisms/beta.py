@@ -26,7 +26,9 @@ class BetaScaling(Mechanism):
 
     def check(self) -> None:
         if self.d_head < 2:
-            raise ValueError(f"BetaScaling needs a d_head (default d_model/n_heads) of at least 2, not {self.d_head}")
+            raise ValueError(
+                f"BetaScaling needs a d_head (default d_model/n_heads) of at least 2, not {self.d_head}"
+            )
 
     def gain(self, n: Tensor) -> Tensor:
         return self.strength() * n ** (2 / (self.d_head - 1))

@@ -20,7 +20,9 @@ class LogN(Mechanism):
         c: Added to b·n; b + c must be at least 1, so that g is never negative.
     """
 
-    def __init__(self, s: float = 0.4, learned: Learned = "per_head", b: float = 1.0, c: float = 0.0) -> None:
+    def __init__(
+        self, s: float = 0.4, learned: Learned = "per_head", b: float = 1.0, c: float = 0.0
+    ) -> None:
         super().__init__()
         check_count(self, b, c)
         self.s, self.learned, self.b, self.c = s, learned, b, c
@@ -34,4 +36,6 @@ def check_count(mechanism: Mechanism, b: float, c: float) -> None:
     """Raise ValueError unless ln(b·n + c) ≥ 0 for every count n ≥ 1."""
     if b < 0 or b + c < 1:
         name = type(mechanism).__name__
-        raise ValueError(f"{name}'s b must not be negative and b + c not below 1, where ln(b n + c) < 0: b={b}, c={c}")
+        raise ValueError(
+            f"{name}'s b must not be negative and b + c not below 1, where ln(b n + c) < 0: b={b}, c={c}"
+        )

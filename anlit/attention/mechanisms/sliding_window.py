@@ -22,4 +22,6 @@ class SlidingWindow(MechanismWrapper):
 
     def check(self) -> None:
         if (inner := self.mechanism.window) is not None:
-            raise ValueError(f"SlidingWindow's mechanism already has a window, of {inner} keys: name one width")
+            raise ValueError(
+                f"SlidingWindow's mechanism already has a window, of {inner} keys: name one width"
+            )

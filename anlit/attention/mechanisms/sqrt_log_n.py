@@ -25,7 +25,12 @@ class SqrtLogN(Mechanism):
     """
 
     def __init__(
-        self, r: float = 1.0, learned: Learned = "never", a: float = 0.0, b: float = 0.1, c: float = 1.9
+        self,
+        r: float = 1.0,
+        learned: Learned = "never",
+        a: float = 0.0,
+        b: float = 0.1,
+        c: float = 1.9,
     ) -> None:
         super().__init__()
         check_count(self, b, c)

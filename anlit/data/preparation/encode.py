@@ -27,13 +27,18 @@ from anlit.data.storage.shards import CHUNK_HEADER_BYTES
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 
-BIN_BEGINNING, BIN_HEADER_BYTES = [20240520, 1], 1024  # format and version; the number of tokens follows
+BIN_BEGINNING, BIN_HEADER_BYTES = (
+    [20240520, 1],
+    1024,
+)  # format and version; the number of tokens follows
 BATCH_BYTES = 1 << 20  # text given to the tokenizer at once
 RECORD_BYTES = 256  # what a record without text counts for in a batch
 SKIPPED_LISTED = 1000  # of one task
 COUNTS = ("documents", "bytes", "tokens")
 KEPT = "what is done so far is kept"
-SEPARATOR_INSIDE = "the tokenizer makes the end-of-document token out of its text, which would cut it in two"
+SEPARATOR_INSIDE = (
+    "the tokenizer makes the end-of-document token out of its text, which would cut it in two"
+)
 WRONG_FOR_A_FOLDER = re.compile(r"[^\w.-]|^\.")  # "." and ".." would lead elsewhere
 
 
@@ -66,7 +71,9 @@ class Job:
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<i4")  # the smallest that holds all ids
+        return np.dtype(
+            "<u2" if self.vocab_size <= 1 << 16 else "<i4"
+        )  # the smallest that holds all ids
 
 
 def tasks_of(files: list[SourceFile], recipe: Recipe) -> list[Task]:
@@ -100,7 +107,9 @@ class _Streams:
 
     def __init__(self, job: Job, task: Task) -> None:
         self.job, self.task = job, task
-        self.counts: dict[str, dict[str, Any]] = defaultdict(lambda: {**dict.fromkeys(COUNTS, 0), "chunks": []})
+        self.counts: dict[str, dict[str, Any]] = defaultdict(
+            lambda: {**dict.fromkeys(COUNTS, 0), "chunks": []}
+        )
         self._begun: dict[str, bytearray] = defaultdict(bytearray)
 
     def add(self, stream: str, tokens: np.ndarray, size: int, documents: int = 1) -> None:
@@ -123,7 +132,10 @@ class _Streams:
 
     def _write(self, stream: str, tokens: bytes) -> None:
         """A chunk in litdata's format with one item: number of items, where it begins and ends, the item."""
-        content = np.array([1, CHUNK_HEADER_BYTES, CHUNK_HEADER_BYTES + len(tokens)], "<u4").tobytes() + tokens
+        content = (
+            np.array([1, CHUNK_HEADER_BYTES, CHUNK_HEADER_BYTES + len(tokens)], "<u4").tobytes()
+            + tokens
+        )
         chunks = self.counts[stream]["chunks"]
         path = self.job.folder / stream / chunk_name(self.task.number, len(chunks))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +149,11 @@ class _Streams:
         split = splits.of_text(record.text or "", split)
         if self.task.number == 0 and self.counts[VAL]["tokens"] < splits.first_tokens:
             split = VAL
-        return split if record.subset is None else f"{split}/{WRONG_FOR_A_FOLDER.sub('_', record.subset)}"
+        return (
+            split
+            if record.subset is None
+            else f"{split}/{WRONG_FOR_A_FOLDER.sub('_', record.subset)}"
+        )
 
 
 def encode_task(job: Job, task: Task) -> int:
@@ -178,7 +194,9 @@ def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[
     split = job.recipe.splits.of_file(piece.file)
     counts, skipped = Counter(dict.fromkeys(COUNTS, 0)), Counter[str]()
     listed: list[tuple[str, str, str]] = []
-    for records in _batches(read_file(piece.file.name, path, job.recipe.columns, piece.part, piece.parts)):
+    for records in _batches(
+        read_file(piece.file.name, path, job.recipe.columns, piece.part, piece.parts)
+    ):
         texts = [record.text for record in records if record.text is not None]
         encoded = tokenizers.encode_documents(tokenizer, texts, job.end_of_document, job.dtype)
         for record in records:
@@ -191,7 +209,9 @@ def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[
                     continue
                 problem, detail = "separator", SEPARATOR_INSIDE
             if not job.skip_bad:
-                raise bad_document(f"{path if piece.file.path else piece.file.name}, {record.where}: {detail}")
+                raise bad_document(
+                    f"{path if piece.file.path else piece.file.name}, {record.where}: {detail}"
+                )
             skipped[str(problem)] += 1
             if len(listed) < SKIPPED_LISTED:
                 listed.append((record.where, str(problem), detail))
@@ -241,5 +261,7 @@ def _copy_tokens(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[
             "it is damaged, or was made with another tokenizer (--tokenizer)."
         )
     documents = int((tokens == job.end_of_document).sum())
-    streams.add(job.recipe.splits.of_file(piece.file), tokens.astype(job.dtype, copy=False), 0, documents)
+    streams.add(
+        job.recipe.splits.of_file(piece.file), tokens.astype(job.dtype, copy=False), 0, documents
+    )
     return dict(zip(COUNTS, (documents, 0, len(tokens)), strict=True))

@@ -21,7 +21,9 @@ from anlit.reporting.text import say
 
 LINE_EVERY_SECONDS = 30
 CONTACT_SECONDS = 10
-PR_SET_PDEATHSIG = 1  # Linux sends a process this signal when the one that has started it ends (prctl(2))
+PR_SET_PDEATHSIG = (
+    1  # Linux sends a process this signal when the one that has started it ends (prctl(2))
+)
 
 
 def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str | None) -> None:
@@ -31,10 +33,19 @@ def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str
     """
     tasks = [task for task, done in is_done.items() if not done]
     parts_left = Counter(piece.file for task in tasks for piece in task.pieces)
-    n_files, n_tokens, begun = len({piece.file for task in is_done for piece in task.pieces}), 0, time.monotonic()
+    n_files, n_tokens, begun = (
+        len({piece.file for task in is_done for piece in task.pieces}),
+        0,
+        time.monotonic(),
+    )
     size, last_line = sum(task.size for task in is_done), begun
     alone = nullcontext() if min(workers, len(tasks)) < 2 else _processes(min(workers, len(tasks)))
-    columns = BarColumn(), DownloadColumn(), "{task.description}", TimeRemainingColumn(elapsed_when_finished=True)
+    columns = (
+        BarColumn(),
+        DownloadColumn(),
+        "{task.description}",
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
     shown = Progress(*columns, console=console(stderr=True), disable=not sys.stderr.isatty())
     with alone if cluster is None else _cluster(cluster) as executor, shown as progress:
         bar = progress.add_task("", total=size, completed=size - sum(task.size for task in tasks))
@@ -45,15 +56,22 @@ def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str
                     del parts_left[piece.file]
                     job.recipe.source.release(piece.file, job.folder / TASKS)
             n_tokens, now = n_tokens + its_tokens, time.monotonic()
-            files, rate = f"{n_files - len(parts_left):,} of {n_files:,} files", n_tokens / (now - begun)
+            files, rate = (
+                f"{n_files - len(parts_left):,} of {n_files:,} files",
+                n_tokens / (now - begun),
+            )
             said = f"{files}, {n_tokens:,} tokens, {rate:,.0f} tokens/s"
             progress.update(bar, advance=task.size, description=said)
             if progress.disable and now - last_line > LINE_EVERY_SECONDS:
                 last_line, state = now, progress.tasks[bar]
-                say(f"{state.percentage:.1f}%, {said}, {(state.time_remaining or 0) / 60:,.0f} min left")
+                say(
+                    f"{state.percentage:.1f}%, {said}, {(state.time_remaining or 0) / 60:,.0f} min left"
+                )
 
 
-def _results(executor: Executor | None, job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, int]]:
+def _results(
+    executor: Executor | None, job: Job, tasks: Sequence[Task]
+) -> Iterator[tuple[Task, int]]:
     """Each task when it is done, with its tokens."""
     if executor is None:
         yield from ((task, encode_task(job, task)) for task in tasks)
@@ -80,7 +98,9 @@ def _processes(workers: int) -> Iterator[Executor]:
     """Worker processes. After an error they finish what they have begun; Ctrl-C ends them, and this process does."""
     # Forked, they start in 0.1 s, spawned in seconds; they touch nothing but files and tokenizers.
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(
+        workers, context, initializer=_begin_worker, initargs=(os.getpid(),)
+    ) as pool:
         try:
             yield pool
         except KeyboardInterrupt:
@@ -91,7 +111,9 @@ def _processes(workers: int) -> Iterator[Executor]:
 
 def _begin_worker(parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # a training process that prepares its data has its own handlers
+        signal.signal(
+            number, signal.SIG_DFL
+        )  # a training process that prepares its data has its own handlers
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was killed before that call, and no signal will come
         os._exit(1)

@@ -29,17 +29,31 @@ ASKING: dict[str, Any] = {"etag_timeout": CONTACT_SECONDS, "library_name": "anli
 ANSWER_SECONDS = 60.0  # huggingface_hub's listing has no time limit
 LOCAL_COPY = "prepare from a local copy with --source DIR"
 FAILURES = (
-    *(httpx2.RequestError, errors.HfHubHTTPError, errors.EntryNotFoundError, errors.OfflineModeIsEnabled),
-    *(TimeoutError, ValueError, KeyError, TypeError),  # the last three: of an answer that is a proxy's page
+    *(
+        httpx2.RequestError,
+        errors.HfHubHTTPError,
+        errors.EntryNotFoundError,
+        errors.OfflineModeIsEnabled,
+    ),
+    *(
+        TimeoutError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ),  # the last three: of an answer that is a proxy's page
 )
 
 
 class HubFiles(Source):
     """Files of a dataset repository at one commit; in `patterns`, `*` stands for anything, folders too."""
 
-    def __init__(self, repo_id: str, revision: str = "main", patterns: Sequence[str] = ("*",)) -> None:
+    def __init__(
+        self, repo_id: str, revision: str = "main", patterns: Sequence[str] = ("*",)
+    ) -> None:
         if not REPOSITORY.fullmatch(repo_id):
-            raise UserError(f"--repo {repo_id} is no dataset of the hub: give owner/name, such as allenai/c4.")
+            raise UserError(
+                f"--repo {repo_id} is no dataset of the hub: give owner/name, such as allenai/c4."
+            )
         self.repo_id, self.revision, self.patterns = repo_id, revision, patterns
         self.commit = revision if COMMIT.fullmatch(revision) else None
         self.settings = {"repository": repo_id, "revision": revision}
@@ -48,7 +62,9 @@ class HubFiles(Source):
         get_session().timeout = ANSWER_SECONDS
         with self._plain_errors():
             if self.commit is None:
-                info = HfApi().dataset_info(self.repo_id, revision=self.revision, timeout=CONTACT_SECONDS)
+                info = HfApi().dataset_info(
+                    self.repo_id, revision=self.revision, timeout=CONTACT_SECONDS
+                )
                 if not COMMIT.fullmatch(str(info.sha)):
                     raise ValueError(f"its commit is {info.sha!r:.50}")
                 self.commit = info.sha
@@ -68,7 +84,9 @@ class HubFiles(Source):
 
     def _entries(self) -> list[RepoFile]:
         """The files of the folder that all patterns lie in; none if there is no such."""
-        folder = os.path.commonpath([re.split(r"[*?\[]", name)[0].rpartition("/")[0] for name in self.patterns])
+        folder = os.path.commonpath(
+            [re.split(r"[*?\[]", name)[0].rpartition("/")[0] for name in self.patterns]
+        )
         where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
         with suppress(errors.EntryNotFoundError):
             tree = HfApi().list_repo_tree(self.repo_id, folder or None, **where)
@@ -82,11 +100,20 @@ class HubFiles(Source):
             if target.is_file() and target.stat().st_size == file.size:
                 return target
             with tempfile.TemporaryDirectory(dir=folder, prefix="download-") as temporary:
-                disable_progress_bars("huggingface_hub.http_get")  # the preparation has a bar of its own
-                where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "local_dir": temporary}
+                disable_progress_bars(
+                    "huggingface_hub.http_get"
+                )  # the preparation has a bar of its own
+                where: dict[str, Any] = {
+                    "repo_type": "dataset",
+                    "revision": self.commit,
+                    "local_dir": temporary,
+                }
                 with self._plain_errors():
                     arrived = Path(hf_hub_download(self.repo_id, file.name, **where, **ASKING))
-                if arrived.stat().st_size == file.size and file.sha256 in (None, file_sha256(arrived)):
+                if arrived.stat().st_size == file.size and file.sha256 in (
+                    None,
+                    file_sha256(arrived),
+                ):
                     return arrived.replace(target)
         raise UserError(
             f"{file.name} of the dataset {self.repo_id} arrived damaged (its size or its SHA-256 differs): repeat the "

@@ -29,7 +29,14 @@ from anlit.data.preparation.hub import COMMIT, HubFiles, fetch_tokenizer
 from anlit.data.preparation.publish import forget, join, publish
 from anlit.data.preparation.recipes import BPE, HUB_TOKENIZERS, NO_TOKENIZER, Recipe
 from anlit.data.preparation.sources import Listing, Source, file_sha256, lines_sha256
-from anlit.data.storage.manifest import MANIFEST, TASKS, TOKENIZER, TRAIN, read_manifest, read_tokenizer
+from anlit.data.storage.manifest import (
+    MANIFEST,
+    TASKS,
+    TOKENIZER,
+    TRAIN,
+    read_manifest,
+    read_tokenizer,
+)
 from anlit.data.storage.shards import check_chunks, lost_chunk, sources_of
 from anlit.errors import UserError
 from anlit.reading import read_json
@@ -72,7 +79,9 @@ def prepare(
             return read_manifest(str(target))
         for file in target.rglob("*"):
             if file.is_symlink():
-                raise UserError(f"{file} is a symbolic link, and nothing is written through one: remove that link.")
+                raise UserError(
+                    f"{file} is a symbolic link, and nothing is written through one: remove that link."
+                )
         with _locked(target):
             lost = _what_is_lost(target, recipe, verify)
             if lost is None:  # another process was faster
@@ -84,17 +93,28 @@ def prepare(
             done = {task: _is_done(job, task, verify) for task in tasks}
             size = sum(task.size for task in tasks) / 1e6
             say(f"Preparing {recipe.corpus}: {len(listing.files):,} files, {size:,.1f} MB.")
-            (target / MANIFEST).unlink(missing_ok=True)  # a folder that is mended is unfinished until its end
+            (target / MANIFEST).unlink(
+                missing_ok=True
+            )  # a folder that is mended is unfinished until its end
             run_tasks(job, done, workers or cores(), cluster)
-            records = {task.number: json.loads(record_path(target, task.number).read_bytes()) for task in tasks}
+            records = {
+                task.number: json.loads(record_path(target, task.number).read_bytes())
+                for task in tasks
+            }
             publish(job, plan, listing, records, command)
             manifest = read_manifest(str(target))
-            parts = [f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]]
+            parts = [
+                f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]
+            ]
             skipped = sum(reason["count"] for reason in manifest["skipped"].values())
-            say(f"{target}: {', '.join(parts)}; {manifest['documents']:,} documents, {skipped:,} skipped.")
+            say(
+                f"{target}: {', '.join(parts)}; {manifest['documents']:,} documents, {skipped:,} skipped."
+            )
             share = manifest["val"]["tokens"] / max(1, manifest["tokens"])
             if share > MOST_HELD_OUT:
-                say(f"{target}: val has {share:.0%} of the tokens, because documents are held out whole.")
+                say(
+                    f"{target}: val has {share:.0%} of the tokens, because documents are held out whole."
+                )
             return manifest
 
 
@@ -127,12 +147,16 @@ def _refuse_differences(target: Path, then: Any, now: Mapping[str, Any]) -> None
     """Raise UserError if an existing folder's settings differ; what is not known now is not compared."""
     then = then if isinstance(then, dict) else {}
     differs = [
-        "names or sizes of the source files" if key == "listing_sha256" else f"{key} {then.get(key)} → {now[key]}"
+        "names or sizes of the source files"
+        if key == "listing_sha256"
+        else f"{key} {then.get(key)} → {now[key]}"
         for key in sorted(now)
         if then.get(key) != now[key]
     ]
     if differs:
-        as_it_is = ", or read it as it is with --data TokenShards" if (target / MANIFEST).is_file() else ""
+        as_it_is = (
+            ", or read it as it is with --data TokenShards" if (target / MANIFEST).is_file() else ""
+        )
         raise UserError(
             f"{target} was prepared with other settings or files ({', '.join(differs)}): remove the folder, or choose "
             f"another (--output, or --data.path){as_it_is}."
@@ -147,11 +171,15 @@ def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any]
     settings, then = recipe.settings(), None
     if (target / MANIFEST).is_file() or record_path(target, 0).is_file():
         path = target / MANIFEST if (target / MANIFEST).is_file() else target / TASKS / PLAN
-        there = read_json(path, {}, advice := "copy the folder again, or remove it and repeat the command")
+        there = read_json(
+            path, {}, advice := "copy the folder again, or remove it and repeat the command"
+        )
         then = {key: there.get(key) for key in PLANNED}
         _refuse_differences(target, then["settings"], settings)
         if not COMMIT.fullmatch(str(then["commit"] or 40 * "0")):  # it becomes an address
-            raise UserError(f"{path} cannot be used (its commit is {then['commit']!r:.50}): {advice}.")
+            raise UserError(
+                f"{path} cannot be used (its commit is {then['commit']!r:.50}): {advice}."
+            )
         recipe.source.commit = then["commit"]
     else:
         forget(target)
@@ -163,9 +191,13 @@ def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any]
     content = _tokenizer(target, recipe, listing, then)
     sha256 = None if content is None else hashlib.sha256(content).hexdigest()
     files = (f"{file.name}\t{file.size}\t{file.sha256}\t{file.split}" for file in listing.files)
-    plan = dict(zip(PLANNED, (settings, recipe.source.commit, lines_sha256(files), sha256), strict=True))
+    plan = dict(
+        zip(PLANNED, (settings, recipe.source.commit, lines_sha256(files), sha256), strict=True)
+    )
     if then is not None and plan != then:
-        raise UserError(f"The source files or the tokenizer are not what {target} was begun with: {PUT_BACK}.")
+        raise UserError(
+            f"The source files or the tokenizer are not what {target} was begun with: {PUT_BACK}."
+        )
     vocab_size, end_of_document = GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT
     if content is not None:
         tokenizer = tokenizers.parse_tokenizer(content, str(target / TOKENIZER))
@@ -178,18 +210,24 @@ def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any]
     return plan, listing, Job(target, fetching, sha256, vocab_size, end_of_document, skip_bad)
 
 
-def _tokenizer(target: Path, recipe: Recipe, listing: Listing, then: Mapping[str, Any] | None) -> bytes | None:
+def _tokenizer(
+    target: Path, recipe: Recipe, listing: Listing, then: Mapping[str, Any] | None
+) -> bytes | None:
     """The content of the folder's tokenizer.json: what is there, that of another file, or one trained on the text."""
     if recipe.tokenizer == NO_TOKENIZER:
         if not recipe.tokenized:
-            raise UserError("--tokenizer none is for files that hold tokens already: choose gpt2, gpt-neox or a file.")
+            raise UserError(
+                "--tokenizer none is for files that hold tokens already: choose gpt2, gpt-neox or a file."
+            )
         return None
     own = target / TOKENIZER
     if then is not None and own.is_file() and file_sha256(own) == then["tokenizer_sha256"]:
         return own.read_bytes()
     if recipe.tokenizer == BPE:
         say(f"Training the tokenizer: {recipe.options.vocab_size:,} tokens.")
-        trained = tokenizers.train_bpe(_training_texts(target, recipe, listing), recipe.options.vocab_size)
+        trained = tokenizers.train_bpe(
+            _training_texts(target, recipe, listing), recipe.options.vocab_size
+        )
         return trained.to_str(pretty=True).encode()
     hub = HUB_TOKENIZERS.get(recipe.tokenizer)
     path = fetch_tokenizer(hub) if hub else Path(recipe.tokenizer)
@@ -201,7 +239,9 @@ def _training_texts(target: Path, recipe: Recipe, listing: Listing) -> Iterator[
     """The first texts of the training part, `TOKENIZER_BYTES` of them."""
     given = 0
     for file in (file for file in listing.files if recipe.splits.of_file(file) == TRAIN):
-        for record in read_file(file.name, recipe.source.fetched(file, target / TASKS), recipe.columns):
+        for record in read_file(
+            file.name, recipe.source.fetched(file, target / TASKS), recipe.columns
+        ):
             if record.text is not None and recipe.splits.of_text(record.text, TRAIN) == TRAIN:
                 yield record.text
                 given += record.size
@@ -223,7 +263,10 @@ def _is_done(job: Job, task: Task, checksums: bool) -> bool:
             continue
         if file_sha256(file.path, *part) != sha256:
             raise UserError(f"{file.path} is not what {job.folder} was begun with: {PUT_BACK}.")
-    return not any(lost_chunk(f"{job.folder}/{name}", stream["chunks"], checksums) for name, stream in streams.items())
+    return not any(
+        lost_chunk(f"{job.folder}/{name}", stream["chunks"], checksums)
+        for name, stream in streams.items()
+    )
 
 
 def _locked(target: Path) -> AcquireReturnProxy:
@@ -246,7 +289,9 @@ def _plain_errors(target: Path) -> Iterator[None]:
         raise UserError(without_control_codes(str(error))) from error
     except BrokenExecutor as error:
         memory = "perhaps for want of memory"
-        raise UserError(f"A worker process was killed, {memory}: {kept} (with fewer workers if it recurs).") from error
+        raise UserError(
+            f"A worker process was killed, {memory}: {kept} (with fewer workers if it recurs)."
+        ) from error
     except OSError as error:
         said = f"{error.filename}: " * bool(error.filename) + (error.strerror or str(error))
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

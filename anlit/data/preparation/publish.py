@@ -12,7 +12,15 @@ import numpy as np
 
 from anlit.data.preparation.encode import COUNTS, SKIPPED_LISTED, Job, chunk_name
 from anlit.data.preparation.sources import Listing
-from anlit.data.storage.manifest import FORMAT_VERSION, MANIFEST, SPLITS, TASKS, TRAIN, VAL, checked_path
+from anlit.data.storage.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SPLITS,
+    TASKS,
+    TRAIN,
+    VAL,
+    checked_path,
+)
 from anlit.data.storage.shards import INDEX, Chunk, chunk_bytes
 from anlit.errors import UserError
 from anlit.reporting.files import TEMPORARY, write_json
@@ -23,13 +31,21 @@ Streams = dict[str, dict[str, Any]]
 
 
 def publish(
-    job: Job, plan: dict[str, Any], listing: Listing, records: Mapping[int, dict[str, Any]], command: str
+    job: Job,
+    plan: dict[str, Any],
+    listing: Listing,
+    records: Mapping[int, dict[str, Any]],
+    command: str,
 ) -> None:
     """Finish the folder; UserError if there is nothing to train on or to validate with."""
     streams, skipped = join(records, job.dtype, listing.skipped)
     splits: dict[str, dict[str, Any]] = {}
     for split in SPLITS:
-        own = {name.partition("/")[2]: stream for name, stream in streams.items() if name.split("/")[0] == split}
+        own = {
+            name.partition("/")[2]: stream
+            for name, stream in streams.items()
+            if name.split("/")[0] == split
+        }
         if own:
             subsets = {name: _sum([stream]) for name, stream in own.items() if name}
             splits[split] = _sum(own.values()) | ({"subsets": subsets} if subsets else {})
@@ -43,7 +59,10 @@ def publish(
         write_json(job.folder / name / INDEX, _index(stream["chunks"], job.dtype))
     _remove_leftovers(job.folder, streams)
     identity = {
-        "streams": {name: [(chunk.tokens, chunk.crc32) for chunk in streams[name]["chunks"]] for name in streams},
+        "streams": {
+            name: [(chunk.tokens, chunk.crc32) for chunk in streams[name]["chunks"]]
+            for name in streams
+        },
         "end_of_document": job.end_of_document,
         "dtype": job.dtype.name,
     }
@@ -79,9 +98,15 @@ def forget(folder: Path) -> None:
 
 def _remove_leftovers(folder: Path, streams: Streams) -> None:
     """Remove what was fetched, temporary files of killed processes, and chunks of tasks that were done anew."""
-    named = {folder / name / chunk.filename for name in streams for chunk in streams[name]["chunks"]}
+    named = {
+        folder / name / chunk.filename for name in streams for chunk in streams[name]["chunks"]
+    }
     chunks = {path for split in SPLITS for path in (folder / split).rglob("chunk-*.bin")}
-    for path in [*(chunks - named), *folder.rglob(f"*{TEMPORARY}*"), *(folder / TASKS).glob("source-*")]:
+    for path in [
+        *(chunks - named),
+        *folder.rglob(f"*{TEMPORARY}*"),
+        *(folder / TASKS).glob("source-*"),
+    ]:
         path.unlink(missing_ok=True)
     for path in (folder / TASKS).glob("download-*"):
         shutil.rmtree(path, ignore_errors=True)
@@ -105,13 +130,18 @@ def join(
             for key in COUNTS:
                 total[key] += stream[key]
             for number, (tokens, crc32) in enumerate(stream["chunks"]):
-                total["chunks"].append(Chunk(chunk_name(task, number), chunk_bytes(tokens, dtype), tokens, crc32))
+                total["chunks"].append(
+                    Chunk(chunk_name(task, number), chunk_bytes(tokens, dtype), tokens, crc32)
+                )
         for file in record["files"]:
             for reason, count in file.get("skipped", {}).items():
                 counts[reason] += count
             for where, reason, _ in file.get("skipped_list", ()):
                 places.setdefault(reason, []).append(f"{file['name']}, {where}")
-    listed = {reason: {"count": n, "listed": places.get(reason, [])[:SKIPPED_LISTED]} for reason, n in counts.items()}
+    listed = {
+        reason: {"count": n, "listed": places.get(reason, [])[:SKIPPED_LISTED]}
+        for reason, n in counts.items()
+    }
     return dict(sorted(streams.items())), dict(sorted(listed.items()))
 
 
@@ -119,7 +149,11 @@ def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Documents, bytes (None for token files, whose text is not known), tokens and chunks of some streams."""
     chosen = list(streams)
     total = {key: sum(stream[key] for stream in chosen) for key in COUNTS}
-    return {**total, "bytes": total["bytes"] or None, "chunks": sum(len(stream["chunks"]) for stream in chosen)}
+    return {
+        **total,
+        "bytes": total["bytes"] or None,
+        "chunks": sum(len(stream["chunks"]) for stream in chosen),
+    }
 
 
 def _index(chunks: list[Chunk], dtype: np.dtype) -> dict[str, Any]:
@@ -132,4 +166,7 @@ def _index(chunks: list[Chunk], dtype: np.dtype) -> dict[str, Any]:
         "item_loader": "TokensLoader",
     }
     keys = ("filename", "chunk_bytes", "dim", "crc32")
-    return {"chunks": [dict(zip(keys, chunk, strict=True)) | {"chunk_size": 1} for chunk in chunks], "config": config}
+    return {
+        "chunks": [dict(zip(keys, chunk, strict=True)) | {"chunk_size": 1} for chunk in chunks],
+        "config": config,
+    }

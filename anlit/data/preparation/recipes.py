@@ -15,7 +15,14 @@ from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation import sources
 from anlit.data.preparation.formats import Columns, is_one_text
 from anlit.data.preparation.hub import HubFiles
-from anlit.data.preparation.sources import DistinctTexts, LocalFiles, Source, SourceFile, file_sha256, list_files
+from anlit.data.preparation.sources import (
+    DistinctTexts,
+    LocalFiles,
+    Source,
+    SourceFile,
+    file_sha256,
+    list_files,
+)
 from anlit.data.storage.manifest import TEST, TRAIN, VAL
 from anlit.errors import UserError
 
@@ -29,17 +36,27 @@ OPENWEBTEXT_VAL_FRACTION = 10_000 / 8_013_769  # as many documents as the papers
 class Splits:
     """What documents are for training, validation and test; by default all are trained on."""
 
-    folders: Mapping[str, str] = field(default_factory=dict)  # beginning of a file's name → split of its documents
-    fraction: float = 0.0  # of the documents, held out by a hash of the text: copies are on one side
-    first_tokens: int = 0  # of the first task that are held out, with the rest of the document that has the last
+    folders: Mapping[str, str] = field(
+        default_factory=dict
+    )  # beginning of a file's name → split of its documents
+    fraction: float = (
+        0.0  # of the documents, held out by a hash of the text: copies are on one side
+    )
+    first_tokens: int = (
+        0  # of the first task that are held out, with the rest of the document that has the last
+    )
 
     def of_file(self, file: SourceFile) -> str:
-        known = (split for beginning, split in self.folders.items() if file.name.startswith(beginning))
+        known = (
+            split for beginning, split in self.folders.items() if file.name.startswith(beginning)
+        )
         return file.split or next(known, TRAIN)
 
     def of_text(self, text: str, split: str) -> str:
         """The split of one document in a file of `split`."""
-        held_out = self.fraction and sources.is_held_out(hashlib.sha256(text.encode()).hexdigest(), self.fraction)
+        held_out = self.fraction and sources.is_held_out(
+            hashlib.sha256(text.encode()).hexdigest(), self.fraction
+        )
         return VAL if held_out else split
 
     def check(self, files: list[SourceFile]) -> None:
@@ -93,8 +110,12 @@ class Recipe:
     options: Options
     own_tokenizer: str = "gpt2"
     subset: str | None = None  # the field that names a document's subset
-    tokenized: bool = False  # whether the source files hold tokens, each document after its separator (.bin)
-    origin: Mapping[str, Any] = field(default_factory=dict)  # more settings to compare with an existing folder's
+    tokenized: bool = (
+        False  # whether the source files hold tokens, each document after its separator (.bin)
+    )
+    origin: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # more settings to compare with an existing folder's
     chunk_bytes: int = 64 << 20
     task_bytes: int = 64 << 20  # of the source files, at least
 
@@ -113,13 +134,26 @@ class Recipe:
         if tokenizer not in (*HUB_TOKENIZERS, BPE, NO_TOKENIZER):
             tokenizers.load_tokenizer(tokenizer)
             tokenizer = "sha256:" + file_sha256(tokenizer)  # the same file wherever it lies
-        files = sorted(f"{name}\t{path.stat().st_size}" for name, path in self.source.paths.items() if path.is_file())
+        files = sorted(
+            f"{name}\t{path.stat().st_size}"
+            for name, path in self.source.paths.items()
+            if path.is_file()
+        )
         return {
-            **{key: getattr(self, key) for key in ("corpus", "subset", "chunk_bytes", "task_bytes")},
-            **{key: getattr(self.options, key) for key in ("end_of_document", "text_field", "max_document_bytes")},
+            **{
+                key: getattr(self, key) for key in ("corpus", "subset", "chunk_bytes", "task_bytes")
+            },
+            **{
+                key: getattr(self.options, key)
+                for key in ("end_of_document", "text_field", "max_document_bytes")
+            },
             **self.origin,
             **self.source.settings,
-            **({"vocab_size": self.options.vocab_size} if tokenizer == BPE else {"tokenizer": tokenizer}),
+            **(
+                {"vocab_size": self.options.vocab_size}
+                if tokenizer == BPE
+                else {"tokenizer": tokenizer}
+            ),
             "splits": asdict(self.splits),
             **({"listing_sha256": sources.lines_sha256(files)} if files else {}),
         }
@@ -128,7 +162,10 @@ class Recipe:
 def slimpajama(options: Options) -> Recipe:
     """cerebras/SlimPajama-627B, its own three splits, its seven subsets in streams of their own."""
     splits = Splits({"train/": TRAIN, "validation/": VAL, "test/": TEST})
-    layouts = [[f"{folder}**/*{ending}" for folder in splits.folders] for ending in (".jsonl.zst", ".jsonl")]
+    layouts = [
+        [f"{folder}**/*{ending}" for folder in splits.folders]
+        for ending in (".jsonl.zst", ".jsonl")
+    ]
     source = _from_hub(options, "cerebras/SlimPajama-627B", *layouts)
     return Recipe("SlimPajama", source, splits, options, "gpt-neox", "meta.redpajama_set_name")
 
@@ -137,21 +174,29 @@ def openwebtext(options: Options) -> Recipe:
     """Skylion007/openwebtext, with about 10,000 texts held out, chosen by their hashes."""
     layouts = [["plain_text/*.parquet"], ["**/*.parquet"], ["**/*.jsonl.zst", "**/*.jsonl"]]
     source = _from_hub(options, "Skylion007/openwebtext", *layouts)
-    return Recipe("OpenWebText", source, Splits(fraction=options.held_out(OPENWEBTEXT_VAL_FRACTION)), options)
+    return Recipe(
+        "OpenWebText", source, Splits(fraction=options.held_out(OPENWEBTEXT_VAL_FRACTION)), options
+    )
 
 
 def fineweb(options: Options) -> Recipe:
     """A sample of HuggingFaceFW/fineweb, with the first tokens of its first file held out."""
     part = options.one_part("sample-10BT", "sample-100BT", "sample-350BT")
-    source = _from_hub(options, "HuggingFaceFW/fineweb", [f"{part.replace('-', '/')}/*.parquet"], ["*.parquet"])
-    return Recipe("FineWeb", source, Splits(first_tokens=options.val_tokens), options, origin={"part": part})
+    source = _from_hub(
+        options, "HuggingFaceFW/fineweb", [f"{part.replace('-', '/')}/*.parquet"], ["*.parquet"]
+    )
+    return Recipe(
+        "FineWeb", source, Splits(first_tokens=options.val_tokens), options, origin={"part": part}
+    )
 
 
 def fineweb_bin(options: Options) -> Recipe:
     """kjj0/fineweb10B-gpt2 or …100B-gpt2: token files; the one called val is for validation."""
     part = options.one_part("10B", "100B")
     if options.tokenizer == BPE:
-        raise UserError("--tokenizer bpe is for text, and these files hold tokens: choose gpt2, gpt-neox or none.")
+        raise UserError(
+            "--tokenizer bpe is for text, and these files hold tokens: choose gpt2, gpt-neox or none."
+        )
     splits = Splits({"fineweb_val_": VAL, "fineweb_train_": TRAIN})
     source = _from_hub(options, f"kjj0/fineweb{part}-gpt2", ["*.bin"])
     return Recipe("FineWebBin", source, splits, options, tokenized=True, origin={"part": part})
@@ -160,9 +205,13 @@ def fineweb_bin(options: Options) -> Recipe:
 def any_of_hub(options: Options) -> Recipe:
     """Files of any dataset repository: JSON lines, parquet or text, with a part of the documents held out."""
     if options.repo is None or options.files is None:
-        raise UserError("Hub needs --repo and --files, such as --repo allenai/c4 --files 'en/*.json.gz'.")
+        raise UserError(
+            "Hub needs --repo and --files, such as --repo allenai/c4 --files 'en/*.json.gz'."
+        )
     source, origin = _from_hub(options, options.repo, [options.files]), {"files": options.files}
-    return Recipe(f"hub:{options.repo}", source, Splits(fraction=options.held_out()), options, origin=origin)
+    return Recipe(
+        f"hub:{options.repo}", source, Splits(fraction=options.held_out()), options, origin=origin
+    )
 
 
 def _from_hub(options: Options, repository: str, *layouts: list[str]) -> Source:
@@ -182,17 +231,38 @@ def text_files(options: Options) -> Recipe:
             "(--data.pattern), and the folder with --source."
         )
     splits = Splits(fraction=options.held_out())
-    where = str(root) if str(root) == options.source else f"{root} ({options.source}, seen from {Path.cwd()})"
+    where = (
+        str(root)
+        if str(root) == options.source
+        else f"{root} ({options.source}, seen from {Path.cwd()})"
+    )
     source: Source = LocalFiles(root, [pattern])
-    if all(map(is_one_text, source.paths or [pattern])):  # the files may be gone when the shards are there
-        splits, source = Splits(), DistinctTexts(source.paths, splits.fraction, f"{pattern} in {where}")
-    return Recipe(f"text:{root.name}", source, splits, options, BPE, origin={"source": str(root), "pattern": pattern})
+    if all(
+        map(is_one_text, source.paths or [pattern])
+    ):  # the files may be gone when the shards are there
+        splits, source = (
+            Splits(),
+            DistinctTexts(source.paths, splits.fraction, f"{pattern} in {where}"),
+        )
+    return Recipe(
+        f"text:{root.name}",
+        source,
+        splits,
+        options,
+        BPE,
+        origin={"source": str(root), "pattern": pattern},
+    )
 
 
 def python_sources(options: Options) -> Recipe:
     """The running interpreter's own library, which every machine has."""
-    origin = {"python": platform.python_version(), "include_site_packages": options.include_site_packages}
-    texts = DistinctTexts(python_files(options.include_site_packages), options.held_out(), "*.py of this Python", True)
+    origin = {
+        "python": platform.python_version(),
+        "include_site_packages": options.include_site_packages,
+    }
+    texts = DistinctTexts(
+        python_files(options.include_site_packages), options.held_out(), "*.py of this Python", True
+    )
     return Recipe("PythonSources", texts, Splits(), options, BPE, origin=origin)
 
 
@@ -201,7 +271,9 @@ def python_files(include_site_packages: bool) -> dict[str, Path]:
     paths = sysconfig.get_paths()
     library = list_files(paths["stdlib"], "**/*.py")
     packages = {"site-packages", "dist-packages"}
-    files = {label: path for label, path in library.items() if packages.isdisjoint(Path(label).parts)}
+    files = {
+        label: path for label, path in library.items() if packages.isdisjoint(Path(label).parts)
+    }
     if include_site_packages:
         for folder in sorted({paths["purelib"], paths["platlib"]}):
             files |= list_files(folder, "**/*.py")
@@ -217,7 +289,10 @@ CORPORA: dict[str, tuple[Callable[[Options], Recipe], frozenset[str]]] = {
     "FineWebBin": (fineweb_bin, _FROM_HUB | {"part"}),
     "Hub": (any_of_hub, _FROM_TEXT | {"repo", "files", "val_fraction"}),
     "TextFiles": (text_files, _FROM_TEXT - {"revision"} | {"pattern", "val_fraction"}),
-    "PythonSources": (python_sources, frozenset({"vocab_size", "val_fraction", "include_site_packages"})),
+    "PythonSources": (
+        python_sources,
+        frozenset({"vocab_size", "val_fraction", "include_site_packages"}),
+    ),
 }
 """Each corpus's recipe, and the options that change what is made of it."""
 
@@ -229,5 +304,7 @@ def recipe_of(corpus: str, options: Options) -> Recipe:
         value = getattr(options, option.name)
         if value != option.default and option.name not in takes:
             listed = ", ".join(f"--{name}" for name in sorted(takes))
-            raise UserError(f"--{option.name} {value} means nothing for {corpus}, which takes {listed}: leave it out.")
+            raise UserError(
+                f"--{option.name} {value} means nothing for {corpus}, which takes {listed}: leave it out."
+            )
     return make(options)

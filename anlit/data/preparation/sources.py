@@ -19,7 +19,9 @@ class SourceFile:
     name: str
     size: int
     sha256: str | None = None
-    split: str | None = None  # the split that all its documents belong to, where the source knows it
+    split: str | None = (
+        None  # the split that all its documents belong to, where the source knows it
+    )
     path: Path | None = None  # where it lies; None: on the hub
 
 
@@ -34,9 +36,15 @@ class Listing(NamedTuple):
 class Source:
     """Base of what `anlit prepare` reads from."""
 
-    commit: str | None = None  # of the hub's repository; a preparation keeps to the one that it began with
-    paths: Mapping[str, Path] = {}  # of the files on this machine, by their names: a cheap sign of changes
-    settings: Mapping[str, Any] = {}  # what identifies the source, besides the names and sizes of its files
+    commit: str | None = (
+        None  # of the hub's repository; a preparation keeps to the one that it began with
+    )
+    paths: Mapping[
+        str, Path
+    ] = {}  # of the files on this machine, by their names: a cheap sign of changes
+    settings: Mapping[
+        str, Any
+    ] = {}  # what identifies the source, besides the names and sizes of its files
 
     def listing(self) -> Listing:
         """All files of the corpus; UserError if there are none, or they cannot be reached."""
@@ -56,7 +64,10 @@ class LocalFiles(Source):
 
     def __init__(self, root: str | Path, *layouts: Sequence[str]) -> None:
         self.root, self.wanted = Path(root), " or ".join(layouts[0])
-        there = ({name: path for glob in layout for name, path in list_files(root, glob).items()} for layout in layouts)
+        there = (
+            {name: path for glob in layout for name, path in list_files(root, glob).items()}
+            for layout in layouts
+        )
         self.paths = next(filter(None, there), {})
 
     def listing(self) -> Listing:
@@ -64,7 +75,9 @@ class LocalFiles(Source):
         if not regular:
             lack = f"{self.root} has no file that matches {self.wanted}"
             lack = lack if self.root.is_dir() else f"There is no folder {self.root}"
-            raise UserError(f"{lack}: set --source to the folder that holds the corpus in the hub's layout.")
+            raise UserError(
+                f"{lack}: set --source to the folder that holds the corpus in the hub's layout."
+            )
         files = [SourceFile(name, path.stat().st_size, path=path) for name, path in regular.items()]
         others = [name for name in self.paths if name not in regular]
         bad = f"{self.paths[others[0]]}: it is no regular file" if others else ""
@@ -79,8 +92,15 @@ class DistinctTexts(Source):
     order and the same wherever the files lie. What is no text is bad, unless it is `expected`.
     """
 
-    def __init__(self, paths: Mapping[str, Path], val_fraction: float, what: str, expected: bool = False) -> None:
-        self.paths, self.val_fraction, self.what, self.expected = paths, val_fraction, what, expected
+    def __init__(
+        self, paths: Mapping[str, Path], val_fraction: float, what: str, expected: bool = False
+    ) -> None:
+        self.paths, self.val_fraction, self.what, self.expected = (
+            paths,
+            val_fraction,
+            what,
+            expected,
+        )
         self.settings = {"val_fraction": val_fraction}
 
     def listing(self) -> Listing:
@@ -123,7 +143,11 @@ class DistinctTexts(Source):
 
 def list_files(root: str | Path, pattern: str) -> dict[str, Path]:
     """What matches a glob pattern under `root`, but for folders, by the names below it, sorted."""
-    return {path.relative_to(root).as_posix(): path for path in sorted(Path(root).glob(pattern)) if not path.is_dir()}
+    return {
+        path.relative_to(root).as_posix(): path
+        for path in sorted(Path(root).glob(pattern))
+        if not path.is_dir()
+    }
 
 
 def is_held_out(sha256: str, fraction: float) -> bool:

@@ -19,7 +19,9 @@ TOKENIZER = "tokenizer.json"
 TASKS = "tasks"  # the folder of a preparation's plan and of its tasks' records
 SPLITS = TRAIN, VAL, TEST = "train", "val", "test"
 PATH_PART = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
-OWN_COMMAND = re.compile(r"anlit( ([\w@%+=:,./-]+|'[^']*'))+", re.ASCII)  # a shell runs these words and nothing else
+OWN_COMMAND = re.compile(
+    r"anlit( ([\w@%+=:,./-]+|'[^']*'))+", re.ASCII
+)  # a shell runs these words and nothing else
 COUNTS = {"documents": int, "tokens": int}
 SCHEMA = {
     **dict.fromkeys(("corpus", "command", "dtype", "document_token_at", "content_sha256"), str),
@@ -94,7 +96,11 @@ def read_manifest(path: str) -> dict[str, Any]:
 def _check_manifest(manifest: dict[str, Any]) -> None:
     """Raise ValueError for a path, a type or a size that cannot be what `anlit prepare` writes."""
     check(manifest, SCHEMA, complete=True)
-    wrong = [key for key, pattern in VALUES.items() if not re.fullmatch(pattern, str(manifest.get(key, "")))]
+    wrong = [
+        key
+        for key, pattern in VALUES.items()
+        if not re.fullmatch(pattern, str(manifest.get(key, "")))
+    ]
     size, end = manifest["vocab_size"], manifest["end_of_document"]
     if wrong or not 0 <= end < size <= 1 << 31 or not {*manifest["splits"]} <= {*SPLITS}:
         names = wrong or ["end_of_document", "vocab_size", "splits"]
@@ -144,4 +150,6 @@ def damaged(what: str, how: str, command: str = "") -> UserError:
     """
     is_ours = OWN_COMMAND.fullmatch(command) and command.isprintable()
     remake = f"with `{command}`" if is_ours else "by preparing it again"
-    return UserError(f"{what} is damaged ({how}): copy the folder again, or remove it and remake it {remake}.")
+    return UserError(
+        f"{what} is damaged ({how}): copy the folder again, or remove it and remake it {remake}."
+    )

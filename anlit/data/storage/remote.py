@@ -15,8 +15,14 @@ from typing import Any
 
 from anlit.errors import UserError, install
 
-S3_LIMITS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 3, "mode": "standard"}}
-SMALL_FILE_BYTES = 256 << 20  # most of a manifest, an index (enough for a million chunks) or a tokenizer
+S3_LIMITS = {
+    "connect_timeout": 5,
+    "read_timeout": 10,
+    "retries": {"total_max_attempts": 3, "mode": "standard"},
+}
+SMALL_FILE_BYTES = (
+    256 << 20
+)  # most of a manifest, an index (enough for a million chunks) or a tokenizer
 MISSING = ("NotFound", "RemoteEntryNotFoundError")  # what the clients of gs:// and hf:// raise
 
 
@@ -64,8 +70,12 @@ def fetch(address: str, target: Path, limit: int) -> None:
         raise
     except Exception as error:
         raise _explained(error, address) from error
-    if not target.exists():  # litdata passes over FileNotFoundError, which huggingface_hub raises without a network
-        raise UserError(f"Cannot read {address}: there is no connection to it; check the address and the network.")
+    if (
+        not target.exists()
+    ):  # litdata passes over FileNotFoundError, which huggingface_hub raises without a network
+        raise UserError(
+            f"Cannot read {address}: there is no connection to it; check the address and the network."
+        )
 
 
 @lru_cache
@@ -87,17 +97,27 @@ def _downloader(scheme: str, process: int) -> Any:
     except ImportError as error:
         # boto3 and huggingface_hub are always installed.
         remedy = install("gs", "google-cloud-storage") if scheme == "gs://" else str(error)
-        raise UserError(f"Reading from {scheme} needs a package that is not installed: {remedy}.") from error
+        raise UserError(
+            f"Reading from {scheme} needs a package that is not installed: {remedy}."
+        ) from error
     if type(downloader) is LocalDownloader:  # litdata's fallback
-        raise UserError(f"There is no way to fetch from {scheme}: use a local folder, s3://, gs:// or hf://.")
+        raise UserError(
+            f"There is no way to fetch from {scheme}: use a local folder, s3://, gs:// or hf://."
+        )
     return downloader
 
 
 def _explained(error: Exception, address: str) -> Exception:
     response = getattr(error, "response", None)
-    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None  # botocore's
+    code = (
+        response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    )  # botocore's
     # Hugging Face's LocalEntryNotFoundError is a FileNotFoundError too, and says that there is no connection.
-    if code in ("404", "NoSuchKey") or type(error) is FileNotFoundError or type(error).__name__ in MISSING:
+    if (
+        code in ("404", "NoSuchKey")
+        or type(error) is FileNotFoundError
+        or type(error).__name__ in MISSING
+    ):
         return FileNotFoundError(address)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return UserError(

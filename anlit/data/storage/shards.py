@@ -65,11 +65,16 @@ def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
             raise damaged(where, "it is missing", manifest["command"]) from error
         if any(row[key] < 0 for row in rows for key in NUMBERS):
             raise damaged(where, "a number is negative", manifest["command"])
-        chunks = [Chunk(checked_path(row["filename"], where, 1), *(row[key] for key in NUMBERS)) for row in rows]
+        chunks = [
+            Chunk(checked_path(row["filename"], where, 1), *(row[key] for key in NUMBERS))
+            for row in rows
+        ]
         source = Source(name, folder, tuple(chunks), manifest)
         for chunk in source.chunks:
             if chunk.size != (size := chunk_bytes(chunk.tokens, np.dtype(manifest["dtype"]))):
-                raise source.damaged(chunk, f"its index says {chunk.size:,} bytes and tokens that take {size:,}")
+                raise source.damaged(
+                    chunk, f"its index says {chunk.size:,} bytes and tokens that take {size:,}"
+                )
         if source.n_tokens != count["tokens"]:
             how = f"{source.n_tokens:,} tokens where the manifest has {count['tokens']:,}"
             raise damaged(folder, how, manifest["command"])
@@ -79,7 +84,9 @@ def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
 
 def check_chunks(source: Source, checksums: bool = False) -> None:
     """Raise UserError for a chunk of a local source that is missing, or has another length (or checksum, if asked)."""
-    if lost := lost_chunk(source.folder, () if is_remote(source.folder) else source.chunks, checksums):
+    if lost := lost_chunk(
+        source.folder, () if is_remote(source.folder) else source.chunks, checksums
+    ):
         raise source.damaged(*lost)
 
 
@@ -103,4 +110,8 @@ def problem_with(descriptor: int, chunk: Chunk, checksum: bool = True) -> str | 
     while checksum and (piece := os.pread(descriptor, CHECKED_AT_ONCE, position)):
         crc32 = zlib.crc32(piece, crc32)
         position += len(piece)
-    return f"its CRC-32 is {crc32:08x} instead of {chunk.crc32:08x}" if checksum and crc32 != chunk.crc32 else None
+    return (
+        f"its CRC-32 is {crc32:08x} instead of {chunk.crc32:08x}"
+        if checksum and crc32 != chunk.crc32
+        else None
+    )

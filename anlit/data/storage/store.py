@@ -60,7 +60,9 @@ class ChunkCache:
         with contextlib.suppress(Timeout), lock.acquire(blocking=wait, poll_interval=0.05):
             if not self.has(chunk):
                 self._make_room(chunk.size)
-                partial = self.folder / f"{chunk.filename}.partial"  # only the holder of the chunk's lock writes it
+                partial = (
+                    self.folder / f"{chunk.filename}.partial"
+                )  # only the holder of the chunk's lock writes it
                 partial.unlink(missing_ok=True)
                 try:
                     remote.fetch(f"{self.source.folder}/{chunk.filename}", partial, chunk.size)
@@ -96,7 +98,9 @@ class TokenStore:
         self.dtype = np.dtype(source.manifest["dtype"]).newbyteorder("<")
         self.n_tokens = source.n_tokens
         self._ends = np.cumsum([chunk.tokens for chunk in source.chunks])
-        self._open: OrderedDict[int, int] = OrderedDict()  # chunk → descriptor, least recently used first
+        self._open: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # chunk → descriptor, least recently used first
         self._checked: set[int] = set()
 
     def read(self, start: int, count: int) -> np.ndarray:
@@ -138,14 +142,20 @@ class TokenStore:
             except OSError as error:
                 raise self.source.damaged(chunk, f"it cannot be read: {error.strerror}") from error
             if n_bytes != part.nbytes:
-                raise self.source.damaged(chunk, f"it ends {part.nbytes - n_bytes:,} bytes too soon")
+                raise self.source.damaged(
+                    chunk, f"it ends {part.nbytes - n_bytes:,} bytes too soon"
+                )
             start, out, number = start + len(part), out[len(part) :], number + 1
 
     def _check(self, tokens: np.ndarray) -> None:
         """Refuse tokens beyond the vocabulary: on a GPU they fail with an assertion that names nothing."""
-        largest = int(tokens.view(f"u{tokens.itemsize}").max(initial=0))  # a negative one becomes a large one
+        largest = int(
+            tokens.view(f"u{tokens.itemsize}").max(initial=0)
+        )  # a negative one becomes a large one
         if largest >= (size := self.source.manifest["vocab_size"]):
-            how = f"it has token {largest:,}, and its manifest says that the vocabulary has {size:,}"
+            how = (
+                f"it has token {largest:,}, and its manifest says that the vocabulary has {size:,}"
+            )
             raise damaged(self.source.folder, how, self.source.manifest["command"])
 
     def _descriptor(self, number: int) -> int:
@@ -158,11 +168,19 @@ class TokenStore:
 
     def _opened(self, number: int) -> int:
         """Open a chunk's file and, the first time, check all of it; a bad copy in the cache is fetched again once."""
-        chunk, attempts, problem = self.source.chunks[number], 1 if self.cache is None else 2, "it is missing"
+        chunk, attempts, problem = (
+            self.source.chunks[number],
+            1 if self.cache is None else 2,
+            "it is missing",
+        )
         while attempts:
             if self.cache is not None:
                 self.cache.fetch(chunk)
-            path = f"{self.source.folder}/{chunk.filename}" if self.cache is None else self.cache.path(chunk)
+            path = (
+                f"{self.source.folder}/{chunk.filename}"
+                if self.cache is None
+                else self.cache.path(chunk)
+            )
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:

@@ -20,18 +20,30 @@ ROPE_TYPES = {getattr(positions, name): rope_type for rope_type, (name, _) in RO
 def family_of(decoder: Any, origin: str | None = None) -> str | None:
     """The model_type of the architecture that can be this GPT+: `origin` if it can; None if there is none."""
     rotary, windows = _rotary(decoder), _windows(decoder)
-    if not all(map(_is_common, decoder.blocks)) or len({str(module_to_plain_values(part)) for part in rotary}) != 1:
+    if (
+        not all(map(_is_common, decoder.blocks))
+        or len({str(module_to_plain_values(part)) for part in rotary}) != 1
+    ):
         return None
-    if type(rotary[0]) not in ROPE_TYPES or rotary[0].fraction != 1 or len({width for width in windows if width}) > 1:
+    if (
+        type(rotary[0]) not in ROPE_TYPES
+        or rotary[0].fraction != 1
+        or len({width for width in windows if width}) > 1
+    ):
         return None
     block, n_plain = decoder.blocks[0], len(decoder.blocks) - len(rotary)
-    is_whole = decoder.embedding.embedding_dim % block.n_heads == 0  # which Llama's configuration asks for
+    is_whole = (
+        decoder.embedding.embedding_dim % block.n_heads == 0
+    )  # which Llama's configuration asks for
     fitting = [
         kind
         for kind, family in FAMILIES.items()
         if family.qk_norm == isinstance(block.norm_q, RMSNorm)
         and (family.nope or not n_plain)
-        and (not any(windows) or {"nowhere": False, "in all": all(windows), "in some": True}[family.windows])
+        and (
+            not any(windows)
+            or {"nowhere": False, "in all": all(windows), "in some": True}[family.windows]
+        )
         and (family.architecture != "LlamaForCausalLM" or is_whole)
     ]
     return origin if origin in fitting else next(iter(fitting), None)
@@ -85,7 +97,10 @@ def configuration(decoder: Any, context_length: int, model_type: str) -> dict[st
     record |= {key: value for key, (value, _) in MUST_BE.items() if value is not None}
     rope_type = ROPE_TYPES[type(rope)]
     keys = {key: getattr(rope, OUR_NAMES.get(key, key)) for key in ROPE[rope_type][1]}
-    scaling = {"rope_type": rope_type, **{key: value for key, value in keys.items() if value is not None}}
+    scaling = {
+        "rope_type": rope_type,
+        **{key: value for key, value in keys.items() if value is not None},
+    }
     # The keys of transformers 5 and those of older readers.
     record |= {"rope_theta": rope.base, "rope_parameters": {**scaling, "rope_theta": rope.base}}
     if rope_type != "default":
@@ -94,9 +109,13 @@ def configuration(decoder: Any, context_length: int, model_type: str) -> dict[st
         record["sliding_window"] = next((width for width in windows if width), None)
     if family.windows == "in some":
         record["use_sliding_window"] = any(windows)
-        record["layer_types"] = ["sliding_attention" if width else "full_attention" for width in windows]
+        record["layer_types"] = [
+            "sliding_attention" if width else "full_attention" for width in windows
+        ]
     if family.nope:
-        record["no_rope_layers"] = [int(type(block.positions) is not NoPE) for block in decoder.blocks]
+        record["no_rope_layers"] = [
+            int(type(block.positions) is not NoPE) for block in decoder.blocks
+        ]
     return record
 
 
@@ -106,7 +125,11 @@ def weights(decoder: Decoder) -> dict[str, Tensor]:
     if decoder.tie_embeddings:
         del ours["head.weight"]
     for name, module in decoder.named_modules():
-        if name.endswith((".norm_q", ".norm_k")) and isinstance(module, RMSNorm) and module.gain is None:
+        if (
+            name.endswith((".norm_q", ".norm_k"))
+            and isinstance(module, RMSNorm)
+            and module.gain is None
+        ):
             ours[f"{name}.gain"] = torch.ones(module.width)
     theirs = {name: key for key, name in our_names(len(decoder.blocks)).items()}
     return {theirs[name]: tensor for name, tensor in ours.items()}

@@ -20,7 +20,13 @@ from anlit.models.fold import Stored, fold
 
 CODE = Path(__file__).parent / "modeling_anlit.py"
 """Copied into the folders. Only this file imports transformers."""
-ARCHITECTURES = {"GPT": "GPT", "NGPT": "NGPT", "FoldedNGPT": "NGPT", "AnGPT": "AnGPT", "FoldedAnGPT": "AnGPT"}
+ARCHITECTURES = {
+    "GPT": "GPT",
+    "NGPT": "NGPT",
+    "FoldedNGPT": "NGPT",
+    "AnGPT": "AnGPT",
+    "FoldedAnGPT": "AnGPT",
+}
 CONSTANTS: dict[type, tuple[str, ...]] = {
     anlit.Plain: (),
     anlit.ScaleInvariant: ("tau",),
@@ -64,7 +70,9 @@ def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
     post_norm = getattr(block, "post_norm", None) or getattr(block, "post_norm_A", nn.Identity())
     gate = block.output.W_g
     rotations = [_rotation(each.positions, block.d_head) for each in blocks]
-    distinct = [rotation for number, rotation in enumerate(rotations) if rotation not in rotations[:number]]
+    distinct = [
+        rotation for number, rotation in enumerate(rotations) if rotation not in rotations[:number]
+    ]
     return {
         **sizes(decoder, context_length),
         "mechanisms": [_mechanism(each.attention.mechanism) for each in blocks],
@@ -75,7 +83,11 @@ def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
         "v_norm": not isinstance(block.norm_v, nn.Identity),
         "output_norm": not isinstance(block.output.norm, nn.Identity),
         "post_norm": not isinstance(post_norm, nn.Identity),
-        "gate": "none" if gate is None else "per_head" if gate.out_features == block.n_heads else "per_element",
+        "gate": "none"
+        if gate is None
+        else "per_head"
+        if gate.out_features == block.n_heads
+        else "per_element",
     }
 
 
@@ -85,11 +97,17 @@ def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
         return {**_mechanism(mechanism.mechanism), "window": mechanism.window}
     if isinstance(mechanism, anlit.WarmStart):
         inner = _mechanism(mechanism.mechanism)
-        return {**inner, "share": inner.get("share", 1.0) * float(mechanism.share)}  # w of w is their product
+        return {
+            **inner,
+            "share": inner.get("share", 1.0) * float(mechanism.share),
+        }  # w of w is their product
     kind = type(mechanism)
     if kind not in CONSTANTS:
         raise _refusal(f"attention {kind.__name__}")
-    plain: dict[str, Any] = {"name": kind.__name__, **{key: getattr(mechanism, key) for key in CONSTANTS[kind]}}
+    plain: dict[str, Any] = {
+        "name": kind.__name__,
+        **{key: getattr(mechanism, key) for key in CONSTANTS[kind]},
+    }
     coefficient = getattr(mechanism, "strength", None) or getattr(mechanism, "decay", None)
     if coefficient is not None:
         plain["strength"] = torch.as_tensor(coefficient()).flatten().tolist()
@@ -101,7 +119,13 @@ def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
 def _rotation(positions: Positions, d_head: int) -> dict[str, Any]:
     if type(positions) is NoPE:
         return {"frequencies": [], "scale": 1.0}
-    if type(positions) not in (RoPE, LinearRoPE, Llama3RoPE, YaRN, PRoPE):  # their frequencies are those of any length
+    if type(positions) not in (
+        RoPE,
+        LinearRoPE,
+        Llama3RoPE,
+        YaRN,
+        PRoPE,
+    ):  # their frequencies are those of any length
         raise _refusal(f"positions {type(positions).__name__}")
     return {"frequencies": positions.frequencies(d_head, 1).tolist(), "scale": positions.scale}
 

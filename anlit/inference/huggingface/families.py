@@ -18,7 +18,12 @@ SETTINGS = {
     "rms_norm_eps": "norm_eps",
     "tie_word_embeddings": "tie_embeddings",
 }
-OPTIONAL = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+OPTIONAL = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
 """What transformers takes if a key of `SETTINGS` is missing; a family may have other values. The rest must be there."""
 
 TYPES: dict[str, type] = {
@@ -45,7 +50,10 @@ ROPE: dict[str, tuple[str, tuple[str, ...]]] = {
     "default": ("RoPE", ()),
     "linear": ("LinearRoPE", ("factor",)),
     "llama3": ("Llama3RoPE", ("factor", ORIGINAL_LENGTH, "low_freq_factor", "high_freq_factor")),
-    "yarn": ("YaRN", ("factor", ORIGINAL_LENGTH, "attention_factor", "beta_fast", "beta_slow", "truncate")),
+    "yarn": (
+        "YaRN",
+        ("factor", ORIGINAL_LENGTH, "attention_factor", "beta_fast", "beta_slow", "truncate"),
+    ),
 }
 """`rope_type`: the class of the positions, and its settings without base and fraction."""
 FACTORS = {"factor", "low_freq_factor", "high_freq_factor"}
@@ -94,9 +102,13 @@ class Family:
 
 
 FAMILIES = {
-    "qwen3": Family("Qwen3", "Qwen3ForCausalLM", qk_norm=True, windows="in some", defaults={"head_dim": 128}),
+    "qwen3": Family(
+        "Qwen3", "Qwen3ForCausalLM", qk_norm=True, windows="in some", defaults={"head_dim": 128}
+    ),
     "llama": Family("Llama", "LlamaForCausalLM"),
-    "mistral": Family("Mistral", "MistralForCausalLM", windows="in all", defaults={"sliding_window": 4096}),
+    "mistral": Family(
+        "Mistral", "MistralForCausalLM", windows="in all", defaults={"sliding_window": 4096}
+    ),
     "smollm3": Family(
         "SmolLM3",
         "SmolLM3ForCausalLM",
@@ -112,5 +124,7 @@ def our_names(n_layers: int) -> dict[str, str]:
     """transformers' name of each weight, and ours."""
     layers = range(n_layers)
     return WEIGHTS | {
-        f"model.layers.{n}.{theirs}": f"blocks.{n}.{ours}" for n in layers for theirs, ours in WEIGHTS_OF_LAYER.items()
+        f"model.layers.{n}.{theirs}": f"blocks.{n}.{ours}"
+        for n in layers
+        for theirs, ours in WEIGHTS_OF_LAYER.items()
     }

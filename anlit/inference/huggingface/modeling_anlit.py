@@ -23,22 +23,32 @@ PLAIN: tuple[Any, Any, Any] = (1.0, 1.0, 0.0)
 class TokenPositions:
     """The positions of a batch's tokens, from 0, not counting tokens that `attention_mask` (B, S) leaves out."""
 
-    def __init__(self, attention_mask: Tensor | None, n_queries: int, n_keys: int, device: torch.device) -> None:
+    def __init__(
+        self, attention_mask: Tensor | None, n_queries: int, n_keys: int, device: torch.device
+    ) -> None:
         index = torch.arange(n_keys, device=device)
         self.keys = index[None]
         visible = index <= index[-n_queries:, None]
         if attention_mask is not None and not attention_mask.all():
             self.keys = attention_mask.long().cumsum(-1) - 1
-            itself = index == index[-n_queries:, None]  # a padded query sees itself, or its output would be NaN
+            itself = (
+                index == index[-n_queries:, None]
+            )  # a padded query sees itself, or its output would be NaN
             visible = visible & (attention_mask[:, None].bool() | itself)
         self.queries = self.keys[:, -n_queries:].clamp_min(0)
-        self.distance = (self.queries[:, :, None] - self.keys[:, None]).clamp_min(0)[:, None].float()  # (B, 1, T, S)
+        self.distance = (
+            (self.queries[:, :, None] - self.keys[:, None]).clamp_min(0)[:, None].float()
+        )  # (B, 1, T, S)
         self.visible = visible.expand(len(self.keys), -1, -1)[:, None]
 
     def seen(self, window: int | None) -> tuple[Tensor, Tensor]:
         """Whether query i sees key j, (B, 1, T, S), and n_i, (B, 1, T, 1)."""
         n = (self.queries[:, None, :, None] + 1).float()
-        return (self.visible, n) if window is None else (self.visible & (self.distance < window), n.clamp_max(window))
+        return (
+            (self.visible, n)
+            if window is None
+            else (self.visible & (self.distance < window), n.clamp_max(window))
+        )
 
 
 def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
@@ -53,15 +63,21 @@ def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
     angles = index[:, None, :, None].double() * frequency
     cos, sin = ((rotation["scale"] * part).float() for part in (angles.cos(), angles.sin()))
     first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(
+        x.dtype
+    )
 
 
-def general_form(mechanism: dict[str, Any], n: Tensor, t: Tensor, n_heads: int, d_head: int) -> list[Any]:
+def general_form(
+    mechanism: dict[str, Any], n: Tensor, t: Tensor, n_heads: int, d_head: int
+) -> list[Any]:
     """g(n) (B, H or 1, T, 1), a(t) and m(t) (B, H or 1, T, S), for n (B, 1, T, 1) and t (B, 1, T, S).
 
     A function that is constant is a number. With a share p, in a warm start, g and a are 1 + p(g − 1), m is pm.
     """
-    strength = torch.tensor(mechanism.get("strength", [1.0]), device=n.device)[:, None, None]  # (H or 1, 1, 1)
+    strength = torch.tensor(mechanism.get("strength", [1.0]), device=n.device)[
+        :, None, None
+    ]  # (H or 1, 1, 1)
     g, a, m = PLAIN
     match mechanism:
         case {"name": "LogN", "b": b, "c": c}:
@@ -82,10 +98,15 @@ def general_form(mechanism: dict[str, Any], n: Tensor, t: Tensor, n_heads: int, 
             heads = torch.arange(1, n_heads + 1, device=t.device, dtype=t.dtype)[:, None, None]
             m = -(2 ** (-8 * heads / n_heads)) * t
     share = mechanism.get("share", 1.0)
-    return [end if share == 1 else start + share * (end - start) for start, end in zip(PLAIN, (g, a, m), strict=True)]
+    return [
+        end if share == 1 else start + share * (end - start)
+        for start, end in zip(PLAIN, (g, a, m), strict=True)
+    ]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: dict[str, Any], tokens: TokenPositions) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: dict[str, Any], tokens: TokenPositions
+) -> Tensor:
     """softmax(a·g·S + m) v: q (B, H, T, D), k and v (B, G, S, D), each shared by H/G heads → (B, H, T, D)."""
     n_heads, d_head = q.shape[1], q.shape[-1]
     k, v = (x.repeat_interleave(n_heads // x.shape[1], dim=1) for x in (k, v))
@@ -129,7 +150,11 @@ class AttentionOutput(nn.Module):
     def __init__(self, config: Any, norm: nn.Module) -> None:
         super().__init__()
         self.n_heads, self.norm = config.num_attention_heads, norm
-        n_gates = {"none": 0, "per_head": self.n_heads, "per_element": self.n_heads * config.head_dim}[config.gate]
+        n_gates = {
+            "none": 0,
+            "per_head": self.n_heads,
+            "per_element": self.n_heads * config.head_dim,
+        }[config.gate]
         self.W_g = nn.Linear(config.hidden_size, n_gates, bias=False) if n_gates else None
 
     def forward(self, attended: Tensor, x: Tensor) -> Tensor:
@@ -178,24 +203,36 @@ class AnlitBlock(nn.Module):
     def __init__(self, config: AnlitConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.d_head = layer, config.head_dim
-        self.mechanism, self.rotation = config.mechanisms[layer], config.rotations[config.positions[layer]]
+        self.mechanism, self.rotation = (
+            config.mechanisms[layer],
+            config.rotations[config.positions[layer]],
+        )
         d, f = config.hidden_size, config.intermediate_size
-        q, kv = (config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads))
+        q, kv = (
+            config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads)
+        )
         shapes = ((d, q), (d, kv), (d, kv), (q, d), (d, f), (d, f), (f, d))
         maps = (nn.Linear(*shape, bias=False) for shape in shapes)
         self.W_q, self.W_k, self.W_v, self.W_o, self.W_u, self.W_z, self.W_d = maps
         norm = config.qk_norm  # nGPT has one after RoPE
-        norms = (RMSNorm(self.d_head, norm["eps"], norm["gain"]) if norm else nn.Identity() for _ in range(2))
+        norms = (
+            RMSNorm(self.d_head, norm["eps"], norm["gain"]) if norm else nn.Identity()
+            for _ in range(2)
+        )
         self.norm_q, self.norm_k = norms
 
     def turned(self, q: Tensor, k: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """q and k with norm and rotation for positions `index` (B, T), the norm before RoPE."""
-        return rotate(self.norm_q(q), self.rotation, index), rotate(self.norm_k(k), self.rotation, index)
+        return rotate(self.norm_q(q), self.rotation, index), rotate(
+            self.norm_k(k), self.rotation, index
+        )
 
     def attend(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         """W_o · Attn(q, k, v) of h (B, T, d), after the keys and values of the cache."""
         maps = (self.W_q, self.W_k, self.W_v)
-        q, k, v = (W(h).unflatten(-1, (-1, self.d_head)).transpose(1, 2) for W in maps)  # (B, heads, T, D)
+        q, k, v = (
+            W(h).unflatten(-1, (-1, self.d_head)).transpose(1, 2) for W in maps
+        )  # (B, heads, T, D)
         q, k = self.turned(q, k, tokens.queries)
         v = self.norm_v(v)
         k, v = (k, v) if past is None else past.update(k, v, self.layer)
@@ -218,8 +255,12 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: AnlitConfig) -> None:
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(self.block_class(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm_f = RMSNorm(config.hidden_size, config.norm_eps) if self.has_final_norm else nn.Identity()
+        self.blocks = nn.ModuleList(
+            self.block_class(config, layer) for layer in range(config.num_hidden_layers)
+        )
+        self.norm_f = (
+            RMSNorm(config.hidden_size, config.norm_eps) if self.has_final_norm else nn.Identity()
+        )
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -248,7 +289,9 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
         logits = self.head(self.norm_f(h[:, -logits_to_keep:]))
         loss = None
         if labels is not None:
-            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+            loss = nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
+            )
         return CausalLMOutputWithPast(loss, logits, past)
 
 
@@ -269,8 +312,12 @@ class GPTBlock(AnlitBlock):
         d, eps = config.hidden_size, config.norm_eps
         self.norm_1, self.norm_2 = RMSNorm(d, eps), RMSNorm(d, eps)
         self.norm_v = RMSNorm(self.d_head, eps) if config.v_norm else nn.Identity()
-        self.output = AttentionOutput(config, RMSNorm(self.d_head, eps) if config.output_norm else nn.Identity())
-        self.post_norm_A, self.post_norm_M = (RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2))
+        self.output = AttentionOutput(
+            config, RMSNorm(self.d_head, eps) if config.output_norm else nn.Identity()
+        )
+        self.post_norm_A, self.post_norm_M = (
+            RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2)
+        )
 
     def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         h = h + self.post_norm_A(self.attend(self.norm_1(h), tokens, past))

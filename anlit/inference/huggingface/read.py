@@ -17,7 +17,15 @@ from anlit.checkpoints.location import WEIGHTS
 from anlit.errors import UserError
 from anlit.inference.export import new_folder
 from anlit.inference.huggingface import families
-from anlit.inference.huggingface.families import FACTORS, FAMILIES, MUST_BE, OPTIONAL, ROPE, SETTINGS, Family
+from anlit.inference.huggingface.families import (
+    FACTORS,
+    FAMILIES,
+    MUST_BE,
+    OPTIONAL,
+    ROPE,
+    SETTINGS,
+    Family,
+)
 from anlit.reading import read_json
 from anlit.reporting.files import writing
 from anlit.settings import shown, to_plain_values
@@ -37,7 +45,9 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
     UserError if it is damaged or has no such model, GPT+ cannot be that model, or `output` is not empty.
     """
     folder, target = Path(source), new_folder(output)
-    record = read_json(folder / CONFIG, families.TYPES, "give a folder that holds a model of transformers")
+    record = read_json(
+        folder / CONFIG, families.TYPES, "give a folder that holds a model of transformers"
+    )
     refuse(record, folder)
     read = read_weights(folder)
     n_layers = len({name.split(".")[2] for name in read if name.startswith("model.layers.")})
@@ -48,7 +58,11 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         )
     settings = settings_of(record) | ({"context_length": context_length} if context_length else {})
     names = families.our_names(n_layers)
-    weights = {names.get(name, name): tensor for name, tensor in read.items() if not name.endswith(".inv_freq")}
+    weights = {
+        names.get(name, name): tensor
+        for name, tensor in read.items()
+        if not name.endswith(".inv_freq")
+    }
     if settings["tie_embeddings"] and EMBEDDING in weights:
         if HEAD in weights and not weights[HEAD].equal(weights[EMBEDDING]):
             raise UserError(
@@ -62,21 +76,33 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         "global_step": 0,
     }
     try:
-        with torch.device("meta"), warnings.catch_warnings(action="ignore"):  # only the shapes are compared
+        with (
+            torch.device("meta"),
+            warnings.catch_warnings(action="ignore"),
+        ):  # only the shapes are compared
             model = rebuild(content, settings, folder / CONFIG)
     except UserError:
         raise
     except UNREADABLE as error:
-        raise UserError(f"GPT+ cannot be the model in {folder} ({reason(error)}): choose another checkpoint") from error
+        raise UserError(
+            f"GPT+ cannot be the model in {folder} ({reason(error)}): choose another checkpoint"
+        ) from error
     tokenizer = folder / TOKENIZER
     ends = record.get("eos_token_id")
     separators = {"end_of_document": next(iter(ends), None) if isinstance(ends, list) else ends}
     with writing(target):
-        stored, text = to_plain_values(dict(model.hparams)), tokenizer.read_bytes() if tokenizer.is_file() else None
+        stored, text = (
+            to_plain_values(dict(model.hparams)),
+            tokenizer.read_bytes() if tokenizer.is_file() else None,
+        )
         write_exported(content, stored, target, text, separators)
         settings = {"model": {"class_path": "anlit.GPT", "init_args": settings}}
         (target / MODEL).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    return [] if text is not None else [f"{folder} has no {TOKENIZER}, so the model comes without a tokenizer"]
+    return (
+        []
+        if text is not None
+        else [f"{folder} has no {TOKENIZER}, so the model comes without a tokenizer"]
+    )
 
 
 def refuse(record: dict[str, Any], folder: Path) -> None:
@@ -96,7 +122,9 @@ def refuse(record: dict[str, Any], folder: Path) -> None:
     if rope["rope_type"] not in ROPE:
         reasons.append(f"rope_type={shown(rope['rope_type'])} (GPT+ has {', '.join(ROPE)})")
     elif strange := rope.keys() - {*ROPE[rope["rope_type"]][1]} - NO_ARGUMENTS:
-        reasons.append(f"rope_parameters.{min(strange)} (the positions of GPT+ have no such setting)")
+        reasons.append(
+            f"rope_parameters.{min(strange)} (the positions of GPT+ have no such setting)"
+        )
     elif absent := FACTORS.intersection(ROPE[rope["rope_type"]][1]) - rope.keys():
         reasons.append(f"no rope_parameters.{min(absent)} (nothing is assumed in its place)")
     if (share := rope["partial_rotary_factor"]) != 1:
@@ -116,11 +144,17 @@ def settings_of(record: dict[str, Any]) -> dict[str, Any]:
     name, keys = ROPE[rope["rope_type"]]
     if families.ORIGINAL_LENGTH in keys:
         rope.setdefault(families.ORIGINAL_LENGTH, record["max_position_embeddings"])
-    arguments = {families.OUR_NAMES.get(key, key): value for key, value in rope.items() if key not in NO_ARGUMENTS}
+    arguments = {
+        families.OUR_NAMES.get(key, key): value
+        for key, value in rope.items()
+        if key not in NO_ARGUMENTS
+    }
     rotary = _part(name, **arguments, fraction=1.0, base=rope["rope_theta"])
     positions = [rotary if turns else _part("NoPE") for turns in _turns(record, family)]
     widths = _windows(record, family)
-    windows = [_part("Plain") if width is None else _part("SlidingWindow", width=width) for width in widths]
+    windows = [
+        _part("Plain") if width is None else _part("SlidingWindow", width=width) for width in widths
+    ]
     return settings | {
         "qk_norm": family.qk_norm,
         "positions": _in_turn(positions, "PositionsPattern"),
@@ -152,7 +186,10 @@ def _turns(record: dict[str, Any], family: Family) -> list[bool]:
 
 
 def _windows(record: dict[str, Any], family: Family) -> list[int | None]:
-    width, n_layers = record.get("sliding_window", family.defaults.get("sliding_window")), record["num_hidden_layers"]
+    width, n_layers = (
+        record.get("sliding_window", family.defaults.get("sliding_window")),
+        record["num_hidden_layers"],
+    )
     if family.windows == "in all":
         return [width]
     if family.windows == "nowhere" or not record.get("use_sliding_window"):
@@ -176,17 +213,29 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of model.safetensors, or of its parts, in float32; UserError if a file is missing or damaged, or has
     numbers that are no weights.
     """
-    parts = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("model-*.safetensors"))
+    parts = (
+        [folder / WEIGHTS]
+        if (folder / WEIGHTS).is_file()
+        else sorted(folder.glob("model-*.safetensors"))
+    )
     files = [*filter(Path.is_file, parts)]
     if not files:
-        raise UserError(f"{folder} has no {WEIGHTS}: anlit import reads safetensors, all parts of them")
+        raise UserError(
+            f"{folder} has no {WEIGHTS}: anlit import reads safetensors, all parts of them"
+        )
     weights: dict[str, Tensor] = {}
     for file in files:
         try:
             tensors = load_file(file)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file} cannot be read ({error}): download it again") from error
-        if quantised := [f"{key} of {tensor.dtype}" for key, tensor in tensors.items() if tensor.dtype not in FLOATS]:
-            raise UserError(f"{file} has {quantised[0]}, and GPT+ no quantised weights: choose others")
+        if quantised := [
+            f"{key} of {tensor.dtype}"
+            for key, tensor in tensors.items()
+            if tensor.dtype not in FLOATS
+        ]:
+            raise UserError(
+                f"{file} has {quantised[0]}, and GPT+ no quantised weights: choose others"
+            )
         weights |= {key: tensor.float() for key, tensor in tensors.items()}
     return weights

@@ -10,7 +10,12 @@ from anlit.errors import UserError
 from anlit.lightning_internals import completes_step
 from anlit.training.callbacks.throughput import measuring
 
-SPREAD = ("entropy", "inverse_largest_weight", "participation", "attention_sink")  # with extremes over heads
+SPREAD = (
+    "entropy",
+    "inverse_largest_weight",
+    "participation",
+    "attention_sink",
+)  # with extremes over heads
 
 
 class AttentionStatistics(L.Callback):
@@ -29,7 +34,9 @@ class AttentionStatistics(L.Callback):
         require_positive(self, every_n_steps=every_n_steps, sequences=sequences)
         self.every_n_steps, self.sequences = every_n_steps, sequences
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step % self.every_n_steps == 0 and completes_step(trainer):
             with measuring(trainer, pl_module) as values:
                 values |= layer_statistics(pl_module, batch, self.sequences)

@@ -10,7 +10,12 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from anlit.checkpoints.location import BEST, CHECKPOINTS, is_checkpoint
 from anlit.errors import Preempted
-from anlit.lightning_internals import completes_step, save_checkpoint_now, stop_asking_for_sigterm, validation_follows
+from anlit.lightning_internals import (
+    completes_step,
+    save_checkpoint_now,
+    stop_asking_for_sigterm,
+    validation_follows,
+)
 from anlit.training.interruption import Interruption
 
 
@@ -18,13 +23,25 @@ class BestCheckpoint(ModelCheckpoint):
     """Keeps the checkpoint of the lowest validation loss as `checkpoints/best.ckpt`."""
 
     def __init__(self, run_dir: str) -> None:
-        settings: dict[str, Any] = {"save_on_train_epoch_end": False, "enable_version_counter": False}
+        settings: dict[str, Any] = {
+            "save_on_train_epoch_end": False,
+            "enable_version_counter": False,
+        }
         super().__init__(Path(run_dir) / CHECKPOINTS, "best", monitor="val/loss", **settings)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Join the best score to this run's own best.ckpt; `LanguageModel` has taken all paths out of the state."""
-        own, score, source = Path(str(self.dirpath)) / BEST, self.best_model_score, trainer.ckpt_path
-        if score is not None and source and is_checkpoint(own) and Path(str(source)).parent.samefile(own.parent):
+        own, score, source = (
+            Path(str(self.dirpath)) / BEST,
+            self.best_model_score,
+            trainer.ckpt_path,
+        )
+        if (
+            score is not None
+            and source
+            and is_checkpoint(own)
+            and Path(str(source)).parent.samefile(own.parent)
+        ):
             self.best_model_path = self.kth_best_model_path = str(own)
             self.best_k_models, self.kth_value = {str(own): score}, score
 
@@ -38,7 +55,10 @@ class LastCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, run_dir: str, every_n_steps: int = 500) -> None:
-        settings: dict[str, Any] = {"every_n_train_steps": every_n_steps, "enable_version_counter": False}
+        settings: dict[str, Any] = {
+            "every_n_train_steps": every_n_steps,
+            "enable_version_counter": False,
+        }
         super().__init__(Path(run_dir) / CHECKPOINTS, "last", **settings)
         self.interruption = Interruption()
 
@@ -68,10 +88,14 @@ class LastCheckpoint(ModelCheckpoint):
         _finish_writing(trainer)  # here an error still fails the run
         timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
         is_out_of_time = any((timer.time_remaining() or 0.0) < 0 for timer in timers)
-        if trainer.strategy.broadcast(is_out_of_time and trainer.global_step < trainer.estimated_stepping_batches):
+        if trainer.strategy.broadcast(
+            is_out_of_time and trainer.global_step < trainer.estimated_stepping_batches
+        ):
             _stop(trainer, Preempted)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """Restore the signal handlers, and end the other ranks, which would wait for this one."""
         super().on_exception(trainer, pl_module, exception)
         self.interruption.restore()
@@ -83,7 +107,10 @@ class LastCheckpoint(ModelCheckpoint):
         if self.interruption.all_ranks_stop():
             save_checkpoint_now(self, trainer)
             _finish_writing(trainer)
-            _stop(trainer, KeyboardInterrupt if self.interruption.signal == signal.SIGINT else Preempted)
+            _stop(
+                trainer,
+                KeyboardInterrupt if self.interruption.signal == signal.SIGINT else Preempted,
+            )
 
 
 def _stop(trainer: L.Trainer, end: type[KeyboardInterrupt]) -> NoReturn:
@@ -91,7 +118,9 @@ def _stop(trainer: L.Trainer, end: type[KeyboardInterrupt]) -> NoReturn:
     trainer.strategy.barrier()
     _end_launched_ranks(trainer)
     step = trainer.global_step
-    rank_zero_info(f"Stopped after step {step} and saved: the same command with --ckpt_path last continues")
+    rank_zero_info(
+        f"Stopped after step {step} and saved: the same command with --ckpt_path last continues"
+    )
     raise end
 
 
@@ -101,7 +130,9 @@ def _end_launched_ranks(trainer: L.Trainer) -> None:
     If Lightning's observer saw one end before this process, it would kill this process too, and the exit status would
     not be that of an interrupted run.
     """
-    observed = getattr(trainer.strategy.launcher, "procs", [])  # the very list that the observer has
+    observed = getattr(
+        trainer.strategy.launcher, "procs", []
+    )  # the very list that the observer has
     while observed:
         child = observed.pop()
         child.kill()

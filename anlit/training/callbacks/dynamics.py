@@ -43,18 +43,30 @@ class TrainingDynamics(L.Callback):
         self.every_n_steps, self.sequences = every_n_steps, sequences
         self._before: list[tuple[str, Tensor]] = []
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: Any, optimizer: torch.optim.Optimizer
+    ) -> None:
         if (trainer.global_step + 1) % self.every_n_steps == 0:
             matrices = pl_module.model.matrices()
-            self._before = [(name, full_tensor(weight.detach()).clone()) for name, weight in matrices]
+            self._before = [
+                (name, full_tensor(weight.detach()).clone()) for name, weight in matrices
+            ]
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self._before:
             with measuring(trainer, pl_module) as values:
-                values |= rotations(self._before, [full_tensor(weight) for _, weight in pl_module.model.matrices()])
+                values |= rotations(
+                    self._before, [full_tensor(weight) for _, weight in pl_module.model.matrices()]
+                )
                 self._before = []
-                values |= share_at_bound(pl_module.model) | hidden_states(pl_module, batch, self.sequences)
-                values |= copying(pl_module, batch.tokens.shape[1], self.sequences, batch.tokens.device)
+                values |= share_at_bound(pl_module.model) | hidden_states(
+                    pl_module, batch, self.sequences
+                )
+                values |= copying(
+                    pl_module, batch.tokens.shape[1], self.sequences, batch.tokens.device
+                )
 
 
 def copying(model: Any, length: int, sequences: int, device: torch.device) -> dict[str, float]:
@@ -65,11 +77,18 @@ def copying(model: Any, length: int, sequences: int, device: torch.device) -> di
     n = min(length // 2, MOST_COPIED)
     if n < 2:
         return {}
-    once = torch.randint(model.vocab_size, (sequences, n), generator=torch.Generator().manual_seed(0))
+    once = torch.randint(
+        model.vocab_size, (sequences, n), generator=torch.Generator().manual_seed(0)
+    )
     tokens = once.repeat(1, 2).to(device)
     logits = model(tokens, torch.zeros_like(tokens)).float()
-    losses = functional.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")  # (B, 2n - 1)
-    return {"copying/first": float(losses[:, : n - 1].mean()), "copying/second": float(losses[:, n:].mean())}
+    losses = functional.cross_entropy(
+        logits[:, :-1].mT, tokens[:, 1:], reduction="none"
+    )  # (B, 2n - 1)
+    return {
+        "copying/first": float(losses[:, : n - 1].mean()),
+        "copying/second": float(losses[:, n:].mean()),
+    }
 
 
 def rotations(before: list[tuple[str, Tensor]], after: list[Tensor]) -> dict[str, float]:
@@ -95,7 +114,11 @@ def angles(old: Tensor, new: Tensor) -> Tensor:
 def share_at_bound(decoder: Any) -> dict[str, float]:
     """The share of constrained vectors at their bound, `norms/share_at_bound`; empty for GPT+."""
     norms = [full_tensor(rows) for rows in decoder.row_norms()]
-    return {"norms/share_at_bound": float((torch.cat(norms) >= AT_BOUND).double().mean())} if norms else {}
+    return (
+        {"norms/share_at_bound": float((torch.cat(norms) >= AT_BOUND).double().mean())}
+        if norms
+        else {}
+    )
 
 
 def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:
@@ -107,7 +130,9 @@ def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:
         norm = vector_norm(after, dim=-1)
         values[f"{name}/norm"] = float(norm.mean())
         values[f"{name}/norm_spread"] = float(norm.std() / norm.mean())
-        values[f"{name}/step"] = float((vector_norm(after - before, dim=-1) / vector_norm(before, dim=-1)).mean())
+        values[f"{name}/step"] = float(
+            (vector_norm(after - before, dim=-1) / vector_norm(before, dim=-1)).mean()
+        )
 
     with ExitStack() as hooks:
         for number, block in enumerate(model.model.blocks):

@@ -23,13 +23,17 @@ class StopOnNonFinite(L.Callback):
     def __init__(self) -> None:
         self._finite: dict[str, Tensor] = {}  # whether all numbers of a kind were
 
-    def on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
+    def on_gradient_norm(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor
+    ) -> None:
         """Check the norm. It is the same on all ranks, so all of them stop."""
         self._note("gradient", norm)
         if pl_module.device.type == "cpu":
             self._check(trainer, trainer.global_step + 1)
 
-    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+    def on_before_backward(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+    ) -> None:
         self._note("training loss", loss)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
@@ -56,12 +60,16 @@ class FiniteCheckpoints(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if _n_non_finite(trainer, pl_module):
-            what = "the weights or the optimizer state that training starts from are NaN or infinite"
+            what = (
+                "the weights or the optimizer state that training starts from are NaN or infinite"
+            )
             raise UserError(f"{what}: give another checkpoint in ckpt_path or initial_weights")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if trainer.optimizers and (n_tensors := _n_non_finite(trainer, pl_module)):
-            what = f"weights or optimizer state became NaN or infinite by step {trainer.global_step}"
+            what = (
+                f"weights or optimizer state became NaN or infinite by step {trainer.global_step}"
+            )
             raise divergence_error(trainer, f"{what} ({n_tensors} tensors)")
 
 
@@ -69,7 +77,10 @@ class FiniteCheckpoints(L.Callback):
 def _n_non_finite(trainer: L.Trainer, model: torch.nn.Module) -> int:
     """How many weights and optimizer states have a NaN or infinite entry, at most on a rank; all ranks call this."""
     states = (value for state in trainer.optimizers[0].state.values() for value in state.values())
-    local = [x.to_local() if isinstance(x, DTensor) else x for x in (*model.state_dict().values(), *states)]
+    local = [
+        x.to_local() if isinstance(x, DTensor) else x
+        for x in (*model.state_dict().values(), *states)
+    ]
     floats = [x for x in local if isinstance(x, Tensor) and x.is_floating_point()]
     device = floats[0].device  # unless fused, AdamW counts steps on the host
     n_tensors = torch.stack([(~torch.isfinite(x).all()).to(device) for x in floats]).sum()

@@ -49,7 +49,9 @@ class LossGuard(L.Callback):
     ) -> None:
         if spike_sigmas <= 0 or window < 2 or limit < 0:
             given = f"spike_sigmas={spike_sigmas}, window={window}, limit={limit}"
-            raise UserError(f"LossGuard has {given}: they must be above 0, at least 2 and at least 0")
+            raise UserError(
+                f"LossGuard has {given}: they must be above 0, at least 2 and at least 0"
+            )
         self.on_nan, self.on_spike = on_nan, on_spike
         self.spike_sigmas, self.limit = spike_sigmas, limit
         self.losses, self.norms = deque[float](maxlen=window), deque[float](maxlen=window)
@@ -67,16 +69,22 @@ class LossGuard(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.gradient_clip_algorithm == "value":
-            raise UserError("LossGuard needs the gradient norm: set trainer.gradient_clip_algorithm to norm")
+            raise UserError(
+                "LossGuard needs the gradient norm: set trainer.gradient_clip_algorithm to norm"
+            )
 
-    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+    def on_before_backward(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+    ) -> None:
         """Sum the losses of the micro-batches, each its share of the step's loss; see `StepLoss`."""
         self._loss = loss.detach() + self._loss
 
     def on_gradient_norm(self, trainer: L.Trainer, pl_module: Any, norm: Tensor) -> None:
         """Check the step: all micro-batches are done, and the optimizer has not used the gradients yet."""
         loss, self._loss = torch.as_tensor(self._loss).float() * pl_module.step_loss.factor, 0.0
-        numbers = trainer.strategy.reduce(torch.stack([loss, norm.detach().to(loss)]), reduce_op="mean").tolist()
+        numbers = trainer.strategy.reduce(
+            torch.stack([loss, norm.detach().to(loss)]), reduce_op="mean"
+        ).tolist()
         if not (why := self.judge(*numbers)):
             return
         if too_many := (n_bad := sum(self.recent_bad)) > self.limit:
@@ -93,7 +101,10 @@ class LossGuard(L.Callback):
     def judge(self, loss: float, norm: float) -> str:
         """Record a step; returns why it is bad, "" for a good one. Ranks pass the same numbers and judge alike."""
         why = ""
-        for what, value, recent in (("gradient norm", norm, self.norms), ("loss", loss, self.losses)):
+        for what, value, recent in (
+            ("gradient norm", norm, self.norms),
+            ("loss", loss, self.losses),
+        ):
             if not math.isfinite(value):
                 why = f"{what} {value:.4g}"
             elif self.on_spike == "skip" and (above := sigmas(recent, value)) > self.spike_sigmas:
@@ -114,4 +125,6 @@ def sigmas(recent: deque[float], value: float) -> float:
     if len(recent) < max(2, (recent.maxlen or 0) // 2):
         return -math.inf
     mean, spread = float(np.mean(recent)), float(np.std(recent, ddof=1))
-    return (value - mean) / max(spread, 1e-3 * abs(mean), 1e-30)  # where a loss hardly changes, 0.1 % of it
+    return (value - mean) / max(
+        spread, 1e-3 * abs(mean), 1e-30
+    )  # where a loss hardly changes, 0.1 % of it

@@ -26,17 +26,27 @@ class NormMonitor(L.Callback):
             kinds: dict[str, list[Tensor]] = defaultdict(list)
             for name, module in pl_module.named_modules():
                 if isinstance(module, ScalingVector):
-                    kinds[f"scaling/{name.rpartition('.')[2]}"].append(full_tensor(module()).abs().mean())
+                    kinds[f"scaling/{name.rpartition('.')[2]}"].append(
+                        full_tensor(module()).abs().mean()
+                    )
             pl_module.log_dict({kind: torch.stack(means).mean() for kind, means in kinds.items()})
             if parts := [_of_this_rank(rows) for rows in pl_module.model.row_norms()]:
                 norms = torch.cat(parts)
-                ends = torch.stack([norms.max(), -norms.min()]) if len(norms) else norms.new_full((2,), -torch.inf)
-                largest, smallest = trainer.strategy.reduce(ends, reduce_op="max")  # one meeting, however many weights
+                ends = (
+                    torch.stack([norms.max(), -norms.min()])
+                    if len(norms)
+                    else norms.new_full((2,), -torch.inf)
+                )
+                largest, smallest = trainer.strategy.reduce(
+                    ends, reduce_op="max"
+                )  # one meeting, however many weights
                 pl_module.log_dict({"norms/row_max": largest, "norms/row_min": -smallest})
 
 
 def _of_this_rank(rows: Tensor) -> Tensor:
     """This rank's part of a 1-d tensor, or all of it if its entries are partial sums over ranks."""
-    if isinstance(rows, DTensor) and not any(placement.is_partial() for placement in rows.placements):
+    if isinstance(rows, DTensor) and not any(
+        placement.is_partial() for placement in rows.placements
+    ):
         return rows.to_local()
     return full_tensor(rows)

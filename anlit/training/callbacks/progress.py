@@ -29,7 +29,11 @@ class RunProgress(ProgressBar):
     def __init__(self, console: SafeConsole | None = None) -> None:
         super().__init__()
         self._console = console or table.console()
-        columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[status]}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(10),
+            TextColumn("{task.fields[status]}"),
+        )
         self._line = Progress(*columns, console=self._console, refresh_per_second=4)
         self._task = self._line.add_task("", status="")
         self._is_enabled = True
@@ -51,10 +55,16 @@ class RunProgress(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
-        self._total = int(total) if 0 < total < float("inf") else 0  # 0: neither max_steps nor the data tell
+        self._total = (
+            int(total) if 0 < total < float("inf") else 0
+        )  # 0: neither max_steps nor the data tell
         self._first_step = self._step = trainer.global_step
         self._began = self._printed_at = time.monotonic()
-        device = f"{trainer.world_size} × {pl_module.device.type}" if trainer.world_size > 1 else pl_module.device.type
+        device = (
+            f"{trainer.world_size} × {pl_module.device.type}"
+            if trainer.world_size > 1
+            else pl_module.device.type
+        )
         begun = f", continuing at step {self._step}" if self._step else ""
         self.print(
             f"{type(pl_module).__name__}, {pl_module.model.n_parameters():,} parameters, {device}, {trainer.precision},"
@@ -111,7 +121,11 @@ class RunProgress(ProgressBar):
     def _draw(self, description: str, completed: int, total: float, status: str = "") -> None:
         if self._is_enabled and self._console.is_terminal:
             self._line.start()
-            settings: dict[str, Any] = {"completed": completed, "total": total or None, "status": status}
+            settings: dict[str, Any] = {
+                "completed": completed,
+                "total": total or None,
+                "status": status,
+            }
             self._line.update(self._task, description=description, **settings)
 
     @property

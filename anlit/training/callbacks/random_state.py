@@ -16,9 +16,16 @@ class RandomState(L.Callback):
     state. Without `seed_everything` nothing is seeded.
     """
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if (run_seed := os.environ.get("PL_GLOBAL_SEED")) is not None:  # set by seed_everything
-            key = (int(run_seed), trainer.global_step, batch_idx % trainer.accumulate_grad_batches, trainer.global_rank)
+            key = (
+                int(run_seed),
+                trainer.global_step,
+                batch_idx % trainer.accumulate_grad_batches,
+                trainer.global_rank,
+            )
             seed = int(np.random.SeedSequence(key).generate_state(1)[0])
             random.seed(seed)
             np.random.seed(seed)

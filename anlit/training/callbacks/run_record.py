@@ -54,7 +54,10 @@ class RunRecord(L.Callback):
             "hardware": {**machine(), "threads": torch.get_num_threads(), "devices": devices},
         }
         self.record = {
-            "launches": [*(read_json(self.path, RECORD_SCHEMA, missing={}).get("launches") or []), launch],
+            "launches": [
+                *(read_json(self.path, RECORD_SCHEMA, missing={}).get("launches") or []),
+                launch,
+            ],
             "data": data.fingerprint if data is not None else None,
             "architecture": type(pl_module).__name__,
             "parameters": pl_module.model.n_parameters(),
@@ -63,13 +66,19 @@ class RunRecord(L.Callback):
         self._write(status="running", ended=None, error=None)
         self._write_selections(pl_module)
         settings = {
-            "model": {"architecture": type(pl_module).__name__, **to_plain_values(dict(pl_module.hparams))},
+            "model": {
+                "architecture": type(pl_module).__name__,
+                **to_plain_values(dict(pl_module.hparams)),
+            },
             **run_settings(trainer),
         }
         for logger in trainer.loggers:
             log_settings(logger, settings)
         if data is not None and data.manifest.get("tokenizer_sha256"):
-            with suppress(UserError), replacing(self.path.with_name(TOKENIZER)) as partial:  # it may be lost
+            with (
+                suppress(UserError),
+                replacing(self.path.with_name(TOKENIZER)) as partial,
+            ):  # it may be lost
                 partial.write_bytes(data.tokenizer_content)
 
     @rank_zero_only
@@ -86,20 +95,34 @@ class RunRecord(L.Callback):
         self.record = self.record or read_json(self.path, RECORD_SCHEMA, missing={})
         if self.record.get("status") != "finished":
             early = {}
-            if trainer.should_stop and (step := trainer.global_step) < (steps := trainer.estimated_stepping_batches):
-                stoppers = [name for each in trainer.callbacks if "Stopping" in (name := type(each).__name__)]  # type: ignore[attr-defined]
-                early = {"stopped_early": f"{step} of {steps} steps, by {' or '.join(stoppers) or 'a callback'}"}
+            if trainer.should_stop and (step := trainer.global_step) < (
+                steps := trainer.estimated_stepping_batches
+            ):
+                stoppers = [
+                    name
+                    for each in trainer.callbacks  # type: ignore[attr-defined]
+                    if "Stopping" in (name := type(each).__name__)
+                ]
+                early = {
+                    "stopped_early": f"{step} of {steps} steps, by {' or '.join(stoppers) or 'a callback'}"
+                }
                 _log.info(f"{self.path.parent} ends after {early['stopped_early']}")
             self._write(status="finished", ended=now(), **early)
 
     @rank_zero_only
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         if self.record:
             status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
             try:
-                self._write(status=status, ended=now(), error=f"{type(exception).__name__}: {exception}")
+                self._write(
+                    status=status, ended=now(), error=f"{type(exception).__name__}: {exception}"
+                )
             except OSError as error:  # for example a full disk, which the exception reports
-                _log.warning(f"{self.path} still says 'running': it could not be written ({error.strerror})")
+                _log.warning(
+                    f"{self.path} still says 'running': it could not be written ({error.strerror})"
+                )
 
     def _write_selections(self, pl_module: Any) -> None:
         """Write what attention runs on, where that is news."""

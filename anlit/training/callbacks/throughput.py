@@ -43,17 +43,25 @@ class StepTimes:
 
     def mark(self) -> None:
         """Record the end of a step, which is the beginning of the next."""
-        self._ends.append(torch.cuda.Event(enable_timing=True) if self.on_cuda else time.perf_counter())
+        self._ends.append(
+            torch.cuda.Event(enable_timing=True) if self.on_cuda else time.perf_counter()
+        )
         if self.on_cuda:
             self._ends[-1].record()
 
     def take(self) -> list[float]:
         """The step times since the last call, in seconds; waits for the last step's end."""
-        pairs = [(begin, end) for begin, end in pairwise(self._ends) if begin is not None and end is not None]
+        pairs = [
+            (begin, end)
+            for begin, end in pairwise(self._ends)
+            if begin is not None and end is not None
+        ]
         self._ends = self._ends[-1:]
         if self.on_cuda and pairs:
             pairs[-1][1].synchronize()
-        return [begin.elapsed_time(end) / 1e3 if self.on_cuda else end - begin for begin, end in pairs]
+        return [
+            begin.elapsed_time(end) / 1e3 if self.on_cuda else end - begin for begin, end in pairs
+        ]
 
 
 class Throughput(L.Callback):
@@ -100,7 +108,9 @@ class Throughput(L.Callback):
         if trainer.state.fn == "fit":
             pl_module.log_dict({"val/tokens": float(self.tokens), "val/seconds": self.seconds})
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         now = time.perf_counter()
         self.seconds, self._mark = self.seconds + now - self._mark, now
         tokens = batch.tokens.numel() * trainer.world_size
@@ -119,7 +129,10 @@ class Throughput(L.Callback):
         if self._peak:
             values["train/mfu"] = self._flops / seconds / (self._peak * trainer.world_size)
         if times := self._steps.take():
-            values |= {f"train/step_seconds_p{share}": float(np.percentile(times, share)) for share in (50, 90, 99)}
+            values |= {
+                f"train/step_seconds_p{share}": float(np.percentile(times, share))
+                for share in (50, 90, 99)
+            }
         pl_module.log_dict(values | peak_memory(pl_module.device))
         # On the host, because Lightning reads the progress bar's metrics in every step.
         pl_module.log("train/tokens_per_second", torch.tensor(tokens / seconds), prog_bar=True)
@@ -143,7 +156,9 @@ def measuring(trainer: L.Trainer, model: L.LightningModule) -> Iterator[dict[str
         for module, mode in modes.items():
             module.training = mode
     for logger in trainer.loggers:
-        logger.log_metrics(values, step=trainer.global_step - 1)  # where Lightning logs the loss of this batch
+        logger.log_metrics(
+            values, step=trainer.global_step - 1
+        )  # where Lightning logs the loss of this batch
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Throughput):
             callback._mark += time.perf_counter() - begun  # these seconds are no training
@@ -154,8 +169,14 @@ def measuring(trainer: L.Trainer, model: L.LightningModule) -> Iterator[dict[str
 def peak_memory(device: torch.device) -> dict[str, float]:
     """Peak memory of the process so far, in 10⁹ bytes, by the names in the log."""
     if device.type == "cuda":
-        allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-        return {"train/peak_memory_gb": allocated / 1e9, "train/peak_memory_reserved_gb": reserved / 1e9}
+        allocated, reserved = (
+            torch.cuda.max_memory_allocated(device),
+            torch.cuda.max_memory_reserved(device),
+        )
+        return {
+            "train/peak_memory_gb": allocated / 1e9,
+            "train/peak_memory_reserved_gb": reserved / 1e9,
+        }
     unit = 1 if sys.platform == "darwin" else 1024
     return {"train/peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
 

@@ -29,9 +29,13 @@ class WholeSteps(Checkpoint):
         interval = getattr(trainer, "val_check_interval", None)  # None for a time
         if isinstance(interval, int):
             trainer.val_check_batch = interval * accumulated
-        between = trainer.val_check_batch if isinstance(trainer.val_check_batch, int) else accumulated
+        between = (
+            trainer.val_check_batch if isinstance(trainer.val_check_batch, int) else accumulated
+        )
         within_step = n_batches % accumulated or between % accumulated
-        if n_batches != float("inf") and (within_step or (trainer.check_val_every_n_epoch and between > n_batches)):
+        if n_batches != float("inf") and (
+            within_step or (trainer.check_val_every_n_epoch and between > n_batches)
+        ):
             raise UserError(
                 f"trainer.val_check_interval={interval} is {between} of the {n_batches} batches of an epoch, and "
                 f"trainer.accumulate_grad_batches={accumulated} make a step: give whole steps that fit into an epoch, "
@@ -42,10 +46,14 @@ class WholeSteps(Checkpoint):
 
         def is_due(due_by_interval: Callable[[], bool]) -> bool:
             ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-            if ends_epoch and not self._has_begun:  # the checkpoint is of the validation after an epoch's last step
+            if (
+                ends_epoch and not self._has_begun
+            ):  # the checkpoint is of the validation after an epoch's last step
                 return True  # or Lightning would take one more step in that epoch
             ends_run = ends_epoch and trainer.current_epoch + 1 == trainer.max_epochs
-            ends_run = (ends_run or trainer.global_step == trainer.max_steps) and trainer.enable_validation
+            ends_run = (
+                ends_run or trainer.global_step == trainer.max_steps
+            ) and trainer.enable_validation
             return completes_step(trainer) and (due_by_interval() or ends_run)
 
         set_validation_rule(trainer, is_due)
@@ -69,7 +77,10 @@ def _align_progress(trainer: L.Trainer) -> None:
     steps, batches = loop.automatic_optimization.optim_progress.optimizer.step, loop.batch_progress
     in_epoch = steps.current.completed * accumulated
     in_epoch = in_epoch and int((in_epoch - 1) % trainer.num_training_batches) + 1
-    for progress, expected in ((batches.total, steps.total.completed * accumulated), (batches.current, in_epoch)):
+    for progress, expected in (
+        (batches.total, steps.total.completed * accumulated),
+        (batches.current, in_epoch),
+    ):
         shift = expected - progress.ready
         for name, count in vars(progress).items():
             setattr(progress, name, count + shift)

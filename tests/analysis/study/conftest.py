@@ -18,7 +18,11 @@ from tests.data import processes
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 ARMS = {
-    name: {"title": title, "configs": [f"{name}.yaml"], "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}}
+    name: {
+        "title": title,
+        "configs": [f"{name}.yaml"],
+        "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]},
+    }
     for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))
 }
 STUDY: dict[str, Any] = {
@@ -41,7 +45,9 @@ def write_configs(folder: Path) -> None:
         model = f"model: {{class_path: anlit.{name}, init_args: {{d_model: 128, n_layers: 4}}}}"
         (folder / f"{name.lower()}.yaml").write_text(model)
     common = "data: {init_args: {batch_size: 8}}\ntrainer: {max_steps: 400}\n"
-    (folder / "common.yaml").write_text(common + "model: {init_args: {vocab_size: 1024, context_length: 256}}")
+    (folder / "common.yaml").write_text(
+        common + "model: {init_args: {vocab_size: 1024, context_length: 256}}"
+    )
 
 
 def write_study(folder: Path, **changes: Any) -> str:
@@ -66,10 +72,20 @@ class Process:
 
     def _run(self, arguments: list[str], step: float) -> None:
         launch.POLL_SECONDS = 0.01
-        report.plot_convergence = lambda comparison: None  # it takes most of the time; test_report.py has the pictures
-        command._time_steps = lambda study, output: None  # with torch, and the stand-in's runs have no model
+        report.plot_convergence = lambda comparison: (
+            None
+        )  # it takes most of the time; test_report.py has the pictures
+        command._time_steps = lambda study, output: (
+            None
+        )  # with torch, and the stand-in's runs have no model
         command.check_study = lambda study: None  # the stand-in has settings of its own
-        launch.command = lambda run, folder: [sys.executable, "-S", str(STAND_IN), str(step), *run.options(folder)]
+        launch.command = lambda run, folder: [
+            sys.executable,
+            "-S",
+            str(STAND_IN),
+            str(step),
+            *run.options(folder),
+        ]
         raise SystemExit(command.main(arguments))
 
     def wait(self, seconds: float = 240) -> int | None:
@@ -86,6 +102,8 @@ def start(folder: Path) -> Launch:
     """start(options…, step=seconds of a step) → a `Process` of `anlit study` whose runs go to the folder `out`."""
 
     def start(*options: str, step: float = 0.002) -> Process:
-        return Process(["--config", "study.yaml", "--output", "out", *options], step, folder / "log")
+        return Process(
+            ["--config", "study.yaml", "--output", "out", *options], step, folder / "log"
+        )
 
     return start

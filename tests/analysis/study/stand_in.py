@@ -15,7 +15,11 @@ import zlib
 from pathlib import Path
 
 STEPS = 10
-RECORD = {"parameters": 1000, "command": "anlit fit", "data": {"content_sha256": "c0", "tokenizer_sha256": "t0"}}
+RECORD = {
+    "parameters": 1000,
+    "command": "anlit fit",
+    "data": {"content_sha256": "c0", "tokenizer_sha256": "t0"},
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -27,11 +31,21 @@ def main(arguments: list[str]) -> int:
         print("error: it was to fail")
         return 2
     name = "AnGPT" if "angpt.yaml" in " ".join(options) else "GPT"
-    target = {"GPT": 3.0, "AnGPT": 2.8}[name] + abs(lr - 0.2) + 0.01 * (zlib.crc32(f"{name}{seed}".encode()) % 7)
+    target = (
+        {"GPT": 3.0, "AnGPT": 2.8}[name]
+        + abs(lr - 0.2)
+        + 0.01 * (zlib.crc32(f"{name}{seed}".encode()) % 7)
+    )
     model = {"class_path": f"anlit.{name}", "init_args": {"lr": lr}}
     data = {"class_path": "anlit.TextFiles", "init_args": {"seed": seed}}
-    replace(folder / "config.yaml", json.dumps({"seed_everything": seed, "model": model, "data": data}))
-    checkpoint, writer, run = folder / "checkpoint", (folder / "writer").open("w"), folder / "run.json"
+    replace(
+        folder / "config.yaml", json.dumps({"seed_everything": seed, "model": model, "data": data})
+    )
+    checkpoint, writer, run = (
+        folder / "checkpoint",
+        (folder / "writer").open("w"),
+        folder / "run.json",
+    )
     try:
         fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

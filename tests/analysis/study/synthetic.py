@@ -42,4 +42,10 @@ def _write(folder: Path, run: Trial, final: Final) -> None:
         record |= {"status": "failed", "error": "UserError: the loss became NaN"}
     curve = curve_to(loss) if np.isfinite(loss) else np.append(curve_to(2.0)[:-1], np.nan)
     points = [] if np.isnan(loss) else [*zip(SHARE * cost.tokens, curve, strict=True)]
-    write_run(folder, configuration_of(run), record, [(float(x), float(y)) for x, y in points], lambda x: x / 1000)
+    write_run(
+        folder,
+        configuration_of(run),
+        record,
+        [(float(x), float(y)) for x, y in points],
+        lambda x: x / 1000,
+    )

@@ -33,7 +33,10 @@ RATE = "model.init_args.lr"
 
 def starts(output: Path) -> dict[str, list[int]]:
     """For each run the steps that its starts began at."""
-    return {path.parent.name: [int(line) for line in path.read_text().split()] for path in output.glob("*/starts")}
+    return {
+        path.parent.name: [int(line) for line in path.read_text().split()]
+        for path in output.glob("*/starts")
+    }
 
 
 def is_half_trained(output: Path) -> bool:
@@ -70,25 +73,35 @@ def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
     finish(start("--jobs", "2"))
     assert not list((folder / "out").glob("*/mishaps"))
     began = starts(folder / "out")
-    assert all(steps == sorted(steps) for steps in began.values()), f"a run lost what it had trained: {began}"
+    assert all(steps == sorted(steps) for steps in began.values()), (
+        f"a run lost what it had trained: {began}"
+    )
     assert any(len(steps) > 1 for steps in began.values()), "no run was cut"
     assert (folder / "out" / "report.md").read_text() == undisturbed
 
 
-def test_runs_of_another_study_are_taken_over_where_all_settings_agree(start: Launch, folder: Path) -> None:
+def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
+    start: Launch, folder: Path
+) -> None:
     write_study(folder)
     finish(start("--jobs", "2"))
     os.rename(folder / "out", folder / "first")
     wider = {"configs": ["gpt.yaml"], "tune": {RATE: [0.1, 0.2, 0.8]}}
-    study = read_study(write_study(folder, arms=STUDY["arms"] | {"gpt": wider}, title="Another"), None)
+    study = read_study(
+        write_study(folder, arms=STUDY["arms"] | {"gpt": wider}, title="Another"), None
+    )
     out = finish(start("--jobs", "2", "--reuse", "first"))
     trained = {line.split(":")[0] for line in out.splitlines() if "started" in line}
     assert trained == {run.name for run in study.tuning_runs() if "lr=0.8" in run.name}
     assert out.count("taken from first") == 5 + 6
     for run in study.measured_runs(select(study, tune(study, folder / "out"))):
-        assert (folder / "out" / run.name / "run.json").samefile(folder / "first" / run.name / "run.json")
+        assert (folder / "out" / run.name / "run.json").samefile(
+            folder / "first" / run.name / "run.json"
+        )
     shutil.rmtree(folder / "out" / run.name)
-    assert "0 tokens (of 6: 5 finished, 1 taken by --reuse)" in finish(start("--dry_run", "--reuse", "first"))
+    assert "0 tokens (of 6: 5 finished, 1 taken by --reuse)" in finish(
+        start("--dry_run", "--reuse", "first")
+    )
     assert "--reuse nowhere is no folder" in finish(start("--reuse", "nowhere"), code=1)
 
 
@@ -97,7 +110,11 @@ def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Stu
     go, but for the line that names the command.
     """
     finish(start("--jobs", "2"))
-    lines = [line for line in (folder / "out" / "report.md").read_text().splitlines() if "made by" not in line]
+    lines = [
+        line
+        for line in (folder / "out" / "report.md").read_text().splitlines()
+        if "made by" not in line
+    ]
     shutil.rmtree(folder / "out")
     arms = {name: arm | {"tune": {RATE: [0.1, 0.2]}} for name, arm in STUDY["arms"].items()}
     write_study(folder, arms=arms, seeds=[1, 2])
@@ -110,7 +127,11 @@ def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Stu
     assert (out.count("started"), out.count(": taken from record/report.json")) == (0, 4)
     out = finish(start("--jobs", "2", "--reuse", "record"))
     assert (out.count("started"), out.count(": taken from record/report.json")) == (2 + 2, 4)
-    again = [line for line in (folder / "out" / "report.md").read_text().splitlines() if "made by" not in line]
+    again = [
+        line
+        for line in (folder / "out" / "report.md").read_text().splitlines()
+        if "made by" not in line
+    ]
     assert again == lines
     for restored in folder.glob("out/*seed=1*/run.json"):
         assert json.loads(restored.read_text())["restored_from"] == "record/report.json"
@@ -123,30 +144,50 @@ def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Stu
 def test_a_restored_run_names_its_record_from_the_working_directory(folder: Path) -> None:
     """And has all its settings, those that are null too."""
     settings = {"model": {"alpha_init": None, "d_model": 64}, "trainer": {"max_steps": 1}}
-    runs = [Run(Path(name), settings, {}, Curve(*np.ones((3, 1))), None) for name in ("gone", "other")]
+    runs = [
+        Run(Path(name), settings, {}, Curve(*np.ones((3, 1))), None) for name in ("gone", "other")
+    ]
     runs[1] = replace(runs[1], config=settings | {"model": {"alpha_init": 0.1, "d_model": 64}})
     write_json(folder / "report.json", {"comparisons": [], **record_runs([], runs)})
-    assert [read.config for read in read_record(folder)[1].values()] == [each.config for each in runs]
+    assert [read.config for read in read_record(folder)[1].values()] == [
+        each.config for each in runs
+    ]
     run = runs[0]
     for name in ("record", "../record"):
         restore(run, folder / "restored", folder / name / "report.json")
-        assert json.loads((folder / "restored" / "run.json").read_text())["restored_from"] == f"{name}/report.json"
+        assert (
+            json.loads((folder / "restored" / "run.json").read_text())["restored_from"]
+            == f"{name}/report.json"
+        )
         shutil.rmtree(folder / "restored")
 
 
 def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, start: Launch) -> None:
-    bad = {"configs": ["gpt.yaml"], "settings": {"model.init_args.fail": True}, "tune": {RATE: [1, 2, 3]}}
+    bad = {
+        "configs": ["gpt.yaml"],
+        "settings": {"model.init_args.fail": True},
+        "tune": {RATE: [1, 2, 3]},
+    }
     study = read_study(write_study(folder, arms=STUDY["arms"] | {"bad": bad}), None)
     assert finish(start(), code=1).count("FAILED error: it was to fail") == 3
     assert set(select(study, tune(study, folder / "out"))) == {"gpt", "angpt"}
-    states = [state for tuning in tune(study, folder / "out") for point in tuning.points for state in point.states]
-    assert [state.reason for state in states if state.status == "failed"] == 3 * ["error: it was to fail"]
+    states = [
+        state
+        for tuning in tune(study, folder / "out")
+        for point in tuning.points
+        for state in point.states
+    ]
+    assert [state.reason for state in states if state.status == "failed"] == 3 * [
+        "error: it was to fail"
+    ]
     assert "error: it was to fail" in (folder / "out" / "report.md").read_text()
     assert "started" not in finish(start(), code=1)
     assert finish(start("--retry_failed"), code=1).count("FAILED") == 3
 
 
-def test_a_run_that_another_process_trains_is_waited_for(study: Study, start: Launch, folder: Path) -> None:
+def test_a_run_that_another_process_trains_is_waited_for(
+    study: Study, start: Launch, folder: Path
+) -> None:
     """And another study that would report into the same folder is refused meanwhile."""
     run = folder / "out" / study.tuning_runs()[0].name
     lock = try_lock(run)
@@ -167,7 +208,9 @@ def test_a_run_that_another_process_trains_is_waited_for(study: Study, start: La
     (75, None, "interrupted"), (-9, None, "failed"), (2, None, "failed"), (None, "finished", "finished"),
     (None, "failed", "failed"), (None, "interrupted", "interrupted"), (None, "running", "interrupted"),
 ])  # fmt: skip
-def test_what_a_folder_says_of_its_run(tmp_path: Path, code: int | None, record: str | None, status: str) -> None:
+def test_what_a_folder_says_of_its_run(
+    tmp_path: Path, code: int | None, record: str | None, status: str
+) -> None:
     assert state_of(tmp_path).status == "pending"
     if code is not None:
         note_start(tmp_path, "local")
@@ -194,7 +237,9 @@ def finished(folder: Path) -> None:
     (folder / "run.json").write_text('{"status": "finished"}')
 
 
-def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, folder: Path, monkeypatch) -> None:
+def test_slurm_gets_an_array_and_a_job_that_goes_on(
+    study: Study, folder: Path, monkeypatch
+) -> None:
     calls, output, runs = folder / "calls", folder / "out", study.tuning_runs()
     monkeypatch.setattr(launch, "TRAIN", Path(__file__).parents[3] / "docker/slurm/train.sbatch")
     path = os.environ["PATH"]
@@ -208,7 +253,10 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, folder: Path, 
 
     script(folder / "sbatch", f'printf "%s\\n" "$*" >> {calls}\necho "77;cluster"')
     finished(output / runs[0].name)
-    assert submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], at_once=4) == "77"
+    assert (
+        submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], at_once=4)
+        == "77"
+    )
     first, then = calls.read_text().splitlines()
     assert {"--array=0-4%4", "--signal=SIGUSR1@90"} < set(first.split())
     assert first.index("--time=24:00:00") < first.index("--time=1:00")
@@ -220,7 +268,9 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, folder: Path, 
         submit(runs, output, [], [], 0)
 
     (folder / "train.sbatch").write_text('printf "%s\\n" "$@" > options')
-    array = (output / "slurm" / "array-0.sbatch").read_text().replace(str(launch.TRAIN), "train.sbatch")
+    array = (
+        (output / "slurm" / "array-0.sbatch").read_text().replace(str(launch.TRAIN), "train.sbatch")
+    )
     subprocess.run(["bash", "-c", array], env=os.environ | {"SLURM_ARRAY_TASK_ID": "1"}, check=True)
     assert (folder / "options").read_text().splitlines() == runs[2].options(output / runs[2].name)
     for run in runs:

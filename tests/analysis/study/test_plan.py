@@ -26,7 +26,11 @@ def test_tuning_and_measuring_are_all_arms_at_all_points_and_seeds(study: Study)
     assert len({run.name for run in study.tuning_runs()}) == 2 * 3 == len(study.tuning_runs())
     best = {"gpt": study.arms[0].points[1], "angpt": study.arms[1].points[0]}
     measured = study.measured_runs(best)
-    names = [f"{arm}_lr={lr}_seed={seed}" for seed in (1, 2, 3) for arm, lr in (("gpt", 0.2), ("angpt", 0.1))]
+    names = [
+        f"{arm}_lr={lr}_seed={seed}"
+        for seed in (1, 2, 3)
+        for arm, lr in (("gpt", 0.2), ("angpt", 0.1))
+    ]
     assert [run.name.rsplit("-", 1)[0] for run in measured] == names
     assert measured[0].options(Path("x")) == [
         "--config", "gpt.yaml", "--config", "common.yaml", "--model.init_args.lr=0.2", "--seed_everything=1",
@@ -34,7 +38,9 @@ def test_tuning_and_measuring_are_all_arms_at_all_points_and_seeds(study: Study)
     ]  # fmt: skip
 
 
-def test_a_name_follows_the_settings_and_the_content_of_the_files(study: Study, folder: Path) -> None:
+def test_a_name_follows_the_settings_and_the_content_of_the_files(
+    study: Study, folder: Path
+) -> None:
     name = study.tuning_runs()[0].name
     (folder / "common.yaml").write_text("# a comment\n" + (folder / "common.yaml").read_text())
     assert study.tuning_runs()[0].name == name
@@ -50,14 +56,21 @@ def test_a_budget_is_merged_over_the_study(folder: Path) -> None:
     assert len(small.measured_runs({"gpt": small.arms[0].points[0]})) == 1
     assert len(read_study(path, "1gpu").tuning_runs()) == 6
     for budget in (None, "8gpu"):
-        with pytest.raises(UserError, match=r"study\.yaml has the budgets cpu, 1gpu: choose one with --budget"):
+        with pytest.raises(
+            UserError, match=r"study\.yaml has the budgets cpu, 1gpu: choose one with --budget"
+        ):
             read_study(path, budget)
 
 
 def test_what_varies_are_arms_of_their_own(folder: Path) -> None:
     """And unequal tuning is allowed where it is said."""
-    arms = {"gpt": {"configs": ["gpt.yaml"], "vary": {"model.init_args.tau": [0.1, 10]}}, "tuned": STUDY["arms"]["gpt"]}
-    study = read_study(write_study(folder, arms=arms, baseline="gpt_tau=10", equal_tuning=False), None)
+    arms = {
+        "gpt": {"configs": ["gpt.yaml"], "vary": {"model.init_args.tau": [0.1, 10]}},
+        "tuned": STUDY["arms"]["gpt"],
+    }
+    study = read_study(
+        write_study(folder, arms=arms, baseline="gpt_tau=10", equal_tuning=False), None
+    )
     assert [(arm.name, arm.title, arm.settings) for arm in study.arms[:2]] == [
         ("gpt_tau=0.1", "gpt, tau 0.1", {"model.init_args.tau": 0.1}),
         ("gpt_tau=10", "gpt, tau 10", {"model.init_args.tau": 10}),
@@ -105,7 +118,9 @@ def test_mistakes_in_the_file_are_told(folder: Path, changes: dict, words: str) 
 
 
 def test_the_estimate_counts_tokens_and_hours(folder: Path) -> None:
-    study = read_study(write_study(folder, pace={"flops_per_second": 1e10, "measured": "here"}), None)
+    study = read_study(
+        write_study(folder, pace={"flops_per_second": 1e10, "measured": "here"}), None
+    )
     cost = cost_of(study.tuning_runs()[0])
     linear = 4 * (4 * 128**2 + 12 * 128**2) + 1024 * 128
     assert cost.tokens == 400 * 8 * 256

@@ -33,13 +33,20 @@ TOKENS = 400 * 8 * 256
 SAID = {("gpt", 1): 3.50, ("gpt", 2): 3.53, ("gpt", 3): 3.49,
         ("angpt", 1): 3.30, ("angpt", 2): 3.36, ("angpt", 3): 3.31}  # fmt: skip
 SEEDS = (1, 2, 3)
-TWO = {name: {"title": title, "configs": [f"{name}.yaml"]} for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))}
+TWO = {
+    name: {"title": title, "configs": [f"{name}.yaml"]}
+    for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))
+}
 COMMAND = "anlit study --config study.yaml"
 
 
 def final(run, values, parameters, tokens):
     """The losses of SAID at a rate of 0.2; more beside it; anGPT fails at 0.4, and GPT+ diverges late at 0.1."""
-    if (none := {("angpt", 0.4): math.nan, ("gpt", 0.1): math.inf}.get((run.arm.base, values.get("lr")))) is not None:
+    if (
+        none := {("angpt", 0.4): math.nan, ("gpt", 0.1): math.inf}.get(
+            (run.arm.base, values.get("lr"))
+        )
+    ) is not None:
         return none
     return SAID.get((run.arm.base, values["seed"]), 3.4) + abs(values.get("lr", 0.2) - 0.2)
 
@@ -60,8 +67,13 @@ class Page:
 
     def __init__(self, path: Path) -> None:
         self.path, self.text = path, path.read_text()
-        lines = [line for line in self.text.splitlines() if line.startswith("|") and "---" not in line]
-        self.rows = [[re.sub(r"[`*]", "", cell).strip() for cell in line.strip("|").split("|")] for line in lines]
+        lines = [
+            line for line in self.text.splitlines() if line.startswith("|") and "---" not in line
+        ]
+        self.rows = [
+            [re.sub(r"[`*]", "", cell).strip() for cell in line.strip("|").split("|")]
+            for line in lines
+        ]
         self.pictures = re.findall(r"^!\[.*\]\((.*)\)$", self.text, re.MULTILINE)
 
     def row(self, first: str, columns: int) -> list[str]:
@@ -86,16 +98,25 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Page) -> None:
     ours, theirs = ([SAID[arm, seed] for seed in SEEDS] for arm in ("angpt", "gpt"))
     # The synthetic curves reach GPT+'s end between two of ten points.
-    ratios = [1 / np.interp(-target, -curve_to(own), SHARE) for own, target in zip(ours, theirs, strict=True)]
+    ratios = [
+        1 / np.interp(-target, -curve_to(own), SHARE)
+        for own, target in zip(ours, theirs, strict=True)
+    ]
     row, logs = page.row("anGPT", 11), stats.ttest_1samp(np.log(ratios), 0)
     low, high = np.exp(logs.confidence_interval())
-    spread, speed_up = f"{fmean(ours):.4f} ± {stdev(ours):.4f}", f"{stats.gmean(ratios):.2f} ({low:.2f} … {high:.2f})"
+    spread, speed_up = (
+        f"{fmean(ours):.4f} ± {stdev(ours):.4f}",
+        f"{stats.gmean(ratios):.2f} ({low:.2f} … {high:.2f})",
+    )
     assert (row[1], row[3], row[7]) == ("3", spread, speed_up)
     test = stats.ttest_rel(ours, theirs)
     low, high = test.confidence_interval()
     shown = minus(f"{fmean(ours) - fmean(theirs):+.4f} ({low:+.4f} … {high:+.4f})")
     p = f"p = {test.pvalue:.4f}"
-    assert f", {shown} from the baseline: significant by the paired t-test, n = 3, {p}, Holm {p}; speed-up" in page.text
+    assert (
+        f", {shown} from the baseline: significant by the paired t-test, n = 3, {p}, Holm {p}; speed-up"
+        in page.text
+    )
 
 
 @pytest.mark.parametrize("ending", ["failed", "diverged", "killed"])
@@ -104,7 +125,11 @@ def test_a_seed_that_is_lost_counts_and_is_named(folder: Path, ending: str) -> N
 
     def loss(run, *given):
         gone = (run.arm.base, run.seed.name) == ("angpt", "seed=2")
-        return {"failed": math.nan, "diverged": math.inf}.get(ending, 3.0) if gone else final(run, *given)
+        return (
+            {"failed": math.nan, "diverged": math.inf}.get(ending, 3.0)
+            if gone
+            else final(run, *given)
+        )
 
     section = {"loss_gap": {"baseline": "gpt", "each": "d"}}
     vary = {"vary": {"d": {64: {"model.init_args.d_model": 64}}}, "configs": ["common.yaml"]}
@@ -122,7 +147,9 @@ def test_a_seed_that_is_lost_counts_and_is_named(folder: Path, ending: str) -> N
     assert f"LOST {gone.name} (failed" in page.text.replace("\\", "")
     assert "has a loss on 2 of 3 seeds only; speed-up 2 of 3 seeds in tokens" in page.text
     assert ["anGPT", "64", "2 of 3 seeds"] in page.rows, "the trend"
-    assert page.row("64", 7)[3:] == ["2 of 3", "3.5067 ± 0.0208", "2 of 3 seeds", "2 of 3 seeds"], "the gap"
+    assert page.row("64", 7)[3:] == ["2 of 3", "3.5067 ± 0.0208", "2 of 3 seeds", "2 of 3 seeds"], (
+        "the gap"
+    )
     console = Console(width=80, record=True)
     show(results(study), console)
     assert "2 of 3" in console.export_text()
@@ -144,7 +171,10 @@ def test_a_report_of_half_a_study_shows_what_has_ended_and_names_what_has_not(fo
     page = report(study)
     assert page.row("GPT+", 7) == ["GPT+", "2 of 3", "1", "so far lr=0.2", "3.4000", "–", "–"]
     assert "NOT ENDED: GPT+ (its tuning)." in page.text
-    assert "The baseline, GPT+, has no finished run yet, so nothing is compared.\n\n- GPT+: waits for its" in page.text
+    assert (
+        "The baseline, GPT+, has no finished run yet, so nothing is compared.\n\n- GPT+: waits for its"
+        in page.text
+    )
 
 
 def test_tuning_names_the_best_the_failed_and_the_edges(page: Page) -> None:
@@ -152,8 +182,16 @@ def test_tuning_names_the_best_the_failed_and_the_edges(page: Page) -> None:
     assert tuned["GPT+"][1:] == ["3 of 3", "1", "lr=0.2", "3.4000", "3.6000", "inside the grid"]
     assert tuned["anGPT"][1:5] == ["3 of 3", "1", "lr=0.2", "3.4000"]
     assert ["anGPT", "lr=0.4", "–", "failed UserError: the loss became NaN"] in page.rows
-    assert ["GPT+", "lr=0.1", "–", "failed diverged: its last validation loss is not finite"] in page.rows
-    assert any(row[1] == "UserError: the loss became NaN" and row[0].startswith("angpt_lr=0.4") for row in page.rows)
+    assert [
+        "GPT+",
+        "lr=0.1",
+        "–",
+        "failed diverged: its last validation loss is not finite",
+    ] in page.rows
+    assert any(
+        row[1] == "UserError: the loss became NaN" and row[0].startswith("angpt_lr=0.4")
+        for row in page.rows
+    )
 
 
 def test_the_page_travels_alone_and_its_twins_say_the_same(page: Page) -> None:
@@ -161,20 +199,39 @@ def test_the_page_travels_alone_and_its_twins_say_the_same(page: Page) -> None:
     assert html.count("<tr>") == len(page.rows)
     assert html.count('src="data:image/png;base64,') == len(page.pictures) == 1
     assert "://" not in re.sub(r"data:image[^\"]*", "", html)
-    for needed in ("0123456789", "test cpu, 2 cores", "content_sha256 c0", f"`{COMMAND}`", "seed=0"):
+    for needed in (
+        "0123456789",
+        "test cpu, 2 cores",
+        "content_sha256 c0",
+        f"`{COMMAND}`",
+        "seed=0",
+    ):
         assert needed in page.text.replace("\\", "")
     raw = json.loads(page.path.with_suffix(".json").read_text())
     assert raw["selected"] == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
     (compared,) = raw["comparisons"]
     assert len(raw["measured"]) == len(raw["runs"]) == 2 * 3 + len(compared["runs"])
-    ends = sorted((run["counted_in"], run["curve"]["loss"][-1]) for run in map(raw["measured"].get, compared["runs"]))
-    assert ends == [("GPT+", 3.49), ("GPT+", 3.50), ("GPT+", 3.53), ("anGPT", 3.30), ("anGPT", 3.31), ("anGPT", 3.36)]
+    ends = sorted(
+        (run["counted_in"], run["curve"]["loss"][-1])
+        for run in map(raw["measured"].get, compared["runs"])
+    )
+    assert ends == [
+        ("GPT+", 3.49),
+        ("GPT+", 3.50),
+        ("GPT+", 3.53),
+        ("anGPT", 3.30),
+        ("anGPT", 3.31),
+        ("anGPT", 3.36),
+    ]
 
 
 def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
     shutil.copytree(page.path.parent, folder, ignore=shutil.ignore_patterns("g*", "a*", "*.png"))
-    record, text = (json.loads((folder / "report.json").read_text()), (folder / "report.md").read_text())
+    record, text = (
+        json.loads((folder / "report.json").read_text()),
+        (folder / "report.md").read_text(),
+    )
     (compared,) = record["comparisons"]
     expected = compared["groups"][1]["speedup_tokens"]["values"]
     compared["groups"][1]["speedup_tokens"]["values"] = [9.0]
@@ -193,14 +250,25 @@ def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_pat
         main(["--recompute", str(tmp_path)])
 
 
-def test_a_report_of_nothing_obeys_no_markup_in_its_title_and_is_not_written_over(folder: Path) -> None:
+def test_a_report_of_nothing_obeys_no_markup_in_its_title_and_is_not_written_over(
+    folder: Path,
+) -> None:
     page = write(results(read_study(write_study(folder, title="<script>alert(1)</script>"), None)))
-    assert re.search("6 runs: 6 pending.*GPT.+has no finished run yet", page.with_suffix(".md").read_text(), re.DOTALL)
+    assert re.search(
+        "6 runs: 6 pending.*GPT.+has no finished run yet",
+        page.with_suffix(".md").read_text(),
+        re.DOTALL,
+    )
     assert "<script>" not in page.read_text()
     shutil.copy(folder / "study.yaml", folder / "other.yaml")
-    with pytest.raises(UserError, match=r"--output out has another report .* give another folder, or remove that"):
+    with pytest.raises(
+        UserError, match=r"--output out has another report .* give another folder, or remove that"
+    ):
         main(["--config", "other.yaml", "--output", "out", "--report_only"])
-    with pytest.raises(UserError, match=r"finds no run of study.yaml in out: give the --output of its runs, or the fi"):
+    with pytest.raises(
+        UserError,
+        match=r"finds no run of study.yaml in out: give the --output of its runs, or the fi",
+    ):
         main(["--config", "study.yaml", "--output", "out", "--report_only"])
 
 
@@ -209,12 +277,19 @@ def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Pa
     console = Console(width=80, record=True)
     show(results(study), console)
     printed = console.export_text()
-    gpt, angpt = (line.split() for line in printed.splitlines() if line.startswith(("GPT+ ", "anGPT ")))
-    assert (gpt[1:], angpt[1:3]) == (["lr=0.1", "3", "3.1000", "±", "0.0000", "1.00"], ["lr=0.1", "3"])
+    gpt, angpt = (
+        line.split() for line in printed.splitlines() if line.startswith(("GPT+ ", "anGPT "))
+    )
+    assert (gpt[1:], angpt[1:3]) == (
+        ["lr=0.1", "3", "3.1000", "±", "0.0000", "1.00"],
+        ["lr=0.1", "3"],
+    )
     assert max(map(len, printed.splitlines())) <= 80
     edge = "lr 0.1 is the smallest of 3"
     assert f"note: gpt: {edge}" in printed
-    assert edge in write(results(study)).with_suffix(".md").read_text(), "a report without the section tuning"
+    assert edge in write(results(study)).with_suffix(".md").read_text(), (
+        "a report without the section tuning"
+    )
 
 
 def test_the_printed_table_has_no_speed_up_of_an_arm_that_has_not_ended(folder: Path) -> None:
@@ -223,7 +298,9 @@ def test_the_printed_table_has_no_speed_up_of_an_arm_that_has_not_ended(folder: 
         write_json(file, json.loads(file.read_text()) | {"status": "interrupted"})
     console = Console(width=80, record=True)
     show(results(study), console)
-    (angpt,) = (line.split() for line in console.export_text().splitlines() if line.startswith("anGPT "))
+    (angpt,) = (
+        line.split() for line in console.export_text().splitlines() if line.startswith("anGPT ")
+    )
     assert angpt == ["anGPT", "as", "configured", "0", "–", "–"]
 
 
@@ -241,7 +318,11 @@ def test_trends(folder: Path) -> None:
 
     arms = {"gpt": TWO["gpt"] | {"tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}, "vary": SIZES}}
     one = {"trend": {"over": "d", "arms": ["gpt_d=64", "gpt_d=128"]}}
-    sections = [{"trend": {"value": "lr", "over": "parameters"}}, {"trend": {"over": "parameters"}}, one]
+    sections = [
+        {"trend": {"value": "lr", "over": "parameters"}},
+        {"trend": {"over": "parameters"}},
+        one,
+    ]
     page = report(trained(folder, loss, arms=arms, baseline=None, sections=sections))
     assert len(page.pictures) == 3
     assert [row[1] for row in page.rows if len(row) == 3 and row[0] == "GPT+"][3:] == ["64", "128"]
@@ -253,18 +334,32 @@ def test_trends(folder: Path) -> None:
     assert page.row("GPT+", 3)[2] == "3.0200 ± 0.0100"
 
 
-RATES = {"GPT+": [(130e3, [0.016]), (1.31e6, [0.004])], "nGPT": [(132e3, [0.016]), (1.32e6, [0.008])]}
-LOSSES = {"GPT+": [(x * 1e11, [5 - x / 100, 5.1]) for x in (1.5, 3.1, 4.8, 5.8, 10, 14, 19, 30, 48, 57, 101, 189)]}
+RATES = {
+    "GPT+": [(130e3, [0.016]), (1.31e6, [0.004])],
+    "nGPT": [(132e3, [0.016]), (1.32e6, [0.008])],
+}
+LOSSES = {
+    "GPT+": [
+        (x * 1e11, [5 - x / 100, 5.1])
+        for x in (1.5, 3.1, 4.8, 5.8, 10, 14, 19, 30, 48, 57, 101, 189)
+    ]
+}
 
 
 @pytest.mark.parametrize(("series", "ticks"), [(RATES, ["130k", "1.31M"]), (LOSSES, None)])
-def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(tmp_path, monkeypatch, drawn, series, ticks) -> None:
+def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(
+    tmp_path, monkeypatch, drawn, series, ticks
+) -> None:
     monkeypatch.setattr(trend, "save", lambda figure, path: drawn.append(figure))
     points = {label: [(x, Summary(y)) for x, y in line] for label, line in series.items()}
     trend.draw(points, "parameters", "lr" if ticks else "loss", tmp_path / "a.png", {})
     (figure,) = drawn
     figure.draw_without_rendering()
-    labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text() and label.get_visible()]
+    labels = [
+        label
+        for label in figure.axes[0].get_xticklabels()
+        if label.get_text() and label.get_visible()
+    ]
     assert ticks in (None, [label.get_text() for label in labels])
     boxes = [label.get_window_extent() for label in labels]
     assert not any(left.overlaps(right) for left, right in itertools.pairwise(boxes))
@@ -292,7 +387,11 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, d
 
     shared = {"configs": ["common.yaml"], "vary": SIZES | steps(100, 400)}
     section = {"loss_gap": {"baseline": "gpt", "each": "d"}}
-    page = report(trained(folder, loss, arms=TWO, shared=shared, sections=[section], seeds=[1, 2], baseline=None))
+    page = report(
+        trained(
+            folder, loss, arms=TWO, shared=shared, sections=[section], seeds=[1, 2], baseline=None
+        )
+    )
     assert [ax.get_title(loc="left") for ax in drawn[0].axes] == ["d 64", "d 128", "d 256"]
     rows = [row for row in page.rows if len(row) == 7 and row[2] == "anGPT"]
     assert [row[0] for row in rows] == ["64", "64", "128", "128", "256", "256"]
@@ -302,14 +401,19 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, d
     assert early[3:6] == ["2", "4.0150 ± 0.0071", minus(f"-0.4000 ({low:+.4f} … {high:+.4f})")]
     assert float(early[6].split()[0]) > 1
     assert (late[5][:7], late[6]) == ("+0.1500", "not reached")
-    assert unpaired[3:] == ["1 of 2", "4.0150 ± 0.0071", "1 of 2 seeds", "1 of 2 seeds"], "a failed run counts"
+    assert unpaired[3:] == ["1 of 2", "4.0150 ± 0.0071", "1 of 2 seeds", "1 of 2 seeds"], (
+        "a failed run counts"
+    )
 
 
 def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
     section = {"onset": {"loss": 4.3, "after": 200_000, "baseline": "gpt"}}
     page = report(trained(folder, arms=TWO, sections=[section], seeds=[*SEEDS]))
     begun = {key: np.interp(-4.3, -curve_to(loss), SHARE * TOKENS) for key, loss in SAID.items()}
-    later = {key: np.interp(begun[key] + 200_000, SHARE * TOKENS, curve_to(loss)) for key, loss in SAID.items()}
+    later = {
+        key: np.interp(begun[key] + 200_000, SHARE * TOKENS, curve_to(loss))
+        for key, loss in SAID.items()
+    }
     rows = [row for row in page.rows if len(row) == 5][-2:]
     for row, name in zip(rows, ("gpt", "angpt"), strict=True):
         thousands = [float(cell.removesuffix("k")) for cell in row[1].split(", ")]
@@ -322,18 +426,29 @@ def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
         low, high = stats.ttest_1samp(pairs, 0).confidence_interval()
         assert rows[1][column] == minus(f"{fmean(pairs):.3f} ({low:.3f} … {high:.3f})")
     (folder / "study.yaml").unlink()
-    section = {"onset": {"loss": 3.495, "after": 1, "baseline": "angpt"}}  # which one seed of GPT+ reaches
-    page = report(read_study(write_study(folder, arms=TWO, sections=[section], seeds=[*SEEDS]), None))
+    section = {
+        "onset": {"loss": 3.495, "after": 1, "baseline": "angpt"}
+    }  # which one seed of GPT+ reaches
+    page = report(
+        read_study(write_study(folder, arms=TWO, sections=[section], seeds=[*SEEDS]), None)
+    )
     (gpt, _) = [row for row in page.rows if len(row) == 5][-2:]
     assert (gpt[1].count("–"), gpt[2]) == (2, "1 of 3 seeds")
 
 
 def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -> None:
-    arms = {name: arm | {"vary": SIZES if name == "gpt" else {"tau": [1]}} for name, arm in TWO.items()}
+    arms = {
+        name: arm | {"vary": SIZES if name == "gpt" else {"tau": [1]}} for name, arm in TWO.items()
+    }
     one, both = ({"trend": {"over": "d"} | arms} for arms in ({"arms": ["gpt"]}, {}))
-    require_sections(read_study(write_study(folder, arms=arms, baseline=None, sections=[one]), None))
+    require_sections(
+        read_study(write_study(folder, arms=arms, baseline=None, sections=[one]), None)
+    )
     study = read_study(write_study(folder, arms=arms, baseline=None, sections=[both]), None)
-    with pytest.raises(UserError, match=r"over 'd', which is no number of arm 'angpt_tau=1': .* parameters, .*, tau"):
+    with pytest.raises(
+        UserError,
+        match=r"over 'd', which is no number of arm 'angpt_tau=1': .* parameters, .*, tau",
+    ):
         require_sections(study)
 
 

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from anlit.analysis.study import scaling
-from anlit.analysis.study.scaling import best_split, exponents, fit, interval, loss_of_compute, predicted_loss
+from anlit.analysis.study.scaling import (
+    best_split,
+    exponents,
+    fit,
+    interval,
+    loss_of_compute,
+    predicted_loss,
+)
 
 TRUE = np.array([1.69, 406.4, 410.7, 0.34, 0.28])
 
@@ -30,9 +37,14 @@ def test_the_best_split_is_a_minimum_and_keeps_to_the_compute() -> None:
     for flops in (1e17, 1e21):
         n, d = best_split(TRUE, flops)
         assert 6 * n * d == pytest.approx(flops)
-        assert all(loss_of_compute(TRUE, flops) < predicted_loss(TRUE, x * n, d / x) for x in (1.1, 1 / 1.1))
+        assert all(
+            loss_of_compute(TRUE, flops) < predicted_loss(TRUE, x * n, d / x)
+            for x in (1.1, 1 / 1.1)
+        )
     excess = [float(loss_of_compute(TRUE, flops)) - TRUE[0] for flops in (1e18, 1e20)]
-    assert np.log(excess[0] / excess[1]) / np.log(100) == pytest.approx(exponents(TRUE)["L(C) − E ∝ C^−"])
+    assert np.log(excess[0] / excess[1]) / np.log(100) == pytest.approx(
+        exponents(TRUE)["L(C) − E ∝ C^−"]
+    )
 
 
 def test_an_exponent_whose_interval_ends_at_a_limit_of_the_fit_is_not_determined() -> None:
@@ -41,7 +53,13 @@ def test_an_exponent_whose_interval_ends_at_a_limit_of_the_fit_is_not_determined
     assert scaling._cells(laws)[:2] == ["0.340 (0.340 … 0.340)", "0.280 (0.280 … 0.280)"]
     for limit in (0.01, 3.0):
         laws[3, 1:4] = limit
-        assert [cell == scaling.UNDETERMINED for cell in scaling._cells(laws)] == [True, False, True, True, False]
+        assert [cell == scaling.UNDETERMINED for cell in scaling._cells(laws)] == [
+            True,
+            False,
+            True,
+            True,
+            False,
+        ]
 
 
 def test_too_few_runs_are_refused() -> None:

@@ -44,7 +44,9 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
         return f"it computes in bfloat16, float16 or float32, not {str(q.dtype).removeprefix('torch.')}"
     is_interpreted = q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if q.device.type != "cuda" and not is_interpreted:
-        return f"it runs on a GPU, not on {q.device.type} (on cpu, for tests, with TRITON_INTERPRET=1)"
+        return (
+            f"it runs on a GPU, not on {q.device.type} (on cpu, for tests, with TRITON_INTERPRET=1)"
+        )
     is_nvidia = q.device.type == "cuda" and torch.version.hip is None
     if is_nvidia and torch.cuda.get_device_capability(q.device) < OLDEST:
         return f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
@@ -56,12 +58,18 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
     _ = documents.bounds
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
+) -> Tensor:
     """softmax(a·g·S + m) v."""
     q, length = with_gain(q, mechanism, documents), q.shape[-2]
     tables, coefficient, tangents = tables_of(mechanism, q)
     lines, far_start = linear_tables(tables, q.shape[-1], q.dtype)
     bounds = documents.bounds or (None, None)
-    window = mechanism.window if mechanism.window is not None and mechanism.window < length else None
-    out, _ = triton_attention(q, k, v, coefficient, tables, tangents, lines, far_start, *bounds, window)
+    window = (
+        mechanism.window if mechanism.window is not None and mechanism.window < length else None
+    )
+    out, _ = triton_attention(
+        q, k, v, coefficient, tables, tangents, lines, far_start, *bounds, window
+    )
     return out

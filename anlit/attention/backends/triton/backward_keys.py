@@ -73,8 +73,12 @@ def backward_keys(
 
     dk_tile *= LN_2 if pairs else LN_2 * scale
     offset = (b * length * n_heads + h) * width
-    tiles.store_rows(dk + offset, dk_tile, first, n_heads * width, length, width, width_padded, block_n)
-    tiles.store_rows(dv + offset, dv_tile, first, n_heads * width, length, width, width_padded, block_n)
+    tiles.store_rows(
+        dk + offset, dk_tile, first, n_heads * width, length, width, width_padded, block_n
+    )
+    tiles.store_rows(
+        dv + offset, dv_tile, first, n_heads * width, length, width, width_padded, block_n
+    )
 
 
 @triton.jit
@@ -110,13 +114,19 @@ def _over_queries(
             rows = row + offsets_m
             inside = rows < length
             q_tile = tiles.load_tile(q, q_t, length - row, width, width_padded, block_m, True)
-            d_out_tile = tiles.load_tile(d_out, d_out_t, length - row, width, width_padded, block_m, True)
-            lse_rows = tl.load(lse + rows, mask=inside, other=float("inf"))  # no weight for rows past the end
+            d_out_tile = tiles.load_tile(
+                d_out, d_out_t, length - row, width, width_padded, block_m, True
+            )
+            lse_rows = tl.load(
+                lse + rows, mask=inside, other=float("inf")
+            )  # no weight for rows past the end
             delta_rows = tl.load(delta + rows, mask=inside, other=0.0)
             seen = None
             if masked:
                 firsts = tiles.first_seen(rows, starts, window, length)
-                seen = tiles.visible(rows[None, :], keys[:, None], None if firsts is None else firsts[None, :])
+                seen = tiles.visible(
+                    rows[None, :], keys[:, None], None if firsts is None else firsts[None, :]
+                )
             scores = tiles.product(k_tile, tl.trans(q_tile), None, precision)
             if is_far:
                 gain_slope, bias_slope, gains, biases = tiles.line_at(tables, steps, scale, pairs)

@@ -48,10 +48,14 @@ def backward_queries(
     inside = rows < length
     offset = (b * length * n_heads + h) * width
     vector = (b * n_heads + h) * length
-    q_tile = tiles.load_rows(q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m)
+    q_tile = tiles.load_rows(
+        q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m
+    )
     d_out += b * d_out_b + h * d_out_h
     d_out_tile = tiles.load_rows(d_out, first, d_out_t, length, width, width_padded, block_m)
-    out_tile = tiles.load_rows(out + offset, first, n_heads * width, length, width, width_padded, block_m)
+    out_tile = tiles.load_rows(
+        out + offset, first, n_heads * width, length, width, width_padded, block_m
+    )
     delta_rows = tl.sum(out_tile.to(tl.float32) * d_out_tile.to(tl.float32), 1)
     tl.store(delta + vector + rows, delta_rows, mask=inside)
     lse_rows = tl.load(lse + vector + rows, mask=inside, other=float("inf"))
@@ -81,7 +85,9 @@ def backward_queries(
         True, False,
     )  # fmt: skip
     dq_tile *= LN_2 if pairs else LN_2 * scale
-    tiles.store_rows(dq + offset, dq_tile, first, n_heads * width, length, width, width_padded, block_m)
+    tiles.store_rows(
+        dq + offset, dq_tile, first, n_heads * width, length, width, width_padded, block_m
+    )
     if tangents is not None:
         part = (b * n_heads + h) * tl.num_programs(0) + tl.program_id(0)
         tl.store(d_coefficient + part, tl.sum(learned, 0) * LN_2)
@@ -111,7 +117,9 @@ def _over_keys(
             v_tile = tiles.load_tile(v, v_t, length - key, width, width_padded, block_n, masked)
             seen = None
             if masked:
-                seen = tiles.visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
+                seen = tiles.visible(
+                    rows[:, None], keys[None, :], None if firsts is None else firsts[:, None]
+                )
             scores = tiles.product(q_tile, tl.trans(k_tile), None, precision)
             if is_far:
                 gain_slope, bias_slope, gains, biases = tiles.line_at(tables, steps, scale, pairs)

@@ -48,7 +48,9 @@ HALF_9 = {
 """The same from 9.0 on."""
 
 
-def blocks_for(width_padded: int, dtype: torch.dtype, capability: tuple[int, int] | None) -> KernelBlocks:
+def blocks_for(
+    width_padded: int, dtype: torch.dtype, capability: tuple[int, int] | None
+) -> KernelBlocks:
     """The blocks for heads of `width_padded`, a power of two up to 256; `capability` is a GPU's, None for a CPU."""
     if capability is None:
         return SMALL

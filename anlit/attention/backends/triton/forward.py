@@ -37,7 +37,9 @@ def forward(
         first, firsts, starts, window, lines, far_start, length, block_m, block_n
     )
 
-    q_tile = tiles.load_rows(q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m)
+    q_tile = tiles.load_rows(
+        q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m
+    )
     average = tl.zeros([block_m, width_padded], tl.float32)
     row_sum = tl.zeros([block_m], tl.float32)
     row_max = tl.full([block_m], float("-inf"), tl.float32)
@@ -61,7 +63,16 @@ def forward(
     )  # fmt: skip
 
     out += (b * length * n_heads + h) * width
-    tiles.store_rows(out, average / row_sum[:, None], first, n_heads * width, length, width, width_padded, block_m)
+    tiles.store_rows(
+        out,
+        average / row_sum[:, None],
+        first,
+        n_heads * width,
+        length,
+        width,
+        width_padded,
+        block_m,
+    )
     lse += (b * n_heads + h) * length
     tl.store(lse + rows, row_max + tl.log2(row_sum), mask=rows < length)
 
@@ -93,7 +104,9 @@ def _over_keys(
             scores = tiles.product(q_tile, tl.trans(k_tile), None, precision)
             seen = None
             if masked:
-                seen = tiles.visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
+                seen = tiles.visible(
+                    rows[:, None], keys[None, :], None if firsts is None else firsts[:, None]
+                )
             if is_far:
                 gain_slope, bias_slope, gains, biases = tiles.line_at(tables, steps, scale, pairs)
                 higher = tl.maximum(row_max, tl.max(scores, 1) * gains + biases)
@@ -111,12 +124,16 @@ def _over_keys(
                 higher = tl.maximum(row_max, tl.max(logits, 1))
                 base = higher
                 if masked:
-                    base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
+                    base = tl.where(
+                        higher == float("-inf"), 0.0, higher
+                    )  # a row that has seen no key yet
                 weights = tl.exp2(logits - base[:, None])
                 shrink = tl.exp2(row_max - base)
             row_sum = row_sum * shrink + tl.sum(weights, 1)
             v_tile = tiles.load_tile(v, v_t, length - key, width, width_padded, block_n, masked)
-            average = tiles.product(weights.to(v_tile.dtype), v_tile, average * shrink[:, None], precision)
+            average = tiles.product(
+                weights.to(v_tile.dtype), v_tile, average * shrink[:, None], precision
+            )
             row_max = higher
             k += block_n * k_t
             v += block_n * v_t

@@ -72,7 +72,9 @@ def triton_attention_backward(
             window, *strides, _head_stride(tangents), **_constants(q, k, tables, blocks.backward_queries),
             tangent_pairs=tangents is not None and tangents.shape[-1] == 2,
         )  # fmt: skip
-        by_head = [dk, dv] if k.shape[1] == H else [lse.new_empty(B, T, H, x.shape[-1]) for x in (k, v)]
+        by_head = (
+            [dk, dv] if k.shape[1] == H else [lse.new_empty(B, T, H, x.shape[-1]) for x in (k, v)]
+        )
         backward_keys[(math.ceil(T / blocks.backward_keys.block_n), B * H)](
             q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, *by_head, _scale(q), T, window,
             *strides, **_constants(q, k, tables, blocks.backward_keys),
@@ -94,7 +96,11 @@ def _outputs(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def _gradients(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, coefficient: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_coefficient = q.new_empty(0, dtype=torch.float32) if coefficient is None else torch.empty_like(coefficient)
+    of_coefficient = (
+        q.new_empty(0, dtype=torch.float32)
+        if coefficient is None
+        else torch.empty_like(coefficient)
+    )
     return empty_heads(q), empty_heads(k), empty_heads(k), of_coefficient
 
 
@@ -105,9 +111,15 @@ def _check(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, *tables: Tens
     assert H % k.shape[1] == 0, (q.shape, k.shape)
     assert q.dtype == k.dtype == v.dtype, (q.dtype, k.dtype, v.dtype)
     for table in tables:
-        assert table is None or tuple(table.shape) in [(h, T + PADDING, n) for h in (1, H) for n in (1, 2)], table.shape
+        assert table is None or tuple(table.shape) in [
+            (h, T + PADDING, n) for h in (1, H) for n in (1, 2)
+        ], table.shape
         assert table is None or (table.dtype, table.is_contiguous()) == (torch.float32, True)
-    assert starts is None or (starts.shape, starts.dtype, starts.is_contiguous()) == ((B, T), torch.int32, True)
+    assert starts is None or (starts.shape, starts.dtype, starts.is_contiguous()) == (
+        (B, T),
+        torch.int32,
+        True,
+    )
 
 
 def _with_contiguous_rows(x: Tensor) -> Tensor:

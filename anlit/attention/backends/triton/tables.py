@@ -47,7 +47,9 @@ def coefficient_of(mechanism: Mechanism) -> Coefficient | None:
     return None
 
 
-def tables_of(mechanism: Mechanism, like: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def tables_of(
+    mechanism: Mechanism, like: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The operator's `tables`, `coefficient` and `tangents` for queries such as `like`, (B, H, T, D)."""
     length, width = like.shape[-2] + PADDING, like.shape[-1]
     a, m = distance_tables(mechanism, length, like)
@@ -76,7 +78,9 @@ def interleave(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
     return torch.stack(torch.broadcast_tensors(gains, biases), -1)
 
 
-def linear_tables(tables: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
+def linear_tables(
+    tables: Tensor | None, width: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """The lines of all far tiles, and where they begin, for heads of `width` in `dtype`; None and None without any.
 
     The lines are (H or 1, lines, 4 or 2) float32: slope and level of the gain, then of the bias, at distance
@@ -101,4 +105,8 @@ def linear_tables(tables: Tensor | None, width: int, dtype: torch.dtype) -> tupl
 
 def _of_logits(changes: Tensor, gain_matters: float) -> Tensor:
     """Changes of gain and bias, or of the bias alone, (H, lines, 2 or 1), as those of logits, (H, lines)."""
-    return changes[..., -1] if changes.shape[-1] == 1 else changes[..., 0] * gain_matters + changes[..., 1]
+    return (
+        changes[..., -1]
+        if changes.shape[-1] == 1
+        else changes[..., 0] * gain_matters + changes[..., 1]
+    )

@@ -42,7 +42,15 @@ def visible(rows, keys, firsts):
 
 
 @triton.jit
-def load_rows(tensor, first, stride, length, width: tl.constexpr, width_padded: tl.constexpr, block: tl.constexpr):
+def load_rows(
+    tensor,
+    first,
+    stride,
+    length,
+    width: tl.constexpr,
+    width_padded: tl.constexpr,
+    block: tl.constexpr,
+):
     """Rows first … first + block − 1 of (T, D) as (block, width_padded): 0 past the width and past T."""
     rows = tensor + tl.cast(first, tl.int64) * stride
     return load_tile(rows, stride, length - first, width, width_padded, block, True)
@@ -58,7 +66,9 @@ def load_tile(
     columns = tl.arange(0, width_padded)
     pointers = tensor + (rows[:, None] * stride + columns[None, :])
     if bounded and width != width_padded:
-        tile = tl.load(pointers, mask=(rows < length)[:, None] & (columns < width)[None, :], other=0.0)
+        tile = tl.load(
+            pointers, mask=(rows < length)[:, None] & (columns < width)[None, :], other=0.0
+        )
     elif bounded:
         tile = tl.load(pointers, mask=(rows < length)[:, None], other=0.0)
     elif width != width_padded:
@@ -76,7 +86,9 @@ def store_rows(
     """The inverse of `load_rows`, bounded, in the dtype of `tensor`."""
     rows = tl.arange(0, block)
     columns = tl.arange(0, width_padded)
-    pointers = tensor + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
+    pointers = (
+        tensor + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
+    )
     inside = (first + rows < length)[:, None] & (columns < width)[None, :]
     tl.store(pointers, tile.to(tensor.dtype.element_ty), mask=inside)
 
@@ -91,7 +103,18 @@ def product(a, b, start, precision: tl.constexpr):
 
 
 @triton.jit
-def logits_of(scores, tables, least, offsets, rows, keys, seen, scale, pairs: tl.constexpr, masked: tl.constexpr):
+def logits_of(
+    scores,
+    tables,
+    least,
+    offsets,
+    rows,
+    keys,
+    seen,
+    scale,
+    pairs: tl.constexpr,
+    masked: tl.constexpr,
+):
     """log2(e)·L of a tile, −∞ for pairs that are not visible, and the gain of the scores."""
     if tables is None:
         gain = scale
@@ -106,7 +129,15 @@ def logits_of(scores, tables, least, offsets, rows, keys, seen, scale, pairs: tl
 
 @triton.jit
 def ranges_of_keys(
-    first, firsts, starts, window, lines, far_start, length, block_m: tl.constexpr, block_n: tl.constexpr
+    first,
+    firsts,
+    starts,
+    window,
+    lines,
+    far_start,
+    length,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
 ):
     """The keys that the queries from `first` on see: begin, full_begin, far_end, full_end, end. Blocks from begin to
     full_begin and from full_end to end need a mask. Tiles from full_begin to far_end are far."""
@@ -144,7 +175,9 @@ def line_at(lines, steps, scale, pairs: tl.constexpr):
 @triton.jit
 def far_logits_of(scores, gain_slope, bias_slope, gains, biases, keys, pairs: tl.constexpr):
     """log2(e)·L of a far tile, and the gain of the scores; `keys` counts from the tile's first, as floats."""
-    gains = _falling(gain_slope, gains, keys, scores) if pairs else tl.broadcast_to(gains, scores.shape)
+    gains = (
+        _falling(gain_slope, gains, keys, scores) if pairs else tl.broadcast_to(gains, scores.shape)
+    )
     return tl.fma(scores, gains, _falling(bias_slope, biases, keys, scores)), gains
 
 

@@ -22,10 +22,14 @@ def is_one_text(name: str) -> bool:
 
 def parts_of(name: str, size: int, part_bytes: int) -> int:
     """Into how many parts a text file of `size` bytes is cut, each of at least `part_bytes` unless there is but one."""
-    return max(1, size // part_bytes) if name.lower().endswith((".json", ".jsonl", ".parquet")) else 1
+    return (
+        max(1, size // part_bytes) if name.lower().endswith((".json", ".jsonl", ".parquet")) else 1
+    )
 
 
-def read_file(name: str, path: Path, columns: Columns, part: int = 0, parts: int = 1) -> Iterator[Record]:
+def read_file(
+    name: str, path: Path, columns: Columns, part: int = 0, parts: int = 1
+) -> Iterator[Record]:
     """The records of one part of a file, in order. `name` says what the file is, `parts_of` how many `parts`."""
     if name.lower().endswith(".parquet"):
         return parquet.read(path, columns, part, parts)

@@ -100,7 +100,9 @@ def read_range(path: Path, start: int, stop: int, piece_bytes: int = MB) -> Iter
             yield piece
 
 
-def _decompressed(pieces: Iterator[bytes], size: int, new_frame: Callable[[], Any]) -> Iterator[bytes]:
+def _decompressed(
+    pieces: Iterator[bytes], size: int, new_frame: Callable[[], Any]
+) -> Iterator[bytes]:
     """One or several compressed frames, one after the other."""
     frame: Any = None
     position = 0
@@ -112,11 +114,15 @@ def _decompressed(pieces: Iterator[bytes], size: int, new_frame: Callable[[], An
                 text = frame.decompress(piece)
             except (zstandard.ZstdError, zlib.error) as error:
                 where = f"the compressed data is damaged before byte {position:,}"
-                raise BrokenFileError("damaged", f"{where} ({error}), all that follows is lost") from error
+                raise BrokenFileError(
+                    "damaged", f"{where} ({error}), all that follows is lost"
+                ) from error
             if text:
                 yield text
             piece = frame.unused_data if frame.eof else b""
             frame = None if frame.eof else frame
     if frame is not None or size == 0:
         cut = "ends in the middle of its compressed data" if size else "is empty"
-        raise BrokenFileError("truncated", f"the file {cut} (byte {size:,}), all that follows is lost")
+        raise BrokenFileError(
+            "truncated", f"the file {cut} (byte {size:,}), all that follows is lost"
+        )

@@ -19,17 +19,25 @@ def read(path: Path, columns: Columns, part: int, parts: int) -> Iterator[Record
     """Records of one part, see `read_file`: the row groups whose data begin in it."""
     try:
         # By default it would load a row group's whole column at once.
-        file = pq.ParquetFile(path, buffer_size=MB, pre_buffer=False, page_checksum_verification=True)
+        file = pq.ParquetFile(
+            path, buffer_size=MB, pre_buffer=False, page_checksum_verification=True
+        )
         problem = _missing_column(file.schema_arrow, columns)
     except (pa.ArrowException, OSError) as error:
-        problem = "damaged", f"it has no readable parquet footer ({_reason(error)}), all its rows are lost"
+        problem = (
+            "damaged",
+            f"it has no readable parquet footer ({_reason(error)}), all its rows are lost",
+        )
     if problem is not None:
         if part == 0:  # once for the file
             yield Record(THE_FILE, None, *problem)
         return
     with file:
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        sizes = [sum(group.column(n).total_compressed_size for n in range(group.num_columns)) for group in groups]
+        sizes = [
+            sum(group.column(n).total_compressed_size for n in range(group.num_columns))
+            for group in groups
+        ]
         start = first_row = 0
         for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
             if start * parts // max(1, sum(sizes)) == part:
@@ -57,14 +65,20 @@ def _missing_column(schema: pa.Schema, columns: Columns) -> tuple[str, str] | No
     return None
 
 
-def _read_group(file: pq.ParquetFile, group: int, first: int, rows: int, columns: Columns) -> Iterator[Record]:
+def _read_group(
+    file: pq.ParquetFile, group: int, first: int, rows: int, columns: Columns
+) -> Iterator[Record]:
     """The rows [first, first + rows) of the file, which are its row group `group`."""
     names = [name for name in (columns.text, columns.subset) if name is not None]
     index, reason = first, "it ends early"
     try:
-        for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=names, use_threads=False):
+        for batch in file.iter_batches(
+            BATCH_ROWS, row_groups=[group], columns=names, use_threads=False
+        ):
             for text, *subset in zip(*(_values(batch, name) for name in names), strict=True):
-                yield record_of(("row", index + 1, None), text, subset[0] if subset else None, columns)
+                yield record_of(
+                    ("row", index + 1, None), text, subset[0] if subset else None, columns
+                )
                 index += 1
     except (pa.ArrowException, OSError) as error:
         reason = _reason(error)

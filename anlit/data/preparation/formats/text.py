@@ -21,7 +21,9 @@ def read_plain(name: str, path: Path, columns: Columns) -> Iterator[Record]:
             if len(text) > columns.max_document_bytes:
                 yield base.too_long(base.THE_FILE, max(len(text), path.stat().st_size), columns)
                 return
-        yield base.record_of(base.THE_FILE, bytes(text.removeprefix(codecs.BOM_UTF8)), None, columns)
+        yield base.record_of(
+            base.THE_FILE, bytes(text.removeprefix(codecs.BOM_UTF8)), None, columns
+        )
     except base.BrokenFileError as error:
         yield Record(base.THE_FILE, None, *error.args)
 
@@ -34,7 +36,11 @@ def read_lines(name: str, path: Path, columns: Columns, part: int, parts: int) -
         start, stop = (_next_line(path, size * number // parts) for number in (part, part + 1))
         pieces = base.read_range(path, start, stop)
     # Counted only if a record has to tell its line: that reads all of the file before this part.
-    earlier = cache(lambda: sum(piece.count(b"\n") for piece in base.read_range(path, 0, start))) if part else None
+    earlier = (
+        cache(lambda: sum(piece.count(b"\n") for piece in base.read_range(path, 0, start)))
+        if part
+        else None
+    )
     # Six bytes of JSON can stand for one of text (\u0041), and other fields need room too. Longer lines are not kept.
     longest = 8 * columns.max_document_bytes + base.MB
     number = 1
@@ -44,7 +50,11 @@ def read_lines(name: str, path: Path, columns: Columns, part: int, parts: int) -
             if isinstance(line, int):
                 yield base.too_long(place, line, columns)
             elif line.strip():
-                yield _parse(line.removeprefix(codecs.BOM_UTF8) if part == 0 and number == 1 else line, place, columns)
+                yield _parse(
+                    line.removeprefix(codecs.BOM_UTF8) if part == 0 and number == 1 else line,
+                    place,
+                    columns,
+                )
             number += 1
     except base.BrokenFileError as error:
         yield Record(("line", number, earlier), None, *error.args)
@@ -86,10 +96,14 @@ def _parse(line: bytes, place: Place, columns: Columns) -> Record:
     except UnicodeDecodeError as error:
         return Record(place, None, "not_utf8", f"it is not UTF-8 ({error})")
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        return Record(place, None, "not_json", f"the line is not JSON ({error}), each has to be one object")
+        return Record(
+            place, None, "not_json", f"the line is not JSON ({error}), each has to be one object"
+        )
     if not isinstance(values, dict):
         return Record(place, None, "not_json", "the line is not a JSON object, each has to be one")
-    return base.record_of(place, _field(values, columns.text), _field(values, columns.subset), columns)
+    return base.record_of(
+        place, _field(values, columns.text), _field(values, columns.subset), columns
+    )
 
 
 def _field(values: Any, dotted: str | None) -> Any:
