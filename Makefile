@@ -24,7 +24,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 ENGINE  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torch211 check format study sweep install extras image image-check slurm-check gpu gpu-wheels clean
+.PHONY: help demo test test-slow test-torch211 check format study sweep english install extras image image-check slurm-check gpu gpu-wheels clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -64,6 +64,9 @@ study: $(VENV)/.installed  ## GPT+, nGPT, anGPT tuned alike, three seeds each, w
 
 sweep: $(VENV)/.installed  ## The tuning behind the demo, and its arms on three seeds (an hour on 2 cores)
 	$(BIN)/anlit study --config study/convergence.yaml --budget demo --jobs 2 --threads 1
+
+english:  ## 117 MB of English prose from Debian packages into texts/english (study/english.yaml)
+	$(PYTHON) docker/english_corpus.py texts/english
 
 image:  ## Container image, tagged by version (VARIANT=cuda|cpu; docker/README.md)
 	@VARIANT="$(VARIANT)" IMAGE="$(IMAGE)" ENGINE="$(ENGINE)" sh docker/build_image.sh $(IMAGE_FLAGS)
