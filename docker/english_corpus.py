@@ -92,12 +92,17 @@ def is_wanted_page(path: Path) -> bool:
     return "debian-handbook" not in path.parts or "en-US" in path.parts
 
 
+def unzipped(path: Path) -> str:
+    with gzip.open(path, "rt", errors="replace") as file:
+        return file.read()
+
+
 def file_documents(path: Path) -> Iterator[str]:
     """Yield the documents of one file; none for files that hold no prose."""
     if path.name.endswith(".dict.dz"):
-        yield from dictionary_documents(gzip.open(path, "rt", errors="replace").read())
+        yield from dictionary_documents(unzipped(path))
     elif path.name.endswith((".rst.gz", ".txt.gz")):
-        yield gzip.open(path, "rt", errors="replace").read()
+        yield unzipped(path)
     elif path.suffix == ".html" and is_wanted_page(path):
         yield html_text(path.read_text(errors="replace"))
 
