@@ -1,21 +1,31 @@
-"""Attention as the models call it: a mechanism, and the back end that computes it."""
+"""Attention as the models call it: a mechanism, and the kernel that computes it."""
 
-from typing import Literal
+import functools
+import logging
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from anlit.attention import cache
-from anlit.attention.backends import BACKENDS, BackendName, choose, prepare, unsupported_reason
+from anlit.attention.backends import (
+    BACKENDS,
+    BackendName,
+    check_kernel,
+    default_kernel,
+    fallback_warning,
+    prepare,
+)
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK, distances, masked_bias
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
-from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanism import Mechanism, mechanism_name
 from anlit.attention.qk_clip import QKClip
-from anlit.attention.selection import Selections, mechanism_name
 from anlit.layers.linear import computing_dtype
 
 Backend = Literal["auto", BackendName]
+
+_log = logging.getLogger(__name__)
 
 
 class Attention(nn.Module):
@@ -23,23 +33,23 @@ class Attention(nn.Module):
 
     Args:
         mechanism: The functions g, a, m of this layer, and its window.
-        backend: The kernel that computes it; see `anlit.attention.backends`.
+        backend: The kernel that computes it, or `auto`; see `anlit.attention.backends`.
         dropout: Share of attention weights dropped in training.
         qk_clip: Record each head's largest score in training, for QK-clip with this threshold; None for no QK-clip.
 
     Raises:
-        UserError: There is no such back end, or it cannot compute the mechanism on any device.
+        UserError: There is no such kernel, or it cannot compute the mechanism on any device.
     """
 
     def __init__(
         self, mechanism: Mechanism, backend: str, dropout: float = 0.0, qk_clip: float | None = None
     ) -> None:
         super().__init__()
-        choose(backend, mechanism, dropout=dropout)
+        check_kernel(backend, mechanism, dropout=dropout)
         self.mechanism, self.backend, self.dropout = mechanism, backend, dropout
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
-        self._selections: Selections | None = None
-        self._backends: dict[tuple[str, torch.dtype, bool, int], str] = {}
+        self._kernels: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
+        """By device, dtype, need of a gradient, length, and whether documents are packed."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """q (B, H, T, D); k, v (B, G, T, D), where query head h uses key head h // (H/G) → (B, H, T, D)."""
@@ -55,42 +65,53 @@ class Attention(nn.Module):
             if documents.n_before:
                 return cache.attend(q, k, v, self.mechanism, documents)
         dropout = self.dropout if self.training else 0.0
-        return BACKENDS[self.backend_for(q)].attend(q, k, v, self.mechanism, documents, dropout)
+        kernel = BACKENDS[self.kernel_for(q, documents.are_masked)]
+        return kernel.attend(q, k, v, self.mechanism, documents, dropout)  # type: ignore[no-any-return]
 
-    def use_selections(self, selections: Selections | None) -> None:
-        """Let `auto` run on what was selected for this mechanism on this device, wherever that can compute it."""
-        self._selections, self._backends = selections, {}
+    def kernel_for(self, q: Tensor, is_packed: bool) -> str:
+        """The name of the kernel for queries like `q`, (B, H, T, D), looked up once for each kind of queries.
 
-    def backend_for(self, q: Tensor) -> str:
-        """The name of the back end for queries like `q`, (B, H, T, D), looked up once for each kind of queries.
-
-        Raises UserError if the back end that the settings name cannot compute this on its device or in its precision.
+        Raises UserError if the kernel that the settings name cannot compute this on its device or in its precision.
         """
-        case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2])
-        if case not in self._backends:
-            names: list[str] = []
-            if self.backend == "auto" and self._selections is not None:
-                names += self._selections.nearest(mechanism_name(self.mechanism), q.shape[-2])
-            supported = (
-                name
-                for name in names
-                if not unsupported_reason(name, self.mechanism, q, self.dropout)
-            )
-            self._backends[case] = next(supported, None) or choose(
-                self.backend, self.mechanism, q, self.dropout
-            )
-        return self._backends[case]
+        case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2], is_packed)
+        if case not in self._kernels:
+            self._kernels[case] = self._choose_kernel(q, is_packed)
+        return self._kernels[case]
+
+    def _choose_kernel(self, q: Tensor, is_packed: bool) -> str:
+        if self.backend != "auto":
+            check_kernel(self.backend, self.mechanism, q, self.dropout)
+            return self.backend
+        name = default_kernel(self.mechanism, q.device.type, is_packed, q, self.dropout)
+        warning = fallback_warning(name, self.mechanism, is_packed, q, self.dropout)
+        if warning is not None:
+            warn_once(warning)
+        return name
+
+    def kernels_in_use(self) -> list[dict[str, Any]]:
+        """What computed this attention so far, as records: mechanism, tokens, dtype, packing and kernel."""
+        return [
+            {
+                "mechanism": mechanism_name(self.mechanism),
+                "length": length,
+                "dtype": str(dtype).removeprefix("torch."),
+                "packed": is_packed,
+                "kernel": name,
+            }
+            for (_, dtype, _, length, is_packed), name in self._kernels.items()
+        ]
 
     @torch.no_grad()
     def prepare(self, documents: Documents, h: Tensor) -> None:
-        """Choose the back end for hidden states h, (B, T, d), and let it derive from `documents` what all layers share.
+        """Choose the kernel for hidden states h, (B, T, d), and let it derive from `documents` what all layers share.
 
         The decoder calls this before the first block, outside of compiled code.
         """
         if isinstance(documents, cache.Continuation) and documents.n_before:
             return
         q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, h.requires_grad)
-        prepare(BACKENDS[self.backend_for(q)], self.mechanism, documents, h.shape[0])
+        kernel = BACKENDS[self.kernel_for(q, documents.are_masked)]
+        prepare(kernel, self.mechanism, documents, h.shape[0])
 
     @torch.no_grad()
     def _observe_scores(self, clip: QKClip, q: Tensor, k: Tensor, documents: Documents) -> None:
@@ -104,15 +125,31 @@ class Attention(nn.Module):
             )
 
 
+@functools.cache
+def warn_once(sentence: str) -> None:
+    """Log the sentence, the first time that it is to be logged: each layer has it to say."""
+    _log.warning(sentence)
+
+
 def attention_layers(model: nn.Module) -> list[Attention]:
     """The attention of each block, first to last."""
     return [module for module in model.modules() if isinstance(module, Attention)]
 
 
+def kernels_in_use(model: nn.Module) -> list[dict[str, Any]]:
+    """What computed attention so far in all layers, each kind once; see `Attention.kernels_in_use`."""
+    records: list[dict[str, Any]] = []
+    for layer in attention_layers(model):
+        for record in layer.kernels_in_use():
+            if record not in records:
+                records.append(record)
+    return records
+
+
 def example_query(
     mechanism: Mechanism, length: int, dtype: torch.dtype, device: torch.device, requires_grad: bool
 ) -> Tensor:
-    """Queries (1, H, T, D) of one number's memory, by which back ends tell whether they can compute the mechanism."""
+    """Queries (1, H, T, D) of one number's memory, by which kernels tell whether they can compute the mechanism."""
     shape = (1, mechanism.n_heads, length, mechanism.d_head)
     return torch.empty_strided(
         shape, (0, 0, 0, 0), dtype=dtype, device=device, requires_grad=requires_grad

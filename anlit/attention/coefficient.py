@@ -1,6 +1,6 @@
 """Coefficients of an attention mechanism, constant or learned: for the model, per layer or per head."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
@@ -71,6 +71,11 @@ class Reference(nn.Module):
     @property
     def coefficient(self) -> Coefficient:
         return self._hidden[0]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Reference":
+        """Move the coefficient too, so that a mechanism goes to a device or a dtype as a whole."""
+        self.coefficient._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[return-value]
 
     def forward(self) -> Tensor | float:
         return self.coefficient()

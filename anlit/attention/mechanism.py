@@ -12,7 +12,7 @@ import copy
 
 from torch import Tensor, nn
 
-from anlit.attention.coefficient import Coefficient
+from anlit.attention.coefficient import Coefficient, Reference
 
 
 class Mechanism(nn.Module):
@@ -102,3 +102,19 @@ class MechanismWrapper(Mechanism):
 
     def distance_bias(self, t: Tensor) -> Tensor | None:
         return self.mechanism.distance_bias(t)
+
+
+def mechanism_name(mechanism: Mechanism) -> str:
+    """The class, the window, and what is learned: `SlidingWindow(window 128, ScaleInvariant(strength per_layer))`.
+
+    The values of coefficients are left out, because no kernel's speed depends on them.
+    """
+    details = [] if mechanism.window is None else [f"window {mechanism.window}"]
+    for name, child in mechanism.named_children():
+        coefficient = child.coefficient if isinstance(child, Reference) else child
+        if isinstance(child, Mechanism):
+            details.append(mechanism_name(child))
+        elif isinstance(coefficient, Coefficient) and coefficient.learned != "never":
+            details.append(f"{name} {coefficient.learned}")
+    label = type(mechanism).__name__
+    return f"{label}({', '.join(details)})" if details else label

@@ -1,7 +1,8 @@
 """`anlit benchmark attention`: mechanisms and kernels compared, over head width, length and documents.
 
 For each shape every entrant is first checked against the formula in float64, output and gradients; what is wrong is not
-timed. Then they take turns in this one process.
+timed. Then they take turns in this one process. The last lines say whether the kernels that `backend: auto` takes were
+the fastest here.
 """
 
 import argparse
@@ -11,11 +12,10 @@ from itertools import product
 
 import torch
 
-from anlit.attention.backends import BACKENDS, prepare
-from anlit.attention.trial import Inputs, random_documents, relative_errors, wrong
+from anlit.attention.backends import BACKENDS, default_kernel, prepare
+from anlit.benchmarks.attention_check import Inputs, random_documents, relative_errors, wrong
 from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import DTYPES, MECHANISMS, names, parse, parser_of
-from anlit.benchmarks.timing import matrix_peak
 from anlit.sentences import numbers
 
 MEAN_DOCUMENT = 1 / 8
@@ -90,6 +90,7 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row
     )
     if reason := backend.unsupported_reason(inputs.mechanism, inputs.q):
         raise NotTimedError(reason)
+    row["auto"] = default_kernel(inputs.mechanism, device.type, is_packed, inputs.q)
     prepare(backend, inputs.mechanism, inputs.documents, batch)
     row["error"] = relative_errors(inputs, backend.attend)
     if reason := wrong(row["error"], dtype):
@@ -102,6 +103,41 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row
     row["flops"] = {"forward": forward, "both": (1 + BACKWARD) * forward}
     forward_only = torch.no_grad()(lambda: inputs.forward(backend.attend))
     return Ready({"forward": forward_only, "both": lambda: inputs.both(backend.attend)})
+
+
+def judge_table(groups: list[Row]) -> list[str]:
+    """Paragraphs that hold the table of `backend: auto` against the times, forward and backward."""
+    lines = []
+    n_fastest = 0
+    for group in groups:
+        rows_by_mechanism: dict[str, list[Row]] = {}
+        for row in group["rows"]:
+            if row["reason"] is None and "seconds" in row:
+                rows_by_mechanism.setdefault(row["mechanism"], []).append(row)
+        for mechanism, rows in rows_by_mechanism.items():
+            line, is_fastest = _judge_choice(rows)
+            n_fastest += is_fastest
+            lines.append(f"- {group['title']}, {mechanism}: {line}")
+    if not lines:
+        return []
+    summary = (
+        f"`backend: auto` takes the fastest kernel of those timed in {n_fastest} of {len(lines)} cases. "
+        "To take another: `--model.backend NAME`."
+    )
+    return [summary, "\n".join(lines)]
+
+
+def _judge_choice(rows: list[Row]) -> tuple[str, bool]:
+    """What `auto` takes for one mechanism and shape, and whether it is the fastest of the rows."""
+    seconds = {row["kernel"]: row["seconds"]["both"]["median"] for row in rows}
+    fastest = min(seconds, key=seconds.__getitem__)
+    choice = rows[0]["auto"]
+    best = f"{fastest} takes {1e3 * seconds[fastest]:.3g} ms"
+    if choice not in seconds:
+        return f"auto takes {choice}, which was not timed; {best}", False
+    if choice == fastest:
+        return f"auto takes {choice}, the fastest of {len(seconds)}", True
+    return f"auto takes {choice}, {1e3 * seconds[choice]:.3g} ms; {best}", False
 
 
 def main(argv: list[str]) -> int:
@@ -127,7 +163,8 @@ def main(argv: list[str]) -> int:
     if given.device.type == "cpu":
         torch.set_flush_denormal(True)  # as a run does
     benchmark = Benchmark("attention", argv, given)
-    benchmark.keep(peak_flops_per_second=matrix_peak(given.device, DTYPES[given.dtype]))
+    benchmark.keep_peaks(DTYPES[given.dtype])
     benchmark.measure(groups_of(given))
-    benchmark.publish("first", {"error": lambda row: f"{max(row['error'].values()):.0e}"})
+    errors = {"error": lambda row: f"{max(row['error'].values()):.0e}"}
+    benchmark.publish("first", errors, judge_table(benchmark.record["groups"]))
     return 0

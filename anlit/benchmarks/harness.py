@@ -18,20 +18,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anlit.attention.trial import first_line, seconds_of_calls
 from anlit.benchmarks.timing import (
     Seconds,
     alternate,
     clocks,
+    matrix_peak,
     paired_ratio,
     peak_bytes,
     quartiles,
+    seconds_of_calls,
     warm_up,
 )
 from anlit.reporting.files import output_folder, write_json, write_text
 from anlit.reporting.provenance import environment
 from anlit.reporting.table import NONE, Table, console
 from anlit.reporting.text import say
+from anlit.training.callbacks.throughput import peak_flops
 
 Row = dict[str, Any]
 
@@ -41,6 +43,11 @@ TURN_SECONDS = 0.02
 """A turn repeats a call until it has about this long; a shorter one would measure the clock."""
 UNSTEADY = "*"
 """Marks a time whose quartiles are far apart."""
+
+
+def first_line(error: Exception) -> str:
+    """What an exception of a kernel or a compiler says first, or its type if it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 class NotTimedError(Exception):
@@ -111,6 +118,14 @@ class Benchmark:
         """Add these values and write the file."""
         self.record |= values
         write_json(self._file.with_name(f"{self._file.name}.json"), self.record)
+
+    def keep_peaks(self, dtype: torch.dtype) -> None:
+        """Measure the device's peak in matrix products, and look up its data sheet's, as `train/mfu` does."""
+        precision = "bf16-mixed" if dtype == torch.bfloat16 else "32-true"
+        self.keep(
+            peak_flops_per_second=matrix_peak(self.device, dtype),
+            data_sheet_flops_per_second=peak_flops(self.device, precision),
+        )
 
     def measure(self, groups: Iterable[Group]) -> None:
         """Time every group, the most important first. `left_out` are the titles of those for which there was no time.
@@ -194,8 +209,11 @@ class Benchmark:
         """
         self.record["environment"]["load_after"] = os.getloadavg()[0]
         self.keep(finished=True, seconds=time.monotonic() - self._began)
-        peak = self.record.get("peak_flops_per_second")
-        tables = [_table(group, base, peak, more) for group in self.record["groups"]]
+        peaks = {
+            "of measured peak": self.record.get("peak_flops_per_second"),
+            "MFU": self.record.get("data_sheet_flops_per_second"),
+        }
+        tables = [_table(group, base, peaks, more) for group in self.record["groups"]]
         notes = [*self._notes(), *notes]
         hardware = self.record["environment"]["hardware"]
         on_cpu = hardware["device"] == "cpu"
@@ -253,7 +271,7 @@ def put_ratios(rows: Sequence[Row]) -> None:
 def _table(
     group: Mapping[str, Any],
     base: str,
-    peak: float | None,
+    peaks: Mapping[str, float | None],
     more: Mapping[str, Callable[[Row], str]],
 ) -> Table:
     body = []
@@ -265,8 +283,9 @@ def _table(
             cells[f"{kind}, ms"] = _ms(times["median"]) + ("" if times["steady"] else UNSTEADY)
         ratio, clock = row["ratio"].get(kind), row["clocks"]  # of the last kind
         cells["quartiles"] = " – ".join(map(_ms, times["quartiles"]))
-        if peak is not None:
-            cells["of peak"] = f"{row['flops'][kind] / times['median'] / peak:.1%}"
+        for name, peak in peaks.items():
+            if peak is not None:
+                cells[name] = f"{row['flops'][kind] / times['median'] / peak:.1%}"
         cells[f"÷ {base} (95 %)"] = _ratio(**ratio) if ratio else NONE
         cells["MB"] = NONE if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
         cells |= {name: cell(row) for name, cell in more.items()}

@@ -22,9 +22,7 @@ import torch
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
 from anlit.analysis.comparison import STEPS
-from anlit.attention.selection import Selections
-from anlit.attention.trial import first_line
-from anlit.benchmarks.harness import Ready
+from anlit.benchmarks.harness import Ready, first_line
 from anlit.benchmarks.options import Size
 from anlit.benchmarks.steps import batch_of, take_step, trainer_of
 from anlit.benchmarks.timing import Seconds, alternate, clocks, paired_ratio, quartiles, warm_up
@@ -81,9 +79,6 @@ def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
         accumulate, clip = given.get("accumulate_grad_batches") or 1, given.get("gradient_clip_val")
         try:
             model = model_of(run)
-            model.selections = Selections.from_plain(
-                run.record.get("attention")
-            )  # what it ran on, if on such a device
             trainer = trainer_of(model, device, given.get("precision") or "32-true", clip)
         except UserError:
             raise

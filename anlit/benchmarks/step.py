@@ -23,7 +23,6 @@ from anlit.attention.backends import BACKENDS
 from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import MECHANISMS, Size, add_size_options, names, parse, parser_of
 from anlit.benchmarks.steps import COMPILED, MODELS, PEERS, Step, our_step, peer_step
-from anlit.benchmarks.timing import matrix_peak
 from anlit.errors import UserError
 from anlit.models.runtime import Runtime
 from anlit.sentences import numbers
@@ -181,7 +180,7 @@ def main(argv: list[str]) -> int:
     given = options(argv)
     size = Size.of(given)
     benchmark = Benchmark("step", argv, given, f"step-{given.preset}")
-    benchmark.keep(peak_flops_per_second=matrix_peak(given.device, size.torch_dtype))
+    benchmark.keep_peaks(size.torch_dtype)
     sizes = [size.at_length(length) for length in given.lengths] or [size]
     benchmark.measure(group_of(given, size) for size in sizes)
     rows = [row for group in benchmark.record["groups"] for row in group["rows"]]

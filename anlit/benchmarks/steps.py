@@ -27,7 +27,6 @@ from anlit.data.batch import Batch, batch_from_blocks
 from anlit.lightning_internals import configure_model
 from anlit.models import GPT, NGPT, AnGPT
 from anlit.models.flops import flops_per_token
-from anlit.models.kernel_selection import select_at_first_batch
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
 
@@ -125,20 +124,19 @@ def trainer_of(
     trainer.strategy.setup_environment()
     configure_model(trainer, model)
     trainer.strategy.setup(trainer)
-    select_at_first_batch(model)
     model.train()
     return trainer
 
 
 def litgpt(size: Size) -> Network:
-    """litgpt's GPT as a Llama: RMSNorm, RoPE on the whole head, SwiGLU, untied head, no biases."""
+    """litgpt's GPT as a Qwen3: RMSNorm, QK-norm, RoPE on the whole head, SwiGLU, untied head, no biases."""
     from litgpt import GPT, Config
 
     config = Config(
-        name="llama", block_size=size.length, n_layer=size.n_layers, n_embd=size.d_model, n_head=size.n_heads,
+        name="qwen3", block_size=size.length, n_layer=size.n_layers, n_embd=size.d_model, n_head=size.n_heads,
         vocab_size=size.vocab_size, padded_vocab_size=size.vocab_size, intermediate_size=4 * size.d_model,
         mlp_class_name="LLaMAMLP", norm_class_name="RMSNorm", bias=False, lm_head_bias=False, parallel_residual=False,
-        rotary_percentage=1.0,
+        rotary_percentage=1.0, norm_qk=True,
     )  # fmt: skip
     model = GPT(config)
     model.apply(model._init_weights)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from anlit.analysis.statistics import Interval, median_with_interval
-from anlit.attention.trial import seconds_of_calls
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
@@ -32,6 +31,23 @@ def clocks(device: torch.device) -> dict[str, float]:
     if device.type != "cuda" or find_spec("pynvml") is None:
         return {}
     return {"mhz": torch.cuda.clock_rate(device), "watts": torch.cuda.power_draw(device) / 1000}
+
+
+def seconds_of_calls(call: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+    """Mean seconds of a call; on one CPU thread those of the processor, in which other programs have no part."""
+    is_one_thread = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if is_one_thread else time.perf_counter
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    wait()
+    begin = clock()
+    for _ in range(repeats):
+        call()
+    wait()
+    return (clock() - begin) / repeats
 
 
 def alternate(

@@ -27,7 +27,6 @@ from anlit.configuration import (
 from anlit.errors import UserError
 from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
 from anlit.models.continuing import refuse_other_shapes
-from anlit.models.kernel_selection import use_saved
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import prepare_cpu
 from anlit.reading import check, read_yaml
@@ -107,7 +106,6 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     }
     with _reading(file):
         model = rebuild(content, settings | changes, file).to(target).eval().requires_grad_(False)
-    model.selections = use_saved(model.model, record.get("attention"), target)
     own, advice = file.parent.parent / CONFIG, "correct it, or copy the checkpoint elsewhere"
     in_run = file.parent.name == CHECKPOINTS and own.exists()
     config = mapping(read_yaml(own, advice=advice)) if in_run else None

@@ -36,8 +36,6 @@ class Decoder(nn.Module):
 
     block_class: Callable[[Any, int], nn.Module]
     """Called with the settings and a layer's number, from 0."""
-    before_attention: Callable[[Tensor, Documents], None] | None = None
-    """Called with the hidden states (B, T, d) and the documents of each batch, before the first block."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -85,8 +83,6 @@ class Decoder(nn.Module):
         else:
             documents = cache.read(tokens.shape[1], ids, tokens.device)
         h = self.embedding(tokens)
-        if self.before_attention is not None:
-            self.before_attention(h, documents)
         for (
             block
         ) in self.blocks:  # before the first block, so that compiled blocks all see the same state

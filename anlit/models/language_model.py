@@ -16,13 +16,11 @@ from torchmetrics import MeanMetric
 
 import anlit
 from anlit.attention.mechanisms.warm_start import grow, warm_starts
-from anlit.attention.selection import Selections
 from anlit.errors import UserError
 from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import completes_step, is_logged, is_made_by_cli, trainer_of
 from anlit.models import continuing
 from anlit.models.config import DecoderConfig
-from anlit.models.kernel_selection import select_at_first_batch, use_saved
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
@@ -47,8 +45,6 @@ class LanguageModel(L.LightningModule):
     """Whether the run continues from a checkpoint, and whether it does so without the optimizer's state."""
     changed_settings: tuple[str, ...] = ()
     """Settings that differ from those of the checkpoint that the run continues from, as `name old → new`."""
-    selections: Selections | None = None
-    """What attention's `backend: auto` runs on; None before the first batch, or if settings name the back end."""
 
     def __init__(
         self, decoder_class: Callable[[Any], Any], config: DecoderConfig, optimizer: OptimizerFactory,
@@ -97,7 +93,6 @@ class LanguageModel(L.LightningModule):
 
     def on_fit_start(self) -> None:
         check_precision(self.trainer.precision)
-        select_at_first_batch(self)
 
     def on_train_start(self) -> None:
         """Assume that batches of an unknown data module may count different numbers of tokens."""
@@ -240,7 +235,6 @@ class LanguageModel(L.LightningModule):
             "data": data.fingerprint if data is not None else None,
             "family": self.family,
             "run": continuing.run_settings(self.trainer),
-            "attention": self.selections.final() if self.selections is not None else None,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -268,12 +262,8 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path was trained with another tokenizer ({_short(then)}) than data.path's "
                 f"shards have ({_short(now)}): set --data.path to the shards that it was trained on"
             )
-        if trainer_of(self) is not None:
-            self.selections = use_saved(
-                self.model, record.get("attention"), self.trainer.strategy.root_device
-            )
-            if self.trainer.state.fn == "fit":
-                self._continue_from(checkpoint)
+        if trainer_of(self) is not None and self.trainer.state.fn == "fit":
+            self._continue_from(checkpoint)
 
     def _continue_from(self, checkpoint: dict[str, Any]) -> None:
         """Compare the settings with the checkpoint's. A strategy that loads the weights itself leaves them out."""

@@ -25,7 +25,7 @@ class Plan:
     length: int = 2048  # T, tokens in a sequence
     accumulate: int = 1  # micro-batches in an optimizer step
     gpu: str = "H100"  # a key of GPU_BYTES
-    mfu: float = 0.4  # expected share of the peak FLOP/s in useful work
+    mfu: float = 0.4  # expected share of the data sheet's peak FLOP/s in useful work
     tokens: float | None = None  # of the whole run
 
     @property

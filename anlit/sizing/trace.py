@@ -183,9 +183,11 @@ def _stand_in_for_kernels(decoder: Any, plan: Plan) -> None:
             attention.backend = "eager"
         name = attention.backend
         if name == "auto":  # a(t) is traced by the CPU's own kernel, whatever the precision
-            name = backends.default_backend(attention.mechanism, "cuda", dropout=attention.dropout)
-            attention.backend = backends.default_backend(
-                attention.mechanism, "cpu", dropout=attention.dropout
+            is_packed = decoder.document_masking
+            mechanism, dropout = attention.mechanism, attention.dropout
+            name = backends.default_kernel(mechanism, "cuda", is_packed, dropout=dropout)
+            attention.backend = backends.default_kernel(
+                mechanism, "cpu", is_packed, dropout=dropout
             )
         if name != "eager":
             rows = plan.batch_size if decoder.document_masking else 1

@@ -1,22 +1,28 @@
-"""Which back end computes what, and what is refused when."""
+"""Which kernel computes what, and what is refused when."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 from anlit import GPT, ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
+from anlit.attention import attention
+from anlit.attention.attention import Attention
 from anlit.attention.backends import (
     BACKENDS,
-    candidates,
-    choose,
-    default_backend,
+    GPU_KERNELS,
+    default_kernel,
+    fallback_warning,
     flash,
     flex,
+    form_of,
+    hides_keys,
     triton,
+    unsupported_reason,
 )
-from anlit.attention.selection import mechanism_name
+from anlit.attention.mechanism import mechanism_name
 from anlit.errors import UserError
 from tests.attention.examples import SHIPPED
 from tests.attention.kernels import MECHANISMS
@@ -52,52 +58,88 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "HAS_PACKAGE", False)
 
 
-@pytest.mark.usefixtures("h200")
-def test_without_a_trial_auto_takes_what_needs_no_mask_of_all_pairs_on_a_cpu_and_what_does_no_harm_on_a_gpu() -> (
-    None
-):
-    """Training in bfloat16 on a CPU takes eager up to a block of its queries. Sizing asks the same without queries."""
-    for name, mechanism in SHIPPED.items():
-        by_distance = any(
-            part in name for part in ("scale-invariant", "log bias", "alibi", "window", "pattern")
-        )
-        mechanism = mechanism.for_layer(3, 64, 0)
-        usual = "eager" if mechanism.scales_with_distance else "sdpa"
-        default = "blockwise" if by_distance else "sdpa"
-        assert choose("auto", mechanism, Q) == default
-        assert choose("auto", mechanism, Q, dropout=0.1) == usual
-        short = Q.bfloat16().requires_grad_()
-        long = torch.empty(1, 3, 513, 16, dtype=torch.bfloat16, requires_grad=True)
-        assert (
-            choose("auto", mechanism, short)
-            == choose("auto", mechanism, short, dropout=0.1)
-            == "eager"
-        )
-        assert (
-            choose("auto", mechanism, long) == choose("auto", mechanism, short.detach()) == default
-        )
-        assert choose("auto", mechanism, on_cuda()) == default_backend(mechanism, "cuda") == usual
-    assert choose("flash", Plain(), on_cuda()) == "flash"
-
-
-@pytest.mark.usefixtures("h200")
-@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("name", SHIPPED)
-def test_at_most_three_are_tried_and_eager_only_where_it_is_short(
-    name, is_packed, monkeypatch
-) -> None:
-    """Flex is left out where its learned tables have another kernel."""
+def test_on_a_cpu_auto_takes_what_needs_no_mask_of_all_pairs(name: str) -> None:
+    """Training in bfloat16 takes eager up to a block of its queries. Sizing asks the same without queries."""
     layer = SHIPPED[name].for_layer(3, 64, 0)
-    short, long = (candidates(layer, on_cuda(length=length), is_packed) for length in (2048, 8192))
-    assert 1 <= len(long) <= len(short) <= 3
-    assert "eager" not in long
-    assert candidates(layer, Q, is_packed) == []
-    if layer.scales_with_distance:
-        assert short == (
-            ["triton", "eager"] if "c per layer" in name else ["triton", "flex", "eager"]
-        )
-        monkeypatch.setattr(triton, "IS_INSTALLED", False)
-        assert candidates(layer, on_cuda(), is_packed) == ["flex", "eager"]
+    usual = "blockwise" if layer.depends_on_distance else "sdpa"
+    with_dropout = "eager" if layer.scales_with_distance else "sdpa"
+    short = Q.bfloat16().requires_grad_()
+    long = torch.empty(1, 3, 513, 16, dtype=torch.bfloat16, requires_grad=True)
+
+    for is_packed in (False, True):
+        assert default_kernel(layer, "cpu", is_packed) == usual
+        assert default_kernel(layer, "cpu", is_packed, Q) == usual
+        assert default_kernel(layer, "cpu", is_packed, Q, dropout=0.1) == with_dropout
+        assert default_kernel(layer, "cpu", is_packed, short) == "eager"
+        assert default_kernel(layer, "cpu", is_packed, short.detach()) == usual
+        assert default_kernel(layer, "cpu", is_packed, long) == usual
+
+
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize("is_packed", [False, True], ids=["whole rows", "packed"])
+@pytest.mark.parametrize(("name", "expected"), [
+    ("plain", ("sdpa", "flash")), ("log n", ("sdpa", "flash")), ("sqrt log n", ("sdpa", "flash")),
+    ("window", ("flash", "flash")), ("window, log n", ("flash", "flash")), ("alibi", ("triton", "triton")),
+    ("log bias", ("triton", "triton")), ("scale-invariant", ("triton", "triton")),
+    ("scale-invariant, c per layer", ("triton", "triton")), ("window, scale-invariant", ("triton", "triton")),
+])  # fmt: skip
+def test_on_an_h200_in_bfloat16_auto_takes_the_kernel_that_was_measured_fastest(
+    name: str, expected: tuple[str, str], is_packed: bool
+) -> None:
+    layer = SHIPPED[name].for_layer(3, 64, 0)
+    assert default_kernel(layer, "cuda", is_packed, on_cuda()) == expected[is_packed]
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)], ids=str)
+@pytest.mark.parametrize("has_triton", [True, False], ids=["triton", "no triton"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)  # fmt: skip
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.covering(2)
+def test_every_mechanism_packing_and_width_has_a_kernel_that_can_compute_it(
+    name, dtype, has_triton, capability, monkeypatch
+) -> None:
+    """What auto takes has no reason against it, and is told in a sentence where it is a costly last resort."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(triton, "IS_INSTALLED", has_triton)
+    for is_packed, width, dropout in product((False, True), (8, 64, 80, 128, 256, 320), (0.0, 0.1)):
+        layer = MECHANISMS[name].for_layer(2, width, 0)
+        q = on_cuda(dtype, width)
+        kernel = default_kernel(layer, "cuda", is_packed, q, dropout)
+        assert unsupported_reason(kernel, layer, q, dropout) is None
+
+        preferred = GPU_KERNELS[form_of(layer), hides_keys(layer, is_packed)]
+        faster = preferred[: preferred.index(kernel)]
+        assert all(unsupported_reason(other, layer, q, dropout) for other in faster)
+
+        warning = fallback_warning(kernel, layer, is_packed, q, dropout)
+        is_costly = kernel == "eager" or (kernel == "sdpa" and kernel != preferred[0])
+        assert (warning is not None) == is_costly
+
+
+@pytest.mark.usefixtures("h200")
+def test_a_costly_kernel_is_told_once_with_its_reason_and_what_it_costs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "IS_INSTALLED", False)
+    monkeypatch.setattr(flex, "unsupported_reason", lambda mechanism, q=None: "no")
+    attention.warn_once.cache_clear()
+    layers = [Attention(ScaleInvariant().for_layer(3, 64, 0), "auto") for _ in range(2)]
+
+    assert [layer.kernel_for(on_cuda(), is_packed=True) for layer in layers] == ["eager", "eager"]
+
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith("attention ScaleInvariant runs on 'eager' on this GPU, which writes")
+    assert "than 'triton': triton is not installed: " in message
+
+
+def test_a_kernel_is_chosen_again_where_documents_are_packed() -> None:
+    layer = Attention(Plain().for_layer(3, 16, 0), "auto")
+    layer.kernel_for(Q, is_packed=False)
+    layer.kernel_for(Q, is_packed=True)
+    layer.kernel_for(Q[..., :3, :], is_packed=True)
+    kinds = [(record["length"], record["packed"]) for record in layer.kernels_in_use()]
+    assert kinds == [(5, False), (5, True), (3, True)]
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
@@ -132,7 +174,7 @@ def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
     ("triton", Plain(), on_cuda(torch.float64), "not float64"),
     ("blockwise", ScaleInvariant(), on_cuda(), "made for CPUs, and the model is on cuda"),
 ])  # fmt: skip
-def test_what_a_back_end_cannot_compute_has_a_reason(backend, mechanism, q, reason) -> None:
+def test_what_a_kernel_cannot_compute_has_a_reason(backend, mechanism, q, reason) -> None:
     actual = BACKENDS[backend].unsupported_reason(mechanism, q)
     assert actual is None if reason is None else reason in actual
 

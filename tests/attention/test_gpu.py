@@ -46,7 +46,8 @@ CASES = [
 @pytest.mark.parametrize(("backend", "name", "kind", "width", "dtype"), CASES, ids=str)
 def test_it_is_the_formula(backend, name, kind, width, dtype) -> None:
     q = torch.empty(1, 2, 1, width, dtype=dtype, device="cuda")
-    if reason := BACKENDS[backend].unsupported_reason(MECHANISMS[name], q):
+    layer = MECHANISMS[name].for_layer(2, width, 0)
+    if reason := BACKENDS[backend].unsupported_reason(layer, q):
         pytest.skip(reason)
     check(
         BACKENDS[backend],

@@ -178,11 +178,11 @@ def test_one_coefficient_serves_all_layers_of_its_model_and_of_no_other() -> Non
 @pytest.mark.parametrize("function", [
     {"distance_gain": lambda self, t: 1 + t / 8}, {"distance_bias": lambda self, t: -t / 4}])  # fmt: skip
 def test_whichever_function_a_new_mechanism_has_is_computed(function) -> None:
-    """By the back end that auto takes, alone and inside of a window."""
+    """By the kernel that auto takes, alone and inside of a window."""
     kind, tensors = type("Own", (Mechanism,), function), inputs(2, H, 13, 8, dtype=torch.float64)
     for mechanism in (kind(), SlidingWindow(99, kind())):
         layer = mechanism.for_layer(H, 8, 0)
-        auto = BACKENDS[Attention(layer, "auto").backend_for(tensors[0])]
+        auto = BACKENDS[Attention(layer, "auto").kernel_for(tensors[0], is_packed=False)]
         attends = ((auto, layer), (eager, layer), (eager, Plain().for_layer(H, 8, 0)))
         result, expected, plain = (
             gradients(b.attend, m, tensors, packed(2, 13, "dense")) for b, m in attends
@@ -214,3 +214,18 @@ def test_a_new_mechanism_is_one_class_and_its_parameters_are_its_own_whatever_th
     assert first.tolist() == second.tolist() == [3.0]
     fit(model, max_steps=2)
     assert min(abs(first.item() - 3), abs(second.item() - 3)) > 1e-3
+
+
+def test_a_coefficient_that_layers_share_moves_with_a_mechanism_that_refers_to_it() -> None:
+    """`.to` on the mechanism alone, as a user's own module has it; the layers go on sharing one parameter."""
+    template = LogBias(g=SqrtLogN(learned="globally"))
+    first, second = (template.for_layer(2, 8, layer) for layer in range(2))
+    shared = template.g.strength
+
+    first.to(torch.float64)
+    assert first.g.strength().dtype == torch.float64
+    assert second.g.strength.coefficient is first.g.strength.coefficient is shared
+
+    first.to("meta")
+    assert first.g.strength().is_meta
+    assert len([*torch.nn.ModuleList([first, second]).parameters()]) == 0

@@ -4,7 +4,7 @@ a(t) and m(t) are tables over the distance, through which learned coefficients g
 masked as a whole are skipped: the documents at the ends of each block tell which, so the (T, T) mask is never made.
 
 With the package flash-attn-4, Hopper and Blackwell compute it by FlashAttention-4's kernel, into which PyTorch writes
-the function of the score. No GPU has run this.
+the function of the score. No GPU has run that.
 """
 
 import importlib.util

@@ -22,7 +22,7 @@ PRIORITY = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""PyTorch's kernels on Hopper and later without a mask: cuDNN's is the fastest published. No GPU has run this."""
+"""PyTorch's kernels on Hopper and later without a mask: cuDNN's is the fastest (docs/results/gpu.md)."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:

@@ -4,7 +4,6 @@ import logging
 import shlex
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
+from anlit.attention.attention import kernels_in_use
 from anlit.checkpoints.loading import device_name
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
@@ -38,11 +38,10 @@ class RunRecord(L.Callback):
     def __init__(self, run_dir: str) -> None:
         self.path = Path(run_dir) / RECORD
         self.record: dict[str, Any] = {}
-        self._selections: Any = None
 
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        data, self._selections = getattr(trainer, "datamodule", None), None
+        data = getattr(trainer, "datamodule", None)
         devices = [device_name(trainer.strategy.root_device)] * trainer.world_size
         launch = {
             "started": now(),
@@ -61,10 +60,9 @@ class RunRecord(L.Callback):
             "data": data.fingerprint if data is not None else None,
             "architecture": type(pl_module).__name__,
             "parameters": pl_module.model.n_parameters(),
-            "attention": None,  # known from the first batch on
+            "attention": [],  # known from the first batch on
         }
         self._write(status="running", ended=None, error=None)
-        self._write_selections(pl_module)
         settings = {
             "model": {
                 "architecture": type(pl_module).__name__,
@@ -82,8 +80,11 @@ class RunRecord(L.Callback):
                 partial.write_bytes(data.tokenizer_content)
 
     @rank_zero_only
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        self._write_selections(pl_module)
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        """Write which kernels compute attention, where that is news: a longer context may bring another."""
+        kernels = kernels_in_use(pl_module)
+        if kernels != self.record["attention"]:
+            self._write(attention=kernels)
 
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -123,12 +124,6 @@ class RunRecord(L.Callback):
                 _log.warning(
                     f"{self.path} still says 'running': it could not be written ({error.strerror})"
                 )
-
-    def _write_selections(self, pl_module: Any) -> None:
-        """Write what attention runs on, where that is news."""
-        if pl_module.selections is not self._selections:
-            self._selections = pl_module.selections
-            self._write(attention=asdict(self._selections))
 
     def _write(self, **changes: Any) -> None:
         self.record |= changes

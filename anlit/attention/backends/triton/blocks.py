@@ -1,7 +1,7 @@
 """Block sizes of each kernel, by head width, dtype and device.
 
-With them the kernels spill few or no registers (`tests/attention/registers.py`); no GPU has timed them. They are fixed,
-because they decide the order of sums: the same run on the same device gives the same bits.
+With them the kernels spill few or no registers (`tests/attention/registers.py`). Other sizes have not been timed.
+They are fixed, because they decide the order of sums: the same run on the same device gives the same bits.
 """
 
 from typing import NamedTuple
