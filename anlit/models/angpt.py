@@ -4,7 +4,7 @@ Constants that need no data replace the norm layers, because ‖g(x)‖ of a hig
 its mean; rows of the weights are bounded by 1. ν = 1/√E‖g(x)‖², see `anlit.layers.norms`.
 
     h = E[token]
-    q, k, v = ν_qkv W h;   q, k → RoPE → rms (QK-norm, no gain)          softmax scale 1/√D
+    q, k, v = ν_qkv W h;   q, k → RoPE → rms (QK-norm; no gain: our reading)          softmax scale 1/√D
     h_A = ν_p W_o · Attn(q, k, v)                                        h ← ν(α_A) ∘ (h + α_A ∘ (h_A − h))
     u = ν_uz W_u h,  z = ν_uz W_z h
     h_M = ν_d W_d (ν_acf · u ∘ SiLU(√d z))                               h ← ν(α_M) ∘ (h + α_M ∘ (h_M − h))

@@ -46,7 +46,7 @@ class DecoderConfig:
         backend: The attention kernel; auto takes the fastest that can compute the mechanism.
         tie_embeddings: Let the head be the embedding's matrix. GPT+ only, for a reason in docs/train.md.
         qk_norm: Normalise queries and keys per head.
-        qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one, anGPT has none.
+        qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one; anGPT has none, which is our reading of its paper.
         qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is a
             multiple of their usual mean square, 1/d_model and 1/d_head. By default norm_eps in GPT+, 0 in nGPT, and
             d_head·norm_eps in anGPT, where norm_eps is added as it is.
