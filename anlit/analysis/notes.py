@@ -13,7 +13,8 @@ from anlit.analysis.statistics import SpeedUp, tokens_to_loss
 from anlit.configuration import MEASURED, init_args
 from anlit.errors import UserError
 from anlit.runs.folders import Run, commit_label, hardware_label
-from anlit.runs.groups import Group, differing, records, short_names, show
+from anlit.runs.groups import Group, records
+from anlit.runs.labels import differing, short_names, show
 
 TASK = (
     "context_length",

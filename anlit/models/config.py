@@ -43,10 +43,11 @@ class DecoderConfig:
         attention: The attention mechanism.
         positions: RoPE, LinearRoPE, Llama3RoPE, YaRN, DynamicNTK, PRoPE, NoPE, or a PositionsPattern.
         document_masking: Let a token attend only within its own document.
-        backend: The attention kernel; auto takes the fastest that can compute the mechanism.
+        backend: The attention kernel; auto takes that of the table in docs/attention.md.
         tie_embeddings: Let the head be the embedding's matrix. GPT+ only, for a reason in docs/train.md.
         qk_norm: Normalise queries and keys per head.
-        qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one; anGPT has none, which is our reading of its paper.
+        qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one, and
+            anGPT, as we read its paper, has none.
         qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is a
             multiple of their usual mean square, 1/d_model and 1/d_head. By default norm_eps in GPT+, 0 in nGPT, and
             d_head·norm_eps in anGPT, where norm_eps is added as it is.

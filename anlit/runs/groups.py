@@ -1,7 +1,6 @@
 """Groups: runs of one configuration with different seeds, each with a unique label."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from anlit.configuration import init_args, mapping
 from anlit.errors import UserError
 from anlit.runs.folders import Curve, Run
+from anlit.runs.labels import unique_labels
 
 UNLEARNED = (
     "seed_everything", "run_dir", "ckpt_path", "checkpoint_every_n_steps", "weights_only", "verbose", "accept_changes",
@@ -35,11 +35,6 @@ TEACHING = (
 )
 """In the names of callbacks of anlit's and Lightning's that change what is learned; all those of others may."""
 PATHS = ("path", "paths", "folder", "root", "dir", "source")
-SECTIONS = ("model", "data", "trainer")
-MOST_SETTINGS, LONGEST = 4, 40
-"""The most settings in a label, and characters of one."""
-SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions"}
-"""Names of classes in labels, if they differ."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +112,9 @@ def group_runs(runs: list[Run]) -> list[Group]:
             json.dumps(learned_settings(run), sort_keys=True, default=str), []
         ).append(run)
     settings = [learned_settings(first) for first, *_ in members.values()]
-    labels = _labels(
-        [f"{first.architecture}, {first.attention}" for first, *_ in members.values()], settings
-    )
+    firsts = [first for first, *_ in members.values()]
+    names = [f"{first.architecture}, {first.attention}" for first in firsts]
+    labels = unique_labels(names, settings, [first.folder for first in firsts])
     return [Group(label, tuple(group), own)
             for label, group, own in zip(labels, members.values(), settings, strict=True)]  # fmt: skip
 
@@ -157,39 +152,6 @@ def _teaching(callbacks: Any) -> str | None:
     return ", ".join(words) or None
 
 
-def differing(settings: list[dict[str, Any]]) -> list[str]:
-    """Keys whose values differ, those of the model first. If a class differs, its arguments are left out."""
-    keys = [key for key in {key: None for each in settings for key in each}
-            if len({repr(each.get(key)) for each in settings}) > 1]  # fmt: skip
-    keys.sort(key=lambda key: (*(not key.startswith(f"{section}.") for section in SECTIONS), key))
-    classes = [
-        key.removesuffix("class_path") + "init_args." for key in keys if key.endswith("class_path")
-    ]
-    return [key for key in keys if not key.startswith(tuple(classes))]
-
-
-def short_names(keys: list[str]) -> dict[str, str]:
-    """The shortest ending of each dotted key that no other key has: `lr`, `positions`."""
-    parts = {
-        key: [p for p in key.split(".") if p not in ("init_args", "class_path")] for key in keys
-    }
-    endings = Counter(tuple(own[-n:]) for own in parts.values() for n in range(1, len(own) + 1))
-    lengths = {key: next((n for n in range(1, len(own)) if endings[tuple(own[-n:])] == 1), len(own))
-               for key, own in parts.items()}  # fmt: skip
-    return {key: ".".join(own[-lengths[key] :]) for key, own in parts.items()}
-
-
-def show(settings: dict[str, Any], key: str) -> str:
-    """A setting's value in a label: no module path, no trailing zeros."""
-    value: Any = settings.get(key)
-    if _is_class(value):
-        name = value.rsplit(".", 1)[-1]
-        return SPELLED.get(name, name)
-    if value is None:  # the null rate of model/*.yaml follows from the width
-        return "default" if ".init_args." in key else "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     """Pointwise mean over runs and the sample standard deviation of the loss (0 for one run).
 
@@ -224,23 +186,3 @@ def records(runs: Iterable[Run], name: str) -> list[dict[str, Any]]:
     values = [mapping(part.get(name)) for run in runs for part in (run.record, *run.launches)]
     texts = {json.dumps(value, sort_keys=True, default=str) for value in values if value}
     return [json.loads(text) for text in sorted(texts)]
-
-
-def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
-    """`plain` labels made distinct by the settings in which runs of one label differ."""
-    labels: list[str] = []
-    for label, own in zip(plain, settings, strict=True):
-        alike = [other for bearer, other in zip(plain, settings, strict=True) if bearer == label]
-        words = [show(own, key) if _is_class(own.get(key)) else f"{name}={show(own, key)}"
-                 for key, name in short_names(differing(alike)).items()]  # fmt: skip
-        words = [word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…" for word in words]
-        labels.append(
-            ", ".join([label, *words[:MOST_SETTINGS]])
-            + (", …" if len(words) > MOST_SETTINGS else "")
-        )
-    earlier = [labels[:i].count(label) for i, label in enumerate(labels)]
-    return [f"{label} ({n + 1})" if n else label for label, n in zip(labels, earlier, strict=True)]
-
-
-def _is_class(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("anlit.")

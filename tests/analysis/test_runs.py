@@ -123,3 +123,63 @@ def test_unfinished_runs_count_only_where_nothing_finished(make_run):
     assert (together.counted, together.unfinished) == ((finished,), False)
     assert (alone.counted, alone.unfinished) == ((running,), True)
     assert not load_run(make_run("d", record={"status": "interrupted"})).complete
+
+
+SIZE, OPTIMIZER = "model.init_args.d_model", "model.init_args.optimizer"
+
+
+def test_labels_of_two_sizes_at_two_rates_hold_size_and_rate(make_run):
+    """Also where many other settings follow the size."""
+    follow = ("a", "b", "c", "d_ff", "n_heads")
+    runs = [
+        make_run(
+            f"{size}-{rate}",
+            settings={
+                SIZE: size,
+                LR: rate,
+                **{f"model.init_args.{name}": size for name in follow},
+            },
+        )
+        for size in (32, 64)
+        for rate in (0.001, 0.002)
+    ]
+    found = labels(*runs)
+    assert len({*found}) == 4
+    for label, (size, rate) in zip(
+        found, [(32, 0.001), (32, 0.002), (64, 0.001), (64, 0.002)], strict=True
+    ):
+        assert f"lr={rate:g}" in label
+        assert f"={size}" in label
+
+
+def test_rates_of_one_optimizer_are_told_apart_beside_another_optimizer(make_run):
+    muon = {"class_path": "anlit.MuonAdamW", "init_args": {"momentum": 0.95}}
+    runs = [
+        make_run("slow", settings={LR: 0.001}),
+        make_run("fast", settings={LR: 0.005}),
+        make_run("muon", settings={OPTIMIZER: muon}),
+    ]
+    slow, fast, other = labels(*runs)
+    assert slow.endswith("lr=0.001")
+    assert fast.endswith("lr=0.005")
+    assert "MuonAdamW" in other
+
+
+def test_groups_that_no_short_label_tells_apart_have_the_names_of_their_folders(make_run):
+    """Values that look the same when rounded or cut, and more settings than a label holds."""
+    close = [
+        make_run("close/a", settings={LR: 0.001}),
+        make_run("close/b", settings={LR: 0.00100000001}),
+    ]
+    assert labels(*close) == ["GPT+, plain, a", "GPT+, plain, b"]
+
+    long = "x" * 60
+    cut = [make_run(f"cut/{end}/run", settings={SIZE: long + end}) for end in "ab"]
+    assert labels(*cut) == ["GPT+, plain, a/run", "GPT+, plain, b/run"]
+
+    names = [f"model.init_args.{name}" for name in "abcde"]
+    several = [make_run(f"many/{name[-1]}", settings={name: 1}) for name in names] + [
+        make_run("many/none")
+    ]
+    assert labels(*several)[0] == "GPT+, plain, a"
+    assert len({*labels(*several)}) == 6

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from anlit.errors import UserError
 from anlit.reading import check, read_yaml
-from anlit.runs.groups import short_names
+from anlit.runs.labels import short_names
 from anlit.shipped import configuration_file
 
 GRID, LINES, PACE = (dict, list), {str: object}, {"flops_per_second": (int, float), "measured": str}
