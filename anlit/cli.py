@@ -5,22 +5,31 @@ import importlib
 import logging
 import os
 import select
-import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import nullcontext, suppress
+from typing import Any, TextIO
 
 import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
-from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, UserError, install, unforeseen
+from anlit.errors import (
+    INTERRUPTED,
+    PREEMPTED,
+    RUN_FOLDER,
+    Preempted,
+    UserError,
+    install,
+    unforeseen,
+)
 from anlit.lazy_torchmetrics import make_torchmetrics_lazy
-from anlit.reporting.text import VisibleRecord, echo
+from anlit.reporting.text import VisibleRecord, discard_unwritable, echo
 from anlit.sentences import ToolParser
+from anlit.signals import preempted_by_signals
 
 NAMES_OF_FILES = ("CHECKPOINT", "DIR", "FILE", "FOLDER", "PATH", "RUN")
 """How --help calls a file or a folder."""
+ORDERLY = (*LIGHTNING, "study", "prepare")
+"""Commands that a signal ends in order, to be started again."""
 USAGE = """\
 anlit {version}: train and compare GPT+, nGPT and anGPT
 
@@ -41,11 +50,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (without the program's name) and return the exit code.
 
     0: done. 1: the run failed or was interrupted. 2: the user's command, configuration or data is wrong; one
-    sentence on standard error says what. 75: the run was preempted (SIGTERM, SIGUSR1) or is out of `max_time`, its
-    checkpoint is written if a step was made; a study was interrupted. 130: a tool was interrupted by Ctrl-C.
+    sentence on standard error says what. 75: the run was preempted (SIGTERM, SIGHUP, SIGUSR1) or is out of `max_time`,
+    its checkpoint is written if a step was made; a study was interrupted. 130: a tool was interrupted by Ctrl-C.
     """
     logging.setLogRecordFactory(VisibleRecord)
     RUN_FOLDER.set("")
+    sys.stdout = sys.stdout or _nowhere()  # a shell's `>&-` has closed it
+    sys.stderr = sys.stderr or _nowhere()
     try:
         try:
             return _run(*(sys.argv[1:] if argv is None else argv) or ["--help"])
@@ -55,13 +66,13 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except Preempted:
         return _fail(
-            "ended by a signal: start it again, with --ckpt_path last where it has a checkpoint",
+            "ended by a signal: start it again, fit with --ckpt_path last where it has a checkpoint",
             PREEMPTED,
         )
     except BrokenPipeError as error:
         return 1 if _is_stdout_closed() else _fail(unforeseen(error), 1)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        return _fail("interrupted", INTERRUPTED)
     except Exception as error:
         return _fail(unforeseen(error), 1)
 
@@ -76,7 +87,7 @@ def _run(command: str, *arguments: str) -> int:
         echo(_completion(" ".join(arguments) or "bash"))
     elif command in COMMANDS:
         in_main = threading.current_thread() is threading.main_thread()
-        with _preempted_by_signals() if command in LIGHTNING and in_main else nullcontext():
+        with preempted_by_signals() if command in ORDERLY and in_main else nullcontext():
             given = _import_modules([*arguments])
             make_torchmetrics_lazy()
             return (
@@ -88,25 +99,6 @@ def _run(command: str, *arguments: str) -> int:
     else:
         raise UserError(f"unknown command '{command}': choose one of {', '.join(COMMANDS)}")
     return 0
-
-
-@contextmanager
-def _preempted_by_signals() -> Iterator[None]:
-    """Raise `Preempted` at SIGTERM and SIGUSR1, from the imports until training has handlers of its own, and after."""
-    process = os.getpid()
-
-    def handle(number: int, frame: Any) -> None:
-        if os.getpid() == process:
-            raise Preempted
-        signal.signal(number, signal.SIG_DFL)  # a forked worker
-        os.kill(os.getpid(), number)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _module(command: str) -> Any:
@@ -164,6 +156,12 @@ def _is_stdout_closed() -> bool:
     return closed
 
 
+def _nowhere() -> TextIO:
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
 def _fail(sentence: str, exit_code: int) -> int:
-    echo(f"anlit: error: {sentence}", sys.stderr)
+    with suppress(OSError):  # nobody reads it
+        echo(f"anlit: error: {sentence}", sys.stderr)
+    discard_unwritable(sys.stderr)
     return exit_code

@@ -8,13 +8,17 @@ import time
 import traceback
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeVar
 
+Cause = TypeVar("Cause", bound=BaseException)
 RUN_FOLDER: ContextVar[str] = ContextVar("RUN_FOLDER", default="")
 """Where the traceback of an unforeseen error is kept; "" for the folder of temporary files."""
 LONGEST_MESSAGE = 300
 
 PREEMPTED = 75
 """Exit code of a run that is to be started again, EX_TEMPFAIL of sysexits.h."""
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended before it could end in order."""
 
 
 class Preempted(KeyboardInterrupt):
@@ -37,6 +41,14 @@ class RunError(UserError):
 def install(extra: str, package: str) -> str:
     """What to do about an optional package that is missing: in the repository, or with an installed wheel."""
     return f"run `make extras EXTRAS={extra}`, or pip install {package}"
+
+
+def cause_of(error: BaseException, kind: type[Cause]) -> Cause | None:
+    """Return the first error of a kind in the chain of errors, None if there is none."""
+    link: BaseException | None = error
+    while link is not None and not isinstance(link, kind):
+        link = link.__cause__ or link.__context__
+    return link
 
 
 def unforeseen(error: BaseException) -> str:

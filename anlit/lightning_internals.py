@@ -5,7 +5,9 @@ tests/test_lightning_internals.py fails where one of them is gone. Nothing else 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -15,6 +17,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer import call
 from torch.distributed.device_mesh import DeviceMesh
+
+from anlit.errors import cause_of
 
 
 def trainer_of(module: L.LightningModule) -> L.Trainer | None:
@@ -49,6 +53,34 @@ def number_logged_steps(trainer: L.Trainer, step: int) -> None:
 def logged_metrics(trainer: L.Trainer) -> dict[str, Any]:
     """What the batch under way has logged, as numbers, before loggers get it."""
     return convert_tensors_to_scalars(trainer._logger_connector.metrics["log"])
+
+
+def collect_log_errors(trainer: L.Trainer, note: Callable[[OSError], None]) -> None:
+    """Tell `note` of a logger that cannot write, which would otherwise end the run within a step."""
+    connector: Any = trainer._logger_connector
+    own = type(connector).log_metrics
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # TensorBoardLogger wraps it
+            cause = cause_of(error, OSError)
+            if cause is None:
+                raise
+            note(cause)
+
+    def log_metrics(metrics: dict[str, Any], step: int | None = None) -> None:
+        with noted():
+            own(connector, metrics, step)
+
+    def finalize_quietly(finalize: Callable[[str], None], status: str) -> None:
+        with noted():
+            finalize(status)
+
+    connector.log_metrics = log_metrics
+    for logger in trainer.loggers:
+        logger.finalize = partial(finalize_quietly, logger.finalize)  # type: ignore[method-assign]
 
 
 def validation_follows(trainer: L.Trainer) -> bool:

@@ -1,8 +1,8 @@
 """`anlit fit | validate | test`: LightningCLI with anlit's run folder, callbacks and loggers."""
 
-import errno
 import logging
 import os
+import signal
 import warnings
 from contextlib import nullcontext
 from itertools import product
@@ -26,8 +26,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.loading import load_initial_weights
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
-from anlit.checkpoints.writing import first_cause
 from anlit.commands import run_folder
+from anlit.commands.failures import quiet_log_threads, run_error
 from anlit.commands.parser import ConfigurationParser, changes_of_class, origin, read_command
 from anlit.commands.run_folder import checkpoint_to_continue, checkpoint_to_evaluate
 from anlit.commands.wandb_run import finish_wandb_run, wandb_run
@@ -36,8 +36,9 @@ from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, RunError, UserError
 from anlit.lightning_internals import CommandLine
-from anlit.reporting.text import echo
+from anlit.reporting.text import echo, lasting_output
 from anlit.sentences import is_of_lightning, of_constructor, of_lightning
+from anlit.signals import ENDING
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
 from anlit.training.callbacks.loss_guard import LossGuard
@@ -49,10 +50,6 @@ from anlit.training.callbacks.throughput import Throughput
 from anlit.training.callbacks.whole_steps import WholeSteps
 from anlit.training.loggers import MetricsCSV, MetricsOnResume
 from anlit.training.refusals import refusals
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the operating system says where a disk, a quota or the limit of a file's size is used up."""
-
 
 UNSUPPORTED = {
     "Averaging": "the mean of weight rows is shorter than their bound, and best.ckpt has the last weights",
@@ -107,10 +104,29 @@ class FitCommand(ConfigurationParser):
     def run(self, subcommand: str) -> None:
         try:
             CommandLine.run(self, subcommand)
-        except (RuntimeError, MisconfigurationException) as error:
+        except UserError:
+            raise
+        except Exception as error:
+            self._raise_if_signalled(error)
+            if not isinstance(error, RuntimeError | MisconfigurationException):
+                raise
             if not is_of_lightning(error):
                 raise
             raise UserError(of_lightning(error)) from error
+
+    def _raise_if_signalled(self, error: Exception) -> None:
+        """End as a signal ends a run if one had come: it may have killed what the error is about.
+
+        A signal to a whole process group also reaches compilers and processes of foreign code.
+        """
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            if not isinstance(callback, LastCheckpoint) or callback.interruption.signal not in ENDING:
+                continue
+            if callback.interruption.signal != signal.SIGINT:
+                raise Preempted from error
+            fix = "continue with --ckpt_path last"
+            raise RunError(f"Ctrl-C ended the run before its step was complete: {fix}") from error
 
     def before_fit(self) -> None:
         initial_weights, run_dir, ckpt_path = map(
@@ -119,6 +135,8 @@ class FitCommand(ConfigurationParser):
         self.model.accept_changes = self.setting("accept_changes")
         if self.trainer.is_global_zero:
             self.lock = run_folder.lock_run_folder(run_dir)
+            # The folder may have been another run's between the first look and the lock.
+            checkpoint_to_continue(run_dir, ckpt_path, self.setting("checkpoint_every_n_steps"))
             path = (
                 Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path or "")
             )
@@ -242,29 +260,25 @@ def main(arguments: list[str]) -> int:
         warnings.filterwarnings("ignore", ".*`srun` command is available.*")
     refusals.listen()
     try:
-        read_command(
-            FitCommand,
-            arguments,
-            save_config_callback=SaveConfigOfTraining,
-            save_config_kwargs={"overwrite": True},
-        )
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        what = f"{error.filename or 'the run folder'} could not be written ({error.strerror})"
-        raise RunError(f"{what}: make room, then continue with --ckpt_path last") from error
+        with lasting_output(), quiet_log_threads():
+            read_command(
+                FitCommand,
+                arguments,
+                save_config_callback=SaveConfigOfTraining,
+                save_config_kwargs={"overwrite": True},
+            )
     except SystemExit as end:  # Lightning exits after an interruption
         if isinstance(end.__context__, Preempted):
+            refusals.tell(PREEMPTED)
             return PREEMPTED
         raise
+    except Preempted:  # before training, of which other ranks may know nothing
+        refusals.tell(PREEMPTED)
+        raise
     except Exception as error:
-        if isinstance(error, RuntimeError) and "by peer" in str(
-            error
-        ):  # gloo's words; NCCL's abort the process
-            gone = first_cause(error)
-            raise RunError(
-                f"another rank of the run has ended ({gone}): continue with --ckpt_path last"
-            ) from error
+        if (of_machine := run_error(error)) is not None:
+            refusals.tell(of_machine.exit_code)
+            raise of_machine from error
         refusals.tell(error.exit_code if isinstance(error, UserError) else 1)
         if isinstance(error, UserError):
             run_folder.remove_traces(RUN_FOLDER.get())

@@ -9,7 +9,7 @@ from pathlib import Path
 from anlit.data.preparation.prepare import prepare
 from anlit.data.preparation.recipes import CORPORA, Options, recipe_of
 from anlit.data.storage.manifest import MANIFEST
-from anlit.errors import UserError
+from anlit.errors import PREEMPTED, Preempted, UserError
 from anlit.reporting.text import echo, say
 from anlit.sentences import ToolParser, at_least
 
@@ -52,9 +52,9 @@ def main(argv: list[str]) -> int:
         )
         if finished:
             say(f"{output} is finished, with {manifest['tokens']:,} tokens: nothing is left to do.")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         echo("Interrupted: what is done so far is kept, repeat the command to go on.")
-        return 1
+        return PREEMPTED if isinstance(end, Preempted) else 1
     return 0
 
 

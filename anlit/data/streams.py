@@ -1,6 +1,7 @@
 """Streams of batches, read from token stores: endless for training, finite for evaluation; and the loaders of them."""
 
 import contextlib
+import errno
 import itertools
 import logging
 import threading
@@ -17,10 +18,18 @@ from anlit.data.batch import Batch
 from anlit.data.order import MixtureOrder
 from anlit.data.storage.shards import Chunk
 from anlit.data.storage.store import ChunkCache, TokenStore
-from anlit.errors import UserError
+from anlit.errors import RunError, UserError
+from anlit.signals import leave_signals_to_parent, signals_held
 
 DRAWS_AHEAD = 65_536  # remote chunks are fetched so many draws before their use
 FETCH_THREADS = 4
+START_FIXES = {
+    errno.ENOSPC: "make room in /dev/shm",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
+    errno.ENOMEM: "free memory",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+"""Why worker processes cannot be started → what to do."""
 Wanted = deque[tuple[ChunkCache, Chunk]]
 _log = logging.getLogger(__name__)
 
@@ -214,12 +223,27 @@ class Loader:
         # A generator, because it draws a number, by default from the model's. torch's default for collate_fn makes
         # tensors of the arrays, which cost more to send.
         options: dict[str, Any] = {"generator": torch.Generator(), "collate_fn": _as_they_are}
-        for blocks in DataLoader(
-            self.stream, batch_size=None, num_workers=self.num_workers, **options
-        ):
+        if self.num_workers:
+            options["worker_init_fn"] = leave_signals_to_parent
+        loader = DataLoader(self.stream, batch_size=None, num_workers=self.num_workers, **options)
+        for blocks in self._start(loader):
             if isinstance(blocks, UserError):
                 raise blocks
             yield self.make_batch(blocks)
+
+    def _start(self, loader: DataLoader) -> Iterator[Any]:
+        """Start the worker processes; RunError where the machine has no room for them."""
+        try:
+            with signals_held():
+                return iter(loader)
+        except OSError as error:
+            if not self.num_workers:
+                raise
+            fix = START_FIXES.get(error.errno or 0, "lower data.num_workers")
+            raise RunError(
+                f"the {self.num_workers} processes of data.num_workers cannot be started "
+                f"({error.strerror}): {fix}, or set --data.num_workers 0"
+            ) from error
 
 
 def _as_they_are(blocks: Any) -> Any:

@@ -2,11 +2,14 @@
 
 import json
 import logging
+import os
 import re
 import sys
 import time
 import unicodedata
-from typing import Any, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
 
 from anlit.reporting.files import jsonable
 
@@ -29,6 +32,49 @@ def echo(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
     print(
         without_control_codes(text, KEPT) + end, end="", file=to, flush=True
     )  # one write: threads may print too
+
+
+class LastingOutput:
+    """A text stream that goes on where its reader is gone or its disk is full; lines are lost then."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """Let standard output and error be `LastingOutput`: a run is worth more than its lines of progress."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, LastingOutput(stream)) for stream in streams)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        for stream in streams:
+            discard_unwritable(stream)
+
+
+def discard_unwritable(stream: TextIO) -> bool:
+    """Flush a stream, and send it to nowhere if that fails: Python would complain at its end."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return True
+    return False
 
 
 def json_line(value: Any) -> str:

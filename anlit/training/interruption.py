@@ -1,15 +1,28 @@
-"""Handles SIGINT, SIGTERM and SIGUSR1 at the end of an optimizer step, the same step on all ranks."""
+"""Heeds signals at the end of an optimizer step, the same step on all ranks."""
 
+import os
 import signal
+import sys
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import distributed
 
+from anlit.signals import ENDING, handle_signals, restore_handlers
+
+IMPATIENT = 3
+"""This many times Ctrl-C ends a run at once, without a new checkpoint."""
+LOG_FAILED = 1000
+"""Stands for a signal, and is greater than any, where a logger cannot write."""
+STILL_SAVING = (
+    b"\nThe run ends after this step and saves; Ctrl-C once more ends it without saving\n"
+)
+
 
 class Interruption:
-    """Records signals. A second Ctrl-C stops at once; other signals may come more than once.
+    """Records signals. The third Ctrl-C stops at once; other signals may come as often as they like.
 
     Ranks receive a signal of Slurm (SIGUSR1), Kubernetes (SIGTERM) or a user (Ctrl-C) at different times, or one alone
     does. So each step starts a small all-reduce on the host, which the next step reads: none waits for a device.
@@ -17,14 +30,15 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal = 0
+        self.log_error: OSError | None = None
+        self._n_ctrl_c = 0
         self._handlers: dict[int, Any] = {}
         self._group: distributed.ProcessGroup | None = None
         self._asked: tuple[torch.Tensor, Any] | None = None
 
     def listen(self) -> None:
         """Install the handlers. Lightning's SIGTERM handler would end the run without a checkpoint."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            self._handlers[number] = signal.signal(number, self._on_signal)
+        self._handlers = handle_signals(self._on_signal, *ENDING)
         if (
             distributed.is_available()
             and distributed.is_initialized()
@@ -34,14 +48,24 @@ class Interruption:
 
     def restore(self) -> None:
         """Restore the previous handlers."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        restore_handlers(self._handlers)
         self._handlers, self._group, self._asked = {}, None, None
 
+    def note_log_error(self, error: OSError) -> None:
+        """End the run at the end of a step because a logger cannot write."""
+        self.log_error = self.log_error or error
+        self.signal = LOG_FAILED
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == self.signal == signal.SIGINT:
-            raise KeyboardInterrupt
         self.signal = self.signal or number
+        if number != signal.SIGINT:
+            return
+        self._n_ctrl_c += 1
+        if self._n_ctrl_c == IMPATIENT:
+            raise KeyboardInterrupt
+        if self._n_ctrl_c == IMPATIENT - 1:
+            with suppress(OSError):  # print() may be under way in the interrupted code
+                os.write(sys.stderr.fileno(), STILL_SAVING)
 
     def all_ranks_stop(self) -> bool:
         """Whether to stop now. Every rank calls this once after each optimizer step and gets the same answer.

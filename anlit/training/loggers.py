@@ -2,7 +2,8 @@
 
 import csv
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class MetricsCSV(Logger):
         super().__init__()
         self.path = Path(run_dir) / METRICS
         self._columns: list[str] = []
+        self.unwritten: list[dict[str, Any]] = []
+        """Rows that the file lacks because the disk is full; a checkpoint keeps them."""
 
     @property
     def save_dir(self) -> str:
@@ -43,11 +46,25 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        row: dict[str, Any] = {"step": step, **convert_tensors_to_scalars(metrics)}
-        if not row.keys() <= {*self._columns}:
-            self.rewrite(more_columns=row)
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
+        self.unwritten.append({"step": step, **convert_tensors_to_scalars(metrics)})
+        try:
+            self._write_rows()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def _write_rows(self) -> None:
+        """Append the rows that the file lacks, or leave it as it was."""
+        columns = set().union(*self.unwritten)
+        if not columns <= {*self._columns}:
+            self.rewrite(more_columns=columns)
+        size = self.path.stat().st_size
+        try:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerows(self.unwritten)
+        except OSError:
+            os.truncate(self.path, size)
+            raise
+        self.unwritten = []
 
     def rewrite(
         self, before: float = math.inf, more_columns: Iterable[str] = ()
@@ -86,6 +103,7 @@ class MetricsOnResume(L.Callback):
     """
 
     _missing: dict[str, Any] | None = None
+    _unwritten: Sequence[dict[str, Any]] = ()
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -95,11 +113,15 @@ class MetricsOnResume(L.Callback):
                 "epoch": trainer.current_epoch,
                 **logged_metrics(trainer),
             }
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsCSV) and logger.unwritten:
+                checkpoint["metrics_unwritten"] = logger.unwritten
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._missing = checkpoint.get("metrics_under_way")
+        self._unwritten = checkpoint.get("metrics_unwritten", [])
 
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -107,6 +129,10 @@ class MetricsOnResume(L.Callback):
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSV):
                 rows = logger.rewrite(before=step)
+                for row in self._unwritten:
+                    metrics = {name: value for name, value in row.items() if name != "step"}
+                    logger.log_metrics(metrics, row["step"])
+                self._unwritten = ()
                 if any(row["step"] == str(step - 1) and row.get("train/loss") for row in rows):
                     missing = None
             elif isinstance(logger, TensorBoardLogger) and step:

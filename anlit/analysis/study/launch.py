@@ -25,12 +25,15 @@ from anlit.analysis.comparison import STUDY
 from anlit.analysis.study.plan import Trial
 from anlit.analysis.study.record import read_record, restore
 from anlit.analysis.study.state import LOG, note_end, note_start, read_launches, state_of
-from anlit.errors import PREEMPTED, UserError
+from anlit.errors import INTERRUPTED, PREEMPTED, UserError
 from anlit.reporting.text import echo
 from anlit.runs.folders import Run
+from anlit.signals import ENDING, handle_signals, restore_handlers
 
 POLL_SECONDS = 0.2
 LOCK, PARTIAL = ".lock", ".partial-"
+DIED_OF_SIGNAL = {INTERRUPTED, *(-number for number in ENDING)}
+"""Exit codes of a run that a signal ends before it trains."""
 TRAIN = Path("docker/slurm/train.sbatch")
 SCRIPT = """\
 #!/usr/bin/env bash
@@ -45,7 +48,7 @@ exec bash {train} "$@"
 def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int) -> None:
     """Train those of `runs` that are not finished and have not failed, each in its folder under `output`.
 
-    At most `n_jobs` at a time, with `threads` each. On SIGINT or SIGTERM the runs are told to end, they write their
+    At most `n_jobs` at a time, with `threads` each. On a signal of `ENDING` the runs are told to end, they write their
     checkpoints, and KeyboardInterrupt is raised. A SIGKILL leaves them training; whoever starts the study again waits
     for them as for those of another launcher, because the lock belongs to the training process.
     """
@@ -71,17 +74,13 @@ def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int) -> None:
                     )
 
     with ThreadPoolExecutor(n_jobs) as pool:
-        before = {
-            each: signal.signal(each, signal.default_int_handler)
-            for each in (signal.SIGINT, signal.SIGTERM)
-        }
+        before = handle_signals(signal.default_int_handler, *ENDING)
         try:
             for worker in as_completed([pool.submit(work) for _ in range(n_jobs)]):
                 worker.result()
         finally:
             stopping.set()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            restore_handlers(before)
 
 
 def _train(
@@ -98,8 +97,10 @@ def _train(
             pass
         if stopping.is_set():
             process.terminate()
-    # Interrupted whatever its exit code is, when it was told to stop: a run that is still starting dies of the signal.
-    note_end(folder, PREEMPTED if process.returncode and stopping.is_set() else process.returncode)
+    # A run that is still starting dies of a signal. One to the whole process group may reach it before this process.
+    code = process.returncode
+    is_interrupted = code in DIED_OF_SIGNAL or (code != 0 and stopping.is_set())
+    note_end(folder, PREEMPTED if is_interrupted else code)
     state, minutes = state_of(folder), (time.monotonic() - began) / 60
     ending = (
         "done" if state.status == "finished" else f"{state.status.upper()} {state.reason}".strip()

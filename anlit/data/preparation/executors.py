@@ -18,6 +18,7 @@ from anlit.data.storage.manifest import TASKS
 from anlit.errors import UserError, install
 from anlit.reporting.table import console
 from anlit.reporting.text import say
+from anlit.signals import leave_signals_to_parent, signals_held
 
 LINE_EVERY_SECONDS = 30
 CONTACT_SECONDS = 10
@@ -76,7 +77,8 @@ def _results(
     if executor is None:
         yield from ((task, encode_task(job, task)) for task in tasks)
         return
-    futures = {executor.submit(_encode_alone, job, task): task for task in tasks}
+    with signals_held():
+        futures = {executor.submit(_encode_alone, job, task): task for task in tasks}
     try:
         for future in as_completed(futures):
             yield futures[future], future.result()
@@ -95,7 +97,7 @@ def _encode_alone(job: Job, task: Task) -> int:
 
 @contextmanager
 def _processes(workers: int) -> Iterator[Executor]:
-    """Worker processes. After an error they finish what they have begun; Ctrl-C ends them, and this process does."""
+    """Worker processes. After an error they finish what they have begun; at a signal this process ends them."""
     # Forked, they start in 0.1 s, spawned in seconds; they touch nothing but files and tokenizers.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(
@@ -110,10 +112,7 @@ def _processes(workers: int) -> Iterator[Executor]:
 
 
 def _begin_worker(parent: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, signal.SIG_DFL
-        )  # a training process that prepares its data has its own handlers
+    leave_signals_to_parent()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was killed before that call, and no signal will come
         os._exit(1)

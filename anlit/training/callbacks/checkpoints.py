@@ -9,14 +9,15 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info
 
 from anlit.checkpoints.location import BEST, CHECKPOINTS, is_checkpoint
-from anlit.errors import Preempted
+from anlit.errors import Preempted, RunError
 from anlit.lightning_internals import (
+    collect_log_errors,
     completes_step,
     save_checkpoint_now,
     stop_asking_for_sigterm,
     validation_follows,
 )
-from anlit.training.interruption import Interruption
+from anlit.training.interruption import LOG_FAILED, Interruption
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -49,9 +50,9 @@ class BestCheckpoint(ModelCheckpoint):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps `checkpoints/last.ckpt`, written every n optimizer steps, after validation and at the end.
 
-    At the first SIGINT, SIGTERM or SIGUSR1 the run writes the checkpoint and stops after the current optimizer step or,
-    with several ranks, after the next one. Nothing is lost, and the run can be continued exactly. A second Ctrl-C stops
-    at once. A run that `max_time` ends before its last step ends in the same way.
+    At a signal of `ENDING` the run writes the checkpoint and stops after the current optimizer step or, with several
+    ranks, after the next one. Nothing is lost, and the run can be continued exactly. The third Ctrl-C stops at once. A
+    run that `max_time` ends before its last step, or whose loggers cannot write, ends in the same way.
     """
 
     def __init__(self, run_dir: str, every_n_steps: int = 500) -> None:
@@ -65,6 +66,7 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self.interruption.listen()
+        collect_log_errors(trainer, self.interruption.note_log_error)
         stop_asking_for_sigterm(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -88,10 +90,13 @@ class LastCheckpoint(ModelCheckpoint):
         _finish_writing(trainer)  # here an error still fails the run
         timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
         is_out_of_time = any((timer.time_remaining() or 0.0) < 0 for timer in timers)
+        if trainer.strategy.broadcast(self.interruption.signal == LOG_FAILED):
+            self.interruption.signal = LOG_FAILED
+            _stop(trainer, self._end())
         if trainer.strategy.broadcast(
             is_out_of_time and trainer.global_step < trainer.estimated_stepping_batches
         ):
-            _stop(trainer, Preempted)
+            _stop(trainer, Preempted())
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -107,13 +112,24 @@ class LastCheckpoint(ModelCheckpoint):
         if self.interruption.all_ranks_stop():
             save_checkpoint_now(self, trainer)
             _finish_writing(trainer)
-            _stop(
-                trainer,
-                KeyboardInterrupt if self.interruption.signal == signal.SIGINT else Preempted,
-            )
+            _stop(trainer, self._end())
+
+    def _end(self) -> BaseException:
+        """What ends a run whose checkpoint is complete."""
+        if self.interruption.signal == signal.SIGINT:
+            return KeyboardInterrupt()
+        if self.interruption.signal != LOG_FAILED:
+            return Preempted()
+        error = self.interruption.log_error
+        if error is None:
+            what = "another rank cannot write its logs"
+        else:
+            what = f"{error.filename or 'a log of the run'} could not be written ({error.strerror})"
+        fix = "make room or repair the folder, then continue with --ckpt_path last"
+        return RunError(f"{what}: {fix}")
 
 
-def _stop(trainer: L.Trainer, end: type[KeyboardInterrupt]) -> NoReturn:
+def _stop(trainer: L.Trainer, end: BaseException) -> NoReturn:
     """End the run, whose checkpoint is complete."""
     trainer.strategy.barrier()
     _end_launched_ranks(trainer)
