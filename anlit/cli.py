@@ -19,6 +19,7 @@ from anlit.errors import (
     Preempted,
     UserError,
     install,
+    panics_told,
     unforeseen,
 )
 from anlit.lazy_torchmetrics import make_torchmetrics_lazy
@@ -59,7 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     sys.stderr = sys.stderr or _nowhere()
     try:
         try:
-            return _run(*(sys.argv[1:] if argv is None else argv) or ["--help"])
+            with panics_told():
+                return _run(*(sys.argv[1:] if argv is None else argv) or ["--help"])
         finally:
             sys.stdout.flush()  # otherwise Python notices at its end, and complains, that nobody reads
     except UserError as error:

@@ -6,6 +6,8 @@ import tempfile
 import textwrap
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +16,8 @@ Cause = TypeVar("Cause", bound=BaseException)
 RUN_FOLDER: ContextVar[str] = ContextVar("RUN_FOLDER", default="")
 """Where the traceback of an unforeseen error is kept; "" for the folder of temporary files."""
 LONGEST_MESSAGE = 300
+PANIC = "PanicException"
+"""What the tokenizers library, in Rust, raises where it fails itself: no `Exception`, and importable from nowhere."""
 
 PREEMPTED = 75
 """Exit code of a run that is to be started again, EX_TEMPFAIL of sysexits.h."""
@@ -41,6 +45,21 @@ class RunError(UserError):
 def install(extra: str, package: str) -> str:
     """What to do about an optional package that is missing: in the repository, or with an installed wheel."""
     return f"run `make extras EXTRAS={extra}`, or pip install {package}"
+
+
+@contextmanager
+def panics_told() -> Iterator[None]:
+    """Raise UserError where the library fails in the middle of a text, for example in a pattern without end."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != PANIC:
+            raise
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"the tokenizer fails on a text ({reason}): give another tokenizer.json, with simpler "
+            "expressions in its pre_tokenizer and normalizer"
+        ) from error
 
 
 def cause_of(error: BaseException, kind: type[Cause]) -> Cause | None:

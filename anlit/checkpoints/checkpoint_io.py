@@ -1,6 +1,7 @@
 """Checkpoints on disk, complete or absent: one file, or a folder with a part from every rank."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.written.add(str(path))
         target = Path(path)
         partial = target.with_name(PARTIAL + target.name)
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             write_durably(checkpoint, partial)
             give_name(partial, target)
         except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
-            partial.unlink(missing_ok=True)  # on a full disk run.json needs the space
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)  # on a full disk run.json needs the space
             raise write_failed(target, first_cause(error)) from error
 
     def load_checkpoint(

@@ -28,6 +28,9 @@ def run_error(error: Exception) -> RunError | None:
         return RunError(f"memory is exhausted ({first_cause(error)}): {fix}, {CONTINUE}")
     if not isinstance(error, RuntimeError):
         return None
+    if "can't start new thread" in text:
+        fix = "raise the limit of processes (ulimit -u)"
+        return RunError(f"no further thread can be started: {fix}, {CONTINUE}")
     if lost := LOST_WORKER.search(text):
         fix = "free memory, or lower data.num_workers"
         return RunError(f"a process of data.num_workers was lost ({lost[1]}): {fix}, {CONTINUE}")

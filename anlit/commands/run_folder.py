@@ -21,7 +21,9 @@ from anlit.checkpoints.location import (
     checkpoint_of_run,
     complete_checkpoints,
 )
+from anlit.checkpoints.writing import PARTIAL
 from anlit.configuration import CONFIG
+from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
 from anlit.reading import number, read_json, read_rows, read_yaml
 from anlit.reporting.provenance import now
@@ -29,6 +31,15 @@ from anlit.reporting.text import echo
 from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA
 
 LOCK, EVENTS = ".fit.lock", "events.out.tfevents.*"
+FILES = (
+    LOCK,
+    CONFIG,
+    METRICS,
+    RECORD,
+    TOKENIZER,
+    *(f"{CHECKPOINTS}/{PARTIAL}{name}" for name in BEST_THEN_LAST),
+)
+"""Files that a run writes, under its folder."""
 MADE: set[str] = set()
 """The run folders that this process made."""
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -41,6 +52,12 @@ def make_run_folder(run_dir: str) -> None:
     Raises UserError if it cannot be made or written, or something in it is a link.
     """
     try:
+        run_dir.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"run_dir={run_dir} is not valid UTF-8, which config.yaml is written in: choose another name"
+        ) from error
+    try:
         if not os.path.lexists(run_dir):
             MADE.add(run_dir)
         Path(run_dir).mkdir(parents=True, exist_ok=True)
@@ -52,6 +69,11 @@ def make_run_folder(run_dir: str) -> None:
         if path.is_symlink():  # metrics, records, the lock, events or checkpoints
             what = f"{path} is a link to {os.readlink(path)}, and a run writes into its own folder alone"
             raise UserError(f"{what}: replace it by a folder, or give the --run_dir where it leads")
+    for name in FILES:
+        if (path := Path(run_dir, name)).is_dir():
+            raise UserError(f"{path} is a folder, and a run writes a file there: remove the folder")
+    if (path := Path(run_dir, CHECKPOINTS)).is_file():
+        raise UserError(f"{path} is a file, and a run needs a folder there: remove the file")
 
 
 @rank_zero_only

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from anlit.errors import UserError
+from anlit.errors import PANIC, UserError, panics_told
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-document token
 LARGEST_VOCABULARY = 1 << 31
 LARGEST_FILE = 128 << 20  # of a tokenizer.json; vocabularies of 250,000 tokens take up to 35 MB
 MOST_GROWTH, MOST_STEPS = 100, 1000  # Llama's makes a text of one character twice as long
-PANIC = "PanicException"  # where the library, in Rust, fails itself; no `Exception`, and importable from nowhere
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -140,7 +139,7 @@ def encode_documents(
     tokenizer: Tokenizer, texts: list[str], end_of_document: int, dtype: np.dtype | type
 ) -> Iterator[np.ndarray]:
     """Each text's tokens and then the end-of-document token, (n + 1,) of a dtype that holds all ids."""
-    for encoding in tokenizer.encode_batch_fast(
-        texts, add_special_tokens=False
-    ):  # fast: without characters' positions
+    with panics_told():  # fast: without characters' positions
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    for encoding in encodings:
         yield np.array([*encoding.ids, end_of_document], dtype=dtype)

@@ -24,7 +24,7 @@ from anlit.models.config import DecoderConfig
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
-from anlit.ranges import check_precision
+from anlit.ranges import check_precision, check_ranges
 from anlit.settings import to_plain_values
 from anlit.targets import IGNORED
 
@@ -190,6 +190,7 @@ class LanguageModel(L.LightningModule):
 
         A callback's `on_gradient_norm(trainer, pl_module, norm)` comes before the optimizer's step.
         """
+        check_ranges("gradient_clip_val", gradient_clip_val)
         self.step_loss.scale_gradients(self.model.parameters())
         norm = get_total_norm(
             [weight.grad for weight in self.model.parameters() if weight.grad is not None]

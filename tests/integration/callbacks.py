@@ -5,6 +5,7 @@ import os
 import pkgutil
 import resource
 import signal
+import subprocess
 from typing import Any
 
 import lightning as L
@@ -74,3 +75,36 @@ class Numbers(L.Callback):
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         print("micro-batch", trainer.global_step, batch_idx)
+
+
+class Signalled(L.Callback):
+    """Sends the signal `name` when a batch of `stage`, train or validate, begins: to this process or to its group.
+
+    The sender is another process, as with scancel, `timeout` or a terminal. The group is this process and its children.
+    """
+
+    def __init__(
+        self, name: str, stage: str, batch: int, group: bool = False, rank: int | None = None
+    ) -> None:
+        self.name, self.stage, self.batch, self.group, self.rank = name, stage, batch, group, rank
+        if group:
+            os.setpgid(0, 0)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._send(trainer, "train", batch_idx)
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._send(trainer, "validate", batch_idx)
+
+    def _send(self, trainer: L.Trainer, stage: str, batch_idx: int) -> None:
+        if (stage, batch_idx) != (self.stage, self.batch) or trainer.sanity_checking:
+            return
+        if self.rank not in (None, trainer.global_rank):
+            return
+        target = -os.getpgrp() if self.group else os.getpid()
+        name = self.name.removeprefix("SIG")
+        subprocess.run(["/bin/kill", "-s", name, "--", str(target)], check=False)

@@ -1,5 +1,6 @@
 """Where tasks run: in this process, in worker processes of this machine, or on the workers of a Dask cluster."""
 
+import asyncio
 import ctypes
 import multiprocessing
 import os
@@ -8,7 +9,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    ProcessPoolExecutor,
+    as_completed,
+)
 from contextlib import contextmanager, nullcontext
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -123,10 +130,17 @@ def _cluster(address: str) -> Iterator[Executor]:
     """The workers of a Dask scheduler, which runs a task once more where one of them is lost."""
     try:
         from distributed import Client, KilledWorker
+        from distributed.comm import CommClosedError
 
+        asyncio.run(_contact(address))
         client = Client(address, timeout=CONTACT_SECONDS)
     except ImportError as error:
         raise UserError(f"--cluster needs Dask: {install('cluster', 'distributed')}.") from error
+    except TypeError as error:  # without certificates Dask has no context for TLS
+        raise UserError(
+            f"--cluster {address} needs certificates: name them in Dask's configuration "
+            "(distributed.comm.tls), or give a tcp:// address."
+        ) from error
     except (OSError, ValueError) as error:
         raise UserError(
             f"No Dask scheduler answers at --cluster {address}: start one with `dask scheduler`, or give the address "
@@ -137,3 +151,19 @@ def _cluster(address: str) -> Iterator[Executor]:
             yield client.get_executor(pure=False, retries=1)
         except KilledWorker as error:  # in one task, again and again
             raise BrokenExecutor from error
+        except (CancelledError, CommClosedError) as error:
+            raise UserError(
+                f"The Dask scheduler at --cluster {address} is gone: start it again, and repeat "
+                "the command, which goes on from what is done."
+            ) from error
+
+
+async def _contact(address: str) -> None:
+    """Connect to a scheduler once; `Client` waits for ever at a port that accepts and says nothing."""
+    from distributed.comm import connect
+    from distributed.security import Security
+
+    settings = Security().get_connection_args("client")
+    connecting = connect(address, timeout=CONTACT_SECONDS, **settings)
+    comm = await asyncio.wait_for(connecting, CONTACT_SECONDS)
+    await comm.close()

@@ -1,0 +1,205 @@
+"""A signal ends a run in order, wherever and whenever it comes; continued, the run has the same weights."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from anlit.cli import main
+from anlit.signals import leave_signals_to_parent
+from tests.data.processes import finish, members, start, wait_for
+from tests.integration import conftest
+from tests.integration.conftest import (
+    Train,
+    callback,
+    fit_arguments,
+    last_checkpoint,
+    run,
+    steps_logged,
+)
+from tests.integration.ranks import DDP, logged
+
+ROOT = Path(__file__).parents[2]
+INTERRUPTED, PREEMPTED = 1, 75
+SETTINGS = (
+    "--data.batch_size=2", "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=4",
+    "--trainer.max_steps=7", "--checkpoint_every_n_steps=1000", "--model.dropout=0.1",
+)  # fmt: skip
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGUSR1")
+TARGETS = {
+    "the process": {"group": False},
+    "the group": {"group": True},
+    "one of two ranks": {"group": False, "rank": 1},
+    "the group of one of two ranks": {"group": True, "rank": 1},
+    "the groups of two ranks": {"group": True},
+}
+MOMENTS = {
+    "in the first step": ("train", 0),
+    "between two micro-batches": ("train", 5),
+    "in validation": ("validate", 1),
+}
+LEFT = {"in the first step": 1, "between two micro-batches": 3, "in validation": 4}
+"""The step of the checkpoint that one rank leaves; two ranks stop one step later."""
+
+
+def signalled(name: str, target: str, moment: str) -> list[str]:
+    stage, batch = MOMENTS[moment]
+    return callback(
+        "integration.callbacks.Signalled", name=name, stage=stage, batch=batch, **TARGETS[target]
+    )
+
+
+def assert_ends_in_order(
+    shards: Path, tmp_path: Path, trained: Train, said: Callable[[], str], *case: str, workers: int
+) -> None:
+    name, target, moment = case
+    n_ranks = 2 if "two ranks" in target else 1
+    strategy = DDP if n_ranks == 2 else []
+    whole = trained(*SETTINGS, *strategy, n_ranks=n_ranks)
+    arguments = fit_arguments(
+        shards, tmp_path / "cut", *SETTINGS, *strategy, f"--data.num_workers={workers}"
+    )
+    code = INTERRUPTED if name == "SIGINT" else PREEMPTED
+    said()
+    left = conftest.stop_and_continue(
+        arguments, tmp_path / "cut", whole, signalled(*case), code, n_ranks
+    )
+    assert left["global_step"] == LEFT[moment] + n_ranks - 1
+    assert "error" not in said()
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """said() → what was printed since the last call."""
+    return lambda: "".join(capfd.readouterr())
+
+
+def test_sigterm_to_the_group_saves_though_there_are_data_workers(
+    shards: Path, tmp_path: Path
+) -> None:
+    """As a user starts it, and as scancel, `timeout` or a cloud ends it."""
+    stop = signalled("SIGTERM", "the group", "between two micro-batches")
+    arguments = fit_arguments(shards, tmp_path, *SETTINGS, "--data.num_workers=2", *stop)
+    command = [sys.executable, "-m", "anlit", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == PREEMPTED
+    assert done.stderr.splitlines()[-1] == (
+        "Stopped after step 3 and saved: the same command with --ckpt_path last continues"
+    )
+    assert "rror" not in done.stderr
+    assert last_checkpoint(tmp_path)["global_step"] == 3
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_ends_a_run_in_order(
+    shards: Path, tmp_path: Path, trained: Train, said: Callable[[], str],
+    name: str, target: str, moment: str, workers: int,
+) -> None:  # fmt: skip
+    case = (name, target, moment)
+    assert_ends_in_order(shards, tmp_path, trained, said, *case, workers=workers)
+
+
+def test_a_closed_terminal_does_not_end_a_run_under_nohup(
+    shards: Path, tmp_path: Path, trained: Train
+) -> None:
+    def run_under_nohup() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        hangup = signalled("SIGHUP", "the process", "in the first step")
+        raise SystemExit(main(fit_arguments(shards, tmp_path / "run", *SETTINGS, *hangup)))
+
+    assert finish(start(run_under_nohup)) == 0
+    assert last_checkpoint(tmp_path / "run")["global_step"] == 7
+
+
+@pytest.mark.parametrize(("n_presses", "code"), [(2, INTERRUPTED), (3, INTERRUPTED)])
+def test_the_third_ctrl_c_is_one_too_many(
+    shards: Path, tmp_path: Path, said: Callable[[], str], n_presses: int, code: int
+) -> None:
+    """All in the same step, the third: two save it, the third ends the run before the step is complete."""
+    presses = [
+        flag
+        for _ in range(n_presses)
+        for flag in signalled("SIGINT", "the process", "between two micro-batches")
+    ]
+    assert run(fit_arguments(shards, tmp_path / "run", *SETTINGS, *presses)) == code
+    text = said()
+    assert "Traceback" not in text
+    assert "Ctrl-C once more ends it without saving" in text
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() is (n_presses == 2)
+    assert run(fit_arguments(shards, tmp_path / "run", *SETTINGS, "--ckpt_path=last")) == 0
+
+
+def test_a_killed_run_leaves_no_data_worker(shards: Path, tmp_path: Path) -> None:
+    arguments = fit_arguments(
+        shards, tmp_path / "run", "--data.num_workers=2", "--trainer.max_steps=100000"
+    )
+    process = start(lambda: main(arguments))
+    wait_for(lambda: steps_logged(tmp_path / "run") > 2)
+    assert len(members(process.pid)) == 3
+    process.kill()
+    process.join()
+    wait_for(lambda: members(process.pid) == [])
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_a_child_heeds_no_signal_but_its_parent_s_sigterm(name: str) -> None:
+    """DataLoader and multiprocessing end a child that hangs by SIGTERM."""
+    context = multiprocessing.get_context("fork")
+    is_ready = context.Event()
+
+    def hang() -> None:
+        leave_signals_to_parent()
+        is_ready.set()
+        time.sleep(600)
+
+    child = context.Process(target=hang)
+    child.start()
+    assert is_ready.wait(60)
+    subprocess.run(["/bin/kill", "-s", name.removeprefix("SIG"), str(child.pid)], check=True)
+    child.join(0.3)
+    assert child.is_alive()
+    child.terminate()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def closed_pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+OUTPUTS = {
+    "a reader that has gone, as of `| head`": closed_pipe,
+    "a full disk": partial(os.open, "/dev/full", os.O_WRONLY),
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_run_goes_on_without_its_output(shards: Path, tmp_path: Path, output: str) -> None:
+    arguments = fit_arguments(shards, tmp_path / "run", *SETTINGS)
+    arguments.remove("--trainer.enable_progress_bar=false")
+    make_output = OUTPUTS[output]
+    command = [sys.executable, "-m", "anlit", *arguments]
+    if make_output is None:
+        command = ["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command]
+        done = subprocess.run(command, check=False)
+    else:
+        file = make_output()
+        done = subprocess.run(command, stdout=file, stderr=file, check=False)
+        os.close(file)
+    assert done.returncode == 0
+    assert last_checkpoint(tmp_path / "run")["global_step"] == 7
+    assert [step for step, _ in logged(tmp_path / "run", "train/loss")] == [*range(7)]
