@@ -7,8 +7,10 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -109,12 +111,38 @@ def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
 
 
 def test_a_cluster_that_is_not_there(recipe: Recipe, out: Path, monkeypatch) -> None:
+    """Nothing listens, the address is none, or something listens that says nothing."""
+    pytest.importorskip("distributed")
     monkeypatch.setattr(executors, "CONTACT_SECONDS", 0.5)
-    for address in (f"tcp://127.0.0.1:{free_port()}", "nowhere"):
-        with pytest.raises(
-            UserError, match=f"No Dask scheduler answers at --cluster {address}: start one"
-        ):
-            make(out, recipe, cluster=address)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        for address in (f"tcp://127.0.0.1:{free_port()}", "nowhere", f"tcp://127.0.0.1:{port}"):
+            with pytest.raises(
+                UserError, match=f"No Dask scheduler answers at --cluster {address}: start one"
+            ):
+                make(out, recipe, cluster=address)
+
+
+def test_a_cluster_with_tls_needs_certificates(recipe: Recipe, out: Path) -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(UserError, match=r"--cluster tls:.* needs certificates: name"):
+        make(out, recipe, cluster="tls://127.0.0.1:1")
+
+
+def test_a_dask_scheduler_that_is_killed(
+    recipe: Recipe, finished: Path, out: Path, tmp_path: Path
+) -> None:
+    """The scheduler is alone, so no task is done before it is gone."""
+    pytest.importorskip("distributed")
+    port = str(free_port())
+    words = [sys.executable, "-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", port]
+    log = (tmp_path / "log").open("w")
+    with subprocess.Popen([*words, "--no-dashboard"], stdout=log, stderr=log) as scheduler:
+        wait_for(lambda: "Scheduler at" in (tmp_path / "log").read_text())
+        threading.Timer(3, scheduler.kill).start()
+        with pytest.raises(UserError, match=r"Dask scheduler at --cluster .* is gone: start it"):
+            make(out, recipe, cluster=f"tcp://127.0.0.1:{port}")
+    assert_makes(out, recipe, finished)
 
 
 @pytest.mark.parametrize("task_bytes", [1000, 1 << 30])
@@ -237,9 +265,14 @@ def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monk
     assert_makes(out, recipe, finished, workers=2)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_control_c(recipe: Recipe, finished: Path, out: Path, monkeypatch, workers: int) -> None:
-    """A terminal sends SIGINT to the command and to its workers alike; none of them works on."""
+@pytest.mark.parametrize(("number", "workers", "code"), [
+    (signal.SIGINT, 1, 1), (signal.SIGINT, 2, 1), (signal.SIGTERM, 1, 75), (signal.SIGTERM, 2, 75),
+    (signal.SIGHUP, 2, 75),
+])  # fmt: skip
+def test_a_signal_to_the_group(
+    recipe: Recipe, finished: Path, out: Path, monkeypatch, number: int, workers: int, code: int
+) -> None:
+    """A terminal or scancel sends it to the command and to its workers alike; none of them works on."""
     without_end = before_task_3(lambda job: (out.with_name("reached").touch(), time.sleep(600)))
     monkeypatch.setattr(executors, "encode_task", without_end)
     monkeypatch.setitem(CORPORA, "OpenWebText", (lambda options: recipe, frozenset()))
@@ -250,8 +283,8 @@ def test_control_c(recipe: Recipe, finished: Path, out: Path, monkeypatch, worke
     process = start(lambda: sys.exit(main(words)), printed)
     monkeypatch.undo()
     wait_for(out.with_name("reached").exists)
-    os.killpg(process.pid or 0, signal.SIGINT)
-    assert finish(process) == 1
+    os.killpg(process.pid or 0, number)
+    assert finish(process) == code
     assert printed.read_text().endswith(
         "Interrupted: what is done so far is kept, repeat the command to go on.\n"
     )

@@ -128,3 +128,11 @@ def test_a_vocabulary_reaches_to_its_largest_id() -> None:
         UserError, match="id 2,147,483,648, and shards hold ids below 2,147,483,648"
     ):
         module.vocabulary_size(too_far)
+
+
+def test_a_pattern_without_end_is_one_sentence() -> None:
+    """The library, in Rust, panics: its error is no Exception."""
+    endless = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}  # fmt: skip
+    tokenizer = parse_tokenizer(changed(pre_tokenizer=endless), "tokenizer.json")
+    with pytest.raises(UserError, match=r"the tokenizer fails on a text \(Onig: .*give another"):
+        list(encode_documents(tokenizer, ["x" * 5000], 0, np.uint16))

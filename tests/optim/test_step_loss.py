@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from anlit.errors import UserError
 from anlit.targets import IGNORED
 from anlit.training.callbacks import LossGuard
 from tests.data.modules import collate
@@ -94,3 +95,10 @@ def test_without_a_norm_to_clip_to_gradients_are_only_measured(
     monkeypatch.setattr("anlit.models.language_model.clip_grads_with_norm_", None)
     _, logged = train(GPT, SEQUENCES, False, **setting)
     assert min(logged["train/grad_norm"]) > 0.01
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_a_negative_bound_of_the_gradients_is_refused(algorithm: str) -> None:
+    """It would turn them round, and the loss would rise."""
+    with pytest.raises(UserError, match="gradient_clip_val=-1 is out of range"):
+        fit(tiny(GPT), 1, gradient_clip_val=-1, gradient_clip_algorithm=algorithm)

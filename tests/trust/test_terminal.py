@@ -117,3 +117,20 @@ def test_an_unforeseen_error_names_the_file_to_report(
     assert f"brokenlab.py:4: please report it with {file}, which has the traceback" in error
     assert "\x1b" not in error
     assert "Traceback (most recent call last)" in file.read_text()
+
+
+def test_a_tokenizer_that_panics_is_one_sentence(checkpoint: Path, capfd) -> None:
+    tokenizer = json.loads((checkpoint.parent / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}}
+    tokenizer["pre_tokenizer"] = split | {"behavior": "Isolated", "invert": False}
+    (checkpoint.parent / "endless.json").write_text(json.dumps(tokenizer))
+    words = [
+        "generate",
+        checkpoint,
+        "x" * 5000,
+        "--tokenizer",
+        checkpoint.with_name("endless.json"),
+    ]
+    text = printed(capfd, *words, "--device", "cpu")
+    assert "anlit: error: the tokenizer fails on a text (Onig: " in text
+    assert "Traceback" not in text

@@ -80,6 +80,19 @@ def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
     assert (folder / "out" / "report.md").read_text() == undisturbed
 
 
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_to_the_group_leaves_no_failed_run(
+    start: Launch, folder: Path, kind: signal.Signals
+) -> None:
+    """A run that is still starting dies of the signal, perhaps before the study has it."""
+    process = start("--jobs", "2", step=0.03)
+    while process.wait(0.01) is None and not is_half_trained(folder / "out"):
+        pass
+    process.kill(kind, group=True)
+    assert "interrupted: the same command goes on where this one ended" in finish(process, 75)
+    assert "failed" not in finish(start("--jobs", "2"))
+
+
 def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
     start: Launch, folder: Path
 ) -> None:

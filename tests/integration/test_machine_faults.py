@@ -1,0 +1,185 @@
+"""What a machine does to a run: a full disk, no memory, a lost process. One sentence, and what can be saved is."""
+
+import csv
+import errno
+import multiprocessing
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from anlit.cli import main
+from anlit.commands import fit, run_folder
+from tests.integration.conftest import (
+    Train,
+    assert_same_training_state,
+    callback,
+    fit_arguments,
+    last_checkpoint,
+    run,
+)
+from tests.integration.ranks import ends_of_ranks, logged
+
+STEPS = (
+    "--trainer.max_steps=9", "--trainer.val_check_interval=5", "--checkpoint_every_n_steps=1000",
+)  # fmt: skip
+
+
+def at_step(fault: str, step: int = 6) -> list[str]:
+    """Flags for a fault at the begin of a step, from 0."""
+    return callback("integration.test_machine_faults.Fault", fault=fault, step=step)
+
+
+class FullFile(csv.DictWriter):
+    """Writes the beginning of a row, as a disk that becomes full does."""
+
+    def __init__(self, file: Any, columns: list[str]) -> None:
+        super().__init__(file, columns)
+        self.file = file
+
+    def writerows(self, rows: Any) -> None:
+        self.file.write("6,0.12")
+        self.file.flush()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def write_nothing(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Fault(L.Callback):
+    """Something that a machine does to a run when optimizer step `step` begins."""
+
+    def __init__(self, fault: str, step: int) -> None:
+        self.fault, self.step = fault, step
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            getattr(self, self.fault)(Path(trainer.default_root_dir))
+
+    def full_metrics(self, run_dir: Path) -> None:
+        csv.DictWriter = FullFile
+
+    def full_curves(self, run_dir: Path) -> None:
+        RecordWriter.write = write_nothing
+
+    def lost_folder(self, run_dir: Path) -> None:
+        shutil.rmtree(run_dir)
+
+    def lost_worker(self, run_dir: Path) -> None:
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGKILL)
+
+    def no_memory_for_a_tensor(self, run_dir: Path) -> None:
+        torch.empty(1 << 50, dtype=torch.uint8)
+
+    def no_memory_for_an_array(self, run_dir: Path) -> None:
+        np.ones(1 << 50)
+
+
+def sentence_of(arguments: list[str], log: Path) -> str:
+    """The one sentence that ends a run with exit code 1."""
+    codes, (text,) = ends_of_ranks(arguments, 1, log)
+    assert codes == [1], text
+    assert "Traceback" not in text
+    (sentence,) = (line for line in text.splitlines() if line.startswith("anlit: error: "))
+    return sentence
+
+
+@pytest.mark.parametrize(("fault", "names"), [
+    ("full_metrics", "metrics.csv could not be written (No space left on device)"),
+    ("full_curves", "a log of the run could not be written (No space left on device)"),
+])  # fmt: skip
+def test_a_full_disk_under_a_log_saves_the_run(
+    shards: Path, tmp_path: Path, trained: Train, fault: str, names: str
+) -> None:
+    """Freed again, the run goes on, and no row of its metrics is missing or cut."""
+    whole, cut = trained(*STEPS), tmp_path / "run"
+    arguments = fit_arguments(shards, cut, *STEPS)
+    sentence = sentence_of([*arguments, *at_step(fault)], tmp_path / "log")
+    assert names in sentence
+    assert sentence.endswith("then continue with --ckpt_path last")
+    assert last_checkpoint(cut)["global_step"] > 6
+    assert run([*arguments, "--ckpt_path=last"]) == 0
+    assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
+    for name in ("train/loss", "val/loss"):
+        assert logged(whole, name) == logged(cut, name)
+
+
+@pytest.mark.parametrize(("fault", "sentence"), [
+    ("lost_folder", "metrics.csv could not be written (No such file or directory): make room or repair the folder"),
+    ("lost_worker", "a process of data.num_workers was lost (killed by signal: Killed): free memory, or lower data.nu"),
+    ("no_memory_for_a_tensor", "memory is exhausted ("),
+    ("no_memory_for_an_array", "memory is exhausted (Unable to allocate 8.00 PiB"),
+])  # fmt: skip
+def test_a_fault_of_the_machine_is_one_sentence(
+    shards: Path, tmp_path: Path, fault: str, sentence: str
+) -> None:
+    arguments = fit_arguments(shards, tmp_path / "run", *STEPS, "--data.num_workers=1")
+    said = sentence_of([*arguments, *at_step(fault)], tmp_path / "log")
+    assert sentence in said
+    assert said.endswith("then continue with --ckpt_path last")
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
+
+
+@pytest.mark.parametrize(("code", "fix"), [
+    (errno.ENOSPC, "make room in /dev/shm"), (errno.EAGAIN, "raise the limit of processes (ulimit -u)"),
+    (errno.ENOMEM, "free memory"),
+])  # fmt: skip
+def test_data_workers_that_cannot_be_started_are_said(
+    shards: Path, tmp_path: Path, monkeypatch, capsys, code: int, fix: str
+) -> None:
+    """A queue needs room in /dev/shm for its locks; a fork needs a process and memory."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    if code == errno.ENOSPC:
+        monkeypatch.setattr("multiprocessing.synchronize._multiprocessing.SemLock", fail)
+    else:
+        monkeypatch.setattr(os, "fork", fail)
+    assert main(fit_arguments(shards, tmp_path, *STEPS, "--data.num_workers=2")) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    reason = f"the 2 processes of data.num_workers cannot be started ({os.strerror(code)})"
+    assert said == f"anlit: error: {reason}: {fix}, or set --data.num_workers 0"
+
+
+def test_a_run_that_finished_between_the_first_look_and_the_lock_is_not_overwritten(
+    shards: Path, tmp_path: Path, finished: Path, monkeypatch, refusal
+) -> None:
+    """Two commands on one new folder, of which one is stopped (Ctrl-Z) until the other has ended."""
+    run_dir, lock = tmp_path / "run", run_folder.lock_run_folder
+
+    def lock_later(folder: str) -> Any:
+        shutil.copytree(finished, folder, dirs_exist_ok=True)
+        return lock(folder)
+
+    monkeypatch.setattr(fit.run_folder, "lock_run_folder", lock_later)
+    said = refusal(*fit_arguments(shards, run_dir))
+    assert f"run_dir={run_dir} already holds a run: continue it with --ckpt_path last" in said
+    assert (run_dir / "metrics.csv").read_bytes() == (finished / "metrics.csv").read_bytes()
+    assert last_checkpoint(run_dir)["global_step"] == 20
+
+
+@pytest.mark.parametrize("name", [".fit.lock", "metrics.csv", "checkpoints/.partial-last.ckpt"])
+def test_a_folder_where_a_run_writes_a_file_is_refused(
+    shards: Path, tmp_path: Path, refusal, name: str
+) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    said = refusal(*fit_arguments(shards, tmp_path))
+    assert said.endswith(f"{name} is a folder, and a run writes a file there: remove the folder")
+
+
+def test_a_run_folder_whose_name_is_not_utf_8_is_refused(
+    shards: Path, tmp_path: Path, refusal
+) -> None:
+    run_dir = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    assert "is not valid UTF-8" in refusal(*fit_arguments(shards, Path(run_dir)))
+    assert not Path(run_dir).exists()
