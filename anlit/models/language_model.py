@@ -190,7 +190,7 @@ class LanguageModel(L.LightningModule):
 
         A callback's `on_gradient_norm(trainer, pl_module, norm)` comes before the optimizer's step.
         """
-        check_ranges("gradient_clip_val", gradient_clip_val)
+        check_ranges("trainer.gradient_clip_val", gradient_clip_val)
         self.step_loss.scale_gradients(self.model.parameters())
         norm = get_total_norm(
             [weight.grad for weight in self.model.parameters() if weight.grad is not None]

@@ -108,3 +108,11 @@ class Signalled(L.Callback):
         target = -os.getpgrp() if self.group else os.getpid()
         name = self.name.removeprefix("SIG")
         subprocess.run(["/bin/kill", "-s", name, "--", str(target)], check=False)
+
+
+class PreemptedWhenMade(L.Callback):
+    """SIGTERM to one rank before the ranks are connected."""
+
+    def __init__(self, rank: int) -> None:
+        if os.environ["RANK"] == str(rank):
+            os.kill(os.getpid(), signal.SIGTERM)

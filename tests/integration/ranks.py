@@ -64,7 +64,9 @@ def _rank(arguments: list[str], rank: int, n_ranks: int, port: int, log: Path | 
 
 
 def logged(run_dir: Path, name: str) -> list[tuple[int, str]]:
-    """The steps and values of one metric in metrics.csv, in the order of the file."""
+    """The steps and values of one metric in metrics.csv, in the order of the file; none before the first row."""
+    if not (run_dir / "metrics.csv").exists():
+        return []
     with (run_dir / "metrics.csv").open(newline="") as file:
         return [(int(row["step"]), row[name]) for row in csv.DictReader(file) if row.get(name)]
 

@@ -100,5 +100,5 @@ def test_without_a_norm_to_clip_to_gradients_are_only_measured(
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
 def test_a_negative_bound_of_the_gradients_is_refused(algorithm: str) -> None:
     """It would turn them round, and the loss would rise."""
-    with pytest.raises(UserError, match="gradient_clip_val=-1 is out of range"):
+    with pytest.raises(UserError, match=r"trainer\.gradient_clip_val=-1 is out of range"):
         fit(tiny(GPT), 1, gradient_clip_val=-1, gradient_clip_algorithm=algorithm)

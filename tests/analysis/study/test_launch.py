@@ -82,7 +82,7 @@ def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_to_the_group_leaves_no_failed_run(
-    start: Launch, folder: Path, kind: signal.Signals
+    start: Launch, folder: Path, study: Study, kind: signal.Signals
 ) -> None:
     """A run that is still starting dies of the signal, perhaps before the study has it."""
     process = start("--jobs", "2", step=0.03)
@@ -90,7 +90,7 @@ def test_a_signal_to_the_group_leaves_no_failed_run(
         pass
     process.kill(kind, group=True)
     assert "interrupted: the same command goes on where this one ended" in finish(process, 75)
-    assert "failed" not in finish(start("--jobs", "2"))
+    assert "FAILED" not in finish(start("--jobs", "2"))
 
 
 def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
