@@ -49,7 +49,7 @@ def _of_files(error: OSError) -> RunError | None:
     if error.errno not in FULL and not is_of_run:
         return None
     fix = "make room" if error.errno in FULL else "repair the folder"
-    what = f"{path or 'the run folder'} could not be written ({error.strerror})"
+    what = f"{path or 'the run folder'} could not be written ({error.strerror or error})"
     return RunError(f"{what}: {fix}, {CONTINUE}")
 
 

@@ -37,6 +37,7 @@ FILES = (
     METRICS,
     RECORD,
     TOKENIZER,
+    "hparams.yaml",
     *(f"{CHECKPOINTS}/{PARTIAL}{name}" for name in BEST_THEN_LAST),
 )
 """Files that a run writes, under its folder."""

@@ -25,7 +25,7 @@ from tests.integration.conftest import (
     last_checkpoint,
     run,
 )
-from tests.integration.ranks import ends_of_ranks, logged
+from tests.integration.ranks import DDP, ends_of_ranks, logged
 
 STEPS = (
     "--trainer.max_steps=9", "--trainer.val_check_interval=5", "--checkpoint_every_n_steps=1000",
@@ -111,6 +111,16 @@ def test_a_full_disk_under_a_log_saves_the_run(
     assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
     for name in ("train/loss", "val/loss"):
         assert logged(whole, name) == logged(cut, name)
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_one_rank_ends_both_in_order(shards: Path, tmp_path: Path) -> None:
+    arguments = fit_arguments(shards, tmp_path / "run", *STEPS, *DDP, *at_step("full_metrics"))
+    codes, (first, second) = ends_of_ranks(arguments, 2, tmp_path / "log")
+    assert codes == [1, 1]
+    assert "metrics.csv could not be written (No space left on device)" in first
+    assert "another rank cannot write its logs: make room" in second
+    assert last_checkpoint(tmp_path / "run")["global_step"] > 6
 
 
 @pytest.mark.parametrize(("fault", "sentence"), [

@@ -124,7 +124,8 @@ class LastCheckpoint(ModelCheckpoint):
         if error is None:
             what = "another rank cannot write its logs"
         else:
-            what = f"{error.filename or 'a log of the run'} could not be written ({error.strerror})"
+            reason = error.strerror or error
+            what = f"{error.filename or 'a log of the run'} could not be written ({reason})"
         fix = "make room or repair the folder, then continue with --ckpt_path last"
         return RunError(f"{what}: {fix}")
 
