@@ -121,7 +121,10 @@ class FitCommand(ConfigurationParser):
         """
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         for callback in callbacks:
-            if not isinstance(callback, LastCheckpoint) or callback.interruption.signal not in ENDING:
+            if (
+                not isinstance(callback, LastCheckpoint)
+                or callback.interruption.signal not in ENDING
+            ):
                 continue
             if callback.interruption.signal != signal.SIGINT:
                 raise Preempted from error
@@ -136,7 +139,8 @@ class FitCommand(ConfigurationParser):
         if self.trainer.is_global_zero:
             self.lock = run_folder.lock_run_folder(run_dir)
             # The folder may have been another run's between the first look and the lock.
-            checkpoint_to_continue(run_dir, ckpt_path, self.setting("checkpoint_every_n_steps"))
+            every_n_steps = self.setting("checkpoint_every_n_steps")
+            checkpoint_to_continue(run_dir, ckpt_path, every_n_steps, announce=False)
             path = (
                 Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path or "")
             )

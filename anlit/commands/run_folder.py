@@ -120,15 +120,17 @@ def lock_run_folder(run_dir: str) -> IO[str]:
     return file
 
 
-def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: int) -> str | None:
+def checkpoint_to_continue(
+    run_dir: str, ckpt_path: str | None, every_n_steps: int, announce: bool = True
+) -> str | None:
     """The checkpoint that `fit` continues from (`ckpt_path`: one, best, last or None), or "last"; None for a new run.
 
-    `every_n_steps` are those between two last.ckpt. UserError if the checkpoint is missing, or the folder has files of
-    a run and it is not one of the run's.
+    `every_n_steps` are those between two last.ckpt. `announce` prints that a run begins anew.
+    UserError if the checkpoint is missing, or the folder has files of a run and it is not one of the run's.
     """
     run = Path(run_dir)
     if ckpt_path == "last":
-        _refuse_to_begin_anew(run, every_n_steps)
+        _refuse_to_begin_anew(run, every_n_steps, announce)
         return ckpt_path
     if ckpt_path is None:
         _refuse_occupied(run, "")
@@ -165,7 +167,7 @@ def _refuse_occupied(run: Path, why: str) -> None:
 
 
 @rank_zero_only
-def _refuse_to_begin_anew(run: Path, every_n_steps: int) -> None:
+def _refuse_to_begin_anew(run: Path, every_n_steps: int, announce: bool) -> None:
     """`last` begins at step 0 only if no last.ckpt was ever written.
 
     A run that was killed before its first checkpoint starts again. One is complete before the next is due.
@@ -183,7 +185,7 @@ def _refuse_to_begin_anew(run: Path, every_n_steps: int) -> None:
         and n_steps <= 2 * every_n_steps
         and record.get("status") != "finished"
     ):
-        if record:
+        if record and announce:
             echo(
                 f"{run} was stopped before its first checkpoint was complete: it starts again at step 0"
             )

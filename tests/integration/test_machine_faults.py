@@ -127,7 +127,7 @@ def test_a_full_disk_of_one_rank_ends_both_in_order(shards: Path, tmp_path: Path
     ("lost_folder", "metrics.csv could not be written (No such file or directory): make room or repair the folder"),
     ("lost_worker", "a process of data.num_workers was lost (killed by signal: Killed): free memory, or lower data.nu"),
     ("no_memory_for_a_tensor", "memory is exhausted ("),
-    ("no_memory_for_an_array", "memory is exhausted (Unable to allocate 8.00 PiB"),
+    pytest.param("no_memory_for_an_array", "memory is exhausted (Unable to allocate 8.00 PiB", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_fault_of_the_machine_is_one_sentence(
     shards: Path, tmp_path: Path, fault: str, sentence: str
