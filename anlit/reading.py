@@ -11,8 +11,9 @@ import json
 import math
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -93,15 +94,63 @@ def number(row: dict[str, str], column: str, path: str | Path) -> float:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML 1.1, in which `1e-3` is a number too, as in jsonargparse and YAML 1.2."""
+    """YAML without its surprises: `no`, `007`, `2024_11`, `10:00:00` and dates are texts.
+
+    YAML 1.1 reads them as a boolean, an octal number, two integers and a number of base 60. Where a key needs a number
+    or a boolean, `parse_scalar` reads the text. `1e4` and `1.5e4` are integers, `1e-3` is a number, and `1_000_000` is
+    an integer too.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
 
 
-_FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
+INTEGER = re.compile(
+    r"[-+]?(0|[1-9]\d*|[1-9]\d{0,2}(_\d{3})+|0x[0-9a-fA-F]+|\d+(\.\d+)?[eE]\+?\d\d?)$"
+)
+NUMBER = re.compile(
+    r"[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
+)
+for _kind, _form, _first in (
+    ("null", re.compile(r"(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    ("int", INTEGER, list("-+0123456789")),
+    ("float", NUMBER, list("-+0123456789.")),
+    ("merge", re.compile("<<$"), ["<"]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _form, _first)
+
+
+def _integer(loader: Any, node: yaml.ScalarNode) -> int | float:
+    """The integer in a node; the number, where an exponent leaves a fraction: `1.25e1`."""
+    text = loader.construct_scalar(node).replace("_", "")
+    if "x" in text:
+        return int(text, 16)
+    exact = Decimal(text)
+    return int(exact) if exact == exact.to_integral_value() else float(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+MERGE = "tag:yaml.org,2002:merge"
+WORDS = {"yes": True, "on": True, "no": False, "off": False}
+"""What people write for true and false."""
+
+
+def parse_scalar(text: str) -> Any:
+    """The boolean, number or null that `text` means for a key that needs one; `text`, if it means none."""
+    if re.fullmatch(r"[-+]?\d[\d_]*", text):
+        return int(text.replace("_", ""))
+    if (word := WORDS.get(text.strip().lower())) is not None:
+        return word
+    content = parse_yaml(text)
+    return text if isinstance(content, dict | list) else content
 
 
 def parse_yaml(text: str) -> Any:
-    """The content of YAML. Raises YAMLError, or ValueError if it is nested too deep or its aliases expand too far."""
+    """The content of YAML, in which no mapping has a key twice.
+
+    Raises YAMLError, or ValueError for a key that is written twice, for content that is nested too deep, or whose
+    aliases expand too far.
+    """
     depth = 0
     for event in yaml.parse(
         text, Loader=_Loader
@@ -111,10 +160,40 @@ def parse_yaml(text: str) -> Any:
         )
         if depth > DEEPEST:
             raise ValueError(TOO_DEEP)
+    loader = _Loader(text)
     try:
-        return _bounded(yaml.load(text, Loader=_Loader), MOST_VALUES)
+        node = loader.get_single_node()
+        _refuse_repeated_keys(node)
+        content = loader.construct_document(node) if node is not None else None
+        return _bounded(content, MOST_VALUES)
     except RecursionError as error:  # aliases of aliases
         raise ValueError(TOO_DEEP) from error
+    finally:
+        loader.dispose()
+
+
+def _refuse_repeated_keys(document: yaml.Node | None) -> None:
+    """Raise ValueError for a mapping with a key twice: YAML's readers keep the last one without a word."""
+    nodes: list[tuple[str, Any]] = [("", document)]
+    visited: set[int] = set()
+    while nodes:
+        path, node = nodes.pop()
+        if id(node) in visited:  # an alias
+            continue
+        visited.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            nodes += [(f"{path}.{number}", item) for number, item in enumerate(node.value)]
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[tuple[str, str], int] = {}
+            for key, value in node.value:
+                name = f"{path}.{key.value}".removeprefix(".")
+                if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                    line = key.start_mark.line + 1
+                    if first := lines.get((key.tag, key.value)):
+                        where = f", in lines {first} and {line}" if first < line else ""
+                        raise ValueError(f"{name} is written twice{where}")
+                    lines[key.tag, key.value] = line
+                nodes.append((name, value))
 
 
 def _parse_json(text: str) -> Any:

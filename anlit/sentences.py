@@ -10,7 +10,9 @@ import difflib
 import importlib
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import is_dataclass
+from pydoc import locate
 from typing import Any, NoReturn
 
 from anlit.discovery import public_classes
@@ -39,11 +41,17 @@ _MONITOR = re.compile(
     r"metric `(.*?)` which is not available.* following: (.*)|"
     r"monitor='(.*?)'\)` could not find the monitored key in the returned metrics: \[(.*?)\]"
 )
+_TWICE = re.compile(r"\S+ is written twice[^\n]*")
+_LENGTH = re.compile(r"Expected a tuple with (\d+) elements")
+_NO_SUBCLASS = re.compile(r"Subclasses are disabled for (\w+), thus")
+_CAUSE = re.compile(r"(?:Parser key \"[^\"]+\"|Problem with given class_path '[^']+'):\s*([^\n]+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.*?)\])")
 _KINDS = {
     "int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list",
     "dict": "a mapping", "numbers": "integers such as 1,2",
 }  # fmt: skip
+EXAMPLES = {"betas": "[0.9, 0.95]"}
+"""A list for a setting that takes one of a fixed length."""
 ADVICE = {
     "No supported gpu backend found|CUDAAccelerator": "trainer.accelerator needs a GPU, and none was found: set "
     "--trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
@@ -111,11 +119,19 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
     if match := _OPTION.match(message):
         option, kind, value, choice, choices = match.groups()
         if kind:
-            return f"{option} {value} is of the wrong type: give {_kind(kind)}"
+            return f"{option} {value} is of the wrong type: give {kind_in_words(kind)}"
         if choice:
             return f"{option} {choice} is not known: choose one of {choices.replace(chr(39), '')}"
         return f"{message.removeprefix('argument ').replace(': ', ' ', 1)}: {see}"
+    if match := _TWICE.search(message):
+        return f"{key}: {match[0]}: keep one of them"
+    if match := _NO_SUBCLASS.search(message):
+        return _settings_without_class(message, key, match[1])
     value = next(iter(_VALUE.findall(message)), "")
+    if _LENGTH.search(message) or "Expected a <class 'tuple'>" in message:
+        size = f" of {match[1]} values" if (match := _LENGTH.search(message)) else ""
+        example = f" such as {EXAMPLES[keys[-1]]}" if keys and keys[-1] in EXAMPLES else ""
+        return f"{key}={value} is of the wrong type: give a list{size}{example}"
     if match := _SEVERAL.search(message):
         return f"{key}={match[1]} is the name of several classes: choose {match[2].replace(', ', ' or ')}"
     if match := _NO_CLASS.search(message):
@@ -125,11 +141,36 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
         for kind, values in _EXPECTED.findall(message)
         if kind != "NoneType"
     ]:
-        fix = " or ".join(dict.fromkeys(map(_kind, kinds)))
+        fix = " or ".join(dict.fromkeys(map(kind_in_words, kinds)))
+        if value == "None":
+            return f"{key} has an empty value: give {fix}"
         if value[:1] in ("[", "{") and "str" in kinds:  # which the parser took for YAML
             fix += ", one in brackets with quotes in a --config FILE"
+        elif kinds == ["str"]:
+            value = value.lower() if value in ("True", "False") else value
+            fix += f', with quotes: "{value}"'
         return f"{key}={value} is of the wrong type: give {fix}"
+    if causes := _CAUSE.findall(message):
+        return f"{key}: {causes[-1]}: {see}"
     return f"{' '.join(message.split())[:400]}: {see}"
+
+
+def _owner(message: str) -> Any:
+    """The class that the setting in a message belongs to; None outside of classes."""
+    module, _, kind = "".join(_OWNER.findall(message)[-1:]).rpartition(".")
+    return getattr(importlib.import_module(module), kind) if module else None
+
+
+def _settings_without_class(message: str, key: str, kind: str) -> str:
+    """The sentence about a class_path for a setting of one class only, such as model.schedule."""
+    from anlit.settings import parameters_of  # torch
+
+    for parameter in parameters_of(_owner(message)):
+        if getattr(parameter.annotation, "__name__", "") == kind:
+            names = ", ".join(part.name for part in parameters_of(parameter.annotation))
+            fix = f"leave class_path out, and give {names} below {key}.{parameter.name}"
+            return f"{key}.{parameter.name} takes no other class than {kind}: {fix}"
+    return f"{key} takes no other class than {kind}: leave class_path out"
 
 
 def _unknown(
@@ -155,6 +196,8 @@ def _unknown(
         see = "the class has none, so leave it out, or choose a class that has it"
     what = f"an option of {program}" if name.startswith("-") else f"a setting of {owner or program}"
     wanted, plain, fix = name.lstrip("-"), [option.lstrip("-") for option in options], see
+    if owner and (part := _part_with(known, wanted)):
+        return f"{'.'.join([*keys, name])} is not {what}: did you mean {'.'.join([*keys, part])}?"
     close = [
         near
         for part in (wanted, wanted.split(".")[0])
@@ -167,10 +210,25 @@ def _unknown(
     return f"{'.'.join([*keys, name])} is not {what}: {fix}"
 
 
+def _part_with(parameters: Iterable[Any], name: str) -> str | None:
+    """`optimizer.lr`, if the usual class of one of a class's parameters has this setting."""
+    from anlit.settings import parameters_of  # torch
+
+    for parameter in parameters:
+        path = parameter.default.get("class_path") if isinstance(parameter.default, dict) else None
+        kind = locate(path) if path else parameter.annotation
+        if isinstance(kind, type) and (path or is_dataclass(kind)):
+            if name in [part.name for part in parameters_of(kind)]:
+                return f"{parameter.name}.{name}"
+    return None
+
+
 def no_class(key: str, value: Any) -> str:
     """The sentence about a value of `key` that names no class of the right type."""
     known = next(filter(None, map(classes_for, reversed(key.split(".")[-2:]))), None)
     fix = f"choose {known}" if known else "give the dotted path of a class that can be imported"
+    if value == "None":
+        return f"{key} has an empty value: {fix}"
     return f"{key} names {value}, which is not a class for it: {fix}"
 
 
@@ -185,6 +243,7 @@ def classes_for(name: str) -> str:
         else []
     )
     names += {"model": ["GPT", "NGPT", "AnGPT"], "data": ["Mixture", "TokenShards", "NeedleInHaystack"],
+              "logger": ["CSVLogger", "TensorBoardLogger", "--config logger/wandb.yaml"],
               "optimizer": ["the path of a torch optimizer such as torch.optim.SGD"]}.get(name, [])  # fmt: skip
     names = [kind for kind in names if kind != "Positions"]
     return f"{', '.join(names[:-1])} or {names[-1]}" if names else ""
@@ -224,5 +283,6 @@ def _key(message: str) -> list[str]:
     return [key for key, before in zip(keys, ["", *keys], strict=False) if key != before]
 
 
-def _kind(name: str) -> str:
+def kind_in_words(name: str) -> str:
+    """What to give for a type: `int` → an integer."""
     return _KINDS.get(name, name if name.startswith("one of ") else f"a {name}")

@@ -10,14 +10,15 @@ import re
 import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
 from pydoc import locate
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import lightning as L
 import torch
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import Precision as PrecisionPlugin
 from torch import nn
@@ -28,6 +29,7 @@ import anlit.data.mixture
 import anlit.data.needle
 import anlit.models
 import anlit.training.callbacks  # noqa: F401  short class names in YAML are those of imported classes
+from anlit.commands.values import expand_home, refuse_null, use_one_loader
 from anlit.configuration import ARCHITECTURES, class_name, init_args
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
@@ -91,15 +93,24 @@ OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
      "seed than its checkpoint's; weights that do not fit are refused all the same."),
 ]  # fmt: skip
 """anlit's own, beside those of LightningCLI: name, type, default, help."""
+TOP_LEVEL: dict[str, tuple[Any, Any]] = {
+    **{name: (kind, default) for name, kind, default, _ in OWN_SETTINGS},
+    "seed_everything": (int, 1),
+    "trainer": (dict, inspect.Parameter.empty),
+}
+"""Settings outside of model, data and trainer → their type and default."""
 
 
 def check(config: Namespace) -> None:
-    """Raises UserError for a callable that is not a class, a number out of its range, a precision that is not anlit's.
+    """Raises UserError for null where a setting takes none, a callable that is not a class, a number out of its range,
+    a precision that is not anlit's.
 
     The parser also accepts functions: any function if the key needs a callable, such as `model.init_args.optimizer`,
     else those whose annotation returns the right type. Both would be called.
     """
-    for key, owner, name, value in _settings(config.as_dict(), ""):
+    for key, name, value, owner, annotation, default in _settings(config.as_dict(), ""):
+        if value is None:
+            refuse_null(key, annotation, default)
         if name == "class_path":
             if not inspect.isclass(named := locate(value)):
                 raise UserError(no_class(key, shown(value)))
@@ -155,9 +166,19 @@ def _is_part(given: Any, whole: Any) -> bool:
     return bool(given == whole)
 
 
-def _settings(part: Any, key: str, owner: Any = None) -> Iterator[tuple[str, Any, str, Any]]:
-    """Every value below `part`, at any depth: its key with dots and without `init_args` (`model.optimizer.lr`), the
-    class that the argument belongs to (None outside of classes), the argument's name, and the value."""
+class Setting(NamedTuple):
+    """One value of a configuration."""
+
+    key: str  # with dots and without `init_args`: `model.optimizer.lr`
+    name: str
+    value: Any
+    owner: Any  # the class or dataclass that has the argument; None outside of classes
+    annotation: Any  # Any where it is not known
+    default: Any  # None where it is not known
+
+
+def _settings(part: Any, key: str, owner: Any = None, defaults: Any = None) -> Iterator[Setting]:
+    """Every value below `part`, at any depth. `part` holds arguments of `owner`, or of the dataclass `defaults`."""
     if isinstance(part, list | tuple):
         for number, value in enumerate(part):
             yield from _settings(value, f"{key}.{number}", owner)
@@ -166,8 +187,29 @@ def _settings(part: Any, key: str, owner: Any = None) -> Iterator[tuple[str, Any
         for name, value in part.items():
             within = name in ("class_path", "init_args") and isinstance(path, str)
             below = key if within else f"{key}.{name}".lstrip(".")
-            yield below, owner, str(name), value
-            yield from _settings(value, below, locate(str(path)) if within else None)
+            annotation, default = _type_and_default(below, owner, name, defaults)
+            yield Setting(below, str(name), value, owner, annotation, default)
+            if within:
+                yield from _settings(value, below, locate(str(path)))
+            elif below == "trainer":
+                yield from _settings(value, below, L.Trainer)
+            elif is_dataclass(annotation):
+                yield from _settings(value, below, annotation, default)
+            else:
+                yield from _settings(value, below)
+
+
+def _type_and_default(key: str, owner: Any, name: str, defaults: Any) -> tuple[Any, Any]:
+    if owner is None:
+        return TOP_LEVEL.get(key, (Any, None))
+    if owner is L.Trainer and name in TRAINER_DEFAULTS and name != "gradient_clip_val":
+        default = TRAINER_DEFAULTS[name]
+        return type(default), default  # where null is another default, Lightning's
+    parameters = parameters_of(owner) if inspect.isclass(owner) else []
+    for parameter in parameters:
+        if parameter.name == name:
+            return parameter.annotation, getattr(defaults, name, parameter.default)
+    return Any, None
 
 
 class ConfigurationParser(CommandLine):
@@ -180,12 +222,8 @@ class ConfigurationParser(CommandLine):
         return {name: known[name] | {"weights_only"} for name in ("fit", "validate", "test")}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Refuse listed functions and shortened options, make no objects for keys of type Any, read no `s3://…`."""
-        set_parsing_settings(
-            import_path_denylist=[],
-            instantiate_subclass_spec_in_any=False,
-            config_read_mode_fsspec_enabled=False,
-        )
+        """Without shortened options."""
+        use_one_loader()
         return super().init_parser(allow_abbrev=False, **kwargs)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -281,6 +319,7 @@ def with_configuration_files(arguments: list[str]) -> list[str]:
     and data that options name, because a file may set arguments of such a class. Raises UserError if a file is missing
     or damaged.
     """
+    arguments = [_with_home(argument) for argument in arguments]
     parser = ToolParser(prog=f"anlit {arguments[0]}", add_help=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     for option in ("--model", "--data"):
@@ -298,11 +337,24 @@ def with_configuration_files(arguments: list[str]) -> list[str]:
     return [arguments[0], *first, *classes, *others]
 
 
+def _with_home(argument: str) -> str:
+    """The home folder in place of ~, also in `--run_dir=~/runs`, where shells leave it."""
+    option, is_option, value = argument.partition("=")
+    if is_option and argument.startswith("-"):
+        return f"{option}={expand_home(value)}"
+    return str(expand_home(argument))
+
+
 def _in_sentences(parse: Callable[[], T], command: str) -> T:
     """What `parse` returns; the parser's error about the arguments of a subcommand becomes one sentence."""
     try:
         return parse()
     except ArgumentError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, UserError):
+                raise UserError(str(cause)) from error
+            cause = cause.__cause__ or cause.__context__
         names = [*(f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters), "model", "data", "config",
                  *(name for name, *_ in OWN_SETTINGS), "ckpt_path", "seed_everything"]  # fmt: skip
         raise UserError(
