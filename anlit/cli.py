@@ -24,11 +24,9 @@ from anlit.errors import (
 )
 from anlit.lazy_torchmetrics import make_torchmetrics_lazy
 from anlit.reporting.text import VisibleRecord, discard_unwritable, echo
-from anlit.sentences import ToolParser
+from anlit.sentences import NAMES_OF_FILES, ToolParser
 from anlit.signals import preempted_by_signals
 
-NAMES_OF_FILES = ("CHECKPOINT", "DIR", "FILE", "FOLDER", "PATH", "RUN")
-"""How --help calls a file or a folder."""
 ORDERLY = (*LIGHTNING, "study", "prepare")
 """Commands that a signal ends in order, to be started again."""
 USAGE = """\

@@ -1,10 +1,12 @@
 """The ranges of numbers in a configuration, one table for the command line, which refuses a number before anything is
 made, and for constructors, which refuse it in Python; and the precisions that anlit trains in. Without torch."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import is_dataclass
-from typing import Any, Literal, get_args
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from anlit.errors import UserError
 
@@ -63,11 +65,29 @@ LONG_NAMES = {
 """Lightning's short names of precisions → its long ones."""
 
 
+WORDS = {
+    "int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list",
+    "tuple": "a list", "dict": "a mapping",
+}  # fmt: skip
+"""The name of a type → what to give for it."""
+
+
 def check_ranges(key: str, value: Any) -> None:
     """Raise UserError if `value`, the setting `key`, is a number out of its range, or holds one at any depth: in a
-    dataclass, a mapping or a list."""
+    dataclass, a mapping or a list.
+
+    Of a dataclass, and of the `locals()` of a constructor, None is refused where the annotation does not allow it.
+    """
     if is_dataclass(value):
+        for field in fields(value):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            if getattr(value, field.name) is None:
+                refuse_null(f"{key}.{field.name}", field.type, default)
         value = vars(value)
+    elif isinstance(value, Mapping) and inspect.isclass(constructed := value.get("__class__")):
+        for parameter in inspect.signature(constructed.__init__).parameters.values():
+            if value.get(parameter.name, "") is None:
+                refuse_null(f"{key}.{parameter.name}", parameter.annotation, parameter.default)
     elif isinstance(value, list | tuple):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
@@ -92,3 +112,52 @@ def check_precision(given: Any) -> Any:
         fix = f"set {', '.join(get_args(Precision))}; float8 is model.init_args.runtime.float8"
         raise UserError(f"trainer.precision={precision} is not one of anlit's: {fix}")
     return precision
+
+
+def refuse_null(key: str, annotation: Any, default: Any, wanted: str = "") -> None:
+    """Raise UserError, which names the default, if a setting of this type takes no null.
+
+    `wanted` is what to give; by default it follows from the annotation.
+    """
+    if default is None or _takes_null(annotation):
+        return
+    fix = f"give {wanted or _in_words(annotation)}"
+    if default is inspect.Parameter.empty:
+        fix += ", or leave it out"
+    else:
+        fix += f"; the default is {_shown_default(default)}"
+    raise UserError(f"{key} is empty: {fix}")
+
+
+def _takes_null(annotation: Any) -> bool:
+    if annotation in (inspect.Parameter.empty, Any, object, None, NoneType):
+        return True
+    if isinstance(annotation, str):  # an annotation that is not evaluated
+        return "None" in annotation or "Optional" in annotation
+    if get_origin(annotation) in (Union, UnionType):
+        return any(_takes_null(member) for member in get_args(annotation))
+    return get_origin(annotation) is Literal and None in get_args(annotation)
+
+
+def _in_words(annotation: Any) -> str:
+    """What a setting takes: `true or false or one of auto`."""
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(map(_in_words, get_args(annotation)))
+    if get_origin(annotation) is Literal:
+        return f"one of {', '.join(map(str, get_args(annotation)))}"
+    kind = get_origin(annotation) or annotation
+    return WORDS.get(getattr(kind, "__name__", ""), "its settings")
+
+
+def _shown_default(default: Any) -> str:
+    """A default as YAML has it; for an object the name of its class."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, Mapping):
+        return str(default.get("class_path", "empty")).rsplit(".", 1)[-1]
+    if isinstance(default, tuple):
+        return str(list(default))
+    if isinstance(default, int | float | str | list):
+        return str(default)
+    kind = default if isinstance(default, type) else type(default)
+    return kind.__name__.removeprefix("LazyInstance_")

@@ -9,14 +9,18 @@ import argparse
 import difflib
 import importlib
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import is_dataclass
+from pathlib import Path
 from pydoc import locate
 from typing import Any, NoReturn
 
 from anlit.discovery import public_classes
 from anlit.errors import UserError
+from anlit.ranges import WORDS
+from anlit.reading import parse_scalar
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _OWNER = re.compile(r"Problem with given class_path '([^']+)'")
@@ -46,10 +50,6 @@ _LENGTH = re.compile(r"Expected a tuple with (\d+) elements")
 _NO_SUBCLASS = re.compile(r"Subclasses are disabled for (\w+), thus")
 _CAUSE = re.compile(r"(?:Parser key \"[^\"]+\"|Problem with given class_path '[^']+'):\s*([^\n]+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.*?)\])")
-_KINDS = {
-    "int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list",
-    "dict": "a mapping", "numbers": "integers such as 1,2",
-}  # fmt: skip
 EXAMPLES = {"betas": "[0.9, 0.95]"}
 """A list for a setting that takes one of a fixed length."""
 ADVICE = {
@@ -61,11 +61,26 @@ ADVICE = {
 """A pattern in a message of Lightning's → the sentence that the user gets instead."""
 
 
+NAMES_OF_FILES = ("CHECKPOINT", "DIR", "FILE", "FOLDER", "PATH", "RUN")
+"""How --help calls a file or a folder."""
+
+
 class ToolParser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are a UserError; `prog` is the whole command: `anlit score`."""
+    """argparse without abbreviations, whose errors are a UserError; `prog` is the whole command: `anlit score`.
+
+    In the name of a file or a folder ~ is the home folder, also in `--output=~/report`, where shells leave it.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        options, others = super().parse_known_args(*args, **kwargs)
+        for action in self._actions:
+            value = getattr(options, action.dest, None)
+            if action.metavar in NAMES_OF_FILES and value is not None:
+                setattr(options, action.dest, _with_home(value))
+        return options, others
 
     def error(self, message: str) -> NoReturn:
         """Raises UserError, which names option, value and fix."""
@@ -77,11 +92,18 @@ class ToolParser(argparse.ArgumentParser):
         return self._option_string_actions
 
 
+def _with_home(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_home(part) for part in value]
+    return os.path.expanduser(value) if isinstance(value, str | Path) else value
+
+
 def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
     """The type of an option that takes numbers from `least` on, and neither NaN nor infinity."""
 
     def number(text: str) -> float:
-        if not least <= (value := kind(text)) < math.inf:
+        value = whole_number(text) if kind is int else kind(text)
+        if not least <= value < math.inf:
             raise argparse.ArgumentTypeError(
                 f"{text} must be at least {least}{' and finite' * (kind is float)}"
             )
@@ -89,6 +111,17 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
 
     number.__name__ = kind.__name__  # which argparse names in its error
     return number
+
+
+def whole_number(text: str) -> int:
+    """The type of an option that takes an integer, also written 1e4 or 1_000. Raises ValueError for others."""
+    value = parse_scalar(text)
+    if type(value) is not int:
+        raise ValueError(f"{text} is no integer")
+    return value
+
+
+whole_number.__name__ = "int"  # which argparse names in its error
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -119,7 +152,7 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
     if match := _OPTION.match(message):
         option, kind, value, choice, choices = match.groups()
         if kind:
-            return f"{option} {value} is of the wrong type: give {kind_in_words(kind)}"
+            return f"{option} {value} is of the wrong type: give {_kind(kind)}"
         if choice:
             return f"{option} {choice} is not known: choose one of {choices.replace(chr(39), '')}"
         return f"{message.removeprefix('argument ').replace(': ', ' ', 1)}: {see}"
@@ -141,7 +174,7 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
         for kind, values in _EXPECTED.findall(message)
         if kind != "NoneType"
     ]:
-        fix = " or ".join(dict.fromkeys(map(kind_in_words, kinds)))
+        fix = " or ".join(dict.fromkeys(map(_kind, kinds)))
         if value == "None":
             return f"{key} has an empty value: give {fix}"
         if value[:1] in ("[", "{") and "str" in kinds:  # which the parser took for YAML
@@ -217,9 +250,10 @@ def _part_with(parameters: Iterable[Any], name: str) -> str | None:
     for parameter in parameters:
         path = parameter.default.get("class_path") if isinstance(parameter.default, dict) else None
         kind = locate(path) if path else parameter.annotation
-        if isinstance(kind, type) and (path or is_dataclass(kind)):
-            if name in [part.name for part in parameters_of(kind)]:
-                return f"{parameter.name}.{name}"
+        if not isinstance(kind, type) or not (path or is_dataclass(kind)):
+            continue
+        if name in [part.name for part in parameters_of(kind)]:
+            return f"{parameter.name}.{name}"
     return None
 
 
@@ -283,6 +317,7 @@ def _key(message: str) -> list[str]:
     return [key for key, before in zip(keys, ["", *keys], strict=False) if key != before]
 
 
-def kind_in_words(name: str) -> str:
-    """What to give for a type: `int` → an integer."""
-    return _KINDS.get(name, name if name.startswith("one of ") else f"a {name}")
+def _kind(name: str) -> str:
+    if name == "numbers":
+        return "integers such as 1,2"
+    return WORDS.get(name, name if name.startswith("one of ") else f"a {name}")

@@ -24,6 +24,7 @@ class Mechanism(nn.Module):
     """
 
     window: int | None = None
+    replaces_positions = False  # whether it is published for use without positions
     n_heads: int
     d_head: int
 

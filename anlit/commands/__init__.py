@@ -3,7 +3,7 @@
 COMMANDS = {
     "prepare": "a corpus into token shards: anlit prepare FineWeb --output data/fw",
     "fit": "train a model: anlit fit --config experiment/demo/gpt.yaml",
-    "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml",
+    "validate": "a checkpoint's loss: anlit validate RUN",
     "test": "the same on the test split",
     "study": "arms tuned alike, on seeds: anlit study --config study/copying.yaml",
     "benchmark": "speed: anlit benchmark step, attention, loss",

@@ -29,17 +29,18 @@ import anlit.data.mixture
 import anlit.data.needle
 import anlit.models
 import anlit.training.callbacks  # noqa: F401  short class names in YAML are those of imported classes
-from anlit.commands.values import expand_home, refuse_null, use_one_loader
-from anlit.configuration import ARCHITECTURES, class_name, init_args
+from anlit.checkpoints.location import CHECKPOINTS
+from anlit.commands.values import expand_home, use_one_loader
+from anlit.configuration import ARCHITECTURES, CONFIG, class_name, init_args
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.data.storage.manifest import MANIFEST, read_manifest
 from anlit.errors import UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.language_model import LanguageModel
-from anlit.ranges import check_precision, check_ranges
+from anlit.ranges import check_precision, check_ranges, refuse_null
 from anlit.reading import read_yaml
-from anlit.sentences import ToolParser, no_class, sentence
+from anlit.sentences import ToolParser, classes_for, no_class, sentence
 from anlit.settings import parameters_of, shown
 from anlit.shipped import configuration_file
 
@@ -110,7 +111,7 @@ def check(config: Namespace) -> None:
     """
     for key, name, value, owner, annotation, default in _settings(config.as_dict(), ""):
         if value is None:
-            refuse_null(key, annotation, default)
+            refuse_null(key, annotation, default, classes_for(name))
         if name == "class_path":
             if not inspect.isclass(named := locate(value)):
                 raise UserError(no_class(key, shown(value)))
@@ -319,7 +320,7 @@ def with_configuration_files(arguments: list[str]) -> list[str]:
     and data that options name, because a file may set arguments of such a class. Raises UserError if a file is missing
     or damaged.
     """
-    arguments = [_with_home(argument) for argument in arguments]
+    arguments = with_run_folder([_with_home(argument) for argument in arguments])
     parser = ToolParser(prog=f"anlit {arguments[0]}", add_help=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     for option in ("--model", "--data"):
@@ -335,6 +336,27 @@ def with_configuration_files(arguments: list[str]) -> list[str]:
         read_yaml(file, CONFIGURATION)
     first = [*classes, *(f"--config={file}" for file in files)] if files else []
     return [arguments[0], *first, *classes, *others]
+
+
+def with_run_folder(arguments: list[str]) -> list[str]:
+    """`validate RUN` as the options that it means: the run's configuration, and its checkpoint if it names one.
+
+    Raises UserError if the folder is none of a run.
+    """
+    command, *options = arguments
+    if command == "fit" or not options or options[0].startswith("-"):
+        return arguments
+    path = Path(options[0])
+    is_checkpoint = CHECKPOINTS in path.parts[:-1]
+    if is_checkpoint:
+        folder = Path(*path.parts[: path.parts.index(CHECKPOINTS)])
+    else:
+        folder = path.parent if path.is_file() else path
+    if not (folder / CONFIG).is_file():
+        fix = "give a run folder such as runs/gpt-seed1, or --config FILE and --ckpt_path FILE"
+        raise UserError(f"{path} is no run folder with a {CONFIG}: {fix}")
+    checkpoint = [f"--ckpt_path={path}"] if is_checkpoint else []
+    return [command, f"--config={folder / CONFIG}", *checkpoint, *options[1:]]
 
 
 def _with_home(argument: str) -> str:

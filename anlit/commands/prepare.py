@@ -11,7 +11,7 @@ from anlit.data.preparation.recipes import CORPORA, Options, recipe_of
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import PREEMPTED, Preempted, UserError
 from anlit.reporting.text import echo, say
-from anlit.sentences import ToolParser, at_least
+from anlit.sentences import ToolParser, at_least, whole_number
 
 EPILOG = """\
 The same command goes on after an interruption, and repairs a finished folder that has lost chunks. Any data set of the
@@ -86,9 +86,11 @@ def parser() -> ToolParser:
     )
     add("--part", help="FineWeb: sample-10BT or sample-100BT; FineWebBin: 10B or 100B")
     add(
-        "--tokenizer", help="gpt2, gpt-neox, a tokenizer.json, bpe (trained on the corpus), or none"
+        "--tokenizer",
+        metavar="FILE",
+        help="gpt2, gpt-neox, a tokenizer.json, bpe (trained on the corpus), or none",
     )
-    add("--vocab_size", type=int, default=4096, help="of --tokenizer bpe (%(default)s)")
+    add("--vocab_size", type=whole_number, default=4096, help="of --tokenizer bpe (%(default)s)")
     add("--end_of_document", default=Options.end_of_document, help="that token (%(default)s)")
     add("--workers", type=at_least(1), help="processes (one per core)")
     add("--cluster", metavar="ADDRESS", help="work on a Dask cluster, such as tcp://scheduler:8786")

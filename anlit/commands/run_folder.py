@@ -240,5 +240,5 @@ def checkpoint_to_evaluate(
         return str(files[0])
     searched = " or ".join(str(folder / CHECKPOINTS) for folder in folders) or "any run"
     wanted = f"ckpt_path={ckpt_path}" if ckpt_path else f"anlit {command} without --ckpt_path"
-    fix = "give --config RUN/config.yaml of a trained run, or --ckpt_path RUN/checkpoints/best.ckpt"
+    fix = f"give a trained run, anlit {command} RUN, or --ckpt_path RUN/checkpoints/best.ckpt"
     raise UserError(f"{wanted} finds no {' or '.join(names)} in {searched}: {fix}")

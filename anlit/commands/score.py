@@ -10,7 +10,7 @@ from typing import Any
 from anlit.checkpoints.location import find_checkpoint
 from anlit.errors import UserError
 from anlit.reporting.text import echo, json_line
-from anlit.sentences import ToolParser, at_least
+from anlit.sentences import ToolParser, at_least, whole_number
 
 WORDS = """\
 {output}: {tokens:,} tokens, {bytes:,} bytes (documents: {documents:,})
@@ -45,7 +45,7 @@ def parser() -> ToolParser:
     )
     add(
         "--stride",
-        type=int,
+        type=whole_number,
         metavar="N",
         help="tokens by which windows advance (default: half of a window)",
     )

@@ -4,26 +4,21 @@ A value of a configuration file, of a file that it names, and of an option are r
 and numbers by rules of its own, which `use_one_loader` replaces, and accepts null for every setting.
 """
 
-import inspect
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import yaml
 from jsonargparse import _typehints, _util, set_loader, set_parsing_settings
 
 from anlit.errors import UserError
 from anlit.reading import parse_scalar, parse_yaml, read_yaml
-from anlit.sentences import classes_for, kind_in_words
 
 NEEDED = {
     "class_path": "give the name of a class, or leave it out",
     "init_args": "give settings of the class, or leave it out",
 }
 """Keys that are never null, and the fix."""
-PLAIN = (bool, int, float, str, list, tuple, dict)
 
 
 def use_one_loader() -> None:
@@ -46,8 +41,10 @@ def load_value(text: str) -> Any:
     """
     file = _file_with(text)
     content = read_yaml(file) if file else parse_yaml(text)
-    is_words = isinstance(content, dict) and content and not any(
-        value is not None for value in content.values()
+    is_words = (
+        isinstance(content, dict)
+        and content
+        and not any(value is not None for value in content.values())
     )
     if is_words and not file and "\n" not in text:  # `a:` and `{a, b}` are options' texts
         return text
@@ -82,47 +79,3 @@ def _refuse_empty_class(content: Any, where: str, key: str = "") -> None:
             if part is None and name in NEEDED:
                 raise UserError(f"{where}{path} is empty: {NEEDED[name]}")
             _refuse_empty_class(part, where, path)
-
-
-def refuse_null(key: str, annotation: Any, default: Any) -> None:
-    """Raise UserError, which names the default, if a setting of this type takes no null."""
-    if default is None or _takes_null(annotation):
-        return
-    fix = f"give {_in_words(annotation, key)}"
-    if default is inspect.Parameter.empty:
-        fix += ", or leave it out"
-    else:
-        fix += f"; the default is {_shown_default(default)}"
-    raise UserError(f"{key} is empty: {fix}")
-
-
-def _takes_null(annotation: Any) -> bool:
-    if annotation in (inspect.Parameter.empty, Any, object, None, NoneType):
-        return True
-    if get_origin(annotation) in (Union, UnionType):
-        return any(_takes_null(member) for member in get_args(annotation))
-    return get_origin(annotation) is Literal and None in get_args(annotation)
-
-
-def _in_words(annotation: Any, key: str) -> str:
-    """What a setting takes: `true or false or one of 'auto'`."""
-    if classes := classes_for(key.rsplit(".", 1)[-1]):
-        return classes
-    if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(_in_words(member, key) for member in get_args(annotation))
-    if get_origin(annotation) is Literal:
-        return f"one of {', '.join(map(str, get_args(annotation)))}"
-    kind = get_origin(annotation) or annotation
-    return kind_in_words(kind.__name__) if kind in PLAIN else "its settings"
-
-
-def _shown_default(default: Any) -> str:
-    """A default as YAML has it; for an object the name of its class."""
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, Mapping):
-        return str(default.get("class_path", "empty")).rsplit(".", 1)[-1]
-    if isinstance(default, int | float | str | list | tuple):
-        return str(list(default) if isinstance(default, tuple) else default)
-    kind = default if isinstance(default, type) else type(default)
-    return kind.__name__.removeprefix("LazyInstance_")

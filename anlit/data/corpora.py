@@ -1,5 +1,6 @@
 """The corpora as DataModules: the big ones are prepared once by `anlit prepare`, the small ones make their shards."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ class TextFiles(TokenShards):
     ) -> None:  # fmt: skip
         super().__init__(path, **kwargs)
         self.options = Options(
-            source=source, pattern=pattern, vocab_size=vocab_size, tokenizer=tokenizer, end_of_document=end_of_document,
+            source=os.path.expanduser(source), pattern=pattern, vocab_size=vocab_size,
+            tokenizer=os.path.expanduser(tokenizer) if tokenizer else None, end_of_document=end_of_document,
             val_fraction=val_fraction, text_field=text_field,
         )  # fmt: skip
 

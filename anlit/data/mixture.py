@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Collection
 from functools import cached_property
 from itertools import product
@@ -30,7 +31,7 @@ class Mixture(TokenShards):
         if not paths:
             raise UserError("--data.paths names no folder: give at least one as name: folder.")
         # In the order of their names, so that the order in a YAML file decides nothing.
-        self.paths = {name: paths[name].rstrip("/") for name in sorted(paths)}
+        self.paths = {name: os.path.expanduser(paths[name].rstrip("/")) for name in sorted(paths)}
         super().__init__(" + ".join(self.paths.values()), **kwargs)
 
     @property

@@ -1,6 +1,7 @@
 """The DataModule that every corpus is read through."""
 
 import logging
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ class TokenShards(L.LightningDataModule):
         check_ranges("data", locals())
         super().__init__()
         self.path, self.batch_size, self.context_length = (
-            path.rstrip("/"),
+            os.path.expanduser(path.rstrip("/")),
             batch_size,
             context_length,
         )

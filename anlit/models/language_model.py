@@ -1,7 +1,9 @@
 """The LightningModule under the three architectures: next-token loss, optimizer, and the norms after each step."""
 
+import inspect
 import logging
 import math
+import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -17,6 +19,7 @@ from torchmetrics import MeanMetric
 import anlit
 from anlit.attention.mechanisms.warm_start import grow, warm_starts
 from anlit.errors import UserError
+from anlit.layers.positions import NoPE
 from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import completes_step, is_logged, is_made_by_cli, trainer_of
 from anlit.models import continuing
@@ -50,6 +53,9 @@ class LanguageModel(L.LightningModule):
         self, decoder_class: Callable[[Any], Any], config: DecoderConfig, optimizer: OptimizerFactory,
         schedule: Schedule,
     ) -> None:  # fmt: skip
+        for name, part in (("optimizer", optimizer), ("schedule", schedule)):
+            if part is None:
+                raise UserError(f"model.{name} is empty: leave it out for the default")
         super().__init__()
         self.save_hyperparameters(ignore=["decoder_class", "config"], logger=False)
         if not is_made_by_cli(self):  # built in Python: save default settings too
@@ -93,6 +99,22 @@ class LanguageModel(L.LightningModule):
 
     def on_fit_start(self) -> None:
         check_precision(self.trainer.precision)
+        self._warn_of_doubled_positions()
+
+    def _warn_of_doubled_positions(self) -> None:
+        """Say that a mechanism such as ALiBi, published without positions, is combined with others."""
+        for block in self.model.blocks:
+            parts = block.attention.mechanism.modules()
+            names = [
+                type(part).__name__ for part in parts if getattr(part, "replaces_positions", 0)
+            ]
+            if names and not isinstance(block.positions, NoPE):
+                kept = f"{names[0]} is published without positions, and this model has"
+                rank_zero_only(_log.warning)(
+                    f"{kept} {type(block.positions).__name__} too: leave them out with "
+                    "--model.positions NoPE"
+                )
+                return
 
     def on_train_start(self) -> None:
         """Assume that batches of an unknown data module may count different numbers of tokens."""
@@ -157,9 +179,10 @@ class LanguageModel(L.LightningModule):
             self.log(f"{split}/bits_per_byte", loss / math.log(2) / bytes_per_token)
 
     def configure_optimizers(self) -> Any:
+        groups = parameter_groups(self.model)
         try:
-            optimizer = self.make_optimizer(parameter_groups(self.model))
-        except ValueError as error:
+            optimizer = self.make_optimizer(groups)
+        except (ValueError, TypeError) as error:
             raise UserError(f"model.optimizer: {error}") from error
         self._configured_groups = continuing.group_settings(optimizer)
         n_steps = (
@@ -208,11 +231,25 @@ class LanguageModel(L.LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.log("train/learning_rate", torch.as_tensor(rate))  # a number would wait for the device
-        super().optimizer_step(*args, **kwargs)
+        try:
+            super().optimizer_step(*args, **kwargs)
+        except Exception as error:
+            self._explain(error)
+            raise
         # Lightning does this only after the next forward pass, with both its activations and these gradients in memory.
         self.trainer.optimizers[0].zero_grad()
         self.model.clip_qk()
         self.model.restore_norms()
+
+    def _explain(self, error: Exception) -> None:
+        """Raise UserError for an error that the code of another package's optimizer raised itself."""
+        kind = type(self.trainer.optimizers[0])
+        place = traceback.extract_tb(error.__traceback__)[-1].filename
+        if place == inspect.getfile(kind) and not isinstance(error, torch.OutOfMemoryError):
+            raise UserError(
+                f"model.optimizer={kind.__name__} cannot take its step ({error}): choose another, "
+                "such as anlit.AdamW or torch.optim.SGD"
+            ) from error
 
     def _data(self) -> Any:
         """The Trainer's data module; None without one, or without a Trainer."""

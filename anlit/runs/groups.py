@@ -24,16 +24,14 @@ UNLEARNED = (
     "model.init_args.runtime.meta_init", "model.init_args.backend",
 )  # fmt: skip
 """Settings of where a run is written, of how it is logged and computed, and of the order of its data."""
-TEACHING = (
-    "LossGuard",
-    "GradientAccumulationScheduler",
-    "Averaging",
-    "Finetuning",
-    "Pruning",
-    "Stopping",
-    "Lambda",
-)
-"""In the names of callbacks of anlit's and Lightning's that change what is learned; all those of others may."""
+WATCHING = {
+    "AttentionStatistics", "BestCheckpoint", "FiniteCheckpoints", "LastCheckpoint", "NormMonitor", "RandomState",
+    "RunProgress", "RunRecord", "StopOnNonFinite", "Throughput", "TrainingDynamics", "WholeSteps",
+    "Checkpoint", "DeviceStatsMonitor", "LearningRateMonitor", "ModelCheckpoint", "ModelSummary",
+    "OnExceptionCheckpoint", "ProgressBar", "RichModelSummary", "RichProgressBar", "SpikeDetection",
+    "ThroughputMonitor", "Timer", "TQDMProgressBar",
+}  # fmt: skip
+"""Callbacks of anlit's and Lightning's that change nothing of what is learned; all others may."""
 PATHS = ("path", "paths", "folder", "root", "dir", "source")
 
 
@@ -145,10 +143,11 @@ def _teaching(callbacks: Any) -> str | None:
     """The callbacks that may change what is learned, `LossGuard(patience=3)`; None without any."""
     words = []
     for each in callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else ():
-        name = str(mapping(each).get("class_path"))
-        if not name.startswith(("anlit.", "lightning.")) or any(part in name for part in TEACHING):
+        path = str(mapping(each).get("class_path"))
+        name = path.rpartition(".")[2]
+        if not path.startswith(("anlit.", "lightning.")) or name not in WATCHING:
             settings = ", ".join(f"{key}={value}" for key, value in init_args(each).items())
-            words.append(f"{name.rpartition('.')[2]}({settings})")
+            words.append(f"{name}({settings})")
     return ", ".join(words) or None
 
 

@@ -166,9 +166,9 @@ SLOW = [
     (f"{FIT} --model.positions=RoPE --model.positions.fraction=0.1", r"positions\.fraction=0\.1.*even"),
     (f"{FIT} --model.context_length=10000000", r"10000000.*--model\.context_length"),
     # evaluation of a run
-    ("validate --config tiny.yaml", r"finds no best\.ckpt or last\.ckpt in checkpoints or new/checkpoints: give --con"),
+    ("validate --config tiny.yaml", r"finds no best\.ckpt or last\.ckpt in checkpoints or new/checkpoints: give a tr"),
     ("validate --config run/config.yaml --ckpt_path exported", r"is an exported model.* use anlit lengths"),
-    ("test --config tiny.yaml --ckpt_path=last", r"finds no last\.ckpt .*give --config RUN/config\.yaml of a"),
+    ("test --config tiny.yaml --ckpt_path=last", r"finds no last\.ckpt .*give a trained run, anlit test RUN, or"),
     ("test --config run/config.yaml --ckpt_path registry:a/b", r"the checkpoint registry:a/b is not on this machine"),
     # size
     ("size", r"needs a model: give the options of anlit fit"),

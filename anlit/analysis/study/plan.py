@@ -270,6 +270,9 @@ def require(
         check(part, schema, complete=complete)
     except ValueError as error:
         raise UserError(f"{where} is not as docs/studies.md says: {error}") from error
+    empty = [key for key in part if known and part[key] is None]
+    if empty:
+        raise UserError(f"{where} has no value for '{empty[0]}': give one, or leave it out")
     if known and (unknown := sorted({*map(str, part)} - {*schema})):
         listed = ", ".join(sorted(schema)) or "none"
         raise UserError(f"{where} has the unknown key '{unknown[0]}': the known ones are {listed}")

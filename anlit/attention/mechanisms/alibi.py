@@ -12,6 +12,8 @@ class ALiBi(Mechanism):
     The paper combines two such series where H is no power of two; here it is one for every H (our choice).
     """
 
+    replaces_positions = True
+
     def distance_bias(self, t: Tensor) -> Tensor:
         heads = torch.arange(1, self.n_heads + 1, device=t.device, dtype=t.dtype)
         return -(2 ** (-8 * heads / self.n_heads))[:, None] * t

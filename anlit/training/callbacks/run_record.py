@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.attention.attention import kernels_in_use
@@ -100,9 +101,9 @@ class RunRecord(L.Callback):
                 steps := trainer.estimated_stepping_batches
             ):
                 stoppers = [
-                    name
-                    for each in trainer.callbacks  # type: ignore[attr-defined]
-                    if "Stopping" in (name := type(each).__name__)
+                    type(callback).__name__
+                    for callback in trainer.callbacks  # type: ignore[attr-defined]
+                    if isinstance(callback, EarlyStopping)
                 ]
                 early = {
                     "stopped_early": f"{step} of {steps} steps, by {' or '.join(stoppers) or 'a callback'}"
