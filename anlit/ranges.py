@@ -122,9 +122,7 @@ def refuse_null(key: str, annotation: Any, default: Any, wanted: str = "") -> No
     if default is None or _takes_null(annotation):
         return
     fix = f"give {wanted or _in_words(annotation)}"
-    if default is inspect.Parameter.empty:
-        fix += ", or leave it out"
-    else:
+    if default is not inspect.Parameter.empty:
         fix += f"; the default is {_shown_default(default)}"
     raise UserError(f"{key} is empty: {fix}")
 

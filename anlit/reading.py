@@ -1,4 +1,4 @@
-"""Reads small text files that may be damaged or foreign: JSON, YAML and CSV of runs, studies and reports.
+"""Reads small text files that may be damaged or foreign: JSON, YAML and CSV of runs, studies and reports; writes YAML.
 
 Each is read with bounds on its size, its depth and what its aliases expand to, and checked against a schema, so a
 reader after it meets no surprise. A schema is a type, a tuple of types, `[schema]` for a list of such values,
@@ -93,6 +93,10 @@ def number(row: dict[str, str], column: str, path: str | Path) -> float:
         raise _unreadable(path, ValueError(said), "repair it or leave the run out") from error
 
 
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's own, with quotes around each text that `parse_yaml` would read as a number."""
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML without its surprises: `no`, `007`, `2024_11`, `10:00:00` and dates are texts.
 
@@ -118,6 +122,7 @@ for _kind, _form, _first in (
     ("merge", re.compile("<<$"), ["<"]),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _form, _first)
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _form, _first)
 
 
 def _integer(loader: Any, node: yaml.ScalarNode) -> int | float:
@@ -130,6 +135,15 @@ def _integer(loader: Any, node: yaml.ScalarNode) -> int | float:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+def dump_yaml(content: Any) -> str:
+    """YAML that every reader takes for the same content, by YAML 1.1 and by `parse_yaml`; keys in their order."""
+    return yaml.dump(
+        content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+    )
+
+
 MERGE = "tag:yaml.org,2002:merge"
 WORDS = {"yes": True, "on": True, "no": False, "off": False}
 """What people write for true and false."""

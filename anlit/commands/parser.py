@@ -111,7 +111,8 @@ def check(config: Namespace) -> None:
     """
     for key, name, value, owner, annotation, default in _settings(config.as_dict(), ""):
         if value is None:
-            refuse_null(key, annotation, default, classes_for(name))
+            wanted = "settings below it, or leave it out" if key == "trainer" else classes_for(name)
+            refuse_null(key, annotation, default, wanted)
         if name == "class_path":
             if not inspect.isclass(named := locate(value)):
                 raise UserError(no_class(key, shown(value)))

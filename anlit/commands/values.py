@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import _typehints, _util, set_loader, set_parsing_settings
+from jsonargparse import _typehints, _util, set_dumper, set_loader, set_parsing_settings
 
 from anlit.errors import UserError
-from anlit.reading import parse_scalar, parse_yaml, read_yaml
+from anlit.reading import dump_yaml, parse_scalar, parse_yaml, read_yaml
 
 NEEDED = {
     "class_path": "give the name of a class, or leave it out",
@@ -25,6 +25,7 @@ def use_one_loader() -> None:
     """Let jsonargparse read values as anlit does, refuse listed functions, make no objects for keys of type Any, and
     read no `s3://…` as a configuration."""
     set_loader("yaml", load_value, exceptions=(yaml.YAMLError,))
+    set_dumper("yaml", dump_yaml)
     _typehints.basic_json_or_yaml_load = parse_scalar
     set_parsing_settings(
         import_path_denylist=[],

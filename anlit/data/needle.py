@@ -243,7 +243,7 @@ class NeedleInHaystack(TokenShards):
         self, path: str, batch_size: int = 8, context_length: int | None = None, num_workers: int = 0, seed: int = 42,
         val_batch_size: int | None = None, val_samples: int = 128, cache_gb: float = 100.0,
     ) -> None:  # fmt: skip
-        check_ranges("data.val_samples", val_samples)
+        check_ranges("data", locals())
         super().__init__(
             path, batch_size, context_length, num_workers, seed=seed, val_batch_size=val_batch_size, cache_gb=cache_gb,
             score_first_token=False,  # only answers count, and they differ in length

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from anlit.analysis.comparison import STUDY
 from anlit.configuration import CONFIG
 from anlit.errors import UserError
-from anlit.reading import read_json
+from anlit.reading import dump_yaml, read_json
 from anlit.reporting.files import write_json, write_text
 from anlit.runs.folders import METRICS, RECORD, Curve, Run
 
@@ -64,5 +63,5 @@ def restore(run: Run, folder: Path, source: Path) -> None:
     write_text(
         folder / METRICS, "\n".join(lines) + f"{run.bits_per_byte or ''}\n"
     )  # which is that of the last point
-    write_text(folder / CONFIG, yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True))
+    write_text(folder / CONFIG, dump_yaml(run.config))
     write_json(folder / RECORD, run.record | {"restored_from": os.path.relpath(source)})

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -26,7 +25,7 @@ from anlit.inference.huggingface.families import (
     SETTINGS,
     Family,
 )
-from anlit.reading import read_json
+from anlit.reading import dump_yaml, read_json
 from anlit.reporting.files import writing
 from anlit.settings import shown, to_plain_values
 
@@ -97,7 +96,7 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         )
         write_exported(content, stored, target, text, separators)
         settings = {"model": {"class_path": "anlit.GPT", "init_args": settings}}
-        (target / MODEL).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        (target / MODEL).write_text(dump_yaml(settings), encoding="utf-8")
     return (
         []
         if text is not None
