@@ -95,7 +95,9 @@ class ToolParser(argparse.ArgumentParser):
 def _with_home(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_home(part) for part in value]
-    return os.path.expanduser(value) if isinstance(value, str | Path) else value
+    if isinstance(value, Path):
+        return value.expanduser()
+    return os.path.expanduser(value) if isinstance(value, str) else value
 
 
 def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:

@@ -270,8 +270,9 @@ def require(
         check(part, schema, complete=complete)
     except ValueError as error:
         raise UserError(f"{where} is not as docs/studies.md says: {error}") from error
-    empty = [key for key in part if known and part[key] is None]
-    if empty:
+    # `tune: null` leaves the shared grid out.
+    empty = [key for key in part if part[key] is None and key not in ("tune", "vary")]
+    if known and empty:
         raise UserError(f"{where} has no value for '{empty[0]}': give one, or leave it out")
     if known and (unknown := sorted({*map(str, part)} - {*schema})):
         listed = ", ".join(sorted(schema)) or "none"
