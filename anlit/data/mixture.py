@@ -10,7 +10,7 @@ from typing import Any
 
 from anlit.data.module import TokenShards
 from anlit.data.storage.manifest import read_manifest
-from anlit.data.storage.shards import Source, sources_of
+from anlit.data.storage.shards import Source, read_sources
 from anlit.errors import UserError
 
 COUNTS = ("documents", "bytes", "tokens")
@@ -68,9 +68,15 @@ class Mixture(TokenShards):
             "parts": parts,
         }
 
-    def _read_sources(self, split: str) -> dict[str, list[Source]]:
+    @cached_property
+    def sources(self) -> dict[str, dict[str, list[Source]]]:
+        """The token arrays of each split, by the names of the folders."""
         parts = self.manifest["parts"]
-        return {name: sources_of(path, parts[name], split) for name, path in self.paths.items()}
+        by_folder = {name: read_sources(path, parts[name]) for name, path in self.paths.items()}
+        return {
+            split: {name: by_folder[name][split] for name in self.paths}
+            for split in self.manifest["splits"]
+        }
 
     @property
     def fingerprint(self) -> dict[str, Any]:

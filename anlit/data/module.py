@@ -13,7 +13,7 @@ from anlit.data import checks
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.data.order import training_order
 from anlit.data.storage.manifest import TOKENIZER, read_manifest, read_tokenizer
-from anlit.data.storage.shards import Source, check_chunks, sources_of
+from anlit.data.storage.shards import Source, check_chunks, read_sources
 from anlit.data.storage.store import TokenStore
 from anlit.data.streams import (
     Blocks,
@@ -136,10 +136,10 @@ class TokenShards(L.LightningDataModule):
     @cached_property
     def sources(self) -> dict[str, dict[str, list[Source]]]:
         """The token arrays of each split, by the names that weights are given for; UserError for a damaged index."""
-        return {split: self._read_sources(split) for split in self.manifest["splits"]}
-
-    def _read_sources(self, split: str) -> dict[str, list[Source]]:
-        return {source.name: [source] for source in sources_of(self.path, self.manifest, split)}
+        return {
+            split: {source.name: [source] for source in sources}
+            for split, sources in read_sources(self.path, self.manifest).items()
+        }
 
     def all_sources(self, split: str) -> list[Source]:
         """The token arrays of a split, in order."""

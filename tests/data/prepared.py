@@ -53,17 +53,31 @@ def write_prepared(
         whole |= {key: whole[key] + value for key, value in counts.items()}
         if subset:
             whole.setdefault("subsets", {})[subset] = counts
-    hashes = {name: zlib.crc32(tokens.tobytes()) for name, tokens in streams.items()}
-    manifest = {
+    manifest: dict[str, Any] = {
         **splits, "format_version": 2, "corpus": "test", "settings": {},
         "command": "anlit prepare Test --path data/test", "splits": list(splits),
         **{key: sum(counts[key] for counts in splits.values()) for key in ("documents", "bytes", "tokens")},
         "vocab_size": max(VOCABULARY, 1 + max(int(tokens.max(initial=0)) for tokens in streams.values())),
         "dtype": next(iter(streams.values())).dtype.name, "end_of_document": END, "document_token_at": "end",
-        "tokenizer_sha256": None, "content_sha256": hashlib.sha256(json.dumps(hashes).encode()).hexdigest(), **changes,
+        "tokenizer_sha256": None, **changes,
     }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    seal(folder, manifest)
     return streams
+
+
+def seal(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write a manifest with the hash of what each index.json lists and of how it is read."""
+    identity: dict[str, Any] = {key: manifest[key] for key in ("end_of_document", "dtype")}
+    if manifest["document_token_at"] == "start":
+        identity["document_token_at"] = "start"
+    identity["streams"] = {}
+    for index in folder.rglob("index.json"):
+        chunks = json.loads(index.read_text())["chunks"]
+        name = index.parent.relative_to(folder).as_posix()
+        identity["streams"][name] = [(chunk["dim"], chunk["crc32"]) for chunk in chunks]
+    content = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    manifest.setdefault("content_sha256", content)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def random_tokens(

@@ -121,8 +121,12 @@ def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file under a folder, and "" for every empty folder; only the lock file is left out."""
-    paths = [path for path in folder.rglob("*") if path.name != ".prepare.lock"]
+    """SHA-256 of every file under a folder, and "" for every empty folder.
+
+    The lock file and the times of the source files are left out.
+    """
+    names = (".prepare.lock", "sources.json")
+    paths = [path for path in folder.rglob("*") if path.name not in names]
     contents = {path: sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
     contents |= {path: "" for path in paths if path.is_dir() and not any(path.iterdir())}
     return {path.relative_to(folder).as_posix(): content for path, content in contents.items()}

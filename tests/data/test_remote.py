@@ -17,7 +17,7 @@ from anlit.data import streams as order_streams
 from anlit.data.storage import remote
 from anlit.data.storage import store as store_module
 from anlit.data.storage.manifest import read_manifest
-from anlit.data.storage.shards import sources_of
+from anlit.data.storage.shards import read_sources
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from tests.data.modules import blocks_of, ready
@@ -73,7 +73,7 @@ def other_client() -> Iterator[None]:
 
 
 def store_of(limit_bytes: int = 10**9) -> TokenStore:
-    return TokenStore(sources_of(ADDRESS, read_manifest(ADDRESS), "train")[0], limit_bytes)
+    return TokenStore(read_sources(ADDRESS, read_manifest(ADDRESS))["train"][0], limit_bytes)
 
 
 def copy_of(reader: TokenStore, number: int) -> Path:

@@ -17,7 +17,7 @@ from tests.data.reader import flip
 
 
 def open_store(path: Path) -> TokenStore:
-    return TokenStore(shards.sources_of(str(path), read_manifest(str(path)), "train")[0])
+    return TokenStore(shards.read_sources(str(path), read_manifest(str(path)))["train"][0])
 
 
 @pytest.fixture(params=[np.uint16, np.int32])

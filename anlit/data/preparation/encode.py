@@ -49,6 +49,11 @@ class Piece(NamedTuple):
     part: int
     parts: int
 
+    @property
+    def name(self) -> str | None:
+        """Which part of the file it is, such as "2 of 5"; None for a whole file."""
+        return f"{self.part + 1} of {self.parts}" if self.parts > 1 else None
+
 
 class Task(NamedTuple):
     """What a worker encodes at once."""
@@ -185,7 +190,7 @@ def _encode_piece(job: Job, piece: Piece, streams: _Streams) -> dict[str, Any]:
         raise UserError(
             f"{path} was changed while it was read: repeat the command when nothing writes to it any more; {KEPT}."
         )
-    part = {"part": f"{piece.part + 1} of {piece.parts}"} if piece.parts > 1 else {}
+    part = {} if piece.name is None else {"part": piece.name}
     return {"name": file.name, **part, "sha256": sha256, **counts}
 
 

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
@@ -26,9 +27,10 @@ from anlit.data.preparation.encode import KEPT, Job, Task, bad_document, record_
 from anlit.data.preparation.executors import run_tasks
 from anlit.data.preparation.formats import read_file
 from anlit.data.preparation.hub import COMMIT, HubFiles, fetch_tokenizer
-from anlit.data.preparation.publish import forget, join, publish
+from anlit.data.preparation.publish import check_records, forget, join, publish
 from anlit.data.preparation.recipes import BPE, HUB_TOKENIZERS, NO_TOKENIZER, Recipe
-from anlit.data.preparation.sources import Listing, Source, file_sha256, lines_sha256
+from anlit.data.preparation.source_changes import check_sources, times_sha256, write_times
+from anlit.data.preparation.sources import OTHER_FORMAT, Listing, Source, file_sha256, lines_sha256
 from anlit.data.storage.manifest import (
     MANIFEST,
     TASKS,
@@ -37,7 +39,7 @@ from anlit.data.storage.manifest import (
     read_manifest,
     read_tokenizer,
 )
-from anlit.data.storage.shards import check_chunks, lost_chunk, sources_of
+from anlit.data.storage.shards import check_chunks, lost_chunk, read_sources
 from anlit.errors import UserError
 from anlit.reading import read_json
 from anlit.reporting.files import replacing, write_json
@@ -69,30 +71,40 @@ def prepare(
         workers: processes, by default one for each core.
         cluster: address of a Dask scheduler, whose workers do the work instead.
         skip_bad: leave out documents that cannot be used, count and list them; otherwise the first one is an error.
-        verify: compare the checksum of every chunk of a finished folder, not only its size.
+        verify: compare the checksum of every chunk and every source file of a finished folder, not only sizes and
+            times.
 
     Raises UserError if the folder holds something else, a source or a document cannot be used, or the disk is full.
     """
     target = Path(path)
     with _plain_errors(target):
-        if _what_is_lost(target, recipe, verify) is None:
-            return read_manifest(str(target))
+        times = times_sha256(recipe.source.paths)
+        if _is_finished(target, recipe) and _damage(target, verify) is None:
+            manifest = read_manifest(str(target))
+            check_sources(target, recipe, manifest, verify)
+            return manifest
         for file in target.rglob("*"):
             if file.is_symlink():
                 raise UserError(
                     f"{file} is a symbolic link, and nothing is written through one: remove that link."
                 )
         with _locked(target):
-            lost = _what_is_lost(target, recipe, verify)
-            if lost is None:  # another process was faster
-                return read_manifest(str(target))
-            if lost:
-                say(f"{lost}: making again what is lost.")
+            if _is_finished(target, recipe):
+                damage = _damage(target, verify)
+                if damage is None:  # another process was faster
+                    return read_manifest(str(target))
+                say(f"{damage.what}: making again what is lost.")
+                verify = verify or damage.is_of_index
             plan, listing, job = _begin(target, recipe, skip_bad)
             tasks = tasks_of(listing.files, recipe)
             done = {task: _is_done(job, task, verify) for task in tasks}
             size = sum(task.size for task in tasks) / 1e6
             say(f"Preparing {recipe.corpus}: {len(listing.files):,} files, {size:,.1f} MB.")
+            if others := listing.skipped.get(OTHER_FORMAT):
+                say(
+                    f"{len(others):,} files are left out, because they may be copies in another "
+                    f"format; the first is {others[0]}."
+                )
             (target / MANIFEST).unlink(
                 missing_ok=True
             )  # a folder that is mended is unfinished until its end
@@ -102,6 +114,7 @@ def prepare(
                 for task in tasks
             }
             publish(job, plan, listing, records, command)
+            write_times(target, times)
             manifest = read_manifest(str(target))
             parts = [
                 f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]
@@ -118,29 +131,51 @@ def prepare(
             return manifest
 
 
-def _what_is_lost(target: Path, recipe: Recipe, checksums: bool) -> str | None:
-    """What a finished folder lacks; None: nothing, "": it is not finished. UserError for a folder of something else."""
-    if not (target / MANIFEST).is_file():
-        if target.exists() and not target.is_dir():
-            raise UserError(f"{target} is a file: choose a folder with --output, or --data.path.")
-        there = [path.name for path in sorted(target.glob("*")) if path.name != LOCK]
-        if there and TASKS not in there:
-            raise UserError(
-                f"{target} is not a prepared folder, it has no {MANIFEST} but {there[0]}: "
-                "choose a new one with --output, or --data.path."
-            )
-        return ""
+class Damage(NamedTuple):
+    """Why a finished folder cannot be read."""
+
+    what: str
+    is_of_index: bool  # so that any chunk may be of another corpus
+
+
+def _is_finished(target: Path, recipe: Recipe) -> bool:
+    """Whether the folder has a manifest; UserError if it holds something else than this recipe's shards."""
+    if (target / MANIFEST).is_file():
+        manifest = read_manifest(str(target))
+        _refuse_differences(target, manifest.get("settings"), recipe.settings())
+        return True
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{target} is a file: choose a folder with --output, or --data.path.")
+    names = [path.name for path in sorted(target.glob("*")) if path.name != LOCK]
+    if names and TASKS not in names:
+        raise UserError(
+            f"{target} is not a prepared folder, it has no {MANIFEST} but {names[0]}: "
+            "choose a new one with --output, or --data.path."
+        )
+    return False
+
+
+def _damage(target: Path, checksums: bool) -> Damage | None:
+    """What is wrong with a finished folder. With `checksums` every chunk and every record is read."""
     manifest = read_manifest(str(target))
-    _refuse_differences(target, manifest.get("settings"), recipe.settings())
     try:
-        for split in manifest["splits"]:
-            for source in sources_of(str(target), manifest, split):
-                check_chunks(source, checksums)
+        sources = read_sources(str(target), manifest)
+        if checksums:
+            check_records(target, manifest)
+    except UserError as error:
+        return Damage(_without_advice(error), is_of_index=True)
+    try:
+        for source in chain(*sources.values()):
+            check_chunks(source, checksums)
         if manifest["tokenizer_sha256"] is not None:
             read_tokenizer(str(target), manifest)
     except UserError as error:
-        return re.split(": (?:copy|put) ", str(error))[0]
+        return Damage(_without_advice(error), is_of_index=False)
     return None
+
+
+def _without_advice(error: UserError) -> str:
+    return re.split(": (?:copy|put) ", str(error))[0]
 
 
 def _refuse_differences(target: Path, then: Any, now: Mapping[str, Any]) -> None:
@@ -250,7 +285,10 @@ def _training_texts(target: Path, recipe: Recipe, listing: Listing) -> Iterator[
 
 
 def _is_done(job: Job, task: Task, checksums: bool) -> bool:
-    """Whether a task has its record and its chunks; UserError for a file that is younger and has another content."""
+    """Whether a task has its record and its chunks; UserError for a source file that has another content now.
+
+    Without `checksums` only source files that are younger than the record are read, and no chunks.
+    """
     path = record_path(job.folder, task.number)
     try:
         record = json.loads(path.read_bytes())
@@ -259,7 +297,9 @@ def _is_done(job: Job, task: Task, checksums: bool) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False  # it is absent, or not what a task writes
     for (file, *part), sha256 in files:
-        if file.path is None or file.path.stat().st_ctime_ns <= path.stat().st_mtime_ns:
+        if file.path is None:
+            continue
+        if not checksums and file.path.stat().st_ctime_ns <= path.stat().st_mtime_ns:
             continue
         if file_sha256(file.path, *part) != sha256:
             raise UserError(f"{file.path} is not what {job.folder} was begun with: {PUT_BACK}.")

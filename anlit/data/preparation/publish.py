@@ -1,6 +1,5 @@
 """The last step: the records of all tasks become index.json of each stream and manifest.json."""
 
-import hashlib
 import json
 import shutil
 from collections import Counter
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anlit.data.preparation.encode import COUNTS, SKIPPED_LISTED, Job, chunk_name
+from anlit.data.preparation.encode import COUNTS, SKIPPED_LISTED, Job, chunk_name, record_path
 from anlit.data.preparation.sources import Listing
 from anlit.data.storage.manifest import (
     FORMAT_VERSION,
@@ -20,8 +19,9 @@ from anlit.data.storage.manifest import (
     TRAIN,
     VAL,
     checked_path,
+    damaged,
 )
-from anlit.data.storage.shards import INDEX, Chunk, chunk_bytes
+from anlit.data.storage.shards import INDEX, Chunk, chunk_bytes, content_sha256
 from anlit.errors import UserError
 from anlit.reporting.files import TEMPORARY, write_json
 from anlit.reporting.provenance import versions
@@ -39,17 +39,8 @@ def publish(
 ) -> None:
     """Finish the folder; UserError if there is nothing to train on or to validate with."""
     streams, skipped = join(records, job.dtype, listing.skipped)
-    splits: dict[str, dict[str, Any]] = {}
-    for split in SPLITS:
-        own = {
-            name.partition("/")[2]: stream
-            for name, stream in streams.items()
-            if name.split("/")[0] == split
-        }
-        if own:
-            subsets = {name: _sum([stream]) for name, stream in own.items() if name}
-            splits[split] = _sum(own.values()) | ({"subsets": subsets} if subsets else {})
-    if missing := [split for split in (TRAIN, VAL) if split not in splits]:
+    counts = counts_of(streams)
+    if missing := [split for split in (TRAIN, VAL) if split not in counts["splits"]]:
         forget(job.folder)
         raise UserError(
             f"The corpus leaves no document for {missing[0]}, it has {len(listing.files):,} file(s): prepare more text "
@@ -58,14 +49,8 @@ def publish(
     for name, stream in streams.items():
         write_json(job.folder / name / INDEX, _index(stream["chunks"], job.dtype))
     _remove_leftovers(job.folder, streams)
-    identity = {
-        "streams": {
-            name: [(chunk.tokens, chunk.crc32) for chunk in streams[name]["chunks"]]
-            for name in streams
-        },
-        "end_of_document": job.end_of_document,
-        "dtype": job.dtype.name,
-    }
+    document_token_at = "start" if job.recipe.tokenized else "end"
+    chunks = {name: stream["chunks"] for name, stream in streams.items()}
     manifest: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "corpus": job.recipe.corpus,
@@ -73,18 +58,55 @@ def publish(
         **plan,
         "tasks": len(records),
         "files": len(listing.files),
-        **_sum(streams.values()),
-        "splits": list(splits),
-        **splits,
+        **counts,
         "skipped": skipped,
         "vocab_size": job.vocab_size,
         "dtype": job.dtype.name,
         "end_of_document": job.end_of_document,
-        "document_token_at": "start" if job.recipe.tokenized else "end",
-        "content_sha256": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
+        "document_token_at": document_token_at,
+        "content_sha256": content_sha256(chunks, job.end_of_document, job.dtype, document_token_at),
         "versions": versions(),
     }
     write_json(job.folder / MANIFEST, manifest)
+
+
+def check_records(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise UserError if the manifest counts other documents than the records of the tasks.
+
+    A folder that was copied without its records passes.
+    """
+    try:
+        records = {
+            number: json.loads(record_path(folder, number).read_bytes())
+            for number in range(manifest["tasks"])
+        }
+        streams, _ = join(records, np.dtype(manifest["dtype"]))
+        counts = counts_of(streams)
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise damaged(
+            f"{folder}/{TASKS}", f"a record is not what a task writes ({error})"
+        ) from error
+    for key, count in counts.items():
+        if manifest.get(key) != count:
+            how = f"{key} is {manifest.get(key)} where the records of its tasks have {count}"
+            raise damaged(f"{folder}/{MANIFEST}", how, manifest["command"])
+
+
+def counts_of(streams: Streams) -> dict[str, Any]:
+    """What the manifest says of streams: the counts of all, and of each split and subset."""
+    splits: dict[str, dict[str, Any]] = {}
+    for split in SPLITS:
+        of_split = {
+            name.partition("/")[2]: stream
+            for name, stream in streams.items()
+            if name.split("/")[0] == split
+        }
+        if of_split:
+            subsets = {name: _sum([stream]) for name, stream in of_split.items() if name}
+            splits[split] = _sum(of_split.values()) | ({"subsets": subsets} if subsets else {})
+    return {**_sum(streams.values()), "splits": list(splits), **splits}
 
 
 def forget(folder: Path) -> None:

@@ -1,15 +1,21 @@
 """Where a corpus's files come from: a local copy in the hub's layout, or single texts; `hub` has the third way."""
 
 import hashlib
+import os
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from anlit.data.preparation.formats.base import read_range
 from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
+
+OTHER_FORMAT = "other_format"
+"""Why a file is left out: the source has the corpus in several formats."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,12 @@ class LocalFiles(Source):
     """A folder that holds the corpus: the files of the first layout, a list of globs, that has any."""
 
     def __init__(self, root: str | Path, *layouts: Sequence[str]) -> None:
-        self.root, self.wanted = Path(root), " or ".join(layouts[0])
-        there = (
-            {name: path for glob in layout for name, path in list_files(root, glob).items()}
-            for layout in layouts
-        )
-        self.paths = next(filter(None, there), {})
+        self.root = Path(root)
+        self.wanted = " or ".join(layouts[0])
+        files_by_layout = [_files_of(root, layout) for layout in layouts]
+        self.paths = next(filter(None, files_by_layout), {})
+        others = {name for files in files_by_layout for name in files}
+        self.other_formats = sorted(others - set(self.paths))  # they may be copies of the first
 
     def listing(self) -> Listing:
         regular = {name: path for name, path in self.paths.items() if path.is_file()}
@@ -82,7 +88,8 @@ class LocalFiles(Source):
         others = [name for name in self.paths if name not in regular]
         bad = f"{self.paths[others[0]]}: it is no regular file" if others else ""
         in_order = sorted(files, key=lambda file: (natural(file.name), file.name))
-        return Listing(in_order, {"unreadable": others} if others else {}, bad)
+        skipped = {"unreadable": others, OTHER_FORMAT: self.other_formats}
+        return Listing(in_order, {reason: names for reason, names in skipped.items() if names}, bad)
 
 
 class DistinctTexts(Source):
@@ -141,13 +148,73 @@ class DistinctTexts(Source):
         return Listing(files, skipped, "" if self.expected else bad)
 
 
+def _files_of(root: str | Path, patterns: Sequence[str]) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for pattern in patterns:
+        files |= list_files(root, pattern)
+    return files
+
+
 def list_files(root: str | Path, pattern: str) -> dict[str, Path]:
-    """What matches a glob pattern under `root`, but for folders, by the names below it, sorted."""
-    return {
-        path.relative_to(root).as_posix(): path
-        for path in sorted(Path(root).glob(pattern))
-        if not path.is_dir()
-    }
+    """What matches a glob pattern under `root`, but for folders, by the names below it, sorted.
+
+    Links are followed. A folder that has several names, or contains itself, is read once. Its name
+    without links comes first.
+    """
+    found: dict[str, Path] = {}
+    names = _names_of(pattern)
+    visited: set[tuple[int, int, int]] = set()
+    waiting = deque([(Path(root), 0)] if names else [])
+    while waiting:
+        folder, depth = waiting.popleft()
+        is_recursive = names[depth] == "**"
+        wanted = names[depth + is_recursive]
+        is_last = depth + is_recursive == len(names) - 1
+        for entry in _entries(folder, depth, visited):
+            path = folder / entry.name
+            is_match = fnmatchcase(entry.name, wanted)
+            if not os.path.isdir(path):
+                if is_match and is_last:
+                    found[path.relative_to(root).as_posix()] = path
+                continue
+            add = waiting.append if entry.is_symlink() else waiting.appendleft
+            if is_match and not is_last:
+                add((path, depth + is_recursive + 1))
+            if is_recursive:
+                add((path, depth))
+    return {name: found[name] for name in sorted(found, key=lambda name: name.split("/"))}
+
+
+def _names_of(pattern: str) -> list[str]:
+    """The parts of a glob pattern; each `**` stands before the name that it leads to."""
+    names: list[str] = []
+    for name in PurePosixPath(pattern).parts:
+        if name != "**" or names[-1:] != ["**"]:
+            names.append(name)
+    if names[-1:] == ["**"]:
+        names.append("*")
+    return names
+
+
+def _entries(
+    folder: Path, depth: int, visited: set[tuple[int, int, int]]
+) -> list[os.DirEntry[str]]:
+    """What lies in a folder, sorted; nothing if it was read at this depth of the pattern before."""
+    try:
+        status = folder.stat()
+        place = (status.st_dev, status.st_ino, depth)
+        if place in visited:
+            return []
+        visited.add(place)
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be listed ({error.strerror}): make it readable, or choose a pattern "
+            "or a source without it."
+        ) from error
 
 
 def is_held_out(sha256: str, fraction: float) -> bool:

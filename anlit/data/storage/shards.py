@@ -1,15 +1,17 @@
 """The token arrays of a prepared folder: DIR/<split>/[<subset>/]index.json and chunk-*.bin, in litdata's format."""
 
+import hashlib
+import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from anlit.data.storage.manifest import checked_path, damaged, read_json
+from anlit.data.storage.manifest import MANIFEST, checked_path, damaged, read_json
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
 
@@ -52,8 +54,47 @@ def chunk_bytes(tokens: int, dtype: np.dtype) -> int:
     return CHUNK_HEADER_BYTES + tokens * dtype.itemsize
 
 
-def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
-    """The token arrays of a split: one for each subset, or the only one; UserError for an index that is wrong."""
+def read_sources(path: str, manifest: dict[str, Any]) -> dict[str, list[Source]]:
+    """The token arrays of each split: one for each subset, or the only one.
+
+    Raises UserError for an index that is damaged, or is not the one that the manifest was written for.
+    """
+    sources = {split: _sources_of(path, manifest, split) for split in manifest["splits"]}
+    streams = {
+        "/".join(part for part in (split, source.name) if part): source.chunks
+        for split in sources
+        for source in sources[split]
+    }
+    dtype = np.dtype(manifest["dtype"])
+    content = content_sha256(
+        streams, manifest["end_of_document"], dtype, manifest["document_token_at"]
+    )
+    if content != manifest["content_sha256"]:
+        how = (
+            f"its chunks, as each {INDEX} lists them, are not those that {MANIFEST} was written for"
+        )
+        raise damaged(path, how, manifest["command"])
+    return sources
+
+
+def content_sha256(
+    streams: Mapping[str, Sequence[Chunk]], end_of_document: int, dtype: np.dtype, token_at: str
+) -> str:
+    """What identifies a folder's tokens: the chunks of each stream in their order, and how they are read."""
+    chunks_by_stream = {}
+    for name, chunks in streams.items():
+        chunks_by_stream[name] = [(chunk.tokens, chunk.crc32) for chunk in chunks]
+    identity = {
+        "streams": chunks_by_stream,
+        "end_of_document": end_of_document,
+        "dtype": dtype.name,
+    }
+    if token_at != "end":
+        identity["document_token_at"] = token_at
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
     counts = manifest[split].get("subsets") or {"": manifest[split]}
     sources = []
     for name, count in counts.items():
