@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from anlit.data.module import TokenShards
-from anlit.data.storage.manifest import read_manifest
+from anlit.data.storage.manifest import CHANGES, n_changed, read_manifest
 from anlit.data.storage.shards import Source, read_sources
 from anlit.errors import UserError
 
@@ -63,6 +63,7 @@ class Mixture(TokenShards):
             "splits": splits,
             **{
                 split: _sum([part[split] for part in parts.values()], (*COUNTS, "chunks"))
+                | {CHANGES: {"changed": sum(n_changed(part, split) for part in parts.values())}}
                 for split in splits
             },
             "parts": parts,

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from anlit.data import checks
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.data.order import training_order
-from anlit.data.storage.manifest import TOKENIZER, read_manifest, read_tokenizer
+from anlit.data.storage.manifest import TOKENIZER, n_changed, read_manifest, read_tokenizer
 from anlit.data.storage.shards import Source, check_chunks, read_sources
 from anlit.data.storage.store import TokenStore
 from anlit.data.streams import (
@@ -125,9 +125,14 @@ class TokenShards(L.LightningDataModule):
 
     def bytes_per_token(self, split: str = "val") -> float | None:
         """Bytes of text per token, which turns nats per token into bits per byte; None where the text is not known, or
-        only the beginning of the split is read, whose tokens may be longer or shorter.
+        only the beginning of the split is read, whose tokens may be longer or shorter. None also where a document does
+        not come back from its tokens: the loss is that of another text.
         """
-        counts = self.manifest.get(split, self.manifest["val"])
+        if split not in self.manifest:
+            split = "val"
+        counts = self.manifest[split]
+        if n_changed(self.manifest, split):
+            return None
         read, there = self._batches(split)
         if read < there or (split == "val" and 0 < (self.val_tokens or 0) < self.n_targets(split)):
             return None
@@ -216,6 +221,11 @@ class TokenShards(L.LightningDataModule):
         self._training_stream()  # refuses weights that are too small
 
     def _check_validation(self) -> None:
+        if (n_documents := n_changed(self.manifest, "val")) and self._share(1).rank == 0:
+            _log.info(
+                f"{self.path}/val: the tokenizer gives back {n_documents:,} of "
+                f"{self.manifest['val']['documents']:,} documents as another text, so no bits per byte is reported."
+            )
         if (n_targets := self.n_targets("val")) == 0:
             raise UserError(
                 f"{self.path}/val has no token to predict: prepare it again with more text held out."

@@ -15,6 +15,7 @@ SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-document token
 LARGEST_VOCABULARY = 1 << 31
 LARGEST_FILE = 128 << 20  # of a tokenizer.json; vocabularies of 250,000 tokens take up to 35 MB
 MOST_GROWTH, MOST_STEPS = 100, 1000  # Llama's makes a text of one character twice as long
+MOST_LISTED = 8  # special tokens in a sentence
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -46,9 +47,12 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def as_plain_text(tokenizer: Tokenizer) -> Tokenizer:
     """Encode "<|endoftext|>" inside a text as those letters, which no tokenizer.json says, and neither cut nor fill up.
 
-    Its own truncation and padding are not ours: a padding of 10⁹ tokens takes all memory.
+    Its own truncation and padding are not ours: a padding of 10⁹ tokens takes all memory. BPE dropout is
+    switched off, because a text has the same tokens each time.
     """
     tokenizer.encode_special_tokens = True
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -109,12 +113,28 @@ def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
     return growth, steps
 
 
+def has_dropout(content: bytes) -> bool:
+    """Whether a tokenizer.json asks for BPE dropout, that is, for other tokens each time."""
+    return bool(json.loads(content)["model"].get("dropout"))
+
+
+def steps_of(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre_tokenizer of a tokenizer.json, in order, without the sequences around them."""
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    inner = part.get("normalizers") or part.get("pretokenizers") or []
+    return [step for one in inner for step in steps_of(one)]
+
+
 def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> int:
     """Id of the token that ends a document; UserError if there is none, or a text that has its letters is cut by it."""
     token_id = tokenizer.token_to_id(token)
     if token_id is None:
         raise UserError(
-            f'The tokenizer has no token "{token}" to end documents with: set --data.end_of_document to the one it has.'
+            f'The tokenizer has no token "{token}" to end documents with{_special_tokens(tokenizer)}: set '
+            "--end_of_document (--data.end_of_document) to the one it has."
         )
     if token_id in tokenizer.encode(token, add_special_tokens=False).ids:
         raise UserError(
@@ -122,6 +142,14 @@ def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> in
             "that token in the added_tokens of its tokenizer.json, or choose another --end_of_document."
         )
     return token_id
+
+
+def _special_tokens(tokenizer: Tokenizer) -> str:
+    """The special tokens of a tokenizer in a clause, the first of them if there are many."""
+    tokens = [token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
+    names = [token.content for token in tokens if token.special]
+    more = " …" if len(names) > MOST_LISTED else ""
+    return f" (its special tokens: {' '.join(names[:MOST_LISTED])}{more})" if names else ""
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

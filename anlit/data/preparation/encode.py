@@ -22,6 +22,7 @@ from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.formats import Record, parts_of, read_file
 from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import SourceFile, file_sha256
+from anlit.data.round_trip import Change, Kind, RoundTrip
 from anlit.data.storage.manifest import TASKS, TOKENIZER, VAL
 from anlit.data.storage.shards import CHUNK_HEADER_BYTES
 from anlit.errors import UserError
@@ -35,6 +36,8 @@ BATCH_BYTES = 1 << 20  # text given to the tokenizer at once
 RECORD_BYTES = 256  # what a record without text counts for in a batch
 SKIPPED_LISTED = 1000  # of one task
 COUNTS = ("documents", "bytes", "tokens")
+NO_TOKEN = "the tokenizer makes no token of its text"
+NO_TEXT = "nothing of its text comes back from the tokenizer's tokens"
 KEPT = "what is done so far is kept"
 SEPARATOR_INSIDE = (
     "the tokenizer makes the end-of-document token out of its text, which would cut it in two"
@@ -113,12 +116,22 @@ class _Streams:
     def __init__(self, job: Job, task: Task) -> None:
         self.job, self.task = job, task
         self.counts: dict[str, dict[str, Any]] = defaultdict(
-            lambda: {**dict.fromkeys(COUNTS, 0), "chunks": []}
+            lambda: {**dict.fromkeys(COUNTS, 0), "chunks": [], "changes": {}}
         )
         self._begun: dict[str, bytearray] = defaultdict(bytearray)
 
-    def add(self, stream: str, tokens: np.ndarray, size: int, documents: int = 1) -> None:
-        """Add documents with `size` bytes of text in all."""
+    def add(
+        self,
+        stream: str,
+        tokens: np.ndarray,
+        size: int,
+        documents: int = 1,
+        change: Change | None = None,
+    ) -> None:
+        """Add documents with `size` bytes of text in all; `change` is what their tokens do to the text."""
+        if change is not None:
+            changes = self.counts[stream]["changes"]
+            changes[change.kind] = changes.get(change.kind, 0) + documents
         for key, value in zip(COUNTS, (documents, size, len(tokens)), strict=True):
             self.counts[stream][key] += value
         begun = self._begun[stream]
@@ -195,24 +208,32 @@ def _encode_piece(job: Job, piece: Piece, streams: _Streams) -> dict[str, Any]:
 
 
 def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:
-    tokenizer = _load_tokenizer(job.folder / TOKENIZER, str(job.tokenizer_sha256))
+    tokenizer, round_trip = _load_tokenizer(job.folder / TOKENIZER, str(job.tokenizer_sha256))
     split = job.recipe.splits.of_file(piece.file)
     counts, skipped = Counter(dict.fromkeys(COUNTS, 0)), Counter[str]()
     listed: list[tuple[str, str, str]] = []
+    first_change: dict[Kind, str] = {}
     for records in _batches(
         read_file(piece.file.name, path, job.recipe.columns, piece.part, piece.parts)
     ):
         texts = [record.text for record in records if record.text is not None]
-        encoded = tokenizers.encode_documents(tokenizer, texts, job.end_of_document, job.dtype)
+        arrays = tokenizers.encode_documents(tokenizer, texts, job.end_of_document, job.dtype)
+        encoded = list(arrays)
+        changes = round_trip.changes(texts, [tokens[:-1] for tokens in encoded])
+        of_texts = zip(encoded, changes, strict=True)
         for record in records:
             problem, detail = record.problem, record.detail
             if record.text is not None:
-                tokens = next(encoded)
-                if not (tokens[:-1] == job.end_of_document).any():
-                    streams.add(streams.stream_of(record, split), tokens, record.size)
+                tokens, change = next(of_texts)
+                problem, detail = _problem_with(tokens, job.end_of_document, change)
+                if problem is None:
+                    streams.add(
+                        streams.stream_of(record, split), tokens, record.size, change=change
+                    )
                     counts.update(documents=1, bytes=record.size, tokens=len(tokens))
+                    if change is not None:
+                        first_change.setdefault(change.kind, f"{record.where}: {change.place}")
                     continue
-                problem, detail = "separator", SEPARATOR_INSIDE
             if not job.skip_bad:
                 raise bad_document(
                     f"{path if piece.file.path else piece.file.name}, {record.where}: {detail}"
@@ -220,7 +241,25 @@ def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[
             skipped[str(problem)] += 1
             if len(listed) < SKIPPED_LISTED:
                 listed.append((record.where, str(problem), detail))
-    return {**counts, **({"skipped": skipped, "skipped_list": listed} if skipped else {})}
+    result: dict[str, Any] = dict(counts)
+    if first_change:
+        result["first_change"] = first_change
+    if skipped:
+        result |= {"skipped": skipped, "skipped_list": listed}
+    return result
+
+
+def _problem_with(
+    tokens: np.ndarray, end_of_document: int, change: Change | None
+) -> tuple[str | None, str]:
+    """Why the tokens of a document, with the one that ends it, cannot be used: the problem and its detail."""
+    if len(tokens) == 1:
+        return "no_token", NO_TOKEN
+    if change is not None and change.kind == Kind.LOST:
+        return "no_text", NO_TEXT
+    if (tokens[:-1] == end_of_document).any():
+        return "separator", SEPARATOR_INSIDE
+    return None, ""
 
 
 def bad_document(what: str) -> UserError:
@@ -231,9 +270,10 @@ def bad_document(what: str) -> UserError:
 
 
 @lru_cache(maxsize=1)
-def _load_tokenizer(path: Path, sha256: str) -> Tokenizer:
+def _load_tokenizer(path: Path, sha256: str) -> tuple[Tokenizer, RoundTrip]:
     """The tokenizer of this worker process, kept with its cache of words."""
-    return tokenizers.load_tokenizer(path)
+    tokenizer = tokenizers.load_tokenizer(path)
+    return tokenizer, RoundTrip(tokenizer)
 
 
 def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:

@@ -31,7 +31,9 @@ from anlit.data.preparation.publish import check_records, forget, join, publish
 from anlit.data.preparation.recipes import BPE, HUB_TOKENIZERS, NO_TOKENIZER, Recipe
 from anlit.data.preparation.source_changes import check_sources, times_sha256, write_times
 from anlit.data.preparation.sources import OTHER_FORMAT, Listing, Source, file_sha256, lines_sha256
+from anlit.data.round_trip import Kind, RoundTrip
 from anlit.data.storage.manifest import (
+    CHANGES,
     MANIFEST,
     TASKS,
     TOKENIZER,
@@ -52,6 +54,10 @@ PLANNED = ("settings", "commit", "files_sha256", "tokenizer_sha256")
 TOKENIZER_BYTES = 256 << 20  # text that a BPE is trained on, at most
 GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT = 50257, 50256
 MOST_HELD_OUT = 0.3  # of the tokens, without a word
+COMES_BACK = {
+    Kind.NORMALISED: "in another Unicode normal form",
+    Kind.CHANGED: "as another text, so no bits per byte are reported for a split that has one",
+}
 PUT_BACK = "put the old one back, or remove that folder and repeat the command"
 
 
@@ -116,19 +122,34 @@ def prepare(
             publish(job, plan, listing, records, command)
             write_times(target, times)
             manifest = read_manifest(str(target))
-            parts = [
-                f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]
-            ]
-            skipped = sum(reason["count"] for reason in manifest["skipped"].values())
-            say(
-                f"{target}: {', '.join(parts)}; {manifest['documents']:,} documents, {skipped:,} skipped."
-            )
-            share = manifest["val"]["tokens"] / max(1, manifest["tokens"])
-            if share > MOST_HELD_OUT:
-                say(
-                    f"{target}: val has {share:.0%} of the tokens, because documents are held out whole."
-                )
+            _say_result(target, manifest)
+            _say_changes(target, manifest, records)
             return manifest
+
+
+def _say_result(target: Path, manifest: Mapping[str, Any]) -> None:
+    tokens = [f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]]
+    skipped = sum(reason["count"] for reason in manifest["skipped"].values())
+    say(f"{target}: {', '.join(tokens)}; {manifest['documents']:,} documents, {skipped:,} skipped.")
+    share = manifest["val"]["tokens"] / max(1, manifest["tokens"])
+    if share > MOST_HELD_OUT:
+        say(f"{target}: val has {share:.0%} of the tokens, because documents are held out whole.")
+
+
+def _say_changes(
+    target: Path, manifest: Mapping[str, Any], records: Mapping[int, dict[str, Any]]
+) -> None:
+    """Say how many documents do not come back from their tokens, and show the first."""
+    first: dict[str, str] = {}
+    for record in records.values():
+        for file in record["files"]:
+            for kind, place in file.get("first_change", {}).items():
+                first.setdefault(kind, f"{file['name']}, {place}")
+    for kind, count in manifest.get(CHANGES, {}).items():
+        say(
+            f"{target}: {count:,} of {manifest['documents']:,} documents come back from their tokens "
+            f"{COMES_BACK[kind]}; the first is {first[kind]}."
+        )
 
 
 class Damage(NamedTuple):
@@ -238,6 +259,13 @@ def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any]
         tokenizer = tokenizers.parse_tokenizer(content, str(target / TOKENIZER))
         vocab_size = tokenizers.vocabulary_size(tokenizer)
         end_of_document = tokenizers.end_of_document_id(tokenizer, recipe.options.end_of_document)
+        if tokenizers.has_dropout(content):
+            say("The tokenizer's dropout is switched off: a text has the same tokens each time.")
+        if not recipe.tokenized and RoundTrip(tokenizer).decodes:
+            say(
+                "Each document is decoded again, to see whether it comes back: this tokenizer may "
+                "change texts. Encoding takes a tenth to a half longer."
+            )
         with replacing(target / TOKENIZER) as temporary:
             temporary.write_bytes(content)
     write_json(target / TASKS / PLAN, plan)

@@ -12,6 +12,7 @@ import numpy as np
 from anlit.data.preparation.encode import COUNTS, SKIPPED_LISTED, Job, chunk_name, record_path
 from anlit.data.preparation.sources import Listing
 from anlit.data.storage.manifest import (
+    CHANGES,
     FORMAT_VERSION,
     MANIFEST,
     SPLITS,
@@ -148,9 +149,11 @@ def join(
         for name, stream in record["streams"].items():
             if checked_path(name, "A record", most_parts=2).split("/")[0] not in SPLITS:
                 raise ValueError(name)
-            total = streams.setdefault(name, {**dict.fromkeys(COUNTS, 0), "chunks": []})
+            empty = {**dict.fromkeys(COUNTS, 0), "chunks": [], "changes": Counter()}
+            total = streams.setdefault(name, empty)
             for key in COUNTS:
                 total[key] += stream[key]
+            total["changes"].update(stream["changes"])
             for number, (tokens, crc32) in enumerate(stream["chunks"]):
                 total["chunks"].append(
                     Chunk(chunk_name(task, number), chunk_bytes(tokens, dtype), tokens, crc32)
@@ -168,14 +171,18 @@ def join(
 
 
 def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Documents, bytes (None for token files, whose text is not known), tokens and chunks of some streams."""
+    """Documents, bytes (None for token files, whose text is not known), tokens and chunks of some streams.
+
+    Where documents do not come back from their tokens, also how many of each kind.
+    """
     chosen = list(streams)
-    total = {key: sum(stream[key] for stream in chosen) for key in COUNTS}
-    return {
-        **total,
-        "bytes": total["bytes"] or None,
-        "chunks": sum(len(stream["chunks"]) for stream in chosen),
-    }
+    total: dict[str, Any] = {key: sum(stream[key] for stream in chosen) for key in COUNTS}
+    total["bytes"] = total["bytes"] or None
+    total["chunks"] = sum(len(stream["chunks"]) for stream in chosen)
+    changes = Counter[str]()
+    for stream in chosen:
+        changes.update(stream["changes"])
+    return total | ({CHANGES: dict(changes)} if changes else {})
 
 
 def _index(chunks: list[Chunk], dtype: np.dtype) -> dict[str, Any]:

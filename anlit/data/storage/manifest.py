@@ -23,6 +23,8 @@ OWN_COMMAND = re.compile(
     r"anlit( ([\w@%+=:,./-]+|'[^']*'))+", re.ASCII
 )  # a shell runs these words and nothing else
 COUNTS = {"documents": int, "tokens": int}
+CHANGES = "changes"
+"""How many documents do not come back from their tokens, by the kinds of `round_trip.Kind`; absent: all do."""
 SCHEMA = {
     **dict.fromkeys(("corpus", "command", "dtype", "document_token_at", "content_sha256"), str),
     **dict.fromkeys(("format_version", "vocab_size", "end_of_document"), int),
@@ -107,9 +109,16 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         raise ValueError(", ".join(f"{name} is {manifest.get(name)!r:.80}" for name in names))
     for split in manifest["splits"]:
         check(manifest, {split: COUNTS}, complete=True)
-        check(manifest[split], {"bytes": int, "subsets": {}})  # null where tokens came without text
+        check(
+            manifest[split], {"bytes": int, "subsets": {}, CHANGES: {str: int}}
+        )  # null where tokens came without text
         for name, counts in (manifest[split].get("subsets") or {}).items():
             check(counts, COUNTS, checked_path(name, split, most_parts=1), complete=True)
+
+
+def n_changed(manifest: dict[str, Any], split: str) -> int:
+    """How many documents of a split come back from their tokens as another text."""
+    return (manifest[split].get(CHANGES) or {}).get("changed", 0)
 
 
 def checked_path(name: Any, where: str, most_parts: int | None = None) -> str:
