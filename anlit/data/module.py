@@ -14,7 +14,7 @@ from anlit.data.batch import Batch, batch_from_blocks
 from anlit.data.order import training_order
 from anlit.data.storage.manifest import TOKENIZER, n_changed, read_manifest, read_tokenizer
 from anlit.data.storage.shards import Source, check_chunks, read_sources
-from anlit.data.storage.store import TokenStore
+from anlit.data.storage.store import OpenFiles, TokenStore
 from anlit.data.streams import (
     Blocks,
     BlockStream,
@@ -156,7 +156,9 @@ class TokenShards(L.LightningDataModule):
 
     def stores(self, split: str) -> list[TokenStore]:
         """The token arrays of a split, to be read from."""
-        return [TokenStore(source, int(self.cache_gb * 1e9)) for source in self.all_sources(split)]
+        open_files = OpenFiles()
+        cache_bytes = int(self.cache_gb * 1e9)
+        return [TokenStore(source, cache_bytes, open_files) for source in self.all_sources(split)]
 
     @property
     def counts_every_target(self) -> bool:

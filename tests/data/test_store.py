@@ -1,12 +1,16 @@
 """Chunks read as one array, and what is said when they are not what the index says."""
 
+import contextlib
 import os
 import pickle
+import re
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from anlit import Mixture
 from anlit.data.storage import shards, store
 from anlit.data.storage.manifest import read_manifest
 from anlit.data.storage.store import TokenStore
@@ -56,7 +60,7 @@ def test_a_store_works_on_in_another_process(folder: Path, tokens: np.ndarray, m
     monkeypatch.setattr(store, "OPEN_FILES", 2)
     reader = open_store(folder)
     reader.read(0, 5000)
-    assert len(reader._open) == 2
+    assert len(reader.open_files) == 2
     assert np.array_equal(pickle.loads(pickle.dumps(reader)).read(700, 900), tokens[700:1600])
     assert (
         finish(
@@ -101,6 +105,66 @@ def test_chunks_that_are_damaged_vanish_or_shrink_while_training(
         said = rf"chunk-0-{number}.bin is damaged \({how}\): .*remake it with `anlit prepare Test --path data/test`"
         with pytest.raises(UserError, match=said):
             reader.read(777 * number, 777)
+
+
+def test_a_mixture_of_many_folders_with_many_chunks_under_the_usual_limit(tmp_path: Path) -> None:
+    """20 folders of 70 chunks each, of which `ulimit -n 1024` allows no process to open all."""
+    paths = {}
+    for number in range(20):
+        streams = {"train": random_tokens(1400, number), "val": random_tokens(1400, 50 + number)}
+        write_prepared(tmp_path / str(number), streams, chunk_tokens=20)
+        paths[f"folder{number}"] = str(tmp_path / str(number))
+
+    def read_all() -> None:
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard_limit))
+        data = Mixture(paths, batch_size=4, context_length=16)
+        data.setup()
+        n_blocks = sum(len(list(batch.tokens)) for batch in data.train_dataloader())
+        assert n_blocks > 20 * 80
+        assert sum(len(batch.tokens) for batch in data.val_dataloader()) > 20 * 80
+        assert len(os.listdir("/proc/self/fd")) < 512
+
+    assert finish(start(read_all)) == 0
+
+
+def test_a_limit_of_open_files_is_named_and_no_chunk_is_called_damaged(
+    folder: Path, tmp_path: Path
+) -> None:
+    reader, said = open_store(folder), tmp_path / "said"
+
+    def read_with_nothing_left() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+        with contextlib.suppress(OSError):
+            while True:
+                os.open("/dev/null", os.O_RDONLY)
+        try:
+            reader.read(0, 777)
+        except UserError as error:
+            os.write(2, str(error).encode())
+
+    assert finish(start(read_with_nothing_left, said)) == 0
+    limit = (
+        r"too many files are open: this process may have 200 open \(`ulimit -n`\): raise that limit"
+    )
+    assert re.search(rf"chunk-0-0\.bin cannot be opened, {limit}", said.read_text())
+
+
+def test_a_reader_gives_up_its_own_files_before_it_fails(
+    folder: Path, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    """Its own chunks may be all that can be closed."""
+
+    def read_in_little_room() -> None:
+        reader = open_store(folder)
+        reader.read(0, 3000)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+        with contextlib.suppress(OSError):
+            while True:
+                os.open("/dev/null", os.O_RDONLY)
+        np.testing.assert_array_equal(reader.read(3000, 2000), tokens[3000:])
+
+    assert finish(start(read_in_little_room)) == 0
 
 
 def test_a_failing_disk(folder: Path, monkeypatch) -> None:

@@ -5,8 +5,10 @@ stays readable for the processes that have it open.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
+import resource
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ from filelock import FileLock, Timeout
 from anlit.data.storage import remote
 from anlit.data.storage.manifest import damaged
 from anlit.data.storage.shards import CHUNK_HEADER_BYTES, Chunk, Source, problem_with
+from anlit.errors import UserError
 
-OPEN_FILES = 64
+OPEN_FILES = 256  # of all sources that are read together
+SHARE_OF_LIMIT = 8  # they take at most an eighth of the files that the process may open
 
 
 def cache_root() -> Path:
@@ -84,23 +88,86 @@ class ChunkCache:
                 excess -= freed
 
 
+class OpenFiles:
+    """The open chunks of all sources that are read together; the least recently used are closed.
+
+    Pickled, it is empty. A forked process has the descriptors too, and closing its own leaves the others.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._descriptors)
+
+    def __del__(self) -> None:
+        self.close_all_but(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_descriptors": OrderedDict()}
+
+    def get(self, path: str) -> int | None:
+        """The descriptor of a file that is open; it now counts as used."""
+        if path in self._descriptors:
+            self._descriptors.move_to_end(path)
+        return self._descriptors.get(path)
+
+    def open(self, path: str) -> int:
+        """Open a file for reading, without keeping it. OSError, or UserError if no more files may be open."""
+        soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = OPEN_FILES
+        if soft_limit != resource.RLIM_INFINITY:
+            most = min(most, max(1, soft_limit // SHARE_OF_LIMIT))
+        self.close_all_but(most - 1)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        self.close_all_but(0)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            limits = {
+                errno.EMFILE: f"this process may have {soft_limit:,} open (`ulimit -n`)",
+                errno.ENFILE: "the machine has as many open as it may (fs.file-max)",
+            }
+            if error.errno not in limits:
+                raise
+            raise UserError(
+                f"{path} cannot be opened, too many files are open: {limits[error.errno]}: raise "
+                "that limit and start again."
+            ) from error
+
+    def keep(self, path: str, descriptor: int) -> None:
+        """Keep an open file until others are used more recently."""
+        self._descriptors[path] = descriptor
+
+    def close_all_but(self, count: int) -> None:
+        """Close the least recently used files, so that at most `count` stay open."""
+        while len(self._descriptors) > count:
+            os.close(self._descriptors.popitem(last=False)[1])
+
+
 class TokenStore:
     """Random access to the tokens of a source; `cache_bytes` is the size of the cache of all remote ones.
 
-    Files are read with pread, never mapped, so that a process's memory does not grow with what it has read. The
-    CRC-32 of each chunk is checked the first time that a process opens it. It can be pickled, and used after a fork.
-    Reading raises UserError for a chunk that is missing or damaged, or has tokens beyond the vocabulary.
+    Stores that are read together share `open_files`, which bounds the chunks that are open at once.
+    Files are read with pread, never mapped, so that a process's memory does not grow with what it has
+    read. The CRC-32 of each chunk is checked the first time that a process opens it. It can be pickled,
+    and used after a fork. Reading raises UserError for a chunk that is missing or damaged, or has tokens
+    beyond the vocabulary.
     """
 
-    def __init__(self, source: Source, cache_bytes: int = 0) -> None:
+    def __init__(
+        self, source: Source, cache_bytes: int = 0, open_files: OpenFiles | None = None
+    ) -> None:
         self.source = source
+        self.open_files = OpenFiles() if open_files is None else open_files
         self.cache = ChunkCache(source, cache_bytes) if remote.is_remote(source.folder) else None
         self.dtype = np.dtype(source.manifest["dtype"]).newbyteorder("<")
         self.n_tokens = source.n_tokens
         self._ends = np.cumsum([chunk.tokens for chunk in source.chunks])
-        self._open: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # chunk → descriptor, least recently used first
         self._checked: set[int] = set()
 
     def read(self, start: int, count: int) -> np.ndarray:
@@ -122,12 +189,8 @@ class TokenStore:
         """The number of the chunk that each of these tokens lies in; the token after the last has the last's + 1."""
         return self._ends.searchsorted(tokens, side="right")
 
-    def __del__(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict(), "_checked": set()}
+        return {**self.__dict__, "_checked": set()}
 
     def _read_into(self, start: int, out: np.ndarray) -> None:
         assert 0 <= start <= start + len(out) <= self.n_tokens, (start, len(out), self.n_tokens)
@@ -159,34 +222,31 @@ class TokenStore:
             raise damaged(self.source.folder, how, self.source.manifest["command"])
 
     def _descriptor(self, number: int) -> int:
-        if number not in self._open:
-            while len(self._open) >= OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-            self._open[number] = self._opened(number)
-        self._open.move_to_end(number)
-        return self._open[number]
+        chunk = self.source.chunks[number]
+        folder = self.source.folder if self.cache is None else self.cache.folder
+        path = f"{folder}/{chunk.filename}"
+        descriptor = self.open_files.get(path)
+        if descriptor is None:
+            descriptor = self._opened(number, path)
+            self.open_files.keep(path, descriptor)
+        return descriptor
 
-    def _opened(self, number: int) -> int:
+    def _opened(self, number: int, path: str) -> int:
         """Open a chunk's file and, the first time, check all of it; a bad copy in the cache is fetched again once."""
-        chunk, attempts, problem = (
-            self.source.chunks[number],
-            1 if self.cache is None else 2,
-            "it is missing",
-        )
+        chunk = self.source.chunks[number]
+        attempts = 1 if self.cache is None else 2
+        problem = "it is missing"
         while attempts:
             if self.cache is not None:
                 self.cache.fetch(chunk)
-            path = (
-                f"{self.source.folder}/{chunk.filename}"
-                if self.cache is None
-                else self.cache.path(chunk)
-            )
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = self.open_files.open(path)
             except FileNotFoundError:
                 if self.cache is None:
                     break
                 continue  # another process has just removed it to make room
+            except PermissionError as error:
+                raise UserError(f"{path} may not be read: change its permissions.") from error
             if number in self._checked or not (problem := problem_with(descriptor, chunk) or ""):
                 self._checked.add(number)
                 return descriptor
