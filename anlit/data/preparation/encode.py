@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.formats import Record, parts_of, read_file
+from anlit.data.preparation.formats.base import foreign_file
 from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import SourceFile, file_sha256
 from anlit.data.round_trip import Change, Kind, RoundTrip
@@ -291,6 +292,8 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 def _copy_tokens(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:
     """A part of a .bin file: a header of 256 int32, and uint16 tokens, of which one begins each document."""
+    if (foreign := foreign_file(piece.file.name, path)) is not None:
+        raise UserError(f"{path} is {foreign}.")
     size = path.stat().st_size
     header, n_tokens = np.fromfile(path, "<i4", 3).tolist(), (size - BIN_HEADER_BYTES) // 2
     if size < BIN_HEADER_BYTES or header != [*BIN_BEGINNING, n_tokens] or size % 2:

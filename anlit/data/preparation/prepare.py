@@ -244,7 +244,7 @@ def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any]
         raise bad_document(listing.bad)
     recipe.splits.check(listing.files)
     (target / TASKS).mkdir(exist_ok=True)
-    content = _tokenizer(target, recipe, listing, then)
+    content = _tokenizer(target, recipe, listing, then, skip_bad)
     sha256 = None if content is None else hashlib.sha256(content).hexdigest()
     files = (f"{file.name}\t{file.size}\t{file.sha256}\t{file.split}" for file in listing.files)
     plan = dict(
@@ -274,7 +274,11 @@ def _begin(target: Path, recipe: Recipe, skip_bad: bool) -> tuple[dict[str, Any]
 
 
 def _tokenizer(
-    target: Path, recipe: Recipe, listing: Listing, then: Mapping[str, Any] | None
+    target: Path,
+    recipe: Recipe,
+    listing: Listing,
+    then: Mapping[str, Any] | None,
+    skip_bad: bool,
 ) -> bytes | None:
     """The content of the folder's tokenizer.json: what is there, that of another file, or one trained on the text."""
     if recipe.tokenizer == NO_TOKENIZER:
@@ -289,7 +293,7 @@ def _tokenizer(
     if recipe.tokenizer == BPE:
         say(f"Training the tokenizer: {recipe.options.vocab_size:,} tokens.")
         trained = tokenizers.train_bpe(
-            _training_texts(target, recipe, listing), recipe.options.vocab_size
+            _training_texts(target, recipe, listing, skip_bad), recipe.options.vocab_size
         )
         return trained.to_str(pretty=True).encode()
     hub = HUB_TOKENIZERS.get(recipe.tokenizer)
@@ -298,18 +302,31 @@ def _tokenizer(
     return path.read_bytes()
 
 
-def _training_texts(target: Path, recipe: Recipe, listing: Listing) -> Iterator[str]:
-    """The first texts of the training part, `TOKENIZER_BYTES` of them."""
-    given = 0
+def _training_texts(
+    target: Path, recipe: Recipe, listing: Listing, skip_bad: bool
+) -> Iterator[str]:
+    """The first texts of the training part, `TOKENIZER_BYTES` of them.
+
+    UserError for a document that cannot be used, unless such are left out, or if there is no text.
+    """
+    n_bytes = 0
     for file in (file for file in listing.files if recipe.splits.of_file(file) == TRAIN):
-        for record in read_file(
-            file.name, recipe.source.fetched(file, target / TASKS), recipe.columns
-        ):
-            if record.text is not None and recipe.splits.of_text(record.text, TRAIN) == TRAIN:
+        path = recipe.source.fetched(file, target / TASKS)
+        for record in read_file(file.name, path, recipe.columns):
+            if record.text is None:
+                if not skip_bad:
+                    where = path if file.path else file.name
+                    raise bad_document(f"{where}, {record.where}: {record.detail}")
+            elif recipe.splits.of_text(record.text, TRAIN) == TRAIN:
                 yield record.text
-                given += record.size
-                if given >= TOKENIZER_BYTES:
+                n_bytes += record.size
+                if n_bytes >= TOKENIZER_BYTES:
                     return
+    if n_bytes == 0:
+        raise UserError(
+            "The corpus has no text to train a tokenizer on: check --source, --pattern and "
+            "--text_field (--data.source and so on)."
+        )
 
 
 def _is_done(job: Job, task: Task, checksums: bool) -> bool:

@@ -43,9 +43,13 @@ def publish(
     counts = counts_of(streams)
     if missing := [split for split in (TRAIN, VAL) if split not in counts["splits"]]:
         forget(job.folder)
+        splits = job.recipe.splits
+        advice = "prepare more text"
+        if splits.fraction or splits.first_tokens:
+            option = "--val_fraction" if splits.fraction else "--val_tokens"
+            advice = f"{advice}, or hold out another part of it with {option}"
         raise UserError(
-            f"The corpus leaves no document for {missing[0]}, it has {len(listing.files):,} file(s): prepare more text "
-            "or hold out another part of it (--val_fraction, --val_tokens)."
+            f"The corpus leaves no document for {missing[0]}, it has {len(listing.files):,} file(s): {advice}."
         )
     for name, stream in streams.items():
         write_json(job.folder / name / INDEX, _index(stream["chunks"], job.dtype))

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from anlit.data.preparation.formats.base import read_range
+from anlit.data.preparation.formats.base import foreign_format, read_range
 from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
 
@@ -125,7 +125,11 @@ class DistinctTexts(Source):
                 if path.exists() and not path.is_file():  # a pipe may never end
                     raise OSError(0, "it is no regular file")
                 content = path.read_bytes()
-                problem = "" if content.decode("utf-8-sig") else "empty"
+                foreign = foreign_format(content)
+                if foreign is None:
+                    problem = "" if content.decode("utf-8-sig") else "empty"
+                else:
+                    problem, bad = "wrong_format", bad or f"{path}: it is {foreign}"
             except OSError as error:
                 problem, bad = "unreadable", bad or f"{path}: it cannot be read ({error.strerror})"
             except UnicodeDecodeError as error:

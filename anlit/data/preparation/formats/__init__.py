@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from anlit.data.preparation.formats import parquet, text
-from anlit.data.preparation.formats.base import FRAMES, Columns, Record
+from anlit.data.preparation.formats.base import FRAMES, THE_FILE, Columns, Record, foreign_file
 
 __all__ = ["Columns", "Record", "is_one_text", "parts_of", "read_file"]
-MANY = re.compile(r"\.(parquet|jsonl?(\.(gz|zst))?)$", re.IGNORECASE)
+LINES = (".json", ".jsonl", ".jsonlines", ".ndjson")
+MANY = re.compile(rf"(\.parquet|({'|'.join(map(re.escape, LINES))})(\.(gz|zst))?)$", re.IGNORECASE)
 """The names of files that hold many documents. Those called .json on the hub are mostly JSON lines too."""
 
 
@@ -22,17 +23,21 @@ def is_one_text(name: str) -> bool:
 
 def parts_of(name: str, size: int, part_bytes: int) -> int:
     """Into how many parts a text file of `size` bytes is cut, each of at least `part_bytes` unless there is but one."""
-    return (
-        max(1, size // part_bytes) if name.lower().endswith((".json", ".jsonl", ".parquet")) else 1
-    )
+    has_parts = name.lower().endswith((*LINES, ".parquet"))
+    return max(1, size // part_bytes) if has_parts else 1
 
 
 def read_file(
     name: str, path: Path, columns: Columns, part: int = 0, parts: int = 1
 ) -> Iterator[Record]:
     """The records of one part of a file, in order. `name` says what the file is, `parts_of` how many `parts`."""
-    if name.lower().endswith(".parquet"):
-        return parquet.read(path, columns, part, parts)
-    if MANY.search(name):
-        return text.read_lines(name, path, columns, part, parts)
-    return text.read_plain(name, path, columns)
+    foreign = foreign_file(name, path)
+    if foreign is not None:
+        if part == 0:  # once for the file
+            yield Record(THE_FILE, None, "wrong_format", f"it is {foreign}")
+    elif name.lower().endswith(".parquet"):
+        yield from parquet.read(path, columns, part, parts)
+    elif MANY.search(name):
+        yield from text.read_lines(name, path, columns, part, parts)
+    else:
+        yield from text.read_plain(name, path, columns)

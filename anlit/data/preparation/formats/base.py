@@ -1,14 +1,17 @@
 """What all formats share: records, the checks of every document's text, and the bytes of plain, .gz and .zst files."""
 
+import re
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
 MB = 1 << 20
+MOST_LISTED, MOST_SHOWN = 12, 200  # names of fields in a sentence, and their characters
 COMPRESSED_PIECE_BYTES = MB // 64  # read at once: repetitive text is thousands of times longer
 LARGEST_WINDOW = 1 << 31  # what `zstd --long=31` writes; memory is taken only if a file asks for it
 # Not `stream_reader`, which takes a cut file for a whole one, nor `gzip.open`, which loses what came before the cut.
@@ -20,6 +23,20 @@ Place = tuple[str, int, Callable[[], int] | None]
 """Unit ("line", "row"), number from 1, and what counts the units before the first."""
 THE_FILE: Place = ("the file", 0, None)
 
+PEEKED_BYTES = 512
+FOREIGN = (
+    (rb"version https://git-lfs\.github\.com/spec/", "a Git LFS pointer and not the file itself: run `git lfs pull`"),
+    (rb"\xff\xfe|\xfe\xff", "UTF-16 and not UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`"),
+    (rb"([^\0]\0){8}|(\0[^\0]){8}", "UTF-16 without a mark and not UTF-8: convert it with `iconv`"),
+    (rb"BZh[1-9]1AY&SY", "compressed with bzip2, which is not read: decompress it, or use .gz or .zst"),
+    (rb"\xfd7zXZ\0", "compressed with xz, which is not read: decompress it, or use .gz or .zst"),
+    (rb"\x1f\x8b\x08", "compressed with gzip, and its name does not end in .gz: rename it"),
+    (rb"\x28\xb5\x2f\xfd", "compressed with zstd, and its name does not end in .zst: rename it"),
+    (rb"PK\x03\x04", "a zip archive, which is not read: unpack it"),
+    (rb"[\s\S]{257}ustar", "a tar archive, which is not read: unpack it"),
+)  # fmt: skip
+"""How files of other formats begin, as regular expressions, and what they are and need."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -28,7 +45,8 @@ class Record:
     place: Place
     text: str | None  # None if it cannot be used; otherwise not empty and valid UTF-8 when encoded
     problem: str | None = None
-    """None, or one of not_utf8, not_json, no_text_field, no_subset_field, empty, too_long, truncated, damaged."""
+    """None, or one of not_utf8, not_json, no_text_field, no_subset_field, empty, too_long, truncated, damaged,
+    wrong_format."""
     detail: str = ""  # the problem in one clause, for an error message
     subset: str | None = None  # value of the subset field, where `Columns` names one
     size: int = 0  # UTF-8 bytes of `text`
@@ -53,10 +71,39 @@ class BrokenFileError(Exception):
     """What follows in a file cannot be decoded; reading turns it into a record. Its arguments: problem and detail."""
 
 
-def record_of(place: Place, text: object, subset: object, columns: Columns) -> Record:
-    """The record of field values as they were found: text as str, UTF-8 bytes, or something wrong."""
+def foreign_format(content: bytes) -> str | None:
+    """What a content that is no text is and what to do with it, by its first `PEEKED_BYTES`; None for all others."""
+    for beginning, what in FOREIGN:
+        if re.match(beginning, content[:PEEKED_BYTES]):
+            return what
+    return None
+
+
+def foreign_file(name: str, path: Path) -> str | None:
+    """What a file, decompressed by its name, is if it is not what its name says."""
+    with open(path, "rb") as file:
+        content = file.read(PEEKED_BYTES)
+    is_compressed = Path(name).suffix.lower() in FRAMES
+    if is_compressed and not content.startswith(b"version "):
+        try:
+            content = next(read_bytes(name, path), b"")
+        except BrokenFileError:
+            return None  # reading it will tell
+    return foreign_format(content)
+
+
+def record_of(
+    place: Place, text: object, subset: object, columns: Columns, fields: Iterable[str] = ()
+) -> Record:
+    """The record of field values as they were found: text as str, UTF-8 bytes, or something wrong.
+
+    `fields` are the names of all fields, for those who have named a wrong one.
+    """
     if not isinstance(text, str | bytes):
-        return _wrong_field(place, "no_text_field", columns.text, text, "string")
+        names = list(islice(fields, MOST_LISTED)) if text is None else []
+        listed = f" (its fields: {', '.join(names)})"[:MOST_SHOWN] if names else ""
+        record = _wrong_field(place, "no_text_field", columns.text, text, "string")
+        return replace(record, detail=record.detail + listed)
     try:
         size = len(text) if isinstance(text, bytes) or text.isascii() else len(text.encode())
         if size > columns.max_document_bytes:
@@ -106,10 +153,17 @@ def _decompressed(
     """One or several compressed frames, one after the other."""
     frame: Any = None
     position = 0
+    is_first = True
     for piece in pieces:
         position += len(piece)
         while piece:
-            frame = frame or new_frame()
+            if frame is None:
+                if not is_first:
+                    piece = piece.lstrip(b"\0")  # tapes and block devices fill up with zeros
+                    if not piece:
+                        break
+                frame = new_frame()
+                is_first = False
             try:
                 text = frame.decompress(piece)
             except (zstandard.ZstdError, zlib.error) as error:

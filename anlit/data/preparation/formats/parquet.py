@@ -90,6 +90,6 @@ def _read_group(
 
 def _values(batch: pa.RecordBatch, dotted: str) -> list[bytes | None]:
     """One column as bytes: pyarrow does not check strings when reading and would raise when making them."""
-    name, *inner = dotted.split(".")
+    name, *inner = [dotted] if dotted in batch.schema.names else dotted.split(".")
     column = batch.column(name)
     return (pc.struct_field(column, inner) if inner else column).cast(pa.large_binary()).to_pylist()

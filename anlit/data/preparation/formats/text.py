@@ -102,11 +102,14 @@ def _parse(line: bytes, place: Place, columns: Columns) -> Record:
     if not isinstance(values, dict):
         return Record(place, None, "not_json", "the line is not a JSON object, each has to be one")
     return base.record_of(
-        place, _field(values, columns.text), _field(values, columns.subset), columns
+        place, _field(values, columns.text), _field(values, columns.subset), columns, values
     )
 
 
 def _field(values: Any, dotted: str | None) -> Any:
+    """The value of a field, whose name may have dots; otherwise dots lead into nested fields."""
+    if dotted in values:
+        return values[dotted]
     for name in dotted.split(".") if dotted else ():
         values = values.get(name) if isinstance(values, dict) else None
     return values
