@@ -113,5 +113,9 @@ def parser() -> ToolParser:
     add(
         "--include_site_packages", action="store_true", help="PythonSources: installed packages too"
     )
-    add("--verify", action="store_true", help="check every chunk's checksum in a finished folder")
+    add(
+        "--verify",
+        action="store_true",
+        help="read every chunk and source file of a finished folder",
+    )
     return parser

@@ -9,7 +9,7 @@ from typing import Any
 
 from anlit.checkpoints.location import find_checkpoint
 from anlit.errors import UserError
-from anlit.reporting.text import echo, json_line
+from anlit.reporting.text import echo, json_line, say
 from anlit.sentences import ToolParser, at_least, whole_number
 
 WORDS = """\
@@ -80,24 +80,31 @@ def main(argv: list[str]) -> None:
     given = parser().parse_args(argv)
     find_checkpoint(given.checkpoint)
 
+    import numpy as np
+
     from anlit.checkpoints.loading import (
         describe,
         load_checkpoint,
     )  # after the check: torch takes seconds
+    from anlit.data.round_trip import Kind, RoundTrip
     from anlit.inference.scoring import byte_ranges, score, write_table
     from anlit.inference.text import text_of
 
     checkpoint = load_checkpoint(given.checkpoint, given.device)
     text, length = text_of(checkpoint, given.tokenizer), given.length or checkpoint.training_length
     before = text.before(checkpoint)
+    round_trip = RoundTrip(text.tokenizer)
     stride = given.stride if given.stride is not None else max(1, length // 2)
-    totals: dict[str, float] = dict.fromkeys(("documents", "tokens", "scored", "bytes", "nats"), 0)
+    counts = ("documents", "changed", "tokens", "scored", "bytes", "nats")
+    totals: dict[str, float] = dict.fromkeys(counts, 0)
 
     def encoded() -> Iterator[tuple[list[int], str, Any, str]]:
         for document, where in read_documents(given.files, given.field):
             encoding = text.tokenizer.encode(document, add_special_tokens=False)
             if not encoding.ids:
                 raise UserError(f"{where}: the tokenizer makes no tokens of its text: leave it out")
+            (change,) = round_trip.changes([document], [np.array(encoding.ids)])
+            totals["changed"] += change is not None and change.kind != Kind.NORMALISED
             yield encoding.ids, document, byte_ranges(document, encoding.offsets), where
 
     def scored() -> Iterator[tuple[Any, str, Any, str]]:
@@ -118,9 +125,14 @@ def main(argv: list[str]) -> None:
     record = {"command": shlex.join(["anlit", "score", *argv]), "length": length, "stride": stride}
     write_table(Path(given.output), record | describe(checkpoint), scored())
     totals["nats_per_token"] = totals["nats"] / totals["scored"] if totals["scored"] else math.nan
-    totals["bits_per_byte"] = (
-        totals["nats"] / math.log(2) / totals["bytes"] if totals["bytes"] else math.nan
-    )
+    totals["bits_per_byte"] = math.nan
+    if totals["changed"]:
+        say(
+            f"The tokenizer gives back {totals['changed']:,} of {totals['documents']:,} documents as "
+            "another text, so bits per byte are not known."
+        )
+    elif totals["bytes"]:
+        totals["bits_per_byte"] = totals["nats"] / math.log(2) / totals["bytes"]
     echo(json_line(totals) if given.json else WORDS.format(output=given.output, **totals))
 
 

@@ -10,7 +10,7 @@ import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from anlit.data.tokenizer import steps_of
 
 SHOWN = 20  # characters of a text in a sentence
-NORMAL_FORMS = ("NFC", "NFD")
 NormalForm = Literal["NFC", "NFD"]
+NORMAL_FORMS: tuple[NormalForm, ...] = ("NFC", "NFD")
 
 
 class Kind(StrEnum):
@@ -34,7 +34,17 @@ class Change(NamedTuple):
     """How a text differs from what comes back from its tokens."""
 
     kind: Kind
-    place: str  # the first one, in a clause
+    text: str
+    back: str  # what comes back
+
+    @property
+    def place(self) -> str:
+        """The first place where they differ, in a clause."""
+        start = len(os.path.commonprefix([self.text, self.back]))  # noqa: RUF071  of characters
+        shown = [whole[start : start + SHOWN] for whole in (self.text, self.back)]
+        # Normal forms look alike.
+        text, back = map(ascii if self.kind == Kind.NORMALISED else repr, shown)
+        return f"{text} becomes {back}"
 
 
 class RoundTrip:
@@ -47,9 +57,10 @@ class RoundTrip:
     def __init__(self, tokenizer: Tokenizer) -> None:
         content = json.loads(tokenizer.to_str())
         self.tokenizer = tokenizer
-        self.normal_forms = [step["type"] for step in steps_of(content["normalizer"])]
-        keeps_normal_text = {*self.normal_forms} <= {*NORMAL_FORMS} and len(self.normal_forms) <= 1
-        self.decodes = not (keeps_normal_text and _is_byte_level(content))
+        steps = [step["type"] for step in steps_of(content["normalizer"])]
+        is_known = steps in ([], *([form] for form in NORMAL_FORMS))
+        self.normal_form: NormalForm | None = steps[0] if steps and is_known else None
+        self.decodes = not (is_known and _is_byte_level(content))
 
     def changes(
         self, texts: Sequence[str], tokens: Sequence[np.ndarray]
@@ -58,19 +69,20 @@ class RoundTrip:
 
         `tokens` are the texts' tokens without the end-of-document token.
         """
-        if self.decodes:
-            ids = [array.tolist() for array in tokens]
-            decoded = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
-            for text, back in zip(texts, decoded, strict=True):
-                yield (
-                    None if text == back else Change(_kind_of(text, back), _first_place(text, back))
-                )
+        if not self.decodes:
+            yield from map(self._normalised, texts)
             return
-        for text in texts:
-            back = text
-            for form in self.normal_forms:
-                back = unicodedata.normalize(cast(NormalForm, form), text)
-            yield None if text == back else Change(Kind.NORMALISED, _first_place(text, back))
+        ids = [array.tolist() for array in tokens]
+        decoded = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
+        for text, back in zip(texts, decoded, strict=True):
+            yield None if text == back else Change(_kind_of(text, back), text, back)
+
+    def _normalised(self, text: str) -> Change | None:
+        """How a byte-level tokenizer changes a text."""
+        if self.normal_form is None or unicodedata.is_normalized(self.normal_form, text):
+            return None
+        back = unicodedata.normalize(self.normal_form, text)
+        return Change(Kind.NORMALISED, text, back)
 
 
 def _kind_of(text: str, back: str) -> Kind:
@@ -78,12 +90,6 @@ def _kind_of(text: str, back: str) -> Kind:
         return Kind.LOST
     is_same = unicodedata.normalize("NFC", text) == unicodedata.normalize("NFC", back)
     return Kind.NORMALISED if is_same else Kind.CHANGED
-
-
-def _first_place(text: str, back: str) -> str:
-    start = len(os.path.commonprefix([text, back]))  # noqa: RUF071  of characters
-    end = start + SHOWN
-    return f"{text[start:end]!r} becomes {back[start:end]!r}"
 
 
 def _is_byte_level(content: dict[str, Any]) -> bool:

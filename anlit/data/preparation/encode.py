@@ -232,8 +232,8 @@ def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[
                         streams.stream_of(record, split), tokens, record.size, change=change
                     )
                     counts.update(documents=1, bytes=record.size, tokens=len(tokens))
-                    if change is not None:
-                        first_change.setdefault(change.kind, f"{record.where}: {change.place}")
+                    if change is not None and change.kind not in first_change:
+                        first_change[change.kind] = f"{record.where}: {change.place}"
                     continue
             if not job.skip_bad:
                 raise bad_document(

@@ -119,8 +119,8 @@ def prepare(
                 task.number: json.loads(record_path(target, task.number).read_bytes())
                 for task in tasks
             }
-            publish(job, plan, listing, records, command)
             write_times(target, times)
+            publish(job, plan, listing, records, command)
             manifest = read_manifest(str(target))
             _say_result(target, manifest)
             _say_changes(target, manifest, records)
