@@ -260,7 +260,9 @@ def test_a_folder_that_is_not_what_its_manifest_says_is_refused_and_mended(
     else:
         damage(out)
     data = TokenShards(str(out), context_length=16)
-    with pytest.raises(UserError, match=r"out is damaged \(its chunks, as each index\.json lists"):
+    with pytest.raises(
+        UserError, match=r"out is damaged \(manifest\.json and the chunks that each"
+    ):
         data.setup()
     make(out, recipes[0])
     assert "making again what is lost" in capsys.readouterr().err

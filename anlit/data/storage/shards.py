@@ -70,9 +70,7 @@ def read_sources(path: str, manifest: dict[str, Any]) -> dict[str, list[Source]]
         streams, manifest["end_of_document"], dtype, manifest["document_token_at"]
     )
     if content != manifest["content_sha256"]:
-        how = (
-            f"its chunks, as each {INDEX} lists them, are not those that {MANIFEST} was written for"
-        )
+        how = f"{MANIFEST} and the chunks that each {INDEX} lists do not belong together"
         raise damaged(path, how, manifest["command"])
     return sources
 
