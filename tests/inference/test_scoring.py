@@ -8,12 +8,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tokenizers import normalizers
 
 from anlit import GPT, AnGPT, DynamicNTK, LogN, ScaleInvariant
 from anlit.cli import main
+from anlit.data.tokenizer import train_bpe
 from anlit.inference.generation import Ending
 from anlit.inference.scoring import score
 from anlit.models.decoder import Decoder
+from tests.data.prepared import VOCABULARY
+from tests.inference.conftest import make_run_with_text
 from tests.models.tiny import decoder, random_tokens
 
 LENGTH, END = 16, 3
@@ -120,7 +124,7 @@ def test_totals_of_nothing_are_null(run: Path, tmp_path: Path, capsys) -> None:
     totals = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     shares, counts = (
         ("nats_per_token", "bits_per_byte"),
-        ("documents", "tokens", "scored", "bytes", "nats"),
+        ("documents", "changed", "tokens", "scored", "bytes", "nats"),
     )
     assert totals == dict.fromkeys(shares) | dict.fromkeys(counts, 0)
 
@@ -132,3 +136,19 @@ def test_a_text_that_is_missing_is_named_and_no_table_written(
     said = refusal("score", run, tmp_path / "text.jsonl", "--output", tmp_path / "out.parquet")
     assert 'text.jsonl, line 2: the field "text" is missing' in said
     assert not list(tmp_path.glob("*.parquet*"))
+
+
+def test_a_text_that_does_not_come_back_has_no_bits_per_byte(tmp_path: Path, capsys) -> None:
+    tokenizer = train_bpe(TEXTS, VOCABULARY - 10)
+    tokenizer.normalizer = normalizers.Lowercase()
+    run = make_run_with_text(tmp_path, GPT, tokenizer)
+    for text, n_changed in (("the cat sat", 0), ("The Cat sat", 1)):
+        (tmp_path / "text.txt").write_text(text)
+        output = ["--output", str(tmp_path / "o.parquet"), "--json"]
+        assert main(["score", str(run), str(tmp_path / "text.txt"), *output]) == 0
+        printed = capsys.readouterr()
+        totals = json.loads(printed.out)
+        assert totals["changed"] == n_changed
+        assert (totals["bits_per_byte"] is None) == bool(n_changed)
+        said = "gives back 1 of 1 documents as another text, so bits per byte are not known"
+        assert (said in printed.err) == bool(n_changed)
