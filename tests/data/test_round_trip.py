@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from anlit import TokenShards
+from anlit import Mixture, TokenShards
 from anlit.cli import main
 from anlit.data.round_trip import RoundTrip
 from anlit.data.tokenizer import encode_documents, load_tokenizer
@@ -203,6 +203,9 @@ def test_bits_per_byte_are_those_of_the_text_or_none(
     with caplog.at_level("INFO"):
         data.setup()
     assert (data.bytes_per_token("val") is not None) == has_bits
+    mixture = Mixture({"first": out, "second": out}, batch_size=1, context_length=2)
+    mixture.setup()
+    assert (mixture.bytes_per_token("val") is not None) == has_bits
     said = "the tokenizer gives back 2 of 2 documents as another text, so no bits per byte"
     assert (said in caplog.text) != has_bits
 

@@ -270,7 +270,8 @@ def test_a_folder_that_is_not_what_its_manifest_says_is_refused_and_mended(
 
 
 @pytest.mark.parametrize("damage", [
-    in_manifest(documents=7), in_manifest(bytes=7), lambda folder: flip(next(folder.glob("train/chunk-*"))),
+    in_manifest(documents=7), in_manifest(bytes=7), in_manifest(vocab_size=900),
+    lambda folder: flip(next(folder.glob("train/chunk-*"))),
 ])  # fmt: skip
 def test_verify_compares_counts_and_contents(
     damage: Callable[[Path], object], tokenizer: str, tmp_path: Path, out: Path

@@ -38,6 +38,7 @@ from anlit.data.storage.manifest import (
     TASKS,
     TOKENIZER,
     TRAIN,
+    damaged,
     read_manifest,
     read_tokenizer,
 )
@@ -189,10 +190,21 @@ def _damage(target: Path, checksums: bool) -> Damage | None:
         for source in chain(*sources.values()):
             check_chunks(source, checksums)
         if manifest["tokenizer_sha256"] is not None:
-            read_tokenizer(str(target), manifest)
+            content = read_tokenizer(str(target), manifest)
+            if checksums:
+                _check_vocabulary(target, manifest, content)
     except UserError as error:
         return Damage(_without_advice(error), is_of_index=False)
     return None
+
+
+def _check_vocabulary(target: Path, manifest: dict[str, Any], content: bytes) -> None:
+    """Raise UserError if the manifest has another vocabulary size than the tokenizer."""
+    tokenizer = tokenizers.parse_tokenizer(content, str(target / TOKENIZER))
+    size = tokenizers.vocabulary_size(tokenizer)
+    if size != manifest["vocab_size"]:
+        how = f"vocab_size is {manifest['vocab_size']} where the tokenizer has {size}"
+        raise damaged(str(target / MANIFEST), how, manifest["command"])
 
 
 def _without_advice(error: UserError) -> str:
