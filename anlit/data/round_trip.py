@@ -16,6 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
 from anlit.data.tokenizer import steps_of
+from anlit.errors import panics_told
 
 SHOWN = 20  # characters of a text in a sentence
 NormalForm = Literal["NFC", "NFD"]
@@ -73,7 +74,8 @@ class RoundTrip:
             yield from map(self._normalised, texts)
             return
         ids = [array.tolist() for array in tokens]
-        decoded = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
+        with panics_told():
+            decoded = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
         for text, back in zip(texts, decoded, strict=True):
             yield None if text == back else Change(_kind_of(text, back), text, back)
 
