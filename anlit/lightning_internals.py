@@ -116,6 +116,23 @@ def time_fetches(trainer: L.Trainer, waited: Callable[[float], None]) -> None:
     loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
 
 
+def before_each_fetch(trainer: L.Trainer, act: Callable[[], None]) -> None:
+    """Call `act` before each `next(loader)` of training, where the place in the data changes."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    earlier = loop._on_before_fetch
+
+    def on_before_fetch() -> None:
+        act()
+        earlier()
+
+    loop._on_before_fetch = on_before_fetch
+
+
+def start_method(strategy: Any) -> str:
+    """How a strategy starts its ranks: `popen` (as commands of their own), `spawn` or `fork`."""
+    return getattr(strategy, "_start_method", None) or "popen"
+
+
 def stop_asking_for_sigterm(trainer: L.Trainer) -> None:
     """Leave out Lightning's question to all ranks before every batch. `Interruption` asks without waiting."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

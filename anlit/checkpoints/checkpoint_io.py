@@ -20,6 +20,7 @@ from anlit.checkpoints.writing import (
     write_durably,
     write_failed,
 )
+from anlit.errors import UserError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -80,7 +81,7 @@ def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     if is_sharded(path):
         content = with_tensors(content, read_tensors(path))
         content["optimizer_states"] = [
-            by_number(state) for state in content["optimizer_states"]
+            by_number(state) for state in content.get("optimizer_states", [])
         ]  # torch's form
     return content
 
@@ -95,13 +96,27 @@ def read_without_parts(path: Path, mmap: bool = True) -> dict[str, Any]:
 def refuse_damaged(path: Path) -> None:
     """Check the whole checkpoint that a run goes on from, before anything is started or written.
 
-    Raises UserError if it is damaged. The message names another checkpoint, if there is one.
+    Raises UserError if it is damaged or has weights alone. The message names another checkpoint, if there is one.
     """
     try:
         verify(path)
-        require_content(read_without_parts(path), TRAINING)
+        content = read_without_parts(path)
+        if not has_weights_alone(content):
+            require_content(content, TRAINING)
     except UNREADABLE as error:
         raise damaged(path, error) from error
+    if has_weights_alone(content):
+        raise UserError(
+            f"ckpt_path={path} has weights alone (save_weights_only), and no optimizer's state to continue with: "
+            f"begin a run from them with --initial_weights {path}"
+        )
+
+
+def has_weights_alone(content: Any) -> bool:
+    """Whether a checkpoint was written with `save_weights_only`, so that no run continues from it."""
+    return (
+        isinstance(content, dict) and "state_dict" in content and "optimizer_states" not in content
+    )
 
 
 def by_number(state: dict[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,8 @@ import os
 import signal
 import warnings
 from contextlib import nullcontext
-from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import lightning as L
 import torch
@@ -35,7 +34,7 @@ from anlit.configuration import class_name
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, RunError, UserError
-from anlit.lightning_internals import CommandLine
+from anlit.lightning_internals import CommandLine, start_method
 from anlit.reporting.text import echo, lasting_output
 from anlit.sentences import is_of_lightning, of_constructor, of_lightning
 from anlit.signals import ENDING
@@ -50,12 +49,8 @@ from anlit.training.callbacks.throughput import Throughput
 from anlit.training.callbacks.whole_steps import WholeSteps
 from anlit.training.loggers import MetricsCSV, MetricsOnResume
 from anlit.training.refusals import refusals
+from anlit.training.support import check_strategy
 
-UNSUPPORTED = {
-    "Averaging": "the mean of weight rows is shorter than their bound, and best.ckpt has the last weights",
-    "Finder": "its steps are not the run's; anlit study tunes rates, anlit size says what fits",
-}
-"""Part of a callback's name → why it is refused."""
 
 
 class SaveConfigOfTraining(SaveConfigCallback):
@@ -75,6 +70,9 @@ class SaveConfigOfTraining(SaveConfigCallback):
 class FitCommand(ConfigurationParser):
     """LightningCLI whose `fit` writes one run folder: config, record, metrics, TensorBoard, checkpoints."""
 
+    lock: IO[str] | None = None
+    """The locked file in the run folder; None on other ranks than the first, and if nothing is written."""
+
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         given_run_dir = config.run_dir
@@ -91,8 +89,9 @@ class FitCommand(ConfigurationParser):
             run_folder.refuse_moved_run(config.run_dir, files)
         for sentence in changes_of_class(config):
             rank_zero_only(echo)(sentence)
-        run_folder.make_run_folder(config.run_dir)
-        RUN_FOLDER.set(config.run_dir)
+        if not config.trainer.fast_dev_run:
+            run_folder.make_run_folder(config.run_dir)
+            RUN_FOLDER.set(config.run_dir)
         config.ckpt_path = checkpoint_to_continue(
             config.run_dir, config.ckpt_path, config.checkpoint_every_n_steps
         )
@@ -137,10 +136,11 @@ class FitCommand(ConfigurationParser):
         )
         self.model.accept_changes = self.setting("accept_changes")
         if self.trainer.is_global_zero:
-            self.lock = run_folder.lock_run_folder(run_dir)
-            # The folder may have been another run's between the first look and the lock.
-            every_n_steps = self.setting("checkpoint_every_n_steps")
-            checkpoint_to_continue(run_dir, ckpt_path, every_n_steps, announce=False)
+            if not self.setting("trainer")["fast_dev_run"]:
+                self.lock = run_folder.lock_run_folder(run_dir)
+                # The folder may have been another run's between the first look and the lock.
+                every_n_steps = self.setting("checkpoint_every_n_steps")
+                checkpoint_to_continue(run_dir, ckpt_path, every_n_steps, announce=False)
             path = (
                 Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path or "")
             )
@@ -151,8 +151,9 @@ class FitCommand(ConfigurationParser):
             load_initial_weights(self.model, initial_weights)
 
     def after_fit(self) -> None:
-        if self.trainer.is_global_zero:
+        if self.lock is not None:
             self.lock.close()
+        if self.trainer.is_global_zero:
             finish_wandb_run()
 
     def instantiate_classes(self) -> None:
@@ -192,13 +193,6 @@ class FitCommand(ConfigurationParser):
         def configured(kind: type, among: list[Any] = callbacks) -> bool:
             return any(isinstance(part, kind) for part in among)
 
-        for name, (part, why) in product(
-            (type(callback).__name__ for callback in callbacks), UNSUPPORTED.items()
-        ):
-            if part in name:
-                raise UserError(
-                    f"trainer.callbacks has {name}, which anlit does not support ({why}): leave it out"
-                )
         is_silent = configured(ProgressBar) or trainer.get("enable_progress_bar") is False
         progress = [] if is_silent else [RunProgress()]
         if self.subcommand == "fit":
@@ -207,10 +201,11 @@ class FitCommand(ConfigurationParser):
                 RunRecord(run_dir),
                 BestCheckpoint(run_dir),
                 LastCheckpoint(run_dir, self.setting("checkpoint_every_n_steps")),
-                WholeSteps(),
             ]
+            is_dev_run = bool(trainer.get("fast_dev_run"))
             callbacks = [
                 Throughput(),
+                *([] if is_dev_run else [WholeSteps()]),  # before all that save
                 *callbacks,
                 *([] if configured(LossGuard) else [StopOnNonFinite()]),
                 FiniteCheckpoints(),
@@ -218,7 +213,7 @@ class FitCommand(ConfigurationParser):
                 NormMonitor(),
                 RandomState(),
                 MetricsOnResume(),
-                *([] if trainer.get("fast_dev_run") else of_real_runs),  # a dev run writes nothing
+                *([] if is_dev_run else of_real_runs),  # a dev run writes nothing
                 refusals,
             ]
             if logger is not False:
@@ -245,9 +240,14 @@ class FitCommand(ConfigurationParser):
             plugins.append(
                 SLURMEnvironment(auto_requeue=False)
             )  # train.sbatch does, after our checkpoint
-        return super().instantiate_trainer(
+        made = super().instantiate_trainer(
             callbacks=callbacks, logger=logger, plugins=plugins, **kwargs
         )
+        strategy = made.strategy  # which auto chooses by the machine
+        check_strategy(
+            type(strategy).__name__, type(strategy), {"start_method": start_method(strategy)}
+        )
+        return made
 
 
 def _as_list(value: Any) -> list[Any]:

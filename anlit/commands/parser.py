@@ -18,9 +18,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import lightning as L
 import torch
-from jsonargparse import Namespace
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from lightning.fabric.utilities.enums import LightningEnum
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import Precision as PrecisionPlugin
+from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 import anlit.attention.mechanisms
@@ -43,6 +46,7 @@ from anlit.reading import read_yaml
 from anlit.sentences import ToolParser, classes_for, no_class, sentence
 from anlit.settings import parameters_of, shown
 from anlit.shipped import configuration_file
+from anlit.training.support import check_trainer, names_class_of_strategy
 
 TRAINER_DEFAULTS = {
     "max_steps": 1000,
@@ -68,6 +72,7 @@ WARNINGS = (
     ".*sync_dist=True.*",  # logged values are already over all ranks
     ".*You are using the .* progress bar.*",
     ".*there is no last checkpoint available.*",  # `--ckpt_path last` starts a new run in a new folder
+    ".*You're using the WeightAveraging callback.*",  # it shards nothing, and evaluation reads the mean alone
     ".*callbacks used to create the checkpoint need to be provided.*",  # validate and test need none of them
     "(?s).*was deprecated in v4\\..*",  # Lightning calls jsonargparse so
     "(?s).*JSONARGPARSE_DEPRECATION_WARNINGS.*",
@@ -104,7 +109,7 @@ TOP_LEVEL: dict[str, tuple[Any, Any]] = {
 
 def check(config: Namespace) -> None:
     """Raises UserError for null where a setting takes none, a callable that is not a class, a number out of its range,
-    a precision that is not anlit's.
+    what a Trainer may not have.
 
     The parser also accepts functions: any function if the key needs a callable, such as `model.init_args.optimizer`,
     else those whose annotation returns the right type. Both would be called.
@@ -129,6 +134,24 @@ def check(config: Namespace) -> None:
         if key == "trainer.precision":
             check_precision(value)
         check_ranges(key, value)
+    check_trainer(config.trainer.as_dict(), config.model.as_dict())
+
+
+def make_strategy_explicit(config: Namespace) -> None:
+    """Write `strategy: anlit.FullySharded` as a class_path; the parser takes a name without arguments for a text.
+
+    Raises UserError if there is no such class.
+    """
+    strategy = config.trainer.strategy
+    if not names_class_of_strategy(strategy):
+        return
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Strategy, "strategy")
+    try:
+        parsed = parser.parse_object({"strategy": {"class_path": strategy}})
+    except ArgumentError:
+        return  # `check` refuses the name
+    config.trainer.strategy = parsed.strategy
 
 
 def changes_of_class(config: Namespace) -> Iterator[str]:
@@ -225,12 +248,16 @@ class ConfigurationParser(CommandLine):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Without shortened options."""
+        # A default of Lightning's may be an enumeration of texts, such as that of `Timer.interval`.
+        yaml.SafeDumper.add_multi_representer(LightningEnum, _represent_text)
         use_one_loader()
         return super().init_parser(allow_abbrev=False, **kwargs)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
-        check(self.config[self.config.subcommand])
+        config = self.config[self.config.subcommand]
+        make_strategy_explicit(config)
+        check(config)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for name, kind, default, text in OWN_SETTINGS:
@@ -241,7 +268,9 @@ class ConfigurationParser(CommandLine):
         config = _in_sentences(
             lambda: self.parser.parse_args(with_configuration_files(arguments)), arguments[0]
         )
-        check(config := config[arguments[0]])
+        config = config[arguments[0]]
+        make_strategy_explicit(config)
+        check(config)
         return config
 
     def model_of(self, config: Any) -> LanguageModel:
@@ -308,6 +337,10 @@ def read_command(kind: type[Parser], arguments: list[str], **settings: Any) -> P
         parser_kwargs={command: {"exit_on_error": False}, "exit_on_error": False}, args=arguments, **settings,
     )  # fmt: skip
     return _in_sentences(make, command)
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: LightningEnum) -> yaml.ScalarNode:
+    return dumper.represent_str(text.value)
 
 
 def _is_useful(record: logging.LogRecord) -> bool:

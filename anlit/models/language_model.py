@@ -9,9 +9,11 @@ from typing import Any, NoReturn
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
@@ -99,6 +101,12 @@ class LanguageModel(L.LightningModule):
 
     def on_fit_start(self) -> None:
         check_precision(self.trainer.precision)
+        is_sharded = isinstance(self.model, FSDPModule)
+        if isinstance(self.trainer.strategy, ModelParallelStrategy) and not is_sharded:
+            raise UserError(
+                f"{type(self.trainer.strategy).__name__} has not sharded the model and would average no gradients: "
+                "give anlit.FullySharded as the strategy"
+            )
         self._warn_of_doubled_positions()
 
     def _warn_of_doubled_positions(self) -> None:
@@ -316,6 +324,12 @@ class LanguageModel(L.LightningModule):
         changed, path = dict(continuing.changes(then, now)), self.trainer.ckpt_path
         if not self.accept_changes:
             continuing.check_changes(changed, path)
+        averages = any(isinstance(each, WeightAveraging) for each in self.trainer.callbacks)  # type: ignore[attr-defined]
+        if "averaging_state" in checkpoint and not averages:
+            raise UserError(
+                f"ckpt_path={path} has weights that a callback averages, and trainer.callbacks averages none: add the "
+                f"callback of the run's config.yaml, or begin a run from the mean with --initial_weights {path}"
+            )
         if "state_dict" in checkpoint:
             continuing.refuse_other_shapes(
                 checkpoint["state_dict"], self.state_dict(), f"ckpt_path={path}"

@@ -100,11 +100,7 @@ class RunRecord(L.Callback):
             if trainer.should_stop and (step := trainer.global_step) < (
                 steps := trainer.estimated_stepping_batches
             ):
-                stoppers = [
-                    type(callback).__name__
-                    for callback in trainer.callbacks  # type: ignore[attr-defined]
-                    if isinstance(callback, EarlyStopping)
-                ]
+                stoppers = [type(each).__name__ for each in trainer.early_stopping_callbacks]
                 early = {
                     "stopped_early": f"{step} of {steps} steps, by {' or '.join(stoppers) or 'a callback'}"
                 }

@@ -1,0 +1,233 @@
+"""A checkpoint, however it is asked for, holds whole optimizer steps: continuing from it loses and repeats nothing."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from anlit import GPT, TokenShards
+from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from anlit.errors import UserError
+from anlit.lightning_internals import completes_step
+from anlit.training.callbacks import WholeSteps
+from tests.data.modules import quiet_trainer
+from tests.data.prepared import VOCABULARY, random_tokens, write_prepared
+from tests.models.tiny import tiny
+
+MICRO_BATCHES = 3
+STEPS = 8
+VALIDATED = [2, 4, 6, 8]
+WITHIN_STEP = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_gradient_norm",
+    "on_train_batch_end",
+)
+IN_VALIDATION = (
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+    "on_validation_end",
+)
+ELSEWHERE = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end")
+
+
+class Curve(L.Callback):
+    """Keeps the loss of each step and the steps after which validation came; counts in its own state."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+        self.validated: list[int] = []
+        self.n_batches = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n_batches": self.n_batches}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.n_batches = state_dict["n_batches"]
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.n_batches += 1
+        if not completes_step(trainer):
+            return
+        self.losses[trainer.global_step] = float(trainer.callback_metrics["train/loss"])
+
+    def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.validated.append(trainer.global_step)
+
+
+class SavesIn(L.Callback):
+    """Calls `trainer.save_checkpoint` in the hook `name`, when it is called for the `call`-th time, from 1."""
+
+    def __init__(self, name: str, call: int, path: Path) -> None:
+        self.n_calls = 0
+
+        def save(trainer: L.Trainer, *_: Any, **__: Any) -> None:
+            self.n_calls += 1
+            if self.n_calls == call:
+                trainer.save_checkpoint(path)
+
+        setattr(self, name, save)
+
+
+class SavesInTransfer(TokenShards):
+    """Data whose own hook saves when a batch has been fetched and no callback knows of it."""
+
+    path_of_checkpoint: Path
+    call = 0
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.call += self.trainer.training
+        if self.call == 11 and self.trainer.training:
+            self.trainer.save_checkpoint(self.path_of_checkpoint)
+        return batch
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "shards"
+    write_prepared(path, {"train": random_tokens(5000, 1), "val": random_tokens(600, 2)})
+    return path
+
+
+def train(
+    shards: Path,
+    *callbacks: L.Callback,
+    ckpt_path: Path | None = None,
+    data: type[TokenShards] = TokenShards,
+    **settings: Any,
+) -> tuple[Curve, dict[str, torch.Tensor]]:
+    """Eight steps of three micro-batches, validated after every second one; the curve and the last weights."""
+    curve, model = Curve(), tiny(GPT, vocab_size=VOCABULARY, n_layers=1)
+    defaults = {
+        "max_steps": STEPS, "accumulate_grad_batches": MICRO_BATCHES, "val_check_interval": 2,
+        "check_val_every_n_epoch": None, "limit_val_batches": 2, "num_sanity_val_steps": 0,
+        "devices": 1, "plugins": [AtomicCheckpointIO()], "enable_checkpointing": True,
+    }  # fmt: skip
+    trainer = quiet_trainer(**defaults | settings, callbacks=[WholeSteps(), *callbacks, curve])
+    trainer.fit(model, datamodule=data(str(shards), batch_size=1), ckpt_path=ckpt_path)
+    return curve, model.state_dict()
+
+
+@pytest.fixture(scope="module")
+def whole(shards: Path) -> tuple[Curve, dict[str, torch.Tensor]]:
+    """The run that nothing disturbs."""
+    return train(shards)
+
+
+def assert_continues(
+    shards: Path, path: Path, step: int, whole: tuple[Curve, dict[str, torch.Tensor]]
+) -> None:
+    """The checkpoint is of `step`; continued, all later losses and the weights are those of `whole` to the bit."""
+    content = read_checkpoint(path)
+    assert content["global_step"] == step
+    expected, weights = whole
+    curve, continued = train(shards, ckpt_path=path)
+    later = range(step + 1, STEPS + 1)
+    assert curve.losses == {number: expected.losses[number] for number in later}
+    assert curve.validated == [number for number in VALIDATED if number > step]
+    assert curve.n_batches == expected.n_batches
+    torch.testing.assert_close(continued, weights, rtol=0, atol=0)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("call", [10, 11, 12])
+@pytest.mark.parametrize("hook", WITHIN_STEP)
+def test_a_save_within_a_step_comes_after_it_and_after_its_validation(
+    shards: Path, tmp_path: Path, whole: Any, hook: str, call: int
+) -> None:
+    """Micro-batches 10 to 12 make step 4, after which validation is due."""
+    if hook in ("on_before_optimizer_step", "on_gradient_norm", "on_before_zero_grad"):
+        call = 4  # once a step
+    path = tmp_path / "own.ckpt"
+    train(shards, SavesIn(hook, call, path))
+    assert_continues(shards, path, 4, whole)
+
+
+@pytest.mark.parametrize("hook", IN_VALIDATION)
+def test_a_save_in_a_validation_comes_after_it(
+    shards: Path, tmp_path: Path, whole: Any, hook: str
+) -> None:
+    path = tmp_path / "own.ckpt"
+    train(shards, SavesIn(hook, 3 if "batch" in hook else 2, path))
+    assert_continues(shards, path, 4, whole)
+
+
+@pytest.mark.parametrize("hook", ELSEWHERE)
+def test_a_save_between_steps_is_written_at_once(
+    shards: Path, tmp_path: Path, whole: Any, hook: str
+) -> None:
+    path = tmp_path / "own.ckpt"
+    train(shards, SavesIn(hook, 1, path))
+    assert_continues(shards, path, 0 if hook.endswith("start") else STEPS, whole)
+
+
+def test_a_save_while_a_batch_is_moved_comes_after_the_step(
+    shards: Path, tmp_path: Path, whole: Any
+) -> None:
+    SavesInTransfer.path_of_checkpoint = tmp_path / "own.ckpt"
+    train(shards, data=SavesInTransfer)
+    assert_continues(shards, tmp_path / "own.ckpt", 4, whole)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"train_time_interval": timedelta(0)}, {"every_n_train_steps": 1}, {"every_n_train_steps": 3}],
+    ids=["every moment", "every step", "every third step"],
+)
+def test_every_file_of_model_checkpoint_is_of_the_step_in_its_name(
+    shards: Path, tmp_path: Path, whole: Any, settings: dict[str, Any]
+) -> None:
+    every = settings.get("every_n_train_steps", 1)
+    train(shards, ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **settings))
+    steps = range(every, STEPS + 1, every)
+    files = {step: tmp_path / f"step={step}.ckpt" for step in steps}
+    assert {*tmp_path.iterdir()} == {*files.values()}
+    for step, file in files.items():
+        assert read_checkpoint(file)["global_step"] == step
+    assert_continues(shards, files[3], 3, whole)
+
+
+class FailsAt(L.Callback):
+    """Raises at training batch number `batch`, and saves when the run has failed."""
+
+    def __init__(self, batch: int, path: Path) -> None:
+        self.batch, self.path = batch, path
+
+    def on_after_backward(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.fit_loop.epoch_loop.batch_idx == self.batch:
+            raise RuntimeError("the cable")
+
+    def on_exception(self, trainer: L.Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def test_a_run_that_fails_within_a_step_saves_no_part_of_it_and_says_so(
+    shards: Path, tmp_path: Path, caplog
+) -> None:
+    path = tmp_path / "own.ckpt"
+    with pytest.raises(RuntimeError, match="the cable"):
+        train(shards, FailsAt(10, path))
+    assert not path.exists()
+    assert "own.ckpt is not written, because the run ended within step 4" in caplog.text
+
+
+class ChangesAccumulation(L.Callback):
+    """Does what `GradientAccumulationScheduler` does."""
+
+    def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        trainer.accumulate_grad_batches = 1
+
+
+def test_a_changed_accumulation_is_refused(shards: Path) -> None:
+    with pytest.raises(UserError, match=r"accumulate_grad_batches from 3 to 1, and steps of a run"):
+        train(shards, ChangesAccumulation())
