@@ -64,7 +64,9 @@ class LanguageModel(L.LightningModule):
             self.hparams.update(vars(config))
         assert config.vocab_size is not None  # the configuration refuses it
         self.vocab_size, self.context_length = config.vocab_size, config.context_length
-        self.z_loss, self.make_optimizer, self.schedule = config.z_loss, optimizer, schedule
+        self.z_loss, self.schedule = config.z_loss, schedule
+        # A function, which a copy of the model shares: the parser's partial cannot be copied.
+        self.make_optimizer: OptimizerFactory = lambda groups: optimizer(groups)
         # NaN stays NaN. By default torchmetrics leaves it out of the mean; with "disable", 1.9 ignores the weights.
         self.mean_loss = MeanMetric(nan_strategy=math.nan)
         self.runtime, self._is_configured = config.runtime, False

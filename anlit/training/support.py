@@ -25,6 +25,7 @@ from lightning.pytorch.strategies import (
 
 from anlit.configuration import class_name, init_args, mapping
 from anlit.errors import UserError
+from anlit.models import NGPT, AnGPT
 from anlit.training.strategies import FullySharded
 
 SHARDED_FIX = "set --trainer.strategy anlit.FullySharded"
@@ -62,7 +63,7 @@ CALLBACKS: dict[type[callbacks.Callback], str] = {
     callbacks.OnExceptionCheckpoint: WITHIN_STEP,
 }
 """Callbacks of Lightning that are refused, with their subclasses, and why."""
-BOUNDED = ("NGPT", "AnGPT")
+BOUNDED = (NGPT, AnGPT)
 
 SETTINGS: dict[str, tuple[Any, str]] = {
     "barebones": (True, "turns off checkpoints and logs, so no run is left: leave it out, anlit benchmark step "
@@ -95,7 +96,7 @@ def check_trainer(trainer: Mapping[str, Any], model: Any) -> None:
     for plugin, _ in _parts(trainer, "plugins"):
         _check_plugin(plugin)
     for callback, settings in _parts(trainer, "callbacks"):
-        _check_callback(callback, settings, class_name(model), kind)
+        _check_callback(callback, settings, _class(model) or object, kind)
 
 
 def check_strategy(name: str, kind: type[Strategy], settings: Mapping[str, Any]) -> None:
@@ -173,7 +174,7 @@ def _check_plugin(plugin: type) -> None:
 
 
 def _check_callback(
-    callback: type, settings: Mapping[str, Any], model: str, strategy: type[Strategy] | None
+    callback: type, settings: Mapping[str, Any], model: type, strategy: type[Strategy] | None
 ) -> None:
     has = f"trainer.callbacks has {callback.__name__}, which"
     for base, reason in CALLBACKS.items():
@@ -182,9 +183,9 @@ def _check_callback(
     if issubclass(callback, callbacks.ModelCheckpoint) and settings.get("save_on_exception"):
         raise UserError(f"trainer.callbacks.save_on_exception=true {WITHIN_STEP}")
     if issubclass(callback, callbacks.WeightAveraging):
-        if model in BOUNDED:
+        if issubclass(model, BOUNDED):
             raise UserError(
-                f"{has} would make weight rows of {model} shorter than their norm: leave it out, or train GPT"
+                f"{has} would make weight rows of {model.__name__} shorter than their norm: leave it out, or train GPT"
             )
         if strategy is not None and issubclass(strategy, FullySharded):
             raise UserError(f"{has} cannot average sharded weights: set --trainer.strategy ddp")

@@ -9,6 +9,8 @@ import subprocess
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import LambdaCallback, ThroughputMonitor
+from lightning.pytorch.strategies import DDPStrategy
 
 from anlit.errors import UserError
 
@@ -116,3 +118,37 @@ class PreemptedWhenMade(L.Callback):
     def __init__(self, rank: int) -> None:
         if os.environ["RANK"] == str(rank):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class OwnThroughput(ThroughputMonitor):
+    """Lightning's needs a function, which a configuration cannot name."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size_fn=lambda batch: len(batch.tokens), window_size=3)
+
+
+class OwnLambda(LambdaCallback):
+    """Prints at each validation; a configuration cannot name the function."""
+
+    def __init__(self) -> None:
+        super().__init__(on_validation_end=lambda trainer, _: print("validated"))
+
+
+class PathFinderLogger(L.Callback):
+    """Counts batches in a state of its own; its name has a piece of a callback's that is refused."""
+
+    def __init__(self) -> None:
+        self.n_batches = 0
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        self.n_batches += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n_batches": self.n_batches}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.n_batches = state_dict["n_batches"]
+
+
+class OwnDDP(DDPStrategy):
+    """A user's own strategy, derived from one that runs can have."""

@@ -41,6 +41,10 @@ FAST = [
         r"--trainer\.max_step is not an option of anlit fit: did you mean --trainer\.max_",
     ),
     (
+        f"{FIT} --trainer.strategy ddp_spawn",
+        r"trainer\.strategy=ddp_spawn starts ranks that a signal .* set --trainer\.strategy ddp$",
+    ),
+    (
         f"{FIT} --trainer.devices x",
         r"trainer\.devices is no number of processes: give --trainer\.devices 1",
     ),
@@ -136,8 +140,9 @@ FAST = [
 expression."""
 
 SLOW = [
-    *((f"{FIT} {CALLBACK}=lightning.pytorch.callbacks.{name}", f"has {name}, which anlit does not support")
-      for name in ("EMAWeightAveraging", "LearningRateFinder")),
+    (f"{FIT} {CALLBACK}=LearningRateFinder", "has LearningRateFinder, which takes steps that are not the run's"),
+    (f"{FIT} --model AnGPT {CALLBACK}=EMAWeightAveraging", "has EMAWeightAveraging, which would make weight rows of"),
+    (f"{FIT} --trainer.strategy ModelParallelStrategy", "would average no gradients: set --trainer.strategy anlit"),
     # the command itself
     ("trian --config tiny.yaml", r"unknown command 'trian': choose one of prepare, fit"),
     ("generate run hello --import nowhere", r"--import nowhere fails .* set PYTHONPATH"),

@@ -66,14 +66,21 @@ def test_a_stop_asked_for_within_a_step_comes_after_it() -> None:
     assert (seen.n_batches, seen.validated) == (6, [2])
 
 
-def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_validated", [1, 0])
+def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next_one(
+    tmp_path: Path, n_validated: int
+) -> None:
     """Its last step was validated because it was the last; now no validation is due there."""
-    rare = {"val_check_interval": 100, "check_val_every_n_epoch": None}
+    rare = {
+        "val_check_interval": 100,
+        "check_val_every_n_epoch": None,
+        "limit_val_batches": n_validated,
+    }
     for n_epochs in (1, 2, 3):
         seen = run(
             callbacks=[LastCheckpoint(str(tmp_path))], ckpt_path="last", max_epochs=n_epochs, **rare
         )
-        assert (seen.n_batches, seen.validated) == (12, [4 * n_epochs])
+        assert (seen.n_batches, seen.validated) == (12, [4 * n_epochs] * n_validated)
 
 
 @pytest.mark.parametrize(("settings", "batches_of_epoch"), [

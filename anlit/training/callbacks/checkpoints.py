@@ -17,6 +17,7 @@ from anlit.lightning_internals import (
     stop_asking_for_sigterm,
     validation_follows,
 )
+from anlit.training.callbacks.whole_steps import is_last_step
 from anlit.training.interruption import LOG_FAILED, Interruption
 
 
@@ -75,7 +76,8 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
         if completes_step(trainer) and not validation_follows(trainer):
             self._stop_if_asked(trainer)
-            if trainer.should_stop:  # a checkpoint from after this would count the epoch as done
+            # A later one would count the epoch as done, and have the weights that a callback averages in on_train_end.
+            if trainer.should_stop or is_last_step(trainer):
                 save_checkpoint_now(self, trainer)
             super().on_train_batch_end(trainer, *batch)
 

@@ -75,13 +75,9 @@ class WholeSteps(Checkpoint):
                 ends_epoch and not self._has_begun
             ):  # the checkpoint is of the validation after an epoch's last step
                 return True  # or Lightning would take one more step in that epoch
-            ends_run = ends_epoch and trainer.current_epoch + 1 == trainer.max_epochs
-            ends_run = (
-                ends_run or trainer.global_step == trainer.max_steps
-            ) and trainer.enable_validation
             if not completes_step(trainer):
                 return False
-            is_due_here = due_by_rule() or ends_run
+            is_due_here = due_by_rule() or (trainer.enable_validation and is_last_step(trainer))
             if interval is None:  # a time, and clocks of ranks differ
                 is_due_here = trainer.strategy.broadcast(is_due_here)
             return is_due_here
@@ -141,6 +137,13 @@ class WholeSteps(Checkpoint):
             )
         else:
             self._waiting_saves[str(filepath)] = settings
+
+
+def is_last_step(trainer: L.Trainer) -> bool:
+    """Whether the batch under way is the last one of the run, as far as steps and epochs tell."""
+    ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    ends_last_epoch = ends_epoch and trainer.current_epoch + 1 == trainer.max_epochs
+    return ends_last_epoch or trainer.global_step == trainer.max_steps
 
 
 def _count_whole_steps(callback: Checkpoint) -> None:
