@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -179,6 +180,25 @@ def test_a_save_while_a_batch_is_moved_comes_after_the_step(
     assert_continues(shards, tmp_path / "own.ckpt", 4, whole)
 
 
+@pytest.mark.parametrize("n_validated", [0, 2])
+def test_a_run_saved_at_the_ends_of_epochs_has_no_epoch_more(
+    shards: Path, tmp_path: Path, n_validated: int
+) -> None:
+    """Three epochs of four steps; the second launch begins with the second one, and the third with the third."""
+    epochs = {
+        "max_epochs": 3, "max_steps": -1, "limit_train_batches": 12, "limit_val_batches": n_validated,
+    }  # fmt: skip
+    whole, weights = train(shards, **epochs)
+    first, second = tmp_path / "first.ckpt", tmp_path / "second.ckpt"
+    train(shards, SavesIn("on_train_batch_end", 12, first), **epochs)
+    saves_again = SavesIn("on_train_batch_end", 12, second)
+    launched, _ = train(shards, saves_again, ckpt_path=first, **epochs)
+    assert launched.losses == {step: whole.losses[step] for step in range(5, 13)}
+    launched, continued = train(shards, ckpt_path=second, **epochs)
+    assert launched.losses == {step: whole.losses[step] for step in range(9, 13)}
+    torch.testing.assert_close(continued, weights, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"train_time_interval": timedelta(0)}, {"every_n_train_steps": 1}, {"every_n_train_steps": 3}],
@@ -195,6 +215,30 @@ def test_every_file_of_model_checkpoint_is_of_the_step_in_its_name(
     for step, file in files.items():
         assert read_checkpoint(file)["global_step"] == step
     assert_continues(shards, files[3], 3, whole)
+
+
+class PassesAnHour(L.Callback):
+    """Lets the clock of ModelCheckpoint go on by an hour within training batch number `batch`."""
+
+    def __init__(self, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batch, self.now = batch, 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr("lightning.pytorch.callbacks.model_checkpoint.time", clock)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == self.batch:
+            self.now += 3600.0
+
+
+def test_a_time_that_is_over_within_a_step_saves_that_step(
+    shards: Path, tmp_path: Path, whole: Any, monkeypatch
+) -> None:
+    hourly = ModelCheckpoint(tmp_path, "{step}", train_time_interval=timedelta(hours=1))
+    train(shards, hourly, PassesAnHour(10, monkeypatch))
+    assert [file.name for file in tmp_path.iterdir()] == ["step=4.ckpt"]
+    assert_continues(shards, tmp_path / "step=4.ckpt", 4, whole)
 
 
 class FailsAt(L.Callback):

@@ -163,8 +163,14 @@ def test_the_pages_name_every_strategy_callback_and_setting() -> None:
     docs = Path(__file__).parents[2] / "docs"
     text = "".join((docs / page).read_text() for page in PAGES)
     named = [*StrategyRegistry, *callbacks.__all__, *inspect.signature(L.Trainer).parameters]
-    launched = ("spawn", "fork", "notebook")  # two more names for each, which the page puts together
-    named = [name for name in named if not name.startswith(tuple(f"ddp_{way}_" for way in launched))]
+    launched = (
+        "spawn",
+        "fork",
+        "notebook",
+    )  # two more names for each, which the page puts together
+    named = [
+        name for name in named if not name.startswith(tuple(f"ddp_{way}_" for way in launched))
+    ]
     assert [name for name in named if f"`{name}`" not in text] == []
 
 

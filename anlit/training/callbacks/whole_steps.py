@@ -167,6 +167,10 @@ def _align_progress(trainer: L.Trainer) -> None:
     Lightning steps when that number in the epoch is a multiple of `accumulate_grad_batches`, which may have changed.
     """
     loop, accumulated = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
+    epochs = trainer.fit_loop.epoch_progress.current
+    if loop.restarted_on_train_batch_end and epochs.ready == epochs.completed:
+        # The checkpoint is of an epoch's last step. Lightning would not count the next epoch as begun.
+        trainer.fit_loop.reset_restart_stage()
     steps, batches = loop.automatic_optimization.optim_progress.optimizer.step, loop.batch_progress
     in_epoch = steps.current.completed * accumulated
     in_epoch = in_epoch and int((in_epoch - 1) % trainer.num_training_batches) + 1
