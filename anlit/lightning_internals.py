@@ -14,7 +14,7 @@ import lightning as L
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer import call
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -128,9 +128,9 @@ def before_each_fetch(trainer: L.Trainer, act: Callable[[], None]) -> None:
     loop._on_before_fetch = on_before_fetch
 
 
-def start_method(strategy: Any) -> str:
+def start_method(strategy: Strategy) -> str:
     """How a strategy starts its ranks: `popen` (as commands of their own), `spawn` or `fork`."""
-    return getattr(strategy, "_start_method", None) or "popen"
+    return strategy._start_method if isinstance(strategy, DDPStrategy) else "popen"
 
 
 def stop_asking_for_sigterm(trainer: L.Trainer) -> None:

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer import call
 
 import anlit
@@ -27,7 +27,7 @@ def owners() -> list[Any]:
     trainer = quiet_trainer()
     loop = trainer.fit_loop
     return [trainer, loop, loop.epoch_loop, trainer.strategy, L.LightningModule(), ModelCheckpoint(), call,
-            ModelParallelStrategy(), LightningCLI]  # fmt: skip
+            ModelParallelStrategy(), DDPStrategy(), LightningCLI]  # fmt: skip
 
 
 def test_every_private_member_that_is_used_exists(owners: list[Any]) -> None:

@@ -41,8 +41,15 @@ STRATEGIES: list[tuple[Any, str]] = [
     (Strategy, "was never tried: derive it from DDPStrategy, SingleDeviceStrategy or anlit.FullySharded"),
 ]  # fmt: skip
 """A class and why it and its subclasses are refused; "": they are taken. The first class that fits decides."""
-EXCHANGE = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period")
-"""Arguments of DDPStrategy that change what ranks send to each other."""
+EXCHANGE = "changes what ranks exchange, and no checkpoint has its state: leave it out"
+DDP_ARGUMENTS = {
+    "ddp_comm_hook": EXCHANGE,
+    "ddp_comm_state": EXCHANGE,
+    "ddp_comm_wrapper": EXCHANGE,
+    "model_averaging_period": EXCHANGE,
+    "static_graph": "fails inside torch where micro-batches are accumulated: leave it out",
+}
+"""Arguments of DDPStrategy that are refused if they are set, and why."""
 
 WITHIN_STEP = (
     "would save within a step, of which a continued run loses batches: leave it out, last.ckpt is written every "
@@ -109,12 +116,9 @@ def check_strategy(name: str, kind: type[Strategy], settings: Mapping[str, Any])
             f"trainer.strategy={name} starts ranks that a signal to the command does not end in order: "
             "set --trainer.strategy ddp"
         )
-    for argument in EXCHANGE:
-        if settings.get(argument) is not None:
-            raise UserError(
-                f"trainer.strategy.{argument} changes what ranks exchange, and no checkpoint has its state: "
-                "leave it out"
-            )
+    for argument, reason in DDP_ARGUMENTS.items():
+        if settings.get(argument):
+            raise UserError(f"trainer.strategy.{argument} {reason}")
 
 
 def class_of_strategy(strategy: Any) -> type[Strategy] | None:

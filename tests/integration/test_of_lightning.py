@@ -157,7 +157,6 @@ STRATEGIES = {
     "by its class": ["--trainer.strategy=DDPStrategy"],
     "unused parameters": ["--trainer.strategy=ddp_find_unused_parameters_true"],
     "views": ["--trainer.strategy=DDPStrategy", "--trainer.strategy.gradient_as_bucket_view=true"],
-    "static": ["--trainer.strategy=DDPStrategy", "--trainer.strategy.static_graph=true"],
     "a user's own": ["--trainer.strategy=tests.integration.callbacks.OwnDDP"],
     "sharded, by its name alone": ["--trainer.strategy=anlit.FullySharded"],
 }
