@@ -52,7 +52,6 @@ from anlit.training.refusals import refusals
 from anlit.training.support import check_strategy
 
 
-
 class SaveConfigOfTraining(SaveConfigCallback):
     """Writes config.yaml when training starts, so that a refused continuation does not change it.
 
