@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anlit import (
+    ALiBi,
     AnGPT,
     AttentionPattern,
     BetaScaling,
@@ -55,6 +56,15 @@ SIZES = {"globally": (1, 1), "per_layer": (LAYERS, 1), "per_head": (LAYERS, H)}
 def test_a_setting_without_meaning_is_refused(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3, 8, 12, 20])
+def test_the_slopes_of_alibi_are_the_published_ones(n_heads: int) -> None:
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    t = torch.arange(9.0)
+    keys_before_the_last = bloom.build_alibi_tensor(torch.ones(1, 9), n_heads, torch.float32)[:, 0]
+    bias = ALiBi().for_layer(n_heads, 8, 0).distance_bias(t)
+    torch.testing.assert_close(bias, -keys_before_the_last)
 
 
 WRAPPERS = {

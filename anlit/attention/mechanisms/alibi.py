@@ -1,5 +1,7 @@
 """Attention with linear biases (ALiBi, arXiv 2108.12409)."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -7,13 +9,17 @@ from anlit.attention.mechanism import Mechanism
 
 
 class ALiBi(Mechanism):
-    """m(t) = −slope_h·t, slope_h = 2^{−8h/H} for heads h = 1 … H; meant for use without positions.
+    """m(t) = −slope_h·t; meant for use without positions.
 
-    The paper combines two such series where H is no power of two; here it is one for every H (our choice).
+    Where H is a power of two, slope_h = 2^{−8h/H} for h = 1 … H. Otherwise P is the largest power of two below H: P
+    heads have the slopes of H = P, the others every second slope of H = 2P, as in the paper's code.
     """
 
     replaces_positions = True
 
     def distance_bias(self, t: Tensor) -> Tensor:
-        heads = torch.arange(1, self.n_heads + 1, device=t.device, dtype=t.dtype)
-        return -(2 ** (-8 * heads / self.n_heads))[:, None] * t
+        power = 2 ** int(math.log2(self.n_heads))
+        heads = torch.arange(1, power + 1, device=t.device, dtype=t.dtype)
+        others = 1 + 2 * torch.arange(self.n_heads - power, device=t.device, dtype=t.dtype)
+        exponents = torch.cat((-8 * heads / power, -8 * others / (2 * power)))
+        return -(2**exponents)[:, None] * t
