@@ -95,7 +95,8 @@ def write_huggingface(
         folder, weights, {**record, **special, "dtype": "float32"}, text.content if text else None
     )
     if family is None:
-        shutil.copyfile(custom_code.CODE, folder / custom_code.CODE.name)
+        for file in custom_code.CODE:
+            shutil.copyfile(file, folder / file.name)
     write_json(folder / "generation_config.json", {**special, "do_sample": False})
     if text:
         name = text.tokenizer.id_to_token(end) if end is not None else None

@@ -18,8 +18,9 @@ from anlit.inference.huggingface.builtin_models import sizes
 from anlit.layers.positions import LinearRoPE, Llama3RoPE, NoPE, Positions, PRoPE, RoPE, YaRN
 from anlit.models.fold import Stored, fold
 
-CODE = Path(__file__).parent / "modeling_anlit.py"
-"""Copied into the folders. Only this file imports transformers."""
+MODULE = "modeling_anlit"
+CODE = [Path(__file__).parent / f"{name}.py" for name in (MODULE, "attention_anlit")]
+"""Copied into the folders. Only these files import transformers."""
 ARCHITECTURES = {
     "GPT": "GPT",
     "NGPT": "NGPT",
@@ -54,8 +55,8 @@ def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]
         "architectures": [f"{name}ForCausalLM"],
         "model_type": f"anlit_{name.lower()}",
         "auto_map": {
-            "AutoConfig": f"{CODE.stem}.{name}Config",
-            "AutoModelForCausalLM": f"{CODE.stem}.{name}ForCausalLM",
+            "AutoConfig": f"{MODULE}.{name}Config",
+            "AutoModelForCausalLM": f"{MODULE}.{name}ForCausalLM",
         },
         **_configuration(decoder, checkpoint.training_length),
     }

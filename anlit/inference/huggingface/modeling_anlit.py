@@ -1,123 +1,23 @@
 """anlit's models for transformers: GPT+, nGPT and anGPT with their positions, mechanisms and visible keys.
 
 It needs torch and transformers but not anlit. nGPT and anGPT are folded: what multiplies rows of matrices is in them.
-
-Logits are L_ij = a(i−j) · g(n_i) · S_ij + m(i−j), S_ij = q_i·k_j/√D, n_i the number of keys that query i may see.
-Shape letters: B batch, H heads of queries, G of keys and values, T queries, S keys, D head width, R rotated width.
+Shape letters as in `attention_anlit.py`; d is the width of the hidden state, V the vocabulary.
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, silu
 from transformers import Cache, DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
-EULER_GAMMA = 0.5772156649015329
-PLAIN: tuple[Any, Any, Any] = (1.0, 1.0, 0.0)
-"""g, a and m of plain attention."""
+from .attention_anlit import TokenPositions, attend, count_positions, rotate, separate_documents
 
-
-class TokenPositions:
-    """The positions of a batch's tokens, from 0, not counting tokens that `attention_mask` (B, S) leaves out."""
-
-    def __init__(
-        self, attention_mask: Tensor | None, n_queries: int, n_keys: int, device: torch.device
-    ) -> None:
-        index = torch.arange(n_keys, device=device)
-        self.keys = index[None]
-        visible = index <= index[-n_queries:, None]
-        if attention_mask is not None and not attention_mask.all():
-            self.keys = attention_mask.long().cumsum(-1) - 1
-            itself = (
-                index == index[-n_queries:, None]
-            )  # a padded query sees itself, or its output would be NaN
-            visible = visible & (attention_mask[:, None].bool() | itself)
-        self.queries = self.keys[:, -n_queries:].clamp_min(0)
-        self.distance = (
-            (self.queries[:, :, None] - self.keys[:, None]).clamp_min(0)[:, None].float()
-        )  # (B, 1, T, S)
-        self.visible = visible.expand(len(self.keys), -1, -1)[:, None]
-
-    def seen(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """Whether query i sees key j, (B, 1, T, S), and n_i, (B, 1, T, 1)."""
-        n = (self.queries[:, None, :, None] + 1).float()
-        return (
-            (self.visible, n)
-            if window is None
-            else (self.visible & (self.distance < window), n.clamp_max(window))
-        )
-
-
-def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D); index (B, T) are the positions.
-
-    `rotation` has the frequency of each pair in radians per token, and what the rotated dimensions are multiplied by.
-    """
-    half = len(rotation["frequencies"])
-    if not half:
-        return x
-    frequency = torch.tensor(rotation["frequencies"], dtype=torch.float64, device=x.device)
-    angles = index[:, None, :, None].double() * frequency
-    cos, sin = ((rotation["scale"] * part).float() for part in (angles.cos(), angles.sin()))
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(
-        x.dtype
-    )
-
-
-def general_form(
-    mechanism: dict[str, Any], n: Tensor, t: Tensor, n_heads: int, d_head: int
-) -> list[Any]:
-    """g(n) (B, H or 1, T, 1), a(t) and m(t) (B, H or 1, T, S), for n (B, 1, T, 1) and t (B, 1, T, S).
-
-    A function that is constant is a number. With a share p, in a warm start, g and a are 1 + p(g − 1), m is pm.
-    """
-    strength = torch.tensor(mechanism.get("strength", [1.0]), device=n.device)[
-        :, None, None
-    ]  # (H or 1, 1, 1)
-    g, a, m = PLAIN
-    match mechanism:
-        case {"name": "LogN", "b": b, "c": c}:
-            g = strength * torch.log(b * n + c)
-        case {"name": "SqrtLogN", "a": offset, "b": b, "c": c}:
-            g = strength * (offset + torch.sqrt(2 * torch.log(b * n + c)))
-        case {"name": "BetaScaling"}:
-            g = strength * n ** (2 / (d_head - 1))
-        case {"name": "ExpectedMaximum"}:
-            log_n = torch.log(n + 2)
-            u = torch.sqrt(2 * log_n)
-            g = u - (torch.log(log_n) + math.log(4 * math.pi) - 2 * EULER_GAMMA) / (2 * u)
-        case {"name": "ScaleInvariant", "tau": tau}:
-            a, m = torch.sqrt(2 * torch.log1p(t / tau) + 1), -strength * torch.log1p(t / tau)
-        case {"name": "LogBias", "tau": tau, "g": inner}:
-            g, m = general_form(inner, n, t, n_heads, d_head)[0], -torch.log1p(t / tau)
-        case {"name": "ALiBi"}:
-            heads = torch.arange(1, n_heads + 1, device=t.device, dtype=t.dtype)[:, None, None]
-            m = -(2 ** (-8 * heads / n_heads)) * t
-    share = mechanism.get("share", 1.0)
-    return [
-        end if share == 1 else start + share * (end - start)
-        for start, end in zip(PLAIN, (g, a, m), strict=True)
-    ]
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, mechanism: dict[str, Any], tokens: TokenPositions
-) -> Tensor:
-    """softmax(a·g·S + m) v: q (B, H, T, D), k and v (B, G, S, D), each shared by H/G heads → (B, H, T, D)."""
-    n_heads, d_head = q.shape[1], q.shape[-1]
-    k, v = (x.repeat_interleave(n_heads // x.shape[1], dim=1) for x in (k, v))
-    visible, n = tokens.seen(mechanism.get("window"))
-    g, a, m = general_form(mechanism, n, tokens.distance, n_heads, d_head)
-    q = (q * g).to(q.dtype)
-    bias = torch.where(visible, m, float("-inf"))
-    if isinstance(a, float):
-        return scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
-    logits = torch.addcmul(bias, (q @ k.mT * d_head**-0.5).float(), a)
-    return logits.softmax(-1).to(v.dtype) @ v
+OUTPUTS = ("output_attentions", "output_hidden_states")
+"""What a configuration can ask for and this code does not return."""
 
 
 def unit(x: Tensor) -> Tensor:
@@ -141,7 +41,8 @@ class RMSNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(width)) if has_gain else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x.float(), (self.width,), self.gain, self.eps).to(x.dtype)
+        gain = None if self.gain is None else self.gain.float()
+        return rms_norm(x.float(), (self.width,), gain, self.eps).to(x.dtype)
 
 
 class AttentionOutput(nn.Module):
@@ -173,6 +74,8 @@ class AnlitConfig(PretrainedConfig):
     Each architecture has a subclass, because transformers finds the model by the class of its configuration.
     """
 
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012  # by the Trainer
+
     vocab_size: int = 50_304
     hidden_size: int = 768
     intermediate_size: int = 3072
@@ -194,7 +97,7 @@ class AnlitConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
 
 
-class AnlitBlock(nn.Module):
+class AnlitBlock(GradientCheckpointingLayer):
     """The maps of a block, and what differs from layer to layer."""
 
     norm_v: nn.Module
@@ -235,7 +138,8 @@ class AnlitBlock(nn.Module):
         )  # (B, heads, T, D)
         q, k = self.turned(q, k, tokens.queries)
         v = self.norm_v(v)
-        k, v = (k, v) if past is None else past.update(k, v, self.layer)
+        if past is not None:
+            k, v = past.update(k, v, self.layer, {"cache_position": tokens.slots})
         return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), h))
 
     def mlp(self, h: Tensor) -> Tensor:
@@ -247,10 +151,13 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
 
     block_class: Any
     has_final_norm = False
+    keeps_embedding_norm = True
+    """Whether h begins with the norm of its embedding, which the architecture sets or bounds."""
     _input_embed_layer = "embedding"
     _tied_weights_keys = {"head.weight": "embedding.weight"}  # noqa: RUF012  # if tie_word_embeddings
+    _no_split_modules = ["GPTBlock", "NGPTBlock", "AnGPTBlock"]  # noqa: RUF012  # by device_map
     _supports_sdpa = True
-    accepts_loss_kwargs = False  # the Trainer divides the loss of accumulated batches itself
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: AnlitConfig) -> None:
         super().__init__(config)
@@ -267,32 +174,88 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         return self.head
 
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
+        self.head = new_embeddings
+
+    @torch.no_grad()
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """As in transformers. New rows of nGPT and anGPT get the mean norm of the old ones."""
+        old_norms = torch.linalg.vector_norm(self.embedding.weight.float(), dim=-1)
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        new_rows = embedding.weight[len(old_norms) :]
+        if self.keeps_embedding_norm and len(new_rows):
+            new_rows.copy_(unit(new_rows.float()) * old_norms.mean())
+        return embedding
+
+    @staticmethod
+    def create_masks_for_generate(*, attention_mask: Tensor | None, **_: Any) -> Tensor | None:
+        """What generate gives to `forward` as the mask of a static cache: the (B, S) mask itself."""
+        return attention_mask
+
+    @can_return_tuple
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool | None = None,
-        labels: Tensor | None = None, logits_to_keep: int = 0, **rest: Any,
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None, past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None, use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0, **others: Any,
     ) -> CausalLMOutputWithPast:  # fmt: skip
-        """Positions count only tokens that `attention_mask` (B, S) keeps, so batches are padded on the left.
+        """Logits (B, T, V), and the loss of the next tokens if there are `labels` (B, T).
+
+        Positions count the tokens that `attention_mask` (B, S) keeps, so batches may be padded.
+        Without mask and cache, a document begins wherever `position_ids` (B, T) do not go up by 1.
+        ValueError for all that this code does not do.
 
         The argument with the cache is `cache` from transformers 5.24 on, before it `past_key_values`.
         """
-        for name in ("output_hidden_states", "output_attentions", "inputs_embeds"):
-            if rest.get(name) is not None and rest[name] is not False:
-                raise ValueError(f"{name} is not supported by this model")
-        past = next((value for value in rest.values() if isinstance(value, Cache)), None)
-        if past is None and (self.config.use_cache if use_cache is None else use_cache):
+        past = others.pop("cache", None) if past_key_values is None else past_key_values
+        others.pop("cache_position", None)  # of transformers before 5.24: the cache has it, too
+        counts = {name: others.pop(name, None) for name in ("num_items_in_batch", "shift_labels")}
+        self.refuse(attention_mask, past, others)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        h = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        wants_cache = self.config.use_cache if use_cache is None else use_cache
+        is_replayed = any(block.gradient_checkpointing and block.training for block in self.blocks)
+        if is_replayed and torch.is_grad_enabled():
+            past, wants_cache = None, False  # the second forward pass would fill the cache again
+        if past is None and attention_mask is None and position_ids is not None:
+            tokens = separate_documents(position_ids.expand(len(h), -1))
+            is_packed = wants_cache and not tokens.visible[:, 0, -1, 0].all()
+            if is_packed and use_cache:
+                raise ValueError(
+                    "use_cache is not supported for packed documents, whose position_ids restart: "
+                    "leave it out"
+                )
+            wants_cache = wants_cache and not is_packed
+        else:
+            tokens = count_positions(h, attention_mask, position_ids, past)
+        if past is None and wants_cache:
             past = DynamicCache()
-        n_keys = input_ids.shape[1] + (0 if past is None else past.get_seq_length())
-        tokens = TokenPositions(attention_mask, input_ids.shape[1], n_keys, input_ids.device)
-        h = self.embedding(input_ids)
         for block in self.blocks:
             h = block(h, tokens, past)
-        logits = self.head(self.norm_f(h[:, -logits_to_keep:]))
+        is_number = isinstance(logits_to_keep, int)
+        h = h[:, slice(-logits_to_keep, None) if is_number else logits_to_keep]
+        logits = self.head(self.norm_f(h))
         loss = None
         if labels is not None:
-            loss = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
-            )
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **counts)
         return CausalLMOutputWithPast(loss, logits, past)
+
+    def refuse(self, attention_mask: Tensor | None, past: Any, others: dict[str, Any]) -> None:
+        """Raise ValueError if the arguments, or flags of the configuration, ask for something else."""
+        flags = {name: getattr(self.config, name, None) for name in OUTPUTS}
+        for name, value in (flags | others).items():
+            if value is not None and value is not False:
+                raise ValueError(f"{name} is not supported by this model: leave it out")
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(
+                "attention_mask must be of shape (batch, tokens): for packed documents give position_ids "
+                "that restart instead"
+            )
+        if past is not None and not isinstance(past, Cache):
+            raise ValueError(
+                "past_key_values must be a Cache of transformers, such as DynamicCache()"
+            )
 
 
 class GPTConfig(AnlitConfig):
@@ -328,6 +291,7 @@ class GPTForCausalLM(AnlitForCausalLM):
     config_class = GPTConfig
     block_class = GPTBlock
     has_final_norm = True
+    keeps_embedding_norm = False
 
 
 class NGPTConfig(AnlitConfig):
@@ -356,14 +320,20 @@ class NGPTBlock(AnlitBlock):
         self.output = AttentionOutput(config, UnitNorm() if config.output_norm else nn.Identity())
 
     def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
-        h = unit(torch.lerp(h, unit(self.attend(h, tokens, past)), self.alpha_A))
-        return unit(torch.lerp(h, unit(self.mlp(h)), self.alpha_M))
+        h = self.step(h, self.attend(h, tokens, past), self.alpha_A)
+        return self.step(h, self.mlp(h), self.alpha_M)
+
+    def step(self, h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
+        """unit(h + α ∘ (unit(suggestion) − h)), in the precision of h, which autocast leaves alone."""
+        return unit(torch.lerp(h, unit(suggestion).to(h.dtype), alpha.to(h.dtype)))
 
     def turned(self, q: Tensor, k: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         q, k = (self.norm_qk(rotate(y, self.rotation, index)) for y in (q, k))
         s_qk = self.s_qk.view(-1, 1, self.d_head)
         # heads that share keys have each their own s_qk
-        return (q * s_qk, k * s_qk) if q.shape == k.shape else (q * s_qk.square(), k)
+        if q.shape == k.shape:
+            return (q * s_qk).to(q.dtype), (k * s_qk).to(k.dtype)
+        return (q * s_qk.square()).to(q.dtype), k
 
 
 class NGPTForCausalLM(AnlitForCausalLM):
