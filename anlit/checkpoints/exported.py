@@ -1,8 +1,9 @@
 """An exported model: a folder with its weights in one safetensors file, its settings and, if known, its tokenizer.
 
-FOLDER/model.safetensors    weights by the names of the decoder, float32; one matrix for a tied embedding and head
+FOLDER/model.safetensors    weights by the names of the decoder; one matrix for a tied embedding and head
 FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint, version, the family of
-                            transformers that it came from, and the token that separates documents
+                            transformers that it came from and its context length, and the token that separates
+                            documents
 FOLDER/tokenizer.json       the tokenizer of its training data
 """
 
@@ -11,28 +12,35 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import anlit
 from anlit.checkpoints.location import SETTINGS, WEIGHTS
+from anlit.errors import UserError
 from anlit.reading import read_json
 from anlit.reporting.files import replacing, write_text
 
 TOKENIZER = "tokenizer.json"
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
+FAMILY = ("family", "family_length")
+"""Of the checkpoint that the first weights were imported from: transformers' model_type, and its context length."""
 PREFIX = "model."
 """Prefix of the decoder's weights in the LightningModule, which the file leaves out."""
 
 
-def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Path, tokenizer: bytes | None,
-                   separators: dict[str, Any]) -> None:  # fmt: skip
+def write_exported(
+    content: dict[str, Any], settings: dict[str, Any], folder: Path, tokenizer: bytes | None,
+    separators: dict[str, Any], dtype: torch.dtype = torch.float32,
+) -> None:  # fmt: skip
     """Write the model of a checkpoint's `content`; each file is complete or absent.
 
     Args:
         settings: The model's constructor arguments as plain values.
         tokenizer: The content of tokenizer.json; None for no such file.
         separators: How the corpus separates documents, as far as it is known: `end_of_document`, `document_token_at`.
+        dtype: That of the weights in the file.
     """
     origin = content["anlit"]
     record = {
@@ -40,35 +48,53 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
         "architecture": origin["architecture"],
         "step": content["global_step"],
         "data": origin["data"],
-        "family": origin.get("family"),
+        **{key: origin.get(key) for key in FAMILY},
         **{key: separators.get(key) for key in ("end_of_document", "document_token_at")},
         "settings": settings,
     }
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in content["state_dict"].items()}
     if settings.get("tie_embeddings"):
         del weights[HEAD]
-    write_folder(folder, weights, record, tokenizer)
+    write_folder(folder, weights, record, tokenizer, dtype)
 
 
 def write_folder(
-    folder: Path, weights: dict[str, Tensor], record: dict[str, Any], tokenizer: bytes | None
+    folder: Path,
+    weights: dict[str, Tensor],
+    record: dict[str, Any],
+    tokenizer: bytes | None,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write model.safetensors, all of it in float32, tokenizer.json and, last, config.json into a folder, which is made
-    where missing."""
+    """Write model.safetensors in `dtype`, tokenizer.json and, last, config.json.
+
+    The folder is made where missing. UserError if a weight is too large for `dtype`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    wide = {
-        name: tensor.float() if tensor.is_floating_point() else tensor
-        for name, tensor in weights.items()
-    }
+    converted = {name: convert(name, tensor, dtype) for name, tensor in weights.items()}
     with replacing(folder / WEIGHTS) as partial:
-        save_file(
-            {name: tensor.contiguous() for name, tensor in wide.items()},
-            partial,
-            metadata={"format": "pt"},
-        )
+        partial.touch()
+        mode = (
+            partial.stat().st_mode
+        )  # by the umask; safetensors lets only the owner read its files
+        save_file(converted, partial, metadata={"format": "pt"})
+        partial.chmod(mode)
     if tokenizer is not None:
         (folder / TOKENIZER).write_bytes(tokenizer)
     write_text(folder / SETTINGS, json.dumps(record, indent=2) + "\n")
+
+
+def convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight in the file's precision; UserError if it is too large for that."""
+    if not tensor.is_floating_point():
+        return tensor.contiguous()
+    converted = tensor.to(dtype).contiguous()
+    if converted.isinf().any() and not tensor.isinf().any():
+        largest = f"{tensor.abs().max():.3g}"
+        raise UserError(
+            f"--dtype {str(dtype).removeprefix('torch.')} cannot hold {name}, which reaches {largest}: choose bfloat16 "
+            "or float32"
+        )
+    return converted
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
@@ -87,7 +113,7 @@ def read_exported(folder: str | Path) -> dict[str, Any]:
     weights = load_file(Path(folder) / WEIGHTS)
     if record["settings"].get("tie_embeddings") and EMBEDDING in weights:
         weights[HEAD] = weights[EMBEDDING]
-    origin = {key: record.get(key) for key in ("architecture", "data", "family")}
+    origin = {key: record.get(key) for key in ("architecture", "data", *FAMILY)}
     return {
         "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
         "hyper_parameters": record["settings"],

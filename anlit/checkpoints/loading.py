@@ -58,6 +58,7 @@ class Checkpoint:
     family: str | None = (
         None  # transformers' model_type of what its first weights were imported from
     )
+    family_length: int | None = None  # its context length
 
     @property
     def architecture(self) -> str:
@@ -74,6 +75,11 @@ class Checkpoint:
     def training_length(self) -> int:
         """Tokens in a training sequence."""
         return self.model.context_length
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens that it was trained on in one sequence, here or before it was imported."""
+        return max(self.training_length, self.family_length or 0)
 
     @property
     def run(self) -> Path | None:
@@ -117,6 +123,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
         record.get("data"),
         settings,
         record.get("family"),
+        record.get("family_length"),
     )
 
 
@@ -151,7 +158,11 @@ def read_model(file: Path) -> dict[str, Any]:
     with _reading(file):
         content = read_checkpoint(file)
         require_content(content, MODEL | {"state_dict": dict})
-        check(content, {"anlit": {"data": {"tokenizer_sha256": str}, "family": str}})
+        data, family = (
+            {"tokenizer_sha256": str, "vocab_size": int},
+            {"family": str, "family_length": int},
+        )
+        check(content, {"anlit": {"data": data, **family}})
         if not all(isinstance(weight, Tensor) for weight in content["state_dict"].values()):
             raise DamagedError("not all of state_dict are tensors")
         return content
@@ -250,6 +261,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
         {name.removeprefix(PREFIX): value for name, value in saved_weights.items()}
     )
     model.family = content["anlit"].get("family")
+    model.family_length = content["anlit"].get("family_length")
 
 
 def _mechanisms(plain: Any) -> list[str]:

@@ -32,6 +32,12 @@ def parser() -> ToolParser:
         help="store the factors of nGPT and anGPT in their matrices: only for inference",
     )
     add(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="the precision of the weights in the file (default: float32)",
+    )
+    add(
         "--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)"
     )
     return parser
@@ -43,7 +49,9 @@ def main(argv: list[str]) -> None:
 
     from anlit.inference.export import export_model  # after the check: torch takes seconds
 
-    folder = export_model(given.checkpoint, given.output, given.format, given.fold, given.tokenizer)
+    folder = export_model(
+        given.checkpoint, given.output, given.format, given.fold, given.tokenizer, given.dtype
+    )
     echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     if not (folder / "tokenizer.json").is_file():
         echo(

@@ -2,12 +2,17 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from anlit.checkpoints.checkpoint_io import read_checkpoint
-from anlit.checkpoints.exported import PREFIX, write_exported, write_folder
+from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, write_exported, write_folder
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
+from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
-from anlit.inference.huggingface import builtin_models, custom_code
+from anlit.inference.huggingface import builtin_models, custom_code, families
 from anlit.inference.text import CheckpointTokenizer, MissingTokenizerError, text_of
 from anlit.models.fold import FOLDED, fold
 from anlit.reporting.files import write_json, writing
@@ -19,6 +24,7 @@ def export_model(
     form: str = "safetensors",
     folded: bool = False,
     tokenizer: str | None = None,
+    dtype: str = "float32",
 ) -> Path:
     """Write the model of `checkpoint` into the folder `output`; returns the folder.
 
@@ -26,6 +32,7 @@ def export_model(
         form: `safetensors` for anlit itself, `huggingface` for transformers.
         folded: Store the factors of nGPT and anGPT in their matrices, as `huggingface` always does.
         tokenizer: The tokenizer.json to add; by default that of the model's data, if the data is still there.
+        dtype: The precision of the weights: float32, bfloat16 or float16.
 
     Raises:
         UserError: The checkpoint is missing, damaged or foreign, the model has no factors to fold or no form for
@@ -39,9 +46,9 @@ def export_model(
         text = None
     with writing(folder):
         if form == "huggingface":
-            write_huggingface(loaded, folder, text)
+            write_huggingface(loaded, folder, text, dtype)
         else:
-            _write_safetensors(loaded, folder, text, folded)
+            _write_safetensors(loaded, folder, text, folded, dtype)
     return folder
 
 
@@ -54,7 +61,7 @@ def new_folder(output: str) -> Path:
 
 
 def _write_safetensors(
-    loaded: Checkpoint, folder: Path, text: CheckpointTokenizer | None, folded: bool
+    loaded: Checkpoint, folder: Path, text: CheckpointTokenizer | None, folded: bool, dtype: str
 ) -> None:
     content = read_checkpoint(loaded.file)
     if folded:
@@ -64,19 +71,28 @@ def _write_safetensors(
     separators = (
         {"end_of_document": text.ending.token, "document_token_at": text.ending.at} if text else {}
     )
-    write_exported(content, loaded.settings, folder, text.content if text else None, separators)
+    write_exported(
+        content,
+        loaded.settings,
+        folder,
+        text.content if text else None,
+        separators,
+        getattr(torch, dtype),
+    )
 
 
 def write_huggingface(
-    checkpoint: Checkpoint, folder: Path, text: CheckpointTokenizer | None
+    checkpoint: Checkpoint, folder: Path, text: CheckpointTokenizer | None, dtype: str = "float32"
 ) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
     GPT+ is written in an architecture of transformers that is exactly the same, first that which it was imported from.
     nGPT and anGPT (folded), and GPT+ with other settings, come with custom code, which from_pretrained runs with
     `trust_remote_code=True`. UserError if the code does not support one of the model's settings.
+
+    The tokens with which `fit` rounds the vocabulary up have no text, so they are left out.
     """
-    decoder, length = checkpoint.model.model, checkpoint.training_length
+    decoder, length = checkpoint.model.model, checkpoint.longest_context
     family = (
         builtin_models.family_of(decoder, checkpoint.family)
         if checkpoint.architecture == "GPT"
@@ -89,10 +105,15 @@ def write_huggingface(
         )
     else:
         record, weights = custom_code.exported(checkpoint)
+    cut_vocabulary(record, weights, number_of_tokens(checkpoint, text))
     end = text.ending.token if text else None
     special = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
     write_folder(
-        folder, weights, {**record, **special, "dtype": "float32"}, text.content if text else None
+        folder,
+        weights,
+        {**record, **special, "dtype": dtype},
+        text.content if text else None,
+        getattr(torch, dtype),
     )
     if family is None:
         for file in custom_code.CODE:
@@ -107,5 +128,26 @@ def write_huggingface(
             "model_max_length": length,
             "clean_up_tokenization_spaces": False,
             "padding_side": "left",  # decoders need this to generate
+            "model_input_names": ["input_ids", "attention_mask"],  # no token_type_ids
         }
         write_json(folder / "tokenizer_config.json", settings)
+
+
+def number_of_tokens(checkpoint: Checkpoint, text: CheckpointTokenizer | None) -> int:
+    """How many tokens have a text, as far as it is known; an imported model keeps its whole vocabulary."""
+    n_rows = checkpoint.model.vocab_size
+    if checkpoint.family is not None:
+        return n_rows
+    if text is None:
+        return min(n_rows, (checkpoint.trained_on or {}).get("vocab_size") or n_rows)
+    return max(vocabulary_size(text.tokenizer), 1 + (text.ending.token or 0))
+
+
+def cut_vocabulary(record: dict[str, Any], weights: dict[str, Tensor], n_tokens: int) -> None:
+    """Leave only the first `n_tokens` rows in the embedding and the head."""
+    record["vocab_size"] = n_tokens
+    theirs = {name: key for key, name in families.WEIGHTS.items()}
+    for ours in (EMBEDDING, HEAD):
+        for name in (ours, theirs[ours]):
+            if name in weights:
+                weights[name] = weights[name][:n_tokens]

@@ -46,6 +46,8 @@ class LanguageModel(L.LightningModule):
     """Whether a run may continue from a checkpoint with a changed model, optimizer or seed."""
     family: str | None = None
     """transformers' model_type of the checkpoint that the first weights were imported from."""
+    family_length: int | None = None
+    """That checkpoint's context length."""
     is_continued = begins_new_optimizer = False
     """Whether the run continues from a checkpoint, and whether it does so without the optimizer's state."""
     changed_settings: tuple[str, ...] = ()
@@ -282,6 +284,7 @@ class LanguageModel(L.LightningModule):
             "version": anlit.__version__,
             "data": data.fingerprint if data is not None else None,
             "family": self.family,
+            "family_length": self.family_length,
             "run": continuing.run_settings(self.trainer),
         }
 
@@ -302,7 +305,7 @@ class LanguageModel(L.LightningModule):
         checkpoint["callbacks"].pop(
             "Timer", None
         )  # max_time is that of a launch, or no later one would train
-        self.family = record.get("family")
+        self.family, self.family_length = record.get("family"), record.get("family_length")
         data = self._data()
         then, now = record["data"], data.fingerprint if data is not None else None
         if then and now and then["tokenizer_sha256"] != now["tokenizer_sha256"]:

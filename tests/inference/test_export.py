@@ -1,5 +1,6 @@
 """Exported models, for anlit and for transformers: the same logits, and `generate` of transformers decodes the same."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -80,7 +81,10 @@ def test_an_exported_model_is_the_same_wherever_its_folder_goes(
         assert getattr(loaded, name) == getattr(original, name)
 
 
-@pytest.mark.parametrize("form", [[], ["--fold"], ["--format", "huggingface"]], ids=str)
+FORMS = pytest.mark.parametrize("form", [[], ["--fold"], ["--format", "huggingface"]], ids=str)
+
+
+@FORMS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_the_weights_are_float32_whatever_the_run_was_trained_in(
     dtype, form, tmp_path: Path
@@ -90,6 +94,60 @@ def test_the_weights_are_float32_whatever_the_run_was_trained_in(
     assert {
         tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()
     } == {torch.float32}
+
+
+@FORMS
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_weights_have_the_precision_that_is_asked_for(
+    dtype: str, form: list[str], tmp_path: Path
+) -> None:
+    file, out = save(small(AnGPT), tmp_path / "a.ckpt"), tmp_path / "out"
+    assert main(["export", str(file), "--output", str(out), "--dtype", dtype, *form]) == 0
+    weights = load_file(out / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {getattr(torch, dtype)}
+    if form == ["--format", "huggingface"]:
+        assert read(out, trust=True).dtype == getattr(torch, dtype)
+    else:
+        exact = load_checkpoint(str(file), "cpu").model(PROMPT)
+        rounded = load_checkpoint(str(out), "cpu").model(PROMPT)
+        torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
+
+
+def test_a_precision_that_cannot_hold_a_weight_is_refused(tmp_path: Path, capsys) -> None:
+    model = small(GPT)
+    with torch.no_grad():
+        model.model.head.weight[0, 0] = 1e6
+    file = save(model, tmp_path / "a.ckpt")
+    command = ["export", str(file), "--output", str(tmp_path / "out"), "--dtype"]
+    assert main([*command, "float16"]) == 2
+    assert "--dtype float16 cannot hold head.weight, which reaches 1e+06" in capsys.readouterr().err
+    assert main([*command, "bfloat16"]) == 0
+
+
+def test_the_umask_decides_who_reads_an_exported_folder(tmp_path: Path) -> None:
+    file, out = save(small(GPT), tmp_path / "a.ckpt"), tmp_path / "out"
+    previous = os.umask(0o027)
+    try:
+        assert main(["export", str(file), "--output", str(out)]) == 0
+    finally:
+        os.umask(previous)
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o640}
+
+
+@pytest.mark.parametrize("architecture", [GPT, NGPT])
+def test_only_tokens_that_have_a_text_are_sampled(architecture, tmp_path: Path) -> None:
+    run, out = make_run_with_text(tmp_path, architecture), tmp_path / "out"
+    n_tokens = load_tokenizer(tmp_path / "data" / "tokenizer.json").get_vocab_size()
+    assert n_tokens < VOCABULARY, "the vocabulary is rounded up"
+    assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
+    theirs, ours = read(out, trust=True), load_checkpoint(str(run), "cpu").model
+    assert theirs.config.vocab_size == n_tokens
+    tokens = random_tokens(2, 12, vocab_size=n_tokens)
+    torch.testing.assert_close(theirs(tokens).logits, ours(tokens)[..., :n_tokens])
+    sampled = theirs.generate(
+        tokens, do_sample=True, temperature=100.0, num_return_sequences=20, max_new_tokens=20
+    )
+    assert sampled.max() < n_tokens
 
 
 def greedy(model, prompt: list[int]) -> list[int]:

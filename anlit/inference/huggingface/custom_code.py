@@ -58,7 +58,7 @@ def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]
             "AutoConfig": f"{MODULE}.{name}Config",
             "AutoModelForCausalLM": f"{MODULE}.{name}ForCausalLM",
         },
-        **_configuration(decoder, checkpoint.training_length),
+        **_configuration(decoder, checkpoint.longest_context),
     }
     return record, _weights(decoder)
 

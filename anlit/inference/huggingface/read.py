@@ -71,7 +71,12 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         weights[HEAD] = weights[EMBEDDING]
     content = {
         "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
-        "anlit": {"architecture": "GPT", "data": None, "family": record["model_type"]},
+        "anlit": {
+            "architecture": "GPT",
+            "data": None,
+            "family": record["model_type"],
+            "family_length": record["max_position_embeddings"],
+        },
         "global_step": 0,
     }
     try:
