@@ -8,6 +8,7 @@ FOLDER/tokenizer.json       the tokenizer of its training data
 """
 
 import json
+import math
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -85,14 +86,14 @@ def write_folder(
 
 def convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A weight in the file's precision; UserError if it is too large for that."""
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() or tensor.dtype == dtype:
         return tensor.contiguous()
     converted = tensor.to(dtype).contiguous()
-    if converted.isinf().any() and not tensor.isinf().any():
-        largest = f"{tensor.abs().max():.3g}"
+    largest = max(-tensor.min().item(), tensor.max().item())
+    if math.isfinite(largest) and largest > torch.finfo(dtype).max:
         raise UserError(
-            f"--dtype {str(dtype).removeprefix('torch.')} cannot hold {name}, which reaches {largest}: choose bfloat16 "
-            "or float32"
+            f"--dtype {str(dtype).removeprefix('torch.')} cannot hold {name}, which reaches {largest:.3g}: choose "
+            "bfloat16 or float32"
         )
     return converted
 

@@ -28,7 +28,7 @@ from anlit.errors import UserError
 from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
 from anlit.models.continuing import refuse_other_shapes
 from anlit.models.language_model import LanguageModel
-from anlit.models.runtime import prepare_cpu
+from anlit.models.runtime import prepare_cpu, without_values
 from anlit.reading import check, read_yaml
 from anlit.settings import build_from_plain, subclass_named, to_plain_values
 
@@ -180,13 +180,29 @@ def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> La
     _refuse_other_sizes(settings, weights, architecture)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
-        model = build_from_plain(architecture, settings, f"{file}: model")
-    model.configure_model()
+        with without_values():
+            model = build_from_plain(architecture, settings, f"{file}: model")
+        takes_weights = all(map(_is_ours, model.model.modules()))
+        if not takes_weights:  # a class of the user's may make tensors that are no weights
+            model = build_from_plain(architecture, settings, f"{file}: model")
+            model.configure_model()
     for name, weight in model.state_dict().items():
         if name in weights and weights[name].is_floating_point() != weight.is_floating_point():
             raise DamagedError(f"it has {weights[name].dtype} for the weights {name}")
-    model.load_state_dict(weights)
+    if takes_weights:
+        model.load_state_dict({name: _wide(weights[name]) for name in weights}, assign=True)
+        model.model.complete()
+    else:
+        model.load_state_dict(weights)
     return model
+
+
+def _is_ours(module: Any) -> bool:
+    return type(module).__module__.startswith(("anlit.", "torch."))
+
+
+def _wide(weight: Tensor) -> Tensor:
+    return weight.float() if weight.is_floating_point() else weight
 
 
 def _refuse_other_sizes(

@@ -161,6 +161,14 @@ class Decoder(nn.Module):
         for name, values in weights.items():
             fill(own[name], methodcaller("copy_", values))
 
+    def complete(self) -> None:
+        """Add what no state_dict has to a decoder on the meta device whose weights were assigned."""
+        self._tie()
+        for module in self.modules():
+            if isinstance(module, QKClip):  # its state is not saved
+                module.to_empty(device="cpu")
+                module.reset_parameters()
+
     def draw(self, name: str, weight: Tensor) -> None:
         """Fill one matrix with its initial values, without gradients; `name` is that of its map."""
         raise NotImplementedError

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -17,6 +18,19 @@ from anlit.layers.float8 import Recipe, use_float8
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_INT, KEPT_BLOCK = -1, -3, 2**31 - 1, 2**30
 """From glibc's malloc.h: limits of the free memory at the end of the heap, and of the size of blocks inside it."""
+
+
+WITHOUT_VALUES = ContextVar("WITHOUT_VALUES", default=False)
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Networks that are built inside get no initial values, and no memory for them."""
+    token = WITHOUT_VALUES.set(True)
+    try:
+        yield
+    finally:
+        WITHOUT_VALUES.reset(token)
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,8 @@ class Runtime:
 
     def device(self) -> AbstractContextManager[Any]:
         """The device context in which the network is built."""
-        return torch.device("meta") if self.meta_init else nullcontext()
+        is_late = self.meta_init or WITHOUT_VALUES.get()
+        return torch.device("meta") if is_late else nullcontext()
 
     def compiles_on(self, device_type: str) -> bool:
         """Whether to compile on a device of this type; `auto` does on CUDA with Triton."""

@@ -1,5 +1,7 @@
 """From folders and files to models, and every file that is refused."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,32 @@ def test_a_folder_means_its_best_checkpoint_and_else_its_last(tmp_path: Path, da
     make_run(folder, data, GPT, name="best")
     assert load_checkpoint(str(folder)).file == folder / "checkpoints" / "best.ckpt"
     assert load_checkpoint(str(folder / "checkpoints" / "last.ckpt")).file.name == "last.ckpt"
+
+
+MEASURE = """
+import sys
+from resource import RUSAGE_SELF, getrusage
+from anlit.checkpoints.loading import load_checkpoint
+load_checkpoint(sys.argv[1], "cpu")
+before = getrusage(RUSAGE_SELF).ru_maxrss
+checkpoint = load_checkpoint(sys.argv[2], "cpu")
+for weight in checkpoint.model.parameters():
+    weight.sum()
+print((getrusage(RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+def test_loading_a_model_takes_the_memory_of_its_weights_once(tmp_path: Path) -> None:
+    files = [
+        save(small(GPT, d_model=width, n_layers=3), tmp_path / f"{width}.ckpt")
+        for width in (32, 768)
+    ]
+    weights = load_checkpoint(str(files[1]), "cpu").model.parameters()
+    n_bytes = sum(weight.nbytes for weight in weights)
+    command = [sys.executable, "-c", MEASURE, *map(str, files)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(printed) < 1.5 * n_bytes
 
 
 def test_what_is_no_checkpoint_of_anlit_is_refused(tmp_path: Path) -> None:

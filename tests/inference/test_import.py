@@ -69,6 +69,22 @@ def test_a_run_from_imported_weights_remembers_the_family(tmp_path: Path) -> Non
     assert type(exported(file, tmp_path / "back")).__name__ == "MistralForCausalLM"
 
 
+@pytest.mark.parametrize("context_length", [16, 128])
+def test_what_comes_out_again_has_the_longest_context_of_import_and_training(
+    context_length: int, tmp_path: Path
+) -> None:
+    published("Qwen3-0.6B", tmp_path / "theirs")
+    length = str(context_length)
+    ours = import_model(tmp_path / "theirs", tmp_path / "ours", "--context_length", length)
+    model = load_checkpoint(str(ours), "cpu").model.requires_grad_(True)
+    load_initial_weights(model, str(ours))
+    file = save(model, tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert main(["export", str(file), "--output", str(tmp_path / "copy")]) == 0
+    for number, source in enumerate((ours, file, tmp_path / "copy")):
+        config = exported(source, tmp_path / f"back {number}").config
+        assert config.max_position_embeddings == max(64, context_length)
+
+
 def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
     """A Llama has never read a text without its `<s>`, so a prompt begins with it, and a text is scored after it."""
     theirs = published("Llama-2-7b", tmp_path / "theirs", vocab_size=300)
