@@ -26,6 +26,7 @@ from anlit.layers.cross_entropy import linear_cross_entropy
 from anlit.layers.linear import ScaledLinear, TokenEmbedding
 from anlit.layers.norms import Part, RMSNorm, restore_norms
 from anlit.layers.positions import Positions, Rotation
+from anlit.layers.precision import wide_dtype
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import fill
 from anlit.models.config import DecoderConfig
@@ -185,7 +186,10 @@ class Decoder(nn.Module):
         """Bring the weights back to the architecture's constraint; called once after each optimizer step."""
 
     def row_norms(self) -> Iterable[Tensor]:
-        """The norms of all constrained vectors but the gates', one 1-d tensor per matrix; none for GPT+."""
+        """The norms of all constrained vectors but the gates', one 1-d tensor per matrix; none for GPT+.
+
+        They are in float32 at least.
+        """
         return ()
 
     def n_parameters(self) -> int:
@@ -239,7 +243,8 @@ class NormalisedDecoder(Decoder):
         weights = (
             (weight.detach(), self.axis(name)) for name, weight in self.matrices() if name != "W_g"
         )
-        return (torch.linalg.vector_norm(weight, dim=axis) for weight, axis in weights)
+        for weight, axis in weights:
+            yield torch.linalg.vector_norm(weight, dim=axis, dtype=wide_dtype(weight))
 
 
 def split_heads(qkv: Tensor, n_heads: int, n_kv_heads: int) -> tuple[Tensor, ...]:

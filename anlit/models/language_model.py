@@ -12,20 +12,21 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric
 
 import anlit
 from anlit.attention.mechanisms.warm_start import grow, warm_starts
 from anlit.errors import UserError
 from anlit.layers.positions import NoPE
+from anlit.layers.precision import wide_dtype
 from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import completes_step, is_logged, is_made_by_cli, trainer_of
 from anlit.models import continuing
 from anlit.models.config import DecoderConfig
+from anlit.models.mean_loss import MeanLoss
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
@@ -33,6 +34,7 @@ from anlit.ranges import check_precision, check_ranges
 from anlit.settings import to_plain_values
 from anlit.targets import IGNORED
 
+NO_TARGET_FIX = "give longer documents, or set data.score_first_token: true"
 _log = logging.getLogger(__name__)
 
 
@@ -69,8 +71,7 @@ class LanguageModel(L.LightningModule):
         self.z_loss, self.schedule = config.z_loss, schedule
         # A function, which a copy of the model shares: the parser's partial cannot be copied.
         self.make_optimizer: OptimizerFactory = lambda groups: optimizer(groups)
-        # NaN stays NaN. By default torchmetrics leaves it out of the mean; with "disable", 1.9 ignores the weights.
-        self.mean_loss = MeanMetric(nan_strategy=math.nan)
+        self.mean_loss = MeanLoss()
         self.runtime, self._is_configured = config.runtime, False
         self.step_loss = StepLoss()
         with config.runtime.device():
@@ -155,23 +156,21 @@ class LanguageModel(L.LightningModule):
                 self.trainer, self.trainer.global_step + 1
             ):
                 loss = self.trainer.strategy.reduce(loss.clone(), reduce_op="mean")
-        self.log(
-            "train/loss", loss
-        )  # with `sync_dist` or `prog_bar` every step would wait for the device
+        # With `sync_dist` or `prog_bar` every step would wait for the device.
+        self.log("train/loss", loss)
         self._loss = loss
         return objective
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         grow(self._warm_starts, self.trainer.global_step + 1)
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Show the loss in the progress bar at steps that wait for the device anyway."""
-        if self.device.type == "cpu" or is_logged(self.trainer, self.trainer.global_step):
-            self.log("loss", self._loss.cpu(), prog_bar=True, logger=False)
+    def on_train_end(self) -> None:
+        if self.step_loss.has_no_target():
+            raise UserError(f"no token of training counted in the loss: {NO_TARGET_FIX}")
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         loss, _ = self.loss_of(batch)
-        self.mean_loss.update(loss, weight=(batch.targets != IGNORED).sum())
+        self.mean_loss.update(loss, (batch.targets != IGNORED).sum())
 
     def on_validation_epoch_end(self) -> None:
         self._log_mean_loss("val")
@@ -182,8 +181,13 @@ class LanguageModel(L.LightningModule):
         self._log_mean_loss("test")
 
     def _log_mean_loss(self, split: str) -> None:
-        loss = self.mean_loss.compute()
-        self.mean_loss.reset()
+        sums = self.trainer.strategy.reduce(self.mean_loss.take_sums(self.device), reduce_op="sum")
+        total, n_targets = sums
+        if not n_targets:
+            raise UserError(
+                f"no token that was read of the {split} split counts in the loss: {NO_TARGET_FIX}"
+            )
+        loss = total / n_targets
         self.log(f"{split}/loss", loss, prog_bar=True)
         self.log(f"{split}/perplexity", loss.exp())
         data = self._data()
@@ -227,9 +231,7 @@ class LanguageModel(L.LightningModule):
         """
         check_ranges("trainer.gradient_clip_val", gradient_clip_val)
         self.step_loss.scale_gradients(self.model.parameters())
-        norm = get_total_norm(
-            [weight.grad for weight in self.model.parameters() if weight.grad is not None]
-        )
+        norm = _gradient_norm(self.model)
         if gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif gradient_clip_val:
@@ -241,8 +243,12 @@ class LanguageModel(L.LightningModule):
                 callback.on_gradient_norm(self.trainer, self, norm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Take the step, restore the norms, and log the step's rate and loss.
+
+        Both are logged together: at an epoch's first batch, a hook that logs a second time after
+        another hook resets what it logged before. Progress bars read the loss when the batch ends.
+        """
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-        self.log("train/learning_rate", torch.as_tensor(rate))  # a number would wait for the device
         try:
             super().optimizer_step(*args, **kwargs)
         except Exception as error:
@@ -252,6 +258,9 @@ class LanguageModel(L.LightningModule):
         self.trainer.optimizers[0].zero_grad()
         self.model.clip_qk()
         self.model.restore_norms()
+        self.log("train/learning_rate", torch.as_tensor(rate))  # a number would wait for the device
+        if self.device.type == "cpu" or is_logged(self.trainer, self.trainer.global_step + 1):
+            self.log("loss", self._loss.cpu(), prog_bar=True, logger=False)
 
     def _explain(self, error: Exception) -> None:
         """Raise UserError for an error that the code of another package's optimizer raised itself."""
@@ -342,6 +351,15 @@ class LanguageModel(L.LightningModule):
         self.is_continued, self.changed_settings = True, tuple(changed.values())
         if "model.optimizer" in changed:
             self.begins_new_optimizer, checkpoint["optimizer_states"] = True, []
+
+
+def _gradient_norm(model: nn.Module) -> Tensor:
+    """The norm of all gradients, 0-d, in float32 at least."""
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    if all(gradient.dtype == wide_dtype(gradient) for gradient in gradients):
+        return get_total_norm(gradients)
+    norms = [torch.linalg.vector_norm(grad, dtype=wide_dtype(grad)) for grad in gradients]
+    return get_total_norm(norms)
 
 
 def _short(fingerprint: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ class StepLoss:
         self.counts_vary, self.unit = counts_vary, unit
         self.factor: Tensor | float = 1.0
         """What the gradients of the finished step are multiplied with; 0-d or a number."""
+        self._n_targets: Tensor | None = None
         self._losses: Tensor | None = None
         self._counted: Tensor | None = None
         self._micro_batches = 0
@@ -55,9 +56,15 @@ class StepLoss:
         if distributed.is_available() and distributed.is_initialized():
             ranks = distributed.get_world_size()
             distributed.all_reduce(totals)
+        of_step = totals[1].double()
+        self._n_targets = of_step if self._n_targets is None else self._n_targets + of_step
         n_counted = totals[1].clamp_min(1)  # no target at all: a loss of 0, not NaN
         self.factor = self.unit * accumulate_grad_batches * ranks / n_counted
         return totals[0] / n_counted
+
+    def has_no_target(self) -> bool:
+        """Whether steps have been finished and none had a counted token; waits for the device."""
+        return self._n_targets is not None and not self._n_targets
 
     @torch.no_grad()
     def scale_gradients(self, parameters: Iterable[nn.Parameter]) -> None:

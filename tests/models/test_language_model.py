@@ -3,11 +3,14 @@
 import math
 from typing import Any
 
+import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.plugins import HalfPrecision, MixedPrecision
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from anlit import GPT, AnGPT, MuonAdamW
 from anlit.checkpoints.loading import load_initial_weights
@@ -17,7 +20,19 @@ from anlit.models.flops import flops_per_token
 from anlit.optim.optimizers import parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.targets import IGNORED
-from tests.models.tiny import SIZE, Logged, adamw, architectures, batches, fit, random_tokens, tiny
+from anlit.training.callbacks.norms import NormMonitor
+from tests.data.modules import collate, quiet_trainer
+from tests.models.tiny import (
+    SIZE,
+    Logged,
+    adamw,
+    architectures,
+    batches,
+    fit,
+    jolt,
+    random_tokens,
+    tiny,
+)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -41,13 +56,73 @@ def test_a_schedule_without_an_end_is_refused() -> None:
 def test_the_validation_loss_is_a_mean_over_targets_and_not_over_batches(
     second: float, mean: float
 ) -> None:
-    """Of NaN too: torchmetrics would by default leave the batch out of the mean, and so flatter the model."""
+    """Of NaN too: without the batch the mean would flatter the model."""
     model, batch = tiny(AnGPT), next(iter(batches(4, 16)))
     half = batch._replace(targets=torch.where(torch.arange(16) < 8, batch.targets, IGNORED))
     for loss, seen in ((1.0, batch), (second, half)):
         model.loss_of = lambda _, loss=loss: (torch.tensor(loss), None)
         model.validation_step(seen, 0)
-    assert model.mean_loss.compute().item() == pytest.approx(mean, nan_ok=True)
+    total, n_targets = model.mean_loss.take_sums(model.device)
+    assert (total / n_targets).item() == pytest.approx(mean, nan_ok=True)
+
+
+class ValidationLosses(L.Callback):
+    """The loss of each validation batch, and what is logged of all."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.logged: dict[str, float] = {}
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        with torch.no_grad():
+            self.losses.append(float(pl_module.loss_of(batch)[0]))
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def test_a_model_cast_to_bfloat16_is_validated_in_full_precision() -> None:
+    """A sum in bfloat16 stops to grow: 600 batches of a loss of 6.617 had a mean of 8.0."""
+    seen = ValidationLosses()
+    loader = batches(600, 16, batch_size=1)
+    trainer = quiet_trainer(precision="bf16-true", callbacks=[seen])
+    trainer.validate(tiny(GPT), loader, verbose=False)
+    assert len(seen.losses) == 600
+    assert seen.logged["val/loss"] == pytest.approx(np.mean(seen.losses), rel=1e-6)
+
+
+@architectures
+def test_what_a_model_cast_to_bfloat16_logs_is_not_rounded_to_bfloat16(architecture: Any) -> None:
+    names = ["train/loss", "train/grad_norm"]
+    if architecture is not GPT:
+        names += ["norms/row_min", "scaling/alpha_A"]
+    logged = Logged(*names)
+    model = jolt(tiny(architecture, optimizer=adamw(lr=0.01)))
+    settings = {"precision": "bf16-true", "log_every_n_steps": 1}
+    fit(model, 4, callbacks=[NormMonitor(), logged], **settings)
+    for name, values in logged.values.items():
+        numbers = torch.tensor(values, dtype=torch.float64)
+        rounded = numbers.to(torch.bfloat16).double()
+        assert not torch.equal(numbers, rounded), name
+
+
+def test_a_validation_in_which_no_target_counts_is_refused() -> None:
+    loader = DataLoader(list(random_tokens(8, 17)), batch_size=4, collate_fn=without_targets)
+    with pytest.raises(UserError, match="no token that was read of the val split counts"):
+        quiet_trainer().validate(tiny(GPT), loader, verbose=False)
+
+
+def test_a_training_in_which_no_target_counts_is_refused() -> None:
+    loader = DataLoader(list(random_tokens(8, 17)), batch_size=4, collate_fn=without_targets)
+    with pytest.raises(UserError, match="no token of training counted in the loss"):
+        fit(tiny(GPT), 2, loader=loader)
+
+
+def without_targets(rows: list[torch.Tensor]) -> Any:
+    batch = collate(rows)
+    return batch._replace(targets=torch.full_like(batch.targets, IGNORED))
 
 
 def trained(architecture: Any, precision: str) -> list[float]:
@@ -65,7 +140,7 @@ def trained(architecture: Any, precision: str) -> list[float]:
 def test_bfloat16_trains_as_float32_does(architecture: Any, precision: str) -> None:
     losses, expected = trained(architecture, precision), trained(architecture, "32-true")
     assert losses[-1] < losses[0] - 0.1
-    assert losses == pytest.approx(expected, rel=0.03)
+    assert losses == pytest.approx(expected, rel=0.06)
 
 
 @pytest.mark.parametrize("plugin", [MixedPrecision("16-mixed", "cpu"), HalfPrecision("16-true")])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from anlit.layers.precision import wide_dtype
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import is_logged
@@ -26,9 +27,9 @@ class NormMonitor(L.Callback):
             kinds: dict[str, list[Tensor]] = defaultdict(list)
             for name, module in pl_module.named_modules():
                 if isinstance(module, ScalingVector):
-                    kinds[f"scaling/{name.rpartition('.')[2]}"].append(
-                        full_tensor(module()).abs().mean()
-                    )
+                    sizes = full_tensor(module()).abs()
+                    mean = sizes.mean(dtype=wide_dtype(sizes))
+                    kinds[f"scaling/{name.rpartition('.')[2]}"].append(mean)
             pl_module.log_dict({kind: torch.stack(means).mean() for kind, means in kinds.items()})
             if parts := [_of_this_rank(rows) for rows in pl_module.model.row_norms()]:
                 norms = torch.cat(parts)

@@ -106,7 +106,7 @@ class Throughput(L.Callback):
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "fit":
-            pl_module.log_dict({"val/tokens": float(self.tokens), "val/seconds": self.seconds})
+            pl_module.log_dict({"val/tokens": self._counted, "val/seconds": self.seconds})
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -122,9 +122,14 @@ class Throughput(L.Callback):
         if is_logged(trainer, trainer.global_step):
             self._log(trainer, pl_module)
 
+    @property
+    def _counted(self) -> torch.Tensor:
+        """The tokens as Lightning logs them; of a number it would make a float32."""
+        return torch.tensor(self.tokens, dtype=torch.float64)
+
     def _log(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         tokens, seconds = self.tokens - self._logged[0], self.seconds - self._logged[1]
-        values = {"train/tokens": float(self.tokens), "train/seconds": self.seconds}
+        values: dict[str, Any] = {"train/tokens": self._counted, "train/seconds": self.seconds}
         values["train/data_wait_share"] = sum(self._waits) / seconds
         if self._peak:
             values["train/mfu"] = self._flops / seconds / (self._peak * trainer.world_size)
