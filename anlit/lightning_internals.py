@@ -144,6 +144,21 @@ def save_checkpoint_now(callback: ModelCheckpoint, trainer: L.Trainer) -> None:
         callback._save_topk_checkpoint(trainer, callback._monitor_candidates(trainer))
 
 
+def is_save_deferred(callback: ModelCheckpoint) -> bool:
+    """Whether the callback's next checkpoint is due at the next validation."""
+    return callback._defer_save_until_validation
+
+
+def defer_save(callback: ModelCheckpoint, deferred: bool) -> None:
+    """Let the callback save at the next validation, or no longer do so."""
+    callback._defer_save_until_validation = deferred
+
+
+def restore_callback_metrics(trainer: L.Trainer, metrics: dict[str, Any]) -> None:
+    """Let callbacks see values that were logged before a continued run was stopped."""
+    trainer._logger_connector._callback_metrics.update(metrics)
+
+
 def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Call `module.configure_model` as a Trainer's own loop would, for steps that are taken without one."""
     trainer.strategy._lightning_module = module

@@ -93,6 +93,14 @@ def read_without_parts(path: Path, mmap: bool = True) -> dict[str, Any]:
     )
 
 
+def step_of(path: Path) -> int:
+    """The optimizer steps after which a checkpoint was written; −1 if it cannot be read."""
+    try:
+        return int(read_without_parts(path)["global_step"])
+    except UNREADABLE:
+        return -1
+
+
 def refuse_damaged(path: Path) -> None:
     """Check the whole checkpoint that a run goes on from, before anything is started or written.
 

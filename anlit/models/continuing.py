@@ -129,22 +129,3 @@ def take_group_settings(
 
 def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def without_paths(states: dict[Any, Any]) -> dict[Any, Any]:
-    """Callbacks' states of a checkpoint, with nothing but the best score of each ModelCheckpoint.
-
-    Lightning removes the worst of the paths in it, and lets loggers upload them. Such a path may be somebody else's: no
-    path comes out of a checkpoint.
-    """
-    kept = dict(states)
-    for key, state in states.items():
-        if isinstance(state, dict) and any(name in state for name in PATHS):
-            score = state.get("best_model_score")
-            is_number = isinstance(score, Tensor) and score.numel() == 1
-            kept[key] = {"best_model_score": score if is_number else None, "best_model_path": ""}
-    return kept
-
-
-PATHS = ("best_model_path", "best_k_models", "kth_best_model_path", "last_model_path", "dirpath")
-"""The keys of a ModelCheckpoint's state that hold paths."""

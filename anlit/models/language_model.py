@@ -26,6 +26,7 @@ from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import completes_step, is_logged, is_made_by_cli, trainer_of
 from anlit.models import continuing
 from anlit.models.config import DecoderConfig
+from anlit.models.kept_checkpoints import with_names, with_own_paths
 from anlit.models.mean_loss import MeanLoss
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
@@ -287,6 +288,8 @@ class LanguageModel(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "hyper_parameters" in checkpoint:
             checkpoint["hyper_parameters"] = to_plain_values(checkpoint["hyper_parameters"])
+        if "callbacks" in checkpoint:
+            checkpoint["callbacks"] = with_names(checkpoint["callbacks"], self.trainer)
         data = self._data()
         checkpoint["anlit"] = {
             "architecture": type(self).__name__,
@@ -308,9 +311,8 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path holds {record['architecture']}, but the configuration's model is "
                 f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
             )
-        checkpoint["callbacks"] = continuing.without_paths(
-            checkpoint.get("callbacks", {})
-        )  # read after this
+        states = checkpoint.get("callbacks", {})
+        checkpoint["callbacks"] = with_own_paths(states, trainer_of(self))  # read after this
         checkpoint["callbacks"].pop(
             "Timer", None
         )  # max_time is that of a launch, or no later one would train

@@ -13,7 +13,7 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.lightning_internals import is_logged, logged_metrics
+from anlit.lightning_internals import is_logged, logged_metrics, restore_callback_metrics
 from anlit.reading import number, read_rows
 from anlit.reporting.files import replacing
 from anlit.runs.folders import METRICS
@@ -100,14 +100,17 @@ class MetricsOnResume(L.Callback):
 
     Rows of later steps come from a run that was killed, and will be logged again. Lightning writes the row of the
     checkpoint's step after the checkpoint, so it may be missing, and the checkpoint contains it.
+    Callbacks that monitor a value, such as the last val/loss, find it there again.
     """
 
     _missing: dict[str, Any] | None = None
     _unwritten: Sequence[dict[str, Any]] = ()
+    _monitored: dict[str, Any] | None = None
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        checkpoint["monitored"] = {**trainer.callback_metrics}
         if trainer.training and is_logged(trainer, trainer.global_step):
             checkpoint["metrics_under_way"] = {
                 "epoch": trainer.current_epoch,
@@ -122,9 +125,15 @@ class MetricsOnResume(L.Callback):
     ) -> None:
         self._missing = checkpoint.get("metrics_under_way")
         self._unwritten = checkpoint.get("metrics_unwritten", [])
+        self._monitored = checkpoint.get("monitored")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        restore_callback_metrics(trainer, self._monitored or {})
+        self._monitored = None
+        self._restore_rows(trainer)
 
     @rank_zero_only
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _restore_rows(self, trainer: L.Trainer) -> None:
         step, missing, self._missing = trainer.global_step, self._missing, None
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSV):

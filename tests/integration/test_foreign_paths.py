@@ -135,10 +135,10 @@ def test_a_trainer_of_ones_own_removes_nothing_that_a_checkpoint_names(
 def test_a_continued_run_keeps_its_best_checkpoint_where_later_ones_are_worse(
     shards: Path, finished: Path, tmp_path: Path
 ) -> None:
-    """The score comes from the checkpoint, the path from the run's own folder."""
     folder = shutil.copytree(finished, tmp_path / "run")
     last, best = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
-    change_states(last, last, best_model_score=torch.tensor(0.0))  # no later loss is below it
+    lowest = torch.tensor(0.0)  # no later loss is below it
+    change_states(last, last, best_k_models={"best.ckpt": lowest}, best_model_score=lowest)
     before = best.read_bytes()
     assert run(fit_arguments(shards, folder, "--ckpt_path=last")) == 0
     assert best.read_bytes() == before

@@ -8,7 +8,8 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info
 
-from anlit.checkpoints.location import BEST, CHECKPOINTS, is_checkpoint
+from anlit.checkpoints.checkpoint_io import step_of
+from anlit.checkpoints.location import CHECKPOINTS, is_checkpoint
 from anlit.errors import Preempted, RunError
 from anlit.lightning_internals import (
     collect_log_errors,
@@ -30,22 +31,6 @@ class BestCheckpoint(ModelCheckpoint):
             "enable_version_counter": False,
         }
         super().__init__(Path(run_dir) / CHECKPOINTS, "best", monitor="val/loss", **settings)
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Join the best score to this run's own best.ckpt; `LanguageModel` has taken all paths out of the state."""
-        own, score, source = (
-            Path(str(self.dirpath)) / BEST,
-            self.best_model_score,
-            trainer.ckpt_path,
-        )
-        if (
-            score is not None
-            and source
-            and is_checkpoint(own)
-            and Path(str(source)).parent.samefile(own.parent)
-        ):
-            self.best_model_path = self.kth_best_model_path = str(own)
-            self.best_k_models, self.kth_value = {str(own): score}, score
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -69,6 +54,9 @@ class LastCheckpoint(ModelCheckpoint):
         self.interruption.listen()
         collect_log_errors(trainer, self.interruption.note_log_error)
         stop_asking_for_sigterm(trainer)
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                replace_leftovers(callback, trainer.global_step)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.interruption.restore()
@@ -130,6 +118,21 @@ class LastCheckpoint(ModelCheckpoint):
             what = f"{error.filename or 'a log of the run'} could not be written ({reason})"
         fix = "make room or repair the folder, then continue with --ckpt_path last"
         return RunError(f"{what}: {fix}")
+
+
+def replace_leftovers(callback: ModelCheckpoint, step: int) -> None:
+    """Let the callback replace files that a stopped launch wrote after `step`.
+
+    Lightning would find them there and write a second file, such as `epoch=0-v1.ckpt`, beside.
+    """
+
+    def file_exists(filepath: Any, trainer: L.Trainer) -> bool:
+        exists = trainer.is_global_zero and is_checkpoint(filepath)
+        if exists and str(filepath) not in getattr(trainer.strategy.checkpoint_io, "written", ()):
+            exists = step_of(Path(filepath)) <= step
+        return trainer.strategy.reduce_boolean_decision(exists, all=False)
+
+    callback.file_exists = file_exists  # type: ignore[method-assign]
 
 
 def _stop(trainer: L.Trainer, end: BaseException) -> NoReturn:

@@ -1,0 +1,108 @@
+"""ModelCheckpoints of a user's own go on after a resume as if the run had never been stopped."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from anlit.checkpoints.checkpoint_io import read_checkpoint
+from tests.integration.conftest import KILLED, fit_arguments, run, signal_at
+
+SETTINGS = (
+    "--trainer.max_steps=24",
+    "--trainer.val_check_interval=4",
+    "--checkpoint_every_n_steps=5",
+    "--model.optimizer.lr=0.05",
+)
+CALLBACKS = {
+    "lowest": {"monitor": "val/loss", "save_top_k": 1, "filename": "lowest-{step}"},
+    "highest": {"monitor": "val/loss", "mode": "max", "save_top_k": 2, "filename": "highest"},
+    "all": {"monitor": "val/tokens", "mode": "max", "save_top_k": -1, "filename": "all-{step}"},
+    "train": {
+        "monitor": "train/loss",
+        "save_top_k": 2,
+        "every_n_train_steps": 3,
+        "filename": "train-{step}",
+    },
+    "stale": {
+        "monitor": "val/loss",
+        "mode": "max",
+        "save_top_k": 2,
+        "every_n_train_steps": 7,
+        "filename": "stale-{step}",
+    },
+    "newest": {"every_n_train_steps": 3, "filename": "newest-{step}"},
+}
+
+
+def arguments(shards: Path, run_dir: Path, *extra: str) -> list[str]:
+    flags = []
+    for settings in CALLBACKS.values():
+        flags.append("--trainer.callbacks+=ModelCheckpoint")
+        flags += [f"--trainer.callbacks.{name}={value}" for name, value in settings.items()]
+    return fit_arguments(shards, run_dir, *SETTINGS, *flags, *extra)
+
+
+def kept(run_dir: Path) -> dict[str, int]:
+    """The names of a run's checkpoints and the steps after which they were written."""
+    files = (run_dir / "checkpoints").glob("*.ckpt")
+    return {file.name: read_checkpoint(file)["global_step"] for file in files}
+
+
+def lists(run_dir: Path) -> dict[str, dict[str, float]]:
+    """By callback, the names and scores that it still compares with."""
+    states = read_checkpoint(run_dir / "checkpoints" / "last.ckpt")["callbacks"]
+    named = {}
+    for key, state in states.items():
+        if "best_k_models" in state:
+            named[key] = {name: float(score) for name, score in state["best_k_models"].items()}
+    return named
+
+
+@pytest.fixture(scope="module")
+def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    assert run(arguments(shards, run_dir)) == 0
+    for name in CALLBACKS:
+        assert any(file.startswith(name) for file in kept(run_dir))
+    return run_dir
+
+
+@pytest.mark.parametrize("batch", [13, pytest.param(19, marks=pytest.mark.slow)])
+def test_a_killed_run_keeps_the_same_files(
+    shards: Path, tmp_path: Path, whole: Path, batch: int
+) -> None:
+    """What it wrote after its last.ckpt is written again, not beside."""
+    run_dir = tmp_path / "run"
+    assert run(arguments(shards, run_dir, *signal_at("SIGKILL", batch))) == KILLED
+    assert run(arguments(shards, run_dir, "--ckpt_path=last")) == 0
+    assert kept(run_dir) == kept(whole)
+    assert lists(run_dir) == lists(whole)
+
+
+@pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
+def test_a_stopped_run_keeps_the_same_files_where_it_was_moved_to(
+    shards: Path, tmp_path: Path, whole: Path, move
+) -> None:
+    """A copied run changes nothing in the folder that it was copied from."""
+    first = tmp_path / "first"
+    second = tmp_path / "second"
+    assert run(arguments(shards, first, *signal_at("SIGTERM", 13))) == 75
+    before = kept(first)
+    move(first, second)
+    assert run(arguments(shards, second, "--ckpt_path=last")) == 0
+    assert kept(second) == kept(whole)
+    assert lists(second) == lists(whole)
+    assert not first.exists() or kept(first) == before
+
+
+def test_a_new_run_from_another_ones_checkpoint_begins_its_own_list(
+    shards: Path, tmp_path: Path, whole: Path
+) -> None:
+    source = whole / "checkpoints" / "last.ckpt"
+    before = kept(whole)
+    longer = "--trainer.max_steps=28"
+    assert run(arguments(shards, tmp_path / "run", longer, f"--ckpt_path={source}")) == 0
+    assert kept(whole) == before
+    assert kept(tmp_path / "run")["best.ckpt"] == 28
