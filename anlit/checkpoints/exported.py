@@ -20,6 +20,7 @@ from torch import Tensor
 import anlit
 from anlit.checkpoints.location import SETTINGS, WEIGHTS
 from anlit.errors import UserError
+from anlit.models.continuing import refuse_non_finite
 from anlit.reading import read_json
 from anlit.reporting.files import replacing, write_text
 
@@ -68,8 +69,9 @@ def write_folder(
 ) -> None:
     """Write model.safetensors in `dtype`, tokenizer.json and, last, config.json.
 
-    The folder is made where missing. UserError if a weight is too large for `dtype`.
+    The folder is made where missing. UserError if a weight is NaN, infinite or too large for `dtype`.
     """
+    refuse_non_finite(weights, "the model")
     folder.mkdir(parents=True, exist_ok=True)
     converted = {name: convert(name, tensor, dtype) for name, tensor in weights.items()}
     with replacing(folder / WEIGHTS) as partial:

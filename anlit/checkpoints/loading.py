@@ -26,7 +26,7 @@ from anlit.configuration import (
 )
 from anlit.errors import UserError
 from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
-from anlit.models.continuing import refuse_other_shapes
+from anlit.models.continuing import TAKEN, changes, refuse_non_finite, refuse_other_shapes
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import prepare_cpu, without_values
 from anlit.reading import check, read_yaml
@@ -37,6 +37,9 @@ OF_MECHANISM = (
     ".attention.mechanism.",
     ".shared_coefficients.",
 )  # in the names of what a mechanism learns
+
+SAID_OR_TAKEN = ("model.attention", "model.optimizer", *TAKEN)
+"""Settings that other weights may come with: the mechanism has a line of its own."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +85,11 @@ class Checkpoint:
         return max(self.training_length, self.family_length or 0)
 
     @property
+    def is_trained_here(self) -> bool:
+        """Whether anlit trained it; else it was imported, and its settings tell nothing of its data."""
+        return self.family is None or self.trained_on is not None
+
+    @property
     def run(self) -> Path | None:
         """The run folder of the file; None if there is none."""
         return self.file.parent.parent if self.config is not None else None
@@ -112,6 +120,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     }
     with _reading(file):
         model = rebuild(content, settings | changes, file).to(target).eval().requires_grad_(False)
+    refuse_non_finite(model.state_dict(), str(file))
     own, advice = file.parent.parent / CONFIG, "correct it, or copy the checkpoint elsewhere"
     in_run = file.parent.name == CHECKPOINTS and own.exists()
     config = mapping(read_yaml(own, advice=advice)) if in_run else None
@@ -251,8 +260,8 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
         what = f"{saved}, but the configuration's model is {expected}"
         raise UserError(f"{given} holds {what}: set --model {saved} or choose another checkpoint")
     saved_weights, weights = content["state_dict"], model.state_dict()
-    then = content["hyper_parameters"].get("attention")
-    now = to_plain_values(dict(model.hparams)).get("attention")
+    saved_settings, settings = content["hyper_parameters"], to_plain_values(dict(model.hparams))
+    then, now = saved_settings.get("attention"), settings.get("attention")
     if _mechanisms(then) != _mechanisms(now):
         _log.info(
             f"attention is {attention_label(then)} in {given} and {attention_label(now)} in the model: what the "
@@ -267,6 +276,13 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
             for held in (saved_weights, weights)
         )
     refuse_other_shapes(saved_weights, weights, given)
+    refuse_non_finite(saved_weights, given)
+    changed = dict(changes({"model": saved_settings}, {"model": settings}))
+    others = [text for name, text in changed.items() if not name.startswith(SAID_OR_TAKEN)]
+    if others:
+        _log.info(
+            f"{given} was trained with other settings, the new ones are used: {', '.join(others)}"
+        )
     if model.model.tie_embeddings and not saved_weights[PREFIX + EMBEDDING].equal(
         saved_weights[PREFIX + HEAD]
     ):

@@ -6,6 +6,7 @@ import signal
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from pydoc import locate
 from typing import IO, Any
 
 import lightning as L
@@ -35,6 +36,7 @@ from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, RunError, UserError
 from anlit.lightning_internals import CommandLine, start_method
+from anlit.optim.optimizers import AdamW, rate_of_width
 from anlit.reporting.text import echo, lasting_output
 from anlit.sentences import is_of_lightning, of_constructor, of_lightning
 from anlit.signals import ENDING
@@ -149,6 +151,11 @@ class FitCommand(ConfigurationParser):
         if initial_weights is not None and not continues:
             load_initial_weights(self.model, initial_weights)
 
+    def before_validate(self) -> None:
+        self.model.accept_changes = self.setting("accept_changes")
+
+    before_test = before_validate
+
     def after_fit(self) -> None:
         if self.lock is not None:
             self.lock.close()
@@ -159,6 +166,7 @@ class FitCommand(ConfigurationParser):
         try:
             self._set_vocabulary_from_data()
             config = self.config[self.subcommand]
+            set_rate_by_size(config.model)
             with wandb_run(config, config.run_dir) if self.subcommand == "fit" else nullcontext():
                 LightningCLI.instantiate_classes(self)
         except (ValueError, TypeError, MisconfigurationException) as error:
@@ -247,6 +255,17 @@ class FitCommand(ConfigurationParser):
             type(strategy).__name__, type(strategy), {"start_method": start_method(strategy)}
         )
         return made
+
+
+def set_rate_by_size(model: Namespace) -> None:
+    """Set AdamW's missing rate to that of the model's width, so that every record has it."""
+    settings = model.get("init_args", {})
+    optimizer = settings.get("optimizer")
+    if not isinstance(optimizer, Namespace) or class_name(optimizer.get("class_path")) != "AdamW":
+        return
+    is_ours = locate(optimizer.class_path) is AdamW
+    if is_ours and optimizer.init_args.lr is None and "d_model" in settings:
+        optimizer.init_args.lr = rate_of_width(settings.d_model)
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -96,7 +96,8 @@ OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
     ("initial_weights", str | None, None, "A checkpoint whose weights `fit` starts from, with a new optimizer and step "
      "0; with --ckpt_path last only where the run folder has no last.ckpt yet."),
     ("accept_changes", bool, False, "Let `fit` continue from --ckpt_path with another model, class of optimizer or "
-     "seed than its checkpoint's; weights that do not fit are refused all the same."),
+     "seed than its checkpoint's, and `validate` and `test` evaluate another model; weights that do not fit are "
+     "refused all the same."),
 ]  # fmt: skip
 """anlit's own, beside those of LightningCLI: name, type, default, help."""
 TOP_LEVEL: dict[str, tuple[Any, Any]] = {

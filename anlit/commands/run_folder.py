@@ -30,14 +30,17 @@ from anlit.reporting.provenance import now
 from anlit.reporting.text import echo
 from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA
 
-LOCK, EVENTS = ".fit.lock", "events.out.tfevents.*"
+LOCK = ".fit.lock"
+HPARAMS = "hparams.yaml"
+TRACES = (LOCK, "events.out.tfevents.*", HPARAMS)
+"""What a start leaves that was refused: the lock, and what loggers write."""
 FILES = (
     LOCK,
     CONFIG,
     METRICS,
     RECORD,
     TOKENIZER,
-    "hparams.yaml",
+    HPARAMS,
     *(f"{CHECKPOINTS}/{PARTIAL}{name}" for name in BEST_THEN_LAST),
 )
 """Files that a run writes, under its folder."""
@@ -79,13 +82,13 @@ def make_run_folder(run_dir: str) -> None:
 
 @rank_zero_only
 def remove_traces(run_dir: str) -> None:
-    """Remove the folder that this process made for a start that was refused, with its lock and TensorBoard's events.
+    """Remove the folder that this process made for a start that was refused, with its lock and loggers' files.
 
     Not one with a run's files, others or links, nor where another process trains.
     """
     paths = list(Path(run_dir).glob("*")) if run_dir in MADE else []
     if run_dir in MADE and all(
-        any(map(path.match, (LOCK, EVENTS))) and not path.is_symlink() for path in paths
+        any(map(path.match, TRACES)) and not path.is_symlink() for path in paths
     ):
         with suppress(OSError, UserError), lock_run_folder(run_dir):
             for path in {*paths, Path(run_dir, LOCK)}:

@@ -148,8 +148,12 @@ class Lengths(Evaluation):
                 f"Evaluated on {self.tokens:,} tokens and not {self.settings.tokens:,}: the number must be a multiple "
                 f"of every length, and the validation split has {self.available:,}."
             )
-        trained = {checkpoint.model.model.document_masking for checkpoint in checkpoints}
-        if trained != set(self.settings.masking):
+        trained = {
+            checkpoint.model.model.document_masking
+            for checkpoint in checkpoints
+            if checkpoint.is_trained_here
+        }
+        if trained and trained != set(self.settings.masking):
             modes = " and ".join(
                 "with" if masked else "without" for masked in sorted(trained, reverse=True)
             )

@@ -70,7 +70,7 @@ class CheckpointTokenizer:
 
         None if the model was trained here: it saw the separators of its data instead.
         """
-        if checkpoint.family is None or checkpoint.trained_on is not None:
+        if checkpoint.is_trained_here:
             return []
         whole = self.tokenizer.encode("a", add_special_tokens=True)
         return whole.ids[: sum(takewhile(bool, whole.special_tokens_mask))]

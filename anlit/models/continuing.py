@@ -1,4 +1,4 @@
-"""Continuing a run with settings that differ from those of its checkpoint.
+"""Continuing or evaluating a run with settings that differ from those of its checkpoint.
 
 Settings                                        On a change
 model: its shape, heads, attention, positions … refused; with `accept_changes` the new ones are used
@@ -8,6 +8,8 @@ what is validated, such as data.val_blocks      refused, because best.ckpt and c
 learning rates, betas, weight decay, schedule,  the new ones are used from the next step on, and one line is logged
 dropout, z_loss, runtime, backend, Trainer's,
 data.batch_size, number of devices
+
+`validate` and `test` refuse the changes of the model that `fit` refuses.
 
 So config.yaml, which is written when training starts, has the settings that the run continues with. The data module
 itself refuses other texts or another order.
@@ -95,6 +97,15 @@ def refuse_other_shapes(saved: dict[str, Tensor], expected: dict[str, Tensor], s
             raise UserError(
                 f"{source} does not fit the model ({name} is {then} in it and {now} in the model): give the settings "
                 "of the run that it comes from, with --config RUN/config.yaml"
+            )
+
+
+def refuse_non_finite(weights: dict[str, Tensor], source: str) -> None:
+    """UserError, which begins with `source`, if a weight is NaN or infinite."""
+    for name, weight in weights.items():
+        if weight.is_floating_point() and not bool(weight.isfinite().all()):
+            raise UserError(
+                f"{source} holds weights that are NaN or infinite ({name}): choose another checkpoint"
             )
 
 

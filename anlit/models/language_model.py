@@ -141,10 +141,28 @@ class LanguageModel(L.LightningModule):
                 f"Continued with changed settings, the new ones are used: {listed}"
             )
         if self.is_continued:
-            scheduler: Any = self.lr_schedulers()
-            continuing.take_group_settings(
-                self.trainer.optimizers[0], scheduler, self._configured_groups
+            self._take_configured_rates()
+
+    def _take_configured_rates(self) -> None:
+        """Go on with the rates of the configuration; say it where they differ from the checkpoint's."""
+        optimizer = self.trainer.optimizers[0]
+        scheduler: Any = self.lr_schedulers()
+        before = optimizer.param_groups[0]["lr"]
+        continuing.take_group_settings(optimizer, scheduler, self._configured_groups)
+        after = optimizer.param_groups[0]["lr"]
+        if not math.isclose(before, after, rel_tol=1e-6) and not self.begins_new_optimizer:
+            step = self.trainer.global_step + 1
+            rank_zero_only(_log.info)(
+                f"The learning rate of step {step} is {after:.3g}, and by the checkpoint's settings "
+                f"it would be {before:.3g}"
             )
+
+    def peak_rates(self) -> dict[str, float]:
+        """The peak learning rate of each parameter group, also where its setting is null."""
+        rates = {}
+        for number, group in enumerate(self._configured_groups):
+            rates[group.get("name", str(number))] = float(group["lr"])
+        return rates
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Logs the loss of the whole step at its last micro-batch, and before that the loss of the micro-batch."""
@@ -324,11 +342,15 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path was trained with another tokenizer ({_short(then)}) than data.path's "
                 f"shards have ({_short(now)}): set --data.path to the shards that it was trained on"
             )
-        if trainer_of(self) is not None and self.trainer.state.fn == "fit":
+        if trainer_of(self) is None:
+            return
+        if self.trainer.state.fn == "fit":
             self._continue_from(checkpoint)
+        else:
+            self._evaluate(checkpoint)
 
-    def _continue_from(self, checkpoint: dict[str, Any]) -> None:
-        """Compare the settings with the checkpoint's. A strategy that loads the weights itself leaves them out."""
+    def _changes_since(self, checkpoint: dict[str, Any]) -> dict[str, str]:
+        """The settings that differ from the checkpoint's: dotted name → `name old → new`."""
         then = {
             "model": checkpoint.get("hyper_parameters", {}),
             **checkpoint["anlit"].get("run", {}),
@@ -337,7 +359,14 @@ class LanguageModel(L.LightningModule):
             "model": to_plain_values(dict(self.hparams)),
             **continuing.run_settings(self.trainer),
         }
-        changed, path = dict(continuing.changes(then, now)), self.trainer.ckpt_path
+        return dict(continuing.changes(then, now))
+
+    def _check_weights(self, checkpoint: dict[str, Any], changed: dict[str, str]) -> None:
+        """UserError for changed settings that are not accepted, and for weights that do not fit.
+
+        A strategy that loads the weights itself leaves them out.
+        """
+        path = self.trainer.ckpt_path
         if not self.accept_changes:
             continuing.check_changes(changed, path)
         averages = any(isinstance(each, WeightAveraging) for each in self.trainer.callbacks)  # type: ignore[attr-defined]
@@ -350,6 +379,22 @@ class LanguageModel(L.LightningModule):
             continuing.refuse_other_shapes(
                 checkpoint["state_dict"], self.state_dict(), f"ckpt_path={path}"
             )
+
+    def _evaluate(self, checkpoint: dict[str, Any]) -> None:
+        """Check that the model is the checkpoint's; how it was trained and on what does not count."""
+        changed = self._changes_since(checkpoint)
+        of_model = {
+            name: text
+            for name, text in changed.items()
+            if name.startswith("model.") and not name.startswith("model.optimizer")
+        }
+        self._check_weights(checkpoint, of_model)
+        weights = checkpoint.get("state_dict", {})
+        continuing.refuse_non_finite(weights, f"ckpt_path={self.trainer.ckpt_path}")
+
+    def _continue_from(self, checkpoint: dict[str, Any]) -> None:
+        changed = self._changes_since(checkpoint)
+        self._check_weights(checkpoint, changed)
         self.is_continued, self.changed_settings = True, tuple(changed.values())
         if "model.optimizer" in changed:
             self.begins_new_optimizer, checkpoint["optimizer_states"] = True, []

@@ -19,6 +19,9 @@ from anlit.reporting.files import replacing
 from anlit.runs.folders import METRICS
 from anlit.runs.groups import flatten
 
+HPARAMS = ".hparams"
+"""How the name of the events file with a launch's settings ends."""
+
 
 class MetricsCSV(Logger):
     """Writes `metrics.csv` into the run folder, row by row, appending after a resume, and `hparams.yaml`.
@@ -83,16 +86,24 @@ class MetricsCSV(Logger):
 
 
 def log_settings(logger: Logger, settings: dict[str, Any]) -> None:
-    """Write a run's settings to a logger. TensorBoard's HPARAMS tab takes val/loss from the curve, which Lightning's
-    own call would add a value to."""
-    if isinstance(logger, TensorBoardLogger):
-        from torch.utils.tensorboard.summary import hparams  # only who logs to TensorBoard needs it
+    """Write a launch's settings to a logger; only those of the last launch stay.
 
-        logger.hparams.update(settings)
-        for summary in hparams(dict(flatten(settings)), {"val/loss": 0.0}):
-            logger.experiment.file_writer.add_summary(summary)
-    else:
+    TensorBoard's HPARAMS tab takes val/loss from the curve, which Lightning's own call would add a value to. The tab
+    shows the first settings that it finds, so they have a file of their own, which replaces the earlier launch's.
+    """
+    if not isinstance(logger, TensorBoardLogger):
         logger.log_hyperparams(settings)
+        return
+    from torch.utils.tensorboard.summary import hparams  # only who logs to TensorBoard needs it
+    from torch.utils.tensorboard.writer import FileWriter
+
+    logger.hparams.update(settings)
+    for earlier in Path(logger.log_dir).glob(f"events.out.tfevents.*{HPARAMS}"):
+        earlier.unlink()
+    writer = FileWriter(logger.log_dir, filename_suffix=HPARAMS)
+    for summary in hparams(dict(flatten(settings)), {"val/loss": 0.0}):
+        writer.add_summary(summary)
+    writer.close()
 
 
 class MetricsOnResume(L.Callback):

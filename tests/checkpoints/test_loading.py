@@ -1,5 +1,6 @@
 """From folders and files to models, and every file that is refused."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from anlit import GPT, AnGPT, PRoPE
 from anlit.checkpoints.loading import describe, load_checkpoint
+from anlit.cli import main
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
 from tests.checkpoints.foreign import FORMS, content_of, refused
@@ -136,3 +139,36 @@ def test_weights_that_are_views_of_a_small_tensor_are_refused(
     content["state_dict"]["model.embedding.weight"] = torch.zeros(1).expand(10**9, 10**6)
     torch.save(content, tmp_path / "a.ckpt")
     assert "bytes of weights and holds" in refused(tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "export"])
+@pytest.mark.parametrize("command", ["lengths", "export", "generate", "score", "diagnose"])
+@pytest.mark.covering(1)
+def test_weights_that_are_nan_are_refused_in_one_sentence(
+    form: str, command: str, tmp_path: Path, data: Path, refusal
+) -> None:
+    run = make_run(tmp_path / "run", data, GPT)
+    source = run
+    if form == "export":
+        source = tmp_path / "exported"
+        assert main(["export", str(run), "--output", str(source)]) == 0
+        file = source / "model.safetensors"
+        weights = load_file(file)
+        weights["embedding.weight"][3, 2] = math.nan
+        save_file(weights, file)
+    else:
+        file = run / "checkpoints" / "best.ckpt"
+        content = torch.load(file, weights_only=True)
+        content["state_dict"]["model.embedding.weight"][3, 2] = math.inf
+        torch.save(content, file)
+    (tmp_path / "text").write_text("text")
+    out = tmp_path / "out"
+    options = {
+        "lengths": ["--data", data, "--output", out],
+        "diagnose": ["--data", data, "--output", out],
+        "export": ["--output", out],
+        "generate": ["a"],
+        "score": [tmp_path / "text", "--output", out],
+    }
+    said = refusal(command, source, *options[command])
+    assert "holds weights that are NaN or infinite (model.embedding.weight)" in said

@@ -296,7 +296,7 @@ def test_a_record_gives_the_same_report_again_and_nothing_else_does(
 def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) -> None:
     file = Path(shutil.copytree(run, tmp_path / "broken"), "checkpoints", "best.ckpt")
     content = torch.load(file, weights_only=True)
-    content["state_dict"]["model.embedding.weight"][:] = math.nan
+    content["state_dict"]["model.head.weight"][:] = 3e38  # finite; the logits are not
     torch.save(content, file)
     assert command(tmp_path, file, "--lengths=16")["arms"][0]["loss"][0]["mean"] is None
     assert "not finite" in capsys.readouterr().out
@@ -321,3 +321,16 @@ def test_wrong_settings_and_checkpoints_of_different_data_are_one_sentence(
         with pytest.raises(UserError, match=sentence):
             command(tmp_path, run, *arguments)
     assert load_checkpoints([str(run), str(second)], str(other))[1].path == str(other)
+
+
+@pytest.mark.parametrize("family", [None, "llama"])
+def test_only_of_models_that_were_trained_here_it_says_how_documents_were_masked(
+    family: str | None, data: Path, tmp_path: Path
+) -> None:
+    """An imported model's setting tells nothing of its training."""
+    model = small(GPT, vocab_size=VOCABULARY, context_length=LENGTH)
+    file = save(model, tmp_path / "a.ckpt", family=family, data=None)
+    main(["lengths", str(file), "--data", str(data), "--output", str(tmp_path / "out")])
+    notes = json.loads((tmp_path / "out" / "lengths.json").read_text())["notes"]
+    said = [note for note in notes if "trained with document masking" in note]
+    assert len(said) == (1 if family is None else 0)

@@ -54,6 +54,60 @@ def test_weights_that_do_not_fit_are_refused_even_if_accepted(
     assert "does not fit the model (" in said
 
 
+def evaluated(run_dir: Path, command: str, *changed: str) -> list[str]:
+    return [command, f"--config={run_dir}/config.yaml", *changed]
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+@pytest.mark.parametrize(("changed", "said"), [
+    (["--model.attention=LogN"], "model.attention Plain → LogN"),
+    (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
+    (["--model.n_heads=4"], "model.n_heads 2 → 4"), (["--model.d_model=64"], "model.d_model 32 → 64"),
+    (["--model.document_masking=false"], "model.document_masking True → False"),
+])  # fmt: skip
+@pytest.mark.covering(1)
+def test_another_model_is_not_evaluated(
+    run_dir: Path, command: str, changed: list, said: str, refusal
+) -> None:
+    error = refusal(*evaluated(run_dir, command, *changed))
+    assert f"was trained with other settings ({said})" in error
+    assert "--accept_changes true" in error
+
+
+def test_another_model_is_evaluated_when_told_and_other_data_in_any_case(run_dir: Path) -> None:
+    told = ["--model.n_heads=4", "--accept_changes=true"]
+    assert main(evaluated(run_dir, "validate", *told)) == 0
+    free = ["--data.val_blocks=4", "--model.optimizer.lr=1", "--trainer.precision=bf16-true"]
+    assert main(evaluated(run_dir, "validate", *free)) == 0
+
+
+def test_weights_that_do_not_fit_are_not_evaluated_even_if_accepted(run_dir: Path, refusal) -> None:
+    told = ["--model.d_model=64", "--accept_changes=true"]
+    assert "does not fit the model (" in refusal(*evaluated(run_dir, "validate", *told))
+
+
+def test_a_longer_run_says_how_the_rate_of_its_next_step_changes(
+    shards: Path, run_dir: Path, caplog
+) -> None:
+    before = 0.001 * Schedule().factor(STEPS, STEPS)
+    after = 0.001 * Schedule().factor(STEPS, LONGER)
+    assert main(continued(shards, run_dir)) == 0
+    (line,) = [text for text in caplog.messages if text.startswith("The learning rate of step")]
+    assert f"step {STEPS + 1} is {after:.3g}" in line
+    assert f"would be {before:.3g}" in line
+    assert column(run_dir, "train/learning_rate")[STEPS] == pytest.approx(after)
+
+
+def test_a_new_run_from_weights_says_in_what_its_model_differs(
+    shards: Path, run_dir: Path, tmp_path: Path, caplog
+) -> None:
+    flags = [*PARTS, "--trainer.max_steps=2", f"--initial_weights={run_dir}"]
+    changed = "--model.positions.base=500"
+    assert main(fit_arguments(shards, tmp_path / "new", *flags, changed)) == 0
+    (line,) = [text for text in caplog.messages if text.startswith("initial_weights=")]
+    assert line.endswith("the new ones are used: model.positions.base 10000.0 → 500.0")
+
+
 def is_rate(run_dir: Path, peak: float) -> bool:
     """Whether the rate of the further steps follows the schedule to this peak."""
     rates = [peak * Schedule().factor(step, LONGER) for step in range(STEPS, LONGER)]

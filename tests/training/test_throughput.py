@@ -76,6 +76,25 @@ def test_step_times_waiting_and_speed_of_each_interval(
     assert float(rows[1]["train/tokens"]) == 4 * accumulate * 4 * 16
 
 
+def test_tokens_are_counted_beyond_the_integers_of_float32(tmp_path: Path) -> None:
+    throughput = Throughput()
+    logger = MetricsCSV(str(tmp_path))
+    begun = 2**24 * 32_768 + 1
+    throughput.tokens = begun
+    quiet_trainer(
+        max_steps=2,
+        logger=logger,
+        log_every_n_steps=1,
+        val_check_interval=2,
+        callbacks=[throughput],
+    ).fit(tiny(GPT), batches(8, 16), batches(4, 16))
+    rows = read_rows(logger.path)
+    trained = [int(float(row["train/tokens"])) for row in rows if row["train/tokens"]]
+    validated = [int(float(row["val/tokens"])) for row in rows if row["val/tokens"]]
+    assert trained == [begun + 64, begun + 128]
+    assert validated == [begun + 128]
+
+
 @pytest.mark.gpu
 def test_step_times_of_a_device_are_its_own() -> None:
     """The host queues products of matrices in no time; the device needs as long for each three steps' ten."""

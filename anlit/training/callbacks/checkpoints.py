@@ -78,14 +78,11 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         save_checkpoint_now(self, trainer)
         _finish_writing(trainer)  # here an error still fails the run
-        timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
-        is_out_of_time = any((timer.time_remaining() or 0.0) < 0 for timer in timers)
         if trainer.strategy.broadcast(self.interruption.signal == LOG_FAILED):
             self.interruption.signal = LOG_FAILED
             _stop(trainer, self._end())
-        if trainer.strategy.broadcast(
-            is_out_of_time and trainer.global_step < trainer.estimated_stepping_batches
-        ):
+        steps_are_left = trainer.global_step < trainer.estimated_stepping_batches
+        if trainer.strategy.broadcast(is_out_of_time(trainer) and steps_are_left):
             _stop(trainer, Preempted())
 
     def on_exception(
@@ -118,6 +115,13 @@ class LastCheckpoint(ModelCheckpoint):
             what = f"{error.filename or 'a log of the run'} could not be written ({reason})"
         fix = "make room or repair the folder, then continue with --ckpt_path last"
         return RunError(f"{what}: {fix}")
+
+
+def is_out_of_time(trainer: L.Trainer) -> bool:
+    """Whether `max_time` or a Timer has ended the launch."""
+    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]  # type: ignore[attr-defined]
+    left = [timer.time_remaining() for timer in timers]
+    return any(seconds is not None and seconds <= 0 for seconds in left)
 
 
 def replace_leftovers(callback: ModelCheckpoint, step: int) -> None:

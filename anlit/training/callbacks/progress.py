@@ -8,7 +8,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, Progress, TextColumn
 
-from anlit.lightning_internals import is_logged
+from anlit.lightning_internals import is_logged, validation_follows
 from anlit.reporting import table
 from anlit.reporting.table import SafeConsole
 from anlit.reporting.text import echo, short_number
@@ -40,6 +40,7 @@ class RunProgress(ProgressBar):
         self._first_step, self._step, self._total = 0, 0, 0
         self._began, self._paused_at, self._printed_at = 0.0, 0.0, 0.0
         self._numbers = ""
+        self._is_logged = False
 
     def disable(self) -> None:
         """Lightning calls this on every rank but the first."""
@@ -68,7 +69,7 @@ class RunProgress(ProgressBar):
         begun = f", continuing at step {self._step}" if self._step else ""
         self.print(
             f"{type(pl_module).__name__}, {pl_module.model.n_parameters():,} parameters, {device}, {trainer.precision},"
-            f" in {trainer.default_root_dir}{begun}"
+            f" peak rate {rates_in_words(pl_module.peak_rates())}, in {trainer.default_root_dir}{begun}"
         )
         self._show("")
 
@@ -76,10 +77,13 @@ class RunProgress(ProgressBar):
         if trainer.global_step == self._step:  # several micro-batches make one step
             return
         self._step = trainer.global_step
-        if is_logged(trainer, self._step):
+        self._is_logged = is_logged(trainer, self._step)
+        if self._is_logged:
             self._numbers = numbers(trainer.progress_bar_metrics)
         due = time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES
-        self._show(self._status, as_line=due and is_logged(trainer, self._step))
+        # A step that is validated has its line after that.
+        as_line = due and self._is_logged and not validation_follows(trainer)
+        self._show(self._status, as_line)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused_at = time.monotonic()
@@ -93,7 +97,10 @@ class RunProgress(ProgressBar):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._began += time.monotonic() - self._paused_at  # the speed is that of steps
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._numbers = numbers(trainer.progress_bar_metrics)
+            metrics = dict(trainer.progress_bar_metrics)
+            if not self._is_logged:  # it is that of an earlier step, or of one rank
+                metrics.pop("loss", None)
+            self._numbers = numbers(metrics)
             self._show(self._status, as_line=True)
 
     def teardown(self, *_: Any, **__: Any) -> None:
@@ -146,3 +153,10 @@ def numbers(metrics: dict[str, Any]) -> str:
         "val/loss": lambda x: f"val {x:.3f}",
     }
     return "  ".join(form(float(metrics[name])) for name, form in forms.items() if name in metrics)
+
+
+def rates_in_words(rates: dict[str, float]) -> str:
+    """The rate of each parameter group, or the one that all share."""
+    if len(set(rates.values())) == 1:
+        return f"{next(iter(rates.values())):.3g}"
+    return " ".join(f"{name} {rate:.3g}" for name, rate in rates.items())

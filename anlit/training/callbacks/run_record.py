@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.attention.attention import kernels_in_use
 from anlit.checkpoints.loading import device_name
+from anlit.checkpoints.location import CHECKPOINTS, complete_checkpoints
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
 from anlit.models.continuing import run_settings
@@ -21,6 +22,7 @@ from anlit.reporting.files import replacing, write_json
 from anlit.reporting.provenance import git_state, machine, now, versions
 from anlit.runs.folders import RECORD, RECORD_SCHEMA
 from anlit.settings import to_plain_values
+from anlit.training.callbacks.checkpoints import is_out_of_time
 from anlit.training.loggers import log_settings
 
 _log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class RunRecord(L.Callback):
             "step": trainer.global_step,
             "command": shlex.join(["anlit", *sys.argv[1:]]),
             "changed": pl_module.changed_settings,
+            "peak_rates": pl_module.peak_rates(),
             "versions": versions(),
             "git": git_state(),
             "hardware": {**machine(), "threads": torch.get_num_threads(), "devices": devices},
@@ -63,13 +66,7 @@ class RunRecord(L.Callback):
             "attention": [],  # known from the first batch on
         }
         self._write(status="running", ended=None, error=None)
-        settings = {
-            "model": {
-                "architecture": type(pl_module).__name__,
-                **to_plain_values(dict(pl_module.hparams)),
-            },
-            **run_settings(trainer),
-        }
+        settings = settings_of(trainer, pl_module)
         for logger in trainer.loggers:
             log_settings(logger, settings)
         if data is not None and data.manifest.get("tokenizer_sha256"):
@@ -86,23 +83,29 @@ class RunRecord(L.Callback):
         if kernels != self.record["attention"]:
             self._write(attention=kernels)
 
-    @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Also where a continued run has nothing left to do, and says so: it may have been killed at its end."""
+        """Also where a continued run has nothing left to do, and says so: it may have been killed at its end.
+
+        UserError on all ranks if no step was taken, and steps are left or the folder has no checkpoint.
+        """
+        has_trained = trainer.strategy.broadcast(bool(self.record))
+        if not has_trained:
+            checkpoints = complete_checkpoints(self.path.parent / CHECKPOINTS)
+            obstacle = obstacle_to_training(trainer, bool(checkpoints))
+            if obstacle := trainer.strategy.broadcast(obstacle):
+                raise UserError(obstacle)
+        self._finish(trainer)
+
+    @rank_zero_only
+    def _finish(self, trainer: L.Trainer) -> None:
         if not self.record:
-            name = "max_steps" if trainer.global_step >= trainer.max_steps > 0 else "max_epochs"
+            name = limit_of(trainer)
             has = f"{self.path.parent} has its {trainer.global_step} steps (trainer.{name}={getattr(trainer, name)})"
             _log.info(f"{has}: nothing to do; more come with --trainer.{name} N")
         self.record = self.record or read_json(self.path, RECORD_SCHEMA, missing={})
         if self.record.get("status") != "finished":
-            early = {}
-            if trainer.should_stop and (step := trainer.global_step) < (
-                steps := trainer.estimated_stepping_batches
-            ):
-                stoppers = [type(each).__name__ for each in trainer.early_stopping_callbacks]
-                early = {
-                    "stopped_early": f"{step} of {steps} steps, by {' or '.join(stoppers) or 'a callback'}"
-                }
+            early = stopped_early(trainer)
+            if early:
                 _log.info(f"{self.path.parent} ends after {early['stopped_early']}")
             self._write(status="finished", ended=now(), **early)
 
@@ -125,3 +128,45 @@ class RunRecord(L.Callback):
         self.record |= changes
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, self.record)
+
+
+def settings_of(trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
+    """What loggers are told of a launch: the model, the data, the run and the rates in force."""
+    model = {"architecture": type(pl_module).__name__, **to_plain_values(dict(pl_module.hparams))}
+    settings: dict[str, Any] = {"model": model, **run_settings(trainer)}
+    data = getattr(trainer, "datamodule", None)
+    if data is not None:
+        names = {key: data.fingerprint.get(key) for key in ("path", "corpus", "tokenizer_sha256")}
+        settings["data"] = {"class": type(data).__name__, **names, **settings["data"]}
+    changed = ", ".join(pl_module.changed_settings)
+    launch = {"step": trainer.global_step, "changed": changed}
+    return {**settings, "peak_rate": pl_module.peak_rates(), "launch": launch}
+
+
+def stopped_early(trainer: L.Trainer) -> dict[str, str]:
+    """The entry of a run that a callback ended before its last step."""
+    step, steps = trainer.global_step, trainer.estimated_stepping_batches
+    if not trainer.should_stop or step >= steps:
+        return {}
+    stoppers = [type(callback).__name__ for callback in trainer.early_stopping_callbacks]
+    by = " or ".join(stoppers) or "a callback"
+    return {"stopped_early": f"{step} of {steps} steps, by {by}"}
+
+
+def limit_of(trainer: L.Trainer) -> str:
+    """The Trainer's setting that ended a run."""
+    return "max_steps" if trainer.global_step >= trainer.max_steps >= 0 else "max_epochs"
+
+
+def obstacle_to_training(trainer: L.Trainer, has_checkpoint: bool) -> str:
+    """Why a launch took no step, "" for a run that has had all its steps."""
+    if is_out_of_time(trainer) and trainer.global_step < trainer.estimated_stepping_batches:
+        return "trainer.max_time leaves no time for a step: give a longer one, or leave it out"
+    if has_checkpoint:
+        return ""
+    name = limit_of(trainer)
+    limit = f"trainer.{name}={getattr(trainer, name)}"
+    if trainer.ckpt_path is None:
+        return f"{limit} leaves no step to train: set a larger one"
+    has = f"ckpt_path={trainer.ckpt_path} has {trainer.global_step} steps"
+    return f"{has} and {limit} leaves none to train: give a larger one, or another checkpoint"
