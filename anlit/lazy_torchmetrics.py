@@ -13,9 +13,9 @@ from typing import Any
 
 NAME = "torchmetrics"
 HOMES = {
-    "Metric": "metric", "MetricCollection": "collections", "MeanMetric": "aggregation", "__version__": "__about__",
+    "Metric": "metric", "MetricCollection": "collections", "__version__": "__about__",
 }  # fmt: skip
-"""What Lightning and we take from it → the submodule that has it."""
+"""What Lightning takes from it → the submodule that has it."""
 
 
 def make_torchmetrics_lazy() -> None:

@@ -154,11 +154,6 @@ def defer_save(callback: ModelCheckpoint, deferred: bool) -> None:
     callback._defer_save_until_validation = deferred
 
 
-def restore_callback_metrics(trainer: L.Trainer, metrics: dict[str, Any]) -> None:
-    """Let callbacks see values that were logged before a continued run was stopped."""
-    trainer._logger_connector._callback_metrics.update(metrics)
-
-
 def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Call `module.configure_model` as a Trainer's own loop would, for steps that are taken without one."""
     trainer.strategy._lightning_module = module

@@ -58,10 +58,10 @@ def test_help_and_wrong_options_of_a_tool_need_no_torch() -> None:
 def test_torchmetrics_is_whole_for_whoever_asks() -> None:
     program = (
         "from anlit.lazy_torchmetrics import make_torchmetrics_lazy; make_torchmetrics_lazy()\n"
-        "import torchmetrics, sys; from torchmetrics import MeanMetric, Metric\n"
-        "assert issubclass(MeanMetric, Metric) and 'torchmetrics.classification' not in sys.modules\n"
-        "from torchmetrics import Accuracy, MeanMetric as again\n"
-        "assert again is MeanMetric and issubclass(torchmetrics.MeanSquaredError, Metric), torchmetrics.__version__\n"
+        "import torchmetrics, sys; from torchmetrics import MetricCollection, Metric\n"
+        "assert 'torchmetrics.classification' not in sys.modules\n"
+        "from torchmetrics import Accuracy, MetricCollection as again\n"
+        "assert again is MetricCollection and issubclass(torchmetrics.MeanSquaredError, Metric), torchmetrics.__version__\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

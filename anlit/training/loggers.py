@@ -13,7 +13,7 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.lightning_internals import is_logged, logged_metrics, restore_callback_metrics
+from anlit.lightning_internals import is_logged, logged_metrics
 from anlit.reading import number, read_rows
 from anlit.reporting.files import replacing
 from anlit.runs.folders import METRICS
@@ -139,7 +139,7 @@ class MetricsOnResume(L.Callback):
         self._monitored = checkpoint.get("monitored")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        restore_callback_metrics(trainer, self._monitored or {})
+        trainer.callback_metrics.update(self._monitored or {})
         self._monitored = None
         self._restore_rows(trainer)
 
