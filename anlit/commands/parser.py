@@ -143,7 +143,7 @@ def make_strategy_explicit(config: Namespace) -> None:
 
     Raises UserError if there is no such class.
     """
-    strategy = config.trainer.strategy
+    strategy = config.get("trainer.strategy")  # an empty trainer is refused by `check`
     if not names_class_of_strategy(strategy):
         return
     parser = ArgumentParser(exit_on_error=False)
