@@ -200,13 +200,12 @@ class LanguageModel(L.LightningModule):
         self._log_mean_loss("test")
 
     def _log_mean_loss(self, split: str) -> None:
-        sums = self.trainer.strategy.reduce(self.mean_loss.take_sums(self.device), reduce_op="sum")
-        total, n_targets = sums
+        loss, n_targets = self.mean_loss.compute()
+        self.mean_loss.reset()
         if not n_targets:
             raise UserError(
                 f"no token that was read of the {split} split counts in the loss: {NO_TARGET_FIX}"
             )
-        loss = total / n_targets
         self.log(f"{split}/loss", loss, prog_bar=True)
         self.log(f"{split}/perplexity", loss.exp())
         data = self._data()
