@@ -5,6 +5,7 @@ import os
 import signal
 import warnings
 from contextlib import nullcontext
+from inspect import signature
 from pathlib import Path
 from pydoc import locate
 from typing import IO, Any
@@ -25,7 +26,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.loading import load_initial_weights
-from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
+from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run, find_checkpoint
+from anlit.checkpoints.special_tokens import text_folder
 from anlit.commands import run_folder
 from anlit.commands.failures import quiet_log_threads, run_error
 from anlit.commands.parser import ConfigurationParser, changes_of_class, origin, read_command
@@ -39,6 +41,7 @@ from anlit.lightning_internals import CommandLine, start_method
 from anlit.optim.optimizers import AdamW, rate_of_width
 from anlit.reporting.text import echo, lasting_output
 from anlit.sentences import is_of_lightning, of_constructor, of_lightning
+from anlit.settings import subclass_named
 from anlit.signals import ENDING
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
@@ -150,6 +153,32 @@ class FitCommand(ConfigurationParser):
         continues = ckpt_path == "last" and checkpoint_of_run(run_dir, (LAST,)) is not None
         if initial_weights is not None and not continues:
             load_initial_weights(self.model, initial_weights)
+            if self.unchosen_rate is not None:
+                rank_zero_only(echo)(
+                    f"initial_weights={initial_weights} are trained, but {self.unchosen_rate}"
+                )
+            self.model.text_folder = text_folder(find_checkpoint(initial_weights))
+        elif ckpt_path not in (None, "last"):
+            self.model.text_folder = text_folder(Path(ckpt_path))
+
+    def _unchosen_rate(self) -> str | None:
+        """What to say where nobody chose the learning rate: it is one for new weights. None if it is chosen."""
+        optimizer = self.config[self.subcommand].model.init_args.get("optimizer")
+        if optimizer is None:
+            return None
+        kind = subclass_named(torch.optim.Optimizer, optimizer.class_path, "model.optimizer")
+        parameter = signature(kind).parameters.get("lr")
+        rate = optimizer.init_args.get("lr")
+        if rate is None:
+            source = "null, which follows the model's width"
+        elif parameter is not None and rate == parameter.default:
+            source = f"{rate:g}, the default"
+        else:
+            return None
+        return (
+            f"model.optimizer.lr is {source}, a rate for new weights: set a lower one, such as "
+            "--model.optimizer.lr 3e-5"
+        )
 
     def before_validate(self) -> None:
         self.model.accept_changes = self.setting("accept_changes")
@@ -166,6 +195,7 @@ class FitCommand(ConfigurationParser):
         try:
             self._set_vocabulary_from_data()
             config = self.config[self.subcommand]
+            self.unchosen_rate = self._unchosen_rate()
             set_rate_by_size(config.model)
             with wandb_run(config, config.run_dir) if self.subcommand == "fit" else nullcontext():
                 LightningCLI.instantiate_classes(self)

@@ -1,7 +1,9 @@
 """`anlit generate`: continuations of prompts, streamed to the terminal or as JSON lines."""
 
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from anlit.checkpoints.location import find_checkpoint
 from anlit.commands.score import model_options, read_documents
@@ -9,9 +11,23 @@ from anlit.errors import UserError
 from anlit.reporting.text import echo, json_line
 from anlit.sentences import ToolParser, at_least
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""What Python makes of bytes in an argument that are not UTF-8."""
+AS_UTF8 = "convert it, such as with iconv -f latin1 -t utf-8"
+
+
+class PromptParser(ToolParser):
+    """A parser whose prompts may follow options too, as in `anlit generate RUN --chat PROMPT`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given, others = super().parse_known_args(args, namespace)
+        prompts = [word for word in others if not word.startswith("-")]
+        given.prompt = [*given.prompt, *prompts]
+        return given, [word for word in others if word.startswith("-")]
+
 
 def parser() -> ToolParser:
-    parser = ToolParser(
+    parser = PromptParser(
         prog="anlit generate",
         description="Continues prompts with a trained model. A continuation depends on its prompt, the seed and the "
         "number of the sample, not on the other prompts.",
@@ -19,7 +35,13 @@ def parser() -> ToolParser:
     )
     model_options(parser)
     add = parser.add_argument
-    add("prompt", nargs="*", metavar="PROMPT", help="text to continue (default: standard input)")
+    add(
+        "prompt",
+        nargs="*",
+        default=[],
+        metavar="PROMPT",
+        help="text to continue (default: standard input)",
+    )
     add(
         "--prompts",
         metavar="FILE",
@@ -72,30 +94,37 @@ def parser() -> ToolParser:
 def main(argv: list[str]) -> None:
     given = parser().parse_args(argv)
     find_checkpoint(given.checkpoint)
-    prompts = read_prompts(given.prompt, given.prompts)
-
-    from tokenizers.decoders import DecodeStream
+    prompts = read_prompts(given.prompt, given.prompts, given.chat)
 
     from anlit.checkpoints.loading import load_checkpoint  # after the checks: torch takes seconds
     from anlit.data.tokenizer import vocabulary_size
+    from anlit.inference.chat import messages_of
     from anlit.inference.generation import Request, Sampling, generate
-    from anlit.inference.text import text_of
+    from anlit.inference.text import TextStream, continuation, text_of
 
     sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     checkpoint = load_checkpoint(given.checkpoint, given.device)
-    text = text_of(checkpoint, given.tokenizer)
-    begun = [text.prompt(prompt, checkpoint) for prompt in prompts]
+    text = text_of(checkpoint, given.tokenizer, given.special_tokens or given.chat)
+
+    def encode(prompt: str) -> list[int]:
+        if not given.chat:
+            return text.prompt(prompt, checkpoint)
+        return text.encode(text.chat(messages_of(prompt)))
+
+    def text_before(tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens that an answer's text follows; an answer in a conversation stands alone."""
+        return [] if given.chat else tokens
+
+    begun = [encode(prompt) for prompt in prompts]
     requests = [Request(tokens, sample) for tokens in begun for sample in range(given.samples)]
     streams = len(requests) == 1 and not given.json
-    decoding = DecodeStream(
-        begun[0], skip_special_tokens=True
-    )  # waits until all bytes of a character are there
+    stream = TextStream(text.tokenizer, text_before(begun[0]))
 
     def show(number: int, token: int) -> None:
         if streams:
-            echo(decoding.step(text.tokenizer, token) or "", end="")
+            echo(stream.add(token), end="")
 
-    if streams:
+    if streams and not given.chat:
         echo(prompts[0], end="")
     decoder, n_allowed = checkpoint.model.model, vocabulary_size(text.tokenizer)
     continuations = generate(
@@ -103,16 +132,15 @@ def main(argv: list[str]) -> None:
         requests,
         given.max_tokens,
         sampling,
-        text.ending,
+        text.borders(checkpoint, given.chat),
         given.batch_size,
         n_allowed,
         show,
+        text.ends,
     )
     for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
-        prompt, added = (
-            prompts[number // given.samples],
-            text.continuation(request.prompt, own.tokens),
-        )
+        prompt = prompts[number // given.samples]
+        added = continuation(text.tokenizer, text_before(request.prompt), own.tokens)
         if given.json:
             record = {
                 "prompt": prompt,
@@ -121,24 +149,36 @@ def main(argv: list[str]) -> None:
             }
             echo(json_line({**record, "text": added, **vars(own)}))
         elif streams:
-            echo()
+            echo(stream.rest())
         else:
             sample = f", sample {request.sample + 1}" if given.samples > 1 else ""
-            echo(f"--- prompt {number // given.samples + 1}{sample}\n{prompt}{added}\n")
+            shown = f"{prompt}\n{added}" if given.chat else f"{prompt}{added}"
+            echo(f"--- prompt {number // given.samples + 1}{sample}\n{shown}\n")
 
 
-def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
+def read_prompts(texts: Sequence[str], file: str | None, are_chats: bool = False) -> list[str]:
     """The prompts `texts` and those of `file`, read as `anlit score` reads texts; "-" is one on standard input.
 
-    Without both, standard input is the prompt. Raises UserError if there is none, or the file is damaged.
+    Without both, standard input is the prompt. Raises UserError if there is none, one is not UTF-8, or the file is
+    damaged.
     """
     prompts = list(texts)
     if file not in (None, "-"):
-        prompts += [prompt for prompt, _ in read_documents([file], "prompt")]
+        prompts += [prompt for prompt, _ in read_documents([file], "prompt", are_chats)]
     elif file == "-" or (not prompts and not sys.stdin.isatty()):
-        prompts.append(sys.stdin.read())
+        prompts.append(_standard_input())
     if not prompts:
         raise UserError(
             "there is no prompt: give one as an argument, with --prompts FILE or on standard input"
         )
+    for number, prompt in enumerate(prompts, 1):
+        if SURROGATE.search(prompt):
+            raise UserError(f"prompt {number} is not UTF-8: {AS_UTF8}")
     return prompts
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not UTF-8 ({error}): {AS_UTF8}") from error

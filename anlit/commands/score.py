@@ -1,6 +1,7 @@
 """`anlit score`: writes the log-likelihood of every token of texts, as parquet."""
 
 import math
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import tee
@@ -74,6 +75,17 @@ def model_options(parser: ToolParser) -> None:
         help="tokenizer.json (default: that of the checkpoint's data)",
     )
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    add(
+        "--chat",
+        action="store_true",
+        help='a text is a user\'s message, or a JSON list of messages [{"role": …, "content": …}]: the model\'s chat '
+        "template makes its prompt",
+    )
+    add(
+        "--special_tokens",
+        action="store_true",
+        help="the name of a special token in a text, such as <|im_end|>, is that token (default: letters)",
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -87,11 +99,14 @@ def main(argv: list[str]) -> None:
         load_checkpoint,
     )  # after the check: torch takes seconds
     from anlit.data.round_trip import Kind, RoundTrip
+    from anlit.inference.chat import messages_of
     from anlit.inference.scoring import byte_ranges, score, write_table
     from anlit.inference.text import text_of
 
     checkpoint = load_checkpoint(given.checkpoint, given.device)
-    text, length = text_of(checkpoint, given.tokenizer), given.length or checkpoint.training_length
+    text = text_of(checkpoint, given.tokenizer, given.special_tokens or given.chat)
+    length = given.length or checkpoint.training_length
+    is_one_document = text.borders(checkpoint, given.chat).token is None
     before = text.before(checkpoint)
     round_trip = RoundTrip(text.tokenizer)
     stride = given.stride if given.stride is not None else max(1, length // 2)
@@ -99,7 +114,9 @@ def main(argv: list[str]) -> None:
     totals: dict[str, float] = dict.fromkeys(counts, 0)
 
     def encoded() -> Iterator[tuple[list[int], str, Any, str]]:
-        for document, where in read_documents(given.files, given.field):
+        for document, where in read_documents(given.files, given.field, given.chat):
+            if given.chat:
+                document = text.chat(messages_of(document), is_answered=True)
             encoding = text.tokenizer.encode(document, add_special_tokens=False)
             if not encoding.ids:
                 raise UserError(f"{where}: the tokenizer makes no tokens of its text: leave it out")
@@ -110,7 +127,15 @@ def main(argv: list[str]) -> None:
     def scored() -> Iterator[tuple[Any, str, Any, str]]:
         read, kept = tee(encoded())
         documents = (tokens for tokens, *_ in read)
-        scores = score(checkpoint.model.model, documents, length, stride, before, given.batch_size)
+        scores = score(
+            checkpoint.model.model,
+            documents,
+            length,
+            stride,
+            before,
+            given.batch_size,
+            is_one_document,
+        )
         for own, (_, document, ranges, where) in zip(scores, kept, strict=True):
             known = own.rank > 0
             totals["documents"] += 1
@@ -136,9 +161,11 @@ def main(argv: list[str]) -> None:
     echo(json_line(totals) if given.json else WORDS.format(output=given.output, **totals))
 
 
-def read_documents(files: Sequence[str], field: str) -> Iterator[tuple[str, str]]:
+def read_documents(
+    files: Sequence[str], field: str, are_chats: bool = False
+) -> Iterator[tuple[str, str]]:
     """The texts of files, each with its file and record: plain text is one document, other files hold many, with the
-    text in `field` of each record. UserError if a file or a record cannot be read.
+    text in `field` of each record, where a conversation may be a list. UserError if one cannot be read.
     """
     from anlit.data.preparation.formats import Columns, read_file
 
@@ -148,13 +175,15 @@ def read_documents(files: Sequence[str], field: str) -> Iterator[tuple[str, str]
                 f"{name} {'is a folder' if Path(name).is_dir() else 'is no file'}: give a file of text"
             )
     for name in files:
+        shown_name = os.fsencode(name).decode(errors="backslashreplace")
+        columns = Columns(field, max_document_bytes=1 << 40, lists=are_chats)
         try:
-            for record in read_file(name, Path(name), Columns(field, max_document_bytes=1 << 40)):
+            for record in read_file(name, Path(name), columns):
                 if record.text is None:
                     raise UserError(
-                        f"{name}, {record.where}: {record.detail}: correct it, or leave it out"
+                        f"{shown_name}, {record.where}: {record.detail}: correct it, or leave it out"
                     )
-                yield record.text, f"{name}, {record.where}"
+                yield record.text, f"{shown_name}, {record.where}"
         except OSError as error:
             raise UserError(
                 f"{name} cannot be read ({error.strerror or error}): give a file of text"

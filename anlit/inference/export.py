@@ -10,6 +10,7 @@ from torch import Tensor
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, write_exported, write_folder
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
+from anlit.checkpoints.special_tokens import GENERATION_CONFIG, TOKENIZER_CONFIG, SpecialTokens
 from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
 from anlit.inference.huggingface import builtin_models, custom_code, families
@@ -71,6 +72,8 @@ def _write_safetensors(
     separators = (
         {"end_of_document": text.ending.token, "document_token_at": text.ending.at} if text else {}
     )
+    if text:
+        text.special.write(folder)
     write_exported(
         content,
         loaded.settings,
@@ -106,8 +109,7 @@ def write_huggingface(
     else:
         record, weights = custom_code.exported(checkpoint)
     cut_vocabulary(record, weights, number_of_tokens(checkpoint, text))
-    end = text.ending.token if text else None
-    special = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
+    special = _special_ids(text)
     write_folder(
         folder,
         weights,
@@ -118,8 +120,11 @@ def write_huggingface(
     if family is None:
         for file in custom_code.CODE:
             shutil.copyfile(file, folder / file.name)
-    write_json(folder / "generation_config.json", {**special, "do_sample": False})
+    kept = text.special if text else SpecialTokens()
+    generation = {"do_sample": False, **kept.generation_config, **special}
+    write_json(folder / GENERATION_CONFIG, generation)
     if text:
+        end = special["pad_token_id"]
         name = text.tokenizer.id_to_token(end) if end is not None else None
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -129,8 +134,9 @@ def write_huggingface(
             "clean_up_tokenization_spaces": False,
             "padding_side": "left",  # decoders need this to generate
             "model_input_names": ["input_ids", "attention_mask"],  # no token_type_ids
+            **kept.tokenizer_config,
         }
-        write_json(folder / "tokenizer_config.json", settings)
+        write_json(folder / TOKENIZER_CONFIG, settings)
 
 
 def number_of_tokens(checkpoint: Checkpoint, text: CheckpointTokenizer | None) -> int:
@@ -140,7 +146,7 @@ def number_of_tokens(checkpoint: Checkpoint, text: CheckpointTokenizer | None) -
         return n_rows
     if text is None:
         return min(n_rows, (checkpoint.trained_on or {}).get("vocab_size") or n_rows)
-    return max(vocabulary_size(text.tokenizer), 1 + (text.ending.token or 0))
+    return max(vocabulary_size(text.tokenizer), 1 + max(text.ends, default=0))
 
 
 def cut_vocabulary(record: dict[str, Any], weights: dict[str, Tensor], n_tokens: int) -> None:
@@ -151,3 +157,14 @@ def cut_vocabulary(record: dict[str, Any], weights: dict[str, Tensor], n_tokens:
         for name in (ours, theirs[ours]):
             if name in weights:
                 weights[name] = weights[name][:n_tokens]
+
+
+def _special_ids(text: CheckpointTokenizer | None) -> dict[str, Any]:
+    """The ids of special tokens for config.json and generation_config.json; several ends are a list."""
+    ends = text.ends if text else ()
+    kept = text.special if text else SpecialTokens()
+    return {
+        "bos_token_id": kept.begin,
+        "eos_token_id": [*ends] if len(ends) > 1 else next(iter(ends), None),
+        "pad_token_id": kept.generation_config.get("pad_token_id", next(iter(ends), None)),
+    }

@@ -4,7 +4,7 @@ Shorter prompts of a batch are padded on the left. A row depends on the others o
 products.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import NamedTuple
@@ -122,6 +122,7 @@ def generate(
     batch_size: int = 8,
     n_allowed: int | None = None,
     on_token: Callable[[int, int], None] = lambda number, token: None,
+    stop_tokens: Collection[int] = (),
 ) -> list[Continuation]:
     """Continue every request by at most `max_tokens` tokens.
 
@@ -130,6 +131,7 @@ def generate(
         requests: Continued `batch_size` at a time, in this order.
         n_allowed: Draw only tokens below this; the other tokens of a rounded-up vocabulary have no text.
         on_token: Called at once with the number of the request and its new token.
+        stop_tokens: Further tokens that end a continuation, and no document inside a prompt.
 
     Raises:
         UserError: A prompt is empty or has a token outside the vocabulary, a batch does not fit into memory, or the
@@ -155,7 +157,7 @@ def generate(
                 continuation = continuations[number]
                 if continuation.finish is not None:
                     continue
-                if token == ending.token:
+                if token == ending.token or token in stop_tokens:
                     continuation.finish = "end_of_document"
                 else:
                     continuation.tokens.append(token)

@@ -83,8 +83,9 @@ def windows(n_inputs: int, length: int, stride: int) -> Iterator[Window]:
 class _Sequence:
     """A document that is being scored: its tokens with the separator, and the scores so far."""
 
-    def __init__(self, tokens: Sequence[int], ending: Ending) -> None:
-        before = [] if ending.token is None else [ending.token]
+    def __init__(self, tokens: Sequence[int], ending: Ending, is_one_document: bool) -> None:
+        begins_with_it = tokens[0] == ending.token
+        before = [] if ending.token is None or begins_with_it else [ending.token]
         self.row = np.array([*before, *tokens])
         separator = -1 if ending.token is None else ending.token
         self.ids = document_ids(self.row[None], separator, ending.at)[0]
@@ -92,6 +93,8 @@ class _Sequence:
             len(before),
             len(self.row) - 1,
         )  # of the row against the tokens; inputs to score
+        if is_one_document:
+            self.ids = np.minimum(self.ids, self.ids[self.offset])
         rank, n_context = np.zeros((2, len(tokens)), np.int32)
         self.scores = Scores(
             self.row[self.offset :], np.full(len(tokens), np.nan, np.float32), rank, n_context
@@ -113,15 +116,17 @@ def score(
     stride: int,
     ending: Ending = Ending(),
     batch_size: int | None = None,
+    is_one_document: bool = False,
 ) -> Iterator[Scores]:
     """The scores of each document, in order.
 
     Args:
         decoder: The network, in eval mode.
-        documents: Their tokens, one or more, without separators.
+        documents: Their tokens, one or more. One that begins with the separator does not get a second one.
         length: Tokens in a window.
         stride: Tokens by which windows advance.
         batch_size: Windows in a forward pass; None to choose it by size. It does not change the scores.
+        is_one_document: Whether a separator inside a document is a token as any other, such as in a conversation.
 
     Raises:
         UserError: A setting is out of range, a token is outside the vocabulary, or memory does not suffice.
@@ -135,7 +140,7 @@ def score(
     waiting: list[tuple[_Sequence, Window]] = []
     for tokens in documents:
         check_prompt(tokens, vocabulary)
-        sequences.append(_Sequence(tokens, ending))
+        sequences.append(_Sequence(tokens, ending, is_one_document))
         for window in windows(len(sequences[-1].row) - 1, length, stride):
             waiting.append((sequences[-1], window))
             if len(waiting) == rows:
@@ -210,7 +215,8 @@ def write_table(
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             replacing(path) as partial,
-            pq.ParquetWriter(partial, schema, compression="zstd") as writer,
+            partial.open("wb") as file,  # pyarrow takes no name that is not UTF-8
+            pq.ParquetWriter(file, schema, compression="zstd") as writer,
         ):
             for number, (scores, text, ranges, source) in enumerate(documents):
                 n = len(scores.tokens)

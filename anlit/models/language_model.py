@@ -5,6 +5,7 @@ import logging
 import math
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning as L
@@ -51,6 +52,8 @@ class LanguageModel(L.LightningModule):
     """transformers' model_type of the checkpoint that the first weights were imported from."""
     family_length: int | None = None
     """That checkpoint's context length."""
+    text_folder: Path | None = None
+    """The folder with the tokenizer of the checkpoint that a new run's weights come from."""
     is_continued = begins_new_optimizer = False
     """Whether the run continues from a checkpoint, and whether it does so without the optimizer's state."""
     changed_settings: tuple[str, ...] = ()

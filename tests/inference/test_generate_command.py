@@ -75,6 +75,13 @@ def test_one_prompt_is_shown_without_a_header(run: Path, capsys, monkeypatch) ->
     assert capsys.readouterr().out.startswith("the dog")
 
 
+def test_a_prompt_may_follow_an_option(run: Path, capsys) -> None:
+    given = ["the cat", "the dog"]
+    before = records(capsys, run, *given, "--max_tokens=3", "--device", "cpu")
+    assert records(capsys, run, given[0], "--max_tokens=3", "--device", "cpu", given[1]) == before
+    assert records(capsys, run, "--max_tokens=3", "--device", "cpu", *given) == before
+
+
 def test_runs_and_exports_bring_tokenizer_and_separator_wherever_they_go(
     tmp_path: Path, capsys, refusal
 ):
@@ -109,7 +116,7 @@ def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, refusal) -> No
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
-    ([""], "the prompt is empty: give at least one token"),
+    (["a\udce9b"], "prompt 1 is not UTF-8: convert it"),
     (["the", "--top_p", "0"], "--top_p 0 must be a probability"),
     (["the", "--temperature", "nan"], "--temperature nan must be 0"),
     (["the", "--prompts", "nowhere.txt"], "nowhere.txt is no file: give a file of text"),

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, TOKENIZER, write_exported
 from anlit.checkpoints.integrity import UNREADABLE, reason
 from anlit.checkpoints.loading import rebuild
-from anlit.checkpoints.location import WEIGHTS
+from anlit.checkpoints.special_tokens import read_special_tokens, token_ids
 from anlit.errors import UserError
 from anlit.inference.export import new_folder
 from anlit.inference.huggingface import families
@@ -25,6 +24,7 @@ from anlit.inference.huggingface.families import (
     SETTINGS,
     Family,
 )
+from anlit.inference.huggingface.shards import tensors_by_file
 from anlit.reading import dump_yaml, read_json
 from anlit.reporting.files import writing
 from anlit.settings import shown, to_plain_values
@@ -41,7 +41,7 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
     The folder also gets `model.yaml`, with which `anlit fit` makes this GPT+. Returns sentences for the user.
 
     `source` has config.json and model.safetensors, or its parts. `context_length` None is its max_position_embeddings.
-    UserError if it is damaged or has no such model, GPT+ cannot be that model, or `output` is not empty.
+    UserError if it is damaged or has no such model, GPT+ cannot represent it, or `output` is not empty.
     """
     folder, target = Path(source), new_folder(output)
     record = read_json(
@@ -89,12 +89,14 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         raise
     except UNREADABLE as error:
         raise UserError(
-            f"GPT+ cannot be the model in {folder} ({reason(error)}): choose another checkpoint"
+            f"GPT+ cannot represent the model in {folder} ({reason(error)}): choose another checkpoint"
         ) from error
     tokenizer = folder / TOKENIZER
-    ends = record.get("eos_token_id")
-    separators = {"end_of_document": next(iter(ends), None) if isinstance(ends, list) else ends}
+    special = read_special_tokens(folder, record)
+    end_of_document = next(iter(token_ids(record.get("eos_token_id")) or special.ends), None)
+    separators = {"end_of_document": end_of_document}
     with writing(target):
+        special.write(target)
         stored, text = (
             to_plain_values(dict(model.hparams)),
             tokenizer.read_bytes() if tokenizer.is_file() else None,
@@ -110,13 +112,13 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
 
 
 def refuse(record: dict[str, Any], folder: Path) -> None:
-    """Raise UserError with all reasons why GPT+ cannot be the model of this config.json."""
+    """Raise UserError with all reasons why GPT+ cannot represent the model of this config.json."""
     family = FAMILIES.get(record.get("model_type", ""))
     if family is None:
         names = ", ".join(known.name for known in FAMILIES.values())
         raise UserError(
-            f"{folder / CONFIG} has model_type={shown(record.get('model_type'))}, which GPT+ cannot be: choose a "
-            f"checkpoint of {names}"
+            f"{folder / CONFIG} has model_type={shown(record.get('model_type'))}, an architecture that GPT+ does not "
+            f"include: choose a checkpoint of {names}"
         )
     if missing := [key for key in SETTINGS if key not in OPTIONAL and (record.get(key) or 0) < 1]:
         raise UserError(f"{folder / CONFIG} has no {', '.join(missing)}: download it again")
@@ -135,7 +137,8 @@ def refuse(record: dict[str, Any], folder: Path) -> None:
         reasons.append(f"partial_rotary_factor={shown(share)} ({family.architecture} ignores it)")
     if reasons:
         raise UserError(
-            f"GPT+ cannot be the model in {folder}, whose {CONFIG} has {', '.join(reasons)}: choose another checkpoint"
+            f"GPT+ cannot represent the model in {folder}, whose {CONFIG} has {', '.join(reasons)}: choose another "
+            "checkpoint"
         )
 
 
@@ -214,25 +217,11 @@ def _in_turn(layers: list[dict[str, Any]], pattern: str) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of model.safetensors, or of its parts, in float32; UserError if a file is missing or damaged, or has
-    numbers that are no weights.
-    """
-    parts = (
-        [folder / WEIGHTS]
-        if (folder / WEIGHTS).is_file()
-        else sorted(folder.glob("model-*.safetensors"))
-    )
-    files = [*filter(Path.is_file, parts)]
-    if not files:
-        raise UserError(
-            f"{folder} has no {WEIGHTS}: anlit import reads safetensors, all parts of them"
-        )
+    """All tensors of a model in float32; UserError as in `tensors_by_file`, and for numbers that are no weights."""
     weights: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            tensors = load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{file} cannot be read ({error}): download it again") from error
+    for file, names in tensors_by_file(folder).items():
+        with safe_open(file, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in names}
         if quantised := [
             f"{key} of {tensor.dtype}"
             for key, tensor in tensors.items()

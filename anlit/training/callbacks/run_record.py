@@ -14,6 +14,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from anlit.attention.attention import kernels_in_use
 from anlit.checkpoints.loading import device_name
 from anlit.checkpoints.location import CHECKPOINTS, complete_checkpoints
+from anlit.checkpoints.special_tokens import (
+    SpecialTokens,
+    has_tokenizer,
+    read_special_tokens,
+)
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
 from anlit.models.continuing import run_settings
@@ -34,7 +39,7 @@ class RunRecord(L.Callback):
     A launch is the start of the run or a continuation: time, step, command, the settings that it changed, versions, git
     commit and hardware. Nothing is written before training starts, so a refused continuation does not change the
     record. The loggers get the settings then, and the run folder a copy of the data's tokenizer.json, so that it can be
-    moved away from its data.
+    moved away from its data. It also gets what the model that the weights come from says of its special tokens.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -75,6 +80,20 @@ class RunRecord(L.Callback):
                 replacing(self.path.with_name(TOKENIZER)) as partial,
             ):  # it may be lost
                 partial.write_bytes(data.tokenizer_content)
+            self._keep_special_tokens(pl_module.text_folder, data.manifest["tokenizer_sha256"])
+
+    def _keep_special_tokens(self, source: Path | None, tokenizer_sha256: str) -> None:
+        """Copy the special tokens and the chat template of the folder `source`, if the data have its tokenizer."""
+        special = SpecialTokens() if source is None else read_special_tokens(source)
+        if source is None or special == SpecialTokens():
+            return
+        if has_tokenizer(source, tokenizer_sha256):
+            special.write(self.path.parent)
+        else:
+            _log.info(
+                f"{self.path.parent} does not keep the chat template and the special tokens of {source}: the data "
+                "have another tokenizer"
+            )
 
     @rank_zero_only
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:

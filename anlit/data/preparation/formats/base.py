@@ -1,5 +1,6 @@
 """What all formats share: records, the checks of every document's text, and the bytes of plain, .gz and .zst files."""
 
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -65,6 +66,7 @@ class Columns:
     text: str = "text"
     subset: str | None = None  # dots lead into nested fields: "meta.redpajama_set_name"
     max_document_bytes: int = 32 * MB  # longer texts (UTF-8) are reported as too_long
+    lists: bool = False  # a list, such as of messages, is a text too: its JSON
 
 
 class BrokenFileError(Exception):
@@ -99,6 +101,8 @@ def record_of(
 
     `fields` are the names of all fields, for those who have named a wrong one.
     """
+    if columns.lists and isinstance(text, list):
+        text = json.dumps(text, ensure_ascii=False)
     if not isinstance(text, str | bytes):
         names = list(islice(fields, MOST_LISTED)) if text is None else []
         listed = f" (its fields: {', '.join(names)})"[:MOST_SHOWN] if names else ""
