@@ -284,10 +284,16 @@ class LanguageModel(L.LightningModule):
             self.log("loss", self._loss.cpu(), prog_bar=True, logger=False)
 
     def _explain(self, error: Exception) -> None:
-        """Raise UserError for an error that the code of another package's optimizer raised itself."""
+        """Raise UserError for an error by which the code of an optimizer says what it needs.
+
+        A mistake in that code, such as a KeyError, keeps its traceback.
+        """
+        is_said = isinstance(error, RuntimeError | ValueError) or type(error) is Exception
+        if not is_said or isinstance(error, torch.OutOfMemoryError):
+            return
         kind = type(self.trainer.optimizers[0])
         place = traceback.extract_tb(error.__traceback__)[-1].filename
-        if place == inspect.getfile(kind) and not isinstance(error, torch.OutOfMemoryError):
+        if place == inspect.getfile(kind):
             raise UserError(
                 f"model.optimizer={kind.__name__} cannot take its step ({error}): choose another, "
                 "such as anlit.AdamW or torch.optim.SGD"
