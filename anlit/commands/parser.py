@@ -352,8 +352,8 @@ def with_configuration_files(arguments: list[str]) -> list[str]:
     """The arguments of `anlit fit`, with the path of the file that each `--config` means.
 
     The files come first, so that an option wins over a file wherever it stands. Before them come the classes of model
-    and data that options name, because a file may set arguments of such a class. Raises UserError if a file is missing
-    or damaged.
+    and data that options or later files name, because a file may set arguments of such a class. Raises UserError if a
+    file is missing or damaged.
     """
     arguments = with_run_folder([_with_home(argument) for argument in arguments])
     parser = ToolParser(prog=f"anlit {arguments[0]}", add_help=False)
@@ -367,10 +367,26 @@ def with_configuration_files(arguments: list[str]) -> list[str]:
         if (kind := getattr(given, name)) is not None
     ]
     files = [configuration_file(name) for name in given.config]
-    for file in files:
-        read_yaml(file, CONFIGURATION)
-    first = [*classes, *(f"--config={file}" for file in files)] if files else []
-    return [arguments[0], *first, *classes, *others]
+    contents = [read_yaml(file, CONFIGURATION) for file in files]
+    first = [
+        *classes_of_later_files(contents),
+        *classes,
+        *(f"--config={file}" for file in files),
+    ]
+    return [arguments[0], *(first if files else []), *classes, *others]
+
+
+def classes_of_later_files(contents: list[dict[str, Any]]) -> Iterator[str]:
+    """The class of model or data as an option, where a file sets arguments of a class that only a later file names.
+
+    Without it the parser refuses such arguments, or loses them.
+    """
+    for part in ("model", "data"):
+        specs = [content[part] for content in contents if content.get(part)]
+        classes = [spec if isinstance(spec, str) else spec.get("class_path") for spec in specs]
+        named = [kind for kind in classes if isinstance(kind, str)]
+        if named and classes[0] is None:
+            yield f"--{part}={named[0]}"
 
 
 def with_run_folder(arguments: list[str]) -> list[str]:

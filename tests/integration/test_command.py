@@ -51,6 +51,35 @@ def part_of(resolved: Any, given: Any) -> Any:
     return resolved
 
 
+def test_settings_before_the_file_of_their_class_are_merged(printed_config, tmp_path: Path) -> None:
+    """In the order of the files: the later file wins, and no setting of the earlier one is lost."""
+    files = {
+        "small.yaml": {"model": {"init_args": {"d_model": 64, "alpha_init": 0.2, "z_loss": 0.1}}},
+        "corpus.yaml": {"data": {"init_args": {"vocab_size": 512, "val_blocks": 8}}},
+        "classes.yaml": {
+            "model": {"class_path": "anlit.AnGPT", "init_args": {"z_loss": 0.3}},
+            "data": {"class_path": "anlit.PythonSources"},
+        },
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(yaml.safe_dump(content))
+    config = printed_config(*(f"--config={tmp_path}/{name}" for name in files))
+    model = config["model"]["init_args"]
+    assert config["model"]["class_path"] == "anlit.AnGPT"
+    assert (model["d_model"], model["alpha_init"], model["z_loss"]) == (64, 0.2, 0.3)
+    assert config["data"]["class_path"] == "anlit.PythonSources"
+    data = config["data"]["init_args"]
+    assert (data["vocab_size"], data["val_blocks"]) == (512, 8)
+
+
+def test_settings_that_the_class_of_a_later_file_lacks_are_refused(
+    refusal, tmp_path: Path
+) -> None:
+    (tmp_path / "small.yaml").write_text("model: {init_args: {alpha_init: 0.2}}")
+    said = refusal("fit", f"--config={tmp_path}/small.yaml", "--config=model/gpt.yaml")
+    assert "model.alpha_init is not a setting of anlit.GPT" in said
+
+
 def test_context_schedule_survives_a_saved_configuration(printed_config, tmp_path: Path) -> None:
     fragments = [
         f"--config={ROOT}/configs/data/{name}.yaml" for name in ("fineweb", "context_warmup")

@@ -34,3 +34,29 @@ def test_a_paper_s_run_has_its_size(
     assert model.context_length == (2048 if folder == SLIMPAJAMA else 4096)
     if folder == FINEWEB:
         assert isinstance(model.make_optimizer(parameter_groups(model.model)), MuonAdamW)
+
+
+def tokens_a_step(config) -> int:
+    trainer = config.trainer
+    sequences = config.data.init_args.batch_size * trainer.accumulate_grad_batches
+    gpus = trainer.devices * trainer.num_nodes
+    return int(gpus * sequences * config.model.init_args.context_length)
+
+
+@pytest.mark.parametrize(("folder", "files", "step", "tokens"), [
+    (FINEWEB, "common 162m", 524_288, 2.4e9),
+    (FINEWEB, "common 304m", 917_504, 10e9),
+    (OPENWEBTEXT, "common 0.5b", 512 * 4096, 10_000 * 512 * 4096),
+    # the number of steps is our choice: 20 tokens for each parameter
+    (SLIMPAJAMA, "gpt common 32m", 524_288, 20 * 32.05e6),
+    (SLIMPAJAMA, "gpt common 62m", 524_288, 20 * 62.3e6),
+    (SLIMPAJAMA, "gpt common 125m", 524_288, 20 * 127.1e6),
+    (SLIMPAJAMA, "gpt common 250m", 524_288, 20 * 247.2e6),
+    (SLIMPAJAMA, "gpt common 0.5b", 524_288, 20 * 505.8e6),
+    (SLIMPAJAMA, "gpt common 1b", 524_288, 20 * 1072.6e6),
+])  # fmt: skip
+def test_a_paper_s_run_has_its_tokens(folder: str, files: str, step: int, tokens: float) -> None:
+    configs = [f"--config=experiment/{folder}/{name}.yaml" for name in files.split()]
+    config = read_command(ConfigurationParser, ["fit", *configs]).config["fit"]
+    assert tokens_a_step(config) == step
+    assert config.trainer.max_steps * step == pytest.approx(tokens, rel=0.02)
