@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from tests.docs.page_tables import ARCHITECTURES, SPEED
 from tests.docs.records import Lengths, Study, figure, read_record
-from tests.docs.result_tables import ARCHITECTURES, SPEED
 
 README, RESULTS_README = "../../README.md", "README.md"
 Claim = tuple[str, str, str]

@@ -8,16 +8,10 @@ import numpy as np
 
 from anlit.analysis.statistics import median_with_interval, power_law, tokens_to_loss
 from anlit.runs.folders import Curve
+from tests.docs.page_tables import ARCHITECTURES, ATTENTION, SPEED
 from tests.docs.records import RESULTS, Lengths, Study, figure, read_record
 from tests.docs.result_claims import Claim, corrected, opened
-from tests.docs.result_tables import (
-    ARCHITECTURES,
-    ATTENTION,
-    SPEED,
-    hidden_states,
-    needles,
-    quartiles,
-)
+from tests.docs.speed_tables import hidden_states, needles, quartiles
 
 
 def bare(words: str) -> str:
