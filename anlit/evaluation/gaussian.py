@@ -27,7 +27,7 @@ from anlit.reporting.figure import TEXT, legend_below, line_styles, panels
 from anlit.reporting.table import Table, markdown_table
 
 SCORES = 1 << 22  # drawn at once: 16 MiB in float32, and a few copies exist
-D_HEAD = 64  # [SI]'s head width; BetaScaling's exponent depends on it
+D_HEAD = 64  # our choice; BetaScaling's exponent depends on it
 COLUMNS = {
     "entropy": ("entropy (nats)", ".2f"),
     "inverse_largest_weight": ("1/w_max", ".1f"),

@@ -39,7 +39,7 @@ class NGPTConfig(NormalisedConfig):
 
     Args:
         norms: Vectors set to norm 1 after each step, or bounded by it as in anGPT (an ablation).
-        alpha_init: As in `NormalisedConfig`; the paper's for its 24 and 36 layers.
+        alpha_init: As in `NormalisedConfig`; the paper's, of order 1/L.
         s_qk_init: Initial scale of queries and keys.
         s_qk_scale: The scale of s_qk.
         s_uv_init: Initial scale of the MLP's u and z.

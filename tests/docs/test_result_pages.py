@@ -9,6 +9,7 @@ import tests.docs.architecture_tables
 import tests.docs.speed_tables  # noqa: F401  they register their tables
 from anlit.analysis.statistics import median_with_interval
 from tests.docs.page_tables import TABLES, UNRECORDED, Key
+from tests.docs.pages import ROOT
 from tests.docs.records import RESULTS, Study, read_record
 from tests.docs.result_claims import Claim, claims
 from tests.docs.section_claims import section_claims
@@ -234,3 +235,23 @@ def test_wall_clock_on_a_busy_machine() -> None:
             if name == run:
                 assert tokens[-1] / time.high == pytest.approx(low, rel=0.01)
                 assert tokens[-1] / time.low == pytest.approx(high, rel=0.01)
+
+
+THEIR_SPEED_UPS = re.compile(r"1\.29|1\.40 (?:times|\()|1\.40 at")
+WRITTEN = [
+    *(path for path in ROOT.glob("docs/**/*.md") if path.name != "report.md"),
+    ROOT / "README.md",
+    *ROOT.glob("configs/**/*.yaml"),
+]
+
+
+def test_a_comparison_with_the_papers_says_how_theirs_is_measured() -> None:
+    """Theirs are means over the curve of a longer training, ours are at the final loss."""
+    silent = []
+    for path in WRITTEN:
+        for section in re.split(r"^#+ ", path.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            words = " ".join(section.split())
+            compares = THEIR_SPEED_UPS.search(words) and re.search(r"anGPT\]|[Pp]apers?\b", words)
+            if compares and not re.search(r"means? over the curve", words):
+                silent.append(f"{path}: {words[:60]}")
+    assert silent == []
