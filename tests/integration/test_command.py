@@ -72,9 +72,7 @@ def test_settings_before_the_file_of_their_class_are_merged(printed_config, tmp_
     assert (data["vocab_size"], data["val_blocks"]) == (512, 8)
 
 
-def test_settings_that_the_class_of_a_later_file_lacks_are_refused(
-    refusal, tmp_path: Path
-) -> None:
+def test_settings_that_the_class_of_a_later_file_lacks_are_refused(refusal, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text("model: {init_args: {alpha_init: 0.2}}")
     said = refusal("fit", f"--config={tmp_path}/small.yaml", "--config=model/gpt.yaml")
     assert "model.alpha_init is not a setting of anlit.GPT" in said
