@@ -15,19 +15,30 @@ cd "$(dirname "$0")/.."
 [ -x "$VENV/bin/python" ] || { echo "== making $VENV"; "$PYTHON" -m venv "$VENV"; }
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
 
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# The CPU build of torch, from where pip is configured to look or from PyTorch's own index; pip's complaints are shown
+# only if neither has it.
+install_cpu_build() {
+    pip install "torch==$TORCH+cpu" 2> "$scratch/first" && return
+    echo "== pip finds no torch==$TORCH+cpu: asking https://download.pytorch.org/whl/cpu"
+    pip install --retries 1 --index-url https://download.pytorch.org/whl/cpu "torch==$TORCH+cpu" 2> "$scratch/second"
+}
+
 if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
     echo "== installing torch $TORCH ($TORCH_BUILD)"
-    if [ "$TORCH_BUILD" = cpu ] && [ "$(uname -s)" = Linux ]; then
-        # The CPU build, from where pip is configured to look or from PyTorch's own index. Never a CUDA one: it is
-        # gigabytes larger.
-        pip install "torch==$TORCH+cpu" || pip install --index-url https://download.pytorch.org/whl/cpu "torch==$TORCH"
-    else
+    if [ "$TORCH_BUILD" != cpu ] || [ "$(uname -s)" != Linux ]; then
+        pip install "torch==$TORCH"
+    elif ! install_cpu_build; then
+        grep -h "^ERROR" "$scratch/first" "$scratch/second" >&2 || true
+        echo "== there is no CPU build of torch $TORCH for $("$PYTHON" --version): installing the one of PyPI, which has" \
+            "CUDA (about 3 GB to download, 5 GB on disk) and runs on a CPU too; or stop, and set PIP_FIND_LINKS to a" \
+            "folder that holds the wheel of torch==$TORCH+cpu"
         pip install "torch==$TORCH"
     fi
 fi
 
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
 # As pip calls it: torch.__version__ may have a build (2.14.1+cu130) that the package's version has not.
 "$VENV/bin/python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > "$scratch/constraints.txt"
 echo "== installing anlit${extras:+ with $extras}"
