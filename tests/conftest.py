@@ -1,22 +1,28 @@
-"""One thread per process, set before torch starts: tests run beside each other and must not depend on timing."""
+"""What is the same for every test: threads, the processor that libraries see, and random numbers at its start."""
 
 import contextlib
 import importlib
 import itertools
 import os
+import random
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+# Set before torch starts. Tests run beside each other, so each process has one thread unless the user says more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch asks oneDNN, which looks at the processor itself, whether it may pack matrices for AVX-512.
+if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from tests.covering import covering
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 # `make test` hands its own flags to every make below it; a test calls make as from a shell.
 for variable in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
     os.environ.pop(variable, None)
@@ -54,6 +60,14 @@ def printed_config(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
         return yaml.safe_load(capsys.readouterr().out)
 
     return run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Start every test, and the fixtures that it is first to ask for, with the same random numbers in any order."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 def function(item: pytest.Item) -> str:

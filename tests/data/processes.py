@@ -1,6 +1,5 @@
 """Processes to kill and to wait for, and two that Lightning takes for the devices of one distributed run."""
 
-import functools
 import multiprocessing
 import os
 import signal
@@ -15,7 +14,10 @@ Process = multiprocessing.context.ForkProcess
 
 
 def start(work: Callable[[], Any], output: Path | None = None) -> Process:
-    """`work` in a forked process with a session of its own; what it and its children print goes to `output`."""
+    """`work`, which takes no gradient, in a forked process with a session of its own.
+
+    What it and its children print goes to `output`.
+    """
 
     def run() -> None:
         os.setsid()
@@ -69,24 +71,43 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def training_context() -> multiprocessing.context.ForkServerContext:
+    """Start processes that train: forks of a server that has imported everything and computed nothing.
+
+    The threads that autograd starts for devices do not survive a fork. torch starts them at the first backward pass
+    on a GPU, and a build with CUDA does so without one too, at the first on fake tensors (`anlit size`). A child of
+    such a process cannot take gradients.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["anlit.commands.fit", "anlit.models", "anlit.data.module"])
+    return context
+
+
 def on_two_devices(function: Callable[..., Any], **arguments: Any) -> list[Any]:
-    """What `function` returns on rank 0 and on rank 1."""
-    port, results = str(free_port()), multiprocessing.get_context("fork").Queue()
-
-    def run(rank: int) -> None:
-        # Lightning learns from the environment that the processes are there already.
-        os.environ |= {
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        }
-        results.put((rank, function(**arguments)))
-
-    processes = [start(functools.partial(run, rank)) for rank in range(2)]
+    """What `function`, which other processes can import, returns on rank 0 and on rank 1."""
+    context, port = training_context(), str(free_port())
+    results = context.Queue()
+    processes = [
+        context.Process(target=_on_device, args=(rank, port, results, function, arguments))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
     try:
-        returned = dict(results.get(timeout=120) for _ in processes)
+        returned = dict(results.get(timeout=600) for _ in processes)
     finally:
         for process in processes:
-            finish(process, 10)
+            process.join(10)
+            process.kill()
     return [returned[0], returned[1]]
+
+
+def _on_device(rank: int, port: str, results: Any, function: Any, arguments: dict) -> None:
+    # Lightning learns from the environment that the processes are there already.
+    os.environ |= {
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    results.put((rank, function(**arguments)))

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from anlit.training.strategies import FullySharded
+from tests.data.processes import training_context
 
 RANKS, WIDTH = 2, 64
 
@@ -41,4 +42,7 @@ def one_rank(rank: int, folder: str) -> None:
 
 def test_error_of_the_sum_over_ranks(tmp_path: Path) -> None:
     """Against the mean of what one process computes for each rank's batch."""
-    multiprocessing.start_processes(one_rank, (str(tmp_path),), nprocs=RANKS, start_method="fork")
+    training_context()
+    multiprocessing.start_processes(
+        one_rank, (str(tmp_path),), nprocs=RANKS, start_method="forkserver"
+    )
