@@ -108,7 +108,8 @@ def test_ways_to_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     }  # fmt: skip
     assert rows["full"]["loss"] == pytest.approx(6.2, abs=0.4)
     assert rows["anlit"]["loss"] == pytest.approx(rows["full"]["loss"])
-    assert 0 == rows["full"]["error"] < rows["anlit"]["error"] < 1e-5
+    assert rows["full"]["error"] == 0
+    assert rows["anlit"]["error"] < 1e-5
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -161,7 +162,9 @@ def test_lengths_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
     names = ("", " groups of 2", " scale-invariant", " scale-invariant groups of 2")
     assert list(short) == [f"anGPT{name} eager" for name in names]
     assert all(row["reason"] is None and set(row["seconds"]) == {"train"} for row in short.values())
-    assert short["anGPT eager"]["losses"] != short["anGPT scale-invariant eager"]["losses"]
+    # Documents of T/4 tokens: of one at T 4, where every mechanism gives weight 1, and of 8 at T 32.
+    first = {name: row["losses"][0] for name, row in long.items()}
+    assert abs(first["anGPT eager"] - first["anGPT scale-invariant eager"]) > 1e-3
     assert (
         short["anGPT eager"]["parameters"] - short["anGPT groups of 2 eager"]["parameters"]
         == 2 * 2 * 8 * 16

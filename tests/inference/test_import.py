@@ -51,12 +51,12 @@ def test_a_family_comes_in_and_goes_back(case, tmp_path: Path) -> None:
     )
     expected = theirs(TOKENS).logits
     assert expected.std() > 0.5, "logits near zero would agree whatever the network"
-    torch.testing.assert_close(loaded.model(TOKENS), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loaded.model(TOKENS), expected, rtol=1e-4, atol=1e-4)
 
     back = exported(tmp_path / "ours", tmp_path / "back")
     assert type(back) is type(theirs)
     torch.testing.assert_close(back.state_dict(), theirs.state_dict(), rtol=0, atol=0)
-    assert torch.equal(back(TOKENS).logits, expected)
+    torch.testing.assert_close(back(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_run_from_imported_weights_remembers_the_family(tmp_path: Path) -> None:

@@ -107,8 +107,7 @@ def test_step_times_of_a_device_are_its_own() -> None:
         times.mark()
     seconds = times.take()
     assert len(seconds) == 3
-    assert max(seconds) < 2 * min(seconds)
-    assert sum(seconds) > 30 * 2 * 8192**3 / 2e15
+    assert min(seconds) > 10 * 2 * 8192**3 / 2e15, "faster than any device"
     assert times.take() == []
 
 
