@@ -1,6 +1,8 @@
 """How a model runs: compilation, activation checkpointing and late initial values, which change no result; float8."""
 
 import ctypes
+import inspect
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -18,6 +20,10 @@ from anlit.layers.float8 import Recipe, use_float8
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_INT, KEPT_BLOCK = -1, -3, 2**31 - 1, 2**30
 """From glibc's malloc.h: limits of the free memory at the end of the heap, and of the size of blocks inside it."""
+TAKES_RECOMPILE_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
+"""Whether a compiled function has a limit of its own. Where it has none, the limit in torch's configuration holds in
+every thread. Newer versions of torch keep their configuration per thread, and a GPU recomputes blocks in another
+thread than the one that ran them forward (pytorch issue 186537)."""
 
 
 WITHOUT_VALUES = ContextVar("WITHOUT_VALUES", default=False)
@@ -87,7 +93,8 @@ class Runtime:
             )
         for number, block in enumerate(decoder.blocks):
             if compiles:
-                block.forward = torch.compile(block.forward, dynamic=False)
+                limit = {"recompile_limit": RECOMPILE_LIMIT} if TAKES_RECOMPILE_LIMIT else {}
+                block.forward = torch.compile(block.forward, dynamic=False, **limit)
             if self.recompute_every and number % self.recompute_every == 0:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         decoder.compiles_loss = decoder.compiles_norms = compiles and device_type != "cpu"
@@ -105,6 +112,10 @@ def prepare_cpu() -> None:
         mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
         mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK)
     torch.set_flush_denormal(True)
+    # ATEN_CPU_CAPABILITY hides AVX-512 from torch and not from oneDNN. torch then calls oneDNN's packing for AMX, and
+    # attention's backward pass in bfloat16 fails. oneDNN reads its variable at its first call.
+    if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 
 @contextmanager

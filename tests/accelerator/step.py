@@ -127,9 +127,7 @@ def main() -> None:
     compile_ = (
         torch.compile
     )  # through the compiler's front end, without the kernels that it would make
-    torch.compile = lambda function, dynamic: compile_(
-        function, dynamic=dynamic, backend="aot_eager", fullgraph=True
-    )  # type: ignore
+    torch.compile = partial(compile_, backend="aot_eager", fullgraph=True)  # type: ignore
     errors: dict[str, str | None] = {}
     for name, run in [*cases(), *TO_BE_SEEN.items()]:
         try:

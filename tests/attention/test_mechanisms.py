@@ -178,7 +178,7 @@ def test_one_coefficient_serves_all_layers_of_its_model_and_of_no_other() -> Non
     assert values == [[1.5] * LAYERS, [2.0] * LAYERS, [3.0] * LAYERS]
     assert template.strength().item() == 1.5
     assert torch.equal(one(tokens), unchanged)
-    assert not torch.equal(copied(tokens), unchanged)
+    assert (copied(tokens) - unchanged).abs().max() > 1e-3
     wide = tiny(AnGPT, attention=LogBias(g=SqrtLogN(learned="globally"))).model.double()
     assert [name for name, _ in wide.named_parameters() if "mechanism" in name] == []
     assert len([*wide.shared_coefficients.parameters()]) == 1

@@ -1,8 +1,7 @@
 """Every loss of 20 training steps of the three architectures, against numbers that were stored with them.
 
-In float64 to 1e-10 on every processor with AVX2 or AVX512 (others round the initial weights, which are drawn in
-float32, differently); in float32 to the last digit where the processor and the build of torch are those of the record.
-Elsewhere to 1e-4. Only where an issue says that numbers change may they be written anew:
+In float64 to 1e-10, in float32 to 1e-5, on every processor with AVX2 or AVX512. Others round the initial weights, which
+are drawn in float32, differently: there to 1e-4. Only where an issue says that numbers change may they be written anew:
 
     python -m tests.golden.test_losses
 """
@@ -37,10 +36,11 @@ OTHERS = {
     "dense alibi": (ALiBi(), ("sdpa",), {"document_masking": False}),
 }  # fmt: skip
 """Of anGPT in float64 alone, on sequences of more than one block of blockwise."""
-PRECISIONS = ("64-true", "32-true")
+TOLERANCES = {"64-true": 1e-10, "32-true": 1e-5}
+"""Of each loss. Between an AMD EPYC and an Intel Xeon the largest errors are 3e-15 and 8e-7."""
 CASES = [
     (architecture, mechanism, backend, precision) for architecture in ARCHITECTURES
-    for mechanism, (_, backends) in MECHANISMS.items() for backend in backends for precision in PRECISIONS
+    for mechanism, (_, backends) in MECHANISMS.items() for backend in backends for precision in TOLERANCES
 ]  # fmt: skip
 CASES += [
     ("AnGPT", name, backend, "64-true")
@@ -64,23 +64,20 @@ def losses(architecture: str, mechanism: str, backend: str, precision: str) -> l
 
 
 def machine() -> dict[str, str]:
-    """What the last digits of float32 depend on."""
+    """Where numbers were stored; it decides the last digits of float32, with much that has no name."""
     capability = torch.backends.cpu.get_cpu_capability()
     return {"processor": processor_name(), "capability": capability, "torch": torch.__version__}
 
 
 @pytest.mark.parametrize(("architecture", "mechanism", "backend", "precision"), CASES)
 def test_losses_are_the_stored_ones(architecture, mechanism, backend, precision) -> None:
-    record = json.loads(RECORD.read_text())
-    stored = record["losses"][" ".join((architecture, mechanism, backend, precision))]
+    runs = json.loads(RECORD.read_text())["losses"]
+    stored = runs[" ".join((architecture, mechanism, backend, precision))]
     now = losses(architecture, mechanism, backend, precision)
     assert len(now) == STEPS
     assert now[-1] < now[0] - 0.1
-    if precision == "32-true" and record["machine"] == machine():
-        assert now == stored
-        return
     draws_alike = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    tolerance = 1e-10 if precision == "64-true" and draws_alike else 1e-4
+    tolerance = TOLERANCES[precision] if draws_alike else 1e-4
     error = max(abs(a / b - 1) for a, b in zip(now, stored, strict=True))
     assert error <= tolerance, f"a loss is off by {error:.1e} of its value"
 

@@ -39,7 +39,10 @@ def start_ranks(
         arguments = [*arguments, f"--trainer.devices={n_ranks}"]
     processes = []
     for rank in range(n_ranks):
-        environment = {**os.environ, **(_rank_variables(rank, n_ranks, port) if n_ranks > 1 else {})}
+        environment = {
+            **os.environ,
+            **(_rank_variables(rank, n_ranks, port) if n_ranks > 1 else {}),
+        }
         output = None if log is None else f"{log}.{rank}"
         place = (os.getcwd(), environment, Shared(1), Shared(2), output)
         processes.append(context.Process(target=_rank, args=(arguments, *place)))

@@ -31,7 +31,7 @@ def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(length, cont
     assert positions.training_length == length
     rope = tiny(GPT, context_length=context, positions=RoPE())
     assert torch.equal(model(tokens[:, :8]), rope(tokens[:, :8]))
-    assert not torch.equal(model(tokens[:, :9]), rope(tokens[:, :9]))
+    assert (model(tokens[:, :9]) - rope(tokens[:, :9])).abs().max() > 1e-4
 
 
 def test_a_pattern_inside_a_pattern_has_its_entries_in_turn() -> None:

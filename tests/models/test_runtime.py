@@ -1,10 +1,14 @@
 """How a model is run: what `auto` compiles, and that compiled training keeps the constraint."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +51,25 @@ def test_what_runs_compiled_on_a_gpu_gives_the_same(architecture, monkeypatch) -
         assert norms.max() <= 1 + 1e-6
 
 
+def test_a_thread_that_recomputes_has_room_for_as_many_compilations(monkeypatch) -> None:
+    """As the backward pass on a GPU, which has a thread of its own and with it torch's default limit of 8."""
+    compiled: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        compiled.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()  # what other tests have compiled counts towards the limit
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
+    model = tiny(ARCHITECTURES[0], n_layers=1, backend="eager").model
+    Runtime(compile=True).apply(model, "cpu")
+    lengths = range(2, 14)
+    with ThreadPoolExecutor(1) as pool, torch.no_grad():
+        for length in lengths:
+            pool.submit(model, random_tokens(1, length)).result()
+    assert len(compiled) == len(lengths)
+
+
 NEW_PROCESS = """
 import json, resource, torch
 from anlit.models.runtime import prepare_cpu
@@ -65,6 +88,24 @@ torch.set_num_threads(2)
 x = torch.full((2**20,), 1e-30)
 print(json.dumps([given_back, kept, int((x * 1e-10).count_nonzero())]))
 """
+
+
+BFLOAT16 = """
+import torch
+from anlit.models.runtime import prepare_cpu
+
+prepare_cpu()
+q = torch.randn(1, 2, 64, 32, dtype=torch.bfloat16, requires_grad=True)
+torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("capability", ["avx2", "default"])
+def test_bfloat16_trains_where_the_user_hides_avx512_from_torch(capability) -> None:
+    """Red on processors with AMX alone."""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    environment.pop("ONEDNN_MAX_CPU_ISA", None)
+    subprocess.check_call([sys.executable, "-c", BFLOAT16], env=environment)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="for glibc only")
