@@ -1,6 +1,6 @@
 """Every loss of 20 training steps of the three architectures, against numbers that were stored with them.
 
-In float64 to 1e-10, in float32 to 1e-5, on every processor with AVX2 or AVX512. Others round the initial weights, which
+In float64 to 1e-10, in float32 to 2e-5, on every processor with AVX2 or AVX512. Others round the initial weights, which
 are drawn in float32, differently: there to 1e-4. Only where an issue says that numbers change may they be written anew:
 
     python -m tests.golden.test_losses
@@ -36,8 +36,8 @@ OTHERS = {
     "dense alibi": (ALiBi(), ("sdpa",), {"document_masking": False}),
 }  # fmt: skip
 """Of anGPT in float64 alone, on sequences of more than one block of blockwise."""
-TOLERANCES = {"64-true": 1e-10, "32-true": 1e-5}
-"""Of each loss. Between an AMD EPYC and an Intel Xeon the largest errors are 3e-15 and 8e-7."""
+TOLERANCES = {"64-true": 1e-10, "32-true": 2e-5}
+"""Of each loss. Between processors and sets of instructions the largest errors are 6e-15 and 2e-6."""
 CASES = [
     (architecture, mechanism, backend, precision) for architecture in ARCHITECTURES
     for mechanism, (_, backends) in MECHANISMS.items() for backend in backends for precision in TOLERANCES

@@ -141,7 +141,7 @@ def trained(architecture: Any, precision: str) -> list[float]:
 def test_bfloat16_trains_as_float32_does(architecture: Any, precision: str) -> None:
     losses, expected = trained(architecture, precision), trained(architecture, "32-true")
     assert losses[-1] < losses[0] - 0.1
-    assert losses == pytest.approx(expected, rel=0.06)
+    assert losses == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize("plugin", [MixedPrecision("16-mixed", "cpu"), HalfPrecision("16-true")])
