@@ -93,7 +93,9 @@ class Runtime:
             )
         for number, block in enumerate(decoder.blocks):
             if compiles:
-                limit = {"recompile_limit": RECOMPILE_LIMIT} if TAKES_RECOMPILE_LIMIT else {}
+                limit: dict[str, Any] = {}
+                if TAKES_RECOMPILE_LIMIT:
+                    limit = {"recompile_limit": RECOMPILE_LIMIT}
                 block.forward = torch.compile(block.forward, dynamic=False, **limit)
             if self.recompute_every and number % self.recompute_every == 0:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)

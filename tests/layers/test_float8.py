@@ -62,7 +62,7 @@ def test_all_matrices_of_the_blocks_and_no_others(architecture, monkeypatch) -> 
     for loss in losses:
         loss.backward()
     assert sum(sides) == 2 * (4 + 12) * 32 * 32
-    assert (losses[0] - losses[1]).abs() > 1e-4, "nothing is rounded"
+    assert (losses[0] - losses[1]).abs() > 1e-5, "nothing is rounded"
     torch.testing.assert_close(losses[0], losses[1], rtol=0.02, atol=0)
     assert {parameter.dtype for parameter in rounding.parameters()} == {torch.float32}
     for name, parameter in plain.named_parameters():
