@@ -10,30 +10,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Process = multiprocessing.context.ForkProcess
+import torch
+
+Process = multiprocessing.process.BaseProcess
 
 
-def start(work: Callable[[], Any], output: Path | None = None) -> Process:
-    """`work`, which takes no gradient, in a forked process with a session of its own.
+def start(work: Callable[[], Any], output: Path | None = None, trains: bool = False) -> Process:
+    """Call `work` in a process with a session of its own; what it and its children print goes to `output`.
 
-    What it and its children print goes to `output`.
+    Work that trains is a function that other processes can import, or a partial of one. Other work is forked with all
+    that it refers to, and cannot take gradients (`training_context`).
     """
-
-    def run() -> None:
-        os.setsid()
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # tests may run where it is ignored
-        if output is not None:
-            file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
-        work()
-
-    process = multiprocessing.get_context("fork").Process(target=run)
+    context: Any = training_context() if trains else multiprocessing.get_context("fork")
+    process = context.Process(target=_lead, args=(work, output, trains))
     process.start()
     return process
+
+
+def _lead(work: Callable[[], Any], output: Path | None, trains: bool) -> None:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where it is ignored
+    if not trains:
+        torch.Tensor.backward = _refuse_gradients  # type: ignore[method-assign]
+    if output is not None:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+    work()
+
+
+def _refuse_gradients(*_: Any, **__: Any) -> None:
+    raise AssertionError("a forked process takes gradients: start it with trains=True")
 
 
 def finish(process: Process, seconds: float = 60) -> int | None:

@@ -118,15 +118,17 @@ def test_a_signal_to_one_rank_before_training_ends_both(shards: Path, tmp_path: 
     assert codes == [PREEMPTED, PREEMPTED]
 
 
+def run_under_nohup(arguments: list[str]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise SystemExit(main(arguments))
+
+
 def test_a_closed_terminal_does_not_end_a_run_under_nohup(
     shards: Path, tmp_path: Path, trained: Train
 ) -> None:
-    def run_under_nohup() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        hangup = signalled("SIGHUP", "the process", "in the first step")
-        raise SystemExit(main(fit_arguments(shards, tmp_path / "run", *SETTINGS, *hangup)))
-
-    assert finish(start(run_under_nohup), 300) == 0
+    hangup = signalled("SIGHUP", "the process", "in the first step")
+    arguments = fit_arguments(shards, tmp_path / "run", *SETTINGS, *hangup)
+    assert finish(start(partial(run_under_nohup, arguments), trains=True), 300) == 0
     assert last_checkpoint(tmp_path / "run")["global_step"] == 7
 
 
@@ -152,7 +154,7 @@ def test_a_killed_run_leaves_no_data_worker(shards: Path, tmp_path: Path) -> Non
     arguments = fit_arguments(
         shards, tmp_path / "run", "--data.num_workers=2", "--trainer.max_steps=100000"
     )
-    process = start(lambda: main(arguments))
+    process = start(partial(main, arguments), trains=True)
     wait_for(lambda: steps_logged(tmp_path / "run") > 2)
     assert len(members(process.pid)) == 3
     process.kill()
@@ -195,25 +197,26 @@ OUTPUTS = {
 }
 
 
+def run_without_output(arguments: list[str], output: str) -> None:
+    make_output = OUTPUTS[output]
+    if make_output is None:  # a shell's `>&- 2>&-`
+        sys.stdout = sys.stderr = None
+    else:
+        file = make_output()
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    code = main(arguments)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()  # as Python does at its end
+    raise SystemExit(code)
+
+
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_a_run_goes_on_without_its_output(shards: Path, tmp_path: Path, output: str) -> None:
     arguments = fit_arguments(shards, tmp_path / "run", *SETTINGS)
     arguments.remove("--trainer.enable_progress_bar=false")
-    make_output = OUTPUTS[output]
-
-    def run_without_output() -> None:
-        if make_output is None:  # a shell's `>&- 2>&-`
-            sys.stdout = sys.stderr = None
-        else:
-            file = make_output()
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        code = main(arguments)
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()  # as Python does at its end
-        raise SystemExit(code)
-
-    assert finish(start(run_without_output), 300) == 0
+    process = start(partial(run_without_output, arguments, output), trains=True)
+    assert finish(process, 300) == 0
     assert last_checkpoint(tmp_path / "run")["global_step"] == 7
     assert [step for step, _ in logged(tmp_path / "run", "train/loss")] == [*range(7)]
