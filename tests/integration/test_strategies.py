@@ -30,9 +30,9 @@ from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, run_ranks
 STEPS, SAVED_AT = 10, 7
 GLOBAL_BATCH = 12
 CLIP = 0.03  # far below every gradient norm of these runs: each step is clipped
-LOSS_TOLERANCE = (
-    1e-6  # relative; float32 has 1.2e-7, and a loss is a sum of 384 terms of which ranks add parts
-)
+LOSS_TOLERANCE = 1e-5
+"""Relative. float32 has 1.2e-7, and a loss is a sum of 384 terms of which ranks add parts: 2.5e-7 was seen, and 8e-4 of
+the settings that the comparison has to see."""
 NORM_TOLERANCE = 3e-6  # relative, of the gradient norm after up to 9 earlier steps
 WEIGHT_TOLERANCE = 5e-6  # absolute, at a learning rate of 1e-3 and AdamW's eps of 1e-6
 MUON = 100  # how much wider with Muon, which orthogonalises in bfloat16: a last bit can show in the third digit
@@ -214,7 +214,7 @@ def test_what_steps_do_to_sharded_weights(train: TrainWay, variant: str) -> None
     if model != "GPT":
         for name in ("norms/row_max", "norms/row_min"):
             assert column(run_dir, name) == pytest.approx(
-                column(reference, name), rel=1e-6, abs=1e-9
+                column(reference, name), rel=1e-5, abs=1e-9
             )
     if variant == "muon_tied":  # safetensors refuses tensors that share memory
         read = weights(run_dir)

@@ -43,7 +43,7 @@ def test_products_and_gradients_are_those_of_rounded_numbers(recipe: str) -> Non
         dweight = upstream.double().T @ x.double()
     assert torch.linalg.vector_norm(expected - x.double() @ weight.double().T) > 0.01
     for ours, theirs in ((y, expected), (own[0].grad, dx), (own[1].grad, dweight)):
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
