@@ -1,14 +1,15 @@
-"""FlexAttention, uncompiled on the CPU, where it has the forward pass alone; test_gpu.py has the rest."""
+"""FlexAttention on the CPU, uncompiled but for one test; test_gpu.py has the compiled kernels of a GPU."""
 
 import itertools
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import create_mask
 
 from anlit.attention.backends import eager, flex
 from anlit.attention.documents import Documents
-from tests.attention.kernels import MECHANISMS, inputs, repeated
+from tests.attention.kernels import MECHANISMS, check, inputs, repeated
 
 HEADS = 4
 
@@ -39,6 +40,30 @@ def test_the_forward_pass_is_eager(name, n_kv_heads, kind) -> None:
         result = flex.attend(q, k, v, mechanism, documents(kind, 150), 0.0)
         wide = (q.double(), k.double(), v.double(), mechanism.double())
         expected = repeated(eager.attend)(*wide, documents(kind, 150), 0.0)
+    assert ((result - expected).norm() / expected.norm()).item() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["dense", "documents", "window"])
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.covering(1)
+def test_the_gradients_are_those_of_the_formula(name, kind, monkeypatch) -> None:
+    """Uncompiled, because PyTorch has no compiled backward pass for a CPU and refuses to begin one."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    check(flex, name, kind, (2, HEADS, 150, 16), torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scale-invariant", "straight"])
+def test_the_compiled_forward_pass_is_the_formula(name, monkeypatch) -> None:
+    """Its options for a GPU do no harm on a CPU."""
+    monkeypatch.setattr(flex, "_compiled", lambda: torch.compile(flex._run, dynamic=False))
+    mechanism = MECHANISMS[name].for_layer(HEADS, 16, 0)
+    q, k, v, _ = inputs(2, HEADS, 150, 16, dtype=torch.float32)
+    packed = documents("short documents", 150)
+    with torch.no_grad():
+        result = flex.attend(q, k, v, mechanism, packed, 0.0)
+        wide = (q.double(), k.double(), v.double(), mechanism.double())
+        expected = eager.attend(*wide, packed, 0.0)
     assert ((result - expected).norm() / expected.norm()).item() < 1e-5
 
 

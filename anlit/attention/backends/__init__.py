@@ -44,7 +44,8 @@ GPU_KERNELS: dict[tuple[Form, bool], tuple[BackendName, ...]] = {
     # compilation, flash 2.65, triton 3.02, sdpa 129, because it computes masked keys too.
     ("g(n)", True): ("flash", "triton", "flex", "sdpa", "eager"),
     # T 4096, D 64: triton 5.90, and 8.01 with a learned coefficient; with documents as above 3.64
-    # and 4.57. Not measured: flex. Triton cannot do two learned coefficients.
+    # and 4.57. Flex fits into shared memory, but has not been timed. Triton cannot do two learned
+    # coefficients.
     ("m(t)", False): ("triton", "flex", "flash", "sdpa", "eager"),
     ("m(t)", True): ("triton", "flex", "flash", "sdpa", "eager"),
     ("a(t)", False): ("triton", "flex", "eager"),
