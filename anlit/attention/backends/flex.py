@@ -106,7 +106,7 @@ def table_options(q: Tensor) -> dict[str, Any]:
 
     Triton copies the gains and biases of a tile through shared memory ahead of time, once per
     stage after the first. With PyTorch's own tiles that takes up to 377 kB, and an H200 has 232.
-    These tiles take 156 kB at most and hardly spill registers. `FORCE_USE_FLEX_ATTENTION` keeps
+    These tiles take 156 kB at most. `FORCE_USE_FLEX_ATTENTION` keeps
     short rows from PyTorch's decoding kernel, whose tiles are others.
     """
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
