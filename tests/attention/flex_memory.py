@@ -183,7 +183,7 @@ def imagined_gpu(capability: int) -> Iterator[None]:
 
 
 def compile_kernel(source: str, capability: int) -> tuple[Any, dict[str, int]]:
-    """A compiled kernel, and its block sizes and stages."""
+    """A compiled kernel, and its warps and stages."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -206,11 +206,7 @@ def compile_kernel(source: str, capability: int) -> tuple[Any, dict[str, int]]:
         program = ASTSource(function, types["signature"], types["constants"], types["configs"][0])
         launch = {name: options[name] for name in ("num_warps", "num_stages")}
         compiled = triton.compile(program, GPUTarget("cuda", capability, 32), options=launch)
-    name = options["inductor_meta"]["kernel_name"]
-    tiles = "BLOCK_[MN][12]" if "backward" in name else "BLOCK_[MN]"
-    constants = options["inductor_meta"]["config_args"]
-    blocks = {name: value for name, value in constants.items() if re.fullmatch(tiles, name)}
-    return compiled, blocks | launch
+    return compiled, launch
 
 
 def main() -> None:
