@@ -16,7 +16,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer import call
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from anlit.errors import cause_of
 
@@ -158,6 +160,20 @@ def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Call `module.configure_model` as a Trainer's own loop would, for steps that are taken without one."""
     trainer.strategy._lightning_module = module
     call._call_configure_model(trainer)
+
+
+def wrap_on_current_stream(strategy: DDPStrategy) -> None:
+    """Let DDP make its gradient nodes on the stream that the steps run on.
+
+    Lightning makes them on another one, which only a captured graph needs. So every step would wait for that stream,
+    and torch 2.11 and later warn of it.
+    """
+
+    def wrap(model: nn.Module) -> DistributedDataParallel:
+        device_ids = strategy.determine_ddp_device_ids()
+        return DistributedDataParallel(model, device_ids=device_ids, **strategy._ddp_kwargs)
+
+    strategy._setup_model = wrap  # type: ignore[method-assign]
 
 
 def connect_ranks(strategy: ModelParallelStrategy, make_mesh: Callable[[], DeviceMesh]) -> None:

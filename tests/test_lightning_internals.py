@@ -2,17 +2,22 @@
 
 import ast
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ddp
 from lightning.pytorch.trainer import call
 
 import anlit
+from anlit import lightning_internals
+from anlit.lightning_internals import wrap_on_current_stream
 from tests.data.modules import quiet_trainer
 
 PACKAGE = Path(anlit.__file__).parent
@@ -73,6 +78,34 @@ def test_nothing_else_uses_private_members_of_lightning(sources: str) -> None:
     assert {name: names for name, names in uses.items() if names} == {}, (
         "move these into lightning_internals.py"
     )
+
+
+def test_ddp_makes_its_gradient_nodes_on_the_stream_of_the_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nodes made on another stream let every step wait for it. The GPU is pretended."""
+    wrapped: list[tuple[Any, dict[str, Any]]] = []
+    streams: list[Any] = []
+
+    def wrap(module: Any, **settings: Any) -> None:
+        wrapped.append((module, settings))
+
+    for home in (ddp, lightning_internals):
+        monkeypatch.setattr(home, "DistributedDataParallel", wrap)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(torch.cuda, "stream", lambda s: streams.append(s) or nullcontext())
+    strategy = DDPStrategy(
+        parallel_devices=[torch.device("cuda", 0)], static_graph=True, process_group_backend="gloo"
+    )
+    strategy.cluster_environment = LightningEnvironment()
+    strategy.model = module = L.LightningModule()
+    monkeypatch.setattr(strategy, "_register_ddp_hooks", lambda: None)
+
+    wrap_on_current_stream(strategy)
+    strategy.configure_ddp()
+
+    assert wrapped == [(module, {"device_ids": [0], "static_graph": True})]
+    assert streams == []
 
 
 def is_private(name: str) -> bool:

@@ -22,6 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
@@ -37,7 +38,7 @@ from anlit.configuration import class_name
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, RunError, UserError
-from anlit.lightning_internals import CommandLine, start_method
+from anlit.lightning_internals import CommandLine, start_method, wrap_on_current_stream
 from anlit.optim.optimizers import AdamW, rate_of_width
 from anlit.reporting.text import echo, lasting_output
 from anlit.sentences import is_of_lightning, of_constructor, of_lightning
@@ -284,6 +285,8 @@ class FitCommand(ConfigurationParser):
         check_strategy(
             type(strategy).__name__, type(strategy), {"start_method": start_method(strategy)}
         )
+        if isinstance(strategy, DDPStrategy):
+            wrap_on_current_stream(strategy)
         return made
 
 

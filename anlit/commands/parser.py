@@ -77,11 +77,25 @@ WARNINGS = (
     "(?s).*was deprecated in v4\\..*",  # Lightning calls jsonargparse so
     "(?s).*JSONARGPARSE_DEPRECATION_WARNINGS.*",
 )
+LOGGERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.pytorch.accelerators.cuda",
+    "lightning.fabric.utilities.rank_zero",
+    "lightning.fabric.utilities.distributed",
+    "lightning.fabric.utilities.seed",
+)
+"""What Lightning logs the messages below with."""
 MESSAGES = (
     "Seed set to",
     "GPU available",
     "TPU available",
     "💡 Tip",
+    # The line at a run's start says device, number of ranks and precision.
+    "Using bfloat16 Automatic Mixed Precision",
+    "LOCAL_RANK:",
+    "Initializing distributed:",
+    "-" * 100 + "\ndistributed_backend=",
+    "You are using a CUDA device",  # that products in float32 could be faster: precision is a setting
     "`Trainer.fit` stopped",
     "`Trainer(",  # that validation comes after every batch, where it comes after every optimizer step
     "\nDetected KeyboardInterrupt",  # LastCheckpoint prints what was saved and how to continue
@@ -89,6 +103,7 @@ MESSAGES = (
     "Loaded model weights from the checkpoint",  # the command prints the path before
     "Restored all states from the checkpoint",
 )
+"""How messages of Lightning begin that tell users nothing, after `[rank: 1] ` where there are several ranks."""
 
 OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
     ("run_dir", str | None, None, "The run folder (default: runs/<model>-seed<seed>)."),
@@ -321,10 +336,7 @@ def read_command(kind: type[Parser], arguments: list[str], **settings: Any) -> P
     of LightningCLI. Messages of Lightning and its libraries that are of no use to users are hidden. UserError if the
     configuration is wrong.
     """
-    for pattern in WARNINGS:
-        warnings.filterwarnings("ignore", pattern)
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
-        logging.getLogger(name).addFilter(_is_useful)
+    hide_messages()
     arguments = with_configuration_files(arguments)
     command = arguments[0]
     only = {command: kind.subcommands()[command]}
@@ -344,8 +356,17 @@ def _represent_text(dumper: yaml.SafeDumper, text: LightningEnum) -> yaml.Scalar
     return dumper.represent_str(text.value)
 
 
+def hide_messages() -> None:
+    """Hide the warnings and messages of Lightning and its libraries that tell users nothing."""
+    for pattern in WARNINGS:
+        warnings.filterwarnings("ignore", pattern)
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_is_useful)
+
+
 def _is_useful(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(MESSAGES)
+    message = re.sub(r"^\[rank: \d+\] ", "", record.getMessage())
+    return not message.startswith(MESSAGES)
 
 
 def with_configuration_files(arguments: list[str]) -> list[str]:

@@ -1,0 +1,66 @@
+"""What stands on a terminal while a run goes well: our lines, none of the libraries'."""
+
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning.fabric.accelerators.cuda as fabric_cuda
+import pytest
+import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
+
+from anlit.commands.parser import LOGGERS, hide_messages
+from tests.integration.conftest import fit_arguments
+
+STEP = r"step 3/3(  \S+ tokens/s)?  loss \S+  val \S+  0:00:00 left"
+
+
+@pytest.mark.parametrize(
+    ("options", "devices"),
+    [
+        ([], "cpu"),
+        (["--trainer.devices=2", "--trainer.strategy=ddp"], "2 × cpu"),
+    ],
+)
+def test_a_run_prints_its_own_lines_alone(
+    shards: Path, tmp_path: Path, options: list[str], devices: str
+) -> None:
+    """One about the run, then those of progress. Lightning starts the second rank itself."""
+    run_dir = tmp_path / "run"
+    arguments = fit_arguments(
+        shards, run_dir, "--trainer.precision=bf16-mixed", "--trainer.enable_progress_bar=true",
+        "--trainer.max_steps=3", "--trainer.limit_val_batches=1.0", "--data.val_blocks=8", *options,
+    )  # fmt: skip
+
+    command = [sys.executable, "-m", "anlit", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    about, progress = run.stdout.splitlines()
+    assert re.fullmatch(rf"AnGPT, \S+ parameters, {devices}, bf16-mixed.*, in {run_dir}", about)
+    assert re.fullmatch(STEP, progress)
+    assert run.stderr == ""
+
+
+def test_what_lightning_says_of_a_gpu_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own functions speak; this machine only claims to have the GPU. Other messages stay."""
+    hide_messages()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(fabric_cuda, "_is_ampere_or_later", lambda device: True)
+    for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "0")
+    fabric_cuda._check_cuda_matmul_precision.cache_clear()
+    caplog.set_level(logging.INFO)
+
+    with monkeypatch.context() as patch:
+        for name in LOGGERS:
+            patch.setattr(logging.getLogger(name), "handlers", [caplog.handler])
+        fabric_cuda._check_cuda_matmul_precision(torch.device("cuda", 0))
+        CUDAAccelerator.set_nvidia_flags(0)
+        logging.getLogger("lightning.fabric.utilities.rank_zero").info("something else")
+
+    assert set(caplog.messages) == {"something else"}
