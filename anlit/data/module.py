@@ -32,6 +32,8 @@ IDENTITY = (
     "corpus", "content_sha256", "documents", "bytes", "tokens", "tokenizer_sha256", "vocab_size", "end_of_document",
     "document_token_at",
 )  # fmt: skip
+BATCHES_AHEAD = 2
+"""Batches that wait in page-locked memory for a GPU."""
 _log = logging.getLogger(__name__)
 
 
@@ -267,6 +269,12 @@ class TokenShards(L.LightningDataModule):
         limit = getattr(self.trainer, f"limit_{split}_batches", 1.0)
         return min(there, int(there * limit) if isinstance(limit, float) else limit), there
 
+    def size_of_evaluation(self, split: str) -> tuple[int, int]:
+        """Tokens of a validation or test split that each device reads, and tokens of its sequences."""
+        length = self.val_context_length or self._length
+        n_batches, _ = self._batches(split)
+        return n_batches * self.val_batch_size * length, length
+
     def teardown(self, stage: str) -> None:
         """End the training loader's workers; the next run begins at the stream's start."""
         if self._loader is not None:
@@ -296,7 +304,7 @@ class TokenShards(L.LightningDataModule):
         micro_batches = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
         stream, identity = self._training_stream(), self._identity()
         loader = ResumableLoader(
-            stream, self._make_batch, self.num_workers, identity, micro_batches
+            stream, self._make_batch, self.num_workers, identity, micro_batches, self._n_ahead
         )
         if place := self.state_dict():
             loader.load_state_dict(place)
@@ -305,7 +313,7 @@ class TokenShards(L.LightningDataModule):
 
     def val_dataloader(self) -> Loader:
         """The validation split in its order, all of it or what `val_tokens` and `val_blocks` take of it."""
-        return Loader(self._evaluation_stream("val"), self._make_batch)
+        return Loader(self._evaluation_stream("val"), self._make_batch, n_ahead=self._n_ahead)
 
     def test_dataloader(self) -> Loader:
         """The test split; UserError if the corpus has none: its validation loss is no test loss."""
@@ -313,7 +321,7 @@ class TokenShards(L.LightningDataModule):
             raise UserError(
                 f"{self.path} has no test split: use `anlit validate` for the loss on its validation split"
             )
-        return Loader(self._evaluation_stream("test"), self._make_batch)
+        return Loader(self._evaluation_stream("test"), self._make_batch, n_ahead=self._n_ahead)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Cut a training batch to the length that `context_schedule` gives for the current step."""
@@ -349,8 +357,9 @@ class TokenShards(L.LightningDataModule):
         length, share = self.val_context_length or self._length, self._share(self.val_batch_size)
         part = (self.val_tokens, self.val_blocks) if split == "val" else (None, None)
         return EvaluationStream(
-            self.stores(split), length, share, self.manifest["end_of_document"], *part
-        )
+            self.stores(split), length, share, self.manifest["end_of_document"], *part,
+            whole_batches=self._is_on_gpu,
+        )  # fmt: skip
 
     def _share(self, batch_size: int) -> Share:
         # Not the Trainer's rank: devices that split one model between them get the same data.
@@ -365,5 +374,13 @@ class TokenShards(L.LightningDataModule):
         batch = batch_from_blocks(
             blocks.tokens, end, token_at, self.score_first_token, blocks.n_targets
         )
-        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-        return batch.pin_memory() if on_gpu else batch
+        return batch.pin_memory() if self._is_on_gpu else batch
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+    @property
+    def _n_ahead(self) -> int:
+        """On a CPU the thread would take time from the cores that compute."""
+        return BATCHES_AHEAD if self._is_on_gpu else 0

@@ -7,8 +7,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ START_FIXES = {
 }
 """Why worker processes cannot be started → what to do."""
 Wanted = deque[tuple[ChunkCache, Chunk]]
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -164,13 +166,15 @@ class EvaluationStream(BlockStream):
 
     It may be the first `n_targets` alone, and of their blocks `n_blocks`, evenly spread; None, or more than there are,
     stands for all. All devices get the same number of batches. Rows past the end are left out, but every batch has at
-    least one row, ignored if need be, so that devices stay in step.
+    least one row, ignored if need be, so that devices stay in step. With `whole_batches` all of them are there,
+    ignored: compiled code is made for one number of rows.
     """
 
     def __init__(
         self, stores: Sequence[TokenStore], length: int, share: Share, end_of_document: int, n_targets: int | None,
-        n_blocks: int | None,
+        n_blocks: int | None, whole_batches: bool = False,
     ) -> None:  # fmt: skip
+        self.whole_batches = whole_batches
         self.stores, self.length, self.share, self.end_of_document = (
             stores,
             length,
@@ -189,7 +193,7 @@ class EvaluationStream(BlockStream):
     def batch(self, number: int) -> Blocks:
         first = self.first_draw(number)
         end = min(first + self.share.batch_size, self.n_blocks)
-        rows = max(1, end - first)
+        rows = self.share.batch_size if self.whole_batches else max(1, end - first)
         tokens = np.full((rows, self.length + 1), self.end_of_document, dtype=self.stores[0].dtype)
         n_targets = np.zeros(rows, dtype=np.int64)
         for row, place in enumerate(range(first, end)):
@@ -206,14 +210,20 @@ class EvaluationStream(BlockStream):
 class Loader:
     """Batches of a finite stream, from its beginning at each iteration.
 
-    Worker processes read the blocks, and the process that uses the batches makes them. It wraps a DataLoader and is
-    not one itself, because Lightning rebuilds every DataLoader and would lose its place.
+    Worker processes read the blocks, and the process that uses the batches makes them; a thread of it makes up to
+    `n_ahead` batches before they are asked for. It wraps a DataLoader and is not one itself, because Lightning
+    rebuilds every DataLoader and would lose its place.
     """
 
     def __init__(
-        self, stream: BlockStream, make_batch: Callable[[Blocks], Batch], num_workers: int = 0
+        self,
+        stream: BlockStream,
+        make_batch: Callable[[Blocks], Batch],
+        num_workers: int = 0,
+        n_ahead: int = 0,
     ) -> None:
-        self.stream, self.make_batch, self.num_workers = stream, make_batch, num_workers
+        self.stream, self.make_batch = stream, make_batch
+        self.num_workers, self.n_ahead = num_workers, n_ahead
 
     def __len__(self) -> int:
         assert self.stream.n_batches is not None
@@ -226,10 +236,14 @@ class Loader:
         if self.num_workers:
             options["worker_init_fn"] = leave_signals_to_parent
         loader = DataLoader(self.stream, batch_size=None, num_workers=self.num_workers, **options)
-        for blocks in self._start(loader):
-            if isinstance(blocks, UserError):
-                raise blocks
-            yield self.make_batch(blocks)
+        batches = self._make_batches(self._start(loader))
+        yield from made_ahead(batches, self.n_ahead) if self.n_ahead else batches
+
+    def _make_batches(self, blocks: Iterator[Any]) -> Iterator[Batch]:
+        for item in blocks:
+            if isinstance(item, UserError):
+                raise item
+            yield self.make_batch(item)
 
     def _start(self, loader: DataLoader) -> Iterator[Any]:
         """Start the worker processes; RunError where the machine has no room for them."""
@@ -246,6 +260,21 @@ class Loader:
             ) from error
 
 
+def made_ahead(items: Iterator[T], n: int) -> Iterator[T]:
+    """The items in their order. A thread makes up to n of them before they are asked for.
+
+    An error in making an item is raised where that item is asked for. Closing the iterator waits for the thread.
+    """
+    thread = ThreadPoolExecutor(1, "batches")
+    try:
+        waiting = deque(thread.submit(next, items, None) for _ in range(n))
+        while (item := waiting.popleft().result()) is not None:
+            waiting.append(thread.submit(next, items, None))
+            yield item
+    finally:
+        thread.shutdown(cancel_futures=True)
+
+
 def _as_they_are(blocks: Any) -> Any:
     return blocks
 
@@ -260,9 +289,9 @@ class ResumableLoader(Loader):
 
     def __init__(
         self, stream: BlockStream, make_batch: Callable[[Blocks], Batch], num_workers: int, identity: dict[str, Any],
-        micro_batches: int = 1,
+        micro_batches: int = 1, n_ahead: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(stream, make_batch, num_workers)
+        super().__init__(stream, make_batch, num_workers, n_ahead)
         self.identity, self.micro_batches = identity, micro_batches
         self.drawn = 0  # sequences that all devices together have drawn
         self._running: Iterator[Batch] | None = None
