@@ -16,6 +16,7 @@ HEAVY = (
     "scipy.integrate",
     "transformers",
     "torchvision",
+    "matplotlib.pyplot",
     "tensorboard.summary",
     "torchao",
 )
