@@ -17,6 +17,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 
 import anlit.attention.mechanisms
@@ -67,25 +68,16 @@ def time_steps(groups: list[Group], folder: Path) -> None:
 def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
     """`arms`: {run, key, tokens, seconds_per_token of each round, steady or not}; `clocks` of a GPU."""
     runs = [group.counted[0] for group in groups]
-    threads = {run.record.get("hardware", {}).get("threads") for run in runs} - {None}
+    threads = {threads_of(run) for run in runs} - {None}
     if len(threads) == 1:
-        torch.set_num_threads(threads.pop())
+        torch.set_num_threads(threads.pop() or 1)
     turns, arms = {}, list[dict[str, Any]]()
     for number, (group, run) in enumerate(zip(groups, runs, strict=True)):
         rows = init_args(run.config.get("data")).get("batch_size")
         if not isinstance(rows, int):
             raise UserError(f"{run.folder / CONFIG} gives no data.batch_size: leave the run out")
-        given = mapping(run.config.get("trainer"))
-        accumulate, clip = given.get("accumulate_grad_batches") or 1, given.get("gradient_clip_val")
-        try:
-            model = model_of(run)
-            trainer = trainer_of(model, device, given.get("precision") or "32-true", clip)
-        except UserError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"{run.folder / CONFIG}: model cannot be built ({error}): leave the run out"
-            ) from error
+        trainer, accumulate = trainer_of_run(run, device)
+        model: Any = trainer.lightning_module
         size = Size(0, 0, 0, model.vocab_size, model.context_length, rows, "")
         step = partial(
             take_step, trainer, batch_of(size, model.model.document_masking, device), accumulate
@@ -119,6 +111,32 @@ def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
         arm["seconds_per_token"] = [value / arm["tokens"] for value in seconds]
         arm["steady"] = quartiles(seconds)["steady"]
     return {"arms": arms, "clocks": clocks(device)}
+
+
+def threads_of(run: Run) -> int | None:
+    """Processor threads of the run's last launch; None if it did not record them."""
+    launches = run.launches
+    threads = mapping(launches[-1].get("hardware")).get("threads") if launches else None
+    return threads if isinstance(threads, int) else None
+
+
+def trainer_of_run(run: Run, device: torch.device) -> tuple[L.Trainer, int]:
+    """A Trainer that has prepared the model of a run to take its steps, and the micro-batches of a step.
+
+    UserError if the model cannot be built.
+    """
+    settings = mapping(run.config.get("trainer"))
+    clip = settings.get("gradient_clip_val")
+    try:
+        model = model_of(run)
+        trainer = trainer_of(model, device, settings.get("precision") or "32-true", clip)
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{run.folder / CONFIG}: model cannot be built ({error}): leave the run out"
+        ) from error
+    return trainer, settings.get("accumulate_grad_batches") or 1
 
 
 def model_of(run: Run) -> LanguageModel:

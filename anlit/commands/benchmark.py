@@ -8,6 +8,7 @@ from anlit.sentences import ToolParser
 BENCHMARKS = {
     "attention": "attention kernels: right or not, time, share of the peak, memory",
     "step": "training steps of our models, and of peers', compared",
+    "fit": "steps of a run beside the same steps without loader, callbacks and logging",
     "loss": "memory of the vocabulary projection with its cross-entropy",
 }
 
