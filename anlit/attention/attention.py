@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -50,6 +51,14 @@ class Attention(nn.Module):
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
         self._kernels: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
         """By device, dtype, need of a gradient, length, and whether documents are packed."""
+        self.may_compile = True
+        """Whether `auto` may take a kernel that is compiled when it is used; see `allow_compilation`."""
+
+    def allow_compilation(self, allowed: bool) -> None:
+        """Let `auto` take kernels that are compiled when they are used, or not."""
+        if allowed != self.may_compile:
+            self.may_compile = allowed
+            self._kernels.clear()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """q (B, H, T, D); k, v (B, G, T, D), where query head h uses key head h // (H/G) → (B, H, T, D)."""
@@ -82,7 +91,12 @@ class Attention(nn.Module):
         if self.backend != "auto":
             check_kernel(self.backend, self.mechanism, q, self.dropout)
             return self.backend
-        name = default_kernel(self.mechanism, q.device.type, is_packed, q, self.dropout)
+        device_type = q.device.type
+        name = default_kernel(
+            self.mechanism, device_type, is_packed, q, self.dropout, self.may_compile
+        )
+        if not self.may_compile:
+            return name
         warning = fallback_warning(name, self.mechanism, is_packed, q, self.dropout)
         if warning is not None:
             warn_once(warning)
@@ -136,10 +150,10 @@ def attention_layers(model: nn.Module) -> list[Attention]:
     return [module for module in model.modules() if isinstance(module, Attention)]
 
 
-def kernels_in_use(model: nn.Module) -> list[dict[str, Any]]:
-    """What computed attention so far in all layers, each kind once; see `Attention.kernels_in_use`."""
+def kernels_in_use(layers: Iterable[Attention]) -> list[dict[str, Any]]:
+    """What computed attention so far in these layers, each kind once; see `Attention.kernels_in_use`."""
     records: list[dict[str, Any]] = []
-    for layer in attention_layers(model):
+    for layer in layers:
         for record in layer.kernels_in_use():
             if record not in records:
                 records.append(record)

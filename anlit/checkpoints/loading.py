@@ -28,7 +28,7 @@ from anlit.errors import UserError
 from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
 from anlit.models.continuing import TAKEN, changes, refuse_non_finite, refuse_other_shapes
 from anlit.models.language_model import LanguageModel
-from anlit.models.runtime import prepare_cpu, without_values
+from anlit.models.runtime import allow_compiled_kernels, prepare_cpu, without_values
 from anlit.reading import check, read_yaml
 from anlit.settings import build_from_plain, subclass_named, to_plain_values
 
@@ -121,6 +121,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     with _reading(file):
         model = rebuild(content, settings | changes, file).to(target).eval().requires_grad_(False)
     refuse_non_finite(model.state_dict(), str(file))
+    allow_compiled_kernels(model.model, 0, model.context_length)  # a tool that reads much allows it
     own, advice = file.parent.parent / CONFIG, "correct it, or copy the checkpoint elsewhere"
     in_run = file.parent.name == CHECKPOINTS and own.exists()
     config = mapping(read_yaml(own, advice=advice)) if in_run else None

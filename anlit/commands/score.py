@@ -17,6 +17,9 @@ WORDS = """\
 {output}: {tokens:,} tokens, {bytes:,} bytes (documents: {documents:,})
 {nats:,.4f} nats, {nats_per_token:.4f} per token, {bits_per_byte:.4f} bits per byte"""
 
+BYTES_PER_TOKEN = 4
+"""Of usual text, to estimate how much there is to score."""
+
 
 def parser() -> ToolParser:
     parser = ToolParser(
@@ -102,6 +105,7 @@ def main(argv: list[str]) -> None:
     from anlit.inference.chat import messages_of
     from anlit.inference.scoring import byte_ranges, score, write_table
     from anlit.inference.text import text_of
+    from anlit.models.runtime import allow_compiled_kernels
 
     checkpoint = load_checkpoint(given.checkpoint, given.device)
     text = text_of(checkpoint, given.tokenizer, given.special_tokens or given.chat)
@@ -110,6 +114,9 @@ def main(argv: list[str]) -> None:
     before = text.before(checkpoint)
     round_trip = RoundTrip(text.tokenizer)
     stride = given.stride if given.stride is not None else max(1, length // 2)
+    n_bytes = sum(Path(name).stat().st_size for name in given.files if Path(name).is_file())
+    n_read = n_bytes // BYTES_PER_TOKEN * length // max(1, stride)
+    allow_compiled_kernels(checkpoint.model.model, n_read, length)
     counts = ("documents", "changed", "tokens", "scored", "bytes", "nats")
     totals: dict[str, float] = dict.fromkeys(counts, 0)
 

@@ -27,7 +27,7 @@ from anlit.errors import UserError
 from anlit.evaluation.data import spread
 from anlit.evaluation.runner import Evaluation, Report, group_by_seed
 from anlit.evaluation.settings import MOST_TOKENS, LengthsSettings
-from anlit.models.runtime import enough_memory
+from anlit.models.runtime import allow_compiled_kernels, enough_memory
 from anlit.reporting.figure import SHADED, TEXT, legend_below, line_styles, shade
 from anlit.reporting.page import listed
 from anlit.reporting.table import NONE, Table, markdown_table
@@ -97,6 +97,7 @@ class Lengths(Evaluation):
             checkpoint.model.model.document_masking = masked
             sums, pieces = dict[int, list[Floats]](), dict[int, list[Floats]]()
             for n in self.lengths:
+                allow_compiled_kernels(checkpoint.model.model, self.tokens, n)
                 rows = max(1, n_batch // n)  # sequences of n tokens in a batch
                 batches = (
                     batch

@@ -24,7 +24,7 @@ from anlit.data.order import generator
 from anlit.evaluation.runner import Evaluation, Report, group_by_seed
 from anlit.evaluation.settings import NeedleSettings
 from anlit.models.language_model import LanguageModel
-from anlit.models.runtime import enough_memory
+from anlit.models.runtime import allow_compiled_kernels, enough_memory
 from anlit.reporting.figure import TEXT, heat_map, legend_name, panels
 from anlit.reporting.table import Table, markdown_table
 from anlit.reporting.text import literal, minus, say
@@ -57,7 +57,9 @@ class Needle(Evaluation):
 
     def measure(self, checkpoint: Checkpoint, data: TokenShards) -> list[dict[str, Any]]:
         measurements = []
+        n_samples = self.settings.n_depths * self.settings.n_samples
         for length in self.lengths:
+            allow_compiled_kernels(checkpoint.model.model, n_samples * length, length)
             measurements.append(measure(checkpoint.model, self.haystack, length, self.settings))
             say(f"{checkpoint.file}: accuracy {measurements[-1]['accuracy']:.3f} at {length:,}")
         return measurements

@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -19,6 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 import anlit
+from anlit.attention.attention import attention_layers
 from anlit.attention.mechanisms.warm_start import grow, warm_starts
 from anlit.errors import UserError
 from anlit.layers.positions import NoPE
@@ -29,6 +31,7 @@ from anlit.models import continuing
 from anlit.models.config import DecoderConfig
 from anlit.models.kept_checkpoints import with_names, with_own_paths
 from anlit.models.mean_loss import MeanLoss
+from anlit.models.runtime import allow_compiled_kernels, repays_compiled_blocks
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
@@ -76,7 +79,8 @@ class LanguageModel(L.LightningModule):
         # A function, which a copy of the model shares: the parser's partial cannot be copied.
         self.make_optimizer: OptimizerFactory = lambda groups: optimizer(groups)
         self.mean_loss = MeanLoss()
-        self.runtime, self._is_configured = config.runtime, False
+        self.runtime = config.runtime
+        self._is_compiled: bool | None = None  # None: not prepared to run
         self.step_loss = StepLoss()
         with config.runtime.device():
             self.model = decoder_class(config)
@@ -90,11 +94,27 @@ class LanguageModel(L.LightningModule):
             self.model.draw_missing(torch.device("cpu"))
             return
         device = self.trainer.strategy.root_device
-        if not self._is_configured:
-            self.runtime.apply(self.model, device.type)
-            self._is_configured = True
+        if self._is_compiled is None:
+            self.runtime.prepare(self.model, device.type)
+        compiles = self._is_compiled or self._repays_compilation(device.type)
+        if compiles != self._is_compiled:
+            self.runtime.wrap_blocks(self.model, device.type, compiles)
+            self._is_compiled = compiles
         if not isinstance(self.trainer.strategy, ModelParallelStrategy):
             self.model.draw_missing(device)
+
+    def _repays_compilation(self, device_type: str) -> bool:
+        """Whether the Trainer's run takes longer than to compile the blocks; attention's kernels are told the same."""
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            for layer in attention_layers(self.model):
+                layer.allow_compilation(True)
+            return self.runtime.compiles_on(device_type)
+        split = "test" if self.trainer.state.fn == TrainerFn.TESTING else "val"
+        size = getattr(self._data(), "size_of_evaluation", None)
+        n_tokens, length = (0, self.context_length) if size is None else size(split)
+        allow_compiled_kernels(self.model, n_tokens, length)
+        is_large = repays_compiled_blocks(self.model, n_tokens, length)
+        return is_large and self.runtime.compiles_on(device_type)
 
     def forward(
         self, tokens: Tensor, document_ids: Tensor | None = None, cu_seqlens: Tensor | None = None,

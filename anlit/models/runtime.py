@@ -13,10 +13,12 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from anlit.attention.attention import attention_layers
 from anlit.attention.backends import triton
 from anlit.attention.backends.flex import RECOMPILE_LIMIT
 from anlit.errors import UserError
 from anlit.layers.float8 import Recipe, use_float8
+from anlit.models.flops import FORWARD_AND_BACKWARD, flops_per_token, mean_visible_keys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_INT, KEPT_BLOCK = -1, -3, 2**31 - 1, 2**30
 """From glibc's malloc.h: limits of the free memory at the end of the heap, and of the size of blocks inside it."""
@@ -39,14 +41,23 @@ def without_values() -> Iterator[None]:
         WITHOUT_VALUES.reset(token)
 
 
+FLOPS_THAT_REPAY = 2e16
+"""Operations of forward passes, about a minute of an H200's eager bfloat16 (estimated): compiled blocks save a third of
+it, and take 10 to 30 s to compile."""
+LOGITS_THAT_REPAY = 1e11
+"""Attention logits, which eager attention moves through an H200's memory in a second or two (estimated): as long as a
+kernel takes to compile."""
+
+
 @dataclass(frozen=True)
 class Runtime:
     """Settings of how a model runs.
 
     Args:
-        compile: Whether to compile each block with torch.compile; all blocks of a kind share one compilation. On a GPU
-            this compiles the loss and the restoration of norms too. `auto` compiles on CUDA. On CPU
-            `anlit.layers.cpu_gradients` already brings most of the gain.
+        compile: Whether training compiles each block with torch.compile; all blocks of a kind share one compilation.
+            On a GPU this compiles the loss and the restoration of norms too. `auto` compiles on CUDA. On CPU
+            `anlit.layers.cpu_gradients` already brings most of the gain. `validate` and `test` compile where that takes
+            less time than it saves (`repays_compiled_blocks`); the other tools never do.
         recompute_every: Activation checkpointing: recompute every n-th block in the backward pass instead of keeping
             its activations; 1 recomputes all blocks, 0 none.
         meta_init: Draw the initial weights after sharding, for models of which the host cannot hold one copy per rank.
@@ -73,16 +84,23 @@ class Runtime:
         return self.compile
 
     def apply(self, decoder: Any, device_type: str) -> None:
-        """Prepare a `Decoder` to run on a device of this type, before it is sharded.
+        """Prepare a `Decoder` to train on a device of this type, before it is sharded."""
+        self.prepare(decoder, device_type)
+        self.wrap_blocks(decoder, device_type, self.compiles_on(device_type))
 
-        Each block's `forward` is replaced, not the module. So the names in checkpoints do not change, and the hooks of
-        sharding are neither compiled nor recomputed.
-        """
+    def prepare(self, decoder: Any, device_type: str) -> None:
+        """Prepare the device and replace modules, once."""
         if device_type == "cpu":
             prepare_cpu()
         if self.float8:
             use_float8(decoder.blocks, self.float8, device_type)
-        compiles = self.compiles_on(device_type)
+
+    def wrap_blocks(self, decoder: Any, device_type: str, compiles: bool) -> None:
+        """Compile the blocks or not, and recompute some of them in the backward pass. It may be called again.
+
+        Each block's `forward` is replaced, not the module. So the names in checkpoints do not change, and the hooks of
+        sharding are neither compiled nor recomputed.
+        """
         if compiles:
             # DDP would split each block into several graphs to exchange gradients early. A pattern of layers needs a
             # compilation for each kind of layer, in training, in validation and for the last batch: beyond torch's
@@ -92,6 +110,7 @@ class Runtime:
                 torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT
             )
         for number, block in enumerate(decoder.blocks):
+            vars(block).pop("forward", None)  # of an earlier call
             if compiles:
                 limit: dict[str, Any] = {}
                 if TAKES_RECOMPILE_LIMIT:
@@ -100,6 +119,23 @@ class Runtime:
             if self.recompute_every and number % self.recompute_every == 0:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         decoder.compiles_loss = decoder.compiles_norms = compiles and device_type != "cpu"
+
+
+def repays_compiled_blocks(decoder: Any, n_tokens: int, length: int) -> bool:
+    """Whether evaluating `n_tokens` in sequences of `length` takes longer than to compile the blocks for it."""
+    forward = flops_per_token(decoder, length) / FORWARD_AND_BACKWARD
+    return n_tokens * forward >= FLOPS_THAT_REPAY
+
+
+def allow_compiled_kernels(decoder: Any, n_tokens: int, length: int) -> None:
+    """Let attention take kernels that are compiled if `n_tokens` in sequences of `length` repay that; else not."""
+    layers = attention_layers(decoder)
+    logits = n_tokens * sum(
+        layer.mechanism.n_heads * mean_visible_keys(length, layer.mechanism.window)
+        for layer in layers
+    )
+    for layer in layers:
+        layer.allow_compilation(logits >= LOGITS_THAT_REPAY)
 
 
 def prepare_cpu() -> None:

@@ -15,7 +15,8 @@ def test_every_micro_batch_of_every_rank_draws_its_own_and_again_the_same(monkey
     def draw(seed: str, step: int, micro_batch: int, rank: int) -> tuple[float, ...]:
         monkeypatch.setenv("PL_GLOBAL_SEED", seed)
         trainer = SimpleNamespace(global_step=step, global_rank=rank, accumulate_grad_batches=2)
-        RandomState().on_train_batch_start(cast(Any, trainer), cast(Any, None), None, micro_batch)
+        model = SimpleNamespace(device=torch.device("cpu"))
+        RandomState().on_train_batch_start(cast(Any, trainer), model, None, micro_batch)
         return random.random(), np.random.rand(), torch.rand(()).item()
 
     keys = list(product("12", (0, 1), (0, 1), (0, 1)))
@@ -23,3 +24,16 @@ def test_every_micro_batch_of_every_rank_draws_its_own_and_again_the_same(monkey
     assert {key: draw(*key) for key in keys[::-1]} == draws
     for numbers in zip(*draws.values(), strict=True):
         assert len(set(numbers)) == len(keys)
+
+
+def test_the_generator_of_the_models_device_is_seeded_too(monkeypatch) -> None:
+    """Dropout on a GPU draws from it. The GPU is pretended."""
+    seeds: list[int] = []
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    trainer = SimpleNamespace(global_step=3, global_rank=0, accumulate_grad_batches=1)
+    model = SimpleNamespace(device=torch.device("cuda", 0))
+
+    RandomState().on_train_batch_start(cast(Any, trainer), model, None, 0)
+
+    assert seeds == [torch.initial_seed()]

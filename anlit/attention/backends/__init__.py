@@ -55,6 +55,9 @@ GPU_KERNELS: dict[tuple[Form, bool], tuple[BackendName, ...]] = {
 are hidden by documents or a window. Times are those of forward and backward pass on an H200 in
 bfloat16 for 16,384 tokens of H·D = 2048 (docs/results/gpu.md)."""
 
+COMPILED_WHEN_USED = ("triton", "flex")
+"""Kernels that are compiled for each kind of queries that they get, in 2 to 10 seconds each."""
+
 COST_OF_FALLBACK: dict[str, str] = {
     "sdpa": "computes hidden keys too, up to 50 times slower",
     "eager": "writes all logits to memory, many times slower",
@@ -116,10 +119,16 @@ def default_kernel(
     is_packed: bool,
     q: Tensor | None = None,
     dropout: float = 0.0,
+    may_compile: bool = True,
 ) -> BackendName:
-    """What `auto` takes on a device of this type, for queries like `q` or in a common precision."""
+    """What `auto` takes on a device of this type, for queries like `q` or in a common precision.
+
+    Without `may_compile`, it leaves out kernels that a GPU would first compile.
+    """
     if device_type == "cuda":
         row = GPU_KERNELS[form_of(mechanism), hides_keys(mechanism, is_packed)]
+        if not may_compile:
+            row = (*(name for name in row if name not in COMPILED_WHEN_USED), "eager")
     elif device_type == "cpu":
         row = _cpu_kernels(mechanism, q, dropout)
     else:

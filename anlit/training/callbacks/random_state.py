@@ -29,4 +29,7 @@ class RandomState(L.Callback):
             seed = int(np.random.SeedSequence(key).generate_state(1)[0])
             random.seed(seed)
             np.random.seed(seed)
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
+            # torch.manual_seed seeds every kind of device, and notes a traceback for those that are not there.
+            if (device := pl_module.device.type) != "cpu":
+                torch.get_device_module(device).manual_seed(seed)

@@ -11,7 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.attention.attention import kernels_in_use
+from anlit.attention.attention import Attention, attention_layers, kernels_in_use
 from anlit.checkpoints.loading import device_name
 from anlit.checkpoints.location import CHECKPOINTS, complete_checkpoints
 from anlit.checkpoints.special_tokens import (
@@ -45,6 +45,7 @@ class RunRecord(L.Callback):
     def __init__(self, run_dir: str) -> None:
         self.path = Path(run_dir) / RECORD
         self.record: dict[str, Any] = {}
+        self._attention: list[Attention] = []
 
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -70,6 +71,7 @@ class RunRecord(L.Callback):
             "parameters": pl_module.model.n_parameters(),
             "attention": [],  # known from the first batch on
         }
+        self._attention = attention_layers(pl_module)
         self._write(status="running", ended=None, error=None)
         settings = settings_of(trainer, pl_module)
         for logger in trainer.loggers:
@@ -98,7 +100,7 @@ class RunRecord(L.Callback):
     @rank_zero_only
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         """Write which kernels compute attention, where that is news: a longer context may bring another."""
-        kernels = kernels_in_use(pl_module)
+        kernels = kernels_in_use(self._attention)
         if kernels != self.record["attention"]:
             self._write(attention=kernels)
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -85,8 +86,9 @@ class Throughput(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.tokens, self.seconds = state_dict["tokens"], state_dict["seconds"]
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._peak = peak_flops(pl_module.device, trainer.precision)
+        self._flops_per_token = cache(partial(flops_per_token, pl_module.model))
         self._start_interval()
         time_fetches(trainer, self._waits.append)
         self._mark = time.perf_counter()
@@ -116,7 +118,7 @@ class Throughput(L.Callback):
         tokens = batch.tokens.numel() * trainer.world_size
         self.tokens += tokens
         if self._peak:
-            self._flops += tokens * flops_per_token(pl_module.model, batch.tokens.shape[1])
+            self._flops += tokens * self._flops_per_token(batch.tokens.shape[1])
         if completes_step(trainer):
             self._steps.mark()
         if is_logged(trainer, trainer.global_step):

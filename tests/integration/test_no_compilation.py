@@ -1,0 +1,117 @@
+"""A tool does not compile what it uses once; a large evaluation does, because it saves more than it costs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anlit import ALiBi, AnGPT, LogBias, Plain, ScaleInvariant, SlidingWindow
+from anlit.attention import attention
+from anlit.attention.backends import default_kernel
+from anlit.attention.mechanism import Mechanism
+from anlit.cli import main
+from anlit.models import runtime
+from tests.data.modules import quiet_trainer
+from tests.integration.conftest import Train
+from tests.models.tiny import batches, tiny
+
+SMALL = ("--trainer.max_steps=2", "--data.val_blocks=4", "--trainer.limit_val_batches=1.0")
+COMPILED = {"triton", "flex"}
+MECHANISMS = [Plain(), ScaleInvariant(), LogBias(), ALiBi(), SlidingWindow(8)]
+
+
+class Compilations:
+    """What was compiled, and which kernels a GPU would have taken: this machine takes its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.functions: list[Any] = []
+        self.gpu_kernels: set[str] = set()
+        monkeypatch.setattr(torch, "compile", self._compile)
+        monkeypatch.setattr(attention, "default_kernel", self._choose)
+
+    def _compile(self, function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+        self.functions.append(function)
+        return function
+
+    def _choose(
+        self, mechanism: Mechanism, device: str, is_packed: bool, q: Any, dropout: float, may: bool
+    ) -> str:
+        self.gpu_kernels.add(default_kernel(mechanism, "cuda", is_packed, None, dropout, may))
+        return default_kernel(mechanism, device, is_packed, q, dropout, may)
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
+    return Compilations(monkeypatch)
+
+
+@pytest.fixture
+def all_repays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if these models and texts were large."""
+    monkeypatch.setattr(runtime, "FLOPS_THAT_REPAY", 1)
+    monkeypatch.setattr(runtime, "LOGITS_THAT_REPAY", 1)
+
+
+@pytest.fixture(scope="module")
+def scale_invariant(trained: Train) -> Path:
+    return trained("--model.attention=ScaleInvariant", *SMALL)
+
+
+def arguments_of(tool: str, run: Path, folder: Path) -> list[str]:
+    text = folder / "text.txt"
+    text.write_text("def main():\n    return 1\n" * 8)
+    return {
+        "validate": ["validate", str(run), "--model.runtime.compile=true"],
+        "lengths": ["lengths", str(run), "--output", str(folder / "out"), "--lengths=32,64"],
+        "generate": ["generate", str(run), "def", "--max_tokens=3"],
+        "score": ["score", str(run), str(text), "--output", str(folder / "scores.parquet")],
+        "diagnose": ["diagnose", str(run), "--output", str(folder / "out"), "--lengths=32"],
+    }[tool]
+
+
+@pytest.mark.parametrize("tool", ["validate", "lengths", "generate", "score", "diagnose"])
+def test_a_tool_compiles_nothing(
+    scale_invariant: Path, tmp_path: Path, compilations: Compilations, tool: str
+) -> None:
+    """Neither blocks, though the run compiles them, nor the kernels that a GPU would take."""
+    assert main(arguments_of(tool, scale_invariant, tmp_path)) == 0
+
+    assert compilations.functions == []
+    assert compilations.gpu_kernels == {"eager"}
+
+
+@pytest.mark.usefixtures("all_repays")
+@pytest.mark.parametrize("tool", ["validate", "lengths", "score"])
+def test_a_large_evaluation_takes_compiled_kernels(
+    scale_invariant: Path, tmp_path: Path, compilations: Compilations, tool: str
+) -> None:
+    assert main(arguments_of(tool, scale_invariant, tmp_path)) == 0
+    assert compilations.gpu_kernels <= COMPILED
+    assert compilations.gpu_kernels
+    assert len(compilations.functions) == (2 if tool == "validate" else 0)  # its blocks
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: type(mechanism).__name__)
+def test_a_gpu_has_a_kernel_without_compilation_for_every_mechanism(
+    mechanism: Mechanism, is_packed: bool
+) -> None:
+    assert default_kernel(mechanism, "cuda", is_packed, may_compile=False) not in COMPILED
+
+
+def test_training_after_a_validation_is_compiled(compilations: Compilations) -> None:
+    """And a validation after training keeps what is compiled."""
+    model = tiny(AnGPT, runtime=runtime.Runtime(compile=True))
+    loader = batches(8, model.context_length)
+
+    in_grad_mode = quiet_trainer(limit_val_batches=1, inference_mode=False)
+    in_grad_mode.validate(model, loader, verbose=False)
+    assert compilations.functions == []
+    quiet_trainer(max_steps=1, limit_val_batches=1).fit(model, loader, loader)
+    n_compiled = len(compilations.functions)
+    assert n_compiled == len(model.model.blocks)
+    quiet_trainer(limit_val_batches=1).validate(model, loader, verbose=False)
+
+    assert len(compilations.functions) == n_compiled
