@@ -20,6 +20,10 @@ EXTRAS  ?=
 VARIANT ?= cuda
 IMAGE   ?= anlit
 WHEELS  ?= build/gpu-wheels
+STATE   ?= runs/gpu-state
+OUTPUT  ?= runs/gpu
+MINUTES ?= 9
+AGAIN   ?=
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 ENGINE  ?=
 
@@ -77,11 +81,11 @@ image-check:  ## Really build the CPU image, train and validate in it (root, bui
 slurm-check: $(VENV)/.installed  ## Really train, pre-empt and resume under Slurm on loopback (root, slurmd, slurmctld)
 	@ANLIT="$(BIN)/anlit" docker/slurm/check.sh
 
-gpu:  ## The first hour on a GPU, MINUTES=9 of it; call it again until it is done (docs/benchmarks.md)
-	@$(MAKE) --no-print-directory -f docker/gpu.mk GPU_PYTHON="$(GPU_PYTHON)" WHEELS="$(WHEELS)"
+gpu:  ## The first fifteen minutes on a GPU, in calls of MINUTES=9 (docs/benchmarks.md)
+	@"$(GPU_PYTHON)" docker/gpu.py --minutes "$(MINUTES)" --again "$(AGAIN)" --state "$(STATE)" --output "$(OUTPUT)" --wheels "$(WHEELS)"
 
-gpu-wheels:  ## Collect what a GPU machine without a network lacks, into WHEELS (MORE=flash4|float8: of those)
-	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" MORE="$(MORE)" WITHOUT="$(WITHOUT)" sh docker/gpu_wheels.sh
+gpu-wheels:  ## Collect what a GPU machine without a network lacks, into WHEELS (WITH="scipy pytest"; MORE=flash4)
+	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" MORE="$(MORE)" WITH="$(WITH)" sh docker/gpu_wheels.sh
 
 install: $(VENV)/.installed  ## Only make the virtual environment
 

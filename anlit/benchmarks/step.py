@@ -203,7 +203,7 @@ def options(argv: list[str]) -> argparse.Namespace:
         }
 
     add = parser.add_argument
-    add("--models", **of(MODELS, "", tuple(MODELS)))
+    add("--models", **of((*MODELS, "none"), "", tuple(MODELS)))
     add("--mechanisms", **of(MECHANISMS, " (plain)", ("plain",)))
     add(
         "--groups",
@@ -231,6 +231,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     )
     add_size_options(parser)
     given = parse(parser, argv, PRESETS)
+    given.models = tuple(model for model in given.models if model != "none")
     given.peers = tuple(peer for peer in given.peers if peer != "none")
     if missing := set(given.peers) - set(INSTALLED):
         raise UserError(f"--peers {missing.pop()} is not installed: install it, or leave it out")

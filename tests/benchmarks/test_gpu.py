@@ -1,5 +1,6 @@
-"""`make gpu`: toy lists whose items fail, take too long and are killed; the real list on a machine without a GPU."""
+"""`make gpu`: toy plans whose items fail, take too long and are killed; the real plan without a GPU."""
 
+import importlib
 import itertools
 import json
 import os
@@ -7,141 +8,267 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from anlit.commands.prepare import parser as parser_of_prepare
+
 ROOT = Path(__file__).parents[2]
-LIST = (ROOT / "docker" / "gpu-items.mk").read_text().replace("\\\n", "")
-HAS_GPU = Path("/dev/nvidiactl").exists()
 pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, ("make", "flock", "timeout"))), reason="Linux tools"
+    not all(map(shutil.which, ("make", "timeout", "bash"))), reason="Linux tools"
 )
 
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+*=name,driver*) echo "NVIDIA H200, 580.159.04, 1980, 345, 700.00" ;;
+*=memory.total) echo 143771 ;;
+*) echo "NVIDIA H200" ;;
+esac
+"""
+NVIDIA_SMI_WITHOUT_A_GPU = """#!/bin/sh
+echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+exit 9
+"""
 
-def start(folder: Path, *settings: str) -> subprocess.Popen[str]:
-    """A call in a process group of its own."""
-    places = (f"{name}={folder / name.lower()}" for name in ("STATE", "OUTPUT", "LIST", "WHEELS"))
-    words = ["make", "-f", "docker/gpu.mk", *places, f"GPU_PYTHON={sys.executable}", *settings]
-    pipe = subprocess.PIPE
+
+@pytest.fixture
+def items(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The real plan."""
+    monkeypatch.syspath_prepend(ROOT / "docker")
+    return importlib.import_module("gpu_items")
+
+
+def start(
+    folder: Path, *options: str, minutes: float = 9, nvidia_smi: str = NVIDIA_SMI
+) -> subprocess.Popen[str]:
+    """A call in a process group of its own, on a machine whose nvidia-smi is given."""
+    program = folder / "programs" / "nvidia-smi"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(nvidia_smi)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    words = [sys.executable, "docker/gpu.py", f"--minutes={minutes}", f"--plan={folder}/plan.py"]
+    words += [f"--{name}={folder / name}" for name in ("state", "output", "wheels")]
     return subprocess.Popen(
-        words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        [*words, *options],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
-def call(folder: Path, *settings: str) -> tuple[int, str]:
+def call(folder: Path, *options: str, **settings: Any) -> tuple[int, str]:
     """The exit code and the output of a call."""
-    process = start(folder, *settings)
-    said = "".join(process.communicate())
-    return process.returncode, said
+    process = start(folder, *options, **settings)
+    output, _ = process.communicate()
+    return process.returncode, output
 
 
-def list_items(folder: Path, **recipes: str) -> None:
-    """The list of items: minutes, what they find out (x) and their command."""
-    lines = [f"{name}: ; $(RUN) {recipe}" for name, recipe in recipes.items()]
-    (folder / "list").write_text("\n".join([f"ITEMS := {' '.join(recipes)}", *lines, ""]))
+def write_plan(folder: Path, *phases: tuple[int, list[str]]) -> None:
+    """A plan of phases: seconds, and the arguments of each item as Python reads them."""
+    lines = ["from gpu_items import Item, Phase", "SIZES = {}", "TOY_SIZES = {}", "PLAN = ["]
+    for seconds, items in phases:
+        members = ", ".join(f"Item({item})" for item in items)
+        lines.append(f"    Phase({seconds}, [{members}]),")
+    (folder / "plan.py").write_text("\n".join([*lines, "]", ""]))
 
 
-def statuses(folder: Path) -> dict[str, str]:
-    results = map(json.loads, (folder / "output" / "gpu.jsonl").read_text().splitlines())
-    return {result["item"]: result["status"] for result in results}
+def results(folder: Path, output: str = "output") -> dict[str, str]:
+    lines = (folder / output / "gpu.jsonl").read_text().splitlines()
+    return {record["item"]: record["result"] for record in map(json.loads, lines)}
 
 
 def test_results_are_written_and_a_failure_stops_nothing(tmp_path: Path) -> None:
-    writes = tmp_path / "writes"
-    writes.write_text(
-        "echo '{\n\"loss\": 7}' > $3/a.json\nprintf '# title\\n\\n## Table\\n\\n| a |\\n' > $3/a.md\n"
+    script = tmp_path / "script"
+    script.write_text(
+        "echo '{\n\"loss\": 7}' > $3/a.json\n"
+        "printf '# title\\n\\n## Table\\n\\n| a |\\n' > $3/a.md\n"
     )
-    list_items(tmp_path, fails="1 'what fails' sh -c 'echo a reason; exit 3'", device="1 'x' needs=device true",
-               unable="1 'x' needs=no-such-program true", last=f"1 'what it is' sh {writes} benchmark")  # fmt: skip
-    code, said = call(tmp_path)
-    assert code == 0, said
-    assert statuses(tmp_path) == {
-        "fails": "failed (3)", "device": "measured" if HAS_GPU else "no device",
-        "unable": "left out: no-such-program is not here", "last": "measured",
-    }  # fmt: skip
+    write_plan(
+        tmp_path,
+        (60, ["'fails', 'echo a reason; exit 3', 'what fails'"]),
+        (60, ["'gpu', 'true', 'x', needs=('device',)"]),
+        (60, ["'unable', 'true', 'x', needs=('no_such_program',)"]),
+        (60, [f"'last', 'sh {script} anlit benchmark', 'what it is'"]),
+    )
+    script.write_text(script.read_text().replace("$3", "$4"))
+    code, output = call(tmp_path)
+    assert code == 0, output
+    assert "All items are finished" in output
+    assert results(tmp_path) == {
+        "fails": "failed (3)",
+        "gpu": "finished",
+        "unable": "left out: no_such_program is not here",
+        "last": "finished",
+    }
     assert '"record": {"loss": 7}' in (tmp_path / "output" / "gpu.jsonl").read_text()
-    text = (tmp_path / "output" / "gpu.md").read_text()
-    for part in (
-        "## last: what it is",
-        "### Table\n\n| a |",
-        "a reason",
-        "| unable | left out: no-such-program",
-    ):
-        assert part in text
-    assert "# title" not in text
+    page = (tmp_path / "output" / "gpu.md").read_text()
+    for part in ("## last: what it is", "### Table\n\n| a |", "a reason", "| unable | left out"):
+        assert part in page
+    assert "# title" not in page
+
+
+def test_the_page_begins_with_the_gpu_its_driver_and_its_clock(tmp_path: Path) -> None:
+    write_plan(tmp_path, (60, ["'item', 'true', 'x'"]))
+    call(tmp_path)
+    head = (tmp_path / "output" / "gpu.md").read_text().splitlines()[2]
+    gpu = "NVIDIA H200, driver 580.159.04, clock 1980 MHz at most, 345 MHz at the start, 700.00 W;"
+    assert head.startswith(gpu)
+    assert re.search(r"Python 3\.\S+, torch 2\.\S+, .* commit \w+, \d{4}-\d\d-\d\d\.$", head)
+
+
+def test_the_plan_of_seconds_is_printed_first(tmp_path: Path) -> None:
+    write_plan(
+        tmp_path, (170, ["'a', 'true', 'x'", "'b', 'true', 'x'"]), (30, ["'c', 'true', 'x'"])
+    )
+    _, output = call(tmp_path)
+    assert output.startswith(
+        "The plan: 200 s at most, in calls of 540 s.\n   0–170 s  a, b\n 170–200 s  c\n"
+    )
 
 
 def test_the_next_call_skips_what_is_finished_until_it_is_asked_for(tmp_path: Path) -> None:
-    list_items(tmp_path, counts=f"1 'x' sh -c 'printf x >> {tmp_path}/count'", fails="1 'x' false")
-    for again, expected in (
-        ((), "x"),
-        ((), "x"),
-        (("AGAIN=counts",), "xx"),
-        (("AGAIN=failed",), "xx"),
-    ):
-        call(tmp_path, *again)
+    write_plan(
+        tmp_path,
+        (60, [f"'counts', 'printf x >> {tmp_path}/count', 'x'"]),
+        (60, ["'fails', 'false', 'x'"]),
+    )
+    for again, expected in (("", "x"), ("", "x"), ("counts", "xx"), ("failed", "xx")):
+        call(tmp_path, f"--again={again}")
         assert (tmp_path / "count").read_text() == expected
-    assert set(statuses(tmp_path)) == {"counts", "fails"}
+    assert set(results(tmp_path)) == {"counts", "fails"}
 
 
-def test_an_item_over_its_time_ends_with_all_its_processes(tmp_path: Path) -> None:
-    long = f"0.02 'x' sh -c 'sleep 100 & echo $$! > {tmp_path}/pid; echo so far; wait'"
-    list_items(tmp_path, long=long, next="1 'x' true")
+def test_a_phase_over_its_time_ends_with_all_its_processes(tmp_path: Path) -> None:
+    write_plan(
+        tmp_path,
+        (2, [f"'long', 'sleep 100 & echo $! > {tmp_path}/pid; echo so far; wait', 'x'"]),
+        (60, ["'next', 'true', 'x'"]),
+    )
     call(tmp_path)
-    assert statuses(tmp_path) == {"long": "over its time", "next": "measured"}
+    assert results(tmp_path) == {"long": "over its time", "next": "finished"}
     assert "so far" in (tmp_path / "output" / "gpu.md").read_text()
     process = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
     assert not process.exists() or "State:\tZ" in process.read_text()
 
 
-def test_an_item_that_the_calls_end_cuts_is_run_again(tmp_path: Path) -> None:
-    waits = f"1 'x' sh -c 'test -e {tmp_path}/go || sleep 100'"
-    list_items(tmp_path, short="1 'x' sleep 2", waits=waits, rest="1 'x' true")
-    code, said = call(tmp_path, "TIME=6", "LEAST=1", "TOGETHER=1")
-    assert code != 0
-    assert "Call make gpu again for: waits rest." in said
-    assert statuses(tmp_path) == {"short": "measured", "waits": "cut by the end of the call"}
-    (tmp_path / "go").touch()
-    assert call(tmp_path)[0] == 0
-    assert set(statuses(tmp_path).values()) == {"measured"}
-
-
-def test_what_killed_calls_left_is_waited_for_and_given_up_after_the_third(tmp_path: Path) -> None:
-    """The item goes on when its call is killed, and is begun again by the next one."""
-    busy, go = tmp_path / "busy", tmp_path / "go"
-    until = f"mkdir {busy} && until [ -e {go} ]; do sleep 0.1; done; rmdir {busy}"
-    list_items(
+def test_a_phase_that_does_not_fit_into_a_call_is_left_to_the_next(tmp_path: Path) -> None:
+    write_plan(
         tmp_path,
-        first="1 'x' true",
-        busy=f"1 'x' sh -c '{until}' > /dev/null 2>&1",
-        last="1 'x' true",
+        (50, ["'first', 'true', 'x'"]),
+        (500, ["'large', 'true', 'x'"]),
+        (40, ["'small', 'true', 'x'"]),
+        (40, ["'reads', 'true', 'x', after=('large',)"]),
     )
-    for others in (2, 1, 0):
-        process = start(tmp_path, "TOGETHER=1")
-        while not busy.exists():
-            assert process.poll() is None, "the call ended before its item began"
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        while others and busy.exists():
-            go.touch()
-            time.sleep(0.01)
-        go.unlink(missing_ok=True)
+    code, output = call(tmp_path, minutes=1)
+    assert code == 75
+    assert "Call make gpu again for: large, reads." in output
+    assert results(tmp_path) == {"first": "finished", "small": "finished"}
+    assert call(tmp_path)[0] == 0
+    assert set(results(tmp_path).values()) == {"finished"}
+
+
+def test_items_of_a_phase_run_beside_each_other_as_far_as_memory_allows(tmp_path: Path) -> None:
+    def meets(name: str, other: str) -> str:
+        command = f"touch {tmp_path}/{name}; until [ -e {tmp_path}/{other} ]; do sleep 0.1; done"
+        return f"'{name}', '{command}', 'x', gigabytes=60"
+
+    alone = f"mkdir {tmp_path}/busy && sleep 0.5 && rmdir {tmp_path}/busy"
+    write_plan(
+        tmp_path,
+        (30, [meets("a", "b"), meets("b", "a")]),
+        (60, [f"'c', '{alone}', 'x', gigabytes=70", f"'d', '{alone}', 'x', gigabytes=70"]),
+    )
+    _, output = call(tmp_path)
+    assert set(results(tmp_path).values()) == {"finished"}, output
+
+
+def test_an_item_waits_for_what_it_reads_and_is_left_out_without_it(tmp_path: Path) -> None:
+    reads = f"cat {tmp_path}/state/slow/file"
+    write_plan(
+        tmp_path,
+        (
+            60,
+            [
+                f"'reads', '{reads}', 'x', after=('slow',)",
+                "'slow', 'sleep 0.5; echo text > $OUT/file', 'x'",
+                "'fails', 'false', 'x'",
+                "'needs', 'true', 'x', after=('fails',)",
+            ],
+        ),
+    )
+    call(tmp_path)
+    expected = {"reads": "finished", "slow": "finished", "fails": "failed (1)"}
+    assert results(tmp_path) == expected | {"needs": "left out: fails is not finished"}
+
+
+def test_the_page_has_the_speed_of_a_run_and_the_archive_no_checkpoint(tmp_path: Path) -> None:
+    table = ["train/tokens_per_second,train/mfu,train/data_wait_share,val/loss"]
+    table += ["10,0.1,0.5,", ",,,4.5", "800,0.3,0.02,", ",,,4.25", "800,0.3,0.02,"]
+    (tmp_path / "metrics.csv").write_text("\n".join([*table, ""]))
+    run = "mkdir -p $OUT/run/checkpoints && touch $OUT/run/checkpoints/last.ckpt"
+    write_plan(tmp_path, (60, [f"'fit', '{run} && cp {tmp_path}/metrics.csv $OUT/run', 'x'"]))
+    call(tmp_path)
+    page = (tmp_path / "output" / "gpu.md").read_text()
+    assert "| train/tokens_per_second | train/mfu | train/data_wait_share | val/loss |" in page
+    assert "| 800 | 0.3 | 0.02 | 4.25 |" in page
+    with tarfile.open(tmp_path / "output" / "gpu.tar.gz") as archive:
+        names = archive.getnames()
+    assert "fit/run/metrics.csv" in names
+    assert not [name for name in names if "checkpoints" in name]
+
+
+def test_a_killed_call_leaves_whole_files_and_the_next_one_waits_for_its_item(
+    tmp_path: Path,
+) -> None:
+    busy, go = tmp_path / "busy", tmp_path / "go"
+    until = f"touch {busy}; until [ -e {go} ]; do sleep 0.1; done; rm {busy}"
+    write_plan(
+        tmp_path, (60, ["'first', 'true', 'x'"]), (60, [f"'busy', '{until}', 'what it does'"])
+    )
     process = start(tmp_path)
+    while not busy.exists():
+        assert process.poll() is None, "the call ended before its item began"
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert results(tmp_path) == {"first": "finished"}
+    assert "| busy | waiting |" in (tmp_path / "output" / "gpu.md").read_text()
+    process = start(tmp_path)
+    assert process.stdout
     assert "still runs: waiting for its end" in process.stdout.readline()
     go.touch()
     process.communicate()
     assert process.returncode == 0
-    assert statuses(tmp_path) == {"first": "measured", "busy": "given up", "last": "measured"}
+    assert results(tmp_path) == {"first": "finished", "busy": "finished"}
+
+
+def test_a_call_that_is_terminated_ends_its_item(tmp_path: Path) -> None:
+    write_plan(tmp_path, (60, [f"'long', 'echo $$ > {tmp_path}/pid; sleep 100; true', 'x'"]))
+    process = start(tmp_path)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.01)
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    item = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
+    assert not item.exists() or "State:\tZ" in item.read_text()
 
 
 def test_the_pth_file_of_a_wheel_is_read(tmp_path: Path) -> None:
-    """nvidia-cutlass-dsl has one, without which `import cutlass` fails. Beneath are the packages of GPU_PYTHON."""
+    """nvidia-cutlass-dsl has one, without which `import cutlass` fails."""
     (tmp_path / "wheels").mkdir()
     with zipfile.ZipFile(tmp_path / "wheels" / "outer-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("outer.pth", "outer/inside\n")
@@ -154,52 +281,130 @@ def test_the_pth_file_of_a_wheel_is_read(tmp_path: Path) -> None:
             "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
         wheel.writestr("outer-1.dist-info/RECORD", "")
-    list_items(tmp_path, imports="1 'x' $(PY) -c 'import inner_of_the_wheel, torch, anlit'")
-    _, said = call(tmp_path)
-    assert statuses(tmp_path) == {"imports": "measured"}, (
-        said + (tmp_path / "output" / "gpu.md").read_text()
+    command = 'python -c "import inner_of_the_wheel, torch, anlit"'
+    write_plan(tmp_path, (120, [f"'imports', '{command}', 'x'"]))
+    _, output = call(tmp_path)
+    page = (tmp_path / "output" / "gpu.md").read_text()
+    assert results(tmp_path) == {"imports": "finished"}, output + page
+
+
+def test_the_plan_fits_into_two_calls_and_fifteen_minutes(items: ModuleType) -> None:
+    seconds = [phase.seconds for phase in items.PLAN]
+    calls = [0, 0]
+    for phase_seconds in seconds:
+        fits = calls[0] + phase_seconds <= 9 * 60 - 10  # the virtual environment takes some
+        calls[0 if fits else 1] += phase_seconds
+    assert max(calls) <= 9 * 60 - 10
+    assert sum(seconds) < 14 * 60, "a machine takes a minute to start"
+
+
+def commands_of(items: ModuleType, sizes: dict[str, str]) -> list[list[str]]:
+    """The words of every item's anlit commands."""
+    gpu = importlib.import_module("gpu")
+    commands = []
+    for phase in items.PLAN:
+        for item in phase.items:
+            text = gpu.command_of(item, {"CORPUS": "PythonSources"} | sizes, Path("/state"), 60)
+            words = shlex.split(text)
+            parts = [
+                list(part) for is_and, part in itertools.groupby(words, "&&".__eq__) if not is_and
+            ]
+            commands += [part[3:] for part in parts if part[:3] == ["python", "-m", "anlit"]]
+    return commands
+
+
+@pytest.mark.parametrize("sizes", ["SIZES", "TOY_SIZES"])
+def test_every_command_of_the_plan_is_understood(
+    sizes: str,
+    items: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    printed_config: Callable[..., Any],
+) -> None:
+    from anlit.benchmarks import attention, step
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(step, "INSTALLED", tuple(step.PEERS))
+    commands = commands_of(items, getattr(items, sizes))
+    assert len(commands) > 20
+    seen = set()
+    for words in commands:
+        seen.add(tuple(words[:2]) if words[0] == "benchmark" else words[0])
+        match words:
+            case ["benchmark", "step", *options]:
+                assert step.options(options).minutes < 1
+            case ["benchmark", "attention", *options]:
+                monkeypatch.setattr(attention, "Benchmark", stop_after_parsing)
+                with pytest.raises(ParsedError):
+                    attention.main(options)
+            case ["fit", *options]:
+                config = printed_config(*options)
+                assert config["run_dir"].startswith("/state/")
+                assert config["trainer"]["max_steps"] <= 200
+            case ["prepare", *options]:
+                parser_of_prepare().parse_args(options)
+            case ["compare", *options]:
+                assert len(options) == 5
+    assert seen == {("benchmark", "step"), ("benchmark", "attention"), "fit", "prepare", "compare"}
+
+
+class ParsedError(Exception):
+    """Raised in place of a benchmark once its options are understood."""
+
+
+def stop_after_parsing(*arguments: object) -> None:
+    raise ParsedError
+
+
+def test_without_a_gpu_items_of_the_plan_run_at_toy_sizes(tmp_path: Path) -> None:
+    """One of each kind; the whole plan is slow."""
+    names = ("prepare", "attention-4k", "fit", "tests-models")
+    (tmp_path / "plan.py").write_text(
+        "from gpu_items import PLAN as WHOLE, SIZES, TOY_SIZES, Phase\n"
+        "items = [item for phase in WHOLE for item in phase.items]\n"
+        f"PLAN = [Phase(500, [item for item in items if item.name in {names}])]\n"
     )
-
-
-RECIPES = dict(re.findall(r"^([\w-]+):\n\t\$\(RUN\) (.+)$", LIST, re.MULTILINE))
-
-
-def test_every_item_has_a_recipe_that_fits_into_a_call() -> None:
-    (items,) = re.findall(r"^ITEMS := (.+)$", LIST, re.MULTILINE)
-    assert items.split() == list(RECIPES)
-    assert all(float(recipe.split()[0]) < 9 for recipe in RECIPES.values()), (
-        "a call has nine minutes"
-    )
+    code, output = call(tmp_path, nvidia_smi=NVIDIA_SMI_WITHOUT_A_GPU)
+    page = (tmp_path / "output-dry" / "gpu.md").read_text()
+    assert code == 0, output
+    expected = dict.fromkeys(names, "finished") | {"tests-models": "no device"}
+    assert results(tmp_path, "output-dry") == expected, page
+    assert "No GPU: toy sizes on a CPU" in page
+    assert "| plain, sdpa |" in page
+    assert "| train/tokens_per_second | train/data_wait_share | val/loss |" in page
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name for name, recipe in RECIPES.items() if "KERNELS" in recipe or "TESTS" in recipe]
-)
-def test_an_item_of_tests_selects_some(name: str) -> None:
-    words = shlex.split(RECIPES[name].replace("$(KERNELS)", "tests/attention/test_gpu.py"))
-    tests = itertools.dropwhile(lambda word: not word.startswith("tests/"), words)
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
-    subprocess.run([*pytest_, *tests], cwd=ROOT, check=True)
+def test_every_item_of_tests_selects_some(items: ModuleType) -> None:
+    members = [item for phase in items.PLAN for item in phase.items if "$PYTEST" in item.command]
+    assert len(members) == 5
+    for item in members:
+        words = shlex.split(item.command.replace("$PYTEST", ""))
+        pytest_ = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
+        subprocess.run([*pytest_, *words], cwd=ROOT, check=True)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(HAS_GPU, reason="there is a GPU here")
-def test_without_a_device_the_whole_list_is_measured_or_says_so(tmp_path: Path) -> None:
+def test_without_a_gpu_the_whole_plan_is_measured_or_says_why_not(
+    tmp_path: Path, items: ModuleType
+) -> None:
     """As a user calls it in a clone."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI_WITHOUT_A_GPU)
+    program.chmod(0o755)
     folders = [
         f"STATE={tmp_path}/state",
         f"OUTPUT={tmp_path}/output",
         f"GPU_PYTHON={sys.executable}",
     ]
-    subprocess.run(["make", "gpu", *folders], cwd=ROOT, check=True)
-    text = (tmp_path / "output" / "gpu.md").read_text()
-    assert list(statuses(tmp_path)) == list(RECIPES)
-    for result in map(json.loads, (tmp_path / "output" / "gpu.jsonl").read_text().splitlines()):
-        name, status = result["item"], result["status"]
-        assert status.partition(":")[0] in {"measured", "no device", "left out"}
-        if status == "measured" and name != "device":
-            assert result["record"]["finished"], name
-            assert "\n| " in text.partition(f"## {name}:")[2].partition("\n## ")[0], (
-                f"{name} wrote no table"
-            )
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["make", "gpu", *folders], cwd=ROOT, env=environment, check=True)
+    page = (tmp_path / "output-dry" / "gpu.md").read_text()
+    names = [item.name for phase in items.PLAN for item in phase.items]
+    outcomes = results(tmp_path, "output-dry")
+    assert list(outcomes) == names
+    assert set(outcomes.values()) == {"finished", "no device"}, page
+    for name, outcome in outcomes.items():
+        if outcome == "finished" and name != "prepare":
+            section = page.partition(f"## {name}:")[2].partition("\n## ")[0]
+            assert "\n| " in section, f"{name} wrote no table"
+    assert (tmp_path / "output-dry" / "convergence.png").exists()

@@ -1,0 +1,294 @@
+"""`make gpu`: measures on a GPU what docker/gpu_items.py plans (docs/benchmarks.md).
+
+A call ends after --minutes, and the next one goes on with what is not finished. The state folder
+has, for each item, a folder with what it wrote and NAME.json with its result; besides the
+compilers' caches and a virtual environment with the wheels over the packages of this Python.
+"""
+
+import argparse
+import fcntl
+import glob
+import os
+import runpy
+import shlex
+import shutil
+import signal
+import site
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from gpu_items import Item, Phase
+from gpu_results import ROOT, Results, query_gpu
+
+BENCHMARK_SHARE = 0.85  # of its seconds, after which a benchmark begins nothing new
+MEMORY_SHARE = 0.9  # of the GPU's memory, for items beside each other
+CORES = 3  # of each item beside others
+UNFINISHED = 75  # exit code of a call that another one has to follow
+
+
+class Call:
+    """One call: runs phases while they fit into its time."""
+
+    def __init__(self, results: Results, sizes: dict[str, str], deadline: float, lock: int) -> None:
+        self.results = results
+        self.sizes = sizes
+        self.deadline = deadline
+        self.lock = lock
+        self.began = time.monotonic()
+        self.running: dict[str, tuple[Item, subprocess.Popen[bytes], float]] = {}
+        memory = query_gpu("memory.total")
+        self.has_gpu = bool(memory)
+        self.gigabytes = float(memory[0]) * 2**20 / 1e9 if memory else float("inf")
+        self.most_at_once = max(2, len(os.sched_getaffinity(0)) // CORES)
+
+    def run(self, phases: Sequence[Phase]) -> None:
+        """Run every phase that fits into the time that is left, in the plan's order."""
+        for phase in phases:
+            waiting = [item for item in phase.items if self.results.can_run_again(item)]
+            names = {item.name for item in waiting}
+            needed = {name for item in waiting for name in item.after} - names
+            is_ready = all(self.results.status(name) for name in needed)
+            fits = time.monotonic() + phase.seconds <= self.deadline
+            if waiting and is_ready and fits:
+                self.run_phase(waiting, time.monotonic() + phase.seconds)
+
+    def run_phase(self, waiting: list[Item], end: float) -> None:
+        """Run the items beside each other until `end` at most."""
+        while waiting or self.running:
+            for name in list(self.running):
+                self.collect(name)
+            for item in list(waiting):
+                names = {other.name for other in waiting} | set(self.running)
+                if names.intersection(item.after):
+                    continue
+                obstacle = self.obstacle(item, end)
+                if obstacle:
+                    self.say(f"{item.name}: {obstacle}")
+                    self.results.end(item, obstacle)
+                    waiting.remove(item)
+                elif self.has_room(item):
+                    self.start(item, end)
+                    waiting.remove(item)
+            time.sleep(0.05)
+
+    def obstacle(self, item: Item, end: float) -> str | None:
+        """Return the result of an item that cannot run; None if it can."""
+        if time.monotonic() > end - 1:
+            return "no time was left"
+        for need in item.needs:
+            if need == "device":
+                if not self.has_gpu:
+                    return "no device"
+            elif not (shutil.which(need) or self.has_package(need)):
+                return f"left out: {need} is not here"
+        for name in item.after:
+            if self.results.result(name) != "finished":
+                return f"left out: {name} is not finished"
+        return None
+
+    def has_package(self, name: str) -> bool:
+        code = f"import importlib.util as util; exit(util.find_spec({name!r}) is None)"
+        return subprocess.run([str(python_of(self.results.state)), "-c", code]).returncode == 0
+
+    def has_room(self, item: Item) -> bool:
+        if not self.running:
+            return True
+        others = sum(other.gigabytes for other, _, _ in self.running.values())
+        fits = others + item.gigabytes <= MEMORY_SHARE * self.gigabytes
+        return fits and len(self.running) < self.most_at_once
+
+    def start(self, item: Item, end: float) -> None:
+        self.say(f"{item.name}: {item.finds}")
+        folder = self.results.folder(item.name)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self.results.forget(item.name)
+        now = time.monotonic()
+        seconds = int(end - now)
+        command = command_of(item, self.sizes, self.results.state, seconds)
+        # `timeout` ends the item's processes even if this call was killed; until then they hold
+        # the lock.
+        words = ["timeout", "--signal=KILL", str(seconds), "bash", "-c", command]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env=environment(self.results.state, self.has_gpu),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                pass_fds=[self.lock],
+            )
+        self.running[item.name] = (item, process, now)
+
+    def collect(self, name: str) -> None:
+        """Record the item's result if its process has ended."""
+        item, process, began = self.running[name]
+        code = process.poll()
+        if code is None:
+            return
+        del self.running[name]
+        if code == 0:
+            result = "finished"
+        elif code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+            result = "over its time"
+        else:
+            result = f"failed ({code})"
+        seconds = round(time.monotonic() - began)
+        self.say(f"{name}: {result}, {seconds} s")
+        self.results.end(item, result, seconds, code)
+
+    def kill(self) -> None:
+        for _, process, _ in self.running.values():
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self.began:4.0f} s  {text}", flush=True)
+
+
+def command_of(item: Item, sizes: dict[str, str], state: Path, seconds: int) -> str:
+    """Return the item's command with its sizes and folders; a benchmark ends by itself."""
+    command = Template(item.command).safe_substitute(sizes)
+    folder = shlex.quote(str(state / item.name))
+    if "anlit benchmark" in command:
+        command += f" --output $OUT --minutes {BENCHMARK_SHARE * seconds / 60:.2f}"
+    return Template(command).safe_substitute(OUT=folder, STATE=shlex.quote(str(state)))
+
+
+def corpus() -> str:
+    """Return what `anlit prepare` takes: texts/english if it is there, else Python's sources."""
+    english = ROOT / "texts" / "english"
+    if not any(english.glob("*.jsonl*")):
+        return "PythonSources"
+    return f"TextFiles --source {shlex.quote(str(english))} --pattern '*.jsonl*' --tokenizer bpe"
+
+
+def environment(state: Path, has_gpu: bool) -> dict[str, str]:
+    """Return the environment of the items."""
+    caches = state / "caches"
+    variables = os.environ | {
+        "PATH": f"{python_of(state).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "CUDA_CACHE_PATH": str(caches / "cuda"),
+        "XDG_CACHE_HOME": str(caches / "other"),
+    }
+    if not has_gpu:
+        variables["OMP_NUM_THREADS"] = "1"
+    return variables
+
+
+def python_of(state: Path) -> Path:
+    return state / "venv" / "bin" / "python"
+
+
+def make_virtual_environment(state: Path, wheels: Sequence[str]) -> None:
+    """Install the wheels over the packages of this Python, whose folders are read after them."""
+    stamp = state / "venv" / "wheels"
+    text = "\n".join([sys.executable, *wheels])
+    if stamp.exists() and stamp.read_text() == text:
+        return
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", "--clear", str(stamp.parent)], check=True
+    )
+    (packages,) = stamp.parent.glob("lib/python3*/site-packages")
+    # A .pth file, for those folders may have .pth files of their own.
+    lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages()]
+    (packages / "beneath.pth").write_text("".join(lines))
+    if wheels:
+        pip = [sys.executable, "-m", "pip", "--python", str(python_of(state)), "install", "--quiet"]
+        subprocess.run([*pip, "--no-index", "--no-deps", "--no-compile", *wheels], check=True)
+    stamp.write_text(text)
+
+
+def wait_for_lock(lock: int, deadline: float) -> None:
+    """Wait until no other call, and no item that a killed one left, runs in the state folder."""
+    is_told = False
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                sys.exit("make gpu: another call still runs: wait for its end")
+            if not is_told:
+                print("Another call, or an item that it left, still runs: waiting for its end.")
+                sys.stdout.flush()
+            is_told = True
+            time.sleep(0.2)
+
+
+def print_plan(phases: list[Phase], minutes: float) -> None:
+    total = sum(phase.seconds for phase in phases)
+    print(f"The plan: {total} s at most, in calls of {60 * minutes:.0f} s.")
+    end = 0
+    for phase in phases:
+        names = ", ".join(item.name for item in phase.items)
+        print(f"{end:4}–{end + phase.seconds} s  {names}")
+        end += phase.seconds
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make gpu")
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--again", default="", help="items to run again; `failed`: those")
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--wheels", required=True)
+    parser.add_argument("--plan", type=Path, default=ROOT / "docker" / "gpu_items.py")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse_options()
+    deadline = time.monotonic() + 60 * options.minutes
+    has_gpu = bool(query_gpu("name"))
+    suffix = "" if has_gpu else "-dry"
+    state = options.state.with_name(options.state.name + suffix).resolve()
+    output = options.output.with_name(options.output.name + suffix).resolve()
+    plan = runpy.run_path(str(options.plan))
+    phases = plan["PLAN"]
+    sizes = {"CORPUS": corpus()} | plan["SIZES" if has_gpu else "TOY_SIZES"]
+
+    state.mkdir(parents=True, exist_ok=True)
+    lock = os.open(state / ".lock", os.O_CREAT | os.O_RDWR)
+    wait_for_lock(lock, deadline)
+    make_virtual_environment(state, sorted(glob.glob(f"{options.wheels}*/*.whl")))
+    results = Results(state, output, phases)
+    for item in results.items:
+        has_failed = results.result(item.name).startswith("failed")
+        if item.name in options.again.split() or (options.again == "failed" and has_failed):
+            results.forget(item.name)
+
+    print_plan(phases, options.minutes)
+    call = Call(results, sizes, deadline, lock)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    if not has_gpu:  # times mean nothing, so everything runs beside each other
+        phases = [Phase(int(deadline - time.monotonic()), results.items)]
+    try:
+        call.run(phases)
+    finally:
+        call.kill()
+    return close(results)
+
+
+def close(results: Results) -> int:
+    """Say where the results are, and whether another call has to follow; return the exit code."""
+    open_items = [item.name for item in results.items if not results.status(item.name)]
+    page = results.output / "gpu.md"
+    if not open_items:
+        print(f"All items are finished, see {page}.")
+        return 0
+    print(f"See {page}. Call make gpu again for: {', '.join(open_items)}.")
+    return UNFINISHED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The plan of `make gpu`: what it measures in how many seconds, the most valuable first.
+
+An item is a command for bash, run in the root of the clone. $OUT is the item's folder, $STATE/NAME
+that of another item. $STEP and other words in capitals stand for what `SIZES` has, without a GPU
+for what `TOY_SIZES` has; $CORPUS is texts/english if it is there, else Python's own sources.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Item:
+    """A command of the plan.
+
+    Args:
+        name: of the item and its folder.
+        command: for bash.
+        finds: what its result says.
+        needs: "device", a program or a Python package; without it the item is left out.
+        after: items whose files it reads.
+        gigabytes: of GPU memory that it takes, where other items run beside it.
+    """
+
+    name: str
+    command: str
+    finds: str
+    needs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    gigabytes: int = 0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Items that run beside each other, or one alone. All end after `seconds`."""
+
+    seconds: int
+    items: list[Item]
+
+
+SIZES = {
+    "STEP": "python -m anlit benchmark step",
+    "ATTENTION": "python -m anlit benchmark attention",
+    "SHORT": "--widths 64 --lengths 4096",
+    "LONG": "--widths 128,64 --lengths 16384 --rounds 5",
+    "KERNELS": "--backends triton,flex",
+    "ONE_BILLION": "--preset h200-1b",
+    "GROWTH": "--preset h200-125m --batch 32 --lengths 1024,4096,16384,65536",
+    "VOCABULARY": "--vocab_size 8192",
+    "RUN": (
+        "--data TokenShards --data.path $STATE/prepare/data --run_dir $OUT/run --seed_everything 1"
+        " --data.batch_size 64 --data.val_blocks 256 --data.num_workers 2"
+        " --model.n_layers 12 --model.n_heads 6 --model.d_model 384 --model.context_length 1024"
+        " --model.vocab_size 8192 --trainer.precision bf16-mixed --trainer.gradient_clip_val 1.0"
+        " --trainer.log_every_n_steps 10 --trainer.val_check_interval 20"
+    ),
+    "STEPS_ALONE": "--trainer.max_steps 200 --trainer.val_check_interval 100",
+    "STEPS_BESIDE": "--trainer.max_steps 200 --trainer.val_check_interval 50",
+    "PYTEST": "python -m pytest -q -p no:cacheprovider -m gpu",
+}
+
+_TOY_MODEL = "--d_model 32 --n_layers 1 --n_heads 2 --vocab_size 64 --length 32 --batch 2"
+_TOY_STEPS = "--trainer.max_steps 6 --trainer.val_check_interval 3"
+TOY_SIZES = SIZES | {
+    "STEP": (
+        f"python -m anlit benchmark step --preset cpu {_TOY_MODEL} --rounds 2 --compiled no"
+        " --peers_compiled no"
+    ),
+    "ATTENTION": (
+        "python -m anlit benchmark attention --preset cpu --widths 16 --rounds 2"
+        " --entrants 'plain,sdpa scale-invariant,blockwise'"
+    ),
+    "SHORT": "--lengths 32",
+    "LONG": "--lengths 64",
+    "KERNELS": "--backends blockwise,eager",
+    "ONE_BILLION": "",
+    "GROWTH": "--lengths 16,32",
+    "CORPUS": "TextFiles --source docs --pattern '*.md' --tokenizer bpe",
+    "VOCABULARY": "--vocab_size 512",
+    "RUN": (
+        "--data TokenShards --data.path $STATE/prepare/data --run_dir $OUT/run --seed_everything 1"
+        " --data.batch_size 4 --data.val_blocks 8 --data.num_workers 0"
+        " --model.n_layers 1 --model.n_heads 2 --model.d_model 32 --model.context_length 64"
+        " --model.vocab_size 512 --trainer.accelerator cpu --trainer.log_every_n_steps 1"
+    ),
+    "STEPS_ALONE": _TOY_STEPS,
+    "STEPS_BESIDE": _TOY_STEPS,
+}
+
+GPU = ("device",)
+TESTS = ("device", "xdist")
+TEXT = ("prepare",)
+LEARNING = ("learn-gpt", "learn-ngpt", "learn-angpt")
+
+MODELS = "$STEP --models GPT,nGPT,anGPT"
+DOCUMENTS = "$STEP --models GPT,nGPT,anGPT --documents --peers none"
+SCALE_INVARIANT = "$STEP --models anGPT --mechanisms plain,scale-invariant $KERNELS --peers none"
+KERNEL_TESTS = "$PYTEST tests/attention/test_gpu.py -n 4"
+FIT = "python -m anlit fit --config"
+GPT = f"{FIT} model/gpt.yaml $RUN"
+DDP = f"{FIT} model/gpt.yaml --config trainer/ddp.yaml $RUN --trainer.devices 1"
+FSDP = f"{FIT} model/angpt.yaml --config trainer/fsdp.yaml $RUN --trainer.devices 1"
+CONTINUED = "{0} --trainer.max_steps 40 && {0} --trainer.max_steps 60 --ckpt_path last"
+
+# What is timed later compiles here, into caches, beside the tests. Memory is that of an H200.
+COMPILE_AND_CHECK = [
+    Item("warm-models", f"{MODELS} --peers none --rounds 1", "the three models compile",
+         needs=GPU, gigabytes=50),
+    Item("prepare", "python -m anlit prepare $CORPUS --output $OUT/data $VOCABULARY",
+         "text becomes shards"),
+    Item("tests-triton-bfloat16", f"{KERNEL_TESTS} -k 'triton and (torch.bfloat16 or bits)'",
+         "our kernels against attention in float64", needs=TESTS, gigabytes=5),
+    Item("warm-qwen3", "$STEP --models none --peers transformers --rounds 1",
+         "Qwen3 of transformers compiles", needs=(*GPU, "transformers"), gigabytes=30),
+    Item("warm-litgpt", "$STEP --models none --peers litgpt --rounds 1",
+         "litgpt's model compiles", needs=(*GPU, "litgpt"), gigabytes=30),
+    Item("warm-fit", f"{GPT} --trainer.max_steps 2", "a run compiles",
+         needs=GPU, after=TEXT, gigabytes=10),
+    Item("warm-attention", "$ATTENTION --widths 64,128 --lengths 4096,16384 --rounds 1",
+         "attention kernels compile",
+         needs=GPU, gigabytes=2),
+    Item("warm-documents", f"{DOCUMENTS} --rounds 1", "the same for packed documents",
+         needs=GPU, gigabytes=50),
+    Item("tests-flash-flex", f"{KERNEL_TESTS} -k 'flash or flex'",
+         "flash and FlexAttention against attention in float64", needs=TESTS, gigabytes=5),
+    Item("tests-models",
+         "$PYTEST -n 3 tests/models/test_cuda.py tests/layers/test_cross_entropy.py"
+         " tests/training/test_throughput.py tests/sizing/test_estimate.py",
+         "models on CUDA, the loss, the logged time of a step, the estimate of memory",
+         needs=TESTS, gigabytes=10),
+    Item("warm-scale-invariant", f"{SCALE_INVARIANT} --rounds 1", "scale-invariant anGPT compiles",
+         needs=GPU, gigabytes=52),
+    Item("tests-triton-float16", f"{KERNEL_TESTS} -k 'triton and torch.float16'",
+         "our kernels in float16", needs=TESTS, gigabytes=5),
+    Item("tests-triton-float32", f"{KERNEL_TESTS} -k 'triton and torch.float32'",
+         "our kernels in float32", needs=TESTS, gigabytes=5),
+]  # fmt: skip
+
+LEARN_AND_SHARD = [
+    Item("learn-gpt", f"{GPT} $STEPS_BESIDE", "35M GPT+ learns", after=TEXT),
+    Item("learn-ngpt", f"{FIT} model/ngpt.yaml $RUN $STEPS_BESIDE", "35M nGPT learns", after=TEXT),
+    Item("learn-angpt", f"{FIT} model/angpt.yaml $RUN $STEPS_BESIDE", "35M anGPT learns", after=TEXT),
+    Item("ddp", CONTINUED.format(DDP), "DDP on one GPU, 40 steps, continued to 60",
+         needs=GPU, after=TEXT),
+    Item("fsdp", CONTINUED.format(FSDP), "FSDP on one GPU, 40 steps, continued to 60",
+         needs=GPU, after=TEXT),
+]  # fmt: skip
+
+PLAN = [
+    Phase(170, COMPILE_AND_CHECK),
+    Phase(115, [Item("step", MODELS, "0.5B steps of the three models, litgpt and Qwen3")]),
+    Phase(55, [Item("step-documents", DOCUMENTS, "the three models with packed documents")]),
+    Phase(60, [Item("step-scale-invariant", SCALE_INVARIANT, "scale-invariant anGPT by kernel")]),
+    Phase(35, [Item("attention-4k", "$ATTENTION $SHORT", "attention kernels at T 4096")]),
+    Phase(50, [Item("attention-16k", "$ATTENTION $LONG", "attention kernels at T 16,384")]),
+    Phase(40, [Item("fit", f"{GPT} $STEPS_ALONE", "a run of 35M GPT+ on text", after=TEXT)]),
+    Phase(95, LEARN_AND_SHARD),
+    Phase(15, [Item("compare",
+                    "python -m anlit compare --output $OUT"
+                    " $STATE/learn-gpt/run $STATE/learn-ngpt/run $STATE/learn-angpt/run",
+                    "the three runs compared", after=LEARNING)]),
+    Phase(45, [Item("step-float8",
+                    "$STEP --models GPT,anGPT --compiled blocks,float8 --peers none",
+                    "0.5B steps in float8", needs=(*GPU, "torchao"))]),
+    Phase(45, [Item("step-1b", "$STEP $ONE_BILLION --models GPT,anGPT --peers none",
+                    "1B steps: share of the peak")]),
+    Phase(60, [Item("step-growth", "$STEP $GROWTH --models GPT,anGPT --peers none",
+                    "time and memory over T, the tokens of a batch constant")]),
+]  # fmt: skip
