@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -30,6 +31,16 @@ CORES = 3  # of each item beside others
 UNFINISHED = 75  # exit code of a call that another one has to follow
 
 
+@dataclass(frozen=True)
+class Running:
+    """An item's process, when it began, and after how many seconds it is killed."""
+
+    item: Item
+    process: subprocess.Popen[bytes]
+    began: float
+    seconds: int
+
+
 class Call:
     """One call: runs phases while they fit into its time."""
 
@@ -39,7 +50,7 @@ class Call:
         self.deadline = deadline
         self.lock = lock
         self.began = time.monotonic()
-        self.running: dict[str, tuple[Item, subprocess.Popen[bytes], float]] = {}
+        self.running: dict[str, Running] = {}
         memory = query_gpu("memory.total")
         self.has_gpu = bool(memory)
         self.gigabytes = float(memory[0]) * 2**20 / 1e9 if memory else float("inf")
@@ -65,20 +76,22 @@ class Call:
                 names = {other.name for other in waiting} | set(self.running)
                 if names.intersection(item.after):
                     continue
-                obstacle = self.obstacle(item, end)
+                if time.monotonic() > end - 1:
+                    obstacle = "no time was left"
+                elif self.has_room(item):
+                    obstacle = self.obstacle(item)
+                else:
+                    continue
+                waiting.remove(item)
                 if obstacle:
                     self.say(f"{item.name}: {obstacle}")
                     self.results.end(item, obstacle)
-                    waiting.remove(item)
-                elif self.has_room(item):
+                else:
                     self.start(item, end)
-                    waiting.remove(item)
             time.sleep(0.05)
 
-    def obstacle(self, item: Item, end: float) -> str | None:
+    def obstacle(self, item: Item) -> str | None:
         """Return the result of an item that cannot run; None if it can."""
-        if time.monotonic() > end - 1:
-            return "no time was left"
         for need in item.needs:
             if need == "device":
                 if not self.has_gpu:
@@ -97,7 +110,7 @@ class Call:
     def has_room(self, item: Item) -> bool:
         if not self.running:
             return True
-        others = sum(other.gigabytes for other, _, _ in self.running.values())
+        others = sum(other.item.gigabytes for other in self.running.values())
         fits = others + item.gigabytes <= MEMORY_SHARE * self.gigabytes
         return fits and len(self.running) < self.most_at_once
 
@@ -107,8 +120,8 @@ class Call:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         self.results.forget(item.name)
-        now = time.monotonic()
-        seconds = int(end - now)
+        began = time.monotonic()
+        seconds = int(end - began)
         command = command_of(item, self.sizes, self.results.state, seconds)
         # `timeout` ends the item's processes even if this call was killed; until then they hold
         # the lock.
@@ -124,28 +137,29 @@ class Call:
                 process_group=0,
                 pass_fds=[self.lock],
             )
-        self.running[item.name] = (item, process, now)
+        self.running[item.name] = Running(item, process, began, seconds)
 
     def collect(self, name: str) -> None:
         """Record the item's result if its process has ended."""
-        item, process, began = self.running[name]
-        code = process.poll()
+        running = self.running[name]
+        code = running.process.poll()
         if code is None:
             return
         del self.running[name]
+        seconds = time.monotonic() - running.began
+        was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
         if code == 0:
             result = "finished"
-        elif code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        elif was_killed and seconds >= running.seconds:
             result = "over its time"
         else:
             result = f"failed ({code})"
-        seconds = round(time.monotonic() - began)
-        self.say(f"{name}: {result}, {seconds} s")
-        self.results.end(item, result, seconds, code)
+        self.say(f"{name}: {result}, {seconds:.0f} s")
+        self.results.end(running.item, result, round(seconds), code)
 
     def kill(self) -> None:
-        for _, process, _ in self.running.values():
-            os.killpg(process.pid, signal.SIGKILL)
+        for running in self.running.values():
+            os.killpg(running.process.pid, signal.SIGKILL)
 
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self.began:4.0f} s  {text}", flush=True)

@@ -41,9 +41,7 @@ SIZES = {
     "STEP": "python -m anlit benchmark step",
     "ATTENTION": "python -m anlit benchmark attention",
     "SHORT": "--widths 64 --lengths 4096",
-    "LONG": "--widths 128,64 --lengths 16384 --rounds 5",
     "KERNELS": "--backends triton,flex",
-    "ONE_BILLION": "--preset h200-1b",
     "GROWTH": "--preset h200-125m --batch 32 --lengths 1024,4096,16384,65536",
     "VOCABULARY": "--vocab_size 8192",
     "RUN": (
@@ -70,9 +68,7 @@ TOY_SIZES = SIZES | {
         " --entrants 'plain,sdpa scale-invariant,blockwise'"
     ),
     "SHORT": "--lengths 32",
-    "LONG": "--lengths 64",
     "KERNELS": "--backends blockwise,eager",
-    "ONE_BILLION": "",
     "GROWTH": "--lengths 16,32",
     "CORPUS": "TextFiles --source docs --pattern '*.md' --tokenizer bpe",
     "VOCABULARY": "--vocab_size 512",
@@ -97,6 +93,8 @@ SCALE_INVARIANT = "$STEP --models anGPT --mechanisms plain,scale-invariant $KERN
 KERNEL_TESTS = "$PYTEST tests/attention/test_gpu.py -n 4"
 FIT = "python -m anlit fit --config"
 GPT = f"{FIT} model/gpt.yaml $RUN"
+NGPT = f"{FIT} model/ngpt.yaml $RUN"
+ANGPT = f"{FIT} model/angpt.yaml $RUN"
 DDP = f"{FIT} model/gpt.yaml --config trainer/ddp.yaml $RUN --trainer.devices 1"
 FSDP = f"{FIT} model/angpt.yaml --config trainer/fsdp.yaml $RUN --trainer.devices 1"
 CONTINUED = "{0} --trainer.max_steps 40 && {0} --trainer.max_steps 60 --ckpt_path last"
@@ -137,8 +135,8 @@ COMPILE_AND_CHECK = [
 
 LEARN_AND_SHARD = [
     Item("learn-gpt", f"{GPT} $STEPS_BESIDE", "35M GPT+ learns", after=TEXT),
-    Item("learn-ngpt", f"{FIT} model/ngpt.yaml $RUN $STEPS_BESIDE", "35M nGPT learns", after=TEXT),
-    Item("learn-angpt", f"{FIT} model/angpt.yaml $RUN $STEPS_BESIDE", "35M anGPT learns", after=TEXT),
+    Item("learn-ngpt", f"{NGPT} $STEPS_BESIDE", "35M nGPT learns", after=TEXT),
+    Item("learn-angpt", f"{ANGPT} $STEPS_BESIDE", "35M anGPT learns", after=TEXT),
     Item("ddp", CONTINUED.format(DDP), "DDP on one GPU, 40 steps, continued to 60",
          needs=GPU, after=TEXT),
     Item("fsdp", CONTINUED.format(FSDP), "FSDP on one GPU, 40 steps, continued to 60",
@@ -151,7 +149,8 @@ PLAN = [
     Phase(55, [Item("step-documents", DOCUMENTS, "the three models with packed documents")]),
     Phase(60, [Item("step-scale-invariant", SCALE_INVARIANT, "scale-invariant anGPT by kernel")]),
     Phase(35, [Item("attention-4k", "$ATTENTION $SHORT", "attention kernels at T 4096")]),
-    Phase(50, [Item("attention-16k", "$ATTENTION $LONG", "attention kernels at T 16,384")]),
+    Phase(50, [Item("attention-16k", "$ATTENTION --widths 128,64 --lengths 16384 --rounds 5",
+                    "attention kernels at T 16,384", needs=GPU)]),
     Phase(40, [Item("fit", f"{GPT} $STEPS_ALONE", "a run of 35M GPT+ on text", after=TEXT)]),
     Phase(95, LEARN_AND_SHARD),
     Phase(15, [Item("compare",
@@ -161,8 +160,8 @@ PLAN = [
     Phase(45, [Item("step-float8",
                     "$STEP --models GPT,anGPT --compiled blocks,float8 --peers none",
                     "0.5B steps in float8", needs=(*GPU, "torchao"))]),
-    Phase(45, [Item("step-1b", "$STEP $ONE_BILLION --models GPT,anGPT --peers none",
-                    "1B steps: share of the peak")]),
+    Phase(45, [Item("step-1b", "$STEP --preset h200-1b --models GPT,anGPT --peers none",
+                    "1B steps: share of the peak", needs=GPU)]),
     Phase(60, [Item("step-growth", "$STEP $GROWTH --models GPT,anGPT --peers none",
                     "time and memory over T, the tokens of a batch constant")]),
 ]  # fmt: skip

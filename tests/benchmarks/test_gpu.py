@@ -1,4 +1,4 @@
-"""`make gpu`: toy plans whose items fail, take too long and are killed; the real plan without a GPU."""
+"""`make gpu`: toy plans whose items fail, overrun and are killed; the real plan without a GPU."""
 
 import importlib
 import itertools
