@@ -1,5 +1,6 @@
 """Signals that end a command in order, and child processes that leave them to their parent."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -72,6 +73,8 @@ def leave_signals_to_parent(*_: Any) -> None:
 
 
 def _end_when_parent_says() -> None:
-    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+    parent = multiprocessing.parent_process()  # behind a fork server it is not the system's parent
+    parent_pid = os.getppid() if parent is None else parent.pid
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent_pid:
         pass
     os._exit(0)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ from anlit.signals import leave_signals_to_parent, signals_held
 
 DRAWS_AHEAD = 65_536  # remote chunks are fetched so many draws before their use
 FETCH_THREADS = 4
+START_METHOD = "fork" if sys.platform == "linux" else None
+"""How data workers start: forked, in 0.01 s and with all imports, whatever Python's default is."""
 START_FIXES = {
     errno.ENOSPC: "make room in /dev/shm",
     errno.EAGAIN: "raise the limit of processes (ulimit -u)",
@@ -235,6 +238,7 @@ class Loader:
         options: dict[str, Any] = {"generator": torch.Generator(), "collate_fn": _as_they_are}
         if self.num_workers:
             options["worker_init_fn"] = leave_signals_to_parent
+            options["multiprocessing_context"] = START_METHOD
         loader = DataLoader(self.stream, batch_size=None, num_workers=self.num_workers, **options)
         batches = self._make_batches(self._start(loader))
         yield from made_ahead(batches, self.n_ahead) if self.n_ahead else batches

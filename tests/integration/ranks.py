@@ -1,6 +1,7 @@
 """`anlit` in processes that have everything imported when they start; and what a run's metrics.csv says."""
 
 import csv
+import multiprocessing
 import os
 import sys
 from multiprocessing.context import ForkServerProcess
@@ -90,6 +91,7 @@ def _rank(
     log: str | None,
 ) -> None:
     """Run `anlit` as a child of the test's process would: its folder, its environment, its output."""
+    multiprocessing.set_start_method(None, force=True)  # the default, as in a command
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
