@@ -270,8 +270,13 @@ class TokenShards(L.LightningDataModule):
         return min(there, int(there * limit) if isinstance(limit, float) else limit), there
 
     def size_of_evaluation(self, split: str) -> tuple[int, int]:
-        """Tokens of a validation or test split that each device reads, and tokens of its sequences."""
+        """Tokens of a validation or test split that each device reads, and tokens of its sequences.
+
+        None without the split, which `test_dataloader` refuses.
+        """
         length = self.val_context_length or self._length
+        if split not in self.sources:
+            return 0, length
         n_batches, _ = self._batches(split)
         return n_batches * self.val_batch_size * length, length
 

@@ -130,7 +130,7 @@ FAST = [
         "generate run --top_p",
         r"--top_p expected one argument: anlit generate --help lists the options",
     ),
-    ("benchmark nonesuch", r"NAME nonesuch is not known: choose one of attention, step, loss"),
+    ("benchmark nonesuch", r"NAME nonesuch is not known: choose one of attention, step, fit, loss"),
     (
         "study --config high.yaml",
         r"arm 'fast', high\.yaml: model\.optimizer\.lr=high is of the wrong type: give a num",

@@ -89,7 +89,12 @@ def _n_non_finite(trainer: L.Trainer, model: torch.nn.Module) -> int:
 
 def divergence_error(trainer: L.Trainer, what: str) -> UserError:
     """The error that ends a run after `what` happened, with the newest checkpoint: `FiniteCheckpoints` kept it good."""
-    folder = getattr(trainer.checkpoint_callback, "dirpath", None)
-    last = next(iter(complete_checkpoints(Path(folder))), "none yet") if folder else "none yet"
+    folders = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
+    checkpoints = [
+        checkpoint
+        for folder in filter(None, folders)
+        for checkpoint in complete_checkpoints(Path(folder))
+    ]
+    last = checkpoints[0] if checkpoints else "none yet"
     advice = "lower the learning rate (model.optimizer) or inspect the data"
     return UserError(f"{what}: {advice}; the last good checkpoint is {last}")
