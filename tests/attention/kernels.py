@@ -1,5 +1,6 @@
 """Any kernel against the readable back end in float64: bounds, and inputs of every kind."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -140,7 +141,11 @@ def check(
 ) -> None:
     """`backend` against the readable one in float64, both with the numbers as `dtype` rounds them."""
     B, H, T, D = shape
-    mechanism, reference = (windowed(MECHANISMS[name], kind).for_layer(H, D, 0) for _ in range(2))
+    mechanism, reference = (
+        # a copy, because a coefficient that layers share is the template's, and changes dtype with them
+        windowed(copy.deepcopy(MECHANISMS[name]), kind).for_layer(H, D, 0)
+        for _ in range(2)
+    )
     tensors = inputs(*shape, dtype=dtype)
     wide = [x.double() for x in tensors]
     documents = packed(B, T, kind)

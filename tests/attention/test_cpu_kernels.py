@@ -3,6 +3,8 @@
 The formula as an independent version has it is in tests/parity.
 """
 
+import copy
+
 import pytest
 import torch
 
@@ -40,7 +42,7 @@ H, D = 4, 8
 def test_every_mechanism_is_the_formula(way, name, n_kv_heads, kind, monkeypatch) -> None:
     """Output and gradients, at two whole blocks of queries and a rest; shared keys are as keys copied for each head."""
     backend, setting, value = WAYS[way]
-    mechanism = windowed(MECHANISMS[name], kind).for_layer(H, D, 0).double()
+    mechanism = windowed(copy.deepcopy(MECHANISMS[name]), kind).for_layer(H, D, 0).double()
     tensors = inputs(2, H, 39, D, dtype=torch.float64, n_heads_kv=n_kv_heads)
     expected = gradients(kernels.repeated(eager.attend), mechanism, tensors, packed(2, 39, kind))
     monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", 16)

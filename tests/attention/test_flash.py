@@ -1,5 +1,6 @@
 """What PyTorch's flash attention is asked for, with a slow kernel on the CPU under its operator."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -68,7 +69,7 @@ varlen._varlen_attn_backward.register_kernel("cpu", _varlen_backward)
 @pytest.mark.parametrize("name", [name for name in FLASH if "alibi" not in name])
 def test_pytorch_is_asked_for_what_eager_computes(name, kind, n_kv_heads) -> None:
     """ALiBi's slopes go to the package flash-attn, on a GPU alone: test_gpu.py."""
-    mechanism = MECHANISMS[name].for_layer(2, 16, 0).double()
+    mechanism = copy.deepcopy(MECHANISMS[name]).for_layer(2, 16, 0).double()
     tensors = inputs(3, 2, LENGTH, 16, dtype=torch.float64, n_heads_kv=n_kv_heads)
     attends = (flash.attend, eager.attend)
     assert_same(

@@ -1,5 +1,6 @@
 """FlexAttention on the CPU, uncompiled but for one test; test_gpu.py has the compiled kernels of a GPU."""
 
+import copy
 import itertools
 
 import pytest
@@ -34,11 +35,11 @@ kinds = pytest.mark.parametrize("kind", ["dense", "short documents", "long docum
 @pytest.mark.covering(1)
 def test_the_forward_pass_is_eager(name, n_kv_heads, kind) -> None:
     """Shared keys too: the score of head h has the table of head h."""
-    mechanism = MECHANISMS[name].for_layer(HEADS, 16, 0)
+    mechanism = copy.deepcopy(MECHANISMS[name]).for_layer(HEADS, 16, 0)
     q, k, v, _ = inputs(2, HEADS, 150, 16, dtype=torch.float32, n_heads_kv=n_kv_heads)
     with torch.no_grad():
         result = flex.attend(q, k, v, mechanism, documents(kind, 150), 0.0)
-        wide = (q.double(), k.double(), v.double(), mechanism.double())
+        wide = (q.double(), k.double(), v.double(), copy.deepcopy(mechanism).double())
         expected = repeated(eager.attend)(*wide, documents(kind, 150), 0.0)
     assert ((result - expected).norm() / expected.norm()).item() < 1e-5
 
@@ -57,12 +58,12 @@ def test_the_gradients_are_those_of_the_formula(name, kind, monkeypatch) -> None
 def test_the_compiled_forward_pass_is_the_formula(name, monkeypatch) -> None:
     """Its options for a GPU do no harm on a CPU."""
     monkeypatch.setattr(flex, "_compiled", lambda: torch.compile(flex._run, dynamic=False))
-    mechanism = MECHANISMS[name].for_layer(HEADS, 16, 0)
+    mechanism = copy.deepcopy(MECHANISMS[name]).for_layer(HEADS, 16, 0)
     q, k, v, _ = inputs(2, HEADS, 150, 16, dtype=torch.float32)
     packed = documents("short documents", 150)
     with torch.no_grad():
         result = flex.attend(q, k, v, mechanism, packed, 0.0)
-        wide = (q.double(), k.double(), v.double(), mechanism.double())
+        wide = (q.double(), k.double(), v.double(), copy.deepcopy(mechanism).double())
         expected = eager.attend(*wide, packed, 0.0)
     assert ((result - expected).norm() / expected.norm()).item() < 1e-5
 

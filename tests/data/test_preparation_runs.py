@@ -269,6 +269,7 @@ def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monk
     (signal.SIGINT, 1, 1), (signal.SIGINT, 2, 1), (signal.SIGTERM, 1, 75), (signal.SIGTERM, 2, 75),
     (signal.SIGHUP, 2, 75),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_signal_to_the_group(
     recipe: Recipe, finished: Path, out: Path, monkeypatch, number: int, workers: int, code: int
 ) -> None:
