@@ -113,8 +113,9 @@ def _processes(workers: int) -> Iterator[Executor]:
         try:
             yield pool
         except KeyboardInterrupt:
+            # Not terminate(): the system drops its SIGTERM where one to the whole group still waits.
             for process in multiprocessing.active_children():
-                process.terminate()
+                process.kill()
             raise
 
 
