@@ -3,23 +3,23 @@
 from importlib import import_module
 from typing import Any
 
-from anlit.discovery import public_classes
+from anlit.config.registry import public_classes
 
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("GPT", "NGPT", "AnGPT"), "anlit.models"),
-    "Runtime": "anlit.models.runtime",
+    **dict.fromkeys(("GPT", "NGPT", "AnGPT"), "anlit.training.models"),
+    "Runtime": "anlit.nn.models.runtime",
     "FullySharded": "anlit.training.strategies",
     "TokenShards": "anlit.data.module",
     "Mixture": "anlit.data.mixture",
     "NeedleInHaystack": "anlit.data.needle",
-    "load_checkpoint": "anlit.checkpoints.loading",
+    "load_checkpoint": "anlit.training.load_model",
 }
 _ROOMS = (
-    "anlit.attention.mechanisms",
-    "anlit.layers.positions",
-    "anlit.optim.optimizers",
+    "anlit.nn.mechanisms",
+    "anlit.nn.layers.positions",
+    "anlit.training.optim.optimizers",
     "anlit.data.corpora",
 )
 """Each public class of these is `anlit.<Name>`; a room that needs more packages comes later."""

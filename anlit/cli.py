@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
+from anlit.config.options import NAMES_OF_FILES, ToolParser
 from anlit.errors import (
     INTERRUPTED,
     PREEMPTED,
@@ -22,10 +23,9 @@ from anlit.errors import (
     panics_told,
     unforeseen,
 )
-from anlit.lazy_torchmetrics import make_torchmetrics_lazy
 from anlit.reporting.text import VisibleRecord, discard_unwritable, echo
-from anlit.sentences import NAMES_OF_FILES, ToolParser
 from anlit.signals import preempted_by_signals
+from anlit.training.lazy_torchmetrics import make_torchmetrics_lazy
 
 ORDERLY = (*LIGHTNING, "study", "prepare")
 """Commands that a signal ends in order, to be started again."""

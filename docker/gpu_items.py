@@ -90,7 +90,7 @@ LEARNING = ("learn-gpt", "learn-ngpt", "learn-angpt")
 MODELS = "$STEP --models GPT,nGPT,anGPT"
 DOCUMENTS = "$STEP --models GPT,nGPT,anGPT --documents --peers none"
 SCALE_INVARIANT = "$STEP --models anGPT --mechanisms plain,scale-invariant $KERNELS --peers none"
-KERNEL_TESTS = "$PYTEST tests/attention/test_gpu.py -n 4"
+KERNEL_TESTS = "$PYTEST tests/nn/attention/test_gpu.py -n 4"
 FIT = "python -m anlit fit --config"
 GPT = f"{FIT} model/gpt.yaml $RUN"
 NGPT = f"{FIT} model/ngpt.yaml $RUN"
@@ -121,7 +121,7 @@ COMPILE_AND_CHECK = [
     Item("tests-flash-flex", f"{KERNEL_TESTS} -k 'flash or flex'",
          "flash and FlexAttention against attention in float64", needs=TESTS, gigabytes=5),
     Item("tests-models",
-         "$PYTEST -n 3 tests/models/test_cuda.py tests/layers/test_cross_entropy.py"
+         "$PYTEST -n 3 tests/nn/models/test_cuda.py tests/nn/layers/test_cross_entropy.py"
          " tests/training/test_throughput.py tests/sizing/test_estimate.py",
          "models on CUDA, the loss, the logged time of a step, the estimate of memory",
          needs=TESTS, gigabytes=10),

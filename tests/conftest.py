@@ -5,6 +5,7 @@ import importlib
 import itertools
 import os
 import random
+import signal
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -23,6 +24,8 @@ import yaml
 from tests.covering import covering
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+# Under `nohup` it is ignored, and what a test starts would ignore it too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # `make test` hands its own flags to every make below it; a test calls make as from a shell.
 for variable in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
     os.environ.pop(variable, None)

@@ -12,11 +12,11 @@ from itertools import product
 
 import torch
 
-from anlit.attention.backends import BACKENDS, default_kernel, prepare
 from anlit.benchmarks.attention_check import Inputs, random_documents, relative_errors, wrong
 from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import DTYPES, MECHANISMS, names, parse, parser_of
-from anlit.sentences import numbers
+from anlit.config.options import numbers
+from anlit.nn.kernels import BACKENDS, default_kernel, prepare
 
 MEAN_DOCUMENT = 1 / 8
 """Mean length of a document, in T: lengths are drawn from an exponential distribution, some of a few tokens."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from anlit.attention.backends import eager
-from anlit.attention.coefficient import shared_coefficients
-from anlit.attention.documents import Documents
-from anlit.attention.groups import grouped_product
-from anlit.attention.mechanism import Mechanism
+from anlit.nn.kernels import eager
+from anlit.nn.kernels.documents import Documents
+from anlit.nn.kernels.grouped_heads import grouped_product
+from anlit.nn.mechanisms.coefficient import shared_coefficients
+from anlit.nn.mechanisms.mechanism import Mechanism
 
 BLOCK = 128
 """Queries in a block that is checked."""

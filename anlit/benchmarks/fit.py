@@ -27,16 +27,16 @@ import anlit.data.needle  # noqa: F401  classes that a configuration may name
 from anlit.benchmarks.harness import Benchmark
 from anlit.benchmarks.options import parse, parser_of
 from anlit.benchmarks.runs import threads_of, trainer_of_run
-from anlit.benchmarks.steps import take_step
-from anlit.configuration import CONFIG, init_args, mapping
+from anlit.benchmarks.training_step import take_step
+from anlit.config.labels import CONFIG, init_args, mapping
+from anlit.config.objects import build_from_plain, subclass_named
+from anlit.config.options import ToolParser, at_least
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.reporting.table import Table, console
 from anlit.reporting.text import say
 from anlit.runs.folders import METRICS, Run, load_run, number, read_rows
-from anlit.sentences import ToolParser, at_least
-from anlit.settings import build_from_plain, subclass_named
 from anlit.training.callbacks.throughput import StepTimes
 
 BATCHES = 8

@@ -29,8 +29,8 @@ from anlit.benchmarks.timing import (
     seconds_of_calls,
     warm_up,
 )
-from anlit.reporting.files import output_folder, write_json, write_text
-from anlit.reporting.provenance import environment
+from anlit.io.provenance import environment
+from anlit.io.write import output_folder, write_json, write_text
 from anlit.reporting.table import NONE, Table, console
 from anlit.reporting.text import say
 from anlit.training.callbacks.throughput import peak_flops

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import Size, add_size_options, parse, parser_of
-from anlit.layers.cross_entropy import linear_cross_entropy
+from anlit.nn.layers.cross_entropy import linear_cross_entropy
 from anlit.reporting.table import NONE
 
 DEFAULTS = {

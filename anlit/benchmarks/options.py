@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 
 from anlit import ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention.mechanism import Mechanism
+from anlit.config.options import ToolParser, at_least
 from anlit.errors import UserError
-from anlit.sentences import ToolParser, at_least
+from anlit.nn.mechanisms.mechanism import Mechanism
 
 MECHANISMS: dict[str, Mechanism] = {
     "plain": Plain(),

@@ -20,23 +20,23 @@ from typing import Any
 import lightning as L
 import torch
 
-import anlit.attention.mechanisms
-import anlit.models  # noqa: F401  classes that a configuration may name
-from anlit.analysis.comparison import STEPS
+import anlit.nn.mechanisms
+import anlit.training.models  # noqa: F401  classes that a configuration may name
 from anlit.benchmarks.harness import Ready, first_line
 from anlit.benchmarks.options import Size
-from anlit.benchmarks.steps import batch_of, take_step, trainer_of
 from anlit.benchmarks.timing import Seconds, alternate, clocks, paired_ratio, quartiles, warm_up
-from anlit.checkpoints.loading import device_name, find_device
-from anlit.configuration import CONFIG, init_args, mapping
+from anlit.benchmarks.training_step import batch_of, take_step, trainer_of
+from anlit.compare.comparison import STEPS
+from anlit.config.labels import CONFIG, init_args, mapping
+from anlit.config.objects import build_from_plain, is_plain, subclass_named
 from anlit.errors import UserError
-from anlit.models.language_model import LanguageModel
-from anlit.reporting.files import write_json
-from anlit.reporting.provenance import environment
+from anlit.io.provenance import environment
+from anlit.io.write import write_json
 from anlit.reporting.text import echo
 from anlit.runs.folders import Run
 from anlit.runs.groups import Group
-from anlit.settings import build_from_plain, is_plain, subclass_named
+from anlit.training.language_model import LanguageModel
+from anlit.training.load_model import device_name, find_device
 
 FEWEST, MOST, WARMUP = 15, 1000, 2
 """Rounds that count, and those before them."""
@@ -48,7 +48,7 @@ PRECISION = 0.02
 
 def time_steps(groups: list[Group], folder: Path) -> None:
     """Time steps of every group's configuration in turns and write `STEPS` into `folder`; UserError where one fails."""
-    torch.set_flush_denormal(True)  # before torch starts its threads; see anlit.models.runtime
+    torch.set_flush_denormal(True)  # before torch starts its threads; see anlit.nn.models.runtime
     device, record = find_device("auto"), environment()
     echo(f"Timing steps of {len(groups)} configurations in turns …")
     try:

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.profiler import profile
 
-from anlit.attention.backends import BACKENDS
 from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import MECHANISMS, Size, add_size_options, names, parse, parser_of
-from anlit.benchmarks.steps import COMPILED, MODELS, PEERS, Step, our_step, peer_step
+from anlit.benchmarks.training_step import COMPILED, MODELS, PEERS, Step, our_step, peer_step
+from anlit.config.options import numbers
 from anlit.errors import UserError
-from anlit.models.runtime import Runtime
-from anlit.sentences import numbers
+from anlit.nn.kernels import BACKENDS
+from anlit.nn.models.runtime import Runtime
 
 BASE = "GPT"
 """The model that the others are compared with."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anlit.analysis.statistics import Interval, median_with_interval
+from anlit.compare.statistics import Interval, median_with_interval
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")

@@ -19,10 +19,10 @@ from torch import Tensor
 
 import anlit
 from anlit.checkpoints.location import SETTINGS, WEIGHTS
+from anlit.checkpoints.weights import refuse_non_finite
 from anlit.errors import UserError
-from anlit.models.continuing import refuse_non_finite
-from anlit.reading import read_json
-from anlit.reporting.files import replacing, write_text
+from anlit.io.read import read_json
+from anlit.io.write import replacing, write_text
 
 TOKENIZER = "tokenizer.json"
 EMBEDDING, HEAD = "embedding.weight", "head.weight"

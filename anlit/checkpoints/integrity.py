@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from anlit.checkpoints.location import REST, complete_checkpoints
 from anlit.errors import UserError
-from anlit.reading import check, read_json
+from anlit.io.read import check, read_json
 
 SUMS = "sums.json"
 UNREADABLE = (
@@ -34,7 +34,7 @@ TRAINING = MODEL | {
     "loops": {"fit_loop": dict}, "callbacks": dict, "lr_schedulers": list, "epoch": int, "state_dict": dict,
     "optimizer_states": [{"state": dict, "param_groups": list}],
 }  # fmt: skip
-"""What a checkpoint needs for its model, and for a run to continue, as schemas of `anlit.reading`."""
+"""What a checkpoint needs for its model, and for a run to continue, as schemas of `anlit.io.read`."""
 
 
 class DamagedError(ValueError):

@@ -35,7 +35,7 @@ from anlit.checkpoints.writing import (
     write_durably,
     write_failed,
 )
-from anlit.reporting.files import write_json
+from anlit.io.write import write_json
 
 MARK = "tensor of the parts: "
 STATES = (

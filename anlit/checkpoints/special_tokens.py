@@ -15,8 +15,8 @@ from typing import Any
 from anlit.checkpoints.exported import TOKENIZER
 from anlit.checkpoints.location import CHECKPOINTS, is_exported
 from anlit.errors import UserError
-from anlit.reading import read_json, read_text
-from anlit.reporting.files import write_json
+from anlit.io.read import read_json, read_text
+from anlit.io.write import write_json
 
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 TEMPLATE_FILE, TOKENS_MAP = "chat_template.jinja", "special_tokens_map.json"

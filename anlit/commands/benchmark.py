@@ -3,7 +3,7 @@
 import argparse
 import importlib
 
-from anlit.sentences import ToolParser
+from anlit.config.options import ToolParser
 
 BENCHMARKS = {
     "attention": "attention kernels: right or not, time, share of the peak, memory",

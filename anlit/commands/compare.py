@@ -1,8 +1,8 @@
 """`anlit compare`: a report on trained runs."""
 
-from anlit.analysis.compare import STANDARD, compare
-from anlit.analysis.comparison import STEPS
-from anlit.sentences import ToolParser
+from anlit.compare.compare import STANDARD, compare
+from anlit.compare.comparison import STEPS
+from anlit.config.options import ToolParser
 
 
 def parser() -> ToolParser:

@@ -5,6 +5,7 @@ import shlex
 from dataclasses import fields
 
 from anlit.checkpoints.location import find_checkpoint
+from anlit.config.options import ToolParser, at_least, numbers
 from anlit.errors import UserError
 from anlit.evaluation.settings import (
     MOST_TOKENS,
@@ -13,8 +14,7 @@ from anlit.evaluation.settings import (
     LengthsSettings,
     NeedleSettings,
 )
-from anlit.reporting.files import folder_to_fill
-from anlit.sentences import ToolParser, at_least, numbers
+from anlit.io.write import folder_to_fill
 
 DESCRIPTIONS = {
     "lengths": "The validation loss of trained models on sequences of several lengths, always of the same tokens, with "

@@ -1,8 +1,8 @@
 """`anlit export`: a checkpoint's model in a folder of its own, for anlit or for transformers."""
 
 from anlit.checkpoints.location import find_checkpoint
+from anlit.config.options import ToolParser
 from anlit.reporting.text import echo
-from anlit.sentences import ToolParser
 
 
 def parser() -> ToolParser:
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
     given = parser().parse_args(argv)
     find_checkpoint(given.checkpoint)
 
-    from anlit.inference.export import export_model  # after the check: torch takes seconds
+    from anlit.hub.export import export_model  # after the check: torch takes seconds
 
     folder = export_model(
         given.checkpoint, given.output, given.format, given.fold, given.tokenizer, given.dtype

@@ -26,24 +26,20 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
-from anlit.checkpoints.loading import load_initial_weights
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run, find_checkpoint
 from anlit.checkpoints.special_tokens import text_folder
-from anlit.commands import run_folder
 from anlit.commands.failures import quiet_log_threads, run_error
 from anlit.commands.parser import ConfigurationParser, changes_of_class, origin, read_command
-from anlit.commands.run_folder import checkpoint_to_continue, checkpoint_to_evaluate
 from anlit.commands.wandb_run import finish_wandb_run, wandb_run
-from anlit.configuration import class_name
+from anlit.config.error_messages import is_of_lightning, of_constructor, of_lightning
+from anlit.config.labels import class_name
+from anlit.config.objects import subclass_named
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, RunError, UserError
-from anlit.lightning_internals import CommandLine, start_method, wrap_on_current_stream
-from anlit.optim.optimizers import AdamW, rate_of_width
 from anlit.reporting.text import echo, lasting_output
-from anlit.sentences import is_of_lightning, of_constructor, of_lightning
-from anlit.settings import subclass_named
 from anlit.signals import ENDING
+from anlit.training import run_folder
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
 from anlit.training.callbacks.loss_guard import LossGuard
@@ -53,8 +49,12 @@ from anlit.training.callbacks.random_state import RandomState
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.callbacks.throughput import Throughput
 from anlit.training.callbacks.whole_steps import WholeSteps
+from anlit.training.lightning_internals import CommandLine, start_method, wrap_on_current_stream
+from anlit.training.load_model import load_initial_weights
 from anlit.training.loggers import MetricsCSV, MetricsOnResume
+from anlit.training.optim.optimizers import AdamW, rate_of_width
 from anlit.training.refusals import refusals
+from anlit.training.run_folder import checkpoint_to_continue, checkpoint_to_evaluate
 from anlit.training.support import check_strategy
 
 
@@ -310,7 +310,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("anlit").setLevel(logging.INFO)
     logging.basicConfig(format="%(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    torch.set_flush_denormal(True)  # before torch starts its threads; see anlit.models.runtime
+    torch.set_flush_denormal(True)  # before torch starts its threads; see anlit.nn.models.runtime
     if "SLURM_JOB_ID" not in os.environ:  # a login node: Lightning's hint is for jobs
         warnings.filterwarnings("ignore", ".*`srun` command is available.*")
     refusals.listen()

@@ -7,9 +7,9 @@ from typing import Any
 
 from anlit.checkpoints.location import find_checkpoint
 from anlit.commands.score import model_options, read_documents
+from anlit.config.options import ToolParser, at_least
 from anlit.errors import UserError
 from anlit.reporting.text import echo, json_line
-from anlit.sentences import ToolParser, at_least
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """What Python makes of bytes in an argument that are not UTF-8."""
@@ -96,11 +96,11 @@ def main(argv: list[str]) -> None:
     find_checkpoint(given.checkpoint)
     prompts = read_prompts(given.prompt, given.prompts, given.chat)
 
-    from anlit.checkpoints.loading import load_checkpoint  # after the checks: torch takes seconds
     from anlit.data.tokenizer import vocabulary_size
-    from anlit.inference.chat import messages_of
-    from anlit.inference.generation import Request, Sampling, generate
-    from anlit.inference.text import TextStream, continuation, text_of
+    from anlit.evaluation.chat import messages_of
+    from anlit.evaluation.generation import Request, Sampling, generate
+    from anlit.evaluation.text import TextStream, continuation, text_of
+    from anlit.training.load_model import load_checkpoint  # after the checks: torch takes seconds
 
     sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     checkpoint = load_checkpoint(given.checkpoint, given.device)

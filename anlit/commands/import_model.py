@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from anlit.inference.huggingface.families import FAMILIES
+from anlit.config.options import ToolParser, at_least
+from anlit.hub.families import FAMILIES
 from anlit.reporting.text import echo
-from anlit.sentences import ToolParser, at_least
 
 
 def parser() -> ToolParser:
@@ -32,7 +32,7 @@ def parser() -> ToolParser:
 def main(argv: list[str]) -> None:
     given = parser().parse_args(argv)
 
-    from anlit.inference.huggingface.read import import_model  # torch takes seconds
+    from anlit.hub.read import import_model  # torch takes seconds
 
     for note in import_model(given.source, given.output, given.context_length):
         echo(note)

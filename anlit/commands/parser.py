@@ -26,26 +26,21 @@ from lightning.pytorch.plugins import Precision as PrecisionPlugin
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
-import anlit.attention.mechanisms
-import anlit.data.corpora
-import anlit.data.mixture
-import anlit.data.needle
-import anlit.models
-import anlit.training.callbacks  # noqa: F401  short class names in YAML are those of imported classes
 from anlit.checkpoints.location import CHECKPOINTS
 from anlit.commands.values import expand_home, use_one_loader
-from anlit.configuration import ARCHITECTURES, CONFIG, class_name, init_args
+from anlit.config.error_messages import classes_for, no_class, sentence
+from anlit.config.files import configuration_file
+from anlit.config.labels import ARCHITECTURES, CONFIG, class_name, init_args
+from anlit.config.objects import parameters_of, shown
+from anlit.config.options import ToolParser
+from anlit.config.schema import check_precision, check_ranges, refuse_null
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.data.storage.manifest import MANIFEST, read_manifest
 from anlit.errors import UserError
-from anlit.lightning_internals import CommandLine
-from anlit.models.language_model import LanguageModel
-from anlit.ranges import check_precision, check_ranges, refuse_null
-from anlit.reading import read_yaml
-from anlit.sentences import ToolParser, classes_for, no_class, sentence
-from anlit.settings import parameters_of, shown
-from anlit.shipped import configuration_file
+from anlit.io.read import read_yaml
+from anlit.training.language_model import LanguageModel
+from anlit.training.lightning_internals import CommandLine
 from anlit.training.support import check_trainer, names_class_of_strategy
 
 TRAINER_DEFAULTS = {
@@ -58,7 +53,7 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,  # RunProgress says how many parameters there are
 }
 CONFIGURATION = dict.fromkeys(("trainer", "model", "data"), (dict, str))
-"""A schema of `anlit.reading` for configuration files. The parser takes any number for the Trainer's settings."""
+"""A schema of `anlit.io.read` for configuration files. The parser takes any number for the Trainer's settings."""
 USUAL_VOCABULARY = 50_257
 """GPT-2's, where the configuration names neither a vocabulary nor data that are to make one."""
 WARNINGS = (

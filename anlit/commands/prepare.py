@@ -6,12 +6,12 @@ import shlex
 from dataclasses import fields
 from pathlib import Path
 
+from anlit.config.options import ToolParser, at_least, whole_number
 from anlit.data.preparation.prepare import prepare
 from anlit.data.preparation.recipes import CORPORA, Options, recipe_of
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import PREEMPTED, Preempted, UserError
 from anlit.reporting.text import echo, say
-from anlit.sentences import ToolParser, at_least, whole_number
 
 EPILOG = """\
 The same command goes on after an interruption, and repairs a finished folder that has lost chunks. Any data set of the

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from anlit.checkpoints.location import find_checkpoint
+from anlit.config.options import ToolParser, at_least, whole_number
 from anlit.errors import UserError
 from anlit.reporting.text import echo, json_line, say
-from anlit.sentences import ToolParser, at_least, whole_number
 
 WORDS = """\
 {output}: {tokens:,} tokens, {bytes:,} bytes (documents: {documents:,})
@@ -97,15 +97,15 @@ def main(argv: list[str]) -> None:
 
     import numpy as np
 
-    from anlit.checkpoints.loading import (
+    from anlit.data.round_trip import Kind, RoundTrip
+    from anlit.evaluation.chat import messages_of
+    from anlit.evaluation.scoring import byte_ranges, score, write_table
+    from anlit.evaluation.text import text_of
+    from anlit.nn.models.runtime import allow_compiled_kernels
+    from anlit.training.load_model import (  # after the check: torch takes seconds
         describe,
         load_checkpoint,
-    )  # after the check: torch takes seconds
-    from anlit.data.round_trip import Kind, RoundTrip
-    from anlit.inference.chat import messages_of
-    from anlit.inference.scoring import byte_ranges, score, write_table
-    from anlit.inference.text import text_of
-    from anlit.models.runtime import allow_compiled_kernels
+    )
 
     checkpoint = load_checkpoint(given.checkpoint, given.device)
     text = text_of(checkpoint, given.tokenizer, given.special_tokens or given.chat)

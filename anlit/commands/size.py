@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from anlit.configuration import n_devices
+from anlit.config.labels import n_devices
+from anlit.config.options import ToolParser, at_least
+from anlit.config.schema import check_precision
 from anlit.errors import UserError
-from anlit.ranges import check_precision
-from anlit.reporting.files import write_json
+from anlit.io.write import write_json
 from anlit.reporting.table import console
-from anlit.sentences import ToolParser, at_least
 from anlit.sizing.plan import GPU_BYTES, Plan
 
 

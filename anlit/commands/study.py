@@ -8,27 +8,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.comparison import STUDY, read_step_times, refuse_other_report, seconds_per_token
-from anlit.analysis.study.estimate import overview
-from anlit.analysis.study.launch import launch, reusable, reuse, submit
-from anlit.analysis.study.plan import Study, Trial, read_config, read_study
-from anlit.analysis.study.results import StudyResults, planned, results_of, select, tune
-from anlit.analysis.study.state import forget_failure, state_of
 from anlit.commands import COMMANDS
+from anlit.compare.comparison import STUDY, read_step_times, refuse_other_report, seconds_per_token
+from anlit.config.options import ToolParser, at_least
 from anlit.errors import PREEMPTED, UserError
-from anlit.reporting.files import output_folder
-from anlit.reporting.provenance import cores
+from anlit.io.provenance import cores
+from anlit.io.write import output_folder
 from anlit.reporting.text import echo
-from anlit.sentences import ToolParser, at_least
+from anlit.study.estimate import overview
+from anlit.study.launch import launch, reusable, reuse, submit
+from anlit.study.plan import Study, Trial, read_config, read_study
+from anlit.study.results import StudyResults, planned, results_of, select, tune
+from anlit.study.state import forget_failure, state_of
 
 
 def main(argv: list[str]) -> int:
     """`anlit study`; 0: every run finished, 1: some failed (the report says which), 75: it was interrupted."""
     given = parser().parse_args(argv)
     if given.recompute:
-        from anlit.analysis.study.report import (
-            recompute,
-        )  # matplotlib takes a second: --help does not wait for it
+        from anlit.study.report import (
+            recompute,  # matplotlib takes a second: --help does not wait for it
+        )
 
         for folder in given.recompute:
             for result in (
@@ -153,8 +153,8 @@ def parser() -> ToolParser:
 
 def check_study(study: Study) -> None:
     """Check every run's configuration, the report's sections, the commands afterwards; raises UserError."""
-    from anlit.analysis.study.report import require_sections
     from anlit.commands.parser import ConfigurationParser, read_command  # torch
+    from anlit.study.report import require_sections
 
     require_sections(study)
     for name, template in (study.content.get("after") or {}).items():
@@ -258,14 +258,14 @@ def _after(study: Study, output: Path) -> None:
 
 def _write(study: Study, output: Path, typed: str) -> tuple[StudyResults, Path]:
     """The results so far and the page that is written of them."""
-    from anlit.analysis.study.report import write
+    from anlit.study.report import write
 
     results = results_of(study, output, typed)
     return results, write(results)
 
 
 def _report(study: Study, output: Path, typed: str) -> int:
-    from anlit.analysis.study.report import show
+    from anlit.study.report import show
 
     results, page = _write(study, output, typed)
     show(results)

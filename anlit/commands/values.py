@@ -12,7 +12,7 @@ import yaml
 from jsonargparse import _typehints, _util, set_dumper, set_loader, set_parsing_settings
 
 from anlit.errors import UserError
-from anlit.reading import dump_yaml, parse_scalar, parse_yaml, read_yaml
+from anlit.io.read import dump_yaml, parse_scalar, parse_yaml, read_yaml
 
 NEEDED = {
     "class_path": "give the name of a class, or leave it out",

@@ -11,9 +11,9 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.configuration import class_name
+from anlit.config.labels import class_name
 from anlit.errors import UserError, install
-from anlit.reporting.files import write_text
+from anlit.io.write import write_text
 
 RUN_ID = "wandb-run-id"
 """The file of the run folder."""

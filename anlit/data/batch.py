@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anlit.targets import IGNORED
+from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 
 TokenAt = Literal["end", "start"]
 
@@ -87,9 +87,9 @@ def batch_from_blocks(
     ids = document_ids(blocks, end_of_document, token_at)
     tokens, targets = blocks[:, :-1].astype(np.int64), blocks[:, 1:].astype(np.int64)
     if not score_first_token:
-        targets[ids[:, 1:] != ids[:, :-1]] = IGNORED
+        targets[ids[:, 1:] != ids[:, :-1]] = IGNORE_INDEX
     if n_targets is not None:
-        targets[np.arange(targets.shape[1]) >= n_targets[:, None]] = IGNORED
+        targets[np.arange(targets.shape[1]) >= n_targets[:, None]] = IGNORE_INDEX
     ids = np.ascontiguousarray(ids[:, :-1])
     return Batch(
         torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(ids), *_packing(ids)

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 from tokenizers import Tokenizer
 
+from anlit.config.schema import check_ranges
 from anlit.data import checks
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.data.order import training_order
@@ -26,7 +27,6 @@ from anlit.data.streams import (
 )
 from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
-from anlit.ranges import check_ranges
 
 IDENTITY = (
     "corpus", "content_sha256", "documents", "bytes", "tokens", "tokenizer_sha256", "vocab_size", "end_of_document",

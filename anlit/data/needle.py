@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anlit.data.batch import Batch
+from anlit.config.schema import check_ranges
+from anlit.data.batch import IGNORE_INDEX, Batch
 from anlit.data.module import TokenShards
 from anlit.data.order import generator
 from anlit.data.streams import Blocks, BlockStream, Share
 from anlit.errors import UserError
-from anlit.ranges import check_ranges
-from anlit.targets import IGNORED
 
 SENTENCE = "The special magic {city} number is {number}."
 QUESTION = "The special magic {city} number is"
@@ -284,7 +283,7 @@ class NeedleInHaystack(TokenShards):
         assert blocks.n_targets is not None
         batch = super()._make_batch(Blocks(blocks.tokens, None))
         length = batch.targets.shape[1]
-        batch.targets.numpy()[np.arange(length) < length - blocks.n_targets[:, None]] = IGNORED
+        batch.targets.numpy()[np.arange(length) < length - blocks.n_targets[:, None]] = IGNORE_INDEX
         return batch
 
     def _check_training(self) -> None:

@@ -4,13 +4,13 @@ import inspect
 
 import anlit.data.corpora
 import anlit.data.mixture  # noqa: F401  a configuration may name any of them, and classes that are not imported are refused
-from anlit.checkpoints.loading import Checkpoint
-from anlit.configuration import CONFIG, mapping
+from anlit.config.labels import CONFIG, mapping
+from anlit.config.objects import build_from_plain, shown, subclass_named
 from anlit.data.module import TokenShards
 from anlit.data.needle import NeedleInHaystack
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
-from anlit.settings import build_from_plain, shown, subclass_named
+from anlit.training.load_model import Checkpoint
 
 # These settings are about training and its validation, not about the content of the validation split.
 OF_TRAINING = (

@@ -13,15 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from anlit.attention.observation import bin_edges, observed
-from anlit.attention.statistics import ranges
-from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import spread
 from anlit.evaluation.runner import Evaluation, Report
 from anlit.evaluation.settings import DiagnoseSettings
+from anlit.nn.attention.observe import bin_edges, observed
+from anlit.nn.attention.statistics import ranges
+from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.reporting.figure import (
     DASHES,
     MAP,
@@ -35,8 +35,8 @@ from anlit.reporting.figure import (
 )
 from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal, minus
-from anlit.targets import IGNORED
 from anlit.training.callbacks.dynamics import copying
+from anlit.training.load_model import Checkpoint
 
 BATCH_TOKENS = 4096  # enough short sequences for efficient matrix products
 COPIES = 16  # sequences of random tokens and their copy
@@ -168,7 +168,7 @@ def sequences(data: TokenShards, length: int, tokens: int) -> Iterator[Batch]:
     if data.n_targets("val") >= length:
         spread(data, length, math.ceil(tokens / length) * length, BATCH_TOKENS)
         for batch in data.val_dataloader():
-            complete = batch.targets[:, -1] != IGNORED
+            complete = batch.targets[:, -1] != IGNORE_INDEX
             if complete.any():
                 yield batch._replace(
                     tokens=batch.tokens[complete], document_ids=batch.document_ids[complete]

@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from torch import Tensor
 
-from anlit.attention import mechanisms
-from anlit.attention.backends.eager import distance_tables
-from anlit.attention.mechanism import Mechanism
-from anlit.attention.statistics import Range, log_total, ranges, statistics, within
-from anlit.configuration import attention_label
+from anlit.config.labels import attention_label
 from anlit.errors import UserError
 from anlit.evaluation.runner import Evaluation, Report
+from anlit.nn import mechanisms
+from anlit.nn.attention.statistics import Range, log_total, ranges, statistics, within
+from anlit.nn.kernels.eager import distance_tables
+from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.reporting.figure import TEXT, legend_below, line_styles, panels
 from anlit.reporting.table import Table, markdown_table
 
@@ -106,8 +106,8 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
     The `draws` depend on `seed` and n, but not on the mechanism, which `for_layer` made for one head.
 
     Returns:
-        `mean` and `standard_error` of `anlit.attention.statistics.statistics` and of `total_1_to_10`, the sum of e^L in
-        [1, 10), by name; only ranges within the n keys. `expected_total_1_to_10` has a mean only.
+        `mean` and `standard_error` of each entry of `anlit.nn.attention.statistics.statistics` and of `total_1_to_10`,
+        the sum of e^L in [1, 10), by name; only ranges within the n keys. `expected_total_1_to_10` has a mean only.
     """
     spans = [span for span in ranges(n - 1) if span.end <= n]
     generator = torch.Generator().manual_seed(seed % (1 << 63))  # which takes no larger ones

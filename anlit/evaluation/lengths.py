@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from anlit.analysis.statistics import Summary, mean_sd
-from anlit.checkpoints.loading import Checkpoint
+from anlit.compare.statistics import Summary, mean_sd
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import spread
 from anlit.evaluation.runner import Evaluation, Report, group_by_seed
 from anlit.evaluation.settings import MOST_TOKENS, LengthsSettings
-from anlit.models.runtime import allow_compiled_kernels, enough_memory
+from anlit.nn.layers.cross_entropy import IGNORE_INDEX
+from anlit.nn.models.runtime import allow_compiled_kernels, enough_memory
 from anlit.reporting.figure import SHADED, TEXT, legend_below, line_styles, shade
 from anlit.reporting.page import listed
 from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal, say
-from anlit.targets import IGNORED
+from anlit.training.load_model import Checkpoint
 
 Floats = NDArray[np.float64]
 LOGITS_AT_ONCE = 1 << 26  # numbers; 256 MiB in float32
@@ -228,7 +228,7 @@ def sums_by_range(
         )
         ranges = np.frexp(positions.astype(np.float64))[1]  # 0 for position 0, else ⌊log2 p⌋ + 1
         index = (np.arange(len(losses))[:, None] * n_ranges + ranges).ravel()
-        counted = (batch.targets != IGNORED).numpy().ravel().astype(np.float64)
+        counted = (batch.targets != IGNORE_INDEX).numpy().ravel().astype(np.float64)
         sums.append([
             np.bincount(index, weights, len(losses) * n_ranges).reshape(-1, n_ranges)
             for weights in (losses.ravel(), counted)
@@ -249,7 +249,9 @@ def token_losses(model: Any, batch: Batch) -> Tensor:
         del decoder.logits
     targets, rows = batch.targets.to(device).flatten(), max(1, LOGITS_AT_ONCE // model.vocab_size)
     losses = [
-        cross_entropy(decoder.logits(h).float(), target, ignore_index=IGNORED, reduction="none")
+        cross_entropy(
+            decoder.logits(h).float(), target, ignore_index=IGNORE_INDEX, reduction="none"
+        )
         for h, target in zip(hidden.split(rows), targets.split(rows), strict=True)
     ]
     return torch.cat(losses).view(batch.targets.shape)

@@ -17,17 +17,17 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from anlit.checkpoints.loading import Checkpoint
 from anlit.data.module import TokenShards
 from anlit.data.needle import EVALUATION, Haystack, Sample
 from anlit.data.order import generator
 from anlit.evaluation.runner import Evaluation, Report, group_by_seed
 from anlit.evaluation.settings import NeedleSettings
-from anlit.models.language_model import LanguageModel
-from anlit.models.runtime import allow_compiled_kernels, enough_memory
+from anlit.nn.models.runtime import allow_compiled_kernels, enough_memory
 from anlit.reporting.figure import TEXT, heat_map, legend_name, panels
 from anlit.reporting.table import Table, markdown_table
 from anlit.reporting.text import literal, minus, say
+from anlit.training.language_model import LanguageModel
+from anlit.training.load_model import Checkpoint
 
 BATCH_TOKENS = 1 << 14  # in a forward pass, unless one sample is longer
 Z = 1.959964  # quantile of the normal distribution for 95 %

@@ -13,28 +13,28 @@ from typing import Any, ClassVar, NamedTuple
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from anlit.analysis.comparison import refuse_other_report
-from anlit.checkpoints.loading import (
+from anlit.checkpoints.location import find_checkpoint
+from anlit.compare.comparison import refuse_other_report
+from anlit.data.module import TokenShards
+from anlit.errors import UserError
+from anlit.evaluation.data import data_of
+from anlit.evaluation.settings import MULTIPLES, Settings
+from anlit.io.provenance import environment
+from anlit.io.read import read_json
+from anlit.io.write import jsonable, write_json, writing
+from anlit.reporting.figure import save, style
+from anlit.reporting.page import write_page
+from anlit.reporting.table import Table, console
+from anlit.reporting.text import code, literal
+from anlit.runs.folders import load_run
+from anlit.runs.groups import group_runs
+from anlit.training.load_model import (
     Checkpoint,
     describe,
     device_name,
     find_device,
     load_checkpoint,
 )
-from anlit.checkpoints.location import find_checkpoint
-from anlit.data.module import TokenShards
-from anlit.errors import UserError
-from anlit.evaluation.data import data_of
-from anlit.evaluation.settings import MULTIPLES, Settings
-from anlit.reading import read_json
-from anlit.reporting.figure import save, style
-from anlit.reporting.files import jsonable, write_json, writing
-from anlit.reporting.page import write_page
-from anlit.reporting.provenance import environment
-from anlit.reporting.table import Table, console
-from anlit.reporting.text import code, literal
-from anlit.runs.folders import load_run
-from anlit.runs.groups import group_runs
 
 
 class Report(NamedTuple):

@@ -11,7 +11,7 @@ from string import Template
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from anlit.reporting.files import write_text
+from anlit.io.write import write_text
 from anlit.reporting.text import literal
 
 FOLDED = ("Runs", "Tuning, all settings", "Where the numbers come from")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
-from anlit.reporting.files import jsonable
+from anlit.io.write import jsonable
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Control, format (writing direction, invisible), surrogate and private characters, line and paragraph separators."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anlit.configuration import (
+from anlit.config.labels import (
     ARCHITECTURES,
     CONFIG,
     attention_label,
@@ -23,15 +23,17 @@ from anlit.configuration import (
     mapping,
 )
 from anlit.errors import UserError
-from anlit.reading import number, read_json, read_rows, read_yaml
+from anlit.io.read import number, read_json, read_rows, read_yaml
 
 METRICS, RECORD = "metrics.csv", "run.json"
+LAUNCHES = "launches.json"
+"""What a study notes of the starts of a run."""
 LAUNCH_SCHEMA = {
     "started": str, "step": int, "command": str, "changed": [str], "versions": dict,
     "git": {"commit": str, "dirty": bool},
     "hardware": {"devices": [str], "cpu": str, "cores": int, "threads": int},
 }  # fmt: skip
-"""What run.json holds of each launch, see `anlit.reading`."""
+"""What run.json holds of each launch, see `anlit.io.read`."""
 RECORD_SCHEMA = LAUNCH_SCHEMA | {
     "status": str, "ended": str, "error": str, "architecture": str, "parameters": int, "attention": object,
     "launches": [LAUNCH_SCHEMA],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anlit.configuration import init_args, mapping
+from anlit.config.labels import init_args, mapping
 from anlit.errors import UserError
 from anlit.runs.folders import Curve, Run
 from anlit.runs.labels import unique_labels

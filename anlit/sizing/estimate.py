@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 
-from anlit.models.flops import flops_per_token
-from anlit.models.language_model import LanguageModel
-from anlit.optim.optimizers import parameter_groups
+from anlit.nn.models.flops import flops_per_token
 from anlit.reporting.table import SafeConsole, Table
 from anlit.sizing.plan import GPU_BYTES, Plan
 from anlit.sizing.trace import Role, step_memory
 from anlit.training.callbacks.throughput import PEAKS, product_type
+from anlit.training.language_model import LanguageModel
+from anlit.training.optim.optimizers import parameter_groups
 
 FRAGMENTATION = 0.05
 """Allowance for memory that the allocator reserves but does not use; small, because all blocks have equal shapes."""

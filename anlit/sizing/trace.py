@@ -20,16 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
-from anlit.attention import backends
-from anlit.attention.attention import attention_layers
-from anlit.attention.backends.eager import by_blocks, distance_tables, with_gain
-from anlit.attention.documents import Documents
-from anlit.attention.groups import repeat_kv
-from anlit.attention.mechanism import Mechanism
-from anlit.layers.cross_entropy import CHUNK_NUMBERS
-from anlit.models.language_model import LanguageModel
-from anlit.optim.optimizers import parameter_groups
+from anlit.nn import kernels as backends
+from anlit.nn.attention.attention import attention_layers
+from anlit.nn.kernels.documents import Documents
+from anlit.nn.kernels.eager import by_blocks, distance_tables, with_gain
+from anlit.nn.kernels.grouped_heads import repeat_kv
+from anlit.nn.layers.cross_entropy import CHUNK_NUMBERS
+from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.sizing.plan import Plan
+from anlit.training.language_model import LanguageModel
+from anlit.training.optim.optimizers import parameter_groups
 
 Role = Literal["parameters", "gradients", "optimizer", "weight copies", "blocks", "rest"]
 """Weight copies: tensors that are made from parameters alone, such as bf16 casts and W times a scale. Blocks: tensors

@@ -13,11 +13,11 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.lightning_internals import is_logged, logged_metrics
-from anlit.reading import number, read_rows
-from anlit.reporting.files import replacing
+from anlit.io.read import number, read_rows
+from anlit.io.write import replacing
 from anlit.runs.folders import METRICS
 from anlit.runs.groups import flatten
+from anlit.training.lightning_internals import is_logged, logged_metrics
 
 HPARAMS = ".hparams"
 """How the name of the events file with a launch's settings ends."""

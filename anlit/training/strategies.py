@@ -27,7 +27,7 @@ from anlit.checkpoints.checkpoint_io import (
 from anlit.checkpoints.integrity import UNREADABLE, DamagedError, damaged, verify
 from anlit.checkpoints.location import is_sharded
 from anlit.errors import UserError
-from anlit.lightning_internals import connect_ranks
+from anlit.training.lightning_internals import connect_ranks
 
 
 class FullySharded(ModelParallelStrategy):

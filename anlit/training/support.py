@@ -23,9 +23,9 @@ from lightning.pytorch.strategies import (
     XLAStrategy,
 )
 
-from anlit.configuration import class_name, init_args, mapping
+from anlit.config.labels import class_name, init_args, mapping
 from anlit.errors import UserError
-from anlit.models import NGPT, AnGPT
+from anlit.training.models import NGPT, AnGPT
 from anlit.training.strategies import FullySharded
 
 SHARDED_FIX = "set --trainer.strategy anlit.FullySharded"

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import flex_attention
 from torch.utils import backend_registration
 
-from anlit.attention.backends import BACKENDS
+from anlit.nn.kernels import BACKENDS
 
 NAME = "imaginary"
 CAN_REGISTER = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")

@@ -21,7 +21,7 @@ from anlit.data.batch import Batch
 from anlit.training import callbacks as ours
 from anlit.training.loggers import MetricsCSV
 from tests.accelerator.device import NAME, on_device
-from tests.models.tiny import ARCHITECTURES, tiny
+from tests.nn.models.tiny import ARCHITECTURES, tiny
 
 LAST_STEP, LOGGED_EVERY, MICRO_BATCHES = 8, 5, 2
 BATCH, LENGTH = 4, 16

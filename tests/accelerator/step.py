@@ -26,12 +26,12 @@ from anlit import (
     ScaleInvariant,
     SlidingWindow,
 )
-from anlit.attention.mechanism import Mechanism
-from anlit.models.runtime import Runtime
-from anlit.optim.optimizers import parameter_groups
+from anlit.nn.mechanisms.mechanism import Mechanism
+from anlit.nn.models.runtime import Runtime
+from anlit.training.optim.optimizers import parameter_groups
 from tests.accelerator import fit
 from tests.accelerator.device import NAME, on_device, register
-from tests.models.tiny import ARCHITECTURES, tiny
+from tests.nn.models.tiny import ARCHITECTURES, tiny
 
 BATCH, LENGTH, VOCAB = 4, 1100, 512  # some blocks of queries, the last of them not full
 NORMS = dict.fromkeys(("v_norm", "attention_norm", "post_norm"), True)

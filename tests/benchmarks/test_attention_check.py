@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from anlit import ALiBi, LogBias, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
-from anlit.attention.backends import BACKENDS, eager
-from anlit.attention.mechanism import Mechanism
 from anlit.benchmarks.attention import judge_table
 from anlit.benchmarks.attention_check import (
     BLOCK,
@@ -20,6 +18,8 @@ from anlit.benchmarks.attention_check import (
     size_of_parts,
     wrong,
 )
+from anlit.nn.kernels import BACKENDS, eager
+from anlit.nn.mechanisms.mechanism import Mechanism
 
 CPU = torch.device("cpu")
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from anlit.attention.backends import eager
 from anlit.benchmarks import attention, loss, step
 from anlit.benchmarks.harness import put_ratios
 from anlit.benchmarks.options import Size
-from anlit.benchmarks.steps import MODELS, batch_of, our_step, peer_step
 from anlit.benchmarks.timing import quartiles
+from anlit.benchmarks.training_step import MODELS, batch_of, our_step, peer_step
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
-from anlit.models.flops import flops_per_token
-from anlit.optim.schedule import Schedule
-from tests.models.tiny import fit
+from anlit.nn.kernels import eager
+from anlit.nn.models.flops import flops_per_token
+from anlit.training.optim.schedule import Schedule
+from tests.nn.models.tiny import fit
 
 CPU = torch.device("cpu")
 TINY = Size(16, 2, 2, 64, 8, 2, "float32")

@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from anlit import GPT
-from anlit.analysis.comparison import STEPS, read_step_times, seconds_per_token
 from anlit.benchmarks import harness, runs
 from anlit.cli import main
+from anlit.compare.comparison import STEPS, read_step_times, seconds_per_token
 from anlit.errors import UserError
-from anlit.reporting.provenance import machine
+from anlit.io.provenance import machine
 from anlit.runs.folders import load_run
 from anlit.runs.groups import group_runs
-from tests.analysis.conftest import write_run
+from tests.compare.conftest import write_run
 
 SHAPE = {"vocab_size": 64, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 16}
 LOSSES = {"GPT": (5.0, 4.0, 3.0), "NGPT": (4.5, 3.0, 2.5), "AnGPT": (4.0, 2.8, 2.4)}

@@ -10,10 +10,10 @@ from unittest import mock
 import pytest
 import torch
 
-from anlit.analysis.statistics import Interval, median_with_interval, product
 from anlit.benchmarks import harness
 from anlit.benchmarks.harness import Benchmark, Group, Ready
 from anlit.benchmarks.timing import alternate, paired_ratio, peak_bytes, quartiles
+from anlit.compare.statistics import Interval, median_with_interval, product
 
 
 def test_each_round_begins_with_another_until_one_is_the_last() -> None:

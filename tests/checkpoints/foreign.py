@@ -15,16 +15,16 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from anlit.checkpoints.integrity import SUMS, checksum
-from anlit.checkpoints.loading import load_checkpoint
 from anlit.checkpoints.location import REST
 from anlit.checkpoints.sharded import STATES, without_tensors
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from anlit.errors import UserError
+from anlit.training.load_model import load_checkpoint
 from tests.data.prepared import VOCABULARY
 from tests.data.reader import edit
 from tests.evaluation.saved import prepare
-from tests.inference.conftest import TEXTS
+from tests.hub.conftest import TEXTS
 
 Settings = dict[str, Any]
 

@@ -12,10 +12,10 @@ import torch
 import yaml
 
 import anlit
-from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.storage import remote
 from anlit.errors import UserError
+from anlit.training.load_model import load_checkpoint
 from tests.checkpoints.foreign import (
     FORMS,
     RunsCode,
@@ -184,7 +184,7 @@ def test_nothing_unpickles_and_torch_load_takes_tensors_and_plain_values_alone()
 
 
 OWN_CLASS = """
-from anlit.attention.mechanism import Mechanism
+from anlit.nn.mechanisms.mechanism import Mechanism
 class Steep(Mechanism):
     def __init__(self, slope: float = 1.0) -> None:
         super().__init__()

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from anlit import GPT
 from anlit.checkpoints.checkpoint_io import read_checkpoint
-from anlit.checkpoints.loading import load_checkpoint, load_initial_weights
 from anlit.errors import UserError
+from anlit.training.load_model import load_checkpoint, load_initial_weights
 from tests.checkpoints.foreign import RunsCode, content_of, refused, with_sums, write_parts
-from tests.models.tiny import tiny
+from tests.nn.models.tiny import tiny
 
 EMBEDDING = "state_dict.model.embedding.weight"
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from anlit import GPT, AnGPT, LogN, ScaleInvariant, SqrtLogN, WarmStart
-from anlit.checkpoints.loading import load_initial_weights
 from anlit.errors import UserError
-from tests.models.tiny import fit, random_tokens, tiny
+from anlit.training.load_model import load_initial_weights
+from tests.nn.models.tiny import fit, random_tokens, tiny
 
 
 @pytest.fixture(scope="module")

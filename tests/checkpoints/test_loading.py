@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anlit import GPT, AnGPT, PRoPE
-from anlit.checkpoints.loading import describe, load_checkpoint
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
+from anlit.training.load_model import describe, load_checkpoint
 from tests.checkpoints.foreign import FORMS, content_of, refused
 from tests.evaluation.saved import LENGTH, VOCABULARY, make_run, prepare, save, small
 
@@ -46,7 +46,7 @@ def test_a_folder_means_its_best_checkpoint_and_else_its_last(tmp_path: Path, da
 MEASURE = """
 import sys
 from pathlib import Path
-from anlit.checkpoints.loading import load_checkpoint
+from anlit.training.load_model import load_checkpoint
 
 def largest_memory():
     status = Path("/proc/self/status").read_text()

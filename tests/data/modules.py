@@ -10,7 +10,7 @@ import torch
 
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.data.module import TokenShards
-from anlit.targets import IGNORED
+from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 
 LENGTH = 64
 Rows = list[tuple[int, ...]]
@@ -81,7 +81,7 @@ def blocks_of(batches: list[Batch]) -> list[list[int]]:
 def counted(batches: Iterable[Batch]) -> list[int]:
     """The targets that count in the loss."""
     targets = torch.cat([batch.targets.flatten() for batch in batches])
-    return targets[targets != IGNORED].tolist()
+    return targets[targets != IGNORE_INDEX].tolist()
 
 
 def all_blocks(tokens: np.ndarray, length: int = LENGTH) -> list[list[int]]:

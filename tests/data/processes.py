@@ -87,7 +87,9 @@ def training_context() -> multiprocessing.context.ForkServerContext:
     such a process cannot take gradients.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["anlit.commands.fit", "anlit.models", "anlit.data.module"])
+    context.set_forkserver_preload(
+        ["anlit.commands.fit", "anlit.training.models", "anlit.data.module"]
+    )
     return context
 
 

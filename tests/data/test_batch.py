@@ -2,9 +2,9 @@
 
 import torch
 
-from anlit.attention.documents import Documents
 from anlit.data.batch import batch_from_blocks
-from anlit.targets import IGNORED
+from anlit.nn.kernels.documents import Documents
+from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 
 BLOCK = torch.tensor([[5, 6, 0, 7, 0, 0, 8, 9], [1, 2, 3, 4, 5, 6, 7, 0]], dtype=torch.int32)
 
@@ -32,15 +32,15 @@ def test_a_document_owns_the_token_that_starts_it() -> None:
 def test_first_tokens_of_other_documents_can_be_left_out_of_the_loss() -> None:
     at_end = batch_from_blocks(BLOCK, end_of_document=0, score_first_token=False)
     assert at_end.targets.tolist() == [
-        [6, 0, IGNORED, 0, IGNORED, IGNORED, 9],
+        [6, 0, IGNORE_INDEX, 0, IGNORE_INDEX, IGNORE_INDEX, 9],
         [2, 3, 4, 5, 6, 7, 0],
     ]
     at_start = batch_from_blocks(
         BLOCK, end_of_document=0, token_at="start", score_first_token=False
     )
     assert at_start.targets.tolist() == [
-        [6, IGNORED, 7, IGNORED, IGNORED, 8, 9],
-        [2, 3, 4, 5, 6, 7, IGNORED],
+        [6, IGNORE_INDEX, 7, IGNORE_INDEX, IGNORE_INDEX, 8, 9],
+        [2, 3, 4, 5, 6, 7, IGNORE_INDEX],
     ]
 
 

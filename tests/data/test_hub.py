@@ -12,11 +12,11 @@ from huggingface_hub import constants
 
 import anlit
 from anlit.cli import main
+from anlit.config.files import FOLDER
 from anlit.data.preparation import hub as hub_module
 from anlit.data.preparation.hub import HubFiles, fetch_tokenizer
 from anlit.data.preparation.recipes import HUB_TOKENIZERS, Recipe
 from anlit.errors import UserError
-from anlit.shipped import FOLDER
 from tests.data import layouts
 from tests.data.layouts import documents, json_lines, write
 from tests.data.modules import ready

@@ -11,7 +11,7 @@ import torch
 
 from anlit import GPT, TokenShards
 from anlit.errors import UserError
-from anlit.targets import IGNORED
+from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from tests.data.modules import LENGTH, Recorder, counted, quiet_trainer, ready
 from tests.data.prepared import write_prepared
 from tests.data.processes import on_two_devices
@@ -108,7 +108,7 @@ def test_validation_on_blocks_spread_over_the_split(
         ]
         steps = zip(*(data.val_dataloader() for data in shares), strict=True)
         rows = [
-            row[row != IGNORED].tolist()
+            row[row != IGNORE_INDEX].tolist()
             for step in steps
             for batch in step
             for row in batch.targets

@@ -15,7 +15,7 @@ from anlit import NeedleInHaystack, TokenShards
 from anlit.data.batch import Batch
 from anlit.data.needle import CITIES, CLOSE, FACTOR, MODULUS, Haystack, draw_pair
 from anlit.errors import UserError
-from anlit.targets import IGNORED
+from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from tests.data.modules import blocks_of, ready
 from tests.data.prepared import random_tokens, write_prepared
 
@@ -106,7 +106,7 @@ def test_only_the_answer_is_a_target(tiny_shards: str, split: str) -> None:
         assert batch.tokens.shape == batch.targets.shape == (4, LENGTH)
         assert batch.cu_seqlens.tolist() == [0, LENGTH, 2 * LENGTH, 3 * LENGTH, 4 * LENGTH]
         for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
-            n = int((targets != IGNORED).sum())
+            n = int((targets != IGNORE_INDEX).sum())
             lengths.add(n)
             number = decode(targets[-n:].tolist())
             assert re.fullmatch(r" [1-9]\d{6}", number)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anlit.analysis.statistics import median_with_interval
+from anlit.compare.statistics import median_with_interval
 from tests.docs.page_tables import ARCHITECTURES, EMPTY, UNRECORDED, Rows, table
 from tests.docs.records import Study, figure, read_record, saving
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anlit.analysis.statistics import (
+from anlit.compare.statistics import (
     SpeedUp,
     Summary,
     Test,

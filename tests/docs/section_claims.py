@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anlit.analysis.statistics import median_with_interval, power_law, tokens_to_loss
+from anlit.compare.statistics import median_with_interval, power_law, tokens_to_loss
 from anlit.runs.folders import Curve
 from tests.docs.page_tables import ARCHITECTURES, ATTENTION, SPEED
 from tests.docs.records import RESULTS, Lengths, Study, figure, read_record

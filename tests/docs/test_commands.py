@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from anlit.analysis.study.plan import read_study
 from anlit.cli import COMMANDS, LIGHTNING, main
 from anlit.commands import size
 from anlit.commands.parser import ConfigurationParser, read_command, with_configuration_files
+from anlit.study.plan import read_study
 from tests.docs.pages import PAGES, ROOT, commands, files, name, shell_lines
 
 ALL = [(name(page), words) for page in PAGES for words in commands(page)]

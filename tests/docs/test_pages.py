@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.shipped import FOLDER
+from anlit.config.files import FOLDER
 from tests.docs.pages import PAGES, ROOT, name
 
 TOP_LEVEL = {

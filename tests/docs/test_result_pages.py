@@ -7,7 +7,7 @@ import pytest
 
 import tests.docs.architecture_tables
 import tests.docs.speed_tables  # noqa: F401  they register their tables
-from anlit.analysis.statistics import median_with_interval
+from anlit.compare.statistics import median_with_interval
 from tests.docs.page_tables import TABLES, UNRECORDED, Key
 from tests.docs.pages import ROOT
 from tests.docs.records import RESULTS, Study, read_record

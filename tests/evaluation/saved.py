@@ -8,12 +8,12 @@ import torch
 import yaml
 
 from anlit import ScaleInvariant
-from anlit.models.language_model import LanguageModel
+from anlit.training.language_model import LanguageModel
 from tests.data.prepared import VOCABULARY, random_tokens, write_prepared
-from tests.models.tiny import fit, jolt, tiny
+from tests.nn.models.tiny import fit, jolt, tiny
 
 LENGTH = 16
-MECHANISM = {"class_path": "anlit.attention.mechanisms.scale_invariant.ScaleInvariant"}
+MECHANISM = {"class_path": "anlit.nn.mechanisms.scale_invariant.ScaleInvariant"}
 VAL_TOKENS = 64 * 16 + 5
 
 

@@ -85,7 +85,7 @@ def test_statistics_are_those_of_attention_pair_by_pair(
     run: Path, masked: bool, monkeypatch
 ) -> None:
     """3 sequences of 40 tokens, longer than in training, from all over the split; by layer, head and bin of n."""
-    monkeypatch.setattr("anlit.attention.observation.QUERIES_PER_BLOCK", 7)
+    monkeypatch.setattr("anlit.nn.attention.observe.QUERIES_PER_BLOCK", 7)
     result = measured(run, [40], 101, masked)
     own, expected = result["lengths"][40], pair_by_pair(run, 40, 3, masked)
     assert result["masking"] is masked

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from anlit import LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention.mechanism import Mechanism
-from anlit.attention.statistics import Range
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
 from anlit.evaluation.gaussian import at_length, expected_total, named
+from anlit.nn.attention.statistics import Range
+from anlit.nn.mechanisms.mechanism import Mechanism
 
 
 def layer(mechanism: Mechanism) -> Mechanism:

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from anlit import GPT, AnGPT, TokenShards
-from anlit.attention.documents import Documents
-from anlit.checkpoints.loading import Checkpoint, load_checkpoint
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
 from anlit.evaluation import lengths as module
@@ -23,6 +21,8 @@ from anlit.evaluation.data import data_of
 from anlit.evaluation.lengths import Lengths, estimate, token_losses
 from anlit.evaluation.runner import group_by_seed, load_checkpoints
 from anlit.evaluation.settings import LengthsSettings
+from anlit.nn.kernels.documents import Documents
+from anlit.training.load_model import Checkpoint, load_checkpoint
 from tests.data.modules import quiet_trainer
 from tests.data.prepared import VOCABULARY, write_prepared
 from tests.evaluation.saved import LENGTH, VAL_TOKENS, make_run, prepare, save, small

@@ -21,7 +21,7 @@ from anlit.evaluation.needle import over_seeds, plot, score, wilson
 from anlit.evaluation.settings import NeedleSettings
 from anlit.reporting.figure import style
 from tests.evaluation.saved import make_run
-from tests.models.tiny import tiny
+from tests.nn.models.tiny import tiny
 
 VOCABULARY = 320
 SUFFIX = 6

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from anlit import GPT, NGPT, ALiBi, AnGPT, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.reporting.provenance import processor_name
-from tests.models.tiny import Logged, adamw, batches, fit, tiny
+from anlit.io.provenance import processor_name
+from tests.nn.models.tiny import Logged, adamw, batches, fit, tiny
 
 RECORD = Path(__file__).with_name("losses.json")
 STEPS = 20

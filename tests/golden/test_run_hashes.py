@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from anlit.analysis.study.plan import Trial, read_study
+from anlit.study.plan import Trial, read_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "study"
 RECORD = Path(__file__).with_name("run_hashes.json")

@@ -19,7 +19,7 @@ from tests.integration.conftest import (
     signal_at,
 )
 from tests.integration.ranks import DDP, FSDP, logged, run_ranks
-from tests.models.tiny import random_tokens
+from tests.nn.models.tiny import random_tokens
 
 SHORT = ("--trainer.max_steps=3", "--model.context_length=150")
 HEADS = ("--model.n_heads=4", "--model.n_kv_heads=2", "--model.d_head=12")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from anlit.cli import main
-from anlit.optim.schedule import Schedule
+from anlit.training.optim.schedule import Schedule
 from tests.integration.conftest import Train, fit_arguments, last_checkpoint
 from tests.integration.ranks import FSDP, column, run_ranks
 

@@ -14,8 +14,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from anlit.config.files import FOLDER
 from anlit.errors import PREEMPTED
-from anlit.shipped import FOLDER
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

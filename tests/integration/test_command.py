@@ -13,8 +13,8 @@ import fsspec
 import pytest
 import yaml
 
-from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
+from anlit.training.load_model import load_checkpoint
 from tests.integration.conftest import fit_arguments, last_checkpoint, run
 from tests.integration.ranks import column
 
@@ -31,7 +31,7 @@ MERGED = [
 @pytest.mark.parametrize(("model", "path"), MERGED, ids=lambda value: getattr(value, "stem", value))
 @pytest.mark.covering(1)
 def test_fragments_merge_with_every_model(printed_config, model: str, path: Path) -> None:
-    """tests/attention/test_fragments.py has those of attention."""
+    """tests/nn/attention/test_fragments.py has those of attention."""
     given = json.loads(json.dumps(yaml.safe_load(path.read_text())))  # printed keys are strings
     corpus = [] if "data" in given else ["--data=PythonSources"]
     if "class_path" not in given.get("data", {"class_path": ""}):  # a fragment for any corpus

@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from anlit.analysis.study.dynamics import dynamics, mean_over_seeds, series
-from anlit.analysis.study.plan import Arm, Setting
-from anlit.analysis.study.record import restore
 from anlit.runs.folders import load_run
+from anlit.study.plan import Arm, Setting
+from anlit.study.record import restore
+from anlit.study.sections.dynamics import dynamics, mean_over_seeds, series
 from tests.integration.conftest import Train
 
 

@@ -17,7 +17,7 @@ from anlit.training.callbacks import FiniteCheckpoints
 from tests.data.processes import members, wait_for
 from tests.integration.conftest import KILLED, callback, fit_arguments, last_checkpoint, signal_at
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, ends_of_ranks, run_ranks
-from tests.models.tiny import fit, tiny
+from tests.nn.models.tiny import fit, tiny
 
 ROOT = Path(__file__).parents[2]
 slow = pytest.mark.slow

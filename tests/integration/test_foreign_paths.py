@@ -14,7 +14,7 @@ from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from anlit.checkpoints.location import CHECKPOINTS, SHARDED
 from anlit.checkpoints.writing import remove_unnamed
 from tests.integration.conftest import fit_arguments, run
-from tests.models.tiny import adamw, batches, tiny
+from tests.nn.models.tiny import adamw, batches, tiny
 
 SHORT = ("--trainer.max_steps=2", "--trainer.val_check_interval=2", "--ckpt_path=last")
 

@@ -16,7 +16,8 @@ import torch
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from anlit.cli import main
-from anlit.commands import fit, run_folder
+from anlit.commands import fit
+from anlit.training import run_folder
 from tests.integration.conftest import (
     Train,
     assert_same_training_state,

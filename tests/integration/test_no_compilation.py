@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from anlit import ALiBi, AnGPT, LogBias, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention import attention
-from anlit.attention.backends import default_kernel
-from anlit.attention.mechanism import Mechanism
 from anlit.cli import main
-from anlit.models import runtime
+from anlit.nn.attention import attention
+from anlit.nn.kernels import default_kernel
+from anlit.nn.mechanisms.mechanism import Mechanism
+from anlit.nn.models import runtime
 from tests.data.modules import quiet_trainer
 from tests.integration.conftest import Train
-from tests.models.tiny import batches, tiny
+from tests.nn.models.tiny import batches, tiny
 
 SMALL = ("--trainer.max_steps=2", "--data.val_blocks=4", "--trainer.limit_val_batches=1.0")
 COMPILED = {"triton", "flex"}

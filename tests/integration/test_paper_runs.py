@@ -3,7 +3,7 @@
 import pytest
 
 from anlit.commands.parser import ConfigurationParser, read_command
-from anlit.optim.optimizers import MuonAdamW, parameter_groups
+from anlit.training.optim.optimizers import MuonAdamW, parameter_groups
 
 SLIMPAJAMA, FINEWEB, OPENWEBTEXT = "angpt_slimpajama", "si_fineweb", "ngpt_openwebtext"
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from anlit.analysis.study.state import note_end, note_start, state_of
 from anlit.cli import main
-from anlit.commands.run_folder import lock_run_folder
 from anlit.errors import PREEMPTED
+from anlit.study.state import note_end, note_start, state_of
+from anlit.training.run_folder import lock_run_folder
 from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, steps_logged
 from tests.integration.ranks import ends_of_ranks, start_ranks
 
@@ -43,7 +43,7 @@ def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch, cap
     def no_locks(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("anlit.commands.run_folder.fcntl.lockf", no_locks)
+    monkeypatch.setattr("anlit.training.run_folder.fcntl.lockf", no_locks)
     lock_run_folder(str(tmp_path)).close()
     assert "without locks" in caplog.text
 

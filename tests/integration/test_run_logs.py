@@ -22,7 +22,7 @@ from anlit.training.callbacks.progress import RunProgress
 from tests.data.modules import quiet_trainer
 from tests.integration import ranks
 from tests.integration.conftest import Train, fit_arguments, logged, run
-from tests.models.tiny import Logged, batches, fit, tiny
+from tests.nn.models.tiny import Logged, batches, fit, tiny
 
 SHORT = ("--trainer.max_steps=25", "--trainer.val_check_interval=10")
 

@@ -18,8 +18,8 @@ import anlit
 from anlit.cli import main
 from anlit.commands.parser import ConfigurationParser, read_command
 from anlit.errors import UserError
-from anlit.optim.schedule import Schedule
-from anlit.reading import dump_yaml, parse_scalar, parse_yaml, read_yaml
+from anlit.io.read import dump_yaml, parse_scalar, parse_yaml, read_yaml
+from anlit.training.optim.schedule import Schedule
 from tests.checkpoints.foreign import trained
 
 SHAPE = {"vocab_size": 320, "context_length": 16, "n_layers": 1, "n_heads": 2, "d_model": 16}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from anlit.analysis.study.launch import LOCK
+from anlit.study.launch import LOCK
 from tests.integration.conftest import VOCABULARY
 
 MODEL = {"vocab_size": VOCABULARY, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 32}

@@ -9,14 +9,15 @@ from dataclasses import fields
 import pytest
 import torch
 
-from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PositionsPattern, PRoPE, RoPE, attention
-from anlit.attention.backends import sdpa
-from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms.warm_start import grow, warm_starts
-from anlit.models.angpt import Approximation
-from anlit.models.fold import fold
-from tests.attention.examples import SHIPPED, LogNWithSlopes
-from tests.models.tiny import SIZE, jolt, random_tokens, tiny
+from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PositionsPattern, PRoPE, RoPE
+from anlit.nn import attention
+from anlit.nn.kernels import sdpa
+from anlit.nn.mechanisms.mechanism import Mechanism
+from anlit.nn.mechanisms.warm_start import grow, warm_starts
+from anlit.nn.models.angpt import Approximation
+from anlit.nn.models.fold import fold
+from tests.nn.attention.examples import SHIPPED, LogNWithSlopes
+from tests.nn.models.tiny import SIZE, jolt, random_tokens, tiny
 from tests.parity import formulas, naive
 
 ORACLE = {GPT: naive.gpt, NGPT: naive.ngpt, AnGPT: naive.angpt}

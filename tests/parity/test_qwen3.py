@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from anlit import GPT, RoPE
-from anlit.inference.huggingface.families import our_names
-from tests.models.tiny import SIZE, jolt, next_token_loss, random_tokens, tiny
+from anlit.hub.families import our_names
+from tests.nn.models.tiny import SIZE, jolt, next_token_loss, random_tokens, tiny
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,11 +9,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import anlit
-from anlit.models.language_model import LanguageModel
-from anlit.optim.optimizers import parameter_groups
 from anlit.sizing.estimate import estimate
 from anlit.sizing.plan import Plan
 from anlit.sizing.trace import step_memory
+from anlit.training.language_model import LanguageModel
+from anlit.training.optim.optimizers import parameter_groups
 
 ARCHITECTURES = ("GPT", "NGPT", "AnGPT")
 SMALL = {"vocab_size": 512, "n_layers": 2, "d_model": 64, "n_heads": 2, "context_length": 128}

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 from anlit import GPT, NGPT, AnGPT, MuonAdamW
 from anlit.errors import UserError
-from anlit.models.language_model import LanguageModel
 from anlit.training.callbacks import LossGuard
+from anlit.training.language_model import LanguageModel
 from tests.data.modules import collate
-from tests.models.tiny import CONSTANT, adamw, fit, random_tokens, tiny
+from tests.nn.models.tiny import CONSTANT, adamw, fit, random_tokens, tiny
 from tests.training.poison import Poison, PoisonGradient
 
 

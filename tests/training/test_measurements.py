@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from anlit import GPT, NGPT, AnGPT, ScaleInvariant
-from anlit.attention.observation import attention_layers
 from anlit.errors import UserError
-from anlit.reading import read_rows
+from anlit.io.read import read_rows
+from anlit.nn.attention.observe import attention_layers
 from anlit.training.callbacks import AttentionStatistics, TrainingDynamics
 from anlit.training.callbacks.attention_statistics import layer_statistics
 from anlit.training.callbacks.dynamics import (
@@ -23,7 +23,7 @@ from anlit.training.callbacks.dynamics import (
     share_at_bound,
 )
 from anlit.training.loggers import MetricsCSV
-from tests.models.tiny import ARCHITECTURES, batches, fit, jolt, tiny
+from tests.nn.models.tiny import ARCHITECTURES, batches, fit, jolt, tiny
 
 
 class Trajectory(L.Callback):

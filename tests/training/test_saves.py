@@ -13,11 +13,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from anlit import GPT, TokenShards
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from anlit.errors import UserError
-from anlit.lightning_internals import completes_step
 from anlit.training.callbacks import WholeSteps
+from anlit.training.lightning_internals import completes_step
 from tests.data.modules import quiet_trainer
 from tests.data.prepared import VOCABULARY, random_tokens, write_prepared
-from tests.models.tiny import tiny
+from tests.nn.models.tiny import tiny
 
 MICRO_BATCHES = 3
 STEPS = 8

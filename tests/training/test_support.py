@@ -13,7 +13,7 @@ from anlit import GPT
 from anlit.errors import UserError
 from anlit.training.support import check_strategy, check_trainer
 from tests.data.modules import quiet_trainer
-from tests.models.tiny import batches, tiny
+from tests.nn.models.tiny import batches, tiny
 
 PAGES = ("scale-out.md", "lightning.md")
 MODEL = {"class_path": "anlit.GPT"}

@@ -10,13 +10,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from anlit import GPT
-from anlit.models.flops import flops_per_token
-from anlit.reading import read_rows
+from anlit.io.read import read_rows
+from anlit.nn.models.flops import flops_per_token
 from anlit.training.callbacks import Throughput
 from anlit.training.callbacks.throughput import StepTimes, measuring, peak_flops
 from anlit.training.loggers import MetricsCSV
 from tests.data.modules import quiet_trainer
-from tests.models.tiny import batches, tiny
+from tests.nn.models.tiny import batches, tiny
 
 FLOPS = flops_per_token(tiny(GPT).model, 16)
 

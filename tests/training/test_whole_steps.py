@@ -12,7 +12,7 @@ from anlit.errors import UserError
 from anlit.training.callbacks import WholeSteps
 from anlit.training.callbacks.checkpoints import LastCheckpoint
 from tests.data.modules import quiet_trainer
-from tests.models.tiny import batches, tiny
+from tests.nn.models.tiny import batches, tiny
 
 
 class Seen(L.Callback):

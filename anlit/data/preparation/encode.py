@@ -27,7 +27,7 @@ from anlit.data.round_trip import Change, Kind, RoundTrip
 from anlit.data.storage.manifest import TASKS, TOKENIZER, VAL
 from anlit.data.storage.shards import CHUNK_HEADER_BYTES
 from anlit.errors import UserError
-from anlit.reporting.files import replacing, write_json
+from anlit.io.write import replacing, write_json
 
 BIN_BEGINNING, BIN_HEADER_BYTES = (
     [20240520, 1],

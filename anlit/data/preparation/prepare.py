@@ -44,9 +44,9 @@ from anlit.data.storage.manifest import (
 )
 from anlit.data.storage.shards import check_chunks, lost_chunk, read_sources
 from anlit.errors import UserError
-from anlit.reading import read_json
-from anlit.reporting.files import replacing, write_json
-from anlit.reporting.provenance import cores
+from anlit.io.provenance import cores
+from anlit.io.read import read_json
+from anlit.io.write import replacing, write_json
 from anlit.reporting.text import say, without_control_codes
 
 LOCK = ".prepare.lock"

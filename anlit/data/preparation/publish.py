@@ -24,8 +24,8 @@ from anlit.data.storage.manifest import (
 )
 from anlit.data.storage.shards import INDEX, Chunk, chunk_bytes, content_sha256
 from anlit.errors import UserError
-from anlit.reporting.files import TEMPORARY, write_json
-from anlit.reporting.provenance import versions
+from anlit.io.provenance import versions
+from anlit.io.write import TEMPORARY, write_json
 
 LITDATA_NUMPY_NUMBER = {"uint16": 5, "int32": 2}  # of `litdata.constants._NUMPY_DTYPES_MAPPING`
 Streams = dict[str, dict[str, Any]]

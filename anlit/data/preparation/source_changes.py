@@ -17,7 +17,7 @@ from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import file_sha256, lines_sha256
 from anlit.data.storage.manifest import TASKS
 from anlit.errors import UserError
-from anlit.reporting.files import write_json
+from anlit.io.write import write_json
 from anlit.reporting.text import say
 
 TIMES = "sources.json"

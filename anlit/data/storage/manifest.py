@@ -11,7 +11,7 @@ from typing import Any
 
 from anlit.data.storage.remote import SMALL_FILE_BYTES, fetch_bytes, is_remote
 from anlit.errors import UserError
-from anlit.reading import check
+from anlit.io.read import check
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"

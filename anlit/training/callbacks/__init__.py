@@ -3,7 +3,7 @@
 
 from lightning import Callback
 
-from anlit.discovery import classes_in
+from anlit.config.registry import classes_in
 
 _CALLBACKS = classes_in(__name__, __path__, Callback)
 globals().update(_CALLBACKS)

@@ -4,11 +4,11 @@ from typing import Any
 
 import lightning as L
 
-from anlit.attention.observation import observed
-from anlit.attention.statistics import ranges
 from anlit.errors import UserError
-from anlit.lightning_internals import completes_step
+from anlit.nn.attention.observe import observed
+from anlit.nn.attention.statistics import ranges
 from anlit.training.callbacks.throughput import measuring
+from anlit.training.lightning_internals import completes_step
 
 SPREAD = (
     "entropy",
@@ -21,9 +21,9 @@ SPREAD = (
 class AttentionStatistics(L.Callback):
     """Logs each layer's attention statistics every n steps, after the step and on its batch.
 
-    `attention/layer_00/entropy` … (see `anlit.attention.statistics`) are means over heads and over all queries of the
-    batch's first sequences; `…/entropy_min` and `…/entropy_max` are the smallest and largest mean of a head. The extra
-    forward pass has no gradient and no dropout and draws no random numbers, so it does not change training.
+    `attention/layer_00/entropy` … (see `anlit.nn.attention.statistics`) are means over heads and over all queries of
+    the batch's first sequences; `…/entropy_min` and `…/entropy_max` are the smallest and largest mean of a head.
+    The extra forward pass has no gradient and no dropout and draws no random numbers, so it does not change training.
 
     Args:
         every_n_steps: Optimizer steps between two measurements.

@@ -11,15 +11,15 @@ from lightning.pytorch.utilities import rank_zero_info
 from anlit.checkpoints.checkpoint_io import step_of
 from anlit.checkpoints.location import CHECKPOINTS, is_checkpoint
 from anlit.errors import Preempted, RunError
-from anlit.lightning_internals import (
+from anlit.training.callbacks.whole_steps import is_last_step
+from anlit.training.interruption import LOG_FAILED, Interruption
+from anlit.training.lightning_internals import (
     collect_log_errors,
     completes_step,
     save_checkpoint_now,
     stop_asking_for_sigterm,
     validation_follows,
 )
-from anlit.training.callbacks.whole_steps import is_last_step
-from anlit.training.interruption import LOG_FAILED, Interruption
 
 
 class BestCheckpoint(ModelCheckpoint):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn import functional
 
-from anlit.layers.sharded import full_tensor
+from anlit.nn.layers.sharded import full_tensor
 from anlit.training.callbacks.attention_statistics import require_positive
 from anlit.training.callbacks.throughput import measuring
 

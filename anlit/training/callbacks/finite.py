@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from anlit.checkpoints.location import complete_checkpoints
 from anlit.errors import UserError
-from anlit.lightning_internals import is_logged
+from anlit.training.lightning_internals import is_logged
 
 
 class StopOnNonFinite(L.Callback):

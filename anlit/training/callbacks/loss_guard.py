@@ -11,10 +11,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from anlit.attention.qk_clip import QKClip
 from anlit.errors import UserError
-from anlit.lightning_internals import completes_step
+from anlit.nn.attention.qk_clip import QKClip
 from anlit.training.callbacks.finite import divergence_error
+from anlit.training.lightning_internals import completes_step
 
 _log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from anlit.layers.precision import wide_dtype
-from anlit.layers.scaling import ScalingVector
-from anlit.layers.sharded import full_tensor
-from anlit.lightning_internals import is_logged
+from anlit.nn.layers.precision import wide_dtype
+from anlit.nn.layers.scaling import ScalingVector
+from anlit.nn.layers.sharded import full_tensor
+from anlit.training.lightning_internals import is_logged
 
 
 class NormMonitor(L.Callback):

@@ -8,10 +8,10 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, Progress, TextColumn
 
-from anlit.lightning_internals import is_logged, validation_follows
 from anlit.reporting import table
 from anlit.reporting.table import SafeConsole
 from anlit.reporting.text import echo, short_number
+from anlit.training.lightning_internals import is_logged, validation_follows
 
 SECONDS_BETWEEN_LINES = 10.0  # in a log file; a validation's result is always printed
 

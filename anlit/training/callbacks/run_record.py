@@ -11,24 +11,24 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.attention.attention import Attention, attention_layers, kernels_in_use
-from anlit.checkpoints.loading import device_name
 from anlit.checkpoints.location import CHECKPOINTS, complete_checkpoints
 from anlit.checkpoints.special_tokens import (
     SpecialTokens,
     has_tokenizer,
     read_special_tokens,
 )
+from anlit.config.objects import to_plain_values
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
-from anlit.models.continuing import run_settings
-from anlit.reading import read_json
-from anlit.reporting.files import replacing, write_json
-from anlit.reporting.provenance import git_state, machine, now, versions
+from anlit.io.provenance import git_state, machine, now, versions
+from anlit.io.read import read_json
+from anlit.io.write import replacing, write_json
+from anlit.nn.attention.attention import Attention, attention_layers, kernels_in_use
 from anlit.runs.folders import RECORD, RECORD_SCHEMA
-from anlit.settings import to_plain_values
 from anlit.training.callbacks.checkpoints import is_out_of_time
+from anlit.training.load_model import device_name
 from anlit.training.loggers import log_settings
+from anlit.training.resume_checks import run_settings
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
-from anlit.lightning_internals import completes_step, is_logged, time_fetches
-from anlit.models.flops import flops_per_token
+from anlit.nn.models.flops import flops_per_token
+from anlit.training.lightning_internals import completes_step, is_logged, time_fetches
 
 _HOPPER = {"bfloat16": 989e12, "tfloat32": 494.5e12, "float32": 67e12, "float64": 67e12}
 PEAKS = {

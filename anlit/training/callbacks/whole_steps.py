@@ -10,7 +10,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from anlit.errors import UserError
-from anlit.lightning_internals import (
+from anlit.training.lightning_internals import (
     before_each_fetch,
     completes_step,
     number_logged_steps,

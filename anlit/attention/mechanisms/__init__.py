@@ -1,9 +1,0 @@
-"""One file per attention mechanism. Every `Mechanism` in a file of this folder is available by name, here and as
-`anlit.<Name>`. To add one, write a file here and, for others to use it, a YAML fragment in configs/attention/."""
-
-from anlit.attention.mechanism import Mechanism
-from anlit.discovery import classes_in
-
-_FOUND = classes_in(__name__, __path__, Mechanism)
-globals().update(_FOUND)
-__all__ = list(_FOUND)

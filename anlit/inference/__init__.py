@@ -1,1 +1,0 @@
-"""Uses of a trained model: generating and scoring text, export and import."""

@@ -1,0 +1,1 @@
+"""Reading and writing small files, and where they come from."""

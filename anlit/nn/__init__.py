@@ -1,0 +1,1 @@
+"""The networks in plain torch: layers, mechanisms, kernels, attention, models. No Lightning, no files."""

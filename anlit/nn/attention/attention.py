@@ -1,0 +1,170 @@
+"""Attention as the models call it: a mechanism, and the kernel that computes it."""
+
+import functools
+import logging
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from anlit.nn.attention import cache
+from anlit.nn.attention.qk_clip import QKClip
+from anlit.nn.kernels import (
+    BACKENDS,
+    BackendName,
+    check_kernel,
+    default_kernel,
+    fallback_warning,
+    prepare,
+)
+from anlit.nn.kernels.documents import Documents
+from anlit.nn.kernels.eager import QUERIES_PER_BLOCK, distances, masked_bias
+from anlit.nn.kernels.grouped_heads import grouped_product
+from anlit.nn.layers.linear import computing_dtype
+from anlit.nn.mechanisms.mechanism import Mechanism, mechanism_name
+
+Backend = Literal["auto", BackendName]
+
+_log = logging.getLogger(__name__)
+
+
+class Attention(nn.Module):
+    """softmax(a·g·S + m) v per head, for q and k of unit root mean square.
+
+    Args:
+        mechanism: The functions g, a, m of this layer, and its window.
+        backend: The kernel that computes it, or `auto`; see `anlit.nn.kernels`.
+        dropout: Share of attention weights dropped in training.
+        qk_clip: Record each head's largest score in training, for QK-clip with this threshold; None for no QK-clip.
+
+    Raises:
+        UserError: There is no such kernel, or it cannot compute the mechanism on any device.
+    """
+
+    def __init__(
+        self, mechanism: Mechanism, backend: str, dropout: float = 0.0, qk_clip: float | None = None
+    ) -> None:
+        super().__init__()
+        check_kernel(backend, mechanism, dropout=dropout)
+        self.mechanism, self.backend, self.dropout = mechanism, backend, dropout
+        self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
+        self._kernels: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
+        """By device, dtype, need of a gradient, length, and whether documents are packed."""
+        self.may_compile = True
+        """Whether `auto` may take a kernel that is compiled when it is used; see `allow_compilation`."""
+
+    def allow_compilation(self, allowed: bool) -> None:
+        """Let `auto` take kernels that are compiled when they are used, or not."""
+        if allowed != self.may_compile:
+            self.may_compile = allowed
+            self._kernels.clear()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+        """q (B, H, T, D); k, v (B, G, T, D), where query head h uses key head h // (H/G) → (B, H, T, D)."""
+        if self.clip is not None and self.training:
+            self._observe_scores(self.clip, q, k, documents)
+        dtype = computing_dtype(q)
+        return self.attend(q.to(dtype), k.to(dtype), v.to(dtype), documents)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+        """As `forward`, in the precision to compute in: the kernel alone."""
+        if isinstance(documents, cache.Continuation):
+            k, v = documents.cache.extend(self, k, v, self.mechanism.window)
+            if documents.n_before:
+                return cache.attend(q, k, v, self.mechanism, documents)
+        dropout = self.dropout if self.training else 0.0
+        kernel = BACKENDS[self.kernel_for(q, documents.are_masked)]
+        return kernel.attend(q, k, v, self.mechanism, documents, dropout)  # type: ignore[no-any-return]
+
+    def kernel_for(self, q: Tensor, is_packed: bool) -> str:
+        """The name of the kernel for queries like `q`, (B, H, T, D), looked up once for each kind of queries.
+
+        Raises UserError if the kernel that the settings name cannot compute this on its device or in its precision.
+        """
+        case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2], is_packed)
+        if case not in self._kernels:
+            self._kernels[case] = self._choose_kernel(q, is_packed)
+        return self._kernels[case]
+
+    def _choose_kernel(self, q: Tensor, is_packed: bool) -> str:
+        if self.backend != "auto":
+            check_kernel(self.backend, self.mechanism, q, self.dropout)
+            return self.backend
+        device_type = q.device.type
+        name = default_kernel(
+            self.mechanism, device_type, is_packed, q, self.dropout, self.may_compile
+        )
+        if not self.may_compile:
+            return name
+        warning = fallback_warning(name, self.mechanism, is_packed, q, self.dropout)
+        if warning is not None:
+            warn_once(warning)
+        return name
+
+    def kernels_in_use(self) -> list[dict[str, Any]]:
+        """What computed this attention so far, as records: mechanism, tokens, dtype, packing and kernel."""
+        return [
+            {
+                "mechanism": mechanism_name(self.mechanism),
+                "length": length,
+                "dtype": str(dtype).removeprefix("torch."),
+                "packed": is_packed,
+                "kernel": name,
+            }
+            for (_, dtype, _, length, is_packed), name in self._kernels.items()
+        ]
+
+    @torch.no_grad()
+    def prepare(self, documents: Documents, h: Tensor) -> None:
+        """Choose the kernel for hidden states h, (B, T, d), and let it derive from `documents` what all layers share.
+
+        The decoder calls this before the first block, outside of compiled code.
+        """
+        if isinstance(documents, cache.Continuation) and documents.n_before:
+            return
+        q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, h.requires_grad)
+        kernel = BACKENDS[self.kernel_for(q, documents.are_masked)]
+        prepare(kernel, self.mechanism, documents, h.shape[0])
+
+    @torch.no_grad()
+    def _observe_scores(self, clip: QKClip, q: Tensor, k: Tensor, documents: Documents) -> None:
+        """Pass the scores q·k/√D of all visible keys to `clip`, 512 queries at a time."""
+        for first in range(0, q.shape[-2], QUERIES_PER_BLOCK):
+            end = min(first + QUERIES_PER_BLOCK, q.shape[-2])
+            scores = grouped_product(q[..., first:end, :], k[..., :end, :].mT) * q.shape[-1] ** -0.5
+            t = distances(end - first, end, q.device)
+            clip.observe(
+                scores + masked_bias(None, t, documents, self.mechanism.window, first, scores.dtype)
+            )
+
+
+@functools.cache
+def warn_once(sentence: str) -> None:
+    """Log the sentence, the first time that it is to be logged: each layer has it to say."""
+    _log.warning(sentence)
+
+
+def attention_layers(model: nn.Module) -> list[Attention]:
+    """The attention of each block, first to last."""
+    return [module for module in model.modules() if isinstance(module, Attention)]
+
+
+def kernels_in_use(layers: Iterable[Attention]) -> list[dict[str, Any]]:
+    """What computed attention so far in these layers, each kind once; see `Attention.kernels_in_use`."""
+    records: list[dict[str, Any]] = []
+    for layer in layers:
+        for record in layer.kernels_in_use():
+            if record not in records:
+                records.append(record)
+    return records
+
+
+def example_query(
+    mechanism: Mechanism, length: int, dtype: torch.dtype, device: torch.device, requires_grad: bool
+) -> Tensor:
+    """Queries (1, H, T, D) of one number's memory, by which kernels tell whether they can compute the mechanism."""
+    shape = (1, mechanism.n_heads, length, mechanism.d_head)
+    return torch.empty_strided(
+        shape, (0, 0, 0, 0), dtype=dtype, device=device, requires_grad=requires_grad
+    )

@@ -1,0 +1,49 @@
+"""Between the attention kernel and W_o: a norm and a gate on the heads' averages of values."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from anlit.nn.layers.linear import ScaledLinear
+
+Gate = Literal["none", "per_head", "per_element"]
+"""Whether the heads' averages are multiplied by learned functions of the block's input: one per head or per element."""
+
+
+class GateMap(ScaledLinear):
+    """The map W_g of a gate. It starts at 0, so every gate starts at 1."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+
+class AttentionOutput(nn.Module):
+    """The input of W_o: the heads' averages with norm and gates 2σ(W_g x) (arXiv 2505.06708), concatenated.
+
+    `gate_factor` multiplies W_g x: √d if x has norm 1, so that the gates see a root mean square of 1. `norm` is that of
+    each head's average.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_head: int,
+        gate: Gate,
+        gate_factor: float,
+        norm: nn.Module | None,
+    ) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.norm = norm or nn.Identity()
+        outputs = {"none": 0, "per_head": n_heads, "per_element": n_heads * d_head}[gate]
+        self.W_g = GateMap(d_model, outputs, gate_factor) if outputs else None
+
+    def forward(self, attended: Tensor, x: Tensor) -> Tensor:
+        """attended (B, H, T, D) and x (B, T, d), the input of attention → (B, T, H·D)."""
+        attended = self.norm(attended)
+        if self.W_g is not None:
+            gate = 2 * torch.sigmoid(self.W_g(x))  # (B, T, H) or (B, T, H·D)
+            attended = attended * gate.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        return attended.transpose(1, 2).flatten(2)

@@ -1,0 +1,67 @@
+"""QK-clip (arXiv 2507.20534): shrinks queries and keys after a step in which a score was too large."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from anlit.nn.layers.linear import ScaledLinear
+from anlit.nn.layers.norms import RMSNorm
+
+
+class QKClip(nn.Module):
+    """Remembers each head's largest score q·k/√D since the last optimizer step; `threshold` is the largest allowed."""
+
+    def __init__(self, threshold: float, n_heads: int) -> None:
+        super().__init__()
+        self.threshold = threshold
+        self.largest: Tensor
+        self.register_buffer("largest", torch.empty(n_heads), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Forget what was observed."""
+        self.largest.fill_(float("-inf"))
+
+    @torch.no_grad()
+    def observe(self, scores: Tensor) -> None:
+        """scores: (B, H, queries, keys), −∞ where a key is not visible."""
+        self.largest.copy_(torch.maximum(self.largest, scores.amax((0, 2, 3)).to(self.largest)))
+
+    @staticmethod
+    @torch.no_grad()
+    def factors(clips: "Sequence[QKClip]") -> list[Tensor]:
+        """√min(1, threshold/largest) per head, the factor of q and of k: (H,) for each layer. Resets `largest`.
+
+        With several ranks `largest` is the maximum over ranks, from one all-reduce for all layers.
+        """
+        largest = torch.stack([clip.largest for clip in clips])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        for clip in clips:
+            clip.reset_parameters()
+        return [
+            (score / clip.threshold).clamp_min(1).rsqrt()
+            for clip, score in zip(clips, largest, strict=True)
+        ]
+
+
+@torch.no_grad()
+def shrink(
+    queries: tuple[ScaledLinear, nn.Module], keys: tuple[ScaledLinear, nn.Module], factors: Tensor
+) -> None:
+    """Multiply each head's scores by the square of its entry of `factors`, (H,), in (0, 1].
+
+    `queries` and `keys` are W_q and W_k, each with the norm that follows it. If that has a gain, the gain is multiplied
+    instead of W's rows. All heads share the gain, so it takes the smallest factor.
+    """
+    n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
+    of_keys = factors.unflatten(0, (n_kv_heads, -1)).amax(
+        1
+    )  # no head may make a key smaller than another one needs
+    of_queries = factors.square() / of_keys.repeat_interleave(len(factors) // n_kv_heads)
+    for (W, norm), of_heads in zip((queries, keys), (of_queries, of_keys), strict=True):
+        if isinstance(norm, RMSNorm) and norm.gain is not None:
+            norm.gain.mul_(factors.min())
+        else:
+            W.scale_rows(of_heads.repeat_interleave(W.out_features // len(of_heads)))

@@ -1,0 +1,169 @@
+"""The attention kernels, with one interface, and the table by which `backend: auto` chooses.
+
+A kernel is a module, one file or a folder, with
+
+    unsupported_reason(mechanism, q=None) -> str | None
+        why it cannot compute `mechanism`, None if it can. `q` is an example of queries, (B, H, T, D): its device,
+        precision, head width and need of a gradient matter too. Without `q`, only reasons that hold on every device.
+    attend(q, k, v, mechanism, documents, dropout) -> Tensor
+        q and the result are (B, H, T, D), k and v (B, G, T, D): query head h uses key head h // (H/G). q and k have
+        unit root mean square; q·k is scaled by 1/√D. `dropout` is 0 but for those that are in `DROP_WEIGHTS`.
+    prepare(mechanism, documents, n_rows)                                        (optional)
+        derives what all layers share from the documents of `n_rows` sequences, and stores it in `documents`. It is
+        called before the first layer, outside of compiled code.
+
+To add one, write a module, name it in `BackendName` and `BACKENDS`, and in `GPU_KERNELS` for `backend: auto`.
+"""
+
+from types import ModuleType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from anlit.errors import UserError
+from anlit.nn.kernels import blockwise, eager, flash, flex, sdpa, triton
+from anlit.nn.kernels.documents import Documents
+from anlit.nn.mechanisms.mechanism import Mechanism
+
+BackendName = Literal["eager", "sdpa", "blockwise", "flash", "flex", "triton"]
+BACKENDS: dict[str, ModuleType] = {
+    "flash": flash, "triton": triton, "flex": flex, "blockwise": blockwise, "sdpa": sdpa, "eager": eager
+}  # fmt: skip
+
+Form = Literal["g(n)", "m(t)", "a(t)"]
+"""What a mechanism has beyond a gain per query: nothing, a bias per distance, or a gain per distance."""
+
+DROP_WEIGHTS = ("sdpa", "eager")
+
+GPU_KERNELS: dict[tuple[Form, bool], tuple[BackendName, ...]] = {
+    # Whole rows: the causal mask is enough. Milliseconds, T 4096, D 64: sdpa 2.50 (cuDNN's kernel),
+    # flex 3.89, flash 3.98, triton 4.03.
+    ("g(n)", False): ("sdpa", "flash", "triton", "flex", "eager"),
+    # Packed documents, T 16,384, D 128, documents of 2,048 tokens: flex 2.49, after 10 s of
+    # compilation, flash 2.65, triton 3.02, sdpa 129, because it computes masked keys too.
+    ("g(n)", True): ("flash", "triton", "flex", "sdpa", "eager"),
+    # T 4096, D 64: triton 5.90, and 8.01 with a learned coefficient; with documents as above 3.64
+    # and 4.57. Flex fits into shared memory, but has not been timed. Triton cannot do two learned
+    # coefficients.
+    ("m(t)", False): ("triton", "flex", "flash", "sdpa", "eager"),
+    ("m(t)", True): ("triton", "flex", "flash", "sdpa", "eager"),
+    ("a(t)", False): ("triton", "flex", "eager"),
+    ("a(t)", True): ("triton", "flex", "eager"),
+}
+"""What `auto` takes on a GPU: the first that can compute the mechanism, by its form and whether keys
+are hidden by documents or a window. Times are those of forward and backward pass on an H200 in
+bfloat16 for 16,384 tokens of H·D = 2048 (docs/results/gpu.md)."""
+
+COMPILED_WHEN_USED = ("triton", "flex")
+"""Kernels that are compiled for each kind of queries that they get, in 2 to 10 seconds each."""
+
+COST_OF_FALLBACK: dict[str, str] = {
+    "sdpa": "computes hidden keys too, up to 50 times slower",
+    "eager": "writes all logits to memory, many times slower",
+}
+"""What a run pays where only these can compute what hides keys or changes logits by distance."""
+
+
+def form_of(mechanism: Mechanism) -> Form:
+    """The row of the table for a mechanism."""
+    if mechanism.scales_with_distance:
+        return "a(t)"
+    return "m(t)" if mechanism.shifts_with_distance else "g(n)"
+
+
+def hides_keys(mechanism: Mechanism, is_packed: bool) -> bool:
+    """Whether a query does not see all earlier keys of its row."""
+    return is_packed or mechanism.window is not None
+
+
+def unsupported_reason(
+    name: str, mechanism: Mechanism, q: Tensor | None, dropout: float
+) -> str | None:
+    """Why the kernel `name` cannot compute `mechanism` for queries like `q` with this dropout, None if it can."""
+    if dropout and name not in DROP_WEIGHTS:
+        return f"it does not drop attention weights, and dropout is {dropout:g}"
+    return BACKENDS[name].unsupported_reason(mechanism, q)
+
+
+def prepare(backend: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Let a kernel derive from the documents what all layers share, if it does."""
+    if hasattr(backend, "prepare"):
+        backend.prepare(mechanism, documents, n_rows)
+
+
+def check_kernel(
+    name: str, mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0
+) -> None:
+    """Raise UserError, which names those that can, if the kernel is unknown or cannot compute `mechanism`.
+
+    Without `q`, only for reasons that hold on every device.
+    """
+    if name == "auto":
+        return
+    if name not in BACKENDS:
+        raise UserError(f"backend={name!r} is unknown: choose auto, {', '.join(BACKENDS)}")
+    if reason := unsupported_reason(name, mechanism, q, dropout):
+        others = [
+            other for other in BACKENDS if unsupported_reason(other, mechanism, q, dropout) is None
+        ]
+        raise UserError(
+            f"backend={name!r} cannot do attention {type(mechanism).__name__}: {reason}; "
+            f"choose auto or {', '.join(others)}"
+        )
+
+
+def default_kernel(
+    mechanism: Mechanism,
+    device_type: str,
+    is_packed: bool,
+    q: Tensor | None = None,
+    dropout: float = 0.0,
+    may_compile: bool = True,
+) -> BackendName:
+    """What `auto` takes on a device of this type, for queries like `q` or in a common precision.
+
+    Without `may_compile`, it leaves out kernels that a GPU would first compile.
+    """
+    if device_type == "cuda":
+        row = GPU_KERNELS[form_of(mechanism), hides_keys(mechanism, is_packed)]
+        if not may_compile:
+            row = (*(name for name in row if name not in COMPILED_WHEN_USED), "eager")
+    elif device_type == "cpu":
+        row = _cpu_kernels(mechanism, q, dropout)
+    else:
+        row = ("sdpa", "eager")
+    return next(name for name in row if unsupported_reason(name, mechanism, q, dropout) is None)
+
+
+def _cpu_kernels(mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[BackendName, ...]:
+    """Within 2 % of the fastest in all 20 cells of docs/results/speed.md, in float32.
+
+    sdpa needs a T × T mask where logits change by distance. Training in bfloat16 takes `eager` up to
+    one block of its queries: sdpa's backward pass is slow there, and blockwise computes in float32.
+    """
+    if q is not None and _trains_short_in_bfloat16(q):
+        return ("eager",)
+    if mechanism.depends_on_distance and not dropout:
+        return ("blockwise",)
+    return ("sdpa", "eager")
+
+
+def _trains_short_in_bfloat16(q: Tensor) -> bool:
+    return q.requires_grad and q.dtype == torch.bfloat16 and q.shape[-2] <= eager.QUERIES_PER_BLOCK
+
+
+def fallback_warning(
+    name: str, mechanism: Mechanism, is_packed: bool, q: Tensor, dropout: float
+) -> str | None:
+    """A sentence where a GPU gets a kernel that is much slower than the table's first; None elsewhere."""
+    hidden = hides_keys(mechanism, is_packed)
+    is_cheap = name == "sdpa" and form_of(mechanism) == "g(n)" and not hidden
+    if q.device.type != "cuda" or is_cheap or name not in COST_OF_FALLBACK:
+        return None
+    first = GPU_KERNELS[form_of(mechanism), hidden][0]
+    reason = unsupported_reason(first, mechanism, q, dropout)
+    return (
+        f"attention {type(mechanism).__name__} runs on '{name}' on this GPU, which "
+        f"{COST_OF_FALLBACK[name]} than '{first}': {reason}"
+    )

@@ -1,0 +1,59 @@
+"""Block sizes of each kernel, by head width, dtype and device.
+
+With them the kernels spill few or no registers (`tests/nn/attention/registers.py`). Other sizes have not been timed.
+They are fixed, because they decide the order of sums: the same run on the same device gives the same bits.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+PADDING = 128
+"""How far past the last distance kernels may read the tables: the largest number of queries in a block."""
+
+
+class Blocks(NamedTuple):
+    """Queries and keys that a program computes at a time, its warps, and the pipeline stages of its loads."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+class KernelBlocks(NamedTuple):
+    forward: Blocks
+    backward_queries: Blocks
+    backward_keys: Blocks
+
+
+SMALL = KernelBlocks(*[Blocks(16, 16, 4, 1)] * 3)
+"""For the interpreter: tests need many blocks in short sequences."""
+SINGLE = {
+    64: KernelBlocks(Blocks(64, 32, 8, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    256: KernelBlocks(Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 4, 1)),
+}
+"""float32, by the largest head width. It needs twice the memory and has no matrix units; it serves as a reference."""
+HALF_8 = {
+    64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2)),
+    128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2)),
+    256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1)),
+}
+"""bfloat16 and float16 on compute capability 8.x, by the largest head width."""
+HALF_9 = {
+    64: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2)),
+    128: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2), Blocks(32, 128, 8, 2)),
+    256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 64, 8, 1)),
+}
+"""The same from 9.0 on."""
+
+
+def blocks_for(
+    width_padded: int, dtype: torch.dtype, capability: tuple[int, int] | None
+) -> KernelBlocks:
+    """The blocks for heads of `width_padded`, a power of two up to 256; `capability` is a GPU's, None for a CPU."""
+    if capability is None:
+        return SMALL
+    half = HALF_9 if capability >= (9, 0) else HALF_8
+    by_width = SINGLE if dtype == torch.float32 else half
+    return next(blocks for widest, blocks in by_width.items() if width_padded <= widest)

@@ -1,0 +1,75 @@
+"""The maps that hold matrices: token vectors, and linear maps whose rows carry a factor."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from anlit.nn.layers.sharded import replicated_like
+
+
+def computing_dtype(x: Tensor) -> torch.dtype:
+    """The precision in which products of tensors like `x` are computed: autocast's if that is on, else their own."""
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+class TokenEmbedding(nn.Embedding):
+    """The table of token vectors, (V, d). It is not initialised here: the decoder draws it."""
+
+    def reset_parameters(self) -> None:
+        """Draws nothing, like `ScaledLinear`."""
+
+
+class ScaledLinear(nn.Linear):
+    """s ∘ (c · W) x without bias: c a constant, s a vector over the outputs or absent.
+
+    The factors multiply W, not the result: the same mathematics on in·out numbers instead of tokens·out.
+    Folding for inference stores the product. W is not initialised here: the decoder draws it.
+
+    Args:
+        d_in, d_out: W is (d_out, d_in).
+        factor: c.
+    """
+
+    def __init__(self, d_in: int, d_out: int, factor: float = 1.0) -> None:
+        super().__init__(d_in, d_out, bias=False)
+        self.factor = factor
+        self.product: Callable[[Tensor, Tensor], Tensor] = (
+            torch.nn.functional.linear
+        )  # see `anlit.nn.layers.float8`
+
+    def reset_parameters(self) -> None:
+        """Draws nothing, so that other modules of a model do not change the initial values of its matrices."""
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """x (…, d_in) → (…, d_out); scale (d_out,) or None."""
+        return self.product(x, self.scaled(scale))
+
+    def scaled(self, scale: Tensor | None = None) -> Tensor:
+        """diag(s)·c·W, (d_out, d_in)."""
+        weight = self.weight if self.factor == 1 else self.factor * self.weight
+        return weight if scale is None else scale[:, None] * weight
+
+    @torch.no_grad()
+    def scale_rows(self, factors: Tensor) -> None:
+        """Multiply row i of W in place with factors[i], (d_out,), the same on every rank where W is sharded."""
+        self.weight.mul_(replicated_like(factors, self.weight)[:, None])
+
+
+def fused_linear(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None] = ()) -> Tensor:
+    """Several linear maps of the same x, their results side by side: x (…, d_in) → (…, sum of their d_out).
+
+    Multiplies once for all maps, which is faster and needs no sum of gradients by x. For a few tokens it multiplies
+    each map separately, because concatenating the weights would cost more. Each matrix stays a parameter of its own.
+
+    `scales` are for each map its vector over the outputs, (d_out,) or None; empty if no map has one.
+    """
+    weights = [
+        linear.scaled(scale)
+        for linear, scale in zip(maps, scales or [None] * len(maps), strict=True)
+    ]
+    if x.numel() < x.shape[-1] ** 2:
+        return torch.cat([maps[0].product(x, weight) for weight in weights], dim=-1)
+    return maps[0].product(x, torch.cat(weights))

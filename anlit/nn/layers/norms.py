@@ -1,0 +1,153 @@
+"""The three ways in which the architectures keep activations at a known size.
+
+GPT+ divides by the root mean square (`rms`, `RMSNorm`), nGPT by the length (`unit`), anGPT multiplies by
+constants that hold on average over the sphere (the `nu_*` functions). The first two work in float32 at least.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, distributed, nn
+
+from anlit.nn.layers.cpu_gradients import Normalise, is_trained_eagerly_on_cpu
+from anlit.nn.layers.sharded import local_part
+
+Norms = Literal["bounded", "strict"]
+"""The constraint on a weight's vectors after an optimizer step: norm at most 1 (anGPT) or exactly 1 (nGPT)."""
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / ‖x‖₂ over the last axis; same shape and dtype as x. A zero vector stays zero."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if is_trained_eagerly_on_cpu(x):
+        return Normalise.apply(wide, None, 0.0, 1.0).to(x.dtype)
+    tiny = torch.finfo(wide.dtype).tiny
+    return (wide / torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp_min(tiny)).to(x.dtype)
+
+
+def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
+    """x / √(mean(x²) + eps) · gain over the last axis; same shape and dtype as x. gain (width,), or None for 1."""
+    wide, width = x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1]
+    gain = None if gain is None else gain.to(wide.dtype)
+    if is_trained_eagerly_on_cpu(x):  # rms(x) = √width · x / √(Σx² + width · ε)
+        return Normalise.apply(wide, gain, width * eps, math.sqrt(width)).to(x.dtype)
+    return torch.nn.functional.rms_norm(wide, (width,), gain, eps).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """rms(x) · gain. The gain is learned, of shape (width,) and initially 1, or absent."""
+
+    def __init__(self, width: int, eps: float, has_gain: bool = True) -> None:
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.gain = nn.Parameter(torch.ones(width)) if has_gain else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x, self.eps, self.gain)
+
+    def reset_parameters(self) -> None:
+        if self.gain is not None:
+            nn.init.ones_(self.gain)
+
+
+class UnitNorm(nn.Module):
+    """factor · x / ‖x‖₂ over the last axis."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return unit(x) if self.factor == 1 else unit(x) * self.factor
+
+
+# The constants of approximate normalisation ([anGPT], arXiv 2505.22014, section 3): ν = 1/√E‖g(x)‖² for x uniform
+# on the unit sphere and weight rows of norm 1. A map W of shape (out, in) with unit rows has E‖Wx‖² = ‖x‖²·out/in.
+
+
+def nu_linear(d_in: int, d_out: int) -> float:
+    """√(d_in / d_out): keeps the expected norm of a unit vector through a map (d_out, d_in) with unit rows."""
+    return math.sqrt(d_in / d_out)
+
+
+def nu_activation(sigma: float) -> float:
+    """1/√E[SiLU(σx)²], x ~ N(0, 1), by quadrature: 3.72 at σ = 1/2, 1.68 at σ = 1.
+
+    The norm of u ∘ SiLU(z) concentrates at √E[SiLU(σx)²] for a unit u in d_ff dimensions and entries of z of standard
+    deviation σ. In [anGPT] z is √d_model times a unit vector in d_ff dimensions, so σ = √(d_model/d_ff).
+    """
+    from scipy import integrate  # it takes half a second, which --help does not wait for
+
+    def density(x: float) -> float:
+        z = sigma * x
+        silu = z / (1 + math.exp(-z)) if z > -700 else 0.0
+        return silu * silu * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+    mean_square, _ = integrate.quad(
+        density, -40.0, 40.0, points=[0.0], limit=200, epsabs=1e-14, epsrel=1e-12
+    )
+    return 1 / math.sqrt(mean_square)
+
+
+def nu_residual(alpha: Tensor) -> Tensor:
+    """1/√(α² + (1−α)²), elementwise: keeps the norm of (1−α) ∘ h + α ∘ h' for orthogonal unit h and h'."""
+    return torch.rsqrt(alpha.square() + (1 - alpha).square())
+
+
+LEAST = {"bounded": 1.0, "strict": 1e-30}
+"""The smallest norm that a vector is divided by."""
+
+Part = tuple[Tensor, int, Norms]
+"""A weight, or what this rank has of it, the axis along which its vectors lie, and their constraint."""
+
+
+@torch.no_grad()
+def restore_norms(constraints: Iterable[Part], compiled: bool = False) -> None:
+    """Divide every vector w of the weights in place: by ‖w‖ (`strict`), or by max(1, ‖w‖) (`bounded`).
+
+    Where ranks hold parts of a vector, the sums of its squares are added up, for all weights in one collective
+    operation. `compiled`, the work of a rank is a kernel for each matrix instead of three.
+    """
+    whole: list[Part] = []
+    split: list[Part] = []
+    group = None
+    for weight, dim, norms in constraints:
+        part, among = local_part(weight, dim)
+        (whole if among is None else split).append((part, dim, norms))
+        group = group if among is None else among
+    divide, sum_squares, divide_by_roots = _compiled() if compiled else WORK
+    if group is None:
+        divide(whole)
+        return
+    squares = sum_squares(split)
+    pending = distributed.all_reduce(squares, group=group, async_op=True)
+    assert pending is not None
+    divide(whole)  # while the ranks exchange sums
+    pending.wait()  # on a GPU the host does not wait
+    divide_by_roots(split, squares)
+
+
+def _divide(parts: list[Part]) -> None:
+    for part, dim, norms in parts:
+        part.div_(torch.linalg.vector_norm(part, dim=dim, keepdim=True).clamp_min(LEAST[norms]))
+
+
+def _sum_squares(parts: list[Part]) -> Tensor:
+    return torch.cat([part.square().sum(dim) for part, dim, _ in parts])
+
+
+def _divide_by_roots(parts: list[Part], squares: Tensor) -> None:
+    lengths = [part.shape[1 - dim] for part, dim, _ in parts]
+    for (part, dim, norms), square in zip(parts, squares.split(lengths), strict=True):
+        part.div_(square.sqrt().clamp_min(LEAST[norms]).unsqueeze(dim))
+
+
+WORK: tuple[Callable[..., Any], ...] = (_divide, _sum_squares, _divide_by_roots)
+
+
+@cache
+def _compiled() -> tuple[Callable[..., Any], ...]:
+    return tuple(torch.compile(function, dynamic=False) for function in WORK)

@@ -1,0 +1,41 @@
+"""Learned scaling vectors with a re-parametrised step size ([nGPT], arXiv 2410.01131, section 2.5)."""
+
+import torch
+from torch import Tensor, nn
+
+from anlit.nn.layers.sharded import replicated_like
+
+
+def scale_queries_and_keys(q: Tensor, k: Tensor, s_qk: Tensor) -> tuple[Tensor, Tensor]:
+    """q ∘ s_qk and k ∘ s_qk, per head and dimension ([nGPT], section 2.3.2); shapes and dtype stay.
+
+    Heads that share keys have each their own s_qk, (H·D,). Then q takes all of it: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k.
+    """
+    s = s_qk.view(q.shape[1], 1, -1)
+    if q.shape[1] == k.shape[1]:
+        return (q * s).to(q.dtype), (k * s).to(k.dtype)
+    return (q * s.square()).to(q.dtype), k
+
+
+class ScalingVector(nn.Module):
+    """s = ŝ · (init / scale), shape (width,). The stored ŝ starts at `scale`, so s starts at `init`.
+
+    Adam moves every entry of ŝ by about the learning rate, so s moves by lr · init / scale: `scale` sets how
+    fast this vector learns relative to the matrices.
+    """
+
+    def __init__(self, width: int, init: float, scale: float) -> None:
+        super().__init__()
+        self.init, self.scale = init, scale
+        self.stored = nn.Parameter(torch.full((width,), float(scale)))
+
+    def forward(self) -> Tensor:
+        return self.stored * (self.init / self.scale)
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.stored, self.scale)
+
+    @torch.no_grad()
+    def multiply(self, factors: Tensor) -> None:
+        """s ← factors ∘ s, with factors (width,) that are the same on every rank."""
+        self.stored.mul_(replicated_like(factors, self.stored))

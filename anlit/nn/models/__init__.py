@@ -1,0 +1,1 @@
+"""The three architectures, one file each, over the skeleton in `decoder.py`."""

@@ -1,0 +1,189 @@
+"""The settings that architectures share, each written once.
+
+A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NGPT` and `AnGPT`. The settings of
+one architecture, its optimizer and its schedule are in its file.
+"""
+
+import math
+from dataclasses import dataclass
+
+from jsonargparse import lazy_instance
+from torch import nn
+
+from anlit.config.schema import check_ranges
+from anlit.errors import UserError
+from anlit.nn.attention.attention import Attention, Backend
+from anlit.nn.attention.output import AttentionOutput, Gate
+from anlit.nn.layers.positions import Positions, RoPE
+from anlit.nn.layers.scaling import ScalingVector
+from anlit.nn.mechanisms.mechanism import Mechanism
+from anlit.nn.mechanisms.plain import Plain
+from anlit.nn.models.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Settings of a decoder.
+
+    Norms that are switched on here are of the architecture's kind: RMS with a learned gain in GPT+, the unit norm in
+    nGPT and anGPT.
+
+    Args:
+        vocab_size: V, the number of tokens. By default `anlit fit` takes that of the data, rounded up to a multiple of
+            128.
+        context_length: T, tokens in a training sequence.
+        n_layers: L, the number of blocks.
+        n_heads: H, attention heads.
+        n_kv_heads: G, heads of keys and values, each shared by H/G heads of queries (arXiv 2305.13245); must divide
+            n_heads, which is the default.
+        d_head: D, the width of a head; by default d_model/n_heads, which must then be a whole number. H·D may differ
+            from d_model.
+        d_model: d, the width of the hidden state.
+        d_ff: f, the width of the MLP; by default 4·d_model.
+        attention: The attention mechanism.
+        positions: RoPE, LinearRoPE, Llama3RoPE, YaRN, DynamicNTK, PRoPE, NoPE, or a PositionsPattern.
+        document_masking: Let a token attend only within its own document.
+        backend: The attention kernel; auto takes that of the table in docs/attention.md.
+        tie_embeddings: Let the head be the embedding's matrix. GPT+ only, for a reason in docs/train.md.
+        qk_norm: Normalise queries and keys per head.
+        qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one, and
+            anGPT, as we read its paper, has none.
+        qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is a
+            multiple of their usual mean square, 1/d_model and 1/d_head. By default norm_eps in GPT+, 0 in nGPT, and
+            d_head·norm_eps in anGPT, where norm_eps is added as it is.
+        qk_clip: After each optimizer step, shrink queries and keys of heads whose largest score q·k/√D since the last
+            step was above this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
+        v_norm: Normalise values per head too (QKV-norm, arXiv 2410.16682).
+        attention_norm: Normalise each head's weighted average of the values.
+        attention_gate: Multiply the averages by 2σ(W_g x), with W_g initially 0: one factor per head, or one per
+            element (arXiv 2505.06708).
+        post_norm: Normalise the outputs of W_o and W_d (peri-LN, arXiv 2502.02732); nGPT always does.
+        dropout: Dropout probability of the attention weights and of each block's two updates.
+        z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
+        runtime: Compiled blocks, activation checkpointing, late initial values, float8.
+    """
+
+    vocab_size: int | None = None
+    context_length: int = 2048
+    n_layers: int = 12
+    n_heads: int = 12
+    n_kv_heads: int | None = None
+    d_head: int | None = None
+    d_model: int = 768
+    d_ff: int | None = None
+    # The parser can write these defaults into a config.yaml only as lazy instances; `__post_init__` makes them real.
+    attention: Mechanism = lazy_instance(Plain)
+    positions: Positions = lazy_instance(RoPE, fraction=0.5)
+    document_masking: bool = True
+    backend: Backend = "auto"
+    tie_embeddings: bool = False
+    qk_norm: bool = True
+    qk_norm_gain: bool | None = None
+    qk_norm_eps: float | None = None
+    qk_clip: float | None = None
+    v_norm: bool = False
+    attention_norm: bool = False
+    attention_gate: Gate = "none"
+    post_norm: bool = False
+    dropout: float = 0.0
+    z_loss: float = 0.0
+    runtime: Runtime = Runtime()
+
+    def __post_init__(self) -> None:
+        check_ranges("model", self)
+        for name in ("attention", "positions"):
+            if hasattr(type(value := getattr(self, name)), "lazy_get_init_args"):
+                _, _, real, *_ = type(value).__mro__  # after jsonargparse's lazy class and mixin
+                object.__setattr__(self, name, real(**value.lazy_get_init_args().as_dict()))
+        if self.vocab_size is None:
+            raise UserError(
+                "vocab_size is not given: set it to the number of tokens of the data's vocabulary"
+            )
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise UserError(
+                f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}: "
+                f"choose a d_model that is a multiple of {self.n_heads}, or another n_heads, or set d_head"
+            )
+        if self.n_heads % self.kv_heads:
+            raise UserError(
+                f"model.n_kv_heads={self.n_kv_heads} does not divide model.n_heads={self.n_heads}: "
+                f"choose a divisor of {self.n_heads}"
+            )
+
+    @property
+    def head_width(self) -> int:
+        """D, the width of a head: `d_head` or its default."""
+        return self.d_model // self.n_heads if self.d_head is None else self.d_head
+
+    @property
+    def kv_heads(self) -> int:
+        """G, the heads of keys and values: `n_kv_heads` or its default."""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def d_hidden(self) -> int:
+        """f, the width of the MLP: `d_ff` or its default."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    def attention_of(self, layer: int, can_shrink: bool) -> Attention:
+        """The attention of layer number `layer`, from 0; UserError if positions, back end or QK-clip do not fit.
+
+        `can_shrink`: whether q and k have a factor that QK-clip can make smaller, a matrix or a gain.
+        """
+        if self.qk_clip is not None and not can_shrink:
+            raise UserError(
+                "model.qk_clip has nothing to shrink, because the QK-norm has no learned gain here: set "
+                "model.qk_norm_gain: true, or leave qk_clip out"
+            )
+        try:
+            self.positions.check(self.head_width)
+            mechanism = self.attention.for_layer(self.n_heads, self.head_width, layer)
+            # A user's `for_layer` need not set these.
+            mechanism.n_heads, mechanism.d_head = self.n_heads, self.head_width
+            return Attention(mechanism, self.backend, self.dropout, self.qk_clip)
+        except ValueError as error:
+            raise UserError(f"model: {error}") from error
+
+    def attention_output(self, norm: nn.Module, gate_factor: float) -> AttentionOutput:
+        """The input of W_o, with the gate and, if it is wanted, with `norm`."""
+        used = norm if self.attention_norm else None
+        return AttentionOutput(
+            self.d_model, self.n_heads, self.head_width, self.attention_gate, gate_factor, used
+        )
+
+
+@dataclass(frozen=True)
+class NormalisedConfig(DecoderConfig):
+    """Settings that nGPT and anGPT share.
+
+    Each scaling vector has an initial value and a scale. The scale sets how fast it learns relative to the matrices; by
+    default it is 1/√d_model.
+
+    Args:
+        alpha_init: Initial step size α of both residual updates; 1/n_layers if null.
+        alpha_scale: The scale of α.
+        s_z_init: Initial scale of the logits; √d_model if null, which gives them variance 1 at the start.
+        s_z_scale: The scale of s_z.
+    """
+
+    alpha_init: float | None = None
+    alpha_scale: float | None = None
+    s_z_init: float | None = 1.0
+    s_z_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tie_embeddings:
+            raise UserError(
+                "model.tie_embeddings is for GPT+ only, because the h of nGPT and anGPT begins as its token's unit row "
+                "and keeps most of it, so that a tied head would predict the token that it reads: leave it out"
+            )
+
+    def alpha(self) -> ScalingVector:
+        """The step size of a residual update, (d,)."""
+        init = 1 / self.n_layers if self.alpha_init is None else self.alpha_init
+        return self.scaling(self.d_model, init, self.alpha_scale)
+
+    def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
+        """A scaling vector (width,) with its default scale."""
+        return ScalingVector(width, init, 1 / math.sqrt(self.d_model) if scale is None else scale)

@@ -1,0 +1,1 @@
+"""The sections that a study may ask for in its report, one file each."""

@@ -1,0 +1,98 @@
+"""GPT+, nGPT and anGPT as LightningModules: each network with its default optimizer and schedule.
+
+The folded classes are for inference; they refuse to train.
+"""
+
+from typing import Any
+
+from anlit.errors import UserError
+from anlit.nn.models.angpt import AnGPTConfig, AnGPTDecoder
+from anlit.nn.models.fold import fold
+from anlit.nn.models.gpt import GPTConfig, GPTDecoder
+from anlit.nn.models.ngpt import NGPTConfig, NGPTDecoder
+from anlit.training.language_model import LanguageModel
+from anlit.training.optim.optimizers import AdamW, OptimizerFactory
+from anlit.training.optim.schedule import Schedule
+
+__all__ = ["GPT", "NGPT", "AnGPT"]
+
+
+class GPT(LanguageModel):
+    """GPT+ with its training settings.
+
+    Args:
+        optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
+        schedule: Learning rate over the run.
+        settings: The fields of `GPTConfig`.
+    """
+
+    def __init__(
+        self,
+        optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.1),
+        schedule: Schedule = Schedule(warmup=0.2),
+        **settings: Any,
+    ) -> None:
+        super().__init__(GPTDecoder, GPTConfig(**settings), optimizer, schedule)
+
+
+class NGPT(LanguageModel):
+    """nGPT with its training settings.
+
+    Args:
+        optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
+        schedule: Learning rate over the run.
+        settings: The fields of `NGPTConfig`.
+    """
+
+    def __init__(
+        self,
+        optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
+        schedule: Schedule = Schedule(warmup=0.0),
+        **settings: Any,
+    ) -> None:
+        super().__init__(NGPTDecoder, NGPTConfig(**settings), optimizer, schedule)
+
+
+class AnGPT(LanguageModel):
+    """anGPT with its training settings.
+
+    Args:
+        optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
+        schedule: Learning rate over the run.
+        settings: The fields of `AnGPTConfig`.
+    """
+
+    def __init__(
+        self,
+        optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
+        schedule: Schedule = Schedule(warmup=0.0),
+        **settings: Any,
+    ) -> None:
+        super().__init__(AnGPTDecoder, AnGPTConfig(**settings), optimizer, schedule)
+
+
+class _Folded(LanguageModel):
+    """anGPT or nGPT, folded for inference, as `anlit export --fold` writes it. It refuses to train."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model = fold(self.model)
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            raise UserError(
+                "a folded model cannot be trained, because its factors are in its matrices: train from the run's "
+                "checkpoint, or export it without --fold"
+            )
+
+
+class FoldedAnGPT(_Folded, AnGPT):
+    """Arguments as in AnGPT."""
+
+
+class FoldedNGPT(_Folded, NGPT):
+    """Arguments as in NGPT."""
+
+
+FOLDED: dict[str, type[LanguageModel]] = {"AnGPT": FoldedAnGPT, "NGPT": FoldedNGPT}
+"""The folded class of each architecture, by class name."""

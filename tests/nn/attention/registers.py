@@ -1,0 +1,141 @@
+"""Compile the kernels without a GPU and show their resources: `python -m tests.nn.attention.registers`.
+
+A kernel that spills needs smaller blocks or more warps (`blocks.py`).
+"""
+
+import argparse
+import importlib
+import itertools
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anlit.nn.kernels.triton.blocks import blocks_for
+from anlit.nn.kernels.triton.tables import TOLERANCES
+from anlit.reporting.text import echo
+
+N_HEADS = 12
+KERNELS = ("forward", "backward_queries", "backward_keys")
+FORMS = ("plain", "biases", "dense", "learned", "packed", "windowed")
+"""No tables; biases; gains and biases; the same with a learned bias, with documents, with documents and a window."""
+PRECISIONS = {
+    "bfloat16": (torch.bfloat16, "*bf16", "ieee"), "float16": (torch.float16, "*fp16", "ieee"),
+    "float32": (torch.float32, "*fp32", "ieee"), "tf32": (torch.float32, "*fp32", "tf32"),
+}  # fmt: skip
+"""The dtype of q, k and v, Triton's name for a pointer to it, and the input precision of products."""
+TYPES = {
+    **dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv"), "*q"), "scale": "fp32",
+    **dict.fromkeys(("tables", "lines", "tangents", "lse", "delta", "d_coefficient"), "*fp32"),
+    **dict.fromkeys(("starts", "ends", "far_start"), "*i32"),
+}  # fmt: skip
+
+
+def compile_kernel(
+    kernel: str, form: str, width: int, capability: int, group: int = 1, precision: str = "bfloat16"
+) -> Any:
+    """The compiled kernel, of `KERNELS`, in one of `FORMS` and `PRECISIONS`; `capability` is 80 or 90."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = getattr(importlib.import_module(f"anlit.nn.kernels.triton.{kernel}"), kernel)
+    padded = max(16, 1 << (width - 1).bit_length())
+    dtype, pointer, products = PRECISIONS[precision]
+    blocks = getattr(blocks_for(padded, dtype, divmod(capability, 10)), kernel)
+    has_lines = form != "plain" and dtype in TOLERANCES
+    unused = ["tables"] if form == "plain" else []
+    unused += [] if has_lines else ["lines", "far_start"]
+    unused += [] if form == "learned" else ["tangents", "d_coefficient"]
+    unused += [] if form in ("packed", "windowed") else ["starts", "ends"]
+    unused += [] if form == "windowed" else ["window"]
+    constants: dict[str, Any] = {
+        "n_heads": N_HEADS, "group": group, "width": width, "width_padded": padded, "block_m": blocks.block_m,
+        "block_n": blocks.block_n, "precision": products, "pairs": form not in ("plain", "biases"),
+        "tangent_pairs": False, **dict.fromkeys(unused),
+    }  # fmt: skip
+    names = function.arg_names
+    types = TYPES | (
+        dict.fromkeys(("dk", "dv"), "*fp32") if group > 1 else {}
+    )  # each query head's part of the sum
+    types |= dict.fromkeys(constants, "constexpr")
+    kinds = [types.get(name, "i32").replace("*q", pointer) for name in names]
+    aligned: Any = {
+        (n,): [["tt.divisibility", 16]]
+        for n, kind in enumerate(kinds)
+        if kind[0] == "*" or kind == "i32"
+    }
+    constants = {name: value for name, value in constants.items() if name in names}
+    source = ASTSource(function, dict(zip(names, kinds, strict=True)), constants, aligned)
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def resources(compiled: Any) -> dict[str, int]:
+    """Registers and spilled bytes per thread, shared memory per program in bytes, and counts of instructions.
+
+    `loop` are the instructions of the shortest loop over tiles, that over far ones if there is one, `near` those of the
+    next, over tiles without a mask; 0 for float32, which has no matrix units. `waits` counts waits for wgmma.
+    """
+    from triton.backends.nvidia import __file__ as backend
+
+    tools = Path(backend).parent / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        usage, code = (
+            subprocess.run(
+                [tools / command, option, cubin], capture_output=True, text=True, check=True
+            ).stdout
+            for command, option in (("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-c"))
+        )
+    registers, stack = (
+        int(re.search(rf"{what}:(\d+)", usage).group(1)) for what in ("REG", "STACK")
+    )  # type: ignore[union-attr]
+    counted = {
+        kind: len(re.findall(rf"\b{kind}\b", code))
+        for kind in ("HGMMA", "HMMA", "LDG", "LDL", "STL", "MUFU")
+    }
+    loop, near, *_ = [*sorted(loops_with_products(code)), 0, 0]
+    counted["waits"] = len(re.findall(r"WARPGROUP\.DEPBAR", code))
+    sizes = {"shared": compiled.metadata.shared, "loop": loop, "near": near}
+    return {"registers": registers, "stack": stack, **sizes, **counted}
+
+
+def loops_with_products(code: str) -> list[int]:
+    """The number of instructions of each loop with matrix products, up to a branch back to its label, in a listing."""
+    instructions, labels, lengths = list[str](), dict[str, int](), list[int]()
+    for line in map(str.strip, code.splitlines()):
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label.group(1)] = len(instructions)
+        elif instruction := re.match(r"/\*[0-9a-f]+\*/\s+(.*?);", line):
+            instructions.append(instruction.group(1))
+            target = re.search(r"BRA.*?(\.L_x_\d+)", instructions[-1])
+            if target and target.group(1) in labels:
+                body = instructions[labels[target.group(1)] :]
+                if len(re.findall(r"\bHG?MMA\b", "\n".join(body))) > 1:
+                    lengths.append(len(body))
+    return lengths
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--width", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--capability", type=int, nargs="+", default=[80, 90])
+    parser.add_argument("--group", type=int, default=1, help="query heads that share a key head")
+    parser.add_argument("--kernel", nargs="+", default=KERNELS, choices=KERNELS)
+    parser.add_argument("--form", nargs="+", default=["dense"], choices=FORMS)
+    parser.add_argument("--precision", nargs="+", default=["bfloat16"], choices=PRECISIONS)
+    options = parser.parse_args()
+    chosen = (options.precision, options.capability, options.width, options.kernel, options.form)
+    for precision, capability, width, kernel, form in itertools.product(*chosen):
+        taken = resources(compile_kernel(kernel, form, width, capability, options.group, precision))
+        numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
+        echo(f"sm_{capability}  {precision:8s}  D {width:3d}  {kernel:16s} {form:8s}  {numbers}")
+
+
+if __name__ == "__main__":
+    main()

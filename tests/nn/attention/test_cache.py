@@ -1,0 +1,114 @@
+"""Text read in pieces, with its keys kept, gives what it gives when it is read at once."""
+
+from collections.abc import Sequence
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit import (
+    GPT,
+    DynamicNTK,
+    NoPE,
+    Plain,
+    PositionsPattern,
+    PRoPE,
+    RoPE,
+    SlidingWindow,
+    SqrtLogN,
+)
+from anlit.nn.attention.cache import KeyValueCache
+from anlit.nn.kernels import sdpa
+from anlit.nn.models.decoder import Decoder
+from tests.nn.attention.examples import SHIPPED
+from tests.nn.attention.kernels import assert_same
+from tests.nn.models.tiny import ARCHITECTURES, decoder, random_tokens
+
+LENGTH = 40
+CUTS = (0, 9, 10, 11, 25, LENGTH)
+TOKENS = random_tokens(3, LENGTH)
+DOCUMENTS = (TOKENS == 3).cumsum(1)
+
+
+@torch.no_grad()
+def in_pieces(
+    model: Decoder, tokens: Tensor, ids: Any, cache: KeyValueCache, cuts: Sequence[int] = CUTS
+) -> Tensor:
+    parts = (slice(first, end) for first, end in pairwise(cuts))
+    return torch.cat(
+        [model(tokens[:, i], None if ids is None else ids[:, i], cache=cache) for i in parts], 1
+    )
+
+
+TELLING = ("plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "window, log n")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "rope": {"positions": RoPE(1.0)}, "p-rope": {"positions": PRoPE()}, "nope": {"positions": NoPE()},
+    "dynamic ntk": {"positions": DynamicNTK(training_length=10)},
+    "pattern of positions": {"positions": PositionsPattern([RoPE(), NoPE()])},
+    "norms": {"attention_gate": "per_head", "v_norm": True, "attention_norm": True, "post_norm": True},
+    "epsilon": {"attention_gate": "per_element", "qk_norm_eps": 0.1},
+    "one key": {"n_heads": 4, "n_kv_heads": 1, "d_head": 12}, "two keys": {"n_heads": 4, "n_kv_heads": 2, "d_head": 12},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [*product(SHIPPED, ["as it is"]), *product(TELLING, SETTINGS)]
+)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.covering(2)
+@torch.no_grad()
+def test_every_mechanism_and_setting_in_pieces(architecture, settings: str, name: str) -> None:
+    """nGPT's gain after RoPE makes scores depend on the position itself."""
+    model = decoder(architecture, attention=SHIPPED[name], **SETTINGS.get(settings, {}))
+    for ids in (DOCUMENTS, None):
+        assert_same(in_pieces(model, TOKENS, ids, KeyValueCache(LENGTH)), model(TOKENS, ids))
+
+
+@pytest.mark.parametrize("name", ["log n", "alibi", "window", "scale-invariant"])
+def test_one_query_without_a_gain_by_distance_is_computed_by_a_fused_kernel(
+    name: str, monkeypatch
+) -> None:
+    masks, real = [], sdpa.fused
+    monkeypatch.setattr(sdpa, "fused", lambda *given: masks.append(given[3]) or real(*given))
+    model = decoder(GPT, attention=SHIPPED[name], backend="eager")
+    in_pieces(model, TOKENS, None, KeyValueCache(LENGTH), (0, 30, 31, LENGTH))
+    assert [mask is None for mask in masks] == (
+        [] if name == "scale-invariant" else [name != "alibi"] * 2
+    )
+
+
+@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize(
+    "name", ["plain", "scale-invariant", "sqrt log n, r per head", "alibi", "window, log n"]
+)
+def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, masking: bool) -> None:
+    model = decoder(GPT, attention=SHIPPED[name], document_masking=masking)
+    padding = torch.tensor([0, 11, 4])
+    padded, ids = TOKENS.clone(), DOCUMENTS.clone()
+    for row, n in enumerate(padding.tolist()):
+        padded[row, :n], ids[row, :n] = 28 - row, ids[row, n].item()
+    actual = in_pieces(
+        model, padded, ids, KeyValueCache(LENGTH, padding), cuts=(0, 15, 16, 17, 18, 30, LENGTH)
+    )
+    for row, n in enumerate(padding.tolist()):
+        with torch.no_grad():
+            alone = model(TOKENS[row : row + 1, n:], DOCUMENTS[row : row + 1, n:])
+        assert_same(actual[row : row + 1, n:], alone)
+
+
+@torch.no_grad()
+def test_a_window_bounds_the_memory_and_takes_more_new_tokens_than_a_block_of_queries() -> None:
+    """2 layers, 2 or 1 heads of keys of width 16, float64: 1,024 or 512 bytes per slot for keys and values."""
+    tokens = random_tokens(1, 700)
+    for attention, n_slots, n_keys in (
+        (SlidingWindow(40, SqrtLogN()), 80, 2),
+        (Plain(), 700, 2),
+        (Plain(), 700, 1),
+    ):
+        model, cache = decoder(GPT, attention=attention, n_kv_heads=n_keys), KeyValueCache(700)
+        pieces = in_pieces(model, tokens, None, cache, cuts=(0, 40, 600, *range(610, 701, 10)))
+        held = sum(buffer.nbytes for layer in cache._layers.values() for buffer in layer.buffers)
+        assert held == model.cache_bytes(700, 8) == n_slots * n_keys * 512
+        assert_same(pieces, model(tokens))

@@ -1,0 +1,220 @@
+"""Which kernel computes what, and what is refused when."""
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from anlit import GPT, ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
+from anlit.errors import UserError
+from anlit.nn.attention import attention
+from anlit.nn.attention.attention import Attention
+from anlit.nn.kernels import (
+    BACKENDS,
+    GPU_KERNELS,
+    default_kernel,
+    fallback_warning,
+    flash,
+    flex,
+    form_of,
+    hides_keys,
+    triton,
+    unsupported_reason,
+)
+from anlit.nn.mechanisms.mechanism import mechanism_name
+from tests.nn.attention.examples import SHIPPED
+from tests.nn.attention.kernels import MECHANISMS
+from tests.nn.models.tiny import random_tokens, tiny
+
+Q = torch.randn(2, 3, 5, 16)
+
+
+class OnDevice:
+    """What a back end asks of queries on a device that need not be here."""
+
+    def __init__(
+        self, kind: str, dtype: torch.dtype = torch.bfloat16, width: int = 64, length: int = 1
+    ) -> None:
+        self.device, self.dtype, self.shape = (
+            torch.device(kind),
+            dtype,
+            torch.Size((1, 3, length, width)),
+        )
+        self.requires_grad, self.is_cuda, self.element_size = (
+            True,
+            kind == "cuda",
+            lambda: dtype.itemsize,
+        )
+
+
+on_cuda: Any = partial(OnDevice, "cuda")
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flash, "HAS_PACKAGE", False)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_on_a_cpu_auto_takes_what_needs_no_mask_of_all_pairs(name: str) -> None:
+    """Training in bfloat16 takes eager up to a block of its queries. Sizing asks the same without queries."""
+    layer = SHIPPED[name].for_layer(3, 64, 0)
+    usual = "blockwise" if layer.depends_on_distance else "sdpa"
+    with_dropout = "eager" if layer.scales_with_distance else "sdpa"
+    short = Q.bfloat16().requires_grad_()
+    long = torch.empty(1, 3, 513, 16, dtype=torch.bfloat16, requires_grad=True)
+
+    for is_packed in (False, True):
+        assert default_kernel(layer, "cpu", is_packed) == usual
+        assert default_kernel(layer, "cpu", is_packed, Q) == usual
+        assert default_kernel(layer, "cpu", is_packed, Q, dropout=0.1) == with_dropout
+        assert default_kernel(layer, "cpu", is_packed, short) == "eager"
+        assert default_kernel(layer, "cpu", is_packed, short.detach()) == usual
+        assert default_kernel(layer, "cpu", is_packed, long) == usual
+
+
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize("is_packed", [False, True], ids=["whole rows", "packed"])
+@pytest.mark.parametrize(("name", "expected"), [
+    ("plain", ("sdpa", "flash")), ("log n", ("sdpa", "flash")), ("sqrt log n", ("sdpa", "flash")),
+    ("window", ("flash", "flash")), ("window, log n", ("flash", "flash")), ("alibi", ("triton", "triton")),
+    ("log bias", ("triton", "triton")), ("scale-invariant", ("triton", "triton")),
+    ("scale-invariant, c per layer", ("triton", "triton")), ("window, scale-invariant", ("triton", "triton")),
+])  # fmt: skip
+def test_on_an_h200_in_bfloat16_auto_takes_the_kernel_that_was_measured_fastest(
+    name: str, expected: tuple[str, str], is_packed: bool
+) -> None:
+    layer = SHIPPED[name].for_layer(3, 64, 0)
+    assert default_kernel(layer, "cuda", is_packed, on_cuda()) == expected[is_packed]
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)], ids=str)
+@pytest.mark.parametrize("has_triton", [True, False], ids=["triton", "no triton"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)  # fmt: skip
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.covering(2)
+def test_every_mechanism_packing_and_width_has_a_kernel_that_can_compute_it(
+    name, dtype, has_triton, capability, monkeypatch
+) -> None:
+    """What auto takes has no reason against it, and is told in a sentence where it is a costly last resort."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(triton, "IS_INSTALLED", has_triton)
+    for is_packed, width, dropout in product((False, True), (8, 64, 80, 128, 256, 320), (0.0, 0.1)):
+        layer = MECHANISMS[name].for_layer(2, width, 0)
+        q = on_cuda(dtype, width)
+        kernel = default_kernel(layer, "cuda", is_packed, q, dropout)
+        assert unsupported_reason(kernel, layer, q, dropout) is None
+
+        preferred = GPU_KERNELS[form_of(layer), hides_keys(layer, is_packed)]
+        faster = preferred[: preferred.index(kernel)]
+        assert all(unsupported_reason(other, layer, q, dropout) for other in faster)
+
+        warning = fallback_warning(kernel, layer, is_packed, q, dropout)
+        is_costly = kernel == "eager" or (kernel == "sdpa" and kernel != preferred[0])
+        assert (warning is not None) == is_costly
+
+
+@pytest.mark.usefixtures("h200")
+def test_a_costly_kernel_is_told_once_with_its_reason_and_what_it_costs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "IS_INSTALLED", False)
+    monkeypatch.setattr(flex, "unsupported_reason", lambda mechanism, q=None: "no")
+    attention.warn_once.cache_clear()
+    layers = [Attention(ScaleInvariant().for_layer(3, 64, 0), "auto") for _ in range(2)]
+
+    assert [layer.kernel_for(on_cuda(), is_packed=True) for layer in layers] == ["eager", "eager"]
+
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith("attention ScaleInvariant runs on 'eager' on this GPU, which writes")
+    assert "than 'triton': triton is not installed: " in message
+
+
+def test_a_kernel_is_chosen_again_where_documents_are_packed() -> None:
+    layer = Attention(Plain().for_layer(3, 16, 0), "auto")
+    layer.kernel_for(Q, is_packed=False)
+    layer.kernel_for(Q, is_packed=True)
+    layer.kernel_for(Q[..., :3, :], is_packed=True)
+    kinds = [(record["length"], record["packed"]) for record in layer.kernels_in_use()]
+    assert kinds == [(5, False), (5, True), (3, True)]
+
+
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, True), ({"generation": 10}, True), ({"generation": 8}, False), ({"has_package": False}, False),
+    ({"learned": True}, False), ({"q": on_cuda(torch.float32)}, False), ({"q": Q.half()}, False),
+])  # fmt: skip
+def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
+    changes, expected, monkeypatch
+) -> None:
+    """On CPU FLASH would be ignored without a word, and without the package it raises."""
+    monkeypatch.setattr(flex, "HAS_FLASH_4", changes.get("has_package", True))
+    monkeypatch.setattr(flex, "gpu_generation", lambda: changes.get("generation", 9))
+    table = torch.zeros(64, requires_grad=changes.get("learned", False))
+    assert flex.runs_on_flash_4(changes.get("q", on_cuda()), table, None) is expected
+
+
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize(("backend", "mechanism", "q", "reason"), [
+    ("sdpa", ScaleInvariant(), None, "a(t)"), ("flash", SlidingWindow(3, ScaleInvariant()), None, "a(t)"),
+    ("flash", LogBias(), None, "of all biases m(t)"),
+    ("flash", SlidingWindow(3, ALiBi()), None, "pip install flash-attn"), ("flash", Plain(), Q, "CUDA device"),
+    ("flash", Plain(), on_cuda(torch.float32), "not float32"), ("flash", Plain(), on_cuda(width=36), "not 36"),
+    ("flash", Plain(), on_cuda(width=264), "not 264"),
+    ("flash", SlidingWindow(3, LogN()), on_cuda(torch.float16, 80), None), ("flex", ScaleInvariant(), Q, None),
+    ("flex", ScaleInvariant(), on_cuda(), None),
+    ("flex", ScaleInvariant(), Q.clone().requires_grad_(), "no backward pass on CPU"),
+    ("flex", Plain(), Q.double(), "float64"), ("flex", Plain(), Q[..., :8], "not 8"),
+    ("flex", Plain(), OnDevice("mps"), "mps"),
+    ("triton", MECHANISMS["of one's own"].for_layer(2, 8, 0), None, "is learned, and not by one Coefficient alone"),
+    ("triton", MECHANISMS["straight"].for_layer(2, 8, 0), None, None),
+    ("triton", Plain(), on_cuda(width=264), "at most 256 wide, not 264"),
+    ("triton", Plain(), on_cuda(torch.float64), "not float64"),
+    ("blockwise", ScaleInvariant(), on_cuda(), "made for CPUs, and the model is on cuda"),
+])  # fmt: skip
+def test_what_a_kernel_cannot_compute_has_a_reason(backend, mechanism, q, reason) -> None:
+    actual = BACKENDS[backend].unsupported_reason(mechanism, q)
+    assert actual is None if reason is None else reason in actual
+
+
+def test_reasons_that_lie_with_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    for backend in (flash, triton):
+        assert "compute capability" in backend.unsupported_reason(Plain(), on_cuda())
+    monkeypatch.setattr(flash, "HAS_PACKAGE", True)
+    reasons = [flash.unsupported_reason(m) for m in (ALiBi(), SlidingWindow(3, ALiBi()), LogBias())]
+    assert reasons == [None, None, "of all biases m(t), flash attention can only compute ALiBi's"]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert triton.unsupported_reason(ScaleInvariant(), Q) is None
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert "on a GPU, not on cpu" in triton.unsupported_reason(Plain(), Q)
+    monkeypatch.setattr(triton, "IS_INSTALLED", False)
+    assert "triton is not installed" in triton.unsupported_reason(Plain())
+
+
+@pytest.mark.parametrize(("settings", "sentence"), [
+    ({"backend": "sdpa", "attention": ScaleInvariant()}, "'sdpa' cannot do attention ScaleInv.*choose.*eager"),
+    *[({"backend": name, "dropout": 0.1}, "drop.*; choose auto or sdpa, eager")
+      for name in ("flash", "flex", "triton", "blockwise")],
+    ({"backend": "flush"}, r"backend='flush' is unknown: choose auto, .*sdpa, eager"),
+])  # fmt: skip
+def test_what_no_device_can_do_is_refused_when_the_model_is_built(settings, sentence) -> None:
+    with pytest.raises(UserError, match=sentence):
+        tiny(GPT, **settings)
+
+
+def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> None:
+    said = r"'flash' cannot do attention Plain: .*CUDA.*choose auto or .*wise, sdpa, eager"
+    with pytest.raises(UserError, match=said):
+        tiny(GPT, backend="flash")(random_tokens(2, 16))
+
+
+def test_the_name_of_a_mechanism_tells_its_window_and_what_is_learned() -> None:
+    inner = ScaleInvariant(tau=3.0, learned="globally").for_layer(2, 8, 0)
+    assert mechanism_name(ScaleInvariant(tau=4.0)) == "ScaleInvariant"
+    assert (
+        mechanism_name(SlidingWindow(9, inner))
+        == "SlidingWindow(window 9, ScaleInvariant(decay globally))"
+    )

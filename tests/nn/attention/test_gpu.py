@@ -1,0 +1,70 @@
+"""Kernels that need a GPU against the formula in float64, by the check that those of a CPU pass (test_cpu_kernels.py).
+
+Triton's interpreter computes our own kernels on a CPU too (test_triton.py); flash and flex have their own files.
+"""
+
+from itertools import product
+
+import pytest
+import torch
+
+from anlit.nn.kernels import BACKENDS
+from tests.nn.attention.kernels import (
+    FLASH,
+    MECHANISMS,
+    ONE_COEFFICIENT,
+    WIDTHS,
+    check,
+    gradients,
+    inputs,
+    packed,
+)
+
+HALF = (torch.bfloat16, torch.float16)
+DTYPES = (*HALF, torch.float32)
+PACKINGS, KINDS = ("dense", "documents"), ("dense", "documents", "window")
+BY_DISTANCE = [
+    name for name in ONE_COEFFICIENT if MECHANISMS[name].for_layer(1, 8, 0).depends_on_distance
+]
+TRITON = ["plain", "log n", *BY_DISTANCE]
+"""To the kernel all g(n) are alike: it gets the product of g(n) and q."""
+CASES = [
+    ("flex", "plain", "dense", 64, torch.bfloat16),  # few of flex, for each takes a compilation
+    ("flex", "scale-invariant, c per layer", "dense", 128, torch.bfloat16),
+    ("flex", "scale-invariant, c per layer", "documents", 64, torch.bfloat16),
+    ("flex", "of one's own", "documents", 64, torch.bfloat16),
+    ("flex", "window, scale-invariant", "documents", 80, torch.bfloat16),
+    ("flex", "log bias", "dense", 32, torch.float16),
+    ("flex", "scale-invariant", "documents", 256, torch.float16),
+    *product(["flash"], FLASH, PACKINGS, [64], HALF), *product(["flash"], ["log n"], PACKINGS, WIDTHS, HALF),
+    *product(["triton"], TRITON, KINDS, [64], DTYPES),
+    *product(["triton"], ["scale-invariant, c per layer"], KINDS, WIDTHS, DTYPES),
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("backend", "name", "kind", "width", "dtype"), CASES, ids=str)
+def test_it_is_the_formula(backend, name, kind, width, dtype) -> None:
+    q = torch.empty(1, 2, 1, width, dtype=dtype, device="cuda")
+    layer = MECHANISMS[name].for_layer(2, width, 0)
+    if reason := BACKENDS[backend].unsupported_reason(layer, q):
+        pytest.skip(reason)
+    check(
+        BACKENDS[backend],
+        name,
+        kind,
+        (2, 2, 150 + sum(map(ord, name + kind)) % 100, width),
+        dtype,
+        "cuda",
+    )
+
+
+@pytest.mark.gpu
+def test_triton_gives_the_same_bits_twice() -> None:
+    tensors = [x.cuda() for x in inputs(2, 3, 1000, 64, dtype=torch.bfloat16)]
+    mechanism = MECHANISMS["scale-invariant, c per layer"].for_layer(3, 64, 0).cuda()
+    documents = packed(2, 1000, "documents", "cuda")
+    first, second = (
+        gradients(BACKENDS["triton"].attend, mechanism, tensors, documents) for _ in range(2)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)

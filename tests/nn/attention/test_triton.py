@@ -1,0 +1,171 @@
+"""Our own kernels by Triton's interpreter against the readable back end in float64."""
+
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from anlit import ALiBi, Plain, ScaleInvariant, SlidingWindow
+from anlit.nn.kernels import eager
+from anlit.nn.kernels import triton as backend
+from anlit.nn.kernels.documents import Documents
+from anlit.nn.kernels.triton import tables
+from anlit.nn.kernels.triton.blocks import PADDING
+from anlit.nn.kernels.triton.operator import triton_attention
+from tests.nn.attention import kernels
+from tests.nn.attention.kernels import (
+    ONE_COEFFICIENT,
+    WIDTHS,
+    assert_close,
+    check,
+    gradients,
+    inputs,
+    packed,
+)
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("poison")
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch) -> None:
+    """Kernels are for the interpreter or for the GPU from their import on: one of them per process."""
+    if torch.cuda.is_available():
+        pytest.skip("test_gpu.py does this on the GPU")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@kernels.kinds
+@pytest.mark.parametrize("name", ONE_COEFFICIENT)
+@pytest.mark.covering(1)
+def test_every_mechanism_is_the_reference(name, kind) -> None:
+    blocks = (
+        3 if kind == "window" else 2
+    )  # of 16, the last not full; with three, a window leaves a whole one out
+    length = 16 * (blocks - 1) + 1 + sum(map(ord, name + kind)) % 15
+    check(backend, name, kind, (1 + (name == "alibi"), 2, length, 16), torch.float32)
+
+
+@kernels.dtypes
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.covering(1)
+def test_every_width_and_dtype_is_the_reference(width, dtype) -> None:
+    check(backend, "scale-invariant", "dense", (1, 1, 19, width), dtype)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 65])
+def test_every_length_is_the_reference(length) -> None:
+    check(backend, "scale-invariant", "dense", (1, 1, length, 8), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["straight", "alibi"])
+def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
+    """With tables that are straight, and limits with which tiles of 16 × 16 are far after one block, in float32."""
+    for setting, value in {"FIRST": 16, "SHORTEST": 0, "LARGEST_RISE": 1e3}.items():
+        monkeypatch.setattr(tables, setting, value)
+    monkeypatch.setitem(tables.TOLERANCES, torch.float32, 1e-3)
+    made, make = [], tables.linear_tables
+    monkeypatch.setattr(
+        backend, "linear_tables", lambda *given: made.append(make(*given)) or made[-1]
+    )
+    check(backend, name, "dense", (1, 2, 53, 16), torch.float32)
+    [(_, far_start)] = made
+    assert far_start.tolist() == [16, 16]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("tau", "c"), [(1.0, 0.5), (10.0, 2.0), (10.0, 8.0), (100.0, 2.0), (1e4, 3.0)]
+)
+def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) -> None:
+    """Against a(t) and m(t) in float64, at every pair of every far tile, for |S| up to 8."""
+    length, width = 16384, 64
+    mechanism = ScaleInvariant(tau, c).for_layer(1, width, 0)
+    by_distance = tables.tables_of(mechanism, torch.empty(1, 1, length, width, dtype=dtype))[0]
+    actual, far_start = tables.linear_tables(by_distance, width, dtype)
+    steps = torch.arange(1 - tables.FIRST, tables.FIRST, dtype=torch.float64)
+    centres = torch.arange(int(far_start), length, tables.STEP)
+    gain_slope, gain, bias_slope, bias = actual[0, centres // tables.STEP].double().T[..., None]
+    t = centres[:, None] + steps
+    exact = torch.stack((mechanism.distance_gain(t), mechanism.distance_bias(t))) / math.log(2)
+    gains, biases = (gain_slope * steps + gain) * width**0.5, bias_slope * steps + bias
+    for score in (-8.0, 8.0):
+        error = 1 - torch.exp2(score * (gains - exact[0]) + biases - exact[1])
+        assert error.abs().max() <= torch.finfo(dtype).eps / 2
+    assert (
+        int(far_start)
+        <= {torch.bfloat16: 2704, torch.float16: 7520}[dtype] * max(1.0, c / 2) ** 0.5
+    )
+
+
+@pytest.mark.parametrize("n_heads_kv", [1, 2])
+def test_heads_in_groups_share_keys(n_heads_kv) -> None:
+    tensors, documents = (
+        inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv),
+        packed(1, 21, "dense"),
+    )
+    attends = kernels.repeated(eager.attend), backend.attend
+    expected, actual = (
+        gradients(attend, ALiBi().for_layer(4, 8, 0), tensors, documents) for attend in attends
+    )
+    assert_close(actual, expected, torch.float32)
+
+
+def test_any_strides_will_do() -> None:
+    q, k, v, probe = inputs(1, 2, 19, 8, dtype=torch.float32)
+    expected = gradients(backend.attend, ScaleInvariant(), [q, k, v, probe], packed(1, 19, "dense"))
+    fused = torch.stack((q, k, v), -1).unbind(-1)  # rows are not in one piece
+    actual = gradients(
+        backend.attend, ScaleInvariant(), [*fused, probe.contiguous()], packed(1, 19, "dense")
+    )
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "reach"), [("documents", 32), ("window", 16)])
+def test_blocks_out_of_sight_are_not_touched(kind, reach) -> None:
+    """NaN in all blocks of some keys, or of some gradients, is not in what sees none of these blocks."""
+    T = 64
+    ids = (torch.arange(T) >= 32).long()[None] if kind == "documents" else None
+    mechanism = (Plain() if kind == "documents" else SlidingWindow(17)).for_layer(1, 8, 0)
+
+    def with_nan(*holes: int, tokens: slice) -> dict[str, torch.Tensor]:
+        tensors = inputs(1, 1, T, 8, dtype=torch.float32)
+        for hole in holes:
+            tensors[hole][:, :, tokens] = torch.nan
+        return gradients(backend.attend, mechanism, tensors, Documents(ids, T, torch.device("cpu")))
+
+    of_keys, of_gradients = with_nan(1, 2, tokens=slice(0, 32)), with_nan(3, tokens=slice(48, T))
+    for name in ("output", "q"):
+        assert of_keys[name][:, :, T - reach :].isfinite().all()
+        assert of_keys[name][:, :, :32].isnan().all()
+    for name in ("k", "v"):
+        assert of_gradients[name][:, :, :reach].isfinite().all()
+        assert of_gradients[name][:, :, 48:].isnan().all()
+
+
+def test_the_operator_is_as_torch_wants_it() -> None:
+    q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, 5, 4, dtype=torch.float32))
+    tables = torch.rand(1, 5 + PADDING, 2)
+    bounds = packed(1, 5, "documents").bounds
+    tests = (
+        "test_schema",
+        "test_autograd_registration",
+        "test_faketensor",
+        "test_aot_dispatch_static",
+    )
+    learned = torch.ones(1, requires_grad=True), tables, torch.rand(1, 5 + PADDING, 1)
+    torch.library.opcheck(
+        triton_attention, (q, k, v, *learned, None, None, *bounds, 3), test_utils=tests
+    )
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_flops_are_those_of_visible_pairs(window) -> None:
+    B, H, T, D = 2, 3, 13, 8
+    q, k, v, probe = inputs(B, H, T, D, dtype=torch.float32)
+    pairs = sum(min(i, window or T) for i in range(1, T + 1))
+    mechanism = SlidingWindow(window) if window else Plain()
+    with FlopCounterMode(display=False) as counter:
+        gradients(backend.attend, mechanism, [q, k, v, probe], packed(B, T, "dense"))
+    assert counter.get_total_flops() == 3 * 2 * 2 * D * pairs * B * H

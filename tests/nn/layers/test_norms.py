@@ -1,0 +1,87 @@
+"""Norms, and the constants of approximate normalisation: with each, the output's mean norm is within 3 % of 1."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit.nn.layers import norms
+
+D, HEADS, SAMPLES = 512, 8, 300
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def unit_rows(rows: int, width: int) -> Tensor:
+    x = torch.randn(rows, width)
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def near_one(x: Tensor) -> bool:
+    return abs(x.norm(dim=-1).mean().item() - 1) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("d_in", "d_out"), [(D, 32), (D, 96), (D, 2048), (2048, D), (1536, D), (D, D)]
+)
+def test_a_map_of_unit_rows_times_its_factor_keeps_norms(d_in, d_out) -> None:
+    assert near_one(
+        norms.nu_linear(d_in, d_out) * unit_rows(SAMPLES, d_in) @ unit_rows(d_out, d_in).T
+    )
+
+
+@pytest.mark.parametrize("d_head", [32, 96])
+@pytest.mark.parametrize("groups", [1, 2, HEADS])
+def test_the_factor_of_concatenated_heads_does_not_change_with_groups(d_head, groups) -> None:
+    """Heads that see the same key and share values have the same average: √H is the norm of all in any case."""
+    averages = (
+        unit_rows(SAMPLES * groups, d_head)
+        .view(SAMPLES, groups, d_head)
+        .repeat_interleave(HEADS // groups, 1)
+    )
+    assert near_one(
+        norms.nu_linear(d_head, D) * averages.flatten(1) @ unit_rows(D, HEADS * d_head).T
+    )
+
+
+def test_the_factor_of_the_residual_keeps_the_norm_for_orthogonal_vectors() -> None:
+    h, other = unit_rows(SAMPLES, D), torch.randn(SAMPLES, D)
+    other = norms.unit(other - (other * h).sum(-1, keepdim=True) * h)
+    for alpha in (torch.tensor(0.05), torch.tensor(0.5), torch.tensor(-0.3), torch.rand(D)):
+        assert near_one(norms.nu_residual(alpha) * (h + alpha * (other - h)))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(4.0, 3.72), (1.0, 1.677), (8 / 3, None), (0.25, None), (64.0, None)]
+)
+def test_factor_of_the_activation_is_the_monte_carlo_estimate(ratio, expected) -> None:
+    squares = torch.nn.functional.silu(
+        torch.randn(1_000_000, dtype=torch.float64) / math.sqrt(ratio)
+    ).square()
+    error, factor = (
+        squares.std().item() / math.sqrt(len(squares)),
+        norms.nu_activation(1 / math.sqrt(ratio)),
+    )
+    assert abs(factor**-2 - squares.mean().item()) < 4 * error < 0.04 * factor**-2
+    assert factor == pytest.approx(expected or factor, abs=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_half_precision_are_rounded_once(dtype) -> None:
+    """The sum, the root and the quotient are taken in float32: the result is the exact one, rounded."""
+    x, gain = torch.randn(50, 100).to(dtype), torch.linspace(0.5, 2, 100)
+    exact = x.double() / x.double().norm(dim=-1, keepdim=True)
+    layer = norms.RMSNorm(100, 0.0)
+    with torch.no_grad():
+        layer.gain.copy_(gain)
+    for output, expected in (
+        (norms.unit(x), exact),
+        (norms.rms(x, 0.0), exact * 10),
+        (layer(x), exact * 10 * gain),
+    ):
+        assert output.dtype == dtype
+        assert (output == expected.to(dtype)).float().mean() > 0.99

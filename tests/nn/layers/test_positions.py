@@ -1,0 +1,141 @@
+"""Rotations: frequencies are those of others, tables are exact; tests/parity has the formulas."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit import GPT, DynamicNTK, LinearRoPE, Llama3RoPE, NoPE, PositionsPattern, PRoPE, RoPE, YaRN
+from anlit.nn.layers.positions import Positions, rotate
+from tests.nn.models.tiny import random_tokens, tiny
+
+D_HEAD, LENGTH = 16, 40
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def turned(positions: Positions, x: Tensor, index: Tensor | None = None) -> Tensor:
+    """x (B, H, T, D), rotated as the layers of a model do."""
+    return rotate(positions.rotation(x.shape[-1], x.shape[-2], index, x), x)[0]
+
+
+@pytest.mark.parametrize(("length", "context"), [(None, 8), (8, 16)])
+def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(length, context) -> None:
+    """The length is that of the sequence, also where it packs several documents (tests/parity)."""
+    tokens, positions = random_tokens(1, 24), DynamicNTK(training_length=length)
+    model = tiny(GPT, context_length=context, positions=positions)
+    assert [block.positions.training_length for block in model.model.blocks] == [8, 8]
+    assert positions.training_length == length
+    rope = tiny(GPT, context_length=context, positions=RoPE())
+    assert torch.equal(model(tokens[:, :8]), rope(tokens[:, :8]))
+    assert (model(tokens[:, :9]) - rope(tokens[:, :9])).abs().max() > 1e-4
+
+
+def test_a_pattern_inside_a_pattern_has_its_entries_in_turn() -> None:
+    pattern = PositionsPattern([RoPE(), PositionsPattern([NoPE(), PRoPE()])])
+    model = tiny(GPT, positions=pattern, n_layers=6).model
+    assert [type(block.positions) for block in model.blocks] == [
+        RoPE,
+        NoPE,
+        RoPE,
+        PRoPE,
+        RoPE,
+        NoPE,
+    ]
+    model(random_tokens(1, 5))
+
+
+THEIRS = [
+    (LinearRoPE, "linear", {"factor": 2.5}, {}), (DynamicNTK, "dynamic", {}, {"training_length": 2048}),
+    (Llama3RoPE, "llama3", {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+     {"training_length": 8192}),
+    (Llama3RoPE, "llama3", {"factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 9.0}, {"training_length": 100}),
+    (YaRN, "yarn", {"factor": 4.0}, {"training_length": 32768}),
+    (YaRN, "yarn", {"factor": 40.0, "beta_fast": 20.0, "beta_slow": 2.0}, {"training_length": 4096}),
+    (YaRN, "yarn", {"factor": 8.0, "truncate": False, "attention_factor": 1.25}, {"training_length": 1000}),
+    (YaRN, "yarn", {"factor": 16.0}, {"training_length": 5}),
+]  # fmt: skip
+"""Class, transformers' type, the settings that both have, and ours alone."""
+
+
+@pytest.mark.parametrize(("base", "fraction"), [(10_000.0, 1.0), (1e6, 0.5)])
+@pytest.mark.parametrize(("kind", "rope_type", "both", "ours"), THEIRS)
+def test_stretched_rope_is_that_of_transformers(
+    kind, rope_type, both, ours, base, fraction, monkeypatch
+) -> None:
+    """In transformers' own precision, and once more with its code in float64."""
+    transformers = pytest.importorskip("transformers")
+    functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
+    length = 3 * ours.get("training_length", 1000)
+    trained = (
+        {"original_max_position_embeddings": length // 3} if kind in (Llama3RoPE, YaRN) else {}
+    )
+    rope = {
+        "rope_type": rope_type,
+        "rope_theta": base,
+        "partial_rotary_factor": fraction,
+        "factor": 1.0,
+    }
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_attention_heads=4, max_position_embeddings=2048 if kind is DynamicNTK else length,
+        rope_parameters=rope | both | trained,
+    )  # fmt: skip
+    positions = kind(**both, **ours, base=base, fraction=fraction)
+    frequencies, scale = functions[rope_type](config, seq_len=length)
+    assert positions.scale == pytest.approx(scale, rel=1e-15)
+    torch.testing.assert_close(
+        positions.frequencies(64, length).float(), frequencies, rtol=2e-6, atol=0
+    )
+    monkeypatch.setattr(torch, "float", torch.float64)
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    exact, _ = functions[rope_type](config, seq_len=length)
+    torch.testing.assert_close(positions.frequencies(64, length), exact, rtol=1e-12, atol=0)
+    assert not torch.allclose(exact, RoPE(fraction, base).frequencies(64, length), rtol=0.1)
+
+
+def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None:
+    """Also in the gradient of training on a CPU, which is written by hand."""
+    positions, x = (
+        YaRN(factor=4.0, training_length=16, fraction=0.5),
+        normal(1, 1, 5, D_HEAD).requires_grad_(),
+    )
+    norms = [
+        part.norm(dim=-1)
+        for y in (turned(positions, x), x)
+        for part in y.split(D_HEAD // 2, dim=-1)
+    ]
+    torch.testing.assert_close(norms[0], norms[2] * (0.1 * math.log(4) + 1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(norms[1], norms[3], rtol=1e-12, atol=0)
+    assert torch.autograd.gradcheck(lambda x: turned(positions, x), x)
+
+
+@pytest.mark.parametrize("positions", [RoPE(fraction=0.5), PRoPE()])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 6e-8)])
+def test_tables_are_exact_at_position_60_000(positions, dtype, tolerance) -> None:
+    angles = [60_000 * f for f in positions.frequencies(64, 60_001).tolist()]
+    tables = positions.tables(64, 60_001, torch.zeros(1, dtype=dtype))
+    for table, function in zip(tables, (math.cos, math.sin), strict=True):
+        assert table.dtype == dtype
+        assert table[60_000].tolist() == pytest.approx([*map(function, angles)], abs=tolerance)
+
+
+def test_half_precision_is_rotated_with_float32_tables() -> None:
+    x, positions = normal(1, 1, LENGTH, D_HEAD), RoPE(fraction=1.0)
+    half = turned(positions, x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert positions.tables(D_HEAD, LENGTH, x.bfloat16())[0].dtype == torch.float32
+    torch.testing.assert_close(half.double(), turned(positions, x), rtol=0, atol=0.04)
+
+
+def test_tables_follow_width_length_and_dtype_and_inference_mode_does_not_spoil_training() -> None:
+    """Lightning's validation runs in inference mode."""
+    positions = RoPE(fraction=1.0)
+    for length, width, dtype in ((8, 16, torch.float64), (5, 16, torch.float64), (5, 8, torch.float64),
+                                 (5, 8, torch.float32), (9, 8, torch.float32)):  # fmt: skip
+        x = normal(1, 1, length, width).to(dtype).requires_grad_()
+        with torch.inference_mode():
+            assert torch.equal(turned(positions, x), turned(RoPE(fraction=1.0), x))
+        turned(positions, x).sum().backward()

@@ -1,0 +1,130 @@
+"""Compiled blocks under packed documents that change with every batch: no graph breaks, and nothing compiled again."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import distributed
+from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
+
+import anlit
+from anlit import GPT, AnGPT, AttentionPattern, LogN, Runtime, ScaleInvariant, SlidingWindow
+from anlit.data.batch import batch_from_blocks
+from anlit.nn.kernels import flash, flex
+from anlit.training.language_model import LanguageModel
+from tests.nn.attention import test_flash
+from tests.nn.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModule]]:
+    """The graphs that torch.compile made, which run as they are: what a backend would do with them is left out."""
+    made: list[torch.fx.GraphModule] = []
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        partial(torch.compile, backend=lambda graph, _: made.append(graph) or graph),
+    )
+    torch.compiler.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(
+        recompile_limit=2
+    ):  # fewer than the kinds of layers of a pattern
+        yield made
+    torch.compiler.reset()
+    assert not counters["graph_break"]
+
+
+def compiled(
+    architecture: type[LanguageModel], n_layers: int = 3, **settings: object
+) -> LanguageModel:
+    model = tiny(architecture, n_layers=n_layers, **settings)
+    Runtime(compile=True).apply(model.model, "cpu")
+    return model
+
+
+def logits(model: LanguageModel, step: int) -> torch.Tensor:
+    """From one document to one per token, in turn: their number, their places and the longest change every time."""
+    blocks = random_tokens(2, SIZE["context_length"] + 1, seed=step, vocab_size=1 + step % 8)
+    batch = batch_from_blocks(blocks if step % 8 else blocks + 1, end_of_document=0)
+    return model(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
+
+
+def train(model: LanguageModel, steps: int) -> None:
+    for step in range(steps):
+        logits(model, step).square().mean().backward()
+
+
+KINDS: dict[str, dict[str, object]] = {
+    **{architecture.__name__: {"architecture": architecture} for architecture in ARCHITECTURES},
+    "c per layer": {"attention": ScaleInvariant(learned="per_layer"), "positions": anlit.DynamicNTK()},
+    "alibi": {"attention": anlit.ALiBi(), "positions": anlit.PRoPE()},
+    "eager": {"backend": "eager"}, "window": {"attention": SlidingWindow(5)}, "not masked": {"document_masking": False},
+    "shared keys": {"attention": LogN(), "positions": anlit.NoPE(), "n_heads": 4, "n_kv_heads": 2, "d_head": 12},
+    "threads": {"attention": ScaleInvariant(), "backend": "blockwise"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
+def test_one_graph_serves_all_layers_and_all_batches(settings, graphs) -> None:
+    train(
+        compiled(**{"architecture": GPT, **settings}), 9
+    )  # eight kinds of packing, of which the first comes back
+    assert len(graphs) == 1
+
+
+def test_one_graph_of_our_own_kernels_serves_all_batches(graphs, monkeypatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    train(compiled(AnGPT, 1, attention=ScaleInvariant(learned="per_layer"), backend="triton"), 2)
+    assert len(graphs) == 1
+
+
+def test_one_graph_of_a_gpu_s_kernels_serves_all_batches(graphs, monkeypatch) -> None:
+    """On this CPU: flash attention by the operator's slow kernel, flex uncompiled and without a backward pass."""
+    assert test_flash.flash is flash, "its module registers the kernel"
+    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
+    monkeypatch.setattr(flex, "_compiled", lambda: flex._run)
+    train(compiled(GPT, backend="flash"), 4)
+    assert len(graphs) == 1
+    model = compiled(AnGPT, attention=ScaleInvariant(learned="per_layer"), backend="flex")
+    with torch.no_grad():
+        for step in range(4):
+            logits(model, step)
+    assert len(graphs) == 2
+
+
+def test_each_kind_of_layers_in_a_pattern_has_a_graph(graphs) -> None:
+    pattern = AttentionPattern([SlidingWindow(4, ScaleInvariant()), SlidingWindow(4), LogN()])
+    train(
+        compiled(
+            GPT,
+            6,
+            attention=pattern,
+            positions=anlit.PositionsPattern([anlit.RoPE(), anlit.NoPE()]),
+        ),
+        2,
+    )
+    assert len(graphs) == 6
+
+
+def test_validation_adds_one_graph_and_training_goes_on_with_its_own(graphs) -> None:
+    model = compiled(GPT)
+    for _ in range(2):
+        train(model.train(), 3)
+        with torch.no_grad():
+            logits(model.eval(), 3)
+    assert len(graphs) == 2
+
+
+def test_ddp_leaves_each_block_whole(graphs) -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    model = compiled(GPT, n_layers=2)
+    DistributedDataParallel(model.model, bucket_cap_mb=0.001)(
+        random_tokens(2, 16)
+    ).square().mean().backward()
+    distributed.destroy_process_group()
+    assert len(graphs) == 1
+    assert all(parameter.grad is not None for parameter in model.parameters())

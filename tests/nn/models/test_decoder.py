@@ -1,0 +1,130 @@
+"""What the architectures share: initial values, norms after real steps of a real Trainer, half precision."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit import GPT, NGPT, AdamW, AnGPT, MuonAdamW
+from anlit.nn.layers.scaling import ScalingVector
+from anlit.training.language_model import LanguageModel
+from anlit.training.optim.optimizers import parameter_groups
+from tests.nn.models.tiny import CONSTANT, adamw, architectures, fit, jolt, tiny
+
+constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+
+
+def vectors(model: LanguageModel) -> dict[str, Tensor]:
+    """Each matrix with its constrained vectors as rows, worked out from the names, in float64."""
+    matrices = {
+        name: weight.detach().double()
+        for name, weight in model.model.named_parameters()
+        if weight.dim() == 2
+    }
+    assert len(matrices) == 2 + 7 * len(model.model.blocks)
+    columns = ("W_o.weight", "W_d.weight") if isinstance(model, NGPT) else ()
+    return {
+        name: weight.T if name.endswith(columns) else weight for name, weight in matrices.items()
+    }
+
+
+def norms(model: LanguageModel) -> Tensor:
+    return torch.cat([rows.norm(dim=1) for rows in vectors(model).values()])
+
+
+def test_initial_values_of_gpt() -> None:
+    n_layers = 8
+    for name, parameter in tiny(
+        GPT, n_layers=n_layers, d_model=64, vocab_size=500
+    ).model.named_parameters():
+        if name.endswith("gain"):
+            assert torch.equal(parameter, torch.ones_like(parameter))
+            continue
+        residual = name.endswith(("W_o.weight", "W_d.weight"))
+        expected = 0.02 / math.sqrt(2 * n_layers) if residual else 0.02
+        assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
+        assert parameter.mean().abs().item() < 4 * expected / math.sqrt(parameter.numel())
+
+
+@pytest.mark.parametrize(
+    "heads", [{}, {"n_heads": 4, "n_kv_heads": 2, "d_head": 24}], ids=["alike", "shared keys"]
+)
+@constrained
+def test_initial_vectors_point_anywhere_and_have_norm_one(architecture, heads) -> None:
+    for name, rows in vectors(tiny(architecture, d_model=64, vocab_size=300, **heads)).items():
+        assert (rows.norm(dim=1) - 1).abs().max() < 1e-6, name
+        assert rows.mean().abs() < 4 / math.sqrt(rows.numel() * rows.shape[1])
+        fourth_moment = (rows * math.sqrt(rows.shape[1])).pow(4).mean().item()
+        assert fourth_moment == pytest.approx(3, rel=0.15), f"{name}: not Gaussian directions"
+
+
+ROOT = 1 / math.sqrt(64)
+
+
+@pytest.mark.parametrize(("architecture", "others"), [
+    (NGPT, {"s_qk": (1.0, ROOT), "s_u": (1.0, 1.0), "s_v": (1.0, 1.0)}),
+    (AnGPT, {"alpha_A": (1 / 5, ROOT), "alpha_M": (1 / 5, ROOT)}),
+])  # fmt: skip
+def test_initial_values_and_scales_of_the_scaling_vectors(architecture, others) -> None:
+    expected = {"alpha_A": (0.05, ROOT), "alpha_M": (0.05, ROOT), "s_z": (1.0, ROOT), **others}
+    modules = tiny(architecture, d_model=64, n_layers=5).model.named_modules()
+    scaling = {
+        name.rsplit(".", 1)[-1]: module
+        for name, module in modules
+        if isinstance(module, ScalingVector)
+    }
+    assert scaling.keys() == expected.keys()
+    for name, (init, scale) in expected.items():
+        for value, number in ((scaling[name](), init), (scaling[name].stored, scale)):
+            torch.testing.assert_close(value.detach(), torch.full_like(value, number))
+
+
+@pytest.mark.parametrize(("d_model", "rate"), [(256, 1 / 256), (32, 0.016)])
+@architectures
+def test_what_is_null_follows_the_size(architecture, d_model: int, rate: float) -> None:
+    """As in the shipped model/*.yaml."""
+    nulls = {} if architecture is GPT else {"alpha_init": None, "s_z_init": None}
+    model = tiny(architecture, d_model=d_model, n_layers=5, vocab_size=500, **nulls).model
+    if nulls:
+        assert (model.blocks[0].alpha_A.init, model.s_z.init) == (1 / 5, math.sqrt(d_model))
+    assert {group["lr"] for group in AdamW(parameter_groups(model), lr=None).param_groups} == {rate}
+
+
+MUON = partial(MuonAdamW, lr=0.1, embedding_lr=0.1, head_lr=0.05, vector_lr=0.01)
+HEADS = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "heads"), [(adamw(lr=0.05), {}), (MUON, HEADS)], ids=["adamw", "muon"]
+)
+@pytest.mark.parametrize("constraint", ["strict", "bounded"])
+@constrained
+def test_norms_hold_after_training(architecture, constraint, optimizer, heads) -> None:
+    """Strict norms are the default of nGPT, bounded ones of anGPT."""
+    settings = {"optimizer": optimizer, "schedule": CONSTANT, "norms": constraint, **heads}
+    before, model = (
+        tiny(architecture, **settings),
+        fit(tiny(architecture, **settings), 20, accumulate=2),
+    )
+    assert norms(model).max() <= 1 + 1e-6
+    assert (norms(model).min() >= 1 - 1e-6) == (constraint == "strict")
+    assert constraint == "strict" or norms(model).min() < 0.99, "a bound is not a fixed norm"
+    assert (model.model.blocks[0].W_q.weight - before.model.blocks[0].W_q.weight).abs().max() > 0.1
+
+
+def test_norms_are_restored_once_per_optimizer_step(monkeypatch) -> None:
+    model, events = tiny(GPT), []
+    step = model.training_step
+    monkeypatch.setattr(model, "training_step", lambda *args: events.append("batch") or step(*args))
+    monkeypatch.setattr(type(model.model), "restore_norms", lambda self: events.append("norms"))
+    fit(model, max_steps=3, accumulate=3)
+    assert events == ["batch", "batch", "batch", "norms"] * 3
+
+
+@constrained
+def test_row_norms_report_every_constrained_vector(architecture) -> None:
+    model = jolt(tiny(architecture))
+    reported = torch.cat(list(model.model.row_norms())).double()
+    torch.testing.assert_close(reported, norms(model), rtol=1e-6, atol=0)

@@ -1,0 +1,124 @@
+"""Gates, further norms and QK-clip in training: where they start, that they learn, what they keep within bounds."""
+
+import pytest
+import torch
+from torch import nn
+
+from anlit import (
+    GPT,
+    NGPT,
+    AnGPT,
+    AttentionPattern,
+    LogN,
+    NoPE,
+    PositionsPattern,
+    RoPE,
+    SlidingWindow,
+    load_checkpoint,
+)
+from anlit.nn.kernels.documents import Documents
+from tests.nn.models.tiny import (
+    CONSTANT,
+    SIZE,
+    adamw,
+    architectures,
+    batches,
+    fit,
+    random_tokens,
+    tiny,
+)
+
+BATCH = random_tokens(2, 12), torch.tensor([[0] * 5 + [1] * 7, [0] * 12])
+
+
+@pytest.mark.parametrize("gate", ["per_head", "per_element"])
+@architectures
+def test_gates_start_at_one_and_learn_within_the_bound(architecture, gate) -> None:
+    model = tiny(
+        architecture,
+        attention_gate=gate,
+        optimizer=adamw(lr=0.3, weight_decay=0.0),
+        schedule=CONSTANT,
+    )
+    weights = [block.output.W_g.weight for block in model.model.blocks]
+    assert [weight.shape[0] for weight in weights] == [
+        SIZE["n_heads" if gate == "per_head" else "d_model"]
+    ] * 2
+    assert torch.equal(model.model(*BATCH), tiny(architecture).model(*BATCH))
+    fit(model, max_steps=3)
+    assert all(weight.abs().max() > 0 for weight in weights)
+    largest = torch.cat(weights).norm(dim=1).max()
+    assert architecture is GPT or 0.999 < largest <= 1 + 1e-6  # a rate of 0.3 runs into the bound
+
+
+def largest_scores(model: nn.Module) -> torch.Tensor:
+    """Each layer's and head's largest score on the first training batch, (L, H), as the clip sees it."""
+    batch = next(iter(batches(4, SIZE["context_length"])))
+    model.train()
+    with torch.no_grad():
+        model(batch.tokens, batch.document_ids)
+    return torch.stack([block.attention.clip.largest for block in model.model.blocks])
+
+
+@pytest.mark.parametrize(
+    "heads", [{}, {"n_heads": 4, "n_kv_heads": 2}], ids=["own keys", "shared keys"]
+)
+@pytest.mark.parametrize(("architecture", "qk_norm", "qk_gain"), [
+    (GPT, False, None), (GPT, True, None), (NGPT, True, None), (NGPT, False, None), (AnGPT, False, None),
+    (AnGPT, True, True),
+])  # fmt: skip
+def test_qk_clip_brings_the_largest_score_to_its_threshold(
+    architecture, qk_norm, qk_gain, heads
+) -> None:
+    """A step of rate 0 changes nothing but what the clip changes: no head whose scores are small, with shared keys."""
+    settings = {
+        "qk_norm": qk_norm,
+        "qk_norm_gain": qk_gain,
+        "optimizer": adamw(lr=0.0),
+        "schedule": CONSTANT,
+        **heads,
+    }
+    unclipped = largest_scores(tiny(architecture, **settings, qk_clip=1e9))
+    threshold = float(unclipped[0].median())  # over half of the heads of the first layer
+    model = tiny(architecture, **settings, qk_clip=threshold)
+    fit(model, max_steps=1, batch_size=2, accumulate=2)  # the same sequences in two micro-batches
+    clipped = largest_scores(model)[0]
+    expected = unclipped[0].clamp_max(threshold)
+    if any(
+        "norm_q.gain" in name for name, _ in model.model.named_parameters()
+    ):  # of all heads: all shrink alike
+        expected = unclipped[0] * min(1.0, threshold / float(unclipped[0].max()))
+    torch.testing.assert_close(clipped, expected, rtol=1e-4, atol=1e-5)
+    assert (clipped < unclipped[0] - 1e-4).any()
+
+
+def test_qk_clip_counts_visible_keys_alone() -> None:
+    model = tiny(GPT, qk_norm=False, attention=SlidingWindow(3), qk_clip=1.0)
+    block = model.model.blocks[0]
+    q, k = torch.zeros(2, 1, 2, 8, 16)
+    q[0, 0, 6, 0], k[0, 0, 2, 0] = 40.0, 40.0  # four tokens apart: outside the window
+    q[0, 1, 3, 0], k[0, 1, 5, 0] = 40.0, 40.0  # ahead
+    q[0, 0, 4, 0] = 1.0  # two apart
+    block.attention(q, k, k, Documents(None, 8, q.device))
+    assert block.attention.clip.largest.tolist() == [10.0, 0.0]
+    model.eval()
+    block.attention(9 * q, k, k, Documents(None, 8, q.device))
+    assert block.attention.clip.largest.tolist() == [10.0, 0.0]
+
+
+@architectures
+def test_all_settings_train_and_come_back_from_a_checkpoint(architecture, tmp_path) -> None:
+    model = tiny(
+        architecture, attention=AttentionPattern([SlidingWindow(4, LogN()), LogN(s=0.7)]), qk_clip=5.0, v_norm=True,
+        positions=PositionsPattern([RoPE(fraction=0.5), NoPE()]), qk_norm_gain=True, qk_norm_eps=0.1,
+        attention_norm=True, attention_gate="per_head", post_norm=True,
+    )  # fmt: skip
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    fit(model, max_steps=3)
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(parameter, before[name]), f"{name} did not learn"
+    model.trainer.strategy.connect(model)
+    model.trainer.save_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    loaded = load_checkpoint(str(tmp_path / "model.ckpt"), "cpu").model
+    expected = model.eval()(*BATCH).detach()  # other kernels than without gradients
+    torch.testing.assert_close(loaded(*BATCH), expected, rtol=1e-5, atol=1e-5)

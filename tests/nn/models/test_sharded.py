@@ -1,0 +1,101 @@
+"""Norms, QK-clip and Muon where blocks are sharded (FSDP2): how often ranks meet, and compiled as on whole weights.
+
+Training on several ranks, compared with one, is in tests/integration/test_strategies.py.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from anlit import GPT, NGPT, AnGPT, MuonAdamW, Runtime
+from anlit.nn.layers import norms
+from anlit.nn.models.decoder import Decoder
+from anlit.training.optim.optimizers import parameter_groups
+from tests.nn.models.tiny import random_tokens, tiny
+
+layers = pytest.mark.parametrize("n_layers", [1, 3])
+
+
+def sharded(decoder: Decoder) -> Decoder:
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    for block in decoder.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    return fully_shard(decoder, mesh=mesh)
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One rank alone, or the first of two, which gets nothing from the other."""
+    backend, store = (
+        ("gloo", distributed.HashStore()) if request.param == 1 else ("fake", FakeStore())
+    )
+    distributed.init_process_group(backend, store=store, rank=0, world_size=request.param)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+@pytest.mark.parametrize(("architecture", "expected"), [(GPT, 0), (AnGPT, 0), (NGPT, 1)])
+@layers
+def test_norms_and_clip_take_one_meeting_each_however_many_weights_there_are(
+    architecture, expected, n_layers, ranks
+):
+    """The vectors of nGPT's W_o and W_d lie across ranks, all others on one rank each."""
+    decoder = sharded(tiny(architecture, n_layers=n_layers, qk_clip=1e-3, qk_norm_gain=True).model)
+    decoder(random_tokens(1, 8))
+    for step, meetings in ((decoder.restore_norms, expected), (decoder.clip_qk, 1)):
+        with CommDebugMode() as counted:
+            step()
+        assert counted.get_total_counts() == meetings
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@layers
+def test_muon_takes_two_meetings_however_many_matrices_there_are(n_layers, ranks) -> None:
+    """With torch's own step of the 7 matrices of a layer it is 102 times, in torch 2.13."""
+    decoder = sharded(tiny(GPT, n_layers=n_layers).model)
+    optimizer = MuonAdamW(parameter_groups(decoder))
+    for parameter in decoder.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with CommDebugMode() as meetings:
+        optimizer.step()
+    assert meetings.get_total_counts() == 2
+
+
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+@pytest.mark.parametrize("constraint", ["strict", "bounded"])
+@pytest.mark.parametrize(("architecture", "expected"), [(AnGPT, 1), (NGPT, 3)])
+@layers
+def test_compiled_norms_are_as_few_calls_however_many_weights_there_are(
+    architecture, expected, n_layers, constraint, ranks, monkeypatch
+) -> None:
+    calls: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        return lambda *arguments: calls.append(graph) or graph.forward(*arguments)
+
+    made = [
+        torch.compile(function, dynamic=False, fullgraph=True, backend=count)
+        for function in norms.WORK
+    ]
+    monkeypatch.setattr(norms, "_compiled", lambda: made)
+    whole = tiny(architecture, n_layers=n_layers, norms=constraint, attention_gate="per_head").model
+    with torch.no_grad():
+        for number, weight in enumerate(whole.parameters()):
+            weight.mul_(1.3 if number % 2 else 0.7).add_(0.01)
+    parts = copy.deepcopy(whole)
+    Runtime(compile=True).apply(parts, "cuda")
+    sharded(parts)
+    whole.restore_norms()
+    parts.restore_norms()
+    assert len(calls) == expected
+    for (name, part), weight in zip(parts.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(part.full_tensor(), weight, rtol=1e-6, atol=1e-7, msg=name)

@@ -1,0 +1,107 @@
+"""Models small enough for a test, jolted off their initial values, and a real Trainer to run them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from anlit import GPT, NGPT, AdamW, AnGPT
+from anlit.nn.layers.cross_entropy import IGNORE_INDEX
+from anlit.nn.models.decoder import Decoder
+from anlit.training.language_model import LanguageModel
+from anlit.training.optim.schedule import Schedule
+from tests.data.modules import collate, quiet_trainer
+
+ARCHITECTURES = [GPT, NGPT, AnGPT]
+architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
+SIZE = {"vocab_size": 29, "context_length": 16, "n_layers": 2, "n_heads": 2, "d_model": 32}
+
+
+def tiny(
+    architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any
+) -> LanguageModel:
+    torch.manual_seed(seed)
+    return architecture(**{**SIZE, **changes})
+
+
+def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
+    """Move every parameter off its initial value: no gain is 1, no vector constant; some α turn negative."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.add_(0.4 * parameter.square().mean().sqrt() * noise)
+            if "alpha" in name:
+                parameter[::3] *= -1
+    return model
+
+
+def decoder(architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any) -> Decoder:
+    """That of a tiny model off its initial values, in float64, as it generates and scores."""
+    return jolt(tiny(architecture, seed, **changes)).double().eval().model
+
+
+def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+    """From all logits (B, T, V): mean cross-entropy in nats per counted token, and that plus z_loss · mean(log Z)²."""
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    counted = targets != IGNORE_INDEX
+    n_counted = counted.sum().clamp_min(1)  # no target at all: a loss of 0, not NaN
+    loss = (
+        cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+        )
+        / n_counted
+    )
+    return loss, loss + z_loss * torch.where(
+        counted, logits.logsumexp(-1).square(), 0
+    ).sum() / n_counted
+
+
+def random_tokens(*shape: int, seed: int = 0, vocab_size: int = SIZE["vocab_size"]) -> Tensor:
+    return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def adamw(lr: float, **settings: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda groups: AdamW(groups, lr=lr, **settings)
+
+
+def batches(n_sequences: int, length: int, batch_size: int = 4) -> DataLoader:
+    """The same random tokens each time, as training reads them; token 0 ends a document."""
+    blocks = list(random_tokens(n_sequences, length + 1, seed=7))
+    return DataLoader(blocks, batch_size=batch_size, collate_fn=collate)
+
+
+class Logged(L.Callback):
+    """Keeps what is logged under these names, by name, at the last micro-batch of each optimizer step."""
+
+    def __init__(self, *names: str) -> None:
+        self.values: dict[str, list[float]] = {name: [] for name in names}
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if not trainer.fit_loop._should_accumulate():
+            for name, values in self.values.items():
+                values.append(float(trainer.callback_metrics[name]))
+
+
+def fit(
+    model: LanguageModel, max_steps: int, batch_size: int = 4, accumulate: int = 1, loader: DataLoader | None = None,
+    **trainer: Any,
+) -> LanguageModel:  # fmt: skip
+    """`max_steps` optimizer steps on random tokens, or on those of `loader`."""
+    loader = loader or batches(
+        max_steps * batch_size * accumulate, model.context_length, batch_size
+    )
+    settings = {"devices": 1, "gradient_clip_val": 1.0, **trainer}
+    quiet_trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings).fit(
+        model, loader
+    )
+    return model
+
+
+CONSTANT = Schedule(final=1.0)
+"""The peak rate throughout."""

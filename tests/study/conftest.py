@@ -1,0 +1,110 @@
+"""A study of two arms whose runs a stand-in trains: as `anlit fit`, but in milliseconds and without a model."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from anlit.commands import study as command
+from anlit.study import launch, report
+from anlit.study.plan import Study, read_study
+from tests.compare.conftest import drawn, make_run  # noqa: F401
+from tests.data import processes
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+ARMS = {
+    name: {
+        "title": title,
+        "configs": [f"{name}.yaml"],
+        "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]},
+    }
+    for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))
+}
+STUDY: dict[str, Any] = {
+    "title": "Two arms", "question": "Which one?", "baseline": "gpt", "arms": ARMS, "seeds": [1, 2, 3],
+    "shared": {"configs": ["common.yaml"]}, "sections": ["convergence", "tuning"],
+}  # fmt: skip
+Launch = Callable[..., "Process"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the configuration files that the study names."""
+    monkeypatch.chdir(tmp_path)
+    write_configs(tmp_path)
+    return tmp_path
+
+
+def write_configs(folder: Path) -> None:
+    for name in ("GPT", "AnGPT"):
+        model = f"model: {{class_path: anlit.{name}, init_args: {{d_model: 128, n_layers: 4}}}}"
+        (folder / f"{name.lower()}.yaml").write_text(model)
+    common = "data: {init_args: {batch_size: 8}}\ntrainer: {max_steps: 400}\n"
+    (folder / "common.yaml").write_text(
+        common + "model: {init_args: {vocab_size: 1024, context_length: 256}}"
+    )
+
+
+def write_study(folder: Path, **changes: Any) -> str:
+    """`STUDY` with changes, a key that is None left out, as a file; its path."""
+    content = {key: value for key, value in (STUDY | changes).items() if value is not None}
+    (folder / "study.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return "study.yaml"
+
+
+@pytest.fixture
+def study(folder: Path) -> Study:
+    return read_study(write_study(folder), None)
+
+
+class Process:
+    """`anlit study` with the stand-in, forked, so that it starts at once; leader of a process group of its own."""
+
+    def __init__(self, arguments: list[str], step: float, log: Path) -> None:
+        self.log = log
+        log.unlink(missing_ok=True)
+        self.forked = processes.start(partial(self._run, arguments, step), log)
+
+    def _run(self, arguments: list[str], step: float) -> None:
+        launch.POLL_SECONDS = 0.01
+        report.plot_convergence = lambda comparison: (
+            None
+        )  # it takes most of the time; test_report.py has the pictures
+        command._time_steps = lambda study, output: (
+            None
+        )  # with torch, and the stand-in's runs have no model
+        command.check_study = lambda study: None  # the stand-in has settings of its own
+        launch.command = lambda run, folder: [
+            sys.executable,
+            "-S",
+            str(STAND_IN),
+            str(step),
+            *run.options(folder),
+        ]
+        raise SystemExit(command.main(arguments))
+
+    def wait(self, seconds: float = 240) -> int | None:
+        """The exit code, None if it has not ended by then."""
+        self.forked.join(seconds)
+        return self.forked.exitcode
+
+    def kill(self, number: signal.Signals, group: bool = False) -> None:
+        (os.killpg if group else os.kill)(self.forked.pid, number)
+
+
+@pytest.fixture
+def start(folder: Path) -> Launch:
+    """start(options…, step=seconds of a step) → a `Process` of `anlit study` whose runs go to the folder `out`."""
+
+    def start(*options: str, step: float = 0.002) -> Process:
+        return Process(
+            ["--config", "study.yaml", "--output", "out", *options], step, folder / "log"
+        )
+
+    return start

@@ -1,0 +1,50 @@
+"""Run folders of a study, as training would leave them, with losses that a function decides."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anlit.study.estimate import configuration_of, cost_of
+from anlit.study.plan import Study, Trial
+from anlit.study.results import select, tune
+from tests.compare.conftest import write_run
+
+SHARE = np.arange(1, 11) / 10
+Final = Callable[[Trial, dict[str, Any], float, float], float]
+"""(run, its settings by short name, parameters N, tokens D) → final loss in nats per token.
+
+NaN for a failed run, infinite for one that diverged late.
+"""
+
+
+def curve_to(loss: float) -> np.ndarray:
+    """The losses of a run that ends at `loss`, at each of `SHARE` of its tokens."""
+    return loss + 2.0 * (SHARE**-0.4 - 1)
+
+
+def train(study: Study, output: Path, final: Final) -> None:
+    """Write all runs of both phases."""
+    for run in study.tuning_runs():
+        _write(output / run.name, run, final)
+    for run in study.measured_runs(select(study, tune(study, output))):
+        _write(output / run.name, run, final)
+
+
+def _write(folder: Path, run: Trial, final: Final) -> None:
+    cost = cost_of(run)
+    values = {**run.arm.varied.shown, **run.point.shown, "seed": run.seed.shown.get("seed", 0)}
+    loss = final(run, values, cost.parameters, cost.tokens)
+    record = {"parameters": int(cost.parameters), "command": f"anlit fit --run_dir={folder.name}"}
+    if np.isnan(loss):
+        record |= {"status": "failed", "error": "UserError: the loss became NaN"}
+    curve = curve_to(loss) if np.isfinite(loss) else np.append(curve_to(2.0)[:-1], np.nan)
+    points = [] if np.isnan(loss) else [*zip(SHARE * cost.tokens, curve, strict=True)]
+    write_run(
+        folder,
+        configuration_of(run),
+        record,
+        [(float(x), float(y)) for x, y in points],
+        lambda x: x / 1000,
+    )

@@ -1,0 +1,71 @@
+"""The fit recovers known exponents within its own intervals; test_report.py has losses without noise."""
+
+import numpy as np
+import pytest
+
+from anlit.study.sections import scaling
+from anlit.study.sections.scaling import (
+    best_split,
+    exponents,
+    fit,
+    interval,
+    loss_of_compute,
+    predicted_loss,
+)
+
+TRUE = np.array([1.69, 406.4, 410.7, 0.34, 0.28])
+
+
+def runs(noise: float = 0.0) -> np.ndarray:
+    """Parameters, tokens and losses of a grid of six sizes and five lengths, with relative noise."""
+    n, d = (x.ravel() for x in np.meshgrid(np.geomspace(1e6, 1e9, 6), np.geomspace(2e7, 2e10, 5)))
+    noise = 1 + noise * np.random.default_rng(1).standard_normal(n.size)
+    return np.stack([n, d, predicted_loss(TRUE, n, d) * noise])
+
+
+def test_the_intervals_hold_the_true_exponents() -> None:
+    laws = fit(runs(0.003), resamples=60)
+    for name, values in exponents(laws).items():
+        low, high = interval(values)
+        assert low < exponents(TRUE)[name] < high, name
+        assert high - low < 0.2
+    low, high = interval(loss_of_compute(laws, 1e18))
+    assert low < loss_of_compute(TRUE, 1e18) < high
+
+
+def test_the_best_split_is_a_minimum_and_keeps_to_the_compute() -> None:
+    for flops in (1e17, 1e21):
+        n, d = best_split(TRUE, flops)
+        assert 6 * n * d == pytest.approx(flops)
+        assert all(
+            loss_of_compute(TRUE, flops) < predicted_loss(TRUE, x * n, d / x)
+            for x in (1.1, 1 / 1.1)
+        )
+    excess = [float(loss_of_compute(TRUE, flops)) - TRUE[0] for flops in (1e18, 1e20)]
+    assert np.log(excess[0] / excess[1]) / np.log(100) == pytest.approx(
+        exponents(TRUE)["L(C) − E ∝ C^−"]
+    )
+
+
+def test_an_exponent_whose_interval_ends_at_a_limit_of_the_fit_is_not_determined() -> None:
+    """What follows from it neither."""
+    laws = np.tile(TRUE[:, None], 41)
+    assert scaling._cells(laws)[:2] == ["0.340 (0.340 … 0.340)", "0.280 (0.280 … 0.280)"]
+    for limit in (0.01, 3.0):
+        laws[3, 1:4] = limit
+        assert [cell == scaling.UNDETERMINED for cell in scaling._cells(laws)] == [
+            True,
+            False,
+            True,
+            True,
+            False,
+        ]
+
+
+def test_too_few_runs_are_refused() -> None:
+    with pytest.raises(ValueError, match="six runs or more"):
+        scaling.fit_law(runs()[:, :5])
+    alike = runs()
+    alike[0] = 1e6
+    with pytest.raises(ValueError, match="three sizes"):
+        scaling.fit_law(alike)
