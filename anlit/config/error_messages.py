@@ -194,8 +194,8 @@ def no_class(key: str, value: Any) -> str:
 
 def classes_for(name: str) -> str:
     """The classes that a key such as `attention` offers, found by the file that they lie in; "" for other keys."""
-    rooms = {"data": "data.corpora", "attention": "attention.mechanisms", "positions": "layers.positions",
-             "optimizer": "optim.optimizers"}  # fmt: skip
+    rooms = {"data": "data.corpora", "attention": "nn.mechanisms", "positions": "nn.layers.positions",
+             "optimizer": "training.optim.optimizers"}  # fmt: skip
     prefix = "anlit." if name == "optimizer" else ""  # torch has an AdamW too
     names = (
         [f"{prefix}{kind}" for kind in public_classes(f"anlit.{rooms[name]}")]

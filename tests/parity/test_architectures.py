@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PositionsPattern, PRoPE, RoPE
-from anlit.nn import attention
+from anlit.nn import mechanisms
 from anlit.nn.kernels import sdpa
 from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.nn.mechanisms.warm_start import grow, warm_starts
@@ -234,6 +234,6 @@ def test_every_setting_matches_the_formulas(architecture, changes) -> None:
 
 
 def test_no_shipped_mechanism_is_forgotten() -> None:
-    shipped = {getattr(attention.mechanisms, name) for name in attention.mechanisms.__all__}
+    shipped = {getattr(mechanisms, name) for name in mechanisms.__all__}
     assert {type(mechanism) for mechanism in SHIPPED.values()} == shipped
     assert FORMULAS.keys() == MECHANISMS.keys()

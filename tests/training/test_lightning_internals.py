@@ -21,7 +21,7 @@ from anlit.training.lightning_internals import wrap_on_current_stream
 from tests.data.modules import quiet_trainer
 
 PACKAGE = Path(anlit.__file__).parent
-HOME = PACKAGE / "lightning_internals.py"
+HOME = Path(lightning_internals.__file__)
 TORCH = {"_dynamo", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks"}
 ALLOWED = {"_replace", "_asdict", "_fields"} | TORCH
 
