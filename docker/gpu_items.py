@@ -41,7 +41,7 @@ SIZES = {
     "STEP": "python -m anlit benchmark step",
     "ATTENTION": "python -m anlit benchmark attention",
     "SHORT": "--widths 64 --lengths 4096",
-    "KERNELS": "--backends triton,flex",
+    "KERNELS": "--kernels triton,flex",
     "GROWTH": "--preset h200-125m --batch 32 --lengths 1024,4096,16384,65536",
     "VOCABULARY": "--vocab_size 8192",
     "RUN": (
@@ -68,7 +68,7 @@ TOY_SIZES = SIZES | {
         " --entrants 'plain,sdpa scale-invariant,blockwise'"
     ),
     "SHORT": "--lengths 32",
-    "KERNELS": "--backends blockwise,eager",
+    "KERNELS": "--kernels blockwise,eager",
     "GROWTH": "--lengths 16,32",
     "CORPUS": "TextFiles --source docs --pattern '*.md' --tokenizer bpe",
     "VOCABULARY": "--vocab_size 512",

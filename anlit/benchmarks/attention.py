@@ -1,7 +1,7 @@
 """`anlit benchmark attention`: mechanisms and kernels compared, over head width, length and documents.
 
 For each shape every entrant is first checked against the formula in float64, output and gradients; what is wrong is not
-timed. Then they take turns in this one process. The last lines say whether the kernels that `backend: auto` takes were
+timed. Then they take turns in this one process. The last lines say whether the kernels that `kernel: auto` takes were
 the fastest here.
 """
 
@@ -16,7 +16,7 @@ from anlit.benchmarks.attention_check import Inputs, random_documents, relative_
 from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import DTYPES, MECHANISMS, names, parse, parser_of
 from anlit.config.options import numbers
-from anlit.nn.kernels import BACKENDS, default_kernel, prepare
+from anlit.nn.kernels import KERNELS, default_kernel, prepare
 
 MEAN_DOCUMENT = 1 / 8
 """Mean length of a document, in T: lengths are drawn from an exponential distribution, some of a few tokens."""
@@ -50,7 +50,7 @@ def entrants(text: str) -> tuple[tuple[str, str], ...]:
     for mechanism, kernel in pairs:
         for kind, name, known in (
             ("mechanism", mechanism, MECHANISMS),
-            ("kernel", kernel, BACKENDS),
+            ("kernel", kernel, KERNELS),
         ):
             if name not in known:
                 choices = ", ".join(known)
@@ -81,18 +81,18 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row
     """Check and prepare an entrant; NotTimedError if the kernel cannot compute it, or computes something else."""
     width, length, is_packed, heads, batch = row["shape"].values()
     mean = MEAN_DOCUMENT * length if is_packed else None
-    mechanism, backend = (
+    mechanism, kernel = (
         MECHANISMS[row["mechanism"]].for_layer(heads, width, 0),
-        BACKENDS[row["kernel"]],
+        KERNELS[row["kernel"]],
     )
     inputs = Inputs(
         mechanism, random_documents(batch, length, mean, device), batch, heads, heads, width, dtype
     )
-    if reason := backend.unsupported_reason(inputs.mechanism, inputs.q):
+    if reason := kernel.unsupported_reason(inputs.mechanism, inputs.q):
         raise NotTimedError(reason)
     row["auto"] = default_kernel(inputs.mechanism, device.type, is_packed, inputs.q)
-    prepare(backend, inputs.mechanism, inputs.documents, batch)
-    row["error"] = relative_errors(inputs, backend.attend)
+    prepare(kernel, inputs.mechanism, inputs.documents, batch)
+    row["error"] = relative_errors(inputs, kernel.attend)
     if reason := wrong(row["error"], dtype):
         raise NotTimedError(f"it is wrong: {reason}")
     on_host = random_documents(batch, length, mean, torch.device("cpu"))
@@ -101,12 +101,12 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row
     )  # of a row if all are alike
     forward = 4.0 * width * heads * visible * (1 if is_packed else batch)
     row["flops"] = {"forward": forward, "both": (1 + BACKWARD) * forward}
-    forward_only = torch.no_grad()(lambda: inputs.forward(backend.attend))
-    return Ready({"forward": forward_only, "both": lambda: inputs.both(backend.attend)})
+    forward_only = torch.no_grad()(lambda: inputs.forward(kernel.attend))
+    return Ready({"forward": forward_only, "both": lambda: inputs.both(kernel.attend)})
 
 
 def judge_table(groups: list[Row]) -> list[str]:
-    """Paragraphs that hold the table of `backend: auto` against the times, forward and backward."""
+    """Paragraphs that hold the table of `kernel: auto` against the times, forward and backward."""
     lines = []
     n_fastest = 0
     for group in groups:
@@ -121,8 +121,8 @@ def judge_table(groups: list[Row]) -> list[str]:
     if not lines:
         return []
     summary = (
-        f"`backend: auto` takes the fastest kernel of those timed in {n_fastest} of {len(lines)} cases. "
-        "To take another: `--model.backend NAME`."
+        f"`kernel: auto` takes the fastest kernel of those timed in {n_fastest} of {len(lines)} cases. "
+        "To take another: `--model.kernel NAME`."
     )
     return [summary, "\n".join(lines)]
 

@@ -24,7 +24,7 @@ from anlit.benchmarks.options import MECHANISMS, Size, add_size_options, names, 
 from anlit.benchmarks.training_step import COMPILED, MODELS, PEERS, Step, our_step, peer_step
 from anlit.config.options import numbers
 from anlit.errors import UserError
-from anlit.nn.kernels import BACKENDS
+from anlit.nn.kernels import KERNELS
 from anlit.nn.models.runtime import Runtime
 
 BASE = "GPT"
@@ -65,25 +65,25 @@ def group_of(given: argparse.Namespace, size: Size) -> Group:
     """
 
     def case(
-        model: str, compiled: str, mechanism: str = "plain", backend: str = "auto", group: int = 1
+        model: str, compiled: str, mechanism: str = "plain", kernel: str = "auto", group: int = 1
     ) -> Row:
         name = [
             NAMES.get(model, model),
-            *(part for part in (mechanism, backend) if part not in ("plain", "auto")),
+            *(part for part in (mechanism, kernel) if part not in ("plain", "auto")),
         ]
         name += [] if group == 1 else [f"groups of {group}"]
         facts = {
             "model": model,
             "mechanism": mechanism,
-            "backend": backend,
+            "kernel": kernel,
             "compiled": compiled,
             "group": group,
         }
         base = f"{NAMES[BASE]} {HOW['no' if compiled == 'no' else 'blocks']}"
         return {"label": " ".join((*name, HOW[compiled])), **facts, "base": base}
 
-    ours = [case(model, how, mechanism, backend, group) for how in given.compiled for mechanism in given.mechanisms
-            for backend in given.backends for group in given.groups for model in given.models]  # fmt: skip
+    ours = [case(model, how, mechanism, kernel, group) for how in given.compiled for mechanism in given.mechanisms
+            for kernel in given.kernels for group in given.groups for model in given.models]  # fmt: skip
     peers = [case(peer, how) for peer in given.peers for how in given.peers_compiled]
     return Group(str(size), partial(_build, given, size), ours + peers)
 
@@ -99,7 +99,7 @@ def _build(given: argparse.Namespace, size: Size, row: Row, earlier: list[Row]) 
         )
         mechanism = MECHANISMS[row["mechanism"]]
         step = our_step(
-            model, size, device, runtime, mechanism, given.documents, row["group"], row["backend"]
+            model, size, device, runtime, mechanism, given.documents, row["group"], row["kernel"]
         )
     row["parameters"] = sum(parameter.numel() for parameter in step.model.parameters())
     row["flops_per_token"] = step.flops_per_token
@@ -212,7 +212,7 @@ def options(argv: list[str]) -> argparse.Namespace:
         metavar="N,…",
         help="query heads that share a key head in ours (1)",
     )
-    add("--backends", **of(("auto", *BACKENDS), ", for our attention (auto)", ("auto",)))
+    add("--kernels", **of(("auto", *KERNELS), ", for our attention (auto)", ("auto",)))
     add("--compiled", **of(OURS_COMPILED, ", for our models"))
     add("--peers", **of((*PEERS, "none"), " (default: the installed ones)"))
     add("--peers_compiled", **of(COMPILED, ", for the peers"))

@@ -56,7 +56,7 @@ def our_step(
     mechanism: Mechanism | None = None,
     documents: bool = False,
     group: int = 1,
-    backend: str = "auto",
+    kernel: str = "auto",
 ) -> Step:
     """The step of a model of `MODELS`, which packs and masks `documents`; `group` query heads share a key head."""
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def our_step(
         model: LanguageModel = MODELS[architecture](
             vocab_size=size.vocab_size, context_length=size.length, n_layers=size.n_layers, n_heads=size.n_heads,
             n_kv_heads=size.n_heads // group, d_model=size.d_model, attention=mechanism or Plain(),
-            document_masking=documents, backend=backend, runtime=runtime,
+            document_masking=documents, kernel=kernel, runtime=runtime,
         )  # fmt: skip
     trainer = trainer_of(model, device, "bf16-mixed" if size.dtype == "bfloat16" else "32-true")
     train = partial(take_step, trainer, batch_of(size, documents, device))

@@ -21,7 +21,7 @@ from anlit.errors import UserError
 from anlit.evaluation.runner import Evaluation, Report
 from anlit.nn import mechanisms
 from anlit.nn.attention.statistics import Range, log_total, ranges, statistics, within
-from anlit.nn.kernels.eager import distance_tables
+from anlit.nn.kernels.formula import distance_tables
 from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.reporting.figure import TEXT, legend_below, line_styles, panels
 from anlit.reporting.table import Table, markdown_table

@@ -21,9 +21,12 @@ UNLEARNED = (
     "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.log_every_n_steps",
     "trainer.num_sanity_val_steps", "trainer.accelerator", "trainer.strategy", "trainer.max_time",
     "trainer.limit_test_batches", "model.init_args.runtime.compile", "model.init_args.runtime.recompute_every",
-    "model.init_args.runtime.meta_init", "model.init_args.backend",
+    "model.init_args.runtime.meta_init", "model.init_args.kernel", "model.init_args.backend",
 )  # fmt: skip
-"""Settings of where a run is written, of how it is logged and computed, and of the order of its data."""
+"""Settings of where a run is written, of how it is logged and computed, and of the order of its data.
+
+In results that earlier commits recorded, `kernel` is `backend`.
+"""
 WATCHING = {
     "AttentionStatistics", "BestCheckpoint", "FiniteCheckpoints", "LastCheckpoint", "NormMonitor", "RandomState",
     "RunProgress", "RunRecord", "StopOnNonFinite", "Throughput", "TrainingDynamics", "WholeSteps",

@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
-from anlit.nn import kernels as backends
+from anlit.nn import kernels
 from anlit.nn.attention.attention import attention_layers
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.eager import by_blocks, distance_tables, with_gain
+from anlit.nn.kernels.eager import by_blocks
+from anlit.nn.kernels.formula import distance_tables, with_gain
 from anlit.nn.kernels.grouped_heads import repeat_kv
 from anlit.nn.layers.cross_entropy import CHUNK_NUMBERS
 from anlit.nn.mechanisms.mechanism import Mechanism
@@ -180,15 +181,13 @@ def _stand_in_for_kernels(decoder: Any, plan: Plan) -> None:
     for layer in attention_layers(decoder):
         attention: Any = layer
         if plan.precision == "64-true":
-            attention.backend = "eager"
-        name = attention.backend
+            attention.kernel = "eager"
+        name = attention.kernel
         if name == "auto":  # a(t) is traced by the CPU's own kernel, whatever the precision
             is_packed = decoder.document_masking
             mechanism, dropout = attention.mechanism, attention.dropout
-            name = backends.default_kernel(mechanism, "cuda", is_packed, dropout=dropout)
-            attention.backend = backends.default_kernel(
-                mechanism, "cpu", is_packed, dropout=dropout
-            )
+            name = kernels.default_kernel(mechanism, "cuda", is_packed, dropout=dropout)
+            attention.kernel = kernels.default_kernel(mechanism, "cpu", is_packed, dropout=dropout)
         if name != "eager":
             rows = plan.batch_size if decoder.document_masking else 1
             attention.attend = partial(_fused, attention.mechanism, rows, name == "sdpa")

@@ -106,7 +106,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
 
     Args:
         device: A torch device, or auto for the GPU if there is one.
-        changes: Constructor arguments to replace, such as backend="eager".
+        changes: Constructor arguments to replace, such as kernel="eager".
 
     Raises:
         UserError: There is no checkpoint, it is damaged or anlit did not write it, or the device cannot be used.

@@ -6,7 +6,7 @@ optimizer's class                               refused; with `accept_changes` i
 seed_everything                                 refused; with `accept_changes` the new one is used
 what is validated, such as data.val_blocks      refused, because best.ckpt and curves would mix two measures; as above
 learning rates, betas, weight decay, schedule,  the new ones are used from the next step on, and one line is logged
-dropout, z_loss, runtime, backend, Trainer's,
+dropout, z_loss, runtime, kernel, Trainer's,
 data.batch_size, number of devices
 
 `validate` and `test` refuse the changes of the model that `fit` refuses.
@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from anlit.config.labels import MEASURED, class_name
 from anlit.errors import UserError
 
-TAKEN = ("model.optimizer.", "model.schedule", "model.dropout", "model.z_loss", "model.runtime", "model.backend",
+TAKEN = ("model.optimizer.", "model.schedule", "model.dropout", "model.z_loss", "model.runtime", "model.kernel",
          "trainer.", "data.")  # fmt: skip
 """Prefixes of the settings that a continued run may change, but for `MEASURED`. `model.optimizer` without a dot is the
 class."""

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import flex_attention
 from torch.utils import backend_registration
 
-from anlit.nn.kernels import BACKENDS
+from anlit.nn.kernels import KERNELS
 
 NAME = "imaginary"
 CAN_REGISTER = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
@@ -26,8 +26,8 @@ def register() -> None:
         NAME, backend_module=DeviceModule()
     )
     for name in ("flash", "triton", "flex"):
-        reason = BACKENDS[name].unsupported_reason
-        BACKENDS[name].unsupported_reason = lambda m, q=None, reason=reason: reason(m)  # type: ignore[attr-defined]
+        reason = KERNELS[name].unsupported_reason
+        KERNELS[name].unsupported_reason = lambda m, q=None, reason=reason: reason(m)  # type: ignore[attr-defined]
     flex_attention._validate_device = lambda *tensors: None  # type: ignore[attr-defined]
 
 

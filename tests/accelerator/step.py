@@ -38,9 +38,9 @@ NORMS = dict.fromkeys(("v_norm", "attention_norm", "post_norm"), True)
 
 
 def by(*pairs: tuple[Mechanism, str], prefix: str, **others: Any) -> dict[str, dict[str, Any]]:
-    """Settings of each mechanism and back end."""
+    """Settings of each mechanism and kernel."""
     return {
-        f"{prefix} {type(m).__name__} by {b}": {"attention": m, "backend": b, **others}
+        f"{prefix} {type(m).__name__} by {b}": {"attention": m, "kernel": b, **others}
         for m, b in pairs
     }
 
@@ -51,7 +51,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a window": {"attention": SlidingWindow(100)}, "LogN": {"attention": LogN()},
     "DynamicNTK": {"positions": DynamicNTK()}, "patterned positions": {"positions": PositionsPattern([RoPE(), NoPE()])},
     "gates and norms": {**NORMS, "attention_gate": "per_head"}, "QK-clip": {"qk_norm": False, "qk_clip": 10.0},
-    "Muon": {"optimizer": MuonAdamW}, "dropout": {"dropout": 0.1, "backend": "eager"},
+    "Muon": {"optimizer": MuonAdamW}, "dropout": {"dropout": 0.1, "kernel": "eager"},
     "recomputed": {"runtime": Runtime(recompute_every=1)},
     **by(*[(Plain(), b) for b in ("flash", "sdpa")], *[(ScaleInvariant(), b) for b in ("triton", "flex", "eager")],
     prefix="compiled", runtime=Runtime(compile=True)),
@@ -89,7 +89,7 @@ def step(architecture: Any, documents: bool, **changes: Any) -> None:
     decoder.compiles_loss = False
     # The compiler takes no such mode, and what stands in for the kernel that PyTorch's attention ends in makes a mask.
     is_left_out = model.runtime.compile is True or (
-        not documents and changes.get("backend") == "sdpa"
+        not documents and changes.get("kernel") == "sdpa"
     )
     with FakeTensorMode(), contextlib.nullcontext() if is_left_out else NoPairs():
         on_device(decoder)

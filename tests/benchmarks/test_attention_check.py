@@ -18,7 +18,7 @@ from anlit.benchmarks.attention_check import (
     size_of_parts,
     wrong,
 )
-from anlit.nn.kernels import BACKENDS, eager
+from anlit.nn.kernels import KERNELS, eager
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 CPU = torch.device("cpu")
@@ -46,8 +46,8 @@ def an_input(
 def test_the_kernels_of_a_cpu_are_right(mechanism, key_heads, document) -> None:
     inputs = an_input(mechanism, document=document, key_heads=key_heads)
     for name in ("sdpa", "blockwise", "eager"):
-        if BACKENDS[name].unsupported_reason(inputs.mechanism) is None:
-            errors = relative_errors(inputs, BACKENDS[name].attend)
+        if KERNELS[name].unsupported_reason(inputs.mechanism) is None:
+            errors = relative_errors(inputs, KERNELS[name].attend)
             assert wrong(errors, torch.float32) is None, name
 
 
@@ -136,7 +136,7 @@ def test_the_benchmark_says_where_auto_takes_the_fastest_and_how_to_take_another
     }
     summary, lines = judge_table([group])
     assert "fastest kernel of those timed in 1 of 3 cases" in summary
-    assert "--model.backend NAME" in summary
+    assert "--model.kernel NAME" in summary
     assert lines.splitlines() == [
         "- D 64, T 4096, plain: auto takes sdpa, the fastest of 2",
         "- D 64, T 4096, alibi: auto takes triton, 6 ms; flex takes 5 ms",

@@ -78,9 +78,9 @@ def test_a_kernel_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed(
     tmp_path: Path, monkeypatch, capsys
 ):
     monkeypatch.setattr(
-        attention.BACKENDS["blockwise"], "attend", lambda *given: 1.001 * eager.attend(*given)
+        attention.KERNELS["blockwise"], "attend", lambda *given: 1.001 * eager.attend(*given)
     )
-    monkeypatch.setattr(attention.BACKENDS["sdpa"], "attend", broken)
+    monkeypatch.setattr(attention.KERNELS["sdpa"], "attend", broken)
     entrants = "plain,eager plain,blockwise plain,sdpa scale-invariant,flash plain,flex"
     _, (dense, _) = run(tmp_path, f"attention --entrants '{entrants}'")
     said = ("None", "it is wrong: relative error 1", "it fails: out of memory", "a(t)", "backward")

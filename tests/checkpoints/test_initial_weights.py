@@ -50,7 +50,7 @@ def test_the_attention_may_change_and_starts_as_plain_attention(checkpoint: Path
             load_initial_weights(changed, str(checkpoint))
         assert "attention is plain in" in caplog.text
         assert torch.allclose(changed(tokens), plain(tokens), atol=1e-6), (
-            "but for the rounding of another back end"
+            "but for the rounding of another kernel"
         )
 
 

@@ -39,17 +39,17 @@ OTHERS = {
 TOLERANCES = {"64-true": 1e-10, "32-true": 2e-5}
 """Of each loss. Between processors and sets of instructions the largest errors are 6e-15 and 2e-6."""
 CASES = [
-    (architecture, mechanism, backend, precision) for architecture in ARCHITECTURES
-    for mechanism, (_, backends) in MECHANISMS.items() for backend in backends for precision in TOLERANCES
+    (architecture, mechanism, kernel, precision) for architecture in ARCHITECTURES
+    for mechanism, (_, kernels) in MECHANISMS.items() for kernel in kernels for precision in TOLERANCES
 ]  # fmt: skip
 CASES += [
-    ("AnGPT", name, backend, "64-true")
-    for name, (_, backends, _) in OTHERS.items()
-    for backend in backends
+    ("AnGPT", name, kernel, "64-true")
+    for name, (_, kernels, _) in OTHERS.items()
+    for kernel in kernels
 ]
 
 
-def losses(architecture: str, mechanism: str, backend: str, precision: str) -> list[float]:
+def losses(architecture: str, mechanism: str, kernel: str, precision: str) -> list[float]:
     """The loss before each step, in nats per token, on ten passes over two batches of packed documents.
 
     Clipping, z-loss and the schedule are on.
@@ -57,7 +57,7 @@ def losses(architecture: str, mechanism: str, backend: str, precision: str) -> l
     build, weight_decay = ARCHITECTURES[architecture]
     attention, _, more = OTHERS.get(mechanism) or (*MECHANISMS[mechanism], {})
     length, logged = 160 if mechanism in OTHERS else 32, Logged("train/loss")
-    model = tiny(build, optimizer=adamw(lr=0.01, weight_decay=weight_decay), attention=attention, backend=backend,
+    model = tiny(build, optimizer=adamw(lr=0.01, weight_decay=weight_decay), attention=attention, kernel=kernel,
                  z_loss=1e-3, context_length=length, **more)  # fmt: skip
     fit(model, STEPS, loader=batches(8, length), precision=precision, callbacks=[logged])
     return logged.values["train/loss"]
@@ -69,11 +69,11 @@ def machine() -> dict[str, str]:
     return {"processor": processor_name(), "capability": capability, "torch": torch.__version__}
 
 
-@pytest.mark.parametrize(("architecture", "mechanism", "backend", "precision"), CASES)
-def test_losses_are_the_stored_ones(architecture, mechanism, backend, precision) -> None:
+@pytest.mark.parametrize(("architecture", "mechanism", "kernel", "precision"), CASES)
+def test_losses_are_the_stored_ones(architecture, mechanism, kernel, precision) -> None:
     runs = json.loads(RECORD.read_text())["losses"]
-    stored = runs[" ".join((architecture, mechanism, backend, precision))]
-    now = losses(architecture, mechanism, backend, precision)
+    stored = runs[" ".join((architecture, mechanism, kernel, precision))]
+    now = losses(architecture, mechanism, kernel, precision)
     assert len(now) == STEPS
     assert now[-1] < now[0] - 0.1
     draws_alike = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")

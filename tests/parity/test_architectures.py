@@ -1,6 +1,6 @@
 """Each architecture with each mechanism against the formulas written out in `naive.py`: logits and every gradient.
 
-To 1e-9 in float64 on every back end that can do the mechanism, and to float32 rounding for SDPA in float32.
+To 1e-9 in float64 on every kernel that can do the mechanism, and to float32 rounding for SDPA in float32.
 """
 
 from collections.abc import Callable
@@ -59,11 +59,11 @@ Result = dict[str, torch.Tensor]
 architectures = pytest.mark.parametrize("architecture", ORACLE)
 
 
-def build(architecture, mechanism: str, positions: str, backend: str, **changes) -> torch.nn.Module:
+def build(architecture, mechanism: str, positions: str, kernel: str, **changes) -> torch.nn.Module:
     changes |= {
         "attention": MECHANISMS[mechanism],
         "positions": POSITIONS[positions][0],
-        "backend": backend,
+        "kernel": kernel,
     }
     if architecture is not NGPT:
         changes["norm_eps"] = EPS
@@ -146,7 +146,7 @@ def check(
     masked: bool = True,
     **changes,
 ) -> None:
-    """Each back end that can do the mechanism against `naive.py`; `changes` are settings of both."""
+    """Each kernel that can do the mechanism against `naive.py`; `changes` are settings of both."""
     changes = {"qk_norm": True, "document_masking": masked, **changes}
     eager = build(architecture, mechanism, positions, "eager", **changes)
     expected = by_the_formulas(eager, architecture, mechanism, positions, changes)

@@ -10,15 +10,15 @@ from tests.nn.models.tiny import SIZE, jolt, next_token_loss, random_tokens, tin
 transformers = pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("d_ff", [128, 80])
-def test_gpt_is_qwen3(d_ff, backend) -> None:
+def test_gpt_is_qwen3(d_ff, kernel) -> None:
     model = jolt(
         tiny(
             GPT,
             positions=RoPE(fraction=1.0),
             d_ff=d_ff,
-            backend=backend,
+            kernel=kernel,
             init_std=0.2,
             norm_eps=1e-3,
         )

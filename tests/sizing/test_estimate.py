@@ -61,21 +61,19 @@ def peak_on_cpu(model: LanguageModel, autocast: bool) -> float:
     return float(sum(x.untyped_storage().nbytes() for x in held) + max(accumulate(changes)))
 
 
-@pytest.mark.parametrize(("name", "shape", "backend", "autocast"), [
+@pytest.mark.parametrize(("name", "shape", "kernel", "autocast"), [
     *((name, DEEPER, "eager", name != "NGPT") for name in ARCHITECTURES), ("AnGPT", SMALL, "sdpa", False),
     ("NGPT", SMALL, "eager", True),
 ])  # fmt: skip
-def test_the_estimate_is_within_ten_percent_of_the_real_peak(
-    name, shape, backend, autocast
-) -> None:
+def test_the_estimate_is_within_ten_percent_of_the_real_peak(name, shape, kernel, autocast) -> None:
     plan = Plan(
         batch_size=4,
         length=shape["context_length"],
         precision="bf16-mixed" if autocast else "32-true",
     )
-    estimated = step_memory(build(name, "meta", **shape, backend=backend), plan).total()
+    estimated = step_memory(build(name, "meta", **shape, kernel=kernel), plan).total()
     assert estimated == pytest.approx(
-        peak_on_cpu(build(name, **shape, backend=backend), autocast), rel=0.1
+        peak_on_cpu(build(name, **shape, kernel=kernel), autocast), rel=0.1
     )
 
 
@@ -83,7 +81,7 @@ def test_float64_is_counted_with_eight_bytes_and_without_fused_kernels() -> None
     plan = Plan(batch_size=4, length=SMALL["context_length"], precision="64-true")
     estimated = step_memory(build("AnGPT", "meta"), plan).total()
     assert estimated == pytest.approx(
-        peak_on_cpu(build("AnGPT", backend="eager").double(), False), rel=0.1
+        peak_on_cpu(build("AnGPT", kernel="eager").double(), False), rel=0.1
     )
 
 

@@ -56,7 +56,7 @@ def assert_same(one: LanguageModel, two: LanguageModel, atol: float = 0) -> None
     pytest.param(6, 3, [3], {"architecture": AnGPT}, id="AnGPT"),
     pytest.param(4, 0, [0], {}, id="the first step"),
     pytest.param(8, 5, [4, 5], {"accumulate": 2}, id="a micro-batch spoils its step"),
-    pytest.param(4, 3, [3], {"qk_clip": 1e-3, "backend": "eager"}, id="QK-clip"),
+    pytest.param(4, 3, [3], {"qk_clip": 1e-3, "kernel": "eager"}, id="QK-clip"),
 ])  # fmt: skip
 def test_a_nan_step_leaves_no_trace(
     n_batches: int, bad: int, dropped: list[int], settings: dict[str, Any]

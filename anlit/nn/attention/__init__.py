@@ -1,1 +1,1 @@
-"""Attention in one general form: mechanisms (what), back ends (how), documents (whose keys)."""
+"""Attention in one general form: mechanisms (what), kernels (how), documents (whose keys)."""

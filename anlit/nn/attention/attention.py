@@ -11,20 +11,21 @@ from torch import Tensor, nn
 from anlit.nn.attention import cache
 from anlit.nn.attention.qk_clip import QKClip
 from anlit.nn.kernels import (
-    BACKENDS,
-    BackendName,
+    KERNELS,
+    KernelName,
     check_kernel,
     default_kernel,
     fallback_warning,
     prepare,
 )
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.eager import QUERIES_PER_BLOCK, distances, masked_bias
+from anlit.nn.kernels.eager import QUERIES_PER_BLOCK
+from anlit.nn.kernels.formula import distances, masked_bias
 from anlit.nn.kernels.grouped_heads import grouped_product
 from anlit.nn.layers.linear import computing_dtype
 from anlit.nn.mechanisms.mechanism import Mechanism, mechanism_name
 
-Backend = Literal["auto", BackendName]
+KernelChoice = Literal["auto", KernelName]
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Attention(nn.Module):
 
     Args:
         mechanism: The functions g, a, m of this layer, and its window.
-        backend: The kernel that computes it, or `auto`; see `anlit.nn.kernels`.
+        kernel: The kernel that computes it, or `auto`; see `anlit.nn.kernels`.
         dropout: Share of attention weights dropped in training.
         qk_clip: Record each head's largest score in training, for QK-clip with this threshold; None for no QK-clip.
 
@@ -43,11 +44,11 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, mechanism: Mechanism, backend: str, dropout: float = 0.0, qk_clip: float | None = None
+        self, mechanism: Mechanism, kernel: str, dropout: float = 0.0, qk_clip: float | None = None
     ) -> None:
         super().__init__()
-        check_kernel(backend, mechanism, dropout=dropout)
-        self.mechanism, self.backend, self.dropout = mechanism, backend, dropout
+        check_kernel(kernel, mechanism, dropout=dropout)
+        self.mechanism, self.kernel, self.dropout = mechanism, kernel, dropout
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
         self._kernels: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
         """By device, dtype, need of a gradient, length, and whether documents are packed."""
@@ -74,7 +75,7 @@ class Attention(nn.Module):
             if documents.n_before:
                 return cache.attend(q, k, v, self.mechanism, documents)
         dropout = self.dropout if self.training else 0.0
-        kernel = BACKENDS[self.kernel_for(q, documents.are_masked)]
+        kernel = KERNELS[self.kernel_for(q, documents.are_masked)]
         return kernel.attend(q, k, v, self.mechanism, documents, dropout)  # type: ignore[no-any-return]
 
     def kernel_for(self, q: Tensor, is_packed: bool) -> str:
@@ -88,9 +89,9 @@ class Attention(nn.Module):
         return self._kernels[case]
 
     def _choose_kernel(self, q: Tensor, is_packed: bool) -> str:
-        if self.backend != "auto":
-            check_kernel(self.backend, self.mechanism, q, self.dropout)
-            return self.backend
+        if self.kernel != "auto":
+            check_kernel(self.kernel, self.mechanism, q, self.dropout)
+            return self.kernel
         device_type = q.device.type
         name = default_kernel(
             self.mechanism, device_type, is_packed, q, self.dropout, self.may_compile
@@ -124,7 +125,7 @@ class Attention(nn.Module):
         if isinstance(documents, cache.Continuation) and documents.n_before:
             return
         q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, h.requires_grad)
-        kernel = BACKENDS[self.kernel_for(q, documents.are_masked)]
+        kernel = KERNELS[self.kernel_for(q, documents.are_masked)]
         prepare(kernel, self.mechanism, documents, h.shape[0])
 
     @torch.no_grad()

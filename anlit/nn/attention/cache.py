@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anlit.nn.kernels import eager, sdpa
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.eager import distance_tables, distances, masked_bias, with_gain
+from anlit.nn.kernels.formula import distance_tables, distances, masked_bias, with_gain
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 

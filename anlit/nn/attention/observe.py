@@ -1,6 +1,6 @@
 """Statistics of a model's attention layers on real text, averaged over queries.
 
-A hook before each `Attention` computes the logits from q and k once more, block by block. So any back end can be
+A hook before each `Attention` computes the logits from q and k once more, block by block. So any kernel can be
 observed, and memory grows with the length, not with its square. The model does not change.
 """
 

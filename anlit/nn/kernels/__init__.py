@@ -1,4 +1,4 @@
-"""The attention kernels, with one interface, and the table by which `backend: auto` chooses.
+"""The attention kernels, with one interface, and the table by which `kernel: auto` chooses.
 
 A kernel is a module, one file or a folder, with
 
@@ -12,7 +12,7 @@ A kernel is a module, one file or a folder, with
         derives what all layers share from the documents of `n_rows` sequences, and stores it in `documents`. It is
         called before the first layer, outside of compiled code.
 
-To add one, write a module, name it in `BackendName` and `BACKENDS`, and in `GPU_KERNELS` for `backend: auto`.
+To add one, write a module, name it in `KernelName` and `KERNELS`, and in `GPU_KERNELS` for `kernel: auto`.
 """
 
 from types import ModuleType
@@ -26,8 +26,8 @@ from anlit.nn.kernels import blockwise, eager, flash, flex, sdpa, triton
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.mechanisms.mechanism import Mechanism
 
-BackendName = Literal["eager", "sdpa", "blockwise", "flash", "flex", "triton"]
-BACKENDS: dict[str, ModuleType] = {
+KernelName = Literal["eager", "sdpa", "blockwise", "flash", "flex", "triton"]
+KERNELS: dict[str, ModuleType] = {
     "flash": flash, "triton": triton, "flex": flex, "blockwise": blockwise, "sdpa": sdpa, "eager": eager
 }  # fmt: skip
 
@@ -36,7 +36,7 @@ Form = Literal["g(n)", "m(t)", "a(t)"]
 
 DROP_WEIGHTS = ("sdpa", "eager")
 
-GPU_KERNELS: dict[tuple[Form, bool], tuple[BackendName, ...]] = {
+GPU_KERNELS: dict[tuple[Form, bool], tuple[KernelName, ...]] = {
     # Whole rows: the causal mask is enough. Milliseconds, T 4096, D 64: sdpa 2.50 (cuDNN's kernel),
     # flex 3.89, flash 3.98, triton 4.03.
     ("g(n)", False): ("sdpa", "flash", "triton", "flex", "eager"),
@@ -83,13 +83,13 @@ def unsupported_reason(
     """Why the kernel `name` cannot compute `mechanism` for queries like `q` with this dropout, None if it can."""
     if dropout and name not in DROP_WEIGHTS:
         return f"it does not drop attention weights, and dropout is {dropout:g}"
-    return BACKENDS[name].unsupported_reason(mechanism, q)
+    return KERNELS[name].unsupported_reason(mechanism, q)
 
 
-def prepare(backend: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+def prepare(kernel: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
     """Let a kernel derive from the documents what all layers share, if it does."""
-    if hasattr(backend, "prepare"):
-        backend.prepare(mechanism, documents, n_rows)
+    if hasattr(kernel, "prepare"):
+        kernel.prepare(mechanism, documents, n_rows)
 
 
 def check_kernel(
@@ -101,14 +101,14 @@ def check_kernel(
     """
     if name == "auto":
         return
-    if name not in BACKENDS:
-        raise UserError(f"backend={name!r} is unknown: choose auto, {', '.join(BACKENDS)}")
+    if name not in KERNELS:
+        raise UserError(f"kernel={name!r} is unknown: choose auto, {', '.join(KERNELS)}")
     if reason := unsupported_reason(name, mechanism, q, dropout):
         others = [
-            other for other in BACKENDS if unsupported_reason(other, mechanism, q, dropout) is None
+            other for other in KERNELS if unsupported_reason(other, mechanism, q, dropout) is None
         ]
         raise UserError(
-            f"backend={name!r} cannot do attention {type(mechanism).__name__}: {reason}; "
+            f"kernel={name!r} cannot do attention {type(mechanism).__name__}: {reason}; "
             f"choose auto or {', '.join(others)}"
         )
 
@@ -120,7 +120,7 @@ def default_kernel(
     q: Tensor | None = None,
     dropout: float = 0.0,
     may_compile: bool = True,
-) -> BackendName:
+) -> KernelName:
     """What `auto` takes on a device of this type, for queries like `q` or in a common precision.
 
     Without `may_compile`, it leaves out kernels that a GPU would first compile.
@@ -136,7 +136,7 @@ def default_kernel(
     return next(name for name in row if unsupported_reason(name, mechanism, q, dropout) is None)
 
 
-def _cpu_kernels(mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[BackendName, ...]:
+def _cpu_kernels(mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[KernelName, ...]:
     """Within 2 % of the fastest in all 20 cells of docs/results/speed.md, in float32.
 
     sdpa needs a T × T mask where logits change by distance. Training in bfloat16 takes `eager` up to

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.eager import count_flops, distance_tables, empty_heads, with_gain
+from anlit.nn.kernels.formula import count_flops, distance_tables, empty_heads, with_gain
 from anlit.nn.kernels.grouped_heads import grouped_product
 from anlit.nn.mechanisms.mechanism import Mechanism
 

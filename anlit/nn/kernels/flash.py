@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.eager import with_gain
+from anlit.nn.kernels.formula import with_gain
 from anlit.nn.kernels.grouped_heads import repeat_kv
 from anlit.nn.mechanisms.alibi import ALiBi
 from anlit.nn.mechanisms.mechanism import Mechanism

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.eager import distance_tables, with_gain
+from anlit.nn.kernels.formula import distance_tables, with_gain
 from anlit.nn.kernels.sdpa import gpu_generation
 from anlit.nn.mechanisms.mechanism import Mechanism
 

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from anlit.nn.kernels import eager
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.eager import distance_tables, distances, masked_bias, with_gain
+from anlit.nn.kernels.formula import distance_tables, distances, first_key, masked_bias, with_gain
 from anlit.nn.kernels.grouped_heads import repeat_kv
 from anlit.nn.mechanisms.mechanism import Mechanism
 
@@ -60,7 +60,7 @@ def attend(
         return _call(q, k, v, _bias(m, window, q.shape[-2], q), dropout)
 
     def block(first: int, q: Tensor, k: Tensor, v: Tensor, m: Tensor | None) -> Tensor:
-        begin, end = eager.first_key(first, window), first + q.shape[-2]
+        begin, end = first_key(first, window), first + q.shape[-2]
         t = distances(q.shape[-2], end - begin, q.device)
         mask = masked_bias(m, t, documents, window, first, q.dtype)
         return fused(q, k[..., begin:end, :], v[..., begin:end, :], mask, dropout)

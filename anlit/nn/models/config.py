@@ -12,7 +12,7 @@ from torch import nn
 
 from anlit.config.schema import check_ranges
 from anlit.errors import UserError
-from anlit.nn.attention.attention import Attention, Backend
+from anlit.nn.attention.attention import Attention, KernelChoice
 from anlit.nn.attention.output import AttentionOutput, Gate
 from anlit.nn.layers.positions import Positions, RoPE
 from anlit.nn.layers.scaling import ScalingVector
@@ -43,7 +43,7 @@ class DecoderConfig:
         attention: The attention mechanism.
         positions: RoPE, LinearRoPE, Llama3RoPE, YaRN, DynamicNTK, PRoPE, NoPE, or a PositionsPattern.
         document_masking: Let a token attend only within its own document.
-        backend: The attention kernel; auto takes that of the table in docs/attention.md.
+        kernel: The attention kernel; auto takes that of the table in docs/attention.md.
         tie_embeddings: Let the head be the embedding's matrix. GPT+ only, for a reason in docs/train.md.
         qk_norm: Normalise queries and keys per head.
         qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one, and
@@ -75,7 +75,7 @@ class DecoderConfig:
     attention: Mechanism = lazy_instance(Plain)
     positions: Positions = lazy_instance(RoPE, fraction=0.5)
     document_masking: bool = True
-    backend: Backend = "auto"
+    kernel: KernelChoice = "auto"
     tie_embeddings: bool = False
     qk_norm: bool = True
     qk_norm_gain: bool | None = None
@@ -126,7 +126,7 @@ class DecoderConfig:
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 
     def attention_of(self, layer: int, can_shrink: bool) -> Attention:
-        """The attention of layer number `layer`, from 0; UserError if positions, back end or QK-clip do not fit.
+        """The attention of layer number `layer`, from 0; UserError if positions, kernel or QK-clip do not fit.
 
         `can_shrink`: whether q and k have a factor that QK-clip can make smaller, a matrix or a gain.
         """
@@ -140,7 +140,7 @@ class DecoderConfig:
             mechanism = self.attention.for_layer(self.n_heads, self.head_width, layer)
             # A user's `for_layer` need not set these.
             mechanism.n_heads, mechanism.d_head = self.n_heads, self.head_width
-            return Attention(mechanism, self.backend, self.dropout, self.qk_clip)
+            return Attention(mechanism, self.kernel, self.dropout, self.qk_clip)
         except ValueError as error:
             raise UserError(f"model: {error}") from error
 

@@ -4,7 +4,7 @@ This counts the matrix products in the formulas, once for the forward and twice 
 and an addition are two operations. It does not count elementwise work (norms, rotations, softmax, scaling vectors,
 products of scales and weights; together about one percent, at memory speed), recomputation in the backward pass, or
 masked logits that a kernel computes anyway. So MFU is the share of the peak spent on what the model needs, whatever the
-back end and the memory settings.
+kernel and the memory settings.
 """
 
 from torch import nn

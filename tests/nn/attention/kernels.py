@@ -1,4 +1,4 @@
-"""Any kernel against the readable back end in float64: bounds, and inputs of every kind."""
+"""Any kernel against the readable kernel in float64: bounds, and inputs of every kind."""
 
 import copy
 from functools import partial
@@ -132,14 +132,14 @@ def windowed(mechanism: Mechanism, kind: str) -> Mechanism:
 
 
 def check(
-    backend: Any,
+    kernel: Any,
     name: str,
     kind: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: str = "cpu",
 ) -> None:
-    """`backend` against the readable one in float64, both with the numbers as `dtype` rounds them."""
+    """`kernel` against the readable one in float64, both with the numbers as `dtype` rounds them."""
     B, H, T, D = shape
     mechanism, reference = (
         # a copy, because a coefficient that layers share is the template's, and changes dtype with them
@@ -161,7 +161,7 @@ def check(
         learned_size = torch.stack(sizes).norm().item()
     on_device = [x.to(device) for x in tensors]
     actual = gradients(
-        backend.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device)
+        kernel.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device)
     )
     assert_close(actual, expected, dtype, learned_size)
 

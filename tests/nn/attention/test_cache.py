@@ -72,7 +72,7 @@ def test_one_query_without_a_gain_by_distance_is_computed_by_a_fused_kernel(
 ) -> None:
     masks, real = [], sdpa.fused
     monkeypatch.setattr(sdpa, "fused", lambda *given: masks.append(given[3]) or real(*given))
-    model = decoder(GPT, attention=SHIPPED[name], backend="eager")
+    model = decoder(GPT, attention=SHIPPED[name], kernel="eager")
     in_pieces(model, TOKENS, None, KeyValueCache(LENGTH), (0, 30, 31, LENGTH))
     assert [mask is None for mask in masks] == (
         [] if name == "scale-invariant" else [name != "alibi"] * 2

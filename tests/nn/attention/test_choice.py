@@ -12,8 +12,8 @@ from anlit.errors import UserError
 from anlit.nn.attention import attention
 from anlit.nn.attention.attention import Attention
 from anlit.nn.kernels import (
-    BACKENDS,
     GPU_KERNELS,
+    KERNELS,
     default_kernel,
     fallback_warning,
     flash,
@@ -32,7 +32,7 @@ Q = torch.randn(2, 3, 5, 16)
 
 
 class OnDevice:
-    """What a back end asks of queries on a device that need not be here."""
+    """What a kernel asks of queries on a device that need not be here."""
 
     def __init__(
         self, kind: str, dtype: torch.dtype = torch.bfloat16, width: int = 64, length: int = 1
@@ -157,7 +157,7 @@ def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
 
 
 @pytest.mark.usefixtures("h200")
-@pytest.mark.parametrize(("backend", "mechanism", "q", "reason"), [
+@pytest.mark.parametrize(("kernel", "mechanism", "q", "reason"), [
     ("sdpa", ScaleInvariant(), None, "a(t)"), ("flash", SlidingWindow(3, ScaleInvariant()), None, "a(t)"),
     ("flash", LogBias(), None, "of all biases m(t)"),
     ("flash", SlidingWindow(3, ALiBi()), None, "pip install flash-attn"), ("flash", Plain(), Q, "CUDA device"),
@@ -174,15 +174,15 @@ def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
     ("triton", Plain(), on_cuda(torch.float64), "not float64"),
     ("blockwise", ScaleInvariant(), on_cuda(), "made for CPUs, and the model is on cuda"),
 ])  # fmt: skip
-def test_what_a_kernel_cannot_compute_has_a_reason(backend, mechanism, q, reason) -> None:
-    actual = BACKENDS[backend].unsupported_reason(mechanism, q)
+def test_what_a_kernel_cannot_compute_has_a_reason(kernel, mechanism, q, reason) -> None:
+    actual = KERNELS[kernel].unsupported_reason(mechanism, q)
     assert actual is None if reason is None else reason in actual
 
 
 def test_reasons_that_lie_with_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    for backend in (flash, triton):
-        assert "compute capability" in backend.unsupported_reason(Plain(), on_cuda())
+    for kernel in (flash, triton):
+        assert "compute capability" in kernel.unsupported_reason(Plain(), on_cuda())
     monkeypatch.setattr(flash, "HAS_PACKAGE", True)
     reasons = [flash.unsupported_reason(m) for m in (ALiBi(), SlidingWindow(3, ALiBi()), LogBias())]
     assert reasons == [None, None, "of all biases m(t), flash attention can only compute ALiBi's"]
@@ -195,10 +195,10 @@ def test_reasons_that_lie_with_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("settings", "sentence"), [
-    ({"backend": "sdpa", "attention": ScaleInvariant()}, "'sdpa' cannot do attention ScaleInv.*choose.*eager"),
-    *[({"backend": name, "dropout": 0.1}, "drop.*; choose auto or sdpa, eager")
+    ({"kernel": "sdpa", "attention": ScaleInvariant()}, "'sdpa' cannot do attention ScaleInv.*choose.*eager"),
+    *[({"kernel": name, "dropout": 0.1}, "drop.*; choose auto or sdpa, eager")
       for name in ("flash", "flex", "triton", "blockwise")],
-    ({"backend": "flush"}, r"backend='flush' is unknown: choose auto, .*sdpa, eager"),
+    ({"kernel": "flush"}, r"kernel='flush' is unknown: choose auto, .*sdpa, eager"),
 ])  # fmt: skip
 def test_what_no_device_can_do_is_refused_when_the_model_is_built(settings, sentence) -> None:
     with pytest.raises(UserError, match=sentence):
@@ -208,7 +208,7 @@ def test_what_no_device_can_do_is_refused_when_the_model_is_built(settings, sent
 def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> None:
     said = r"'flash' cannot do attention Plain: .*CUDA.*choose auto or .*wise, sdpa, eager"
     with pytest.raises(UserError, match=said):
-        tiny(GPT, backend="flash")(random_tokens(2, 16))
+        tiny(GPT, kernel="flash")(random_tokens(2, 16))
 
 
 def test_the_name_of_a_mechanism_tells_its_window_and_what_is_learned() -> None:

@@ -1,4 +1,4 @@
-"""The back ends that run on a CPU against the formula written out in float64, on memory full of NaN.
+"""The kernels that run on a CPU against the formula written out in float64, on memory full of NaN.
 
 The formula as an independent version has it is in tests/parity.
 """
@@ -23,13 +23,13 @@ from tests.nn.attention.kernels import (
 )
 
 pytestmark = pytest.mark.usefixtures("poison")
-BACKENDS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
+KERNELS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
 WAYS = {
     "eager": (eager, "QUERIES_PER_BLOCK", 16), "eager, in parts": (eager, "SMALLEST_SLICE", 5),
     "sdpa, each document": (sdpa, "SHORTEST_MEAN", 1), "sdpa, masked": (sdpa, "SHORTEST_MEAN", 1000),
     "blockwise, recomputed": (blockwise, "KEPT_WEIGHTS", 0), "blockwise, kept": (blockwise, "KEPT_WEIGHTS", 2**30),
 }  # fmt: skip
-"""The back end, and the name and value of the setting that decides the way through it."""
+"""The kernel, and the name and value of the setting that decides the way through it."""
 CASES = [(way, name) for way in WAYS for name in MECHANISMS
          if WAYS[way][0].unsupported_reason(MECHANISMS[name]) is None]  # fmt: skip
 H, D = 4, 8
@@ -41,25 +41,25 @@ H, D = 4, 8
 @pytest.mark.covering(2)
 def test_every_mechanism_is_the_formula(way, name, n_kv_heads, kind, monkeypatch) -> None:
     """Output and gradients, at two whole blocks of queries and a rest; shared keys are as keys copied for each head."""
-    backend, setting, value = WAYS[way]
+    kernel, setting, value = WAYS[way]
     mechanism = windowed(copy.deepcopy(MECHANISMS[name]), kind).for_layer(H, D, 0).double()
     tensors = inputs(2, H, 39, D, dtype=torch.float64, n_heads_kv=n_kv_heads)
     expected = gradients(kernels.repeated(eager.attend), mechanism, tensors, packed(2, 39, kind))
     monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", 16)
     monkeypatch.setattr(blockwise, "QUERIES", 16)
-    monkeypatch.setattr(backend, setting, value)
-    result = gradients(backend.attend, mechanism, tensors, packed(2, 39, kind))
+    monkeypatch.setattr(kernel, setting, value)
+    result = gradients(kernel.attend, mechanism, tensors, packed(2, 39, kind))
     assert_same(result, expected)
 
 
 @kernels.kinds
 @kernels.dtypes
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_width_and_dtype_is_the_reference(backend, width, dtype, kind) -> None:
-    name = "log bias" if backend == "sdpa" else "scale-invariant"
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_width_and_dtype_is_the_reference(kernel, width, dtype, kind) -> None:
+    name = "log bias" if kernel == "sdpa" else "scale-invariant"
     length = 64 * (width % 3) + 1 + (width + len(kind)) % 63
-    check(BACKENDS[backend], name, kind, (1, 2, length, width), dtype)
+    check(KERNELS[kernel], name, kind, (1, 2, length, width), dtype)
 
 
 @kernels.packings
@@ -102,12 +102,12 @@ def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
         assert torch.equal(fused(q, k, v, is_causal=True), expected)
 
 
-@pytest.mark.parametrize("backend", [eager, sdpa], ids=["eager", "sdpa"])
-def test_dropout_drops_weights_and_keeps_the_mean(backend) -> None:
+@pytest.mark.parametrize("kernel", [eager, sdpa], ids=["eager", "sdpa"])
+def test_dropout_drops_weights_and_keeps_the_mean(kernel) -> None:
     q, k, v, _ = inputs(2, 3, 6, D, dtype=torch.float32)
     torch.manual_seed(0)
     given = q, k, torch.ones_like(v), Plain(), packed(2, 6, "dense"), 0.5
-    outputs = torch.stack([backend.attend(*given) for _ in range(400)])
+    outputs = torch.stack([kernel.attend(*given) for _ in range(400)])
     assert outputs.std(0).max() > 0.3
     assert outputs.mean() == pytest.approx(1, abs=0.03)
 

@@ -82,7 +82,7 @@ def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypat
     monkeypatch.setattr(torch.Tensor, "nonzero", None)
     batch = batch_from_blocks(random_tokens(2, 17, vocab_size=4), end_of_document=0)
     for masking in (True, False):
-        model = tiny(GPT, backend="flash", document_masking=masking)
+        model = tiny(GPT, kernel="flash", document_masking=masking)
         assert (
             model(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
             .isfinite()

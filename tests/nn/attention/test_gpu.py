@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from anlit.nn.kernels import BACKENDS
+from anlit.nn.kernels import KERNELS
 from tests.nn.attention.kernels import (
     FLASH,
     MECHANISMS,
@@ -43,14 +43,14 @@ CASES = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("backend", "name", "kind", "width", "dtype"), CASES, ids=str)
-def test_it_is_the_formula(backend, name, kind, width, dtype) -> None:
+@pytest.mark.parametrize(("kernel", "name", "kind", "width", "dtype"), CASES, ids=str)
+def test_it_is_the_formula(kernel, name, kind, width, dtype) -> None:
     q = torch.empty(1, 2, 1, width, dtype=dtype, device="cuda")
     layer = MECHANISMS[name].for_layer(2, width, 0)
-    if reason := BACKENDS[backend].unsupported_reason(layer, q):
+    if reason := KERNELS[kernel].unsupported_reason(layer, q):
         pytest.skip(reason)
     check(
-        BACKENDS[backend],
+        KERNELS[kernel],
         name,
         kind,
         (2, 2, 150 + sum(map(ord, name + kind)) % 100, width),
@@ -65,6 +65,6 @@ def test_triton_gives_the_same_bits_twice() -> None:
     mechanism = MECHANISMS["scale-invariant, c per layer"].for_layer(3, 64, 0).cuda()
     documents = packed(2, 1000, "documents", "cuda")
     first, second = (
-        gradients(BACKENDS["triton"].attend, mechanism, tensors, documents) for _ in range(2)
+        gradients(KERNELS["triton"].attend, mechanism, tensors, documents) for _ in range(2)
     )
     assert all(torch.equal(first[name], second[name]) for name in first)

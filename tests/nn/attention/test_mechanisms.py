@@ -22,7 +22,7 @@ from anlit import (
     SqrtLogN,
 )
 from anlit.nn.attention.attention import Attention
-from anlit.nn.kernels import BACKENDS, eager
+from anlit.nn.kernels import KERNELS, eager
 from anlit.nn.layers.positions import DynamicNTK, LinearRoPE, Llama3RoPE, PRoPE, RoPE, YaRN
 from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.nn.mechanisms.warm_start import WarmStart, grow, warm_starts
@@ -192,7 +192,7 @@ def test_whichever_function_a_new_mechanism_has_is_computed(function) -> None:
     kind, tensors = type("Own", (Mechanism,), function), inputs(2, H, 13, 8, dtype=torch.float64)
     for mechanism in (kind(), SlidingWindow(99, kind())):
         layer = mechanism.for_layer(H, 8, 0)
-        auto = BACKENDS[Attention(layer, "auto").kernel_for(tensors[0], is_packed=False)]
+        auto = KERNELS[Attention(layer, "auto").kernel_for(tensors[0], is_packed=False)]
         attends = ((auto, layer), (eager, layer), (eager, Plain().for_layer(H, 8, 0)))
         result, expected, plain = (
             gradients(b.attend, m, tensors, packed(2, 13, "dense")) for b, m in attends

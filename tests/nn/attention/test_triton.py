@@ -1,4 +1,4 @@
-"""Our own kernels by Triton's interpreter against the readable back end in float64."""
+"""Our own kernels by Triton's interpreter against the readable kernel in float64."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anlit import ALiBi, Plain, ScaleInvariant, SlidingWindow
 from anlit.nn.kernels import eager
-from anlit.nn.kernels import triton as backend
+from anlit.nn.kernels import triton as kernel
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.triton import tables
 from anlit.nn.kernels.triton.blocks import PADDING
@@ -44,19 +44,19 @@ def test_every_mechanism_is_the_reference(name, kind) -> None:
         3 if kind == "window" else 2
     )  # of 16, the last not full; with three, a window leaves a whole one out
     length = 16 * (blocks - 1) + 1 + sum(map(ord, name + kind)) % 15
-    check(backend, name, kind, (1 + (name == "alibi"), 2, length, 16), torch.float32)
+    check(kernel, name, kind, (1 + (name == "alibi"), 2, length, 16), torch.float32)
 
 
 @kernels.dtypes
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.covering(1)
 def test_every_width_and_dtype_is_the_reference(width, dtype) -> None:
-    check(backend, "scale-invariant", "dense", (1, 1, 19, width), dtype)
+    check(kernel, "scale-invariant", "dense", (1, 1, 19, width), dtype)
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 65])
 def test_every_length_is_the_reference(length) -> None:
-    check(backend, "scale-invariant", "dense", (1, 1, length, 8), torch.float32)
+    check(kernel, "scale-invariant", "dense", (1, 1, length, 8), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["straight", "alibi"])
@@ -67,9 +67,9 @@ def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
     monkeypatch.setitem(tables.TOLERANCES, torch.float32, 1e-3)
     made, make = [], tables.linear_tables
     monkeypatch.setattr(
-        backend, "linear_tables", lambda *given: made.append(make(*given)) or made[-1]
+        kernel, "linear_tables", lambda *given: made.append(make(*given)) or made[-1]
     )
-    check(backend, name, "dense", (1, 2, 53, 16), torch.float32)
+    check(kernel, name, "dense", (1, 2, 53, 16), torch.float32)
     [(_, far_start)] = made
     assert far_start.tolist() == [16, 16]
 
@@ -105,7 +105,7 @@ def test_heads_in_groups_share_keys(n_heads_kv) -> None:
         inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv),
         packed(1, 21, "dense"),
     )
-    attends = kernels.repeated(eager.attend), backend.attend
+    attends = kernels.repeated(eager.attend), kernel.attend
     expected, actual = (
         gradients(attend, ALiBi().for_layer(4, 8, 0), tensors, documents) for attend in attends
     )
@@ -114,10 +114,10 @@ def test_heads_in_groups_share_keys(n_heads_kv) -> None:
 
 def test_any_strides_will_do() -> None:
     q, k, v, probe = inputs(1, 2, 19, 8, dtype=torch.float32)
-    expected = gradients(backend.attend, ScaleInvariant(), [q, k, v, probe], packed(1, 19, "dense"))
+    expected = gradients(kernel.attend, ScaleInvariant(), [q, k, v, probe], packed(1, 19, "dense"))
     fused = torch.stack((q, k, v), -1).unbind(-1)  # rows are not in one piece
     actual = gradients(
-        backend.attend, ScaleInvariant(), [*fused, probe.contiguous()], packed(1, 19, "dense")
+        kernel.attend, ScaleInvariant(), [*fused, probe.contiguous()], packed(1, 19, "dense")
     )
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
@@ -133,7 +133,7 @@ def test_blocks_out_of_sight_are_not_touched(kind, reach) -> None:
         tensors = inputs(1, 1, T, 8, dtype=torch.float32)
         for hole in holes:
             tensors[hole][:, :, tokens] = torch.nan
-        return gradients(backend.attend, mechanism, tensors, Documents(ids, T, torch.device("cpu")))
+        return gradients(kernel.attend, mechanism, tensors, Documents(ids, T, torch.device("cpu")))
 
     of_keys, of_gradients = with_nan(1, 2, tokens=slice(0, 32)), with_nan(3, tokens=slice(48, T))
     for name in ("output", "q"):
@@ -167,5 +167,5 @@ def test_flops_are_those_of_visible_pairs(window) -> None:
     pairs = sum(min(i, window or T) for i in range(1, T + 1))
     mechanism = SlidingWindow(window) if window else Plain()
     with FlopCounterMode(display=False) as counter:
-        gradients(backend.attend, mechanism, [q, k, v, probe], packed(B, T, "dense"))
+        gradients(kernel.attend, mechanism, [q, k, v, probe], packed(B, T, "dense"))
     assert counter.get_total_flops() == 3 * 2 * 2 * D * pairs * B * H

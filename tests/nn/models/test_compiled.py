@@ -61,9 +61,9 @@ KINDS: dict[str, dict[str, object]] = {
     **{architecture.__name__: {"architecture": architecture} for architecture in ARCHITECTURES},
     "c per layer": {"attention": ScaleInvariant(learned="per_layer"), "positions": anlit.DynamicNTK()},
     "alibi": {"attention": anlit.ALiBi(), "positions": anlit.PRoPE()},
-    "eager": {"backend": "eager"}, "window": {"attention": SlidingWindow(5)}, "not masked": {"document_masking": False},
+    "eager": {"kernel": "eager"}, "window": {"attention": SlidingWindow(5)}, "not masked": {"document_masking": False},
     "shared keys": {"attention": LogN(), "positions": anlit.NoPE(), "n_heads": 4, "n_kv_heads": 2, "d_head": 12},
-    "threads": {"attention": ScaleInvariant(), "backend": "blockwise"},
+    "threads": {"attention": ScaleInvariant(), "kernel": "blockwise"},
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_one_graph_serves_all_layers_and_all_batches(settings, graphs) -> None:
 def test_one_graph_of_our_own_kernels_serves_all_batches(graphs, monkeypatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    train(compiled(AnGPT, 1, attention=ScaleInvariant(learned="per_layer"), backend="triton"), 2)
+    train(compiled(AnGPT, 1, attention=ScaleInvariant(learned="per_layer"), kernel="triton"), 2)
     assert len(graphs) == 1
 
 
@@ -87,9 +87,9 @@ def test_one_graph_of_a_gpu_s_kernels_serves_all_batches(graphs, monkeypatch) ->
     assert test_flash.flash is flash, "its module registers the kernel"
     monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
     monkeypatch.setattr(flex, "_compiled", lambda: flex._run)
-    train(compiled(GPT, backend="flash"), 4)
+    train(compiled(GPT, kernel="flash"), 4)
     assert len(graphs) == 1
-    model = compiled(AnGPT, attention=ScaleInvariant(learned="per_layer"), backend="flex")
+    model = compiled(AnGPT, attention=ScaleInvariant(learned="per_layer"), kernel="flex")
     with torch.no_grad():
         for step in range(4):
             logits(model, step)

@@ -22,7 +22,7 @@ def test_flops_are_those_of_the_products_that_run(
     name: str, attention: str, shape: dict, monkeypatch
 ) -> None:
     model = getattr(anlit, name)(
-        **SHAPE, **shape, attention=getattr(anlit, attention)(), backend="eager"
+        **SHAPE, **shape, attention=getattr(anlit, attention)(), kernel="eager"
     ).model
     tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:

@@ -61,7 +61,7 @@ def test_a_thread_that_recomputes_has_room_for_as_many_compilations(monkeypatch)
 
     torch.compiler.reset()  # what other tests have compiled counts towards the limit
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
-    model = tiny(ARCHITECTURES[0], n_layers=1, backend="eager").model
+    model = tiny(ARCHITECTURES[0], n_layers=1, kernel="eager").model
     Runtime(compile=True).apply(model, "cpu")
     lengths = range(2, 14)
     with ThreadPoolExecutor(1) as pool, torch.no_grad():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anlit.errors import install
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.eager import tables_are_learned, with_gain
+from anlit.nn.kernels.formula import tables_are_learned, with_gain
 from anlit.nn.kernels.triton.operator import triton_attention
 from anlit.nn.kernels.triton.tables import coefficient_of, linear_tables, tables_of
 from anlit.nn.mechanisms.mechanism import Mechanism

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anlit.nn.kernels.eager import count_flops, empty_heads
+from anlit.nn.kernels.formula import count_flops, empty_heads
 from anlit.nn.kernels.triton.blocks import PADDING, Blocks, KernelBlocks, blocks_for
 
 NARROWEST = 16

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anlit.nn.kernels.eager import distance_tables, tables_are_learned
+from anlit.nn.kernels.formula import distance_tables, tables_are_learned
 from anlit.nn.kernels.triton.blocks import PADDING
 from anlit.nn.mechanisms.coefficient import Coefficient, learned_coefficients
 from anlit.nn.mechanisms.mechanism import Mechanism
