@@ -62,12 +62,17 @@ def panics_told() -> Iterator[None]:
         ) from error
 
 
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, the one that it was raised from, and so on."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
 def cause_of(error: BaseException, kind: type[Cause]) -> Cause | None:
     """Return the first error of a kind in the chain of errors, None if there is none."""
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, kind):
-        link = link.__cause__ or link.__context__
-    return link
+    return next((link for link in chain_of(error) if isinstance(link, kind)), None)
 
 
 def unforeseen(error: BaseException) -> str:

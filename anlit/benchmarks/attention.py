@@ -17,6 +17,7 @@ from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import DTYPES, MECHANISMS, names, parse, parser_of
 from anlit.config.options import numbers
 from anlit.nn.kernels import KERNELS, default_kernel, prepare
+from anlit.nn.models.runtime import flush_denormals
 
 MEAN_DOCUMENT = 1 / 8
 """Mean length of a document, in T: lengths are drawn from an exponential distribution, some of a few tokens."""
@@ -161,7 +162,7 @@ def main(argv: list[str]) -> int:
     )
     given = parse(parser, argv, PRESETS)
     if given.device.type == "cpu":
-        torch.set_flush_denormal(True)  # as a run does
+        flush_denormals()  # as a run does
     benchmark = Benchmark("attention", argv, given)
     benchmark.keep_peaks(DTYPES[given.dtype])
     benchmark.measure(groups_of(given))

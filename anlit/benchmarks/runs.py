@@ -32,6 +32,7 @@ from anlit.config.objects import build_from_plain, is_plain, subclass_named
 from anlit.errors import UserError
 from anlit.io.provenance import environment
 from anlit.io.write import write_json
+from anlit.nn.models.runtime import flush_denormals
 from anlit.reporting.text import echo
 from anlit.runs.folders import Run
 from anlit.runs.groups import Group
@@ -48,7 +49,7 @@ PRECISION = 0.02
 
 def time_steps(groups: list[Group], folder: Path) -> None:
     """Time steps of every group's configuration in turns and write `STEPS` into `folder`; UserError where one fails."""
-    torch.set_flush_denormal(True)  # before torch starts its threads; see anlit.nn.models.runtime
+    flush_denormals()  # before torch starts its threads
     device, record = find_device("auto"), environment()
     echo(f"Timing steps of {len(groups)} configurations in turns …")
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from anlit.checkpoints.writing import first_cause
-from anlit.errors import RUN_FOLDER, RunError
+from anlit.errors import RUN_FOLDER, RunError, UserError, chain_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the operating system says where a disk, a quota or the limit of a file's size is used up."""
@@ -19,7 +19,19 @@ LOST_WORKER = re.compile(r"DataLoader worker .*?(killed by signal: [\w ]+|exited
 
 
 def run_error(error: Exception) -> RunError | None:
-    """The sentence for an error of the machine, None for any other error."""
+    """Return the sentence for an error of the machine, None for any other error.
+
+    A library may raise its own error from it: a lost data worker interrupts whatever the run does at that moment.
+    """
+    for link in chain_of(error):
+        if isinstance(link, UserError):  # a sentence already
+            return None
+        if (sentence := _run_error(link)) is not None:
+            return sentence
+    return None
+
+
+def _run_error(error: BaseException) -> RunError | None:
     text = str(error)
     if isinstance(error, OSError):
         return _of_files(error)

@@ -37,6 +37,7 @@ from anlit.config.objects import subclass_named
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, RunError, UserError
+from anlit.nn.models.runtime import flush_denormals
 from anlit.reporting.text import echo, lasting_output
 from anlit.signals import ENDING
 from anlit.training import run_folder
@@ -310,7 +311,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("anlit").setLevel(logging.INFO)
     logging.basicConfig(format="%(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    torch.set_flush_denormal(True)  # before torch starts its threads; see anlit.nn.models.runtime
+    flush_denormals()  # before torch starts its threads
     if "SLURM_JOB_ID" not in os.environ:  # a login node: Lightning's hint is for jobs
         warnings.filterwarnings("ignore", ".*`srun` command is available.*")
     refusals.listen()

@@ -13,10 +13,12 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from anlit.cli import main
 from anlit.commands import fit
+from anlit.commands.failures import run_error
 from anlit.training import run_folder
 from tests.integration.conftest import (
     Train,
@@ -122,6 +124,20 @@ def test_a_full_disk_of_one_rank_ends_both_in_order(shards: Path, tmp_path: Path
     assert "metrics.csv could not be written (No space left on device)" in first
     assert "another rank cannot write its logs: make room" in second
     assert last_checkpoint(tmp_path / "run")["global_step"] > 6
+
+
+def test_a_lost_worker_is_named_where_a_logger_wraps_the_error(tmp_path: Path, monkeypatch) -> None:
+    """torch raises it from a signal handler, so in the middle of whatever the run does."""
+
+    def interrupted(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    logger = TensorBoardLogger(tmp_path)
+    monkeypatch.setattr(logger.experiment, "add_scalar", interrupted)
+    with pytest.raises(ValueError, match="you tried to log") as raised:
+        logger.log_metrics({"loss": 1.0}, 1)
+
+    assert "a process of data.num_workers was lost" in str(run_error(raised.value))
 
 
 @pytest.mark.parametrize(("fault", "sentence"), [

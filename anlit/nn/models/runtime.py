@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -138,18 +139,27 @@ def allow_compiled_kernels(decoder: Any, n_tokens: int, length: int) -> None:
         layer.allow_compilation(logits >= LOGITS_THAT_REPAY)
 
 
-def prepare_cpu() -> None:
-    """Keep freed memory for the next step (glibc), and treat denormal numbers as 0 in threads that start from now on.
+def flush_denormals() -> None:
+    """Treat denormal numbers as 0 in this thread and in threads that start from now on.
 
-    By default every step returns the memory of its activations to the kernel, and gets it back page by page, zeroed. A
-    product with a denormal (below 1.2e-38) takes many times as long. Denormals arise from vanishing exponentials, such
-    as ALiBi's far weights, and in Adam's averages for rare tokens.
+    A product with a denormal (below 1.2e-38) takes many times as long. Denormals arise from vanishing exponentials,
+    such as ALiBi's far weights, and in Adam's averages for rare tokens.
+    """
+    for dtype in (np.float32, np.float64):
+        np.finfo(dtype)  # kept from now on: numpy before 2.4 warns if it asks for it later
+    torch.set_flush_denormal(True)
+
+
+def prepare_cpu() -> None:
+    """Keep freed memory for the next step (glibc), and flush denormals.
+
+    By default every step returns the memory of its activations to the kernel, and gets it back page by page, zeroed.
     """
     with suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
         mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK)
-    torch.set_flush_denormal(True)
+    flush_denormals()
     # ATEN_CPU_CAPABILITY hides AVX-512 from torch and not from oneDNN. torch then calls oneDNN's packing for AMX, and
     # attention's backward pass in bfloat16 fails. oneDNN reads its variable at its first call.
     if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):
