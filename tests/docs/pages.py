@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docker/README.md")),
-         *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "results").glob("*.md"))]  # fmt: skip
+FIRST_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docker/README.md")
+FOLDERS = ("docs", "docs/reference", "docs/results")
+PAGES = [ROOT / page for page in FIRST_PAGES]
+for folder in FOLDERS:
+    PAGES += sorted((ROOT / folder).glob("*.md"))
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

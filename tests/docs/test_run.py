@@ -32,7 +32,7 @@ TABLE_PAGE = """# The commands of the documentation
 Each `anlit` command of README and of the pages below was run in an empty folder, in their order, as
 
 ```bash
-DOCS_TABLE=docs/results/commands.md python -m pytest -m slow tests/docs/test_run.py
+DOCS_TABLE=docs/reference/commands.md python -m pytest -m slow tests/docs/test_run.py
 ```
 
 does. Those that take long or need something from elsewhere are not run.

@@ -1,6 +1,6 @@
 """A table of mistakes on the command line: each ends with exit code 2 and one sentence that has the fix.
 
-    MISTAKES_TABLE=docs/results/mistakes.md python -m pytest -m "slow or not slow" tests/integration/test_mistakes.py
+    MISTAKES_TABLE=docs/reference/mistakes.md python -m pytest -m "slow or not slow" tests/integration/test_mistakes.py
 
 writes it to the file that the variable names.
 """
@@ -31,7 +31,7 @@ this sentence on standard error, without a traceback. `tiny.yaml` is the configu
 the exit code and what the sentence says:
 
 ```bash
-MISTAKES_TABLE=docs/results/mistakes.md python -m pytest -m "slow or not slow" tests/integration/test_mistakes.py -q
+MISTAKES_TABLE=docs/reference/mistakes.md python -m pytest -m "slow or not slow" tests/integration/test_mistakes.py -q
 ```
 
 Paths are shortened to the file's name. Foreign and damaged files have [a table of their own](trust.md).
