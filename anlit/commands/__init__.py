@@ -8,6 +8,7 @@ COMMANDS = {
     "study": "arms tuned alike, on seeds: anlit study --config study/copying.yaml",
     "benchmark": "speed: anlit benchmark step, attention, loss",
     "size": "memory, FLOPs, days of a run: anlit size --config FILE --gpus 8",
+    "runs": "a table of all runs of a folder: anlit runs runs/",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
     "generate": "text from a checkpoint: anlit generate RUN 'Once upon a time'",
     "score": "log-likelihoods of tokens: anlit score RUN FILE… --output P.parquet",

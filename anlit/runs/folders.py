@@ -209,13 +209,19 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
 
 def load_run(folder: Path) -> Run:
     """Reads one run folder; missing files give an empty configuration, record or curve, damaged ones a UserError."""
-    config = (
-        read_yaml(folder / CONFIG, (dict, type(None)), LEAVE_OUT)
-        if (folder / CONFIG).exists()
-        else {}
-    )
+    return Run(folder, *read_settings_of_run(folder), *_read_validation(folder / METRICS))
+
+
+def read_settings_of_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the configuration and the record of a run folder, {} for a missing file.
+
+    Raise UserError for a damaged file.
+    """
+    config = {}
+    if (folder / CONFIG).exists():
+        config = read_yaml(folder / CONFIG, (dict, type(None)), LEAVE_OUT)
     record = read_json(folder / RECORD, RECORD_SCHEMA, LEAVE_OUT, missing={})
-    return Run(folder, mapping(config), record, *_read_validation(folder / METRICS))
+    return mapping(config), record
 
 
 def _read_validation(path: Path) -> tuple[Curve, float | None]:

@@ -1,0 +1,128 @@
+"""`anlit runs`: a table of all runs below a folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from anlit.config.options import ToolParser
+from anlit.reporting.table import NONE, Table, console
+from anlit.reporting.text import echo, json_line, short_number
+from anlit.runs.folders import find_runs
+from anlit.runs.overview import SORT_KEYS, Overview, as_record, read_overviews, sort_overviews
+
+DEFAULT_FOLDER = "runs"
+WIDE = 110
+"""Characters from which on all columns have room."""
+LEFT_OUT_IF_NARROW = ("tokens", "rate", "tokens\na second", "age")
+LONGEST_IF_NARROW = {"run": 22, "changes": 17}
+"""Characters of a cell in a narrow terminal; the end of a name and the beginning of changes are shown."""
+MOST_CHANGES = 4
+"""Changes in a cell; --json has all."""
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+"""Seconds in a unit of age, largest first."""
+
+
+def parser() -> ToolParser:
+    parser = ToolParser(
+        prog="anlit runs",
+        description="Lists all runs below a folder: how far each is, its losses, its speed, and the settings that "
+        "differ from the first run's.",
+        epilog="Example: anlit runs runs/sweep --sort val_loss",
+    )
+    add = parser.add_argument
+    add(
+        "folder",
+        nargs="*",
+        metavar="FOLDER",
+        default=[DEFAULT_FOLDER],
+        help=f"folders that hold run folders, at any depth ({DEFAULT_FOLDER})",
+    )
+    add("--sort", choices=SORT_KEYS, default="name", help="column to sort by, ascending (name)")
+    add("--json", action="store_true", help="one JSON object a run and line, with whole numbers")
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    options = parser().parse_args(argv)
+    folders = find_runs([str(Path(folder)) for folder in options.folder])
+    overviews = sort_overviews(read_overviews(folders), options.sort)
+    if options.json:
+        for overview in overviews:
+            echo(json_line(as_record(overview)))
+    else:
+        terminal = console()
+        terminal.print(table_of(overviews, terminal.width))
+
+
+def table_of(overviews: list[Overview], width: int) -> Table:
+    """The runs as a table for so many characters, without columns that no run has a value for."""
+    left_out = LEFT_OUT_IF_NARROW if width < WIDE else ()
+    shown = {}
+    for heading, cell in CELLS.items():
+        cells = [cell(overview) for overview in overviews]
+        if width < WIDE and heading in LONGEST_IF_NARROW:
+            cells = [
+                shortened(text, LONGEST_IF_NARROW[heading], heading == "run") for text in cells
+            ]
+        if heading not in left_out and set(cells) != {NONE}:
+            shown[heading] = cells
+    left = [
+        number for number, heading in enumerate(shown) if heading in ("run", "state", "changes")
+    ]
+    rows = list(zip(*shown.values(), strict=True))
+    title = f"{len(overviews)} run{'s' if len(overviews) > 1 else ''}"
+    return Table(title, list(shown), rows, left)
+
+
+def steps_of(overview: Overview) -> str:
+    """`40/200`, or `40` if the configuration has no number of steps."""
+    if overview.step is None:
+        return NONE
+    if overview.steps is None:
+        return f"{overview.step:,}"
+    return f"{overview.step:,}/{overview.steps:,}"
+
+
+def shortened(text: str, length: int, keeps_end: bool) -> str:
+    """The text in at most so many characters; what is left out is an ellipsis."""
+    if len(text) <= length:
+        return text
+    return f"…{text[1 - length :]}" if keeps_end else f"{text[: length - 1]}…"
+
+
+def changes_of(overview: Overview) -> str:
+    """The first changes, and an ellipsis if there are more."""
+    words = list(overview.changes[:MOST_CHANGES])
+    if len(overview.changes) > MOST_CHANGES:
+        words.append("…")
+    return ", ".join(words) or NONE
+
+
+def age_in_words(seconds: float | None) -> str:
+    """`3 h`, in the largest unit that it reaches."""
+    if seconds is None:
+        return NONE
+    size, unit = next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
+    return f"{seconds / size:.0f} {unit}"
+
+
+def loss(value: float | None) -> str:
+    return NONE if value is None else f"{value:.3f}"
+
+
+def short(value: float | None) -> str:
+    return NONE if value is None else short_number(value)
+
+
+CELLS: dict[str, Callable[[Overview], str]] = {
+    "run": lambda overview: overview.name,
+    "state": lambda overview: overview.state,
+    "step": steps_of,
+    "tokens": lambda overview: short(overview.tokens),
+    "train\nloss": lambda overview: loss(overview.train_loss),
+    "val\nloss": lambda overview: loss(overview.val_loss),
+    "rate": lambda overview: short(overview.rate),
+    "tokens\na second": lambda overview: short(overview.tokens_per_second),
+    "age": lambda overview: age_in_words(overview.age),
+    "changes": changes_of,
+}
+"""Heading of a column → what a run has in it."""

@@ -1,0 +1,172 @@
+"""One line on each run of a folder: how far it is, its losses, its speed, and what sets it apart.
+
+Of metrics.csv only the end is read, so a folder of a thousand long runs takes seconds.
+"""
+
+import csv
+import math
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anlit.config.labels import mapping
+from anlit.errors import UserError
+from anlit.runs.folders import CONFIG, METRICS, Curve, Run, read_settings_of_run
+from anlit.runs.groups import learned_settings
+from anlit.runs.labels import short_names, show
+
+TAIL_BYTES = 2**18
+"""The end of metrics.csv that is read; a run validates within fewer rows, or its last validation loss is not shown."""
+NO_CURVE = Curve(*np.empty((3, 0)))
+SEED = "seed_everything"
+"""The setting that most often tells runs apart; `learned_settings` leaves it out."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """One run. A number that the run has not logged is None.
+
+    Args:
+        name: The folder, below the folder that all runs lie in.
+        state: running, finished, interrupted, failed or unknown, as the run recorded it.
+        step: Optimizer steps that are logged.
+        steps: Optimizer steps in all; None if only epochs are set.
+        tokens: Training tokens so far.
+        train_loss: The last logged training loss, in nats per token.
+        val_loss: The last validation loss, in nats per token.
+        rate: The learning rate in force.
+        tokens_per_second: The last logged speed.
+        age: Seconds since the run last wrote its metrics.
+        changes: Settings that differ from the first run's, as `name=value`.
+    """
+
+    name: str
+    state: str
+    step: int | None
+    steps: int | None
+    tokens: float | None
+    train_loss: float | None
+    val_loss: float | None
+    rate: float | None
+    tokens_per_second: float | None
+    age: float | None
+    changes: tuple[str, ...]
+
+
+SORT_KEYS = tuple(field.name for field in fields(Overview) if field.name != "changes")
+
+
+def read_overviews(folders: Sequence[Path]) -> list[Overview]:
+    """Read one `Overview` per run folder, in their order. Raise UserError for a damaged run folder."""
+    runs = [Run(folder, *read_settings_of_run(folder), NO_CURVE, None) for folder in folders]
+    if not runs:
+        return []
+    root = Path(os.path.commonpath([folder.resolve() for folder in folders]))
+    if len(folders) == 1:
+        root = root.parent
+    settings = [settings_of(run) for run in runs]
+    changed_keys = sorted({key for each in settings for key in differing_keys(settings[0], each)})
+    names = short_names(changed_keys)
+    overviews = []
+    for run, run_settings in zip(runs, settings, strict=True):
+        changed = differing_keys(settings[0], run_settings)
+        words = tuple(f"{names[key]}={show(run_settings, key)}" for key in changed)
+        overviews.append(overview_of(run, str(run.folder.resolve().relative_to(root)), words))
+    return overviews
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """Return what the run learns from, by dotted key, with its seed."""
+    return learned_settings(run) | {SEED: run.seed}
+
+
+def differing_keys(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """Return the keys that have another value in the second settings than in the first."""
+    return [key for key in {**first, **second} if first.get(key) != second.get(key)]
+
+
+def overview_of(run: Run, name: str, changes: tuple[str, ...]) -> Overview:
+    """Return the overview of a run from its record, its configuration and the end of its metrics."""
+    rows = last_rows(run.folder / METRICS)
+    step = last_number(rows, "step")
+    max_steps = mapping(run.config.get("trainer")).get("max_steps")
+    return Overview(
+        name=name,
+        state=run.status,
+        step=None if step is None else int(step) + 1,
+        steps=max_steps if isinstance(max_steps, int) and max_steps > 0 else None,
+        tokens=last_number(rows, "train/tokens"),
+        train_loss=last_number(rows, "train/loss"),
+        val_loss=last_number(rows, "val/loss"),
+        rate=last_number(rows, "train/learning_rate"),
+        tokens_per_second=last_number(rows, "train/tokens_per_second"),
+        age=age_of(run.folder),
+        changes=changes,
+    )
+
+
+def last_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows at the end of a CSV file, the last one first; [] if there is no file.
+
+    Raise UserError if a row does not fit the header.
+    """
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        header = file.readline()
+        begin = max(file.tell(), path.stat().st_size - TAIL_BYTES)
+        is_cut = begin > file.tell()
+        file.seek(begin)
+        lines = file.read().decode(errors="replace").splitlines(keepends=True)
+    if is_cut:
+        lines = lines[1:]
+    complete = [line for line in lines if line.endswith("\n")]
+    rows = list(csv.DictReader([header.decode(), *complete], restkey="", restval=""))
+    if any("" in row for row in rows):
+        raise UserError(
+            f"{path} has a row with more cells than its first line: repair it or leave the run out"
+        )
+    return rows[::-1]
+
+
+def last_number(rows: Iterable[dict[str, str]], column: str) -> float | None:
+    """Return the first number in a column of rows that begin with the last one, None without a number."""
+    for row in rows:
+        cell = row.get(column)
+        if not cell:
+            continue
+        try:
+            value = float(cell)
+        except ValueError:
+            return None
+        return value
+    return None
+
+
+def age_of(folder: Path) -> float | None:
+    """Return the seconds since the run wrote its metrics or, before that, its configuration."""
+    for name in (METRICS, CONFIG):
+        if (folder / name).exists():
+            return max(0.0, time.time() - (folder / name).stat().st_mtime)
+    return None
+
+
+def sort_overviews(overviews: list[Overview], key: str) -> list[Overview]:
+    """Return the overviews in ascending order of a field; runs without a value, and with NaN, come last."""
+
+    def place(overview: Overview) -> tuple[bool, Any]:
+        value = getattr(overview, key)
+        is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+        return is_missing, 0 if is_missing else value
+
+    return sorted(overviews, key=place)
+
+
+def as_record(overview: Overview) -> dict[str, Any]:
+    """Return the overview as plain values for JSON."""
+    return asdict(overview)
