@@ -4,8 +4,6 @@ VENV   ?= .venv
 RUNS   ?= runs/demo
 BUDGET ?= cpu
 BIN    := $(VENV)/bin
-DEMO   := gpt ngpt angpt angpt-scale-invariant
-COMMON := experiment/demo/common.yaml
 # CPU or CUDA build of torch: cpu where no NVIDIA driver answers.
 TORCH_BUILD ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
@@ -33,14 +31,8 @@ ENGINE  ?=
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-demo: $(VENV)/.installed $(DEMO:%=$(RUNS)/%/finished)  ## Train GPT+, nGPT, anGPT on this machine's Python sources and plot them (10 minutes on 2 cores)
-	$(BIN)/anlit compare $(DEMO:%=$(RUNS)/%) --output $(RUNS)/comparison --measure_steps
-
-# One arm: the run folder remembers how far it got, so an interrupted demo goes on where it was.
-$(RUNS)/%/finished: | $(VENV)/.installed
-	@echo "== training $* ($$(date +%T))"
-	@$(BIN)/anlit fit --config experiment/demo/$*.yaml --config $(COMMON) --run_dir $(RUNS)/$* --ckpt_path last
-	@touch $@
+demo: $(VENV)/.installed  ## Train GPT+, nGPT, anGPT on this machine's Python sources and plot them (10 minutes on 2 cores)
+	$(BIN)/anlit demo --output $(RUNS)
 
 test: $(VENV)/.installed-dev  ## Fast tests (5 minutes on 2 cores; JOBS=4 on more)
 	$(BIN)/python -m pytest $(BESIDE)

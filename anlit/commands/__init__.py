@@ -1,6 +1,7 @@
 """The subcommands: a file has the options of one, or of some that belong together, and calls what does the work."""
 
 COMMANDS = {
+    "demo": "train three architectures here and compare them: anlit demo",
     "prepare": "a corpus into token shards: anlit prepare FineWeb --output data/fw",
     "fit": "train a model: anlit fit --config experiment/demo/gpt.yaml",
     "validate": "a checkpoint's loss: anlit validate RUN",

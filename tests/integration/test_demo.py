@@ -1,0 +1,68 @@
+"""`anlit demo`: which commands it runs. What they do has its own tests; `make demo` runs them for real."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from anlit.cli import main
+from anlit.commands import demo
+
+
+class Commands:
+    """Stands in for the processes; a training leaves its record, and one of them may fail."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.lines: list[str] = []
+        self.failing = failing
+
+    def __call__(self, *arguments: str) -> int:
+        line = " ".join(arguments)
+        self.lines.append(line)
+        if self.failing and self.failing in line:
+            return 75
+        if arguments[0] == "fit":
+            run_dir = Path(arguments[arguments.index("--run_dir") + 1])
+            run_dir.mkdir(parents=True)
+            (run_dir / "run.json").write_text(json.dumps({"status": "finished"}))
+        return 0
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "demo"
+
+
+def run_demo(monkeypatch: pytest.MonkeyPatch, output: Path, commands: Commands) -> int:
+    monkeypatch.setattr(demo, "anlit", commands)
+    return main(["demo", "--output", str(output)])
+
+
+def test_it_trains_every_arm_and_compares_them(monkeypatch, output) -> None:
+    commands = Commands()
+
+    assert run_demo(monkeypatch, output, commands) == 0
+
+    *trainings, comparison = commands.lines
+    assert [line.split()[2] for line in trainings] == [
+        f"experiment/demo/{arm}.yaml" for arm in ("gpt", "ngpt", "angpt", "angpt-scale-invariant")
+    ]
+    assert comparison.startswith("compare ")
+    assert comparison.endswith(f"--output {output / 'comparison'} --measure_steps")
+
+
+def test_a_finished_arm_is_not_trained_again(monkeypatch, output) -> None:
+    run_demo(monkeypatch, output, Commands())
+    commands = Commands()
+
+    run_demo(monkeypatch, output, commands)
+
+    assert [line.split()[0] for line in commands.lines] == ["compare"]
+
+
+def test_it_ends_with_the_exit_code_of_an_arm_that_was_ended(monkeypatch, output) -> None:
+    commands = Commands(failing="demo/ngpt.yaml")
+
+    assert run_demo(monkeypatch, output, commands) == 75
+
+    assert len(commands.lines) == 2
