@@ -20,6 +20,7 @@ _ROOMS = (
     "anlit.nn.mechanisms",
     "anlit.nn.layers.positions",
     "anlit.training.optim.optimizers",
+    "anlit.training.optim.schedule",
     "anlit.data.corpora",
 )
 """Each public class of these is `anlit.<Name>`; a room that needs more packages comes later."""

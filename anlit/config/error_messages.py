@@ -195,7 +195,7 @@ def no_class(key: str, value: Any) -> str:
 def classes_for(name: str) -> str:
     """The classes that a key such as `attention` offers, found by the file that they lie in; "" for other keys."""
     rooms = {"data": "data.corpora", "attention": "nn.mechanisms", "positions": "nn.layers.positions",
-             "optimizer": "training.optim.optimizers"}  # fmt: skip
+             "optimizer": "training.optim.optimizers", "schedule": "training.optim.schedule"}  # fmt: skip
     prefix = "anlit." if name == "optimizer" else ""  # torch has an AdamW too
     names = (
         [f"{prefix}{kind}" for kind in public_classes(f"anlit.{rooms[name]}")]
@@ -205,7 +205,9 @@ def classes_for(name: str) -> str:
     names += {"model": ["GPT", "NGPT", "AnGPT"], "data": ["Mixture", "TokenShards", "NeedleInHaystack"],
               "logger": ["CSVLogger", "TensorBoardLogger", "--config logger/wandb.yaml"],
               "optimizer": ["the path of a torch optimizer such as torch.optim.SGD"]}.get(name, [])  # fmt: skip
-    names = [kind for kind in names if kind != "Positions"]
+    names = [
+        kind for kind in names if kind not in ("Positions", "Schedule", "WarmedUp", "Annealed")
+    ]
     return f"{', '.join(names[:-1])} or {names[-1]}" if names else ""
 
 

@@ -25,6 +25,24 @@ LARGEST_NUMBER = 2**1000
 """Above every integer that may become a float."""
 
 
+class Configured:
+    """An object that a configuration describes by class and arguments; attributes are named like its arguments."""
+
+
+DESCRIBED = (nn.Module, Configured)
+
+
+def made_real(value: Any) -> Any:
+    """Return the object that a lazy default of the parser stands for; any other value unchanged.
+
+    The parser can write default objects into a config.yaml only as lazy instances.
+    """
+    if not hasattr(type(value), "lazy_get_init_args"):
+        return value
+    _, _, kind, *_ = type(value).__mro__  # after jsonargparse's lazy class and mixin
+    return kind(**value.lazy_get_init_args().as_dict())
+
+
 def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Constructor arguments as plain values, in the form that the command line stores.
 
@@ -35,18 +53,19 @@ def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _plain(value)
         for name, value in arguments.items()
-        if not name.startswith("_") and (isinstance(value, nn.Module) or not callable(value))
+        if not name.startswith("_") and (isinstance(value, DESCRIBED) or not callable(value))
     }
 
 
-def module_to_plain_values(part: nn.Module) -> dict[str, Any]:
-    """A module of the network as its class and the attributes named like its arguments."""
+def module_to_plain_values(part: nn.Module | Configured) -> dict[str, Any]:
+    """A described object as its class and the attributes named like its arguments."""
     arguments = {name: getattr(part, name) for name in _annotations(type(part))}
     return {"class_path": _path_of(type(part)), "init_args": to_plain_values(arguments)}
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, nn.Module):
+    value = made_real(value)
+    if isinstance(value, DESCRIBED):
         return module_to_plain_values(value)
     if is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
@@ -197,7 +216,7 @@ def _build_part(base: type, value: str | dict[str, Any], where: str) -> Any:
 def _is_ours(annotation: Any, owner: type) -> bool:
     """Whether objects of this type may be made for an argument of `owner`: a class of anlit or of owner's package."""
     if not isinstance(annotation, type) or not (
-        issubclass(annotation, nn.Module) or is_dataclass(annotation)
+        issubclass(annotation, DESCRIBED) or is_dataclass(annotation)
     ):
         return False
     return annotation.__module__.partition(".")[0] in ("anlit", owner.__module__.partition(".")[0])

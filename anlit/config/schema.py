@@ -44,6 +44,7 @@ RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
                                      *(f"trainer.{amount}" for amount in AMOUNTS)]),
     ("more than 0", lambda x: x > 0, ["trainer.limit_train_batches", "trainer.val_check_interval",
                                       *(f"model.{factor}" for factor in FACTORS)]),
+    ("0 to 1", lambda x: 0 <= x <= 1, ["model.schedule.decay"]),
     ("0 or more and less than 1", lambda x: 0 <= x < 1, [f"model.{share}" for share in SHARES]),
     ("more than -1", lambda x: x > -1, ["model.approximation.error"]),
     ("0 to 4294967295", lambda x: 0 <= x < 1 << 32, ["seed_everything"]),

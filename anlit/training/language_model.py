@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 import anlit
 from anlit.checkpoints.weights import refuse_non_finite, refuse_other_shapes
-from anlit.config.objects import to_plain_values
+from anlit.config.objects import made_real, to_plain_values
 from anlit.config.schema import check_precision, check_ranges
 from anlit.errors import UserError
 from anlit.nn.attention.attention import attention_layers
@@ -70,6 +70,7 @@ class LanguageModel(L.LightningModule):
         for name, part in (("optimizer", optimizer), ("schedule", schedule)):
             if part is None:
                 raise UserError(f"model.{name} is empty: leave it out for the default")
+        schedule = made_real(schedule)
         super().__init__()
         self.save_hyperparameters(ignore=["decoder_class", "config"], logger=False)
         if not is_made_by_cli(self):  # built in Python: save default settings too

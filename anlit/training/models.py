@@ -5,6 +5,8 @@ The folded classes are for inference; they refuse to train.
 
 from typing import Any
 
+from jsonargparse import lazy_instance
+
 from anlit.errors import UserError
 from anlit.nn.models.angpt import AnGPTConfig, AnGPTDecoder
 from anlit.nn.models.fold import fold
@@ -12,7 +14,7 @@ from anlit.nn.models.gpt import GPTConfig, GPTDecoder
 from anlit.nn.models.ngpt import NGPTConfig, NGPTDecoder
 from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import AdamW, OptimizerFactory
-from anlit.training.optim.schedule import Schedule
+from anlit.training.optim.schedule import Cosine, Schedule
 
 __all__ = ["GPT", "NGPT", "AnGPT"]
 
@@ -29,7 +31,7 @@ class GPT(LanguageModel):
     def __init__(
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.1),
-        schedule: Schedule = Schedule(warmup=0.2),
+        schedule: Schedule = lazy_instance(Cosine, warmup=0.2),
         **settings: Any,
     ) -> None:
         super().__init__(GPTDecoder, GPTConfig(**settings), optimizer, schedule)
@@ -47,7 +49,7 @@ class NGPT(LanguageModel):
     def __init__(
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
-        schedule: Schedule = Schedule(warmup=0.0),
+        schedule: Schedule = lazy_instance(Cosine),
         **settings: Any,
     ) -> None:
         super().__init__(NGPTDecoder, NGPTConfig(**settings), optimizer, schedule)
@@ -65,7 +67,7 @@ class AnGPT(LanguageModel):
     def __init__(
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
-        schedule: Schedule = Schedule(warmup=0.0),
+        schedule: Schedule = lazy_instance(Cosine),
         **settings: Any,
     ) -> None:
         super().__init__(AnGPTDecoder, AnGPTConfig(**settings), optimizer, schedule)

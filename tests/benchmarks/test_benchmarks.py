@@ -21,7 +21,7 @@ from anlit.commands.benchmark import main
 from anlit.errors import UserError
 from anlit.nn.kernels import eager
 from anlit.nn.models.flops import flops_per_token
-from anlit.training.optim.schedule import Schedule
+from anlit.training.optim.schedule import Cosine
 from tests.nn.models.tiny import fit
 
 CPU = torch.device("cpu")
@@ -117,9 +117,9 @@ def test_our_step_is_the_one_that_fit_runs(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three steps through a Trainer's own loop, with the same batch, end at the same weights."""
-    factor = Schedule.factor
+    factor = Cosine.factor
     monkeypatch.setattr(
-        Schedule, "factor", lambda self, step, n_steps: factor(self, step, 10)
+        Cosine, "factor", lambda self, step, n_steps: factor(self, step, 10)
     )  # both as long
     ours = our_step(architecture, TINY, CPU)
     losses = [ours.train().item() for _ in range(3)]

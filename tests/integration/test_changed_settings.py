@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from anlit.cli import main
-from anlit.training.optim.schedule import Schedule
+from anlit.training.optim.schedule import Cosine
 from tests.integration.conftest import Train, fit_arguments, last_checkpoint
 from tests.integration.ranks import FSDP, column, run_ranks
 
@@ -89,8 +89,8 @@ def test_weights_that_do_not_fit_are_not_evaluated_even_if_accepted(run_dir: Pat
 def test_a_longer_run_says_how_the_rate_of_its_next_step_changes(
     shards: Path, run_dir: Path, caplog
 ) -> None:
-    before = 0.001 * Schedule().factor(STEPS, STEPS)
-    after = 0.001 * Schedule().factor(STEPS, LONGER)
+    before = 0.001 * Cosine().factor(STEPS, STEPS)
+    after = 0.001 * Cosine().factor(STEPS, LONGER)
     assert main(continued(shards, run_dir)) == 0
     (line,) = [text for text in caplog.messages if text.startswith("The learning rate of step")]
     assert f"step {STEPS + 1} is {after:.3g}" in line
@@ -110,7 +110,7 @@ def test_a_new_run_from_weights_says_in_what_its_model_differs(
 
 def is_rate(run_dir: Path, peak: float) -> bool:
     """Whether the rate of the further steps follows the schedule to this peak."""
-    rates = [peak * Schedule().factor(step, LONGER) for step in range(STEPS, LONGER)]
+    rates = [peak * Cosine().factor(step, LONGER) for step in range(STEPS, LONGER)]
     return column(run_dir, "train/learning_rate")[STEPS:] == pytest.approx(rates)
 
 

@@ -19,7 +19,7 @@ from anlit.cli import main
 from anlit.commands.parser import ConfigurationParser, read_command
 from anlit.errors import UserError
 from anlit.io.read import dump_yaml, parse_scalar, parse_yaml, read_yaml
-from anlit.training.optim.schedule import Schedule
+from anlit.training.optim.schedule import Cosine
 from tests.checkpoints.foreign import trained
 
 SHAPE = {"vocab_size": 320, "context_length": 16, "n_layers": 1, "n_heads": 2, "d_model": 16}
@@ -108,7 +108,7 @@ def test_null_in_any_key_is_taken_by_its_type_or_refused(
     ("--data.batch_size=null", "data.batch_size is empty: give an integer; the default is 8"),
     ("--model.qk_norm=null", "model.qk_norm is empty: give true or false; the default is true"),
     ("--model.attention=null", "model.attention is empty: give ALiBi, "),
-    ("--model.schedule=null", "model.schedule is empty: give its settings; the default is Schedule"),
+    ("--model.schedule=null", "model.schedule is empty: give Constant, Cosine, Linear or WSD; the default is Cosine"),
     ("--model.schedule.warmup=null", "model.schedule.warmup has an empty value: give a number"),
     ("--model.optimizer=null", "model.optimizer is empty: give anlit.AdamW, "),
     ("--seed_everything=null", "seed_everything has an empty value: give "),
@@ -126,7 +126,7 @@ def test_a_null_option_is_one_sentence_with_the_default(
     (lambda: anlit.GPT(**SHAPE, qk_norm=None), "model.qk_norm is empty: give true or false; the default is true"),
     (lambda: anlit.GPT(**SHAPE, runtime=None), "model.runtime is empty"),
     (lambda: anlit.GPT(**SHAPE, schedule=None), "model.schedule is empty"),
-    (lambda: Schedule(warmup=None), "model.schedule.warmup is empty"),
+    (lambda: Cosine(warmup=None), "model.schedule.warmup is empty"),
     (lambda: anlit.TokenShards("data", shuffle=None), "data.shuffle is empty"),
     (lambda: anlit.AdamW([], eps=None), "model.optimizer.eps is empty"),
 ])  # fmt: skip
@@ -251,7 +251,7 @@ def test_an_option_is_read_as_a_file_is(
     ("model: {init_args: {optimizer: {init_args: {betas: 0.9}}}}",
      "model.optimizer.betas=0.9 is of the wrong type: give a list such as [0.9, 0.95]"),
     ("model: {init_args: {schedule: {class_path: anlit.Foo}}}",
-     "model.schedule takes no other class than Schedule: leave class_path out, and give warmup, final below"),
+     "model.schedule names anlit.Foo, which is not a class for it: choose Constant, Cosine, Linear or WSD"),
     ("model: {init_args: {lr: 3}}", "model.lr is not a setting of anlit.GPT: did you mean model.optimizer.lr?"),
     ("model: {init_args: {warmup: 0.1}}", "model.warmup is not a setting of anlit.GPT: did you mean model.schedule"),
     ("trainer: {logger: wandb}", "trainer.logger names wandb, which is not a class for it: choose CSVLogger, "

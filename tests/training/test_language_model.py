@@ -20,7 +20,7 @@ from anlit.nn.models.flops import flops_per_token
 from anlit.training.callbacks.norms import NormMonitor
 from anlit.training.load_model import load_initial_weights
 from anlit.training.optim.optimizers import parameter_groups
-from anlit.training.optim.schedule import Schedule
+from anlit.training.optim.schedule import Cosine
 from tests.data.modules import collate, quiet_trainer
 from tests.nn.models.tiny import (
     SIZE,
@@ -38,10 +38,10 @@ from tests.nn.models.tiny import (
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_rate_peaks_after_warm_up_and_ends_at_final(accumulate: int) -> None:
     logged = Logged("train/learning_rate")
-    model = tiny(AnGPT, optimizer=adamw(lr=0.5), schedule=Schedule(0.2, 0.1))
+    model = tiny(AnGPT, optimizer=adamw(lr=0.5), schedule=Cosine(0.2, 0.1))
     fit(model, max_steps=10, accumulate=accumulate, callbacks=[logged])
     rates = logged.values["train/learning_rate"]
-    assert rates == pytest.approx([0.5 * Schedule(0.2, 0.1).factor(step, 10) for step in range(10)])
+    assert rates == pytest.approx([0.5 * Cosine(0.2, 0.1).factor(step, 10) for step in range(10)])
     assert (max(rates), rates[-1]) == pytest.approx((0.5, 0.05))
 
 

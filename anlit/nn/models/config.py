@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from jsonargparse import lazy_instance
 from torch import nn
 
+from anlit.config.objects import made_real
 from anlit.config.schema import check_ranges
 from anlit.errors import UserError
 from anlit.nn.attention.attention import Attention, KernelChoice
@@ -71,7 +72,7 @@ class DecoderConfig:
     d_head: int | None = None
     d_model: int = 768
     d_ff: int | None = None
-    # The parser can write these defaults into a config.yaml only as lazy instances; `__post_init__` makes them real.
+    # The parser can write these defaults into a config.yaml only as lazy instances; `made_real` resolves them.
     attention: Mechanism = lazy_instance(Plain)
     positions: Positions = lazy_instance(RoPE, fraction=0.5)
     document_masking: bool = True
@@ -92,9 +93,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         check_ranges("model", self)
         for name in ("attention", "positions"):
-            if hasattr(type(value := getattr(self, name)), "lazy_get_init_args"):
-                _, _, real, *_ = type(value).__mro__  # after jsonargparse's lazy class and mixin
-                object.__setattr__(self, name, real(**value.lazy_get_init_args().as_dict()))
+            object.__setattr__(self, name, made_real(getattr(self, name)))
         if self.vocab_size is None:
             raise UserError(
                 "vocab_size is not given: set it to the number of tokens of the data's vocabulary"

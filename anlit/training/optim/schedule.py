@@ -1,13 +1,70 @@
-"""Learning rate over a run: linear warm-up, then a cosine."""
+"""Learning rates over a run: each schedule gives the multiple of the peak rate at an optimizer step.
+
+    model: {init_args: {schedule: {class_path: anlit.WSD, init_args: {warmup: 0.01, decay: 0.2}}}}
+
+A schedule of one's own is a subclass of `Schedule` with the method `at`, imported by `--import MODULE`.
+"""
 
 import math
-from dataclasses import dataclass
+from typing import Literal, get_args
 
+from anlit.config.objects import Configured
 from anlit.config.schema import check_ranges
+from anlit.errors import UserError
+
+Shape = Literal["linear", "sqrt", "cosine"]
+"""How a rate falls: 1 − p, 1 − √p (arXiv 2405.18392) or (1 + cos πp)/2 at the share p of the decay."""
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(Configured):
+    """The base of all schedules."""
+
+    def at(self, share: float) -> float:
+        """The multiple of the peak rate at a share of the training, from 0 (first step) to 1 (last step)."""
+        raise NotImplementedError
+
+    def factor(self, step: int, n_steps: int) -> float:
+        """The multiple of the peak rate at optimizer step `step` (from 0) of `n_steps`."""
+        return self.at(min(1.0, step / max(1, n_steps - 1)))
+
+
+class WarmedUp(Schedule):
+    """A schedule that begins with a linear rise to the peak.
+
+    Args:
+        warmup: Share of the optimizer steps in which the rate rises, in [0, 1).
+    """
+
+    def __init__(self, warmup: float = 0.0) -> None:
+        self.warmup = warmup
+        check_ranges("model.schedule", vars(self))
+
+    def factor(self, step: int, n_steps: int) -> float:
+        n_warmup = round(self.warmup * n_steps)
+        if step < n_warmup:
+            return (step + 1) / n_warmup
+        return self.after_warmup(step, n_warmup, n_steps)
+
+    def after_warmup(self, step: int, n_warmup: int, n_steps: int) -> float:
+        """The multiple of the peak rate from step `n_warmup` on."""
+        raise NotImplementedError
+
+
+class Constant(WarmedUp):
+    """Warm-up over a share of the steps, then the peak.
+
+    Args:
+        warmup: Share of the optimizer steps in which the rate rises linearly to the peak, in [0, 1).
+    """
+
+    def __init__(self, warmup: float = 0.0) -> None:
+        super().__init__(warmup)
+
+    def after_warmup(self, step: int, n_warmup: int, n_steps: int) -> float:
+        return 1.0
+
+
+class Cosine(WarmedUp):
     """Warm-up over a share of the steps, then a cosine from the peak to `final` × the peak at the last step.
 
     Args:
@@ -15,16 +72,105 @@ class Schedule:
         final: Rate at the last step as a share of the peak, 0 or more; [anGPT] uses 0.01.
     """
 
-    warmup: float = 0.0
-    final: float = 0.01
+    shape: Shape = "cosine"
 
-    def __post_init__(self) -> None:
-        check_ranges("model.schedule", self)
+    def __init__(self, warmup: float = 0.0, final: float = 0.01) -> None:
+        self.final = final
+        super().__init__(warmup)
+
+    def after_warmup(self, step: int, n_warmup: int, n_steps: int) -> float:
+        progress = min(1.0, (step - n_warmup) / max(1, n_steps - 1 - n_warmup))
+        return self.final + (1 - self.final) * falling(self.shape, progress)
+
+
+class Linear(Cosine):
+    """Warm-up over a share of the steps, then a line from the peak to `final` × the peak at the last step.
+
+    Args:
+        warmup: Share of the optimizer steps in which the rate rises linearly to the peak, in [0, 1).
+        final: Rate at the last step as a share of the peak, 0 or more.
+    """
+
+    shape: Shape = "linear"
+
+
+class WSD(WarmedUp):
+    """Warm-up, stable, decay (arXiv 2404.06395): the peak until the last share of the steps, in which the rate falls.
+
+    A run that is continued with more steps from its stable phase goes on at the same rate, if it is past the warm-up of
+    the longer run.
+
+    Args:
+        warmup: Share of the optimizer steps in which the rate rises linearly to the peak, in [0, 1).
+        decay: Share of the optimizer steps at the end in which the rate falls, in [0, 1].
+        shape: How it falls.
+        final: Rate at the last step as a share of the peak, 0 or more.
+    """
+
+    def __init__(
+        self, warmup: float = 0.01, decay: float = 0.2, shape: Shape = "linear", final: float = 0.0
+    ) -> None:
+        self.decay = decay
+        self.shape: Shape = shape
+        self.final = final
+        check_shape(shape)
+        super().__init__(warmup)
+
+    def after_warmup(self, step: int, n_warmup: int, n_steps: int) -> float:
+        n_decay = min(round(self.decay * n_steps), n_steps - n_warmup)
+        n_into_decay = step + 1 - (n_steps - n_decay)
+        if n_into_decay <= 0:
+            return 1.0
+        progress = min(1.0, n_into_decay / n_decay)
+        return self.final + (1 - self.final) * falling(self.shape, progress)
+
+
+class Annealed(Schedule):
+    """Another schedule until a step, then a fall from its rate there: the end of a run branched from a checkpoint.
+
+    `anlit fit --anneal` sets it.
+
+    Args:
+        schedule: The schedule of the run that is annealed.
+        begin: The number of optimizer steps that the run has taken.
+        planned: The number of optimizer steps that the run had planned.
+        shape: How the rate falls.
+        final: Rate at the last step as a share of the rate at `begin`, 0 or more.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        begin: int,
+        planned: int,
+        shape: Shape = "linear",
+        final: float = 0.0,
+    ) -> None:
+        self.schedule = schedule
+        self.begin = begin
+        self.planned = planned
+        self.shape: Shape = shape
+        self.final = final
+        check_shape(shape)
 
     def factor(self, step: int, n_steps: int) -> float:
-        """The multiple of the peak rate at optimizer step `step` (from 0) of `n_steps`."""
-        n_warmup = round(self.warmup * n_steps)
-        if step < n_warmup:
-            return (step + 1) / n_warmup
-        progress = min(1.0, (step - n_warmup) / max(1, n_steps - 1 - n_warmup))
-        return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
+        if step < self.begin:
+            return self.schedule.factor(step, self.planned)
+        rate = self.schedule.factor(self.begin - 1, self.planned)
+        progress = min(1.0, (step + 1 - self.begin) / max(1, n_steps - self.begin))
+        return rate * (self.final + (1 - self.final) * falling(self.shape, progress))
+
+
+def check_shape(shape: str) -> None:
+    """Raise UserError if no rate falls in this shape."""
+    if shape not in get_args(Shape):
+        raise UserError(f"model.schedule.shape={shape} is not known: choose linear, sqrt or cosine")
+
+
+def falling(shape: Shape, progress: float) -> float:
+    """A fall from 1 at progress 0 to 0 at progress 1."""
+    if shape == "linear":
+        return 1 - progress
+    if shape == "sqrt":
+        return 1 - math.sqrt(progress)
+    return (1 + math.cos(math.pi * progress)) / 2

@@ -18,7 +18,7 @@ from anlit.nn.models.gpt import GPTConfig
 from anlit.nn.models.ngpt import NGPTConfig
 from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import parameter_groups
-from anlit.training.optim.schedule import Schedule
+from anlit.training.optim.schedule import WSD, Cosine
 from tests.nn.models.tiny import SIZE, tiny
 
 each = pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_setting_that_cannot_work_is_refused_with_the_fix(
 
 @pytest.mark.parametrize(("where", "kind"), [
     ("model", GPTConfig), ("model", NGPTConfig), ("model", AnGPTConfig), ("model.runtime", Runtime),
-    ("model.approximation", Approximation), ("model.schedule", Schedule), ("model.optimizer", AdamW),
-    ("model.optimizer", MuonAdamW),
+    ("model.approximation", Approximation), ("model.schedule", Cosine), ("model.schedule", WSD),
+    ("model.optimizer", AdamW), ("model.optimizer", MuonAdamW),
 ])  # fmt: skip
 def test_every_number_has_a_range_that_its_constructor_checks(where, kind) -> None:
     if "optimizer" in where:
@@ -106,7 +106,7 @@ def test_every_number_has_a_range_that_its_constructor_checks(where, kind) -> No
     elif kind in (Runtime, Approximation):
         make = lambda **given: AnGPTConfig(**SIZE, **{where.removeprefix("model."): kind(**given)})  # noqa: E731
     else:
-        make = partial(kind, **({} if kind is Schedule else SIZE))
+        make = partial(kind, **({} if kind in (Cosine, WSD) else SIZE))
     for name, annotation in ((each.name, each.annotation) for each in parameters_of(kind)):
         if not {int, float} & {annotation, *get_args(annotation)}:
             continue

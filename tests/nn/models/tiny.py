@@ -14,7 +14,7 @@ from anlit import GPT, NGPT, AdamW, AnGPT
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.nn.models.decoder import Decoder
 from anlit.training.language_model import LanguageModel
-from anlit.training.optim.schedule import Schedule
+from anlit.training.optim.schedule import Cosine
 from tests.data.modules import collate, quiet_trainer
 
 ARCHITECTURES = [GPT, NGPT, AnGPT]
@@ -103,5 +103,5 @@ def fit(
     return model
 
 
-CONSTANT = Schedule(final=1.0)
+CONSTANT = Cosine(final=1.0)
 """The peak rate throughout."""

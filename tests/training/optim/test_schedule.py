@@ -1,26 +1,127 @@
-"""The learning rate's shape: values worked out by hand, and its bounds."""
+"""The learning rate's shapes: values worked out by hand, bounds, and what a user may write."""
 
 import math
+from pathlib import Path
 
 import pytest
 
-from anlit.training.optim.schedule import Schedule
+from anlit.errors import UserError
+from anlit.training.optim.schedule import WSD, Annealed, Constant, Cosine, Linear, Schedule
 
 
-def test_warm_up_rises_linearly_to_the_peak() -> None:
-    factors = [Schedule(warmup=0.4, final=0.0).factor(step, 10) for step in range(10)]
-    assert factors[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
-    assert factors[4] == 1.0
-    assert factors[5:] == sorted(factors[5:], reverse=True)
-    assert [Schedule(warmup, 0.0).factor(0, 1) for warmup in (0.0, 0.2, 0.9)] == [1.0, 1.0, 1.0]
-    assert [Schedule(0.9, 0.5).factor(step, 3) for step in range(3)] == pytest.approx(
-        [1 / 3, 2 / 3, 1.0]
-    )
+def factors(schedule: Schedule, n_steps: int) -> list[float]:
+    return [schedule.factor(step, n_steps) for step in range(n_steps)]
+
+
+@pytest.mark.parametrize("kind", [Cosine, Linear, Constant, WSD])
+def test_warm_up_rises_linearly_to_the_peak(kind) -> None:
+    values = factors(kind(warmup=0.4), 10)
+
+    assert values[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert values[4:] == sorted(values[4:], reverse=True)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.2, 0.9])
+def test_a_run_of_one_step_has_the_peak(warmup: float) -> None:
+    assert Cosine(warmup, 0.0).factor(0, 1) == 1.0
+
+
+def test_warm_up_may_take_all_steps_but_the_last() -> None:
+    assert factors(Cosine(0.9, 0.5), 3) == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
 def test_cosine_halves_in_the_middle_and_ends_at_final() -> None:
-    schedule = Schedule(warmup=0.0, final=0.1)
+    schedule = Cosine(warmup=0.0, final=0.1)
+
     assert schedule.factor(0, 11) == 1.0
     assert schedule.factor(5, 11) == pytest.approx(0.55)
     assert schedule.factor(10, 11) == schedule.factor(50, 11) == pytest.approx(0.1)
     assert schedule.factor(2, 11) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 5)) / 2)
+
+
+def test_a_line_falls_by_equal_amounts() -> None:
+    assert factors(Linear(final=0.2), 5) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_a_constant_rate_is_the_peak() -> None:
+    assert factors(Constant(), 4) == [1.0] * 4
+
+
+@pytest.mark.parametrize(("shape", "middle"), [
+    ("linear", 0.5), ("sqrt", 1 - math.sqrt(0.5)), ("cosine", 0.5),
+])  # fmt: skip
+def test_wsd_is_stable_and_falls_in_its_last_share(shape, middle: float) -> None:
+    values = factors(WSD(warmup=0.1, decay=0.4, shape=shape), 10)
+
+    assert values[:6] == [1.0] * 6
+    assert values[7] == pytest.approx(middle)
+    assert values[9] == pytest.approx(0.0)
+
+
+def test_wsd_without_a_decay_is_constant() -> None:
+    assert factors(WSD(warmup=0.0, decay=0.0), 5) == [1.0] * 5
+
+
+def test_wsd_does_not_jump_where_a_stable_run_is_given_more_steps() -> None:
+    schedule = WSD(warmup=0.1, decay=0.2)
+
+    assert schedule.factor(59, 100) == schedule.factor(60, 300) == 1.0
+
+
+@pytest.mark.parametrize("schedule", [Cosine(0.1, 0.01), Linear(), Constant(), WSD()], ids=str)
+def test_annealing_begins_at_the_rate_of_the_run_and_ends_at_zero(schedule: Schedule) -> None:
+    annealed = Annealed(schedule, begin=50, planned=100)
+    values = factors(annealed, 60)
+
+    before = schedule.factor(49, 100)
+    assert values[:50] == factors(schedule, 100)[:50]
+    assert values[50:] == pytest.approx([before * (1 - step / 10) for step in range(1, 11)])
+
+
+@pytest.mark.parametrize(("kind", "settings", "words"), [
+    (Cosine, {"warmup": 1.0}, "model.schedule.warmup=1.0 is out of range: give 0 or more and less than 1"),
+    (Linear, {"final": -0.1}, "model.schedule.final=-0.1 is out of range: give 0 or more"),
+    (WSD, {"decay": 1.5}, "model.schedule.decay=1.5 is out of range: give 0 to 1"),
+    (WSD, {"shape": "step"}, "model.schedule.shape=step is not known: choose linear, sqrt or cosine"),
+])  # fmt: skip
+def test_a_wrong_value_is_one_sentence(kind, settings, words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        kind(**settings)
+
+    assert str(refused.value) == words
+
+
+class Triangle(Schedule):
+    """A user's own: one method."""
+
+    def at(self, share: float) -> float:
+        return 1 - abs(2 * share - 1)
+
+
+def test_a_schedule_of_ones_own_gives_the_factor_at_a_share_of_the_training() -> None:
+    assert factors(Triangle(), 5) == [0.0, 0.5, 1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(("options", "shown"), [
+    (["--model.schedule=Linear", "--model.schedule.final=0"], {"class_path": "anlit.Linear", "final": 0.0}),
+    (["--model.schedule=WSD", "--model.schedule.decay=0.1"], {"class_path": "anlit.WSD", "decay": 0.1}),
+    (["--model.schedule.warmup=0.1"], {"class_path": "anlit.Cosine", "warmup": 0.1}),
+])  # fmt: skip
+def test_options_choose_a_schedule(printed_config, options, shown) -> None:
+    config = printed_config("--model=GPT", "--data=PythonSources", *options)
+
+    spec = config["model"]["init_args"]["schedule"]
+    assert {"class_path": spec["class_path"], **spec["init_args"]}.items() >= shown.items()
+
+
+def test_settings_alone_are_of_the_schedule_that_the_model_has(
+    printed_config, tmp_path: Path
+) -> None:
+    file = tmp_path / "rate.yaml"
+    file.write_text("model: {init_args: {schedule: {warmup: 0.3}}}")
+
+    config = printed_config("--model=GPT", "--data=PythonSources", f"--config={file}")
+
+    assert config["model"]["init_args"]["schedule"] == {
+        "class_path": "anlit.Cosine", "init_args": {"warmup": 0.3, "final": 0.01},
+    }  # fmt: skip
