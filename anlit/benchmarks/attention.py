@@ -1,70 +1,87 @@
-"""`anlit benchmark attention`: mechanisms and kernels compared, over head width, length and documents.
+"""`anlit benchmark attention`: kernels compared over head width, sequence length and documents.
 
-For each shape every entrant is first checked against the formula in float64, output and gradients; what is wrong is not
-timed. Then they take turns in this one process. The last lines say whether the kernels that `kernel: auto` takes were
-the fastest here.
+Each mechanism with its kernel is first checked against the formula in float64, output and
+gradients. A wrong kernel is not timed. The others take turns in this one process. The last lines say
+whether `kernel: auto` takes the fastest kernel.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
 
 import torch
 
-from anlit.benchmarks.attention_check import Inputs, random_documents, relative_errors, wrong
-from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
-from anlit.benchmarks.options import DTYPES, MECHANISMS, names, parse, parser_of
-from anlit.config.options import numbers
+from anlit.benchmarks.attention_check import Inputs, fault_of, random_documents, relative_errors
+from anlit.benchmarks.harness import Benchmark, CaseGroup, NotTimedError, Ready
+from anlit.benchmarks.options import (
+    DTYPES,
+    MECHANISMS,
+    benchmark_parser,
+    comma_separated,
+    parse,
+)
+from anlit.benchmarks.tables import Row
+from anlit.config.options import ToolParser, numbers
 from anlit.nn.kernels import KERNELS, default_kernel, prepare
 from anlit.nn.models.runtime import flush_denormals
 
 MEAN_DOCUMENT = 1 / 8
-"""Mean length of a document, in T: lengths are drawn from an exponential distribution, some of a few tokens."""
+"""Mean length of a document as a share of T. Lengths are exponential: some are a few tokens."""
 LAYOUTS = ("dense", "documents")
-"""Each row one document, or many in each."""
+"""Each row has one document, or many."""
 BACKWARD = 2.5
-"""The backward pass has five matrix products where the forward pass has two: it has to recompute the scores."""
+"""FLOPs of the backward pass over those of the forward pass. It has five matrix products, the forward
+pass two, because it recomputes the scores."""
 PRESETS = {
     "h200": {
-        "entrants": "plain,sdpa plain,flash plain,flex plain,triton log-n,flash scale-invariant,flex "
-                    "scale-invariant,triton scale-invariant-learned,triton",
-        "widths": (64, 128), "lengths": (2048, 4096, 16384, 65536), "rounds": 10,
-        "tokens": 16384, "d_model": 2048, "dtype": "bfloat16",
+        "entrants": "plain,sdpa plain,flash plain,flex plain,triton log-n,flash "
+        "scale-invariant,flex scale-invariant,triton scale-invariant-learned,triton",
+        "widths": (64, 128),
+        "lengths": (2048, 4096, 16384, 65536),
+        "rounds": 10,
+        "tokens": 16384,
+        "d_model": 2048,
+        "dtype": "bfloat16",
     },
     "cpu": {
-        "entrants": "plain,sdpa plain,blockwise plain,eager alibi,sdpa alibi,blockwise scale-invariant,blockwise "
-                    "scale-invariant,eager",
-        "widths": (64,), "lengths": (256, 1024, 4096), "rounds": 7,
-        "tokens": 4096, "d_model": 128, "dtype": "float32",
+        "entrants": "plain,sdpa plain,blockwise plain,eager alibi,sdpa alibi,blockwise "
+        "scale-invariant,blockwise scale-invariant,eager",
+        "widths": (64,),
+        "lengths": (256, 1024, 4096),
+        "rounds": 7,
+        "tokens": 4096,
+        "d_model": 128,
+        "dtype": "float32",
     },
-}  # fmt: skip
-"""`tokens` is B·T at least; one sequence where T is more. `d_model` is H·D."""
+}
+"""`tokens` is the least B·T: a sequence that is longer fills the batch alone. `d_model` is H·D."""
 
 
-def entrants(text: str) -> tuple[tuple[str, str], ...]:
-    """The mechanisms and kernels in `mechanism,kernel mechanism,kernel …`."""
-    pairs = tuple(
-        (mechanism, kernel)
-        for mechanism, _, kernel in (entry.partition(",") for entry in text.split())
-    )
-    for mechanism, kernel in pairs:
-        for kind, name, known in (
-            ("mechanism", mechanism, MECHANISMS),
-            ("kernel", kernel, KERNELS),
-        ):
-            if name not in known:
-                choices = ", ".join(known)
-                raise argparse.ArgumentTypeError(
-                    f"{mechanism},{kernel}: no {kind} {name!r}; choose {choices}"
-                )
-    return pairs
+def mechanisms_with_kernels(text: str) -> tuple[tuple[str, str], ...]:
+    """Read the pairs in `mechanism,kernel mechanism,kernel …`."""
+    pairs = []
+    for entry in text.split():
+        mechanism, _, kernel = entry.partition(",")
+        if mechanism not in MECHANISMS:
+            raise unknown_name(entry, "mechanism", mechanism, MECHANISMS)
+        if kernel not in KERNELS:
+            raise unknown_name(entry, "kernel", kernel, KERNELS)
+        pairs.append((mechanism, kernel))
+    return tuple(pairs)
 
 
-def groups_of(given: argparse.Namespace) -> Iterator[Group]:
-    """All entrants on each shape, from the shortest to the longest, so that a time limit leaves out the longest."""
-    for length, width, layout in product(given.lengths, given.widths, given.layouts):
-        heads, batch = max(1, given.d_model // width), max(1, given.tokens // length)
+def unknown_name(
+    entry: str, kind: str, name: str, choices: Iterable[str]
+) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{entry}: no {kind} {name!r}; choose {', '.join(choices)}")
+
+
+def groups_by_shape(options: argparse.Namespace) -> Iterator[CaseGroup]:
+    """Yield a group for each shape. A time limit leaves out the longest, which come last."""
+    for length, width, layout in product(options.lengths, options.widths, options.layouts):
+        heads = max(1, options.d_model // width)
+        batch = max(1, options.tokens // length)
         shape = {
             "width": width,
             "length": length,
@@ -72,100 +89,104 @@ def groups_of(given: argparse.Namespace) -> Iterator[Group]:
             "heads": heads,
             "batch": batch,
         }
-        cases = [{"label": f"{mechanism}, {kernel}", "mechanism": mechanism, "kernel": kernel, "shape": shape}
-                 for mechanism, kernel in given.entrants]  # fmt: skip
+        cases = []
+        for mechanism, kernel in options.entrants:
+            label = f"{mechanism}, {kernel}"
+            case = {"label": label, "mechanism": mechanism, "kernel": kernel, "shape": shape}
+            cases.append(case)
         title = f"D {width}, T {length}, {layout}, {batch} × {heads} heads"
-        yield Group(title, partial(_build, DTYPES[given.dtype], given.device), cases)
+        yield CaseGroup(title, partial(_build, DTYPES[options.dtype], options.device), cases)
 
 
-def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row]) -> Ready:
-    """Check and prepare an entrant; NotTimedError if the kernel cannot compute it, or computes something else."""
+def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier_rows: list[Row]) -> Ready:
+    """Check and prepare a kernel. NotTimedError if it does not support the case, or is wrong."""
     width, length, is_packed, heads, batch = row["shape"].values()
     mean = MEAN_DOCUMENT * length if is_packed else None
-    mechanism, kernel = (
-        MECHANISMS[row["mechanism"]].for_layer(heads, width, 0),
-        KERNELS[row["kernel"]],
-    )
-    inputs = Inputs(
-        mechanism, random_documents(batch, length, mean, device), batch, heads, heads, width, dtype
-    )
-    if reason := kernel.unsupported_reason(inputs.mechanism, inputs.q):
+    layer = MECHANISMS[row["mechanism"]].for_layer(heads, width, 0)
+    kernel = KERNELS[row["kernel"]]
+    documents = random_documents(batch, length, mean, device)
+    inputs = Inputs(layer, documents, batch, heads, heads, width, dtype)
+    mechanism = inputs.mechanism
+
+    if reason := kernel.unsupported_reason(mechanism, inputs.q):
         raise NotTimedError(reason)
-    row["auto"] = default_kernel(inputs.mechanism, device.type, is_packed, inputs.q)
-    prepare(kernel, inputs.mechanism, inputs.documents, batch)
+    row["auto"] = default_kernel(mechanism, device.type, is_packed, inputs.q)
+    prepare(kernel, mechanism, inputs.documents, batch)
     row["error"] = relative_errors(inputs, kernel.attend)
-    if reason := wrong(row["error"], dtype):
-        raise NotTimedError(f"it is wrong: {reason}")
+    if fault := fault_of(row["error"], dtype):
+        raise NotTimedError(f"it is wrong: {fault}")
+
     on_host = random_documents(batch, length, mean, torch.device("cpu"))
-    visible = int(
-        on_host.n_visible(torch.float64, inputs.mechanism.window).sum()
-    )  # of a row if all are alike
-    forward = 4.0 * width * heads * visible * (1 if is_packed else batch)
+    visible = int(on_host.n_visible(torch.float64, mechanism.window).sum())
+    n_equal_rows = 1 if is_packed else batch  # `n_visible` counts equal rows once
+    forward = 4.0 * width * heads * visible * n_equal_rows
     row["flops"] = {"forward": forward, "both": (1 + BACKWARD) * forward}
-    forward_only = torch.no_grad()(lambda: inputs.forward(kernel.attend))
-    return Ready({"forward": forward_only, "both": lambda: inputs.both(kernel.attend)})
+    forward_only = torch.no_grad()(partial(inputs.forward, kernel.attend))
+    return Ready({"forward": forward_only, "both": partial(inputs.both, kernel.attend)})
 
 
-def judge_table(groups: list[Row]) -> list[str]:
-    """Paragraphs that hold the table of `kernel: auto` against the times, forward and backward."""
+def judge_auto(groups: list[Row]) -> list[str]:
+    """Return paragraphs that compare the choices of `kernel: auto` with the times of both passes."""
     lines = []
     n_fastest = 0
     for group in groups:
-        rows_by_mechanism: dict[str, list[Row]] = {}
-        for row in group["rows"]:
-            if row["reason"] is None and "seconds" in row:
-                rows_by_mechanism.setdefault(row["mechanism"], []).append(row)
-        for mechanism, rows in rows_by_mechanism.items():
-            line, is_fastest = _judge_choice(rows)
-            n_fastest += is_fastest
-            lines.append(f"- {group['title']}, {mechanism}: {line}")
+        for mechanism, rows in timed_rows_by_mechanism(group["rows"]).items():
+            seconds = {row["kernel"]: row["seconds"]["both"]["median"] for row in rows}
+            choice = rows[0]["auto"]
+            lines.append(f"- {group['title']}, {mechanism}: {_verdict(choice, seconds)}")
+            n_fastest += choice == _fastest(seconds)
     if not lines:
         return []
     summary = (
-        f"`kernel: auto` takes the fastest kernel of those timed in {n_fastest} of {len(lines)} cases. "
-        "To take another: `--model.kernel NAME`."
+        f"`kernel: auto` takes the fastest kernel of those timed in {n_fastest} of {len(lines)} "
+        "cases. To take another: `--model.kernel NAME`."
     )
     return [summary, "\n".join(lines)]
 
 
-def _judge_choice(rows: list[Row]) -> tuple[str, bool]:
-    """What `auto` takes for one mechanism and shape, and whether it is the fastest of the rows."""
-    seconds = {row["kernel"]: row["seconds"]["both"]["median"] for row in rows}
-    fastest = min(seconds, key=seconds.__getitem__)
-    choice = rows[0]["auto"]
-    best = f"{fastest} takes {1e3 * seconds[fastest]:.3g} ms"
+def timed_rows_by_mechanism(rows: list[Row]) -> dict[str, list[Row]]:
+    rows_by_mechanism: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["reason"] is None and "seconds" in row:
+            rows_by_mechanism.setdefault(row["mechanism"], []).append(row)
+    return rows_by_mechanism
+
+
+def _fastest(seconds: dict[str, float]) -> str:
+    return min(seconds, key=seconds.__getitem__)
+
+
+def _verdict(choice: str, seconds: dict[str, float]) -> str:
+    """Describe the choice of `auto` beside the fastest kernel, given seconds by kernel."""
+    fastest = _fastest(seconds)
+    fastest_time = f"{fastest} takes {1e3 * seconds[fastest]:.3g} ms"
     if choice not in seconds:
-        return f"auto takes {choice}, which was not timed; {best}", False
+        return f"auto takes {choice}, which was not timed; {fastest_time}"
     if choice == fastest:
-        return f"auto takes {choice}, the fastest of {len(seconds)}", True
-    return f"auto takes {choice}, {1e3 * seconds[choice]:.3g} ms; {best}", False
+        return f"auto takes {choice}, the fastest of {len(seconds)}"
+    return f"auto takes {choice}, {1e3 * seconds[choice]:.3g} ms; {fastest_time}"
+
+
+def attention_parser() -> ToolParser:
+    example = "--entrants 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
+    parser = benchmark_parser("attention", __doc__, example, PRESETS)
+    add = parser.add_argument
+    entrants = "mechanism,kernel pairs between spaces (the preset's)"
+    add("--entrants", type=mechanisms_with_kernels, metavar="LIST", help=entrants)
+    add("--widths", type=numbers, metavar="D,…", help="head widths")
+    add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
+    layouts = f"of {', '.join(LAYOUTS)} (both)"
+    add("--layouts", type=comma_separated(LAYOUTS), default=LAYOUTS, metavar="A,…", help=layouts)
+    return parser
 
 
 def main(argv: list[str]) -> int:
-    example = "--entrants 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
-    parser = parser_of("attention", __doc__, example, PRESETS)
-    add = parser.add_argument
-    add(
-        "--entrants",
-        type=entrants,
-        metavar="LIST",
-        help="mechanism,kernel pairs between spaces (the preset's)",
-    )
-    add("--widths", type=numbers, metavar="D,…", help="head widths")
-    add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
-    add(
-        "--layouts",
-        type=names(LAYOUTS),
-        default=LAYOUTS,
-        metavar="A,…",
-        help=f"of {', '.join(LAYOUTS)} (both)",
-    )
-    given = parse(parser, argv, PRESETS)
-    if given.device.type == "cpu":
-        flush_denormals()  # as a run does
-    benchmark = Benchmark("attention", argv, given)
-    benchmark.keep_peaks(DTYPES[given.dtype])
-    benchmark.measure(groups_of(given))
-    errors = {"error": lambda row: f"{max(row['error'].values()):.0e}"}
-    benchmark.publish("first", errors, judge_table(benchmark.record["groups"]))
+    options = parse(attention_parser(), argv, PRESETS)
+    if options.device.type == "cpu":
+        flush_denormals()  # as in a run
+    benchmark = Benchmark("attention", argv, options)
+    benchmark.record_peaks(DTYPES[options.dtype])
+    benchmark.measure(groups_by_shape(options))
+    columns = {"error": lambda row: f"{max(row['error'].values()):.0e}"}
+    benchmark.publish("first", columns, judge_auto(benchmark.record["groups"]))
     return 0

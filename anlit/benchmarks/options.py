@@ -1,4 +1,4 @@
-"""Options that benchmarks share, the mechanisms that they name, and the shapes of a model and its batch."""
+"""Options that benchmarks share, the mechanisms that they name, the shapes of a model and a batch."""
 
 import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,62 +24,64 @@ MECHANISMS: dict[str, Mechanism] = {
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def parser_of(
+def benchmark_parser(
     name: str, description: str | None, example: str, presets: Collection[str] = ()
 ) -> ToolParser:
-    """A parser with the options that all benchmarks share and, if there are presets, --preset."""
+    """Return a parser with the options of all benchmarks and, if there are presets, --preset."""
     parser = ToolParser(
         prog=f"anlit benchmark {name}",
         description=description,
         epilog=f"Example: anlit benchmark {name} {example}",
     )
     add = parser.add_argument
-    add("--output", default="runs/benchmark", help="folder for what it writes (%(default)s)")
+    add("--output", default="runs/benchmark", help="folder for the results (%(default)s)")
     if presets:
-        here = "h200" if torch.cuda.is_available() else "cpu"
-        add("--preset", choices=list(presets), default=here, help="what to measure (%(default)s)")
-    add("--device", help="a torch device (a GPU where there is one)")
+        preset = "h200" if torch.cuda.is_available() else "cpu"
+        add("--preset", choices=list(presets), default=preset, help="what to measure (%(default)s)")
+    add("--device", help="a torch device (a GPU if there is one)")
     add("--threads", type=at_least(1), help="processor threads (torch's own number)")
     add("--rounds", type=at_least(1), help="number of rounds")
-    add(
-        "--minutes",
-        type=at_least(0, float),
-        default=7.5,
-        help="start nothing new after this time (%(default)s)",
-    )
+    limit = "start nothing new after this time (%(default)s)"
+    add("--minutes", type=at_least(0, float), default=7.5, help=limit)
     return parser
 
 
 def parse(
     parser: ToolParser, argv: Sequence[str], presets: Mapping[str, Mapping[str, Any]] = {}
 ) -> argparse.Namespace:
-    """The options; those that are left out are the preset's. The number of threads is set. `device` is the given one,
-    else that of the preset, else a GPU if there is one. Raises UserError if this machine does not have it."""
-    given, has_gpu = parser.parse_args(argv), torch.cuda.is_available()
+    """Parse the options, complete them by the preset, and set the number of threads.
+
+    `device` becomes a torch.device: by default the preset's, without presets a GPU if there is one.
+    UserError if this machine does not have it.
+    """
+    options = parser.parse_args(argv)
     if presets:
-        parser.set_defaults(**presets[given.preset])
-        given = parser.parse_args(argv)
-    on_cpu = given.preset == "cpu" if presets else not has_gpu
-    device = torch.device(given.device or ("cpu" if on_cpu else "cuda"))
+        parser.set_defaults(**presets[options.preset])
+        options = parser.parse_args(argv)
+    has_gpu = torch.cuda.is_available()
+    is_for_cpu = options.preset == "cpu" if presets else not has_gpu
+    device = torch.device(options.device or ("cpu" if is_for_cpu else "cuda"))
     if device.type == "cuda" and not has_gpu:
-        what = f"--device {given.device}" if given.device else f"--preset {given.preset}"
-        raise UserError(f"{what} needs a CUDA device, and there is none: choose the CPU")
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    given.device = device
-    return given
+        is_named = options.device is not None
+        option = f"--device {options.device}" if is_named else f"--preset {options.preset}"
+        raise UserError(f"{option} needs a CUDA device, and there is none: choose the CPU")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    options.device = device
+    return options
 
 
-def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    """The type of an option: `a,b` → ("a", "b"), each of them known."""
+def comma_separated(choices: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return the type of an option that takes some of the choices: `a,b` → ("a", "b")."""
 
     def read(text: str) -> tuple[str, ...]:
-        for name in text.split(","):
-            if name not in known:
+        names = tuple(text.split(","))
+        for name in names:
+            if name not in choices:
                 raise argparse.ArgumentTypeError(
-                    f"{name} is not known: choose from {', '.join(known)}"
+                    f"{name} is not known: choose from {', '.join(choices)}"
                 )
-        return tuple(text.split(","))
+        return names
 
     return read
 
@@ -87,8 +89,8 @@ def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
 class Size(NamedTuple):
     """The shapes of a model and its batch. The MLP is 4·d wide; embedding and head are separate.
 
-    `length` is T, the tokens in a sequence; `dtype` that of products: float32, or bfloat16 under autocast with float32
-    parameters.
+    `length` is T, the tokens in a sequence. `dtype` belongs to matrix products: float32, or bfloat16
+    under autocast with float32 parameters.
     """
 
     d_model: int
@@ -100,26 +102,27 @@ class Size(NamedTuple):
     dtype: str
 
     @classmethod
-    def of(cls, given: argparse.Namespace) -> "Size":
-        return cls(*(getattr(given, name) for name in cls._fields))
+    def from_options(cls, options: argparse.Namespace) -> "Size":
+        return cls(*(getattr(options, name) for name in cls._fields))
 
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
     def __str__(self) -> str:
-        shape = f"d {self.d_model}, L {self.n_layers}, T {self.length}, B {self.batch}, V {self.vocab_size}"
-        return f"{shape}, {self.dtype}"
+        model = f"d {self.d_model}, L {self.n_layers}"
+        batch = f"T {self.length}, B {self.batch}"
+        return f"{model}, {batch}, V {self.vocab_size}, {self.dtype}"
 
     def at_length(self, length: int) -> "Size":
-        """Sequences of another length, as many as hold the tokens of this batch, or one."""
+        """Return a batch with as many tokens in sequences of another length, at least one."""
         return self._replace(length=length, batch=max(1, self.batch * self.length // length))
 
 
 def add_size_options(parser: argparse.ArgumentParser) -> None:
-    """An option for each number of a `Size`, and --dtype."""
-    for name in Size._fields[:-1]:
-        parser.add_argument(
-            f"--{name}", type=at_least(1), metavar="N", help="replaces the built-in one"
-        )
-    parser.add_argument("--dtype", choices=list(DTYPES), help="replaces the built-in one")
+    """Add an option for each number of a `Size`, and --dtype."""
+    replaces = "replaces the built-in value"
+    *numbers, _ = Size._fields
+    for name in numbers:
+        parser.add_argument(f"--{name}", type=at_least(1), metavar="N", help=replaces)
+    parser.add_argument("--dtype", choices=list(DTYPES), help=replaces)

@@ -1,4 +1,4 @@
-"""Time, clocks and memory of calls. Candidates take turns, so that other work of the machine slows all of them."""
+"""Time, clock and memory of calls. Calls take turns, so that other programs slow all of them alike."""
 
 import ctypes
 import re
@@ -16,90 +16,112 @@ from anlit.compare.statistics import Interval, median_with_interval
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
+Results = dict[Name, list[Result]]
+"""The results of every call, one a round."""
 Seconds = Mapping[str, float]
 """Seconds by kind, such as forward and both."""
 
-PEAK_SIZE, PEAK_TRIALS = {"cuda": 8192, "cpu": 1024}, 5
-AGREEMENT, LAST, MOST_WARM_UP = 0.02, 3, 50
-"""A warm-up ends when the last 3 times of every candidate lie within 2 %, or after 50 rounds."""
+PEAK_SIZE = {"cuda": 8192, "cpu": 1024}
+"""Rows of the square matrices that measure the peak, by type of device."""
+PEAK_TRIALS = 5
+AGREEMENT = 0.02
+"""A warm-up ends when the last times of every call lie within this share."""
+AGREEING_ROUNDS = 3
+"""The number of last times that have to agree."""
+WARM_UP_ROUNDS = 50
+"""Rounds of a warm-up, at most."""
 STEADY = 0.05
-"""Quartiles further apart than this share of the median are marked: the speed changed while it was measured."""
+"""Quartiles further apart than this share of the median are marked: the speed changed meanwhile."""
 
 
 def clocks(device: torch.device) -> dict[str, float]:
-    """A GPU's clock in MHz and its power in W now; empty on other devices and without the package nvidia-ml-py."""
+    """Return a GPU's present clock in MHz and power in W.
+
+    The result is empty on other devices and without the package nvidia-ml-py.
+    """
     if device.type != "cuda" or find_spec("pynvml") is None:
         return {}
     return {"mhz": torch.cuda.clock_rate(device), "watts": torch.cuda.power_draw(device) / 1000}
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done its queued work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def seconds_of_calls(call: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
-    """Mean seconds of a call; on one CPU thread those of the processor, in which other programs have no part."""
-    is_one_thread = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.thread_time if is_one_thread else time.perf_counter
+    """Return the mean seconds of a call.
 
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    wait()
-    begin = clock()
+    On one CPU thread these are processor seconds, which other programs do not change.
+    """
+    has_one_thread = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if has_one_thread else time.perf_counter
+    wait_for(device)
+    start = clock()
     for _ in range(repeats):
         call()
-    wait()
-    return (clock() - begin) / repeats
+    wait_for(device)
+    return (clock() - start) / repeats
 
 
 def alternate(
-    candidates: Mapping[Name, Callable[[], Result]],
+    calls: Mapping[Name, Callable[[], Result]],
     rounds: int,
     deadline: float = float("inf"),
-    after_round: Callable[[dict[Name, list[Result]]], bool | None] = lambda results: None,
-) -> dict[Name, list[Result]]:
-    """The results of all candidates, each called once in every round. Each round begins with another candidate.
+    after_round: Callable[[Results[Name, Result]], bool | None] = lambda results: None,
+) -> Results[Name, Result]:
+    """Call each function once a round and return all results. Each round starts with the next one.
 
     Args:
         rounds: Rounds, at most.
-        deadline: After this `time.monotonic()` no round begins, except the first.
-        after_round: Gets all results so far after each round. If it returns True, no other round begins.
+        deadline: After this `time.monotonic()` no round starts, except the first.
+        after_round: Gets all results so far after each round. If it returns True, no round follows.
     """
-    names = list(candidates)
-    results: dict[Name, list[Result]] = {name: [] for name in names}
-    for turn in range(rounds if names else 0):
-        if turn and time.monotonic() > deadline:
+    names = list(calls)
+    results: Results[Name, Result] = {name: [] for name in names}
+    if not names:
+        return results
+    for number in range(rounds):
+        if number > 0 and time.monotonic() > deadline:
             break
-        first = turn % len(names)
+        first = number % len(names)
         for name in (*names[first:], *names[:first]):
-            results[name].append(candidates[name]())
+            results[name].append(calls[name]())
         if after_round(results):
             break
     return results
 
 
-def warm_up(candidates: Mapping[Name, Callable[[], Seconds]], deadline: float) -> bool:
-    """Let the candidates take turns until the last times of each agree; returns whether they do.
+def warm_up(turns: Mapping[Name, Callable[[], Seconds]], deadline: float) -> bool:
+    """Repeat rounds until the last times of each turn agree. Return whether they do.
 
     A GPU lowers its clock while it warms up, and once more when it reaches its power limit.
     """
-
-    def agree(results: dict[Name, list[Seconds]]) -> bool:
-        lasts = [
-            [times[kind] for times in turns[-LAST:]]
-            for turns in results.values()
-            for kind in turns[0]
-        ]
-        return all(len(last) == LAST and max(last) <= (1 + AGREEMENT) * min(last) for last in lasts)
-
-    return agree(alternate(candidates, MOST_WARM_UP, deadline, agree))
+    return have_settled(alternate(turns, WARM_UP_ROUNDS, deadline, have_settled))
 
 
-def paired_ratio(times: Sequence[float], others: Sequence[float]) -> Interval:
-    """The median over rounds of the ratios of times, with its 95 % interval."""
-    return median_with_interval([mine / other for mine, other in zip(times, others, strict=True)])
+def have_settled(results: Mapping[Any, Sequence[Seconds]]) -> bool:
+    """Return whether the last times of each kind and each call agree."""
+    for rounds in results.values():
+        last_rounds = rounds[-AGREEING_ROUNDS:]
+        if len(last_rounds) < AGREEING_ROUNDS:
+            return False
+        for kind in rounds[0]:
+            times = [seconds[kind] for seconds in last_rounds]
+            if max(times) > (1 + AGREEMENT) * min(times):
+                return False
+    return True
 
 
-def quartiles(values: Sequence[float]) -> dict[str, Any]:
-    """Median, quartiles and the values themselves, as a record keeps them; and whether they are steady."""
+def paired_ratio(times: Sequence[float], base_times: Sequence[float]) -> Interval:
+    """Return the median over rounds of the ratio of times, with its 95 % interval."""
+    pairs = zip(times, base_times, strict=True)
+    return median_with_interval([seconds / base_seconds for seconds, base_seconds in pairs])
+
+
+def summarize_times(values: Sequence[float]) -> dict[str, Any]:
+    """Return median, quartiles and values as a record has them, and whether they are steady."""
     low, middle, high = (float(value) for value in np.percentile(values, (25, 50, 75)))
     return {
         "median": middle,
@@ -109,41 +131,55 @@ def quartiles(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.device) -> int | None:
-    """The peak memory of a call in bytes: `kept`, and what it allocates in addition.
+def peak_bytes(
+    call: Callable[[], Any], permanent: Iterable[Tensor], device: torch.device
+) -> int | None:
+    """Return the peak memory of a call: its `permanent` tensors and its allocations, in bytes.
 
-    On a GPU the allocator counts, on Linux the kernel counts the pages of the process. On other systems it is None.
+    torch's allocator counts on a GPU, and the kernel of Linux counts the pages of the process.
+    The result is None on other systems.
     """
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept
-    }
+    storages = {}
+    for tensor in permanent:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    permanent_bytes = sum(storages.values())
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        call()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before + sum(storages.values())
-
-    def status_bytes(field: str) -> int:
-        return 1024 * int(
-            re.findall(rf"{field}:\s*(\d+)", Path("/proc/self/status").read_text())[0]
-        )
-
+        return permanent_bytes + _allocated_on_gpu(call, device)
     try:
-        ctypes.CDLL("libc.so.6").malloc_trim(
-            0
-        )  # freed memory that the process kept would hide what the call takes
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
-        before = status_bytes("VmRSS")
-        call()
-        return status_bytes("VmHWM") - before + sum(storages.values())
+        return permanent_bytes + _allocated_on_cpu(call)
     except (OSError, AttributeError):
         return None
 
 
+def _allocated_on_gpu(call: Callable[[], Any], device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    start = torch.cuda.memory_allocated(device)
+    call()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - start
+
+
+def _allocated_on_cpu(call: Callable[[], Any]) -> int:
+    # Freed memory that the process has not returned would hide allocations of the call.
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    start = _process_bytes("VmRSS")
+    call()
+    return _process_bytes("VmHWM") - start
+
+
+def _process_bytes(field: str) -> int:
+    """Return a field of Linux's account of this process."""
+    status = Path("/proc/self/status").read_text()
+    kibibytes = re.findall(rf"{field}:\s*(\d+)", status)[0]
+    return 1024 * int(kibibytes)
+
+
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a product of square matrices, the best of five."""
+    """Return the FLOP/s of a product of square matrices, the best of five."""
     size = PEAK_SIZE[device.type]
     a, b = torch.randn(2, size, size, device=device).to(dtype)
-    return 2 * size**3 / min(seconds_of_calls(lambda: a @ b, device) for _ in range(PEAK_TRIALS))
+    trials = [seconds_of_calls(lambda: a @ b, device) for _ in range(PEAK_TRIALS)]
+    return 2 * size**3 / min(trials)

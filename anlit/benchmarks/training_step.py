@@ -1,15 +1,16 @@
-"""One training step of our models as `anlit fit` runs it, and the same step with the models of other libraries.
+"""A training step of our models as `anlit fit` runs it, and a step of other libraries' models.
 
-Ours is Lightning's own optimization loop, called batch by batch. A real Trainer holds the model, the precision, the
-optimizer and the clipping. So the model's hooks, their order and the restoration of norms are those of a run. The
-loader, the callbacks, logging and the loop over batches are left out. A peer's step has AdamW (fused), clipping to 1.0
-and bfloat16 by autocast.
+Our step is Lightning's own optimization loop, called batch by batch. A real Trainer has the model,
+the precision, the optimizer and the clipping, so the hooks, their order and the restoration of
+norms are the same as in a run. The loader, the callbacks, logging and the loop over batches are left
+out. A peer's step has AdamW (fused), clipping to 1.0 and bfloat16 by autocast.
 """
 
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,20 +33,26 @@ from anlit.training.models import GPT, NGPT, AnGPT
 
 MODELS: dict[str, Any] = {"GPT": GPT, "nGPT": NGPT, "anGPT": AnGPT}
 MEAN_DOCUMENT = 1 / 4
-"""Mean length of a packed document, as a share of T."""
-COMPILED = ("no", "whole")
+"""Mean length of a packed document as a share of T."""
+PEER_COMPILATIONS = ("no", "whole")
 Network = tuple[nn.Module, Callable[[Tensor], Tensor]]
 """A peer's model, and its function from tokens (B, T) to logits (B, T, V)."""
 
 
 class Step(NamedTuple):
-    """A model with its optimizer and one batch; `train` takes a step and returns the loss without waiting for it."""
+    """A model with its optimizer and one batch.
+
+    Attributes:
+        model: The model, on its device.
+        optimizer: Its optimizer.
+        train: Takes a step and returns the loss without waiting for the device.
+        flops_per_token: FLOPs of a training step per token; see `anlit.nn.models.flops`.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     train: Callable[[], Tensor]
     flops_per_token: float
-    """Of a training step; see `anlit.nn.models.flops`."""
 
 
 def our_step(
@@ -58,35 +65,62 @@ def our_step(
     group: int = 1,
     kernel: str = "auto",
 ) -> Step:
-    """The step of a model of `MODELS`, which packs and masks `documents`; `group` query heads share a key head."""
+    """Return the step of one of our models.
+
+    Args:
+        architecture: A key of `MODELS`.
+        size: The shapes of model and batch.
+        device: The device of the model and its batch.
+        runtime: Compilation and float8.
+        mechanism: The attention mechanism, by default `Plain()`.
+        documents: Whether to pack documents into the batch and mask them.
+        group: Query heads that share a key head.
+        kernel: The attention kernel.
+    """
     torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of modules among the hyperparameters
+    with silent_lightning():
         model: LanguageModel = MODELS[architecture](
-            vocab_size=size.vocab_size, context_length=size.length, n_layers=size.n_layers, n_heads=size.n_heads,
-            n_kv_heads=size.n_heads // group, d_model=size.d_model, attention=mechanism or Plain(),
-            document_masking=documents, kernel=kernel, runtime=runtime,
-        )  # fmt: skip
-    trainer = trainer_of(model, device, "bf16-mixed" if size.dtype == "bfloat16" else "32-true")
-    train = partial(take_step, trainer, batch_of(size, documents, device))
-    return Step(model, trainer.optimizers[0], train, flops_per_token(model.model, size.length))
+            vocab_size=size.vocab_size,
+            context_length=size.length,
+            n_layers=size.n_layers,
+            n_heads=size.n_heads,
+            n_kv_heads=size.n_heads // group,
+            d_model=size.d_model,
+            attention=mechanism or Plain(),
+            document_masking=documents,
+            kernel=kernel,
+            runtime=runtime,
+        )
+    precision = "bf16-mixed" if size.dtype == "bfloat16" else "32-true"
+    trainer = prepare_trainer(model, device, precision)
+    train = partial(take_step, trainer, random_batch(size, documents, device))
+    flops = flops_per_token(model.model, size.length)
+    return Step(model, trainer.optimizers[0], train, flops)
 
 
-def batch_of(size: Size, documents: bool, device: torch.device) -> Batch:
-    """A batch of random tokens, each row one document or, with `documents`, several."""
+def random_batch(size: Size, documents: bool, device: torch.device) -> Batch:
+    """Return random tokens. With `documents` a row has several documents, else it is one."""
     end = size.vocab_size - 1
-    blocks = np.random.default_rng(0).integers(0, end, (size.batch, size.length + 1))
+    shape = (size.batch, size.length + 1)
+    blocks = np.random.default_rng(0).integers(0, end, shape)
     if documents:
-        blocks[
-            np.random.default_rng(1).random(blocks.shape) < 1 / (MEAN_DOCUMENT * size.length)
-        ] = end
-    batch = batch_from_blocks(blocks, end)
-    return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]
+        is_end = np.random.default_rng(1).random(shape) < 1 / (MEAN_DOCUMENT * size.length)
+        blocks[is_end] = end
+    return move_batch(batch_from_blocks(blocks, end), device)
+
+
+def move_batch(batch: Batch, device: torch.device) -> Batch:
+    fields: list[Any] = []
+    for field in batch:
+        fields.append(field.to(device) if isinstance(field, Tensor) else field)
+    return Batch(*fields)
 
 
 def take_step(trainer: L.Trainer, batch: Batch, accumulate: int = 1) -> Tensor:
-    """Forward and backward, `accumulate` times, then clipping, optimizer, norms, schedule. Returns the loss, without
-    waiting for the device. The weights are those of a step on the last micro-batch alone.
+    """Take an optimizer step and return its loss without waiting for the device.
+
+    Forward and backward run `accumulate` times, then clipping, optimizer, norms and schedule. The
+    weights change as in a step on the last micro-batch alone.
     """
     number = trainer.global_step
     for _ in range(accumulate - 1):
@@ -100,96 +134,152 @@ def take_step(trainer: L.Trainer, batch: Batch, accumulate: int = 1) -> Tensor:
     return loss.detach()
 
 
-def trainer_of(
+@contextmanager
+def silent_lightning() -> Iterator[None]:
+    """Hide Lightning's lines about devices and ranks, and its warnings about hyperparameters."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def prepare_trainer(
     model: LanguageModel, device: torch.device, precision: Any, clip: float | None = 1.0
 ) -> L.Trainer:
-    """A Trainer that has prepared the model for training on `device` in a precision of Lightning's; it does not start
-    it."""
-    logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    """Return a Trainer that has prepared the model for training and does not start it.
+
+    Args:
+        model: The model, on any device.
+        device: The device to train on.
+        precision: One of Lightning's precisions.
+        clip: The largest norm of the gradient; None does not clip.
+    """
+    is_gpu = device.type == "cuda"
+    with silent_lightning():
         trainer = L.Trainer(
-            accelerator="gpu" if device.type == "cuda" else "cpu",
-            devices=[device.index or 0] if device.type == "cuda" else 1,
-            precision=precision, max_steps=1_000_000, gradient_clip_val=clip,
-            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
-    logging.disable(logging.NOTSET)
-    # Both work only inside a Trainer's loop.
-    model.log = model.log_dict = lambda *given, **more: None  # type: ignore[method-assign, assignment]
-    trainer.strategy.connect(model)
-    model.trainer = trainer
-    trainer.state.fn = TrainerFn.FITTING
-    trainer.training = True
-    trainer.strategy.setup_environment()
-    configure_model(trainer, model)
-    trainer.strategy.setup(trainer)
+            accelerator="gpu" if is_gpu else "cpu",
+            devices=[device.index or 0] if is_gpu else 1,
+            precision=precision,
+            max_steps=1_000_000,
+            gradient_clip_val=clip,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        # Logging works only inside a Trainer's loop.
+        model.log = model.log_dict = _log_nothing  # type: ignore[method-assign, assignment]
+        trainer.strategy.connect(model)
+        model.trainer = trainer
+        trainer.state.fn = TrainerFn.FITTING
+        trainer.training = True
+        trainer.strategy.setup_environment()
+        configure_model(trainer, model)
+        trainer.strategy.setup(trainer)
     model.train()
     return trainer
 
 
+def _log_nothing(*arguments: Any, **options: Any) -> None:
+    pass
+
+
 def litgpt(size: Size) -> Network:
-    """litgpt's GPT as a Qwen3: RMSNorm, QK-norm, RoPE on the whole head, SwiGLU, untied head, no biases."""
+    """Return litgpt's GPT as a Qwen3: RMSNorm, QK-norm, RoPE, SwiGLU, untied head, no biases."""
     from litgpt import GPT, Config
 
     config = Config(
-        name="qwen3", block_size=size.length, n_layer=size.n_layers, n_embd=size.d_model, n_head=size.n_heads,
-        vocab_size=size.vocab_size, padded_vocab_size=size.vocab_size, intermediate_size=4 * size.d_model,
-        mlp_class_name="LLaMAMLP", norm_class_name="RMSNorm", bias=False, lm_head_bias=False, parallel_residual=False,
-        rotary_percentage=1.0, norm_qk=True,
-    )  # fmt: skip
+        name="qwen3",
+        block_size=size.length,
+        n_layer=size.n_layers,
+        n_embd=size.d_model,
+        n_head=size.n_heads,
+        vocab_size=size.vocab_size,
+        padded_vocab_size=size.vocab_size,
+        intermediate_size=4 * size.d_model,
+        mlp_class_name="LLaMAMLP",
+        norm_class_name="RMSNorm",
+        bias=False,
+        lm_head_bias=False,
+        parallel_residual=False,
+        rotary_percentage=1.0,
+        norm_qk=True,
+    )
     model = GPT(config)
     model.apply(model._init_weights)
     return model, model
 
 
 def transformers(size: Size) -> Network:
-    """Qwen3 of transformers with ungrouped heads and attention by scaled_dot_product_attention."""
+    """Return transformers' Qwen3 with ungrouped heads and scaled_dot_product_attention."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    make: Any = Qwen3Config
-    config = make(
-        vocab_size=size.vocab_size, hidden_size=size.d_model, intermediate_size=4 * size.d_model,
-        num_hidden_layers=size.n_layers, num_attention_heads=size.n_heads, num_key_value_heads=size.n_heads,
-        head_dim=size.d_model // size.n_heads, max_position_embeddings=size.length, tie_word_embeddings=False,
-        attention_bias=False, use_cache=False, attn_implementation="sdpa",
-    )  # fmt: skip
+    untyped_config: Any = Qwen3Config
+    config = untyped_config(
+        vocab_size=size.vocab_size,
+        hidden_size=size.d_model,
+        intermediate_size=4 * size.d_model,
+        num_hidden_layers=size.n_layers,
+        num_attention_heads=size.n_heads,
+        num_key_value_heads=size.n_heads,
+        head_dim=size.d_model // size.n_heads,
+        max_position_embeddings=size.length,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
     model = Qwen3ForCausalLM(config).float()
     return model, lambda tokens: model(input_ids=tokens).logits
 
 
 PEERS: dict[str, Callable[[Size], Network]] = {"litgpt": litgpt, "transformers": transformers}
-"""By the name of their package."""
+"""Makers of other libraries' models, by the name of the package."""
 
 
 def peer_step(peer: str, size: Size, device: torch.device, compiled: str) -> Step:
-    """A peer's training step; `compiled`: `whole` compiles the network with the loss, `no` nothing."""
+    """Return a peer's training step.
+
+    Args:
+        peer: A key of `PEERS`.
+        size: The shapes of model and batch.
+        device: The device of the model and its batch.
+        compiled: `whole` compiles the network with the loss, `no` compiles nothing.
+    """
     torch.manual_seed(0)
     model, logits = PEERS[peer](size)
     model.to(device).train()
-    batch = batch_of(size, False, device)
-    betas = (0.9, 0.95)
+    batch = random_batch(size, False, device)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3, betas=betas, eps=1e-9, weight_decay=0.1, fused=True
+        model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-9, weight_decay=0.1, fused=True
     )
 
-    def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
+    def compute_loss(tokens: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(logits(tokens).flatten(0, 1).float(), targets.flatten())
 
-    compute = torch.compile(loss_of, dynamic=False) if compiled == "whole" else loss_of
+    if compiled == "whole":
+        compute_loss = torch.compile(compute_loss, dynamic=False)
 
     def train() -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=size.dtype == "bfloat16"):
-            loss = compute(batch.tokens, batch.targets)
+            loss = compute_loss(batch.tokens, batch.targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
 
-    # as in anlit.nn.models.flops: 6 per weight of a linear map, 12·d per layer and visible key
-    linear = sum(
-        module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)
-    )
-    flops = 6.0 * linear + 12.0 * size.d_model * (size.length + 1) / 2 * size.n_layers
-    return Step(model, optimizer, train, flops)
+    return Step(model, optimizer, train, peer_flops_per_token(model, size))
+
+
+def peer_flops_per_token(model: nn.Module, size: Size) -> float:
+    """Count as `anlit.nn.models.flops`: 6 per linear weight, 12·d per layer and visible key."""
+    n_weights = 0
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            n_weights += module.weight.numel()
+    return 6.0 * n_weights + 12.0 * size.d_model * (size.length + 1) / 2 * size.n_layers

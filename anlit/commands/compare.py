@@ -33,5 +33,5 @@ def parser() -> ToolParser:
 def main(argv: list[str]) -> None:
     given = parser().parse_args(argv)
     if given.measure_steps:
-        from anlit.benchmarks.runs import time_steps  # torch
+        from anlit.benchmarks.run_steps import time_steps  # torch
     compare(given.runs, given.output, given.baseline, time_steps if given.measure_steps else None)

@@ -228,7 +228,7 @@ def _time_steps(study: Study, output: Path) -> None:
         or known.keys() >= {each.key for each in groups}
     ):
         return
-    from anlit.benchmarks.runs import time_steps  # torch
+    from anlit.benchmarks.run_steps import time_steps  # torch
 
     try:
         time_steps(groups, output)

@@ -1,6 +1,7 @@
-"""`anlit benchmark` at tiny sizes: what is right is timed and written, what is wrong or fails is named and is not."""
+"""`anlit benchmark` at tiny sizes: right cases are timed and written, wrong ones are named."""
 
 import json
+import logging
 import shlex
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -10,17 +11,20 @@ from unittest import mock
 
 import pytest
 import torch
+from lightning.pytorch.accelerators import CPUAccelerator
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from anlit.benchmarks import attention, loss, step
 from anlit.benchmarks.harness import put_ratios
 from anlit.benchmarks.options import Size
-from anlit.benchmarks.timing import quartiles
-from anlit.benchmarks.training_step import MODELS, batch_of, our_step, peer_step
+from anlit.benchmarks.timing import summarize_times
+from anlit.benchmarks.training_step import MODELS, Step, our_step, peer_step, random_batch
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
 from anlit.nn.kernels import eager
 from anlit.nn.models.flops import flops_per_token
+from anlit.nn.models.runtime import Runtime
 from anlit.training.optim.schedule import Cosine
 from tests.nn.models.tiny import fit
 
@@ -28,84 +32,103 @@ CPU = torch.device("cpu")
 TINY = Size(16, 2, 2, 64, 8, 2, "float32")
 SMALL = {
     "attention": "--preset cpu --widths 8 --lengths 32 --rounds 2",
-    "step": "--preset cpu --d_model 16 --n_layers 2 --n_heads 2 --vocab_size 64 --length 8 --batch 2 --rounds 2",
+    "step": "--preset cpu --d_model 16 --n_layers 2 --n_heads 2 --vocab_size 64 --length 8 "
+    "--batch 2 --rounds 2",
     "loss": "--batch 2 --length 64 --d_model 8 --vocab_size 300 --device cpu",
 }
+Record = dict[str, Any]
+RowsByLabel = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def not_compiled() -> Iterator[None]:
-    """What would be compiled runs as it is: compiling takes longer than all else here, and has tests of its own."""
+def without_compilation() -> Iterator[None]:
+    """Compiled code runs eagerly: compilation takes longer than these tests, and has its own."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
 
-def run(folder: Path, typed: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The record of `anlit benchmark …`, and the rows of each group by label."""
-    name, *options = shlex.split(typed)
+def run(folder: Path, command: str) -> tuple[Record, list[RowsByLabel]]:
+    """Return the record of `anlit benchmark …`, and the rows of each group by label."""
+    name, *options = shlex.split(command)
     assert main([name, *SMALL[name].split(), "--output", str(folder), *options]) == 0
     record = json.loads(next(folder.glob("*.json")).read_text())
-    return record, [{row["label"]: row for row in group["rows"]} for group in record["groups"]]
+    groups = []
+    for group in record["groups"]:
+        groups.append({row["label"]: row for row in group["rows"]})
+    return record, groups
 
 
-broken = mock.Mock(side_effect=RuntimeError("out of memory"))
+out_of_memory = mock.Mock(side_effect=RuntimeError("out of memory"))
 
 
-def test_attention_measures_and_writes_each_entrant(tmp_path: Path) -> None:
+def test_attention_measures_and_writes_every_kernel(tmp_path: Path) -> None:
     record, (dense, packed) = run(tmp_path, "attention")
-    names = attention.PRESETS["cpu"]["entrants"].split()
-    assert [*dense] == [name.replace(",", ", ") for name in names]
-    pairs = 32 * 33 // 2 * 128 * 16  # 128 sequences of 32, 16 heads of width 8
+
+    kernels = attention.PRESETS["cpu"]["entrants"].split()
+    assert list(dense) == [kernel.replace(",", ", ") for kernel in kernels]
+    n_pairs = 32 * 33 // 2 * 128 * 16  # 128 sequences of 32, 16 heads of width 8
     for row in dense.values():
         assert row["reason"] is None
         assert len(row["seconds"]["both"]["values"]) == 2
         assert row["error"].keys() >= {"out", "q", "k", "v"}
-        assert row["flops"] == {"forward": 4 * 8 * pairs, "both": 3.5 * 4 * 8 * pairs}
+        assert row["flops"] == {"forward": 4 * 8 * n_pairs, "both": 3.5 * 4 * 8 * n_pairs}
     row = dense["plain, sdpa"]
     assert packed["plain, sdpa"]["flops"]["both"] < 0.5 * row["flops"]["both"]
-    share = (
-        row["flops"]["both"] / row["seconds"]["both"]["median"] / record["peak_flops_per_second"]
-    )
-    line = next(
-        line
-        for line in (tmp_path / "attention.md").read_text().splitlines()
-        if "| plain, sdpa |" in line
-    )
+
+    flops_per_second = row["flops"]["both"] / row["seconds"]["both"]["median"]
+    share = flops_per_second / record["peak_flops_per_second"]
+    lines = (tmp_path / "attention.md").read_text().splitlines()
+    line = next(line for line in lines if "| plain, sdpa |" in line)
     assert f"| {share:.1%} | 1.000 (fewer than 6 rounds) |" in line
 
 
 def test_a_kernel_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed(
     tmp_path: Path, monkeypatch, capsys
-):
-    monkeypatch.setattr(
-        attention.KERNELS["blockwise"], "attend", lambda *given: 1.001 * eager.attend(*given)
-    )
-    monkeypatch.setattr(attention.KERNELS["sdpa"], "attend", broken)
-    entrants = "plain,eager plain,blockwise plain,sdpa scale-invariant,flash plain,flex"
-    _, (dense, _) = run(tmp_path, f"attention --entrants '{entrants}'")
-    said = ("None", "it is wrong: relative error 1", "it fails: out of memory", "a(t)", "backward")
-    assert all(part in str(row["reason"]) for part, row in zip(said, dense.values(), strict=True))
+) -> None:
+    def inexact(*arguments: Any) -> Tensor:
+        return 1.001 * eager.attend(*arguments)
+
+    monkeypatch.setattr(attention.KERNELS["blockwise"], "attend", inexact)
+    monkeypatch.setattr(attention.KERNELS["sdpa"], "attend", out_of_memory)
+    reasons = {
+        "plain,eager": "None",
+        "plain,blockwise": "it is wrong: relative error 1",
+        "plain,sdpa": "it fails: out of memory",
+        "scale-invariant,flash": "a(t)",
+        "plain,flex": "backward",
+    }
+
+    _, (dense, _) = run(tmp_path, f"attention --entrants '{' '.join(reasons)}'")
+
+    for row, reason in zip(dense.values(), reasons.values(), strict=True):
+        assert reason in str(row["reason"])
     assert "it fails: out of memory" in capsys.readouterr().out
 
 
-def test_the_time_limit_names_what_it_left_out(tmp_path: Path) -> None:
+def test_the_time_limit_names_the_groups_that_it_left_out(tmp_path: Path) -> None:
     record, groups = run(tmp_path, "attention --minutes 0")
+
     assert groups == []
-    assert record["left_out"] == [
-        "D 8, T 32, dense, 128 × 16 heads",
-        "D 8, T 32, documents, 128 × 16 heads",
-    ]
-    assert "Left out after 0 minutes: D 8, T 32, dense" in (tmp_path / "attention.md").read_text()
+    dense = "D 8, T 32, dense, 128 × 16 heads"
+    assert record["left_out"] == [dense, "D 8, T 32, documents, 128 × 16 heads"]
+    assert f"Left out after 0 minutes: {dense}" in (tmp_path / "attention.md").read_text()
 
 
-def test_ways_to_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(loss.WAYS, "torch", lambda *given: (0, 3 * loss.full(*given)))
-    monkeypatch.setitem(loss.WAYS, "broken", broken)
+def test_losses_are_compared_with_full_logits(tmp_path: Path, monkeypatch) -> None:
+    def tripled(*arguments: Any) -> tuple[int, Tensor]:
+        return 0, 3 * loss.full_loss(*arguments)
+
+    monkeypatch.setitem(loss.LOSSES, "torch", tripled)
+    monkeypatch.setitem(loss.LOSSES, "broken", out_of_memory)
+
     _, (rows,) = run(tmp_path, "loss")
+
     assert {name: row["reason"] for name, row in rows.items()} == {
-        "full": None, "anlit": None, "torch": "it is wrong: relative error 2.0e+00 of its gradients",
+        "full": None,
+        "anlit": None,
+        "torch": "it is wrong: relative error 2.0e+00 of its gradients",
         "broken": "it fails: out of memory",
-    }  # fmt: skip
+    }
     assert rows["full"]["loss"] == pytest.approx(6.2, abs=0.4)
     assert rows["anlit"]["loss"] == pytest.approx(rows["full"]["loss"])
     assert rows["full"]["error"] == 0
@@ -113,32 +136,46 @@ def test_ways_to_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("architecture", MODELS)
-def test_our_step_is_the_one_that_fit_runs(
-    architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_step_is_the_step_of_fit(architecture: str, monkeypatch) -> None:
     """Three steps through a Trainer's own loop, with the same batch, end at the same weights."""
     factor = Cosine.factor
-    monkeypatch.setattr(
-        Cosine, "factor", lambda self, step, n_steps: factor(self, step, 10)
-    )  # both as long
-    ours = our_step(architecture, TINY, CPU)
-    losses = [ours.train().item() for _ in range(3)]
+    monkeypatch.setattr(Cosine, "factor", lambda self, step, n_steps: factor(self, step, 10))
+    bare = our_step(architecture, TINY, CPU)
+    losses = [bare.train().item() for _ in range(3)]
 
-    model: Any = our_step(
-        architecture, TINY, CPU
-    ).model  # the same initial weights, a Trainer of its own
+    model: Any = our_step(architecture, TINY, CPU).model  # the same initial weights
     del model.log, model.log_dict
-    seen: list[Any] = []
-    model.on_train_batch_end = lambda *_: seen.append(model._loss)
-    fit(model, 3, loader=DataLoader([batch_of(TINY, False, CPU)] * 3, batch_size=None))
-    assert losses == pytest.approx([loss.item() for loss in seen], rel=1e-6)
-    for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+    fit_losses: list[Any] = []
+    model.on_train_batch_end = lambda *_: fit_losses.append(model._loss.item())
+    batches = [random_batch(TINY, False, CPU)] * 3
+    fit(model, 3, loader=DataLoader(batches, batch_size=None))
+
+    assert losses == pytest.approx(fit_losses, rel=1e-6)
+    for weight, fit_weight in zip(bare.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(weight, fit_weight, rtol=1e-6, atol=1e-7)
+
+
+def test_lightning_says_nothing_about_devices_and_ranks(monkeypatch, caplog, capfd) -> None:
+    """On a GPU the accelerator logs LOCAL_RANK when the strategy sets it up."""
+    logger = logging.getLogger("lightning.pytorch.accelerators.cuda")
+    caplog.set_level(logging.INFO, logger.name)
+    set_up = mock.Mock(side_effect=lambda trainer: logger.info("LOCAL_RANK: 0"))
+    monkeypatch.setattr(CPUAccelerator, "setup", set_up)
+
+    our_step("GPT", TINY, CPU)
+
+    set_up.assert_called_once()
+    assert caplog.text == ""
+    assert capfd.readouterr() == ("", "")
+    logger.info("heard")
+    assert "heard" in caplog.text
 
 
 def test_steps_of_every_model_are_timed_and_written(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
+
     record, (rows,) = run(tmp_path, "step --peers transformers --compiled no --peers_compiled no")
+
     assert list(rows) == ["GPT+ eager", "nGPT eager", "anGPT eager", "Qwen3 eager"]
     flops = flops_per_token(our_step("GPT", TINY, CPU).model.model, 8)
     for row in rows.values():
@@ -153,98 +190,150 @@ def test_steps_of_every_model_are_timed_and_written(tmp_path: Path) -> None:
 
 def test_lengths_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
     """Longer sequences have as many tokens in a batch."""
-    options = (
-        "--models anGPT --documents --mechanisms plain,scale-invariant --groups 1,2 --lengths 4,32"
+    variants = "--models anGPT --documents --mechanisms plain,scale-invariant --groups 1,2"
+
+    record, (short, long) = run(
+        tmp_path, f"step --peers none --compiled no {variants} --lengths 4,32"
     )
-    record, (short, long) = run(tmp_path, f"step --peers none --compiled no {options}")
+
     titles = [group["title"].partition(", V")[0] for group in record["groups"]]
     assert titles == ["d 16, L 2, T 4, B 4", "d 16, L 2, T 32, B 1"]
     names = ("", " groups of 2", " scale-invariant", " scale-invariant groups of 2")
     assert list(short) == [f"anGPT{name} eager" for name in names]
-    assert all(row["reason"] is None and set(row["seconds"]) == {"train"} for row in short.values())
-    # Documents of T/4 tokens: of one at T 4, where every mechanism gives weight 1, and of 8 at T 32.
-    first = {name: row["losses"][0] for name, row in long.items()}
-    assert abs(first["anGPT eager"] - first["anGPT scale-invariant eager"]) > 1e-3
-    assert (
-        short["anGPT eager"]["parameters"] - short["anGPT groups of 2 eager"]["parameters"]
-        == 2 * 2 * 8 * 16
-    )
-    assert short["anGPT eager"]["flops"]["train"] < long["anGPT eager"]["flops"]["train"]
+    for row in short.values():
+        assert row["reason"] is None
+        assert set(row["seconds"]) == {"train"}
+    plain = short["anGPT eager"]
+    grouped = short["anGPT groups of 2 eager"]
+    assert plain["parameters"] - grouped["parameters"] == 2 * 2 * 8 * 16
+    assert plain["flops"]["train"] < long["anGPT eager"]["flops"]["train"]
+
+    # Documents have T/4 tokens: 1 at T 4, so that every mechanism gives weight 1, and 8 at T 32.
+    plain_loss = long["anGPT eager"]["losses"][0]
+    scale_invariant_loss = long["anGPT scale-invariant eager"]["losses"][0]
+    assert abs(plain_loss - scale_invariant_loss) > 1e-3
 
 
-def test_a_peer_learns_and_is_clipped() -> None:
+def test_a_peer_learns() -> None:
     pytest.importorskip("transformers")
     peer = peer_step("transformers", TINY, CPU, "whole")
+
     losses = [peer.train().item() for _ in range(10)]
+
     assert losses[0] == pytest.approx(4.16, abs=0.2)
     assert losses[-1] < losses[0] - 0.05
+
+
+def test_a_peers_gradient_is_clipped() -> None:
+    pytest.importorskip("transformers")
+    peer = peer_step("transformers", TINY, CPU, "whole")
     norms: list[Any] = []
-    gradients = (parameter.grad for parameter in peer.model.parameters())
-    peer.optimizer.register_step_pre_hook(
-        lambda *_: norms.append(torch.nn.utils.get_total_norm(gradients))
-    )
+
+    def record_norm(*_: Any) -> None:
+        gradients = [parameter.grad for parameter in peer.model.parameters()]
+        norms.append(torch.nn.utils.get_total_norm(gradients))
+
+    peer.optimizer.register_step_pre_hook(record_norm)
     peer.model.lm_head.weight.data.mul_(300)  # large gradients
     peer.train()
+
     assert norms == [pytest.approx(1.0, abs=1e-3)]
 
 
-def test_a_variant_that_computes_something_else_is_not_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def falsified(model: str, size: Size, device: torch.device, runtime: Any, *given: Any) -> Any:
-        made = our_step(model, size, device, runtime, *given)
-        return made._replace(train=lambda: made.train() * (1.001 if runtime.compile else 1))
+def test_a_variant_that_computes_something_else_is_not_timed(tmp_path: Path, monkeypatch) -> None:
+    def wrong_if_compiled(
+        model: str, size: Size, device: torch.device, runtime: Runtime, *settings: Any
+    ) -> Step:
+        right = our_step(model, size, device, runtime, *settings)
+        if not runtime.compile:
+            return right
+        return right._replace(train=lambda: right.train() * 1.001)
 
-    monkeypatch.setattr(step, "our_step", falsified)
+    monkeypatch.setattr(step, "our_step", wrong_if_compiled)
+
     _, (rows,) = run(tmp_path, "step --peers none --models GPT")
+
     assert "it is wrong: its first losses are" in rows["GPT+ compiled"]["reason"]
     assert [label for label, row in rows.items() if "seconds" in row] == ["GPT+ eager"]
 
 
-@pytest.mark.parametrize(("changes", "reason"), [
-    ({"losses": [8.31, float("nan"), 8.2]}, "its losses are"),
-    ({"losses": [8.31, 8.3, 8.21], "compiled": "float8"}, "None"),
-    ({"model": "litgpt", "losses": [10.0, 9.0, 8.0]}, "its first loss is 10.000, not about 8.32"),
-    ({"model": "litgpt", "parameters": 1_010_000}, "it does other work: parameters"),
-    ({"model": "litgpt", "flops_per_token": 6.1e6}, "it does other work: flops_per_token"),
-])  # fmt: skip
-def test_losses_and_work_have_to_agree(changes: dict[str, Any], reason: str) -> None:
-    row = {"model": "GPT", "compiled": "no", "losses": [8.31, 8.3, 8.2], "parameters": 1_000_000, "reason": None,
-           "flops_per_token": 6e6, "mechanism": "plain", "group": 1, "label": ""}  # fmt: skip
-    assert reason in str(
-        step.skip_reason(row | changes, [row], Size(256, 6, 4, 4096, 256, 8, "float32"))
-    )
+RIGHT_ROW = {
+    "label": "",
+    "model": "GPT",
+    "mechanism": "plain",
+    "group": 1,
+    "compiled": "no",
+    "losses": [8.31, 8.3, 8.2],
+    "parameters": 1_000_000,
+    "flops_per_token": 6e6,
+    "reason": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"losses": [8.31, float("nan"), 8.2]}, "its losses are"),
+        ({"losses": [8.31, 8.3, 8.21]}, "it is wrong: its first losses are"),
+        ({"losses": [8.31, 8.3, 8.21], "compiled": "float8"}, "None"),
+        ({"model": "litgpt", "losses": [10.0, 9.0, 8.0]}, "its first loss is 10.000, not about 8"),
+        ({"model": "litgpt", "parameters": 1_010_000}, "it does other work: parameters"),
+        ({"model": "litgpt", "flops_per_token": 6.1e6}, "it does other work: flops_per_token"),
+        ({"model": "litgpt"}, "None"),
+    ],
+)
+def test_losses_and_work_have_to_agree(changes: dict[str, Any], fault: str) -> None:
+    size = Size(256, 6, 4, 4096, 256, 8, "float32")
+
+    assert fault in str(step.fault_of_row(RIGHT_ROW | changes, [RIGHT_ROW], size))
 
 
 def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
-    given = step.options(["--preset", "cpu", "--models", "GPT,anGPT", "--peers", "none"])
-    given.peers, given.compiled = ("litgpt",), ("no", "blocks", "float8")
-    # seconds and ratio; float8 stands beside GPT+ compiled without it
-    times = {"GPT+ eager": (1.0, 1), "anGPT eager": (1.02, 1.02), "GPT+ compiled": (0.5, 1),
-             "litgpt compiled whole": (0.55, 1.1), "GPT+ compiled, float8": (0.25, 0.5)}  # fmt: skip
-    cases = {case["label"]: case for case in step.group_of(given, TINY).cases}
-    rows = [
-        cases[name] | {"seconds": {"train": quartiles([s, 2 * s, 4 * s])}}
-        for name, (s, _) in times.items()
-    ]
-    put_ratios([*rows, cases["litgpt eager"]])
-    assert [row["ratio"]["train"]["median"] for row in rows] == pytest.approx(
-        [ratio for _, ratio in times.values()]
-    )
-    assert cases["litgpt eager"]["ratio"] == {}
+    options = step.parse_options(["--preset", "cpu", "--models", "GPT,anGPT", "--peers", "none"])
+    options.peers = ("litgpt",)
+    options.compiled = ("no", "blocks", "float8")
+    cases = {case["label"]: case for case in step.step_group(options, TINY).cases}
+    seconds = {
+        "GPT+ eager": 1.0,
+        "anGPT eager": 1.02,
+        "GPT+ compiled": 0.5,
+        "litgpt compiled whole": 0.55,
+        "GPT+ compiled, float8": 0.25,
+    }
+    rows = []
+    for label, s in seconds.items():
+        rows.append(cases[label] | {"seconds": {"train": summarize_times([s, 2 * s, 4 * s])}})
+    not_timed = cases["litgpt eager"]
+
+    put_ratios([*rows, not_timed])
+
+    ratios = {row["label"]: row["ratio"]["train"]["median"] for row in rows}
+    assert ratios == {
+        "GPT+ eager": 1,
+        "anGPT eager": pytest.approx(1.02),
+        "GPT+ compiled": 1,
+        "litgpt compiled whole": pytest.approx(1.1),
+        "GPT+ compiled, float8": pytest.approx(0.5),
+    }
+    assert not_timed["ratio"] == {}
 
 
-@pytest.mark.parametrize(("typed", "sentence"), [
-    ("attention --entrants plane,sdpa", "--entrants plane,sdpa: no mechanism 'plane'; choose plain"),
-    ("attention --preset h200", "--preset h200 needs a CUDA device"),
-    ("step --models GTP", "--models GTP is not known: choose from GPT"),
-    ("step --peers litgpt", "--peers litgpt is not installed: install it, or leave it out"),
-    ("step --groups 3", "--groups must be divisors of the 2 heads"),
-])  # fmt: skip
-def test_a_wrong_option_is_refused(tmp_path: Path, typed: str, sentence: str) -> None:
-    if (torch.cuda.is_available() and "CUDA" in sentence) or (
-        find_spec("litgpt") and "litgpt" in typed
-    ):
-        pytest.skip("it is right here")
-    with pytest.raises(UserError, match=sentence):
-        run(tmp_path, typed)
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("attention --entrants plane,sdpa", "plane,sdpa: no mechanism 'plane'; choose plain"),
+        ("attention --entrants plain,spda", "plain,spda: no kernel 'spda'; choose"),
+        ("attention --preset h200", "--preset h200 needs a CUDA device"),
+        ("step --models GTP", "--models GTP is not known: choose from GPT"),
+        ("step --peers litgpt", "--peers litgpt is not installed: install it, or leave it out"),
+        ("step --groups 3", "--groups must be divisors of the 2 heads"),
+    ],
+)
+def test_a_wrong_option_is_refused(tmp_path: Path, command: str, message: str) -> None:
+    if "CUDA" in message and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    if "litgpt" in command and find_spec("litgpt"):
+        pytest.skip("litgpt is installed")
+
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, command)

@@ -1,109 +1,178 @@
-"""Taking turns: the order, what counts, what is paired, and a GPU whose clock changes."""
+"""Taking turns: their order, the paired ratios, and a GPU with a changing clock."""
 
 import json
 import math
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
 from anlit.benchmarks import harness
-from anlit.benchmarks.harness import Benchmark, Group, Ready
-from anlit.benchmarks.timing import alternate, paired_ratio, peak_bytes, quartiles
+from anlit.benchmarks.harness import Benchmark, CaseGroup, Ready
+from anlit.benchmarks.timing import alternate, paired_ratio, peak_bytes, summarize_times
 from anlit.compare.statistics import Interval, median_with_interval, product
 
-
-def test_each_round_begins_with_another_until_one_is_the_last() -> None:
-    calls: list[str] = []
-    candidates = {name: lambda name=name: calls.append(name) or len(calls) for name in "abc"}
-    assert alternate(candidates, 3) == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
-    assert "".join(calls) == "abc" + "bca" + "cab"
-    over = time.monotonic() - 1
-    assert alternate({"a": lambda: 1}, 5, over) == {"a": [1]}
-    assert alternate({"a": lambda: 1}, 5, over + 3600, lambda results: len(results["a"]) == 2) == {
-        "a": [1, 1]
-    }
+CPU = torch.device("cpu")
 
 
-def benchmark(folder: Path) -> Benchmark:
-    return Benchmark(
-        "step", [], Namespace(output=str(folder), rounds=9, minutes=1, device=torch.device("cpu"))
-    )
+class Counter:
+    """Calls that return the number of calls so far, and record who was called."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def call(self, name: str) -> int:
+        self.names.append(name)
+        return len(self.names)
 
 
-@pytest.mark.parametrize(("cold", "throttled"), [(2.0, 1.0), (1.0, 1.3)])
-def test_a_gpu_is_timed_when_it_is_warm_and_marked_if_its_clock_changes(
-    cold: float, throttled: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Candidates of 1 and 2 s on a GPU that is slower while it warms up, or in every third round."""
-    calls: list[float] = []
+def test_each_round_starts_with_the_next_call() -> None:
+    counter = Counter()
+    calls = {name: lambda name=name: counter.call(name) for name in "abc"}
 
-    def slowness() -> float:
-        return (
-            1
-            + (cold - 1) * math.exp(-len(calls) / 8)
-            + (throttled - 1) * (len(calls) // 2 % 3 == 0)
-        )
+    results = alternate(calls, 3)
 
-    def call(seconds: float) -> float:
-        calls.append(seconds)
-        return seconds * slowness()
+    assert "".join(counter.names) == "abc" + "bca" + "cab"
+    assert results == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
 
-    monkeypatch.setattr(
-        harness, "clocks", lambda device: {"mhz": 1980 / slowness(), "watts": 690.0}
-    )
+
+def test_after_the_deadline_there_is_one_round() -> None:
+    deadline = time.monotonic() - 1
+
+    assert alternate({"a": lambda: 1}, 5, deadline) == {"a": [1]}
+
+
+def test_no_round_follows_once_the_results_are_enough() -> None:
+    results = alternate({"a": lambda: 1}, 5, after_round=lambda results: len(results["a"]) == 2)
+
+    assert results == {"a": [1, 1]}
+
+
+def make_benchmark(folder: Path) -> Benchmark:
+    options = Namespace(output=str(folder), rounds=9, minutes=1, device=CPU)
+    return Benchmark("step", [], options)
+
+
+class SlowGpu:
+    """A GPU that is slower while it warms up, or in every third round of two cases."""
+
+    def __init__(self, cold: float, throttled: float) -> None:
+        self.cold = cold
+        self.throttled = throttled
+        self.n_calls = 0
+
+    def slowness(self) -> float:
+        warming_up = (self.cold - 1) * math.exp(-self.n_calls / 8)
+        is_throttled = self.n_calls // 2 % 3 == 0
+        return 1 + warming_up + (self.throttled - 1) * is_throttled
+
+    def call(self, seconds: float) -> float:
+        self.n_calls += 1
+        return seconds * self.slowness()
+
+    def clocks(self, device: torch.device) -> dict[str, float]:
+        return {"mhz": 1980 / self.slowness(), "watts": 690.0}
+
+
+def measure_on(
+    gpu: SlowGpu, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Any], str]:
+    """Return the record of the group of two cases, of 1 and 2 s, and the page."""
+    monkeypatch.setattr(harness, "clocks", gpu.clocks)
     monkeypatch.setattr(harness, "seconds_of_calls", lambda call, device, repeats=1: call())
-    monkeypatch.setattr(harness, "peak_bytes", lambda *given: None)
+    monkeypatch.setattr(harness, "peak_bytes", lambda *arguments: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    tried = benchmark(tmp_path)
-    tried.device = torch.device("cuda")
-    rows = [{"label": "a", "s": 1}, {"label": "b", "s": 2}]
-    tried.measure([Group("steps", lambda row, _: Ready({"train": lambda: call(row["s"])}), rows)])
-    tried.publish("first")
-    (group,) = json.loads((tmp_path / "step.json").read_text())["groups"]
-    tables, (fast, slow) = (tmp_path / "step.md").read_text(), group["rows"]
-    assert group["warm"] is fast["seconds"]["train"]["steady"] is (throttled == 1)
-    assert "| MHz, W |" in tables
-    marks = ("| a | 1000* |", "* quartiles more than 5 % apart", "the clocks did not settle")
-    assert [mark in tables for mark in marks] == [throttled > 1] * 3
-    if throttled == 1:
-        assert [row["seconds"]["train"]["median"] for row in (fast, slow)] == pytest.approx(
-            [1.0, 2.0], rel=0.02
-        )
-        assert slow["clocks"] == {"mhz": pytest.approx(1980, rel=0.02), "watts": 690}
+    benchmark = make_benchmark(folder)
+    benchmark.device = torch.device("cuda")
+
+    def build(row: dict[str, Any], earlier_rows: object) -> Ready:
+        return Ready({"train": lambda: gpu.call(row["s"])})
+
+    cases = [{"label": "a", "s": 1}, {"label": "b", "s": 2}]
+    benchmark.measure([CaseGroup("steps", build, cases)])
+    benchmark.publish("first")
+    (group,) = json.loads((folder / "step.json").read_text())["groups"]
+    return group, (folder / "step.md").read_text()
 
 
-def test_a_killed_run_leaves_its_rounds(tmp_path: Path) -> None:
-    call = mock.Mock(side_effect=[None] * 8 + [KeyboardInterrupt])
-    group = Group("a", lambda *_: Ready({"train": call}, turn_seconds=0), [{"label": "a"}])
+MARKS = ("| a | 1000* |", "* quartiles more than 5 % apart", "the clocks did not settle")
+
+
+def test_a_gpu_is_timed_once_it_is_warm(tmp_path: Path, monkeypatch) -> None:
+    group, page = measure_on(SlowGpu(cold=2.0, throttled=1.0), tmp_path, monkeypatch)
+
+    fast, slow = group["rows"]
+    assert group["warm"]
+    assert fast["seconds"]["train"]["steady"]
+    assert fast["seconds"]["train"]["median"] == pytest.approx(1.0, rel=0.02)
+    assert slow["seconds"]["train"]["median"] == pytest.approx(2.0, rel=0.02)
+    assert slow["clocks"] == {"mhz": pytest.approx(1980, rel=0.02), "watts": 690}
+    assert "| MHz, W |" in page
+    assert [mark for mark in MARKS if mark in page] == []
+
+
+def test_a_gpu_with_a_changing_clock_is_marked(tmp_path: Path, monkeypatch) -> None:
+    group, page = measure_on(SlowGpu(cold=1.0, throttled=1.3), tmp_path, monkeypatch)
+
+    assert not group["warm"]
+    assert not group["rows"][0]["seconds"]["train"]["steady"]
+    assert "| MHz, W |" in page
+    assert [mark for mark in MARKS if mark not in page] == []
+
+
+def test_a_killed_benchmark_leaves_its_rounds(tmp_path: Path) -> None:
+    n_calls_of_the_turn = 2  # before the rounds
+    n_rounds = 6
+    n_calls = n_calls_of_the_turn + n_rounds
+    call = mock.Mock(side_effect=[None] * n_calls + [KeyboardInterrupt])
+
+    def build(*arguments: object) -> Ready:
+        return Ready({"train": call}, turn_seconds=0)
+
     with pytest.raises(KeyboardInterrupt):
-        benchmark(tmp_path).measure([group])
+        make_benchmark(tmp_path).measure([CaseGroup("a", build, [{"label": "a"}])])
+
     record = json.loads((tmp_path / "step.json").read_text())
+    (row,) = record["groups"][0]["rows"]
     assert not record["finished"]
-    assert (
-        len(record["groups"][0]["rows"][0]["seconds"]["train"]["values"]) == 6
-    )  # two calls before the rounds
+    assert len(row["seconds"]["train"]["values"]) == n_rounds
 
 
-def test_ratios_are_of_the_same_round_and_intervals_those_of_the_tables() -> None:
-    """Of order statistics: n = 10 gives the 2nd and 9th value, n = 15 the 4th and 12th."""
-    assert paired_ratio([2.0, 20.0, 50.0], [1.0, 10.0, 100.0]) == pytest.approx(
-        (2.0, math.nan, math.nan), nan_ok=True
-    )
-    assert quartiles([1.0, 2.0, 4.0])["quartiles"] == [1.5, 3.0]
-    assert median_with_interval([float(n) for n in range(10, 0, -1)]) == (5.5, 2.0, 9.0)
-    assert median_with_interval([float(n) for n in range(1, 16)]) == (8.0, 4.0, 12.0)
-    narrow = Interval(2.0, 1.0, 4.0)
-    assert product(narrow, Interval(3.0, 3.0, 3.0)) == pytest.approx((6.0, 3.0, 12.0))
-    assert product(narrow, narrow) == pytest.approx((4.0, 4 / 2**2**0.5, 4 * 2**2**0.5))
+def test_ratios_are_paired_by_round() -> None:
+    ratio = paired_ratio([2.0, 20.0, 50.0], [1.0, 10.0, 100.0])
+
+    assert ratio == pytest.approx((2.0, math.nan, math.nan), nan_ok=True)
+    assert summarize_times([1.0, 2.0, 4.0])["quartiles"] == [1.5, 3.0]
 
 
-def test_memory_of_a_call() -> None:
-    kept = torch.zeros(10_000_000)
-    peak = peak_bytes(lambda: torch.ones(20_000_000).sum(), [kept, kept[:10]], torch.device("cpu"))
-    assert peak is None or peak == pytest.approx(
-        120e6, rel=0.1
-    )  # None where the system does not tell
+def test_intervals_of_medians_are_order_statistics_as_in_tables() -> None:
+    """The 2nd and 9th of 10 values, the 4th and 12th of 15."""
+    ten = [float(n) for n in range(10, 0, -1)]
+    fifteen = [float(n) for n in range(1, 16)]
+
+    assert median_with_interval(ten) == (5.5, 2.0, 9.0)
+    assert median_with_interval(fifteen) == (8.0, 4.0, 12.0)
+
+
+def test_the_interval_of_a_product() -> None:
+    interval = Interval(2.0, 1.0, 4.0)
+    exact = Interval(3.0, 3.0, 3.0)
+
+    assert product(interval, exact) == pytest.approx((6.0, 3.0, 12.0))
+    square = product(interval, interval)
+    assert square == pytest.approx((4.0, 4 / 2**2**0.5, 4 * 2**2**0.5))
+
+
+def test_peak_memory_is_permanent_tensors_and_allocations() -> None:
+    permanent = torch.zeros(10_000_000)
+
+    def call() -> torch.Tensor:
+        return torch.ones(20_000_000).sum()
+
+    peak = peak_bytes(call, [permanent, permanent[:10]], CPU)
+
+    assert peak is None or peak == pytest.approx(120e6, rel=0.1)  # None outside Linux

@@ -12,9 +12,9 @@ from anlit import ALiBi, SlidingWindow
 from anlit.benchmarks.attention_check import (
     BOUNDS,
     LEARNED_BOUNDS,
-    NOTHING,
+    NEGLIGIBLE,
     learned_parameters,
-    size_of_parts,
+    size_of_terms,
 )
 from anlit.nn.kernels import eager
 from anlit.nn.kernels.documents import Documents
@@ -103,7 +103,7 @@ def assert_close(
         size = reference.norm()
         if name == "learned" and learned_size is not None:
             scale, bound = learned_size, LEARNED_BOUNDS[dtype]
-        elif size < NOTHING * of_v:  # a query that sees one key gives q and k no gradient
+        elif size < NEGLIGIBLE * of_v:  # a query that sees one key gives q and k no gradient
             scale, bound = of_v, BOUNDS[dtype]
         else:
             scale, bound = size, BOUNDS[dtype]
@@ -154,7 +154,7 @@ def check(
     learned_size = None
     if "learned" in expected:
         *qkv, probe = wide
-        sizes = size_of_parts(
+        sizes = size_of_terms(
             lambda signed: learned_gradients(eager.attend, reference, [*qkv, signed], documents),
             probe,
         )

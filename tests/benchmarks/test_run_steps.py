@@ -1,0 +1,179 @@
+"""Steps of finished runs in turns: the model, the record, and the comparison made of it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from anlit import GPT
+from anlit.benchmarks import harness, run_steps
+from anlit.cli import main
+from anlit.compare.comparison import read_step_times, seconds_per_token
+from anlit.errors import UserError
+from anlit.io.provenance import machine
+from anlit.runs.folders import load_run
+from anlit.runs.groups import group_runs
+from tests.compare.conftest import write_run
+
+SHAPE = {"vocab_size": 64, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 16}
+LOSSES = {"GPT": (5.0, 4.0, 3.0), "NGPT": (4.5, 3.0, 2.5), "AnGPT": (4.0, 2.8, 2.4)}
+
+
+def make_run(folder: Path, model: str, **record: object) -> Path:
+    optimizer = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}}
+    settings = {**SHAPE, "optimizer": optimizer}
+    config = {
+        "seed_everything": 1,
+        "trainer": {"precision": None},
+        "model": {"class_path": f"anlit.{model}", "init_args": settings},
+        "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "x", "batch_size": 4}},
+    }
+    curve = [(100.0 * n, loss) for n, loss in enumerate(LOSSES[model], 1)]
+    write_run(folder, config, record, curve, lambda n: n)
+    return folder
+
+
+def read_config(run: Path) -> Any:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def write_config(run: Path, config: Any) -> None:
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def time_steps(output: Path, *folders: Path) -> None:
+    runs = [load_run(folder) for folder in folders]
+    run_steps.time_steps(group_runs(runs), output)
+
+
+def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(run_steps, "MAX_ROUNDS", 3)
+    hardware = {**machine(), "threads": 1, "devices": ["cpu"]}
+    runs = {}
+    for model in LOSSES:
+        runs[model] = make_run(tmp_path / "runs" / model, model, hardware=hardware)
+    output = tmp_path / "out"
+    output.mkdir()
+
+    time_steps(output, runs["GPT"], runs["AnGPT"])
+    assert main(["compare", str(tmp_path / "runs"), "--output", str(output)]) == 0
+
+    record = json.loads((output / "convergence.json").read_text())
+    times = {group["label"]: group["time_per_token"] for group in record["groups"]}
+    assert times["anGPT, plain"]["median"] > 0
+    assert times["nGPT, plain"] is None
+    missing = "nGPT, plain: no steps were timed for it"
+    assert any(note.startswith(missing) for note in record["notes"])
+
+
+def test_compare_measures_steps_of_every_configuration(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(run_steps, "MAX_ROUNDS", 3)
+    for model in LOSSES:
+        make_run(tmp_path / "runs" / model, model)
+    output = tmp_path / "out"
+
+    command = ["compare", str(tmp_path / "runs"), "--output", str(output), "--measure_steps"]
+    assert main(command) == 0
+
+    seconds = seconds_per_token(read_step_times(output)).values()
+    assert [len(values) for values in seconds] == [3, 3, 3]
+    assert min(map(min, seconds)) > 0
+
+
+def test_steps_have_the_runs_precision_clipping_and_accumulation(
+    tmp_path: Path, monkeypatch
+) -> None:
+    trainers: list[Any] = []
+    training_step = GPT.training_step
+
+    def recorded_step(model: GPT, *arguments: Any) -> Any:
+        trainers.append(model.trainer)
+        return training_step(model, *arguments)
+
+    monkeypatch.setattr(GPT, "training_step", recorded_step)
+    run = make_run(tmp_path / "run", "GPT")
+    settings = {"precision": "64-true", "accumulate_grad_batches": 3, "gradient_clip_val": 0.5}
+    write_config(run, read_config(run) | {"trainer": settings})
+
+    time_steps(tmp_path, run)
+
+    trainer = trainers[0]
+    assert trainer.precision == "64-true"
+    assert trainer.gradient_clip_val == 0.5
+    assert len(trainers) == 3 * trainer.global_step
+    (arm,) = read_step_times(tmp_path)["arms"]
+    assert arm["tokens"] == 3 * 4 * trainer.model.context_length
+
+
+@pytest.mark.parametrize(("noise", "n_rounds"), [(0.0, run_steps.MIN_ROUNDS), (0.1, 40)])
+def test_rounds_go_on_until_the_ratios_are_precise(
+    tmp_path: Path, monkeypatch, noise: float, n_rounds: int
+) -> None:
+    steps: list[object] = []
+
+    def pretended_seconds(step: object, device: object, repeats: int = 1) -> float:
+        """The second configuration's time changes from round to round."""
+        steps.append(step)
+        is_second = step != steps[0]
+        number = (steps.count(step) - 1) % 3
+        return 1.0 + noise * number * is_second
+
+    monkeypatch.setattr(harness, "seconds_of_calls", pretended_seconds)
+    monkeypatch.setattr(run_steps, "MAX_ROUNDS", 40)
+
+    time_steps(tmp_path, make_run(tmp_path / "a", "GPT"), make_run(tmp_path / "b", "AnGPT"))
+
+    arms = read_step_times(tmp_path)["arms"]
+    assert [len(arm["seconds_per_token"]) for arm in arms] == [n_rounds, n_rounds]
+
+
+@pytest.mark.parametrize(
+    ("key", "class_path"),
+    [
+        ("model", "os.system"),
+        ("optimizer", "subprocess.Popen"),
+        ("lr", "os.system"),
+        ("attention", "stranger.Layer"),
+    ],
+)
+def test_only_models_and_optimizers_are_built(
+    tmp_path: Path, key: str, class_path: str, monkeypatch
+) -> None:
+    """No module is imported either: a stranger's run folder could contain it."""
+    evidence = tmp_path / "ran"
+    module = f"import os\nos.mkdir({str(evidence)!r})\nclass Layer: ...\n"
+    (tmp_path / "stranger.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    foreign = {"class_path": class_path, "init_args": {"args": ["mkdir", str(evidence)]}}
+    run = make_run(tmp_path / "run", "GPT")
+    config = read_config(run)
+    settings = config["model"]["init_args"]
+    if key == "model":
+        config["model"]["class_path"] = class_path
+    elif key == "lr":
+        settings["optimizer"]["init_args"]["lr"] = foreign
+    else:
+        settings[key] = foreign
+    write_config(run, config)
+
+    messages = r"config.yaml: model.* (names|has settings that are no numbers|cannot be built)"
+    with pytest.raises(UserError, match=messages) as error:
+        time_steps(tmp_path, run)
+
+    assert len(str(error.value)) < 400 + len(str(tmp_path))
+    assert "stranger" not in sys.modules
+    assert not evidence.exists()
+
+
+def test_a_failing_step_is_reported_in_one_sentence(tmp_path: Path, monkeypatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise KeyError("no memory")
+
+    monkeypatch.setattr(run_steps, "take_step", fail)
+    message = r"could not be timed \('no memory'\): leave out --measure_steps"
+
+    with pytest.raises(UserError, match=message):
+        time_steps(tmp_path, make_run(tmp_path / "run", "GPT"))
