@@ -2,8 +2,8 @@
 
     python docker/english_corpus.py texts/english
 
-writes texts/english/english.jsonl: dictionaries, encyclopaedias, the documentation of the Linux
-kernel and of Python, a handbook. Debian's `apt-get` downloads the packages and `dpkg-deb` unpacks
+writes texts/english/english.jsonl: dictionaries, encyclopaedias, a handbook, the documentation of
+Python and the Linux kernel. Debian's `apt-get` downloads the packages and `dpkg-deb` unpacks
 them into a temporary folder; nothing is installed.
 """
 
@@ -26,8 +26,10 @@ PACKAGES = [
     "linux-doc-6.1",
     "python3.11-doc",
 ]
-SHORTEST_DOCUMENT = 400  # characters; what is shorter is mostly navigation
-DICTIONARY_DOCUMENT = 6000  # characters of consecutive entries that make one document
+SHORTEST_DOCUMENT = 400
+"""Characters. Shorter pages are mostly navigation."""
+DICTIONARY_DOCUMENT = 6000
+"""Characters of consecutive entries that make a document."""
 
 HIDDEN_ELEMENTS = {"head", "nav", "script", "style"}
 BLOCK_ELEMENTS = {"br", "dd", "div", "dt", "h1", "h2", "h3", "h4", "li", "p", "pre", "tr"}
@@ -85,8 +87,8 @@ def dictionary_documents(text: str) -> Iterator[str]:
     yield "".join(document)
 
 
-def is_wanted_page(path: Path) -> bool:
-    """Leave out indices, other languages, and the kernel's pages, which are there as text too."""
+def has_new_prose(path: Path) -> bool:
+    """Return False for indices, other languages, and pages that are also text files."""
     if path.name.startswith(("genindex", "search")) or "linux-doc-6.1" in path.parts:
         return False
     return "debian-handbook" not in path.parts or "en-US" in path.parts
@@ -98,12 +100,12 @@ def unzipped(path: Path) -> str:
 
 
 def file_documents(path: Path) -> Iterator[str]:
-    """Yield the documents of one file; none for files that hold no prose."""
+    """Yield the documents of a file, none if it has no prose."""
     if path.name.endswith(".dict.dz"):
         yield from dictionary_documents(unzipped(path))
     elif path.name.endswith((".rst.gz", ".txt.gz")):
         yield unzipped(path)
-    elif path.suffix == ".html" and is_wanted_page(path):
+    elif path.suffix == ".html" and has_new_prose(path):
         yield html_text(path.read_text(errors="replace"))
 
 

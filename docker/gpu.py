@@ -1,8 +1,8 @@
-"""`make gpu`: measures on a GPU what docker/gpu_items.py plans (docs/benchmarks.md).
+"""`make gpu`: runs the plan of docker/gpu_items.py on a GPU (docs/benchmarks.md).
 
-A call ends after --minutes, and the next one goes on with what is not finished. The state folder
-has, for each item, a folder with what it wrote and NAME.json with its result; besides the
-compilers' caches and a virtual environment with the wheels over the packages of this Python.
+A call ends after --minutes, and the next call continues with the unfinished items. The state folder
+has a folder of files and a NAME.json with the result for each item. It also has the compilers'
+caches, and a virtual environment with the wheels over the packages of this Python.
 """
 
 import argparse
@@ -25,44 +25,47 @@ from string import Template
 from gpu_items import Item, Phase
 from gpu_results import ROOT, Results, query_gpu
 
-BENCHMARK_SHARE = 0.85  # of its seconds, after which a benchmark begins nothing new
-MEMORY_SHARE = 0.9  # of the GPU's memory, for items beside each other
-CORES = 3  # of each item beside others
-UNFINISHED = 75  # exit code of a call that another one has to follow
+BENCHMARK_SHARE = 0.85
+"""After this share of its seconds a benchmark starts nothing new."""
+MEMORY_SHARE = 0.9
+"""The share of the GPU's memory for items beside each other."""
+CORES_PER_ITEM = 3
+UNFINISHED = 75
+"""The exit code of a call that another call has to follow."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """An item's process, when it began, and after how many seconds it is killed."""
+    """An item's process, its start by the monotonic clock, and the seconds until it is killed."""
 
     item: Item
     process: subprocess.Popen[bytes]
-    began: float
+    start: float
     seconds: int
 
 
 class Call:
-    """One call: runs phases while they fit into its time."""
+    """A call of `make gpu`: runs phases while they fit into its time."""
 
     def __init__(self, results: Results, sizes: dict[str, str], deadline: float, lock: int) -> None:
         self.results = results
         self.sizes = sizes
         self.deadline = deadline
         self.lock = lock
-        self.began = time.monotonic()
+        self.start_time = time.monotonic()
         self.running: dict[str, Running] = {}
         memory = query_gpu("memory.total")
         self.has_gpu = bool(memory)
         self.gigabytes = float(memory[0]) * 2**20 / 1e9 if memory else float("inf")
-        self.most_at_once = max(2, len(os.sched_getaffinity(0)) // CORES)
+        self.max_items = max(2, len(os.sched_getaffinity(0)) // CORES_PER_ITEM)
 
     def run(self, phases: Sequence[Phase]) -> None:
-        """Run every phase that fits into the time that is left, in the plan's order."""
+        """Run every phase that fits into the remaining time, in the plan's order."""
         for phase in phases:
             waiting = [item for item in phase.items if self.results.can_run_again(item)]
             names = {item.name for item in waiting}
-            needed = {name for item in waiting for name in item.after} - names
-            is_ready = all(self.results.status(name) for name in needed)
+            inputs = {name for item in waiting for name in item.inputs}
+            is_ready = all(self.results.status(name) for name in inputs - names)
             fits = time.monotonic() + phase.seconds <= self.deadline
             if waiting and is_ready and fits:
                 self.run_phase(waiting, time.monotonic() + phase.seconds)
@@ -73,8 +76,8 @@ class Call:
             for name in list(self.running):
                 self.collect(name)
             for item in list(waiting):
-                names = {other.name for other in waiting} | set(self.running)
-                if names.intersection(item.after):
+                unfinished = {waiting_item.name for waiting_item in waiting} | set(self.running)
+                if unfinished.intersection(item.inputs):
                     continue
                 if time.monotonic() > end - 1:
                     obstacle = "no time was left"
@@ -98,7 +101,7 @@ class Call:
                     return "no device"
             elif not (shutil.which(need) or self.has_package(need)):
                 return f"left out: {need} is not here"
-        for name in item.after:
+        for name in item.inputs:
             if self.results.result(name) != "finished":
                 return f"left out: {name} is not finished"
         return None
@@ -110,9 +113,9 @@ class Call:
     def has_room(self, item: Item) -> bool:
         if not self.running:
             return True
-        others = sum(other.item.gigabytes for other in self.running.values())
-        fits = others + item.gigabytes <= MEMORY_SHARE * self.gigabytes
-        return fits and len(self.running) < self.most_at_once
+        used = sum(running.item.gigabytes for running in self.running.values())
+        fits = used + item.gigabytes <= MEMORY_SHARE * self.gigabytes
+        return fits and len(self.running) < self.max_items
 
     def start(self, item: Item, end: float) -> None:
         self.say(f"{item.name}: {item.finds}")
@@ -120,15 +123,14 @@ class Call:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         self.results.forget(item.name)
-        began = time.monotonic()
-        seconds = int(end - began)
+        start = time.monotonic()
+        seconds = int(end - start)
         command = command_of(item, self.sizes, self.results.state, seconds)
-        # `timeout` ends the item's processes even if this call was killed; until then they hold
-        # the lock.
-        words = ["timeout", "--signal=KILL", str(seconds), "bash", "-c", command]
+        # `timeout` ends the item's processes even if this call was killed. They hold the lock.
+        limited = ["timeout", "--signal=KILL", str(seconds), "bash", "-c", command]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                words,
+                limited,
                 cwd=ROOT,
                 env=environment(self.results.state, self.has_gpu),
                 stdin=subprocess.DEVNULL,
@@ -137,7 +139,7 @@ class Call:
                 process_group=0,
                 pass_fds=[self.lock],
             )
-        self.running[item.name] = Running(item, process, began, seconds)
+        self.running[item.name] = Running(item, process, start, seconds)
 
     def collect(self, name: str) -> None:
         """Record the item's result if its process has ended."""
@@ -146,7 +148,7 @@ class Call:
         if code is None:
             return
         del self.running[name]
-        seconds = time.monotonic() - running.began
+        seconds = time.monotonic() - running.start
         was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
         if code == 0:
             result = "finished"
@@ -162,7 +164,7 @@ class Call:
             os.killpg(running.process.pid, signal.SIGKILL)
 
     def say(self, text: str) -> None:
-        print(f"{time.monotonic() - self.began:4.0f} s  {text}", flush=True)
+        print(f"{time.monotonic() - self.start_time:4.0f} s  {text}", flush=True)
 
 
 def command_of(item: Item, sizes: dict[str, str], state: Path, seconds: int) -> str:
@@ -175,7 +177,7 @@ def command_of(item: Item, sizes: dict[str, str], state: Path, seconds: int) -> 
 
 
 def corpus() -> str:
-    """Return what `anlit prepare` takes: texts/english if it is there, else Python's sources."""
+    """Return the corpus for `anlit prepare`: texts/english if it exists, else Python's sources."""
     english = ROOT / "texts" / "english"
     if not any(english.glob("*.jsonl*")):
         return "PythonSources"
@@ -204,7 +206,7 @@ def python_of(state: Path) -> Path:
 
 
 def make_virtual_environment(state: Path, wheels: Sequence[str]) -> None:
-    """Install the wheels over the packages of this Python, whose folders are read after them."""
+    """Install the wheels in front of the packages of this Python."""
     stamp = state / "venv" / "wheels"
     text = "\n".join([sys.executable, *wheels])
     if stamp.exists() and stamp.read_text() == text:
@@ -213,7 +215,7 @@ def make_virtual_environment(state: Path, wheels: Sequence[str]) -> None:
         [sys.executable, "-m", "venv", "--without-pip", "--clear", str(stamp.parent)], check=True
     )
     (packages,) = stamp.parent.glob("lib/python3*/site-packages")
-    # A .pth file, for those folders may have .pth files of their own.
+    # addsitedir also reads the .pth files in those folders.
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages()]
     (packages / "beneath.pth").write_text("".join(lines))
     if wheels:
@@ -223,18 +225,18 @@ def make_virtual_environment(state: Path, wheels: Sequence[str]) -> None:
 
 
 def wait_for_lock(lock: int, deadline: float) -> None:
-    """Wait until no other call, and no item that a killed one left, runs in the state folder."""
-    is_told = False
+    """Wait until no other call, and no item of a killed call, runs in the state folder."""
+    has_printed = False
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 sys.exit("make gpu: another call still runs: wait for its end")
-            if not is_told:
-                print("Another call, or an item that it left, still runs: waiting for its end.")
+            if not has_printed:
+                print("Another call or its item still runs: waiting for its end.")
                 sys.stdout.flush()
-            is_told = True
+            has_printed = True
             time.sleep(0.2)
 
 
@@ -251,7 +253,7 @@ def print_plan(phases: list[Phase], minutes: float) -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make gpu")
     parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--again", default="", help="items to run again; `failed`: those")
+    parser.add_argument("--again", default="", help="items to run again, or `failed`")
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--wheels", required=True)
@@ -284,7 +286,7 @@ def main() -> int:
     call = Call(results, sizes, deadline, lock)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    if not has_gpu:  # times mean nothing, so everything runs beside each other
+    if not has_gpu:  # times mean nothing, so all items run beside each other
         phases = [Phase(int(deadline - time.monotonic()), results.items)]
     try:
         call.run(phases)
@@ -294,7 +296,7 @@ def main() -> int:
 
 
 def close(results: Results) -> int:
-    """Say where the results are, and whether another call has to follow; return the exit code."""
+    """Print where the results are and whether another call must follow. Return the exit code."""
     open_items = [item.name for item in results.items if not results.status(item.name)]
     page = results.output / "gpu.md"
     if not open_items:

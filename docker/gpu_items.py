@@ -1,8 +1,8 @@
-"""The plan of `make gpu`: what it measures in how many seconds, the most valuable first.
+"""The plan of `make gpu`: its items and their seconds, the most valuable first.
 
-An item is a command for bash, run in the root of the clone. $OUT is the item's folder, $STATE/NAME
-that of another item. $STEP and other words in capitals stand for what `SIZES` has, without a GPU
-for what `TOY_SIZES` has; $CORPUS is texts/english if it is there, else Python's own sources.
+An item is a command for bash, run in the root of the clone. $OUT is the item's folder, and
+$STATE/NAME is the folder of the item NAME. `SIZES` gives the values of $STEP and other names in
+capitals, without a GPU `TOY_SIZES`. $CORPUS is texts/english if it exists, else Python's sources.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ class Item:
     """A command of the plan.
 
     Args:
-        name: of the item and its folder.
-        command: for bash.
-        finds: what its result says.
-        needs: "device", a program or a Python package; without it the item is left out.
-        after: items whose files it reads.
-        gigabytes: of GPU memory that it takes, where other items run beside it.
+        name: The name of the item and its folder.
+        command: The command for bash.
+        finds: The question that its result answers.
+        needs: "device", programs or Python packages. The item is left out if one is missing.
+        inputs: Names of items that write files for it.
+        gigabytes: GPU memory of an item that runs beside other items.
     """
 
     name: str
     command: str
     finds: str
     needs: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
     gigabytes: int = 0
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Items that run beside each other, or one alone. All end after `seconds`."""
+    """Items that run beside each other. All end after `seconds`."""
 
     seconds: int
     items: list[Item]
@@ -99,7 +99,7 @@ DDP = f"{FIT} model/gpt.yaml --config trainer/ddp.yaml $RUN --trainer.devices 1"
 FSDP = f"{FIT} model/angpt.yaml --config trainer/fsdp.yaml $RUN --trainer.devices 1"
 CONTINUED = "{0} --trainer.max_steps 40 && {0} --trainer.max_steps 60 --ckpt_path last"
 
-# What is timed later compiles here, into caches, beside the tests. Memory is that of an H200.
+# These items compile the code of later phases into caches, beside the tests. Gigabytes on an H200.
 COMPILE_AND_CHECK = [
     Item("warm-models", f"{MODELS} --peers none --rounds 1", "the three models compile",
          needs=GPU, gigabytes=50),
@@ -112,7 +112,7 @@ COMPILE_AND_CHECK = [
     Item("warm-litgpt", "$STEP --models none --peers litgpt --rounds 1",
          "litgpt's model compiles", needs=(*GPU, "litgpt"), gigabytes=30),
     Item("warm-fit", f"{GPT} --trainer.max_steps 2", "a run compiles",
-         needs=GPU, after=TEXT, gigabytes=10),
+         needs=GPU, inputs=TEXT, gigabytes=10),
     Item("warm-attention", "$ATTENTION --widths 64,128 --lengths 4096,16384 --rounds 1",
          "attention kernels compile",
          needs=GPU, gigabytes=2),
@@ -134,13 +134,13 @@ COMPILE_AND_CHECK = [
 ]  # fmt: skip
 
 LEARN_AND_SHARD = [
-    Item("learn-gpt", f"{GPT} $STEPS_BESIDE", "35M GPT+ learns", after=TEXT),
-    Item("learn-ngpt", f"{NGPT} $STEPS_BESIDE", "35M nGPT learns", after=TEXT),
-    Item("learn-angpt", f"{ANGPT} $STEPS_BESIDE", "35M anGPT learns", after=TEXT),
+    Item("learn-gpt", f"{GPT} $STEPS_BESIDE", "35M GPT+ learns", inputs=TEXT),
+    Item("learn-ngpt", f"{NGPT} $STEPS_BESIDE", "35M nGPT learns", inputs=TEXT),
+    Item("learn-angpt", f"{ANGPT} $STEPS_BESIDE", "35M anGPT learns", inputs=TEXT),
     Item("ddp", CONTINUED.format(DDP), "DDP on one GPU, 40 steps, continued to 60",
-         needs=GPU, after=TEXT),
+         needs=GPU, inputs=TEXT),
     Item("fsdp", CONTINUED.format(FSDP), "FSDP on one GPU, 40 steps, continued to 60",
-         needs=GPU, after=TEXT),
+         needs=GPU, inputs=TEXT),
 ]  # fmt: skip
 
 PLAN = [
@@ -151,12 +151,12 @@ PLAN = [
     Phase(35, [Item("attention-4k", "$ATTENTION $SHORT", "attention kernels at T 4096")]),
     Phase(50, [Item("attention-16k", "$ATTENTION --widths 128,64 --lengths 16384 --rounds 5",
                     "attention kernels at T 16,384", needs=GPU)]),
-    Phase(40, [Item("fit", f"{GPT} $STEPS_ALONE", "a run of 35M GPT+ on text", after=TEXT)]),
+    Phase(40, [Item("fit", f"{GPT} $STEPS_ALONE", "a run of 35M GPT+ on text", inputs=TEXT)]),
     Phase(95, LEARN_AND_SHARD),
     Phase(15, [Item("compare",
                     "python -m anlit compare --output $OUT"
                     " $STATE/learn-gpt/run $STATE/learn-ngpt/run $STATE/learn-angpt/run",
-                    "the three runs compared", after=LEARNING)]),
+                    "the three runs compared", inputs=LEARNING)]),
     Phase(45, [Item("step-float8",
                     "$STEP --models GPT,anGPT --compiled blocks,float8 --peers none",
                     "0.5B steps in float8", needs=(*GPU, "torchao"))]),

@@ -1,4 +1,4 @@
-"""What the items of `make gpu` left: their statuses, and the page, records and archive of them."""
+"""The results of `make gpu`: the statuses of its items, and their page, records and archive."""
 
 import csv
 import importlib.metadata
@@ -17,29 +17,33 @@ from typing import Any
 from gpu_items import Item, Phase
 
 ROOT = Path(__file__).resolve().parents[1]
-LARGEST_FILE = 2_000_000  # bytes, of a file in gpu.tar.gz
-LAST_LINES = 30  # of the log of an item that wrote no page
+LARGEST_FILE = 2_000_000
+"""Bytes of the largest file in gpu.tar.gz."""
+LAST_LINES = 30
+"""Lines of the log that stand for an item without a page."""
 METRICS = ("train/tokens_per_second", "train/mfu", "train/data_wait_share", "val/loss")
 
 
 class Results:
-    """The items' folders and statuses in `state`, and what is written of them into `output`.
+    """The items' folders and statuses in `state`, and their page and records in `output`.
 
-    Every file is replaced by a rename, so that a killed call leaves whole ones.
+    Every file is replaced by a rename, so that a killed call leaves no damaged file.
     """
 
     def __init__(self, state: Path, output: Path, phases: list[Phase]) -> None:
         self.state = state
         self.output = output
         self.phases = phases
-        self.items = [item for phase in phases for item in phase.items]
+        self.items: list[Item] = []
+        for phase in phases:
+            self.items += phase.items
         self.machine = describe_machine()
 
     def folder(self, name: str) -> Path:
         return self.state / name
 
     def status(self, name: str) -> dict[str, Any]:
-        """Return how the item ended; {} if it has not."""
+        """Return the item's result, exit code and seconds; {} if it has not ended."""
         path = self.state / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
@@ -47,7 +51,7 @@ class Results:
         return self.status(name).get("result", "waiting")
 
     def can_run_again(self, item: Item) -> bool:
-        """Return whether the next call tries the item: not yet ended, or something was missing."""
+        """Return whether the next call runs the item: it waits, or something was missing."""
         return self.result(item.name).startswith(("waiting", "left out", "no device"))
 
     def forget(self, name: str) -> None:
@@ -55,7 +59,7 @@ class Results:
         (self.state / f"{name}.json").unlink(missing_ok=True)
 
     def end(self, item: Item, result: str, seconds: int = 0, code: int | None = None) -> None:
-        """Record how the item ended, and write everything anew."""
+        """Record the item's result, and write all files again."""
         status = {
             "item": item.name,
             "finds": item.finds,
@@ -86,7 +90,7 @@ class Results:
         write_whole(self.output / "gpu.md", self.page())
 
     def record(self, name: str) -> Any:
-        """Return what the item measured as data; None if it measured nothing."""
+        """Return the item's own record, else the metrics of its run, {} without a run."""
         for path in self.folder(name).glob("*.json"):
             return json.loads(path.read_text())
         return read_metrics(self.folder(name) / "run" / "metrics.csv")
@@ -105,7 +109,7 @@ class Results:
         return "\n".join([*lines, ""])
 
     def section(self, name: str) -> list[str]:
-        """Return the lines of the item's own page, of its run's metrics, or the end of its log."""
+        """Return the lines of the item's page, else of its run's metrics, else of its log's end."""
         folder = self.folder(name)
         for page in folder.glob("*.md"):
             _, _, text = page.read_text().partition("\n")
@@ -119,7 +123,7 @@ class Results:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace the file by one with this text."""
+    """Replace the file's text by a rename."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_text(text)
     temporary.replace(path)
@@ -148,7 +152,7 @@ def without_large_files(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def query_gpu(fields: str) -> list[str]:
-    """Return what nvidia-smi says of the first GPU, in the order of `fields`; [] without a GPU."""
+    """Return nvidia-smi's values of the first GPU in the order of `fields`; [] without a GPU."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -174,7 +178,7 @@ def describe_machine() -> str:
 
 
 def commit() -> str:
-    """Return the clone's commit; without git what ANLIT_COMMIT says."""
+    """Return the clone's commit, without git the value of ANLIT_COMMIT."""
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,8 +1,10 @@
-"""Bytes per GPU, tokens per second and days from a model and a plan of the run, and their tables for the terminal."""
+"""Bytes per GPU, tokens per second and days of a planned run, and their tables for the terminal."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from anlit.nn.models.flops import flops_per_token
 from anlit.reporting.table import SafeConsole, Table
@@ -13,32 +15,49 @@ from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import parameter_groups
 
 FRAGMENTATION = 0.05
-"""Allowance for memory that the allocator reserves but does not use; small, because all blocks have equal shapes."""
+"""Allowance for memory that the allocator reserves and does not use. It is small, because all blocks
+have equal shapes."""
 CONTEXT_BYTES = 1.5e9
 """Our allowance for other memory on the GPU: CUDA context, cuBLAS workspaces, NCCL's buffers."""
-NAMES: dict[Role, str] = {
-    "parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer state",
-    "weight copies": "copies of weights for computing", "blocks": "activations of the blocks",
-    "rest": "logits, loss and workspace",
-}  # fmt: skip
-"""Names for users of the roles in a trace."""
+SECONDS_PER_DAY = 86_400
+PURPOSES: dict[Role, str] = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "weight copies": "copies of weights for computing",
+    "blocks": "activations of the blocks",
+    "workspace": "logits, loss and workspace",
+}
+"""Names of the roles in tables and in the JSON file."""
 
 
 def estimate(model: LanguageModel, plan: Plan) -> dict[str, Any]:
-    """The needs of a model (on the meta device) under a plan, as `anlit size --json` writes them.
+    """Estimate the needs of a run, as `anlit size --json` writes them.
+
+    Args:
+        model: The model, on the meta device.
+        plan: The plan of the run.
 
     Returns:
-        `plan`; `parameters`: their number by role, and `total`. In bytes on one GPU: `memory` by purpose, `peak`: its
-        sum, which `torch.cuda.max_memory_allocated` would report, `allowance`: for fragmentation and memory outside
-        torch, `gpu_bytes`; `fits`: whether there is room. `cache_bytes`: keys and values of one generated sequence of
-        the plan's length, in bfloat16. `flops_per_token`: of a training step, for sequences of one document.
-        `tokens_per_second`: of all GPUs. `days`: for the plan's tokens; None if it has none.
+        - `plan`
+        - `parameters`: their number by group, and `total`
+        - `memory`: bytes on one GPU by purpose
+        - `peak`: the sum of `memory`, which `torch.cuda.max_memory_allocated` would report
+        - `allowance`: bytes for fragmentation, and for memory outside torch
+        - `gpu_bytes`: the GPU's memory
+        - `fits`: whether peak and allowance fit into it
+        - `cache_bytes`: keys and values, in bfloat16, of one sequence of the plan's length
+        - `flops_per_token`: of a training step, for sequences of one document
+        - `tokens_per_second`: of all GPUs
+        - `days`: for the plan's tokens; None if the plan has none
     """
-    groups = parameter_groups(model.model)
-    parameters = {group["name"]: sum(p.numel() for p in group["params"]) for group in groups}
-    memory, gpu_bytes = memory_by_purpose(model, plan), GPU_BYTES[plan.gpu]
+    parameters = {}
+    for group in parameter_groups(model.model):
+        parameters[group["name"]] = count_parameters(group["params"])
+    memory = memory_by_purpose(model, plan)
     peak = sum(memory.values())
     allowance = FRAGMENTATION * peak + CONTEXT_BYTES
+    gpu_bytes = GPU_BYTES[plan.gpu]
     flops = flops_per_token(model.model, plan.length)
     rate = plan.gpus * PEAKS[plan.gpu][product_type(plan.precision)] * plan.mfu / flops
     return {
@@ -52,69 +71,104 @@ def estimate(model: LanguageModel, plan: Plan) -> dict[str, Any]:
         "cache_bytes": model.model.cache_bytes(plan.length, torch.bfloat16.itemsize),
         "flops_per_token": flops,
         "tokens_per_second": rate,
-        "days": plan.tokens / rate / 86_400 if plan.tokens is not None else None,
+        "days": None if plan.tokens is None else plan.tokens / rate / SECONDS_PER_DAY,
     }
 
 
-def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
-    """Bytes on one GPU at the peak of a step.
+def count_parameters(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
 
-    In fully sharded training each block is a unit; embedding and head are the outer unit, which stays gathered from
-    forward to backward, and whose gradient is complete until the end. Two blocks are gathered: the one that computes
-    and the next one. One block has its gradient complete, with a float32 copy that is being reduced.
-    """
-    traced = step_memory(model, plan)
-    memory: dict[str, float] = {name: traced[role] for role, name in NAMES.items()}
+
+def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
+    """Return the bytes on one GPU at the peak of a step, without purposes that need none."""
+    decoder = model.model
+    bytes_by_role = step_memory(model, plan)
+    memory: dict[str, float] = {}
+    for role, purpose in PURPOSES.items():
+        memory[purpose] = bytes_by_role[role]
     if plan.strategy == "ddp":
-        # DDP's buckets are never freed. Gradients are views into them (gradient_as_bucket_view, as in ddp.yaml).
-        memory["gradients"] = plan.kept_bytes * model.model.n_parameters()
+        # DDP never frees its buckets. Gradients are views of them (gradient_as_bucket_view).
+        memory[PURPOSES["gradients"]] = plan.stored_bytes * decoder.n_parameters()
     if plan.is_sharded:
-        blocks = [sum(p.numel() for p in block.parameters()) for block in model.model.blocks]
-        outer, block, width = (
-            model.model.n_parameters() - sum(blocks),
-            max(blocks),
-            plan.gathered_bytes,
+        sizes = [count_parameters(block.parameters()) for block in decoder.blocks]
+        outer = decoder.n_parameters() - sum(sizes)
+        memory["FSDP's gathered weights and gradients"] = gathered_memory(
+            outer, max(sizes), plan.gathered_bytes
         )
-        memory["FSDP's gathered weights and gradients"] = (
-            2 * width * outer + 2 * width * block + (width + 4) * block
-        )
-    return {name: size for name, size in memory.items() if size}
+    return {purpose: size for purpose, size in memory.items() if size}
+
+
+def gathered_memory(outer: int, block: int, width: int) -> int:
+    """Return the bytes that fully sharded training gathers at its peak.
+
+    Each block is a unit. Embedding and head are the outer unit, which stays gathered from forward to
+    backward, with a complete gradient. Two blocks are gathered, the present one and the next. One
+    block has its gradient complete, with a float32 copy that is being reduced.
+
+    Args:
+        outer: Parameters of the outer unit.
+        block: Parameters of a block.
+        width: Bytes of a gathered parameter.
+    """
+    outer_bytes = 2 * width * outer
+    block_bytes = 2 * width * block
+    gradient_bytes = (width + 4) * block
+    return outer_bytes + block_bytes + gradient_bytes
 
 
 def show(console: SafeConsole, result: dict[str, Any]) -> None:
-    """Print parameters, memory per GPU and time of one run."""
+    """Print parameters, memory per GPU and time of a run.
+
+    Args:
+        console: The terminal.
+        result: What `estimate` returned.
+    """
     plan: Plan = result["plan"]
     parameters = [[name, f"{number:,}"] for name, number in result["parameters"].items()]
     console.print(Table("Model", ["parameters", "number"], parameters))
     cache = f"{result['cache_bytes'] / 1e6:,.3g} MB"
+    sequence = f"one sequence of {plan.length:,} tokens"
+    console.print(f"Keys and values of {sequence}, to generate in bfloat16: {cache}.\n")
+    console.print(memory_table(plan, result))
+    console.print(time_table(plan, result))
     console.print(
-        f"Keys and values of one sequence of {plan.length:,} tokens, to generate in bfloat16: {cache}.\n"
+        "All of it is for a GPU. FLOPs are of sequences of one document, activations of "
+        "uncompiled blocks."
     )
 
-    recompute = "none" if plan.checkpoint_every is None else f"every {plan.checkpoint_every}"
-    title = f"{plan.gpus} × {plan.gpu}, {plan.strategy}, {plan.precision}, batch {plan.batch_size} × {plan.length}, "
+
+def memory_table(plan: Plan, result: dict[str, Any]) -> Table:
+    verdict = "fits" if result["fits"] else "DOES NOT FIT"
+    allowance = f"fragmentation ({FRAGMENTATION:.0%}), CUDA and NCCL (allowance)"
     memory = {
         **result["memory"],
         "peak": result["peak"],
-        f"fragmentation ({FRAGMENTATION:.0%}), CUDA and NCCL (allowance)": result["allowance"],
-        f"{'fits' if result['fits'] else 'DOES NOT FIT'} {result['gpu_bytes'] / 1e9:.0f} GB":
-            result["peak"] + result["allowance"],
-    }  # fmt: skip
-    unit, per = ("GB", 1e9) if result["peak"] >= 1e8 else ("MB", 1e6)
-    rows = [[name, f"{size / per:,.2f}"] for name, size in memory.items()]
-    head = ["memory on one GPU at the peak of a step", unit]
-    console.print(Table(f"{title}blocks recomputed: {recompute}", head, rows))
+        allowance: result["allowance"],
+        f"{verdict} {result['gpu_bytes'] / 1e9:.0f} GB": result["peak"] + result["allowance"],
+    }
+    is_large = result["peak"] >= 1e8
+    unit = "GB" if is_large else "MB"
+    unit_bytes = 1e9 if is_large else 1e6
+    rows = [[purpose, f"{size / unit_bytes:,.2f}"] for purpose, size in memory.items()]
+    recomputed = "none" if plan.checkpoint_every is None else f"every {plan.checkpoint_every}"
+    title = (
+        f"{plan.gpus} × {plan.gpu}, {plan.strategy}, {plan.precision}, "
+        f"batch {plan.batch_size} × {plan.length}, blocks recomputed: {recomputed}"
+    )
+    return Table(title, ["memory on one GPU at the peak of a step", unit], rows)
 
-    time = [
+
+def time_table(plan: Plan, result: dict[str, Any]) -> Table:
+    rows = [
         ["FLOPs per token, forward and backward", f"{result['flops_per_token']:.3e}"],
         ["tokens per second", f"{result['tokens_per_second']:,.0f}"],
     ]
-    if (days := result["days"]) is not None:
-        unit, n_units = ("days", days) if days >= 0.1 else ("seconds", days * 86_400)
-        time.append([f"{unit} for {plan.tokens:.3g} tokens", f"{n_units:.3g}"])
+    days = result["days"]
+    if days is not None and days >= 0.1:
+        rows.append([f"days for {plan.tokens:.3g} tokens", f"{days:.3g}"])
+    elif days is not None:
+        seconds = days * SECONDS_PER_DAY
+        rows.append([f"seconds for {plan.tokens:.3g} tokens", f"{seconds:.3g}"])
     kind = product_type(plan.precision)
-    title = f"at {plan.mfu:.0%} of {PEAKS[plan.gpu][kind] / 1e12:.3g} TFLOP/s (dense {kind})"
-    console.print(Table(title, ["time", ""], time))
-    console.print(
-        "All of it is for a GPU. FLOPs are of sequences of one document, activations of uncompiled blocks."
-    )
+    peak = f"{PEAKS[plan.gpu][kind] / 1e12:.3g} TFLOP/s (dense {kind})"
+    return Table(f"at {plan.mfu:.0%} of {peak}", ["time", ""], rows)

@@ -1,7 +1,6 @@
-"""`make gpu`: toy plans whose items fail, overrun and are killed; the real plan without a GPU."""
+"""`make gpu`: toy plans with failing, overrunning and killed items; the real plan without a GPU."""
 
 import importlib
-import itertools
 import json
 import os
 import re
@@ -24,9 +23,8 @@ import pytest
 from anlit.commands.prepare import parser as parser_of_prepare
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, ("make", "timeout", "bash"))), reason="Linux tools"
-)
+HAS_TOOLS = all(map(shutil.which, ("make", "timeout", "bash")))
+pytestmark = pytest.mark.skipif(not HAS_TOOLS, reason="make, timeout or bash is missing")
 
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
@@ -48,20 +46,29 @@ def items(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("gpu_items")
 
 
+def write_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def with_programs(folder: Path) -> dict[str, str]:
+    """Return the environment with these programs first."""
+    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
 def start(
     folder: Path, *options: str, minutes: float = 9, nvidia_smi: str = NVIDIA_SMI
 ) -> subprocess.Popen[str]:
-    """A call in a process group of its own, on a machine whose nvidia-smi is given."""
-    program = folder / "programs" / "nvidia-smi"
-    program.parent.mkdir(exist_ok=True)
-    program.write_text(nvidia_smi)
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    words = [sys.executable, "docker/gpu.py", f"--minutes={minutes}", f"--plan={folder}/plan.py"]
-    words += [f"--{name}={folder / name}" for name in ("state", "output", "wheels")]
+    """Start a call in a new process group, on a machine with this program nvidia-smi."""
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    write_program(programs / "nvidia-smi", nvidia_smi)
+    command = [sys.executable, "docker/gpu.py", f"--minutes={minutes}", f"--plan={folder}/plan.py"]
+    command += [f"--{name}={folder / name}" for name in ("state", "output", "wheels")]
     return subprocess.Popen(
-        [*words, *options],
+        [*command, *options],
         cwd=ROOT,
-        env=os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"},
+        env=with_programs(programs),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -70,14 +77,14 @@ def start(
 
 
 def call(folder: Path, *options: str, **settings: Any) -> tuple[int, str]:
-    """The exit code and the output of a call."""
+    """Return the exit code and the output of a call."""
     process = start(folder, *options, **settings)
     output, _ = process.communicate()
     return process.returncode, output
 
 
 def write_plan(folder: Path, *phases: tuple[int, list[str]]) -> None:
-    """A plan of phases: seconds, and the arguments of each item as Python reads them."""
+    """Write a plan from phases: seconds, and Python's text of each item's arguments."""
     lines = ["from gpu_items import Item, Phase", "SIZES = {}", "TOY_SIZES = {}", "PLAN = ["]
     for seconds, items in phases:
         members = ", ".join(f"Item({item})" for item in items)
@@ -85,16 +92,22 @@ def write_plan(folder: Path, *phases: tuple[int, list[str]]) -> None:
     (folder / "plan.py").write_text("\n".join([*lines, "]", ""]))
 
 
+def has_ended(pid_file: Path) -> bool:
+    status = Path(f"/proc/{pid_file.read_text().strip()}/status")
+    return not status.exists() or "State:\tZ" in status.read_text()
+
+
 def results(folder: Path, output: str = "output") -> dict[str, str]:
+    """Return the result of each item."""
     lines = (folder / output / "gpu.jsonl").read_text().splitlines()
     return {record["item"]: record["result"] for record in map(json.loads, lines)}
 
 
 def test_results_are_written_and_a_failure_stops_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "script"
+    script = tmp_path / "script"  # called as: script anlit benchmark --output OUT
     script.write_text(
-        "echo '{\n\"loss\": 7}' > $3/a.json\n"
-        "printf '# title\\n\\n## Table\\n\\n| a |\\n' > $3/a.md\n"
+        "echo '{\n\"loss\": 7}' > $4/a.json\n"
+        "printf '# title\\n\\n## Table\\n\\n| a |\\n' > $4/a.md\n"
     )
     write_plan(
         tmp_path,
@@ -103,8 +116,9 @@ def test_results_are_written_and_a_failure_stops_nothing(tmp_path: Path) -> None
         (60, ["'unable', 'true', 'x', needs=('no_such_program',)"]),
         (60, [f"'last', 'sh {script} anlit benchmark', 'what it is'"]),
     )
-    script.write_text(script.read_text().replace("$3", "$4"))
+
     code, output = call(tmp_path)
+
     assert code == 0, output
     assert "All items are finished" in output
     assert results(tmp_path) == {
@@ -115,14 +129,16 @@ def test_results_are_written_and_a_failure_stops_nothing(tmp_path: Path) -> None
     }
     assert '"record": {"loss": 7}' in (tmp_path / "output" / "gpu.jsonl").read_text()
     page = (tmp_path / "output" / "gpu.md").read_text()
-    for part in ("## last: what it is", "### Table\n\n| a |", "a reason", "| unable | left out"):
-        assert part in page
+    for text in ("## last: what it is", "### Table\n\n| a |", "a reason", "| unable | left out"):
+        assert text in page
     assert "# title" not in page
 
 
 def test_the_page_begins_with_the_gpu_its_driver_and_its_clock(tmp_path: Path) -> None:
     write_plan(tmp_path, (60, ["'item', 'true', 'x'"]))
+
     call(tmp_path)
+
     head = (tmp_path / "output" / "gpu.md").read_text().splitlines()[2]
     gpu = "NVIDIA H200, driver 580.159.04, clock 1980 MHz at most, 345 MHz at the start, 700.00 W;"
     assert head.startswith(gpu)
@@ -130,13 +146,13 @@ def test_the_page_begins_with_the_gpu_its_driver_and_its_clock(tmp_path: Path) -
 
 
 def test_the_plan_of_seconds_is_printed_first(tmp_path: Path) -> None:
-    write_plan(
-        tmp_path, (170, ["'a', 'true', 'x'", "'b', 'true', 'x'"]), (30, ["'c', 'true', 'x'"])
-    )
+    items = ["'a', 'true', 'x'", "'b', 'true', 'x'"]
+    write_plan(tmp_path, (170, items), (30, ["'c', 'true', 'x'"]))
+
     _, output = call(tmp_path)
-    assert output.startswith(
-        "The plan: 200 s at most, in calls of 540 s.\n   0–170 s  a, b\n 170–200 s  c\n"
-    )
+
+    plan = "The plan: 200 s at most, in calls of 540 s.\n   0–170 s  a, b\n 170–200 s  c\n"
+    assert output.startswith(plan)
 
 
 def test_the_next_call_skips_what_is_finished_until_it_is_asked_for(tmp_path: Path) -> None:
@@ -145,6 +161,7 @@ def test_the_next_call_skips_what_is_finished_until_it_is_asked_for(tmp_path: Pa
         (60, [f"'counts', 'printf x >> {tmp_path}/count', 'x'"]),
         (60, ["'fails', 'false', 'x'"]),
     )
+
     for again, expected in (("", "x"), ("", "x"), ("counts", "xx"), ("failed", "xx")):
         call(tmp_path, f"--again={again}")
         assert (tmp_path / "count").read_text() == expected
@@ -157,11 +174,12 @@ def test_a_phase_over_its_time_ends_with_all_its_processes(tmp_path: Path) -> No
         (2, [f"'long', 'sleep 100 & echo $! > {tmp_path}/pid; echo so far; wait', 'x'"]),
         (60, ["'next', 'true', 'x'"]),
     )
+
     call(tmp_path)
+
     assert results(tmp_path) == {"long": "over its time", "next": "finished"}
     assert "so far" in (tmp_path / "output" / "gpu.md").read_text()
-    process = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
-    assert not process.exists() or "State:\tZ" in process.read_text()
+    assert has_ended(tmp_path / "pid")
 
 
 def test_a_phase_that_does_not_fit_into_a_call_is_left_to_the_next(tmp_path: Path) -> None:
@@ -170,19 +188,24 @@ def test_a_phase_that_does_not_fit_into_a_call_is_left_to_the_next(tmp_path: Pat
         (50, ["'first', 'true', 'x'"]),
         (500, ["'large', 'true', 'x'"]),
         (40, ["'small', 'true', 'x'"]),
-        (40, ["'reads', 'true', 'x', after=('large',)"]),
+        (40, ["'reads', 'true', 'x', inputs=('large',)"]),
     )
+
     code, output = call(tmp_path, minutes=1)
+
     assert code == 75
     assert "Call make gpu again for: large, reads." in output
     assert results(tmp_path) == {"first": "finished", "small": "finished"}
-    assert call(tmp_path)[0] == 0
+
+    code, _ = call(tmp_path)
+
+    assert code == 0
     assert set(results(tmp_path).values()) == {"finished"}
 
 
 def test_items_of_a_phase_run_beside_each_other_as_far_as_memory_allows(tmp_path: Path) -> None:
-    def meets(name: str, other: str) -> str:
-        command = f"touch {tmp_path}/{name}; until [ -e {tmp_path}/{other} ]; do sleep 0.1; done"
+    def meets(name: str, partner: str) -> str:
+        command = f"touch {tmp_path}/{name}; until [ -e {tmp_path}/{partner} ]; do sleep 0.1; done"
         return f"'{name}', '{command}', 'x', gigabytes=60"
 
     alone = f"mkdir {tmp_path}/busy && sleep 0.5 && rmdir {tmp_path}/busy"
@@ -191,25 +214,24 @@ def test_items_of_a_phase_run_beside_each_other_as_far_as_memory_allows(tmp_path
         (30, [meets("a", "b"), meets("b", "a")]),
         (60, [f"'c', '{alone}', 'x', gigabytes=70", f"'d', '{alone}', 'x', gigabytes=70"]),
     )
+
     _, output = call(tmp_path)
+
     assert set(results(tmp_path).values()) == {"finished"}, output
 
 
-def test_an_item_waits_for_what_it_reads_and_is_left_out_without_it(tmp_path: Path) -> None:
+def test_an_item_waits_for_its_inputs_and_is_left_out_without_them(tmp_path: Path) -> None:
     reads = f"cat {tmp_path}/state/slow/file"
-    write_plan(
-        tmp_path,
-        (
-            60,
-            [
-                f"'reads', '{reads}', 'x', after=('slow',)",
-                "'slow', 'sleep 0.5; echo text > $OUT/file', 'x'",
-                "'fails', 'false', 'x'",
-                "'needs', 'true', 'x', after=('fails',)",
-            ],
-        ),
-    )
+    items = [
+        f"'reads', '{reads}', 'x', inputs=('slow',)",
+        "'slow', 'sleep 0.5; echo text > $OUT/file', 'x'",
+        "'fails', 'false', 'x'",
+        "'needs', 'true', 'x', inputs=('fails',)",
+    ]
+    write_plan(tmp_path, (60, items))
+
     call(tmp_path)
+
     expected = {"reads": "finished", "slow": "finished", "fails": "failed (1)"}
     assert results(tmp_path) == expected | {"needs": "left out: fails is not finished"}
 
@@ -220,7 +242,9 @@ def test_the_page_has_the_speed_of_a_run_and_the_archive_no_checkpoint(tmp_path:
     (tmp_path / "metrics.csv").write_text("\n".join([*table, ""]))
     run = "mkdir -p $OUT/run/checkpoints && touch $OUT/run/checkpoints/last.ckpt"
     write_plan(tmp_path, (60, [f"'fit', '{run} && cp {tmp_path}/metrics.csv $OUT/run', 'x'"]))
+
     call(tmp_path)
+
     page = (tmp_path / "output" / "gpu.md").read_text()
     assert "| train/tokens_per_second | train/mfu | train/data_wait_share | val/loss |" in page
     assert "| 800 | 0.3 | 0.02 | 4.25 |" in page
@@ -233,83 +257,93 @@ def test_the_page_has_the_speed_of_a_run_and_the_archive_no_checkpoint(tmp_path:
 def test_a_killed_call_leaves_whole_files_and_the_next_one_waits_for_its_item(
     tmp_path: Path,
 ) -> None:
-    busy, go = tmp_path / "busy", tmp_path / "go"
-    until = f"touch {busy}; until [ -e {go} ]; do sleep 0.1; done; rm {busy}"
-    write_plan(
-        tmp_path, (60, ["'first', 'true', 'x'"]), (60, [f"'busy', '{until}', 'what it does'"])
-    )
+    busy = tmp_path / "busy"
+    go = tmp_path / "go"
+    command = f"touch {busy}; until [ -e {go} ]; do sleep 0.1; done; rm {busy}"
+    items = ["'first', 'true', 'x'"], [f"'busy', '{command}', 'what it does'"]
+    write_plan(tmp_path, *((60, item) for item in items))
+
     process = start(tmp_path)
     while not busy.exists():
         assert process.poll() is None, "the call ended before its item began"
         time.sleep(0.01)
     process.kill()
     process.communicate()
+
     assert results(tmp_path) == {"first": "finished"}
     assert "| busy | waiting |" in (tmp_path / "output" / "gpu.md").read_text()
+
     process = start(tmp_path)
     assert process.stdout
     assert "still runs: waiting for its end" in process.stdout.readline()
     go.touch()
     process.communicate()
+
     assert process.returncode == 0
     assert results(tmp_path) == {"first": "finished", "busy": "finished"}
 
 
 def test_a_call_that_is_terminated_ends_its_item(tmp_path: Path) -> None:
     write_plan(tmp_path, (60, [f"'long', 'echo $$ > {tmp_path}/pid; sleep 100; true', 'x'"]))
+    pid_file = tmp_path / "pid"
+
     process = start(tmp_path)
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+    while not pid_file.exists() or not pid_file.read_text():
         time.sleep(0.01)
     process.terminate()
     process.communicate()
+
     assert process.returncode == 128 + signal.SIGTERM
-    item = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
-    assert not item.exists() or "State:\tZ" in item.read_text()
+    assert has_ended(pid_file)
 
 
 def test_the_pth_file_of_a_wheel_is_read(tmp_path: Path) -> None:
     """nvidia-cutlass-dsl has one, without which `import cutlass` fails."""
     (tmp_path / "wheels").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: outer\nVersion: 1\n"
+    members = {
+        "outer.pth": "outer/inside\n",
+        "outer/inside/inner_of_the_wheel.py": "",
+        "outer-1.dist-info/METADATA": metadata,
+        "outer-1.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "outer-1.dist-info/RECORD": "",
+    }
     with zipfile.ZipFile(tmp_path / "wheels" / "outer-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("outer.pth", "outer/inside\n")
-        wheel.writestr("outer/inside/inner_of_the_wheel.py", "")
-        wheel.writestr(
-            "outer-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: outer\nVersion: 1\n"
-        )
-        wheel.writestr(
-            "outer-1.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        wheel.writestr("outer-1.dist-info/RECORD", "")
+        for name, text in members.items():
+            wheel.writestr(name, text)
     command = 'python -c "import inner_of_the_wheel, torch, anlit"'
     write_plan(tmp_path, (120, [f"'imports', '{command}', 'x'"]))
+
     _, output = call(tmp_path)
+
     page = (tmp_path / "output" / "gpu.md").read_text()
     assert results(tmp_path) == {"imports": "finished"}, output + page
 
 
 def test_the_plan_fits_into_two_calls_and_fifteen_minutes(items: ModuleType) -> None:
-    seconds = [phase.seconds for phase in items.PLAN]
-    calls = [0, 0]
-    for phase_seconds in seconds:
-        fits = calls[0] + phase_seconds <= 9 * 60 - 10  # the virtual environment takes some
-        calls[0 if fits else 1] += phase_seconds
-    assert max(calls) <= 9 * 60 - 10
-    assert sum(seconds) < 14 * 60, "a machine takes a minute to start"
+    limit = 9 * 60 - 10  # seconds of a call, without making the virtual environment
+    first_call = 0
+    second_call = 0
+    for phase in items.PLAN:
+        if first_call + phase.seconds <= limit:
+            first_call += phase.seconds
+        else:
+            second_call += phase.seconds
+
+    assert max(first_call, second_call) <= limit
+    assert first_call + second_call < 14 * 60, "a machine takes a minute to start"
 
 
 def commands_of(items: ModuleType, sizes: dict[str, str]) -> list[list[str]]:
-    """The words of every item's anlit commands."""
+    """Return the arguments of every item's anlit commands."""
     gpu = importlib.import_module("gpu")
     commands = []
-    for phase in items.PLAN:
-        for item in phase.items:
-            text = gpu.command_of(item, {"CORPUS": "PythonSources"} | sizes, Path("/state"), 60)
-            words = shlex.split(text)
-            parts = [
-                list(part) for is_and, part in itertools.groupby(words, "&&".__eq__) if not is_and
-            ]
-            commands += [part[3:] for part in parts if part[:3] == ["python", "-m", "anlit"]]
+    for item in items_of(items.PLAN):
+        text = gpu.command_of(item, {"CORPUS": "PythonSources"} | sizes, Path("/state"), 60)
+        for command in text.split(" && "):
+            program, option, module, *arguments = shlex.split(command)
+            if [program, option, module] == ["python", "-m", "anlit"]:
+                commands.append(arguments)
     return commands
 
 
@@ -325,13 +359,14 @@ def test_every_command_of_the_plan_is_understood(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(step, "INSTALLED", tuple(step.PEERS))
     commands = commands_of(items, getattr(items, sizes))
+
     assert len(commands) > 20
-    seen = set()
-    for words in commands:
-        seen.add(tuple(words[:2]) if words[0] == "benchmark" else words[0])
-        match words:
+    names = set()
+    for command in commands:
+        names.add(" ".join(command[:2]) if command[0] == "benchmark" else command[0])
+        match command:
             case ["benchmark", "step", *options]:
-                assert step.options(options).minutes < 1
+                assert step.parse_options(options).minutes < 1
             case ["benchmark", "attention", *options]:
                 monkeypatch.setattr(attention, "Benchmark", stop_after_parsing)
                 with pytest.raises(ParsedError):
@@ -344,7 +379,7 @@ def test_every_command_of_the_plan_is_understood(
                 parser_of_prepare().parse_args(options)
             case ["compare", *options]:
                 assert len(options) == 5
-    assert seen == {("benchmark", "step"), ("benchmark", "attention"), "fit", "prepare", "compare"}
+    assert names == {"benchmark step", "benchmark attention", "fit", "prepare", "compare"}
 
 
 class ParsedError(Exception):
@@ -356,14 +391,16 @@ def stop_after_parsing(*arguments: object) -> None:
 
 
 def test_without_a_gpu_items_of_the_plan_run_at_toy_sizes(tmp_path: Path) -> None:
-    """One of each kind; the whole plan is slow."""
+    """An item of each kind. The test of the whole plan is slow."""
     names = ("prepare", "attention-4k", "fit", "tests-models")
     (tmp_path / "plan.py").write_text(
         "from gpu_items import PLAN as WHOLE, SIZES, TOY_SIZES, Phase\n"
         "items = [item for phase in WHOLE for item in phase.items]\n"
         f"PLAN = [Phase(500, [item for item in items if item.name in {names}])]\n"
     )
+
     code, output = call(tmp_path, nvidia_smi=NVIDIA_SMI_WITHOUT_A_GPU)
+
     page = (tmp_path / "output-dry" / "gpu.md").read_text()
     assert code == 0, output
     expected = dict.fromkeys(names, "finished") | {"tests-models": "no device"}
@@ -374,13 +411,21 @@ def test_without_a_gpu_items_of_the_plan_run_at_toy_sizes(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_every_item_of_tests_selects_some(items: ModuleType) -> None:
-    members = [item for phase in items.PLAN for item in phase.items if "$PYTEST" in item.command]
-    assert len(members) == 5
-    for item in members:
-        words = shlex.split(item.command.replace("$PYTEST", ""))
-        pytest_ = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
-        subprocess.run([*pytest_, *words], cwd=ROOT, check=True)
+def test_every_pytest_item_selects_tests(items: ModuleType) -> None:
+    collect = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
+    commands = [item.command for item in items_of(items.PLAN) if "$PYTEST" in item.command]
+
+    assert len(commands) == 5
+    for command in commands:
+        arguments = shlex.split(command.replace("$PYTEST", ""))
+        subprocess.run([*collect, *arguments], cwd=ROOT, check=True)
+
+
+def items_of(phases: list[Any]) -> list[Any]:
+    items = []
+    for phase in phases:
+        items += phase.items
+    return items
 
 
 @pytest.mark.slow
@@ -388,18 +433,17 @@ def test_without_a_gpu_the_whole_plan_is_measured_or_says_why_not(
     tmp_path: Path, items: ModuleType
 ) -> None:
     """As a user calls it in a clone."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text(NVIDIA_SMI_WITHOUT_A_GPU)
-    program.chmod(0o755)
-    folders = [
+    write_program(tmp_path / "nvidia-smi", NVIDIA_SMI_WITHOUT_A_GPU)
+    settings = [
         f"STATE={tmp_path}/state",
         f"OUTPUT={tmp_path}/output",
         f"GPU_PYTHON={sys.executable}",
     ]
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(["make", "gpu", *folders], cwd=ROOT, env=environment, check=True)
+    command = ["make", "gpu", *settings]
+    subprocess.run(command, cwd=ROOT, env=with_programs(tmp_path), check=True)
+
     page = (tmp_path / "output-dry" / "gpu.md").read_text()
-    names = [item.name for phase in items.PLAN for item in phase.items]
+    names = [item.name for item in items_of(items.PLAN)]
     outcomes = results(tmp_path, "output-dry")
     assert list(outcomes) == names
     assert set(outcomes.values()) == {"finished", "no device"}, page

@@ -10,83 +10,108 @@ from anlit.commands.size import main
 from anlit.errors import UserError
 from tests.data.prepared import random_tokens, write_prepared
 
-MODEL = ("--model AnGPT --model.vocab_size 256 --model.n_layers 2 --model.d_model 32 --model.n_heads 2 "
-         "--model.context_length 64 --data TokenShards --data.path nowhere")  # fmt: skip
+MODEL = [
+    "--model=AnGPT",
+    "--model.vocab_size=256",
+    "--model.n_layers=2",
+    "--model.d_model=32",
+    "--model.n_heads=2",
+    "--model.context_length=64",
+    "--data=TokenShards",
+    "--data.path=nowhere",
+]
 
 
 def size(folder: Path, options: str) -> dict[str, Any]:
-    assert main([*MODEL.split(), *options.split(), "--json", str(folder / "size.json")]) == 0
-    return json.loads((folder / "size.json").read_text())
+    """Return the numbers that `anlit size` writes for the model with these options."""
+    file = folder / "size.json"
+    assert main([*MODEL, *options.split(), "--json", str(file)]) == 0
+    return json.loads(file.read_text())
 
 
-def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
-    """2 layers of W_q and W_o with 2 heads of width 24, W_k and W_v with one; d 32, f 128, V 256, T 64."""
-    plan = "--gpus 4 --strategy fsdp --model.runtime.recompute_every 2 --batch_size 2 --gpu A100 --mfu 0.5 --tokens 1e9"
-    numbers = size(
-        tmp_path, f"{plan} --trainer.precision bf16-mixed --model.n_kv_heads 1 --model.d_head 24"
+def test_numbers_follow_from_the_options_of_fit_without_data(tmp_path: Path) -> None:
+    """2 layers: W_q and W_o with 2 heads of width 24, W_k and W_v with one; d 32, f 128, V 256, T 64."""
+    plan = "--gpus 4 --strategy fsdp --batch_size 2 --gpu A100 --mfu 0.5 --tokens 1e9"
+    settings = (
+        "--model.runtime.recompute_every 2 --trainer.precision bf16-mixed "
+        "--model.n_kv_heads 1 --model.d_head 24"
     )
+
+    numbers = size(tmp_path, f"{plan} {settings}")
+
     in_blocks = 2 * (2 * 2 * 24 + 2 * 24 + 3 * 128) * 32
     assert numbers["parameters"]["total"] == in_blocks + 2 * 256 * 32 + 2 * 2 * 32 + 256
-    assert numbers["flops_per_token"] == 6 * (in_blocks + 256 * 32) + 12 * 2 * 2 * 24 * 65 / 2
+    flops = 6 * (in_blocks + 256 * 32) + 12 * 2 * 2 * 24 * 65 / 2
+    assert numbers["flops_per_token"] == flops
     assert numbers["cache_bytes"] == 64 * 2 * 2 * 24 * 2
-    assert [numbers["plan"][key] for key in ("checkpoint_every", "length", "precision")] == [
-        2,
-        64,
-        "bf16-mixed",
-    ]
+    assert numbers["plan"]["checkpoint_every"] == 2
+    assert numbers["plan"]["length"] == 64
+    assert numbers["plan"]["precision"] == "bf16-mixed"
     assert numbers["peak"] == pytest.approx(sum(numbers["memory"].values()))
-    assert numbers["days"] == pytest.approx(
-        1e9 * numbers["flops_per_token"] / (4 * 312e12 * 0.5) / 86_400
-    )
+    assert numbers["days"] == pytest.approx(1e9 * flops / (4 * 312e12 * 0.5) / 86_400)
 
 
 @pytest.mark.parametrize(
     ("devices", "gpus"), [("4", 4), ("[0,1]", 2), ("0,1,3", 3), ("auto", 1), ("-1", 1)]
 )
-def test_devices_batches_and_steps_are_those_of_fit(
+def test_devices_batches_and_steps_are_the_ones_of_fit(
     tmp_path: Path, devices: str, gpus: int
 ) -> None:
-    given = (
-        f"--trainer.devices {devices} --trainer.num_nodes 2 --trainer.strategy anlit.FullySharded"
-    )
-    numbers = size(
-        tmp_path,
-        f"{given} --data.batch_size 3 --trainer.accumulate_grad_batches 5 --trainer.max_steps 7",
-    )
-    assert (numbers["plan"]["gpus"], numbers["plan"]["strategy"]) == (2 * gpus, "fsdp")
-    assert numbers["plan"]["tokens"] == 7 * 3 * 5 * 2 * gpus * 64
+    options = [
+        f"--trainer.devices {devices} --trainer.num_nodes 2",
+        "--trainer.strategy anlit.FullySharded",
+        "--data.batch_size 3 --trainer.accumulate_grad_batches 5 --trainer.max_steps 7",
+    ]
+
+    plan = size(tmp_path, " ".join(options))["plan"]
+
+    assert plan["gpus"] == 2 * gpus
+    assert plan["strategy"] == "fsdp"
+    assert plan["tokens"] == 7 * 3 * 5 * 2 * gpus * 64
 
 
-def test_what_does_not_fit_is_told(tmp_path: Path, capsys) -> None:
-    for batch, fits in ((1, True), (1_000_000, False)):
-        numbers = size(tmp_path, f"--batch_size {batch}")
-        whole = numbers["peak"] + numbers["allowance"]
-        assert numbers["allowance"] == pytest.approx(0.05 * numbers["peak"] + 1.5e9)
-        assert numbers["fits"] is fits is (whole <= numbers["gpu_bytes"])
-        assert ("DOES NOT FIT" in capsys.readouterr().out) is not fits
+@pytest.mark.parametrize(("batch_size", "fits"), [(1, True), (1_000_000, False)])
+def test_a_run_that_does_not_fit_is_named(
+    tmp_path: Path, capsys, batch_size: int, fits: bool
+) -> None:
+    numbers = size(tmp_path, f"--batch_size {batch_size}")
+
+    assert numbers["allowance"] == pytest.approx(0.05 * numbers["peak"] + 1.5e9)
+    needed = numbers["peak"] + numbers["allowance"]
+    assert numbers["fits"] is fits is (needed <= numbers["gpu_bytes"])
+    assert ("DOES NOT FIT" in capsys.readouterr().out) is not fits
 
 
 def test_a_prepared_corpus_gives_the_vocabulary_as_in_fit(tmp_path: Path) -> None:
-    write_prepared(
-        tmp_path / "d", {"train": random_tokens(99, 1), "val": random_tokens(99, 2)}, vocab_size=361
-    )
-    own = size(
-        tmp_path,
-        f"--model.vocab_size null --data PythonSources --data.vocab_size 512 --data.path {tmp_path}/d",
-    )
-    assert own["parameters"] == size(tmp_path, "--model.vocab_size 384")["parameters"]
+    tokens = {"train": random_tokens(99, 1), "val": random_tokens(99, 2)}
+    write_prepared(tmp_path / "d", tokens, vocab_size=361)
+    data = f"--data PythonSources --data.vocab_size 512 --data.path {tmp_path}/d"
+
+    numbers = size(tmp_path, f"--model.vocab_size null {data}")
+
+    assert numbers["parameters"] == size(tmp_path, "--model.vocab_size 384")["parameters"]
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    ("16-mixed", "precision=16-mixed is float16, .* set bf16-mixed or 32-true"),
-    ("16", "precision=16-mixed is float16"), ("16-true", "precision=16-true is float16"),
-    ("64-true --gpus 8 --strategy fsdp", "=64-true does not go with fsdp, .*: set 32-true$"),
-    ("transformer-engine", "=transformer-engine is not one of anlit's: set 32-true, .*64-true; float8 is "),
-    ("bf16 --trainer.plugins lightning.pytorch.plugins.DoublePrecision", "DoublePrecision sets .*: set trainer.pr"),
-    ("32-true --gpus 2 --strategy 1gpu", "choose ddp or fsdp"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("16-mixed", "precision=16-mixed is float16, .* set bf16-mixed or 32-true"),
+        ("16", "precision=16-mixed is float16"),
+        ("16-true", "precision=16-true is float16"),
+        ("64-true --gpus 8 --strategy fsdp", "=64-true does not go with fsdp, .*: set 32-true$"),
+        (
+            "transformer-engine",
+            "=transformer-engine is not one of anlit's: set 32-true, .*64-true; float8 is ",
+        ),
+        (
+            "bf16 --trainer.plugins lightning.pytorch.plugins.DoublePrecision",
+            "DoublePrecision sets .*: set trainer.pr",
+        ),
+        ("32-true --gpus 2 --strategy 1gpu", "choose ddp or fsdp"),
+    ],
+)
 def test_a_precision_that_fit_refuses_or_a_wrong_strategy_is_refused(
-    tmp_path: Path, options: str, says: str
+    tmp_path: Path, options: str, message: str
 ) -> None:
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         size(tmp_path, f"--trainer.precision {options}")

@@ -1,4 +1,4 @@
-"""The estimate against what a step on the CPU really allocates, for each architecture and precision."""
+"""The estimate against the real allocations of a step, for each architecture and precision."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import anlit
@@ -17,7 +18,14 @@ from anlit.training.optim.optimizers import parameter_groups
 
 ARCHITECTURES = ("GPT", "NGPT", "AnGPT")
 SMALL = {"vocab_size": 512, "n_layers": 2, "d_model": 64, "n_heads": 2, "context_length": 128}
-DEEPER = {"vocab_size": 256, "n_layers": 5, "d_model": 96, "n_heads": 3, "context_length": 64}
+DEEP = {"vocab_size": 256, "n_layers": 5, "d_model": 96, "n_heads": 3, "context_length": 64}
+LARGE = {
+    "vocab_size": 50304,
+    "n_layers": 6,
+    "d_model": 768,
+    "n_heads": 12,
+    "context_length": 1024,
+}
 
 
 def build(name: str, device: str = "cpu", **settings: object) -> Any:
@@ -25,12 +33,18 @@ def build(name: str, device: str = "cpu", **settings: object) -> Any:
         return getattr(anlit, name)(**{**SMALL, "document_masking": False, **settings})
 
 
-def training(model: LanguageModel, autocast: bool) -> tuple[Callable[[], None], Any]:
-    """One training step of 4 sequences in Lightning's order as a function, and its optimizer."""
-    decoder, device = model.model, model.device.type
+def estimated_peak(plan: Plan, name: str, **settings: object) -> int:
+    return step_memory(build(name, "meta", **settings), plan).total()
+
+
+def make_step(model: LanguageModel, autocast: bool) -> tuple[Callable[[], None], Any]:
+    """Return a training step of 4 sequences in Lightning's order, and its optimizer."""
+    decoder = model.model
+    device = model.device.type
     optimizer = model.make_optimizer(parameter_groups(decoder))
     tokens = torch.randint(model.vocab_size, (4, model.context_length), device=device)
-    targets, ids = tokens.clone(), torch.zeros_like(tokens)
+    targets = tokens.clone()
+    ids = torch.zeros_like(tokens)
 
     def step() -> None:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
@@ -43,98 +57,112 @@ def training(model: LanguageModel, autocast: bool) -> tuple[Callable[[], None], 
     return step, optimizer
 
 
+def state_tensors(optimizer: Any) -> list[Tensor]:
+    """Return the tensors of an optimizer's state, or of the states of MuonAdamW's optimizers."""
+    tensors = []
+    for member in getattr(optimizer, "_parts", [optimizer]):
+        for state in member.state.values():
+            tensors += [value for value in state.values() if torch.is_tensor(value)]
+    return tensors
+
+
 def peak_on_cpu(model: LanguageModel, autocast: bool) -> float:
-    """Peak bytes from the allocator's events: parameters, gradients, optimizer state and what the step allocates."""
-    step, optimizer = training(model, autocast)
+    """Return parameters, optimizer state and the allocations of a step, in bytes at the peak."""
+    step, optimizer = make_step(model, autocast)
     step()  # makes the optimizer's state and the tables of positions
-    states = [
-        state for part in getattr(optimizer, "_parts", [optimizer]) for state in part.state.values()
-    ]
-    held = [
-        *model.model.parameters(),
-        *(x for state in states for x in state.values() if torch.is_tensor(x)),
-    ]
+    permanent = [*model.model.parameters(), *state_tensors(optimizer)]
+    permanent_bytes = sum(tensor.untyped_storage().nbytes() for tensor in permanent)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    changes = (event.nbytes() for event in sorted(events, key=lambda e: e.start_ns()))
-    return float(sum(x.untyped_storage().nbytes() for x in held) + max(accumulate(changes)))
+    events.sort(key=lambda event: event.start_ns())
+    changes = [event.nbytes() for event in events]
+    return float(permanent_bytes + max(accumulate(changes)))
 
 
-@pytest.mark.parametrize(("name", "shape", "kernel", "autocast"), [
-    *((name, DEEPER, "eager", name != "NGPT") for name in ARCHITECTURES), ("AnGPT", SMALL, "sdpa", False),
-    ("NGPT", SMALL, "eager", True),
-])  # fmt: skip
-def test_the_estimate_is_within_ten_percent_of_the_real_peak(name, shape, kernel, autocast) -> None:
-    plan = Plan(
-        batch_size=4,
-        length=shape["context_length"],
-        precision="bf16-mixed" if autocast else "32-true",
-    )
-    estimated = step_memory(build(name, "meta", **shape, kernel=kernel), plan).total()
-    assert estimated == pytest.approx(
-        peak_on_cpu(build(name, **shape, kernel=kernel), autocast), rel=0.1
-    )
+@pytest.mark.parametrize(
+    ("name", "shape", "kernel", "precision"),
+    [
+        ("GPT", DEEP, "eager", "bf16-mixed"),
+        ("NGPT", DEEP, "eager", "32-true"),
+        ("AnGPT", DEEP, "eager", "bf16-mixed"),
+        ("AnGPT", SMALL, "sdpa", "32-true"),
+        ("NGPT", SMALL, "eager", "bf16-mixed"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value,
+)
+def test_the_estimate_is_within_ten_percent_of_the_real_peak(
+    name: str, shape: dict[str, int], kernel: str, precision: Any
+) -> None:
+    plan = Plan(batch_size=4, length=shape["context_length"], precision=precision)
+    real = peak_on_cpu(build(name, **shape, kernel=kernel), precision == "bf16-mixed")
+
+    assert estimated_peak(plan, name, **shape, kernel=kernel) == pytest.approx(real, rel=0.1)
 
 
 def test_float64_is_counted_with_eight_bytes_and_without_fused_kernels() -> None:
     plan = Plan(batch_size=4, length=SMALL["context_length"], precision="64-true")
-    estimated = step_memory(build("AnGPT", "meta"), plan).total()
-    assert estimated == pytest.approx(
-        peak_on_cpu(build("AnGPT", kernel="eager").double(), False), rel=0.1
-    )
+    real = peak_on_cpu(build("AnGPT", kernel="eager").double(), False)
+
+    assert estimated_peak(plan, "AnGPT") == pytest.approx(real, rel=0.1)
 
 
-def test_the_optimizers_state_is_what_the_optimizer_makes() -> None:
-    for optimizer, bytes_per_matrix_weight in ((anlit.AdamW, 8), (anlit.MuonAdamW, 4)):
-        model = build("GPT", "meta", optimizer=optimizer)
-        sizes = estimate(model, Plan(batch_size=1, length=128, precision="32-true"))
-        others = sizes["parameters"]["total"] - sizes["parameters"]["matrices"]
-        expected = bytes_per_matrix_weight * sizes["parameters"]["matrices"] + 8 * others
-        # beside it, AdamW's step counters, and for a moment what the step computes with
-        assert expected <= sizes["memory"]["optimizer state"] < 1.05 * expected
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_per_matrix_weight"), [(anlit.AdamW, 8), (anlit.MuonAdamW, 4)]
+)
+def test_the_optimizer_state_is_counted_by_its_tensors(
+    optimizer: type, bytes_per_matrix_weight: int
+) -> None:
+    model = build("GPT", "meta", optimizer=optimizer)
+
+    numbers = estimate(model, Plan(batch_size=1, length=128, precision="32-true"))
+
+    n_matrix_weights = numbers["parameters"]["matrices"]
+    n_vector_weights = numbers["parameters"]["total"] - n_matrix_weights
+    expected = bytes_per_matrix_weight * n_matrix_weights + 8 * n_vector_weights
+    # AdamW's step counters, and for a moment the temporary tensors of the step, are more.
+    assert expected <= numbers["memory"]["optimizer state"] < 1.05 * expected
 
 
-def test_what_strategy_accumulation_and_recomputed_blocks_change() -> None:
-    """Of float32 weights: DDP's buckets and gradients of earlier micro-batches are all there at the peak."""
-    model = build("GPT", "meta")
-    changes = ({}, {"gpus": 4, "strategy": "fsdp"}, {"gpus": 4, "strategy": "ddp"}, {"accumulate": 2},
-               {"checkpoint_every": 1})  # fmt: skip
-    plans = (Plan(batch_size=8, length=128, **more) for more in changes)
-    whole, quarter, ddp, accumulated, recomputed = (
-        estimate(model, plan)["memory"] for plan in plans
-    )
-    for part in ("parameters", "optimizer state"):
-        assert quarter[part] == pytest.approx(whole[part] / 4, rel=1e-4)
-    blocks, block = (
-        "activations of the blocks",
-        sum(p.numel() for p in model.model.blocks[0].parameters()),
-    )
-    assert quarter[blocks] == whole[blocks] > 2 * recomputed[blocks]
-    n_parameters = model.model.n_parameters()
-    assert (
-        quarter["FSDP's gathered weights and gradients"]
-        == 8 * (n_parameters - 2 * block) + 8 * block + 8 * block
-    )
-    assert (
-        whole.get("gradients", 0) < 4 * n_parameters == ddp["gradients"] == accumulated["gradients"]
-    )
+def memory_of(**changes: Any) -> dict[str, float]:
+    """Return the memory by purpose of a plan for float32 weights, by default on one GPU."""
+    return estimate(build("GPT", "meta"), Plan(batch_size=8, length=128, **changes))["memory"]
+
+
+def test_fsdp_shards_parameters_and_state_and_gathers_two_blocks() -> None:
+    decoder = build("GPT", "meta").model
+    n_block = sum(parameter.numel() for parameter in decoder.blocks[0].parameters())
+    n_outer = decoder.n_parameters() - 2 * n_block
+
+    single = memory_of()
+    quarter = memory_of(gpus=4, strategy="fsdp")
+
+    for purpose in ("parameters", "optimizer state"):
+        assert quarter[purpose] == pytest.approx(single[purpose] / 4, rel=1e-4)
+    gathered = 8 * n_outer + 8 * n_block + 8 * n_block
+    assert quarter["FSDP's gathered weights and gradients"] == gathered
+    assert quarter["activations of the blocks"] == single["activations of the blocks"]
+
+
+def test_all_gradients_live_at_the_peak_under_ddp_and_accumulation() -> None:
+    all_gradients = 4 * build("GPT", "meta").model.n_parameters()
+
+    assert memory_of().get("gradients", 0) < all_gradients
+    assert memory_of(gpus=4, strategy="ddp")["gradients"] == all_gradients
+    assert memory_of(accumulate=2)["gradients"] == all_gradients
+
+
+def test_recomputed_blocks_save_less_than_half() -> None:
+    blocks = "activations of the blocks"
+
+    assert memory_of()[blocks] > 2 * memory_of(checkpoint_every=1)[blocks]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_estimate_is_within_ten_percent_of_a_gpus_peak(name: str) -> None:
-    settings = {
-        "vocab_size": 50304,
-        "n_layers": 6,
-        "d_model": 768,
-        "n_heads": 12,
-        "context_length": 1024,
-    }
-    estimated = step_memory(
-        build(name, "meta", **settings), Plan(batch_size=4, length=1024)
-    ).total()
-    step, _ = training(build(name, **settings).cuda(), True)
+    estimated = estimated_peak(Plan(batch_size=4, length=1024), name, **LARGE)
+    step, _ = make_step(build(name, **LARGE).cuda(), True)
     step()
     torch.cuda.reset_peak_memory_stats()
     step()
