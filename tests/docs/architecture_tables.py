@@ -1,12 +1,10 @@
-"""The rows of the tables of architectures.md, as the records beside it give them."""
-
-from pathlib import Path
+"""Rows of the tables of architectures.md, computed from the records beside it."""
 
 import numpy as np
 
 from anlit.compare.statistics import median_with_interval
 from tests.docs.page_tables import ARCHITECTURES, EMPTY, UNRECORDED, Rows, table
-from tests.docs.records import Study, figure, read_record, saving
+from tests.docs.records import Study, figure, read_record, saving, seconds_per_token
 
 
 @table(ARCHITECTURES, "Depth")
@@ -14,10 +12,11 @@ def depth() -> Rows:
     study = Study("depth")
     rows = []
     for layers in (2, 4, 8):
-        gpt, angpt = (f"{name}, layers {layers}, width 64" for name in ("GPT+", "anGPT"))
-        losses = study.losses(angpt), study.losses(gpt)
-        by_seed = ", ".join(figure(losses[0][seed] - losses[1][seed]) for seed in losses[0])
-        gap = f"{study.minus(angpt, gpt)}: {by_seed}"
+        gpt = f"GPT+, layers {layers}, width 64"
+        angpt = f"anGPT, layers {layers}, width 64"
+        gpt_losses = study.losses(gpt)
+        gaps = [figure(loss - gpt_losses[seed]) for seed, loss in study.losses(angpt).items()]
+        gap = f"{study.minus(angpt, gpt)}: {', '.join(gaps)}"
         size = f"{figure(study.parameters[gpt] / 1e6)}M"
         rows.append([str(layers), size, study.mean(gpt), gap, study.faster(angpt, gpt)])
     return rows
@@ -48,7 +47,8 @@ def bridge() -> Rows:
     }
     rows = [["anGPT", "6", study.mean("anGPT"), "–", "–"]]
     for label, arm in arms.items():
-        gap, onset = study.minus(arm, "anGPT"), study.onset_minus(arm, "anGPT", 3.3)
+        gap = study.minus(arm, "anGPT")
+        onset = study.onset_minus(arm, "anGPT", 3.3)
         seeds = str(len(study.curves[arm]))
         rows.append([label, seeds, study.mean(arm), gap, onset])
     return rows
@@ -63,10 +63,11 @@ TUNED = {
 @table(ARCHITECTURES, "Equal tuning at 1.3M parameters")
 def equal_tuning() -> Rows:
     """Seed 3 is in the record of the gain."""
-    first, later = Study("compute_optimal/1.3m-tuned"), Study("bridge/plain-1.3m")
+    first = Study("compute_optimal/1.3m-tuned")
+    later = Study("bridge/plain-1.3m")
     rows = []
     for label, (key, arm) in TUNED.items():
-        best = min(entry["loss"] for entry in first.record["tuning"][key])
+        best = first.best_tuned_loss(key)
         assert first.seeds(arm) == later.seeds(arm)[:2]
         rows.append([label, figure(best), *later.seeds(arm), later.mean(arm)])
     return rows
@@ -77,22 +78,24 @@ def settings_of_equal_tuning() -> Rows:
     tuning = read_record("compute_optimal/1.3m-tuned/report.json")["tuning"]
     columns = []
     for key in ("gpt", "angpt"):
-        losses = sorted((entry["loss"], words(entry["setting"], key)) for entry in tuning[key])
-        columns.append([(setting, figure(loss)) for loss, setting in losses])
+        entries = sorted(tuning[key], key=lambda entry: entry["loss"])
+        columns.append(
+            [(describe(entry["setting"], key), figure(entry["loss"])) for entry in entries]
+        )
     return [[*gpt, *angpt] for gpt, angpt in zip(*columns, strict=True)]
 
 
-def words(setting: dict[str, float], arm: str) -> str:
+def describe(setting: dict[str, float], arm: str) -> str:
     """`rate 0.004, warm-up 40 %`."""
-    parts = [f"rate {setting['lr']:g}"]
+    items = [f"rate {setting['lr']:g}"]
     if arm == "angpt":
         scale = setting.get("alpha_scale")
-        parts.append(f"α's scale {scale:g}" if scale else "α's scale 1/√d")
+        items.append(f"α's scale {scale:g}" if scale else "α's scale 1/√d")
     if setting.get("warmup"):
-        parts.append(f"warm-up {setting['warmup']:.0%}".replace("%", " %"))
+        items.append(f"warm-up {setting['warmup']:.0%}".replace("%", " %"))
     if setting.get("init_std"):
-        parts.append(f"weights of {setting['init_std']:g}")
-    return ", ".join(parts)
+        items.append(f"weights of {setting['init_std']:g}")
+    return ", ".join(items)
 
 
 @table(ARCHITECTURES, "The gain on queries and keys")
@@ -108,9 +111,9 @@ def gain() -> Rows:
     for label, (arm, file) in arms.items():
         diagnosis = read_record(f"bridge/plain-1.3m/attention/{file}.json")
         entropy = np.array(diagnosis["lengths"]["256"]["statistics"]["entropy"])
-        of_layers = entropy[:, :, -1].mean(axis=1)  # over heads, at the longest contexts
+        entropy_of_layers = entropy[:, :, -1].mean(axis=1)  # over heads, at the longest contexts
         mean = study.mean(arm, seeds=(1, 2))
-        sharpest = figure(of_layers.min())
+        sharpest = figure(entropy_of_layers.min())
         rows.append([label, *study.seeds(arm)[:2], mean, sharpest, saving(diagnosis)])
     return rows
 
@@ -138,7 +141,7 @@ def filled(cells: list[str], n: int) -> list[str]:
 
 @table(ARCHITECTURES, "The norm of attention's average", 1)
 def norm_of_average_of_a_small_model() -> Rows:
-    """Which runs copy (bold) is not compared: of that the record has nothing."""
+    """Bold runs copy. The record does not say which do, so bold is not compared."""
     study = Study("bridge/onset")
     arms = {
         "anGPT": "anGPT",
@@ -155,8 +158,10 @@ def norm_of_average_of_a_small_model() -> Rows:
     for label, arm in arms.items():
         losses = study.seeds(arm)
         mean = study.mean(arm) if len(losses) > 1 else EMPTY
-        mean += ", two groups" if arm == "GPT+" else EMPTY
-        gap = study.minus(arm, "anGPT") if len(losses) > 1 and arm != "anGPT" else EMPTY
+        if arm == "GPT+":
+            mean += ", two groups"
+        has_gap = len(losses) > 1 and arm != "anGPT"
+        gap = study.minus(arm, "anGPT") if has_gap else EMPTY
         rows.append([label, *filled(losses, 6), mean, gap])
     return rows
 
@@ -185,7 +190,8 @@ def scale_invariant_attention() -> Rows:
     rows = []
     for attention in ("", ", scale-invariant"):
         for name in ("GPT+", "nGPT", "anGPT"):
-            arm, baseline = name + attention, "GPT+" + attention
+            arm = name + attention
+            baseline = "GPT+" + attention
             gap = EMPTY if arm == baseline else study.minus(arm, baseline)
             rows.append([arm, *study.seeds(arm), study.mean(arm), gap])
     return rows
@@ -216,7 +222,7 @@ def settings_by_seed() -> Rows:
 
 @table(ARCHITECTURES, "The rotary fraction")
 def rotary_fraction() -> Rows:
-    """What a copy saves was logged by `trainer/dynamics.yaml`, which the record does not hold."""
+    """The record has no saving of a copy: `trainer/dynamics.yaml` logged it."""
     study = Study("copying/rotary")
     labels = {
         "GPT+, full": "GPT+, rate 0.008, warm-up 20 %",
@@ -234,7 +240,8 @@ def rotary_fraction() -> Rows:
 def fewer_tokens() -> Rows:
     rows = []
     for tokens in ("0.6", "2", "6", "20"):
-        study = Study("compute_optimal/0.4m" + ("" if tokens == "20" else f"-{tokens}"))
+        suffix = "" if tokens == "20" else f"-{tokens}"
+        study = Study(f"compute_optimal/0.4m{suffix}")
         cells = [tokens, study.mean("GPT+")]
         for arm in ("nGPT", "anGPT"):
             cells += [study.minus(arm, "GPT+"), study.faster(arm, "GPT+")]
@@ -248,10 +255,10 @@ def tiny_model() -> Rows:
     rows = []
     for attention in ("", ", scale-invariant"):
         baseline = "GPT+" + attention
-        others = ["nGPT" + attention, "anGPT" + attention]
+        arms = ["nGPT" + attention, "anGPT" + attention]
         rows.append([baseline, study.mean(baseline), EMPTY, EMPTY])
-        for arm in others:
-            p = figure(study.p_holm(arm, baseline, others))
+        for arm in arms:
+            p = figure(study.p_holm(arm, baseline, arms))
             rows.append([arm, study.mean(arm), study.minus(arm, baseline), p])
     return rows
 
@@ -271,9 +278,7 @@ def convergence() -> Rows:
 @table(ARCHITECTURES, "The demo")
 def demo() -> Rows:
     study = Study("convergence/demo")
-    seconds = {}
-    for timed in read_record("convergence/demo/paired_steps.json")["arms"]:
-        seconds[Path(timed["run"]).name.partition("_")[0]] = timed["seconds_per_token"]
+    seconds = seconds_per_token("convergence/demo/paired_steps.json")
     arms = {
         "nGPT": ("nGPT", "ngpt"),
         "anGPT": ("anGPT", "angpt"),
@@ -296,20 +301,17 @@ def rate_and_batch_size() -> Rows:
         for batch in (2, 4, 8):
             cells = [str(width), str(batch)]
             for arm in ("gpt", "ngpt", "angpt"):
-                losses = [
-                    (entry["loss"], entry["setting"]["lr"])
-                    for entry in tuning[f"{arm}_d_model={width}"]
-                    if entry["setting"]["batch_size"] == batch
-                ]
-                loss, rate = min(losses)
-                cells.append(f"{figure(loss)}, {rate:g}")
+                entries = tuning[f"{arm}_d_model={width}"]
+                entries = [entry for entry in entries if entry["setting"]["batch_size"] == batch]
+                best = min(entries, key=lambda entry: entry["loss"])
+                cells.append(f"{figure(best['loss'])}, {best['setting']['lr']:g}")
             rows.append(cells)
     return rows
 
 
 @table(ARCHITECTURES, "From GPT+ to anGPT")
 def ablation() -> Rows:
-    """The last column is the paper's."""
+    """The last column has the paper's numbers."""
     study = Study("ablation-cpu")
     baseline = "GPT+, no QK-norm"
     arms = {
@@ -322,12 +324,12 @@ def ablation() -> Rows:
         "anGPT, all factors −2 %": ("anGPT, factors −2 %", "no change"),
         "anGPT, all factors 2 %": ("anGPT, factors +2 %", "no change"),
     }
-    mean = np.mean(list(study.losses(baseline).values()))
+    mean = study.mean_loss(baseline)
     rows = []
-    for label, (arm, theirs) in arms.items():
+    for label, (arm, paper_cell) in arms.items():
         test = study.test(arm, baseline)
-        change, low, high = (
-            figure(100 * value / mean) for value in (test.difference, test.low, test.high)
-        )
-        rows.append([label, f"{change} % ({low} … {high})", theirs])
+        change = figure(100 * test.difference / mean)
+        low = figure(100 * test.low / mean)
+        high = figure(100 * test.high / mean)
+        rows.append([label, f"{change} % ({low} … {high})", paper_cell])
     return rows

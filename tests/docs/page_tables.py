@@ -1,4 +1,4 @@
-"""The tables of the pages of results that are compared with their records."""
+"""The registry of tables on the pages of results, which are computed from records."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +10,11 @@ Key = tuple[str, str, int]
 TABLES: dict[Key, Callable[[], Rows]] = {}
 EMPTY = ""
 UNRECORDED = ANY
-"""A cell without a record; the table's function says why."""
+"""A cell without a record. The table's function says why."""
 
 
 def table(page: str, heading: str, number: int = 0) -> Callable[[Callable[[], Rows]], Any]:
-    """Register what the table has to hold."""
+    """Register the function that computes the rows of a table."""
 
     def register(rows: Callable[[], Rows]) -> Callable[[], Rows]:
         TABLES[page, heading, number] = rows

@@ -19,26 +19,30 @@ def name(page: Path) -> str:
 
 
 def shell_lines(page: Path) -> Iterator[str]:
-    """Every line of a page's blocks without a language, continuation lines joined."""
+    """Yield the lines of a page's blocks without a language, with continuation lines joined."""
     for language, body in _FENCE.findall(page.read_text(encoding="utf-8")):
         if not language:
-            yield from filter(None, map(str.strip, body.replace("\\\n", " ").splitlines()))
+            for line in body.replace("\\\n", " ").splitlines():
+                if line.strip():
+                    yield line.strip()
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The arguments of every `anlit` command of a page, without the program's name."""
+    """Yield the arguments of every `anlit` command of a page, without the program's name."""
     for line in shell_lines(page):
-        words = shlex.split(line, comments=True)
-        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
-            words = words[1:]
-        if words and Path(words[0]).name == "anlit":
-            yield words[1:]
-        elif words[:2] == ["sbatch", "--nodes=4"]:
-            yield ["fit", *words[words.index("docker/slurm/train.sbatch") + 1 :]]
+        command = shlex.split(line, comments=True)
+        while command and re.fullmatch(r"[A-Z_]+=\S*", command[0]):
+            command = command[1:]
+        if command and Path(command[0]).name == "anlit":
+            yield command[1:]
+        elif command[:2] == ["sbatch", "--nodes=4"]:
+            script = command.index("docker/slurm/train.sbatch")
+            yield ["fit", *command[script + 1 :]]
 
 
 def files(page: Path) -> Iterator[tuple[str, str]]:
-    """Name and content of every block whose first line is a comment with a file's name."""
+    """Yield name and content of every block that starts with a comment with a file's name."""
     for _, body in _FENCE.findall(page.read_text(encoding="utf-8")):
-        if match := re.match(r"# ([\w.]+\.(?:yaml|py))\n", body):
-            yield match[1], body
+        title = re.match(r"# ([\w.]+\.(?:yaml|py))\n", body)
+        if title:
+            yield title[1], body

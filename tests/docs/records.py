@@ -23,7 +23,7 @@ from anlit.runs.folders import Curve
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 DIGITS = 6
-"""Digits after the point of what is computed; pages print fewer."""
+"""Digits after the point of computed figures. Pages print fewer."""
 FORM = f".{DIGITS}f"
 
 
@@ -32,8 +32,23 @@ def read_record(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
+def curve_of(run: dict[str, Any]) -> Curve:
+    """Return the curve of a run in a study's record."""
+    columns = [np.array(run["curve"][name], float) for name in ("tokens", "seconds", "loss")]
+    return Curve(*columns)
+
+
+def seconds_per_token(name: str) -> dict[str, list[float]]:
+    """Return the times of a record of steps in turns, by the run's name without its seed."""
+    seconds = {}
+    for arm in read_record(name)["arms"]:
+        run = Path(arm["run"]).name.partition("_")[0]
+        seconds[run] = arm["seconds_per_token"]
+    return seconds
+
+
 class Study:
-    """The finished runs in a record of `anlit study`: a curve by arm and seed, and the losses of tuning."""
+    """The finished runs in a record of `anlit study`: a curve by arm and seed, and the tuning."""
 
     def __init__(self, folder: str) -> None:
         self.record = read_record(f"{folder}/report.json")
@@ -41,63 +56,71 @@ class Study:
         self.parameters: dict[str, int] = {}
         for run in self.record["measured"].values():
             arm = run["counted_in"]
-            if arm is None or run["state"] != "finished":
-                continue
-            points = run["curve"]
-            columns = [np.array(points[name], float) for name in ("tokens", "seconds", "loss")]
-            self.curves.setdefault(arm, {})[run["seed"]] = Curve(*columns)
-            self.parameters[arm] = (self.record["shared"]["record"] | run["record"])["parameters"]
+            if arm is not None and run["state"] == "finished":
+                self.curves.setdefault(arm, {})[run["seed"]] = curve_of(run)
+                run_record = self.record["shared"]["record"] | run["record"]
+                self.parameters[arm] = run_record["parameters"]
 
     def losses(self, arm: str, seeds: Sequence[int] | None = None) -> dict[int, float]:
-        """The final loss by seed; of all seeds by default."""
+        """Return the final loss by seed, by default of all seeds."""
         curves = self.curves[arm]
         return {seed: float(curves[seed].loss[-1]) for seed in seeds or sorted(curves)}
 
     def seeds(self, arm: str) -> list[str]:
-        """The final loss of each seed."""
+        """Return the final loss of each seed as text."""
         return [figure(loss) for loss in self.losses(arm).values()]
+
+    def mean_loss(self, arm: str) -> float:
+        """Return the mean of the final losses."""
+        return float(np.mean(list(self.losses(arm).values())))
 
     def mean(self, arm: str, seeds: Sequence[int] | None = None) -> str:
         """`2.0883 ± 0.0142`, of the final losses."""
         return summary(self.losses(arm, seeds).values())
 
+    def best_tuned_loss(self, key: str) -> float:
+        """Return the lowest final loss of an architecture on the tuning seed."""
+        return min(entry["loss"] for entry in self.record["tuning"][key])
+
     def test(self, arm: str, baseline: str, seeds: Sequence[int] | None = None) -> Test:
-        """The test of the arm's final losses minus the baseline's."""
+        """Return the test of the arm's final losses minus the baseline's."""
         test = difference(self.losses(arm, seeds), self.losses(baseline, seeds))
         assert test is not None
         return test
 
     def minus(self, arm: str, baseline: str, seeds: Sequence[int] | None = None) -> str:
         """`−0.088 (−0.122 … −0.053)`, of the final losses."""
-        losses = self.losses(arm, seeds), self.losses(baseline, seeds)
-        return mean_difference(*losses, FORM)
+        return mean_difference(self.losses(arm, seeds), self.losses(baseline, seeds), FORM)
 
     def lower(self, arm: str, baseline: str, seeds: Sequence[int] | None = None) -> str:
-        """`0.088 (0.053 … 0.122)`: by how much the arm's final losses are below the baseline's."""
+        """`0.088 (0.053 … 0.122)`: the baseline's final losses minus the arm's."""
         return self.minus(baseline, arm, seeds)
 
     def p(self, arm: str, baseline: str, seeds: Sequence[int] | None = None) -> float:
         return self.test(arm, baseline, seeds).p
 
     def p_holm(self, arm: str, baseline: str, arms: Iterable[str]) -> float:
-        """p corrected for comparisons of all `arms` with the baseline."""
-        values = {other: self.p(other, baseline) for other in arms}
-        corrected = dict(zip(values, holm(list(values.values())), strict=True))[arm]
-        assert corrected is not None
-        return corrected
+        """Return p corrected for comparisons of all `arms` with the baseline."""
+        names = list(arms)
+        p_values = holm([self.p(name, baseline) for name in names])
+        p = p_values[names.index(arm)]
+        assert p is not None
+        return p
 
     def speed_up(self, arm: str, baseline: str) -> SpeedUp:
-        curves = [sorted(self.curves[name].items()) for name in (baseline, arm)]
-        return speed_up(*curves)
+        return speed_up(sorted(self.curves[baseline].items()), sorted(self.curves[arm].items()))
 
     def faster(self, arm: str, baseline: str) -> str:
         """`1.23 (1.17 … 1.30)`, `not reached` or `1 of 3 seeds`."""
         return self.speed_up(arm, baseline).words
 
     def onsets(self, arm: str, loss: float) -> dict[int, float | None]:
-        """Millions of tokens after which each seed's run first has the loss."""
-        found = {seed: tokens_to_loss(curve, loss) for seed, curve in self.curves[arm].items()}
-        return {seed: None if found[seed] is None else found[seed] / 1e6 for seed in sorted(found)}
+        """Return millions of tokens after which each seed's run first has the loss."""
+        onsets: dict[int, float | None] = {}
+        for seed, curve in sorted(self.curves[arm].items()):
+            tokens = tokens_to_loss(curve, loss)
+            onsets[seed] = None if tokens is None else tokens / 1e6
+        return onsets
 
     def onset_minus(self, arm: str, baseline: str, loss: float) -> str:
         """`−0.31 (−1.10 … 0.47)`, in millions of tokens."""
@@ -105,36 +128,36 @@ class Study:
 
 
 def figure(value: float) -> str:
-    return signed(f"{value:{FORM}}")
+    return with_minus_sign(f"{value:{FORM}}")
 
 
 def summary(values: Iterable[float]) -> str:
     """`3.2101 ± 0.0042`."""
-    return signed(mean_sd(Summary(list(values)), DIGITS))
+    return with_minus_sign(mean_sd(Summary(list(values)), DIGITS))
 
 
 class Lengths:
-    """A record of `anlit lengths`: losses by arm, masking and length, one for each checkpoint."""
+    """A record of `anlit lengths`: a loss for each checkpoint, by arm, masking and length."""
 
     def __init__(self, folder: str) -> None:
-        self.record = read_record(f"{folder}/lengths.json")
+        record = read_record(f"{folder}/lengths.json")
         self.losses: dict[tuple[str, bool], dict[int, list[float]]] = {}
-        for checkpoint, points in zip(
-            self.record["checkpoints"], self.record["measurements"], strict=True
-        ):
+        for checkpoint, points in zip(record["checkpoints"], record["measurements"], strict=True):
             arm = arm_of_run(Path(checkpoint["file"]).parts[-3])
             for point in points:
                 by_length = self.losses.setdefault((arm, point["masking"]), {})
                 by_length.setdefault(point["length"], []).append(point["total"]["loss"])
 
     def row(self, arm: str, masking: bool = True) -> list[str]:
-        """The loss at the training length, and what each longer one adds."""
-        first, *longer = self.losses[arm, masking].values()
-        added = [[b - a for a, b in zip(first, losses, strict=True)] for losses in longer]
-        return [summary(values) for values in (first, *added)]
+        """Return the loss at the training length, and the added loss at each longer one."""
+        training_losses, *longer = self.losses[arm, masking].values()
+        cells = [summary(training_losses)]
+        for losses in longer:
+            cells.append(summary(np.array(losses) - np.array(training_losses)))
+        return cells
 
     def absolute(self, arm: str) -> list[str]:
-        """The loss at each length."""
+        """Return the loss at each length."""
         return [summary(losses) for losses in self.losses[arm, True].values()]
 
 
@@ -145,11 +168,11 @@ def arm_of_run(name: str) -> str:
     return name
 
 
-def signed(text: str) -> str:
+def with_minus_sign(text: str) -> str:
     return text.replace("-", "−")
 
 
 def saving(diagnosis: dict[str, Any]) -> str:
-    """What a copy of random tokens saves, in nats per token."""
+    """Return the nats per token that a copy of random tokens saves."""
     copying = diagnosis["copying"]
     return figure(copying["first"] - copying["second"])

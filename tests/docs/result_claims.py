@@ -1,283 +1,306 @@
-"""Sentences of the pages of results, with the figures that the records beside them give."""
+"""Figures in the summaries of results and in their sections, computed from the records."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from tests.docs.page_tables import ARCHITECTURES, SPEED
 from tests.docs.records import Lengths, Study, figure, read_record
+from tests.docs.speed_tables import times_by_kernel
 
-RESULTS_README = "README.md"
 Claim = tuple[str, str, str]
-"""Page, heading, and words with their figures."""
+"""Page, heading, and a part of a sentence with its figures."""
 
 IN_SHORT = (ARCHITECTURES, "In short")
-RESULTS_IN_SHORT = (RESULTS_README, "Results")
+README = ("README.md", "Results")
+EQUAL_TUNING = (ARCHITECTURES, "Equal tuning at 1.3M parameters")
+ONE_MILLION = (ARCHITECTURES, "1.3M parameters")
+GAIN = (ARCHITECTURES, "The gain on queries and keys")
+NORM = (ARCHITECTURES, "The norm of attention's average")
+BRIDGE = (ARCHITECTURES, "A bridge from nGPT")
+ABLATION = (ARCHITECTURES, "From GPT+ to anGPT")
 
 
-def times(words: str) -> str:
+def leading(text: str) -> str:
+    """`1.30` of `1.30 (1.25 … 1.34)`."""
+    return text.partition(" ")[0]
+
+
+def times(text: str) -> str:
     """`1.30 times (1.25 … 1.34)` of `1.30 (1.25 … 1.34)`."""
-    return words.replace(" (", " times (", 1)
+    return text.replace(" (", " times (", 1)
 
 
-def interval(words: str) -> str:
+def interval(text: str) -> str:
     """`1.25 … 1.34` of `1.30 (1.25 … 1.34)`."""
-    return words.partition("(")[2].rstrip(")")
+    return text.partition("(")[2].rstrip(")")
 
 
-def opened(words: str, by: str = "") -> str:
-    """`0.111 behind (0.078 … 0.144` of `0.111 (0.078 … 0.144)`, for more words in the brackets."""
-    return words.removesuffix(")").replace(" (", f" {by}(", 1)
+def opened(text: str, comparison: str = "") -> str:
+    """`0.111 behind (0.078 … 0.144` of `0.111 (0.078 … 0.144)`, with the bracket left open."""
+    return text.removesuffix(")").replace(" (", f" {comparison}(", 1)
+
+
+def level(text: str) -> str:
+    """`0.007, −0.211 … 0.225` of `0.007 (−0.211 … 0.225)`."""
+    return text.replace(" (", ", ").rstrip(")")
 
 
 def corrected(arm: str, baseline: str, *records: str) -> list[float]:
-    """The arm's corrected p in every comparison of the records with this baseline."""
-    return sorted(
-        group["p_holm"]
-        for record in records
-        for comparison in read_record(f"{record}/report.json")["comparisons"]
-        if comparison["baseline"] == baseline
-        for group in comparison["groups"]
-        if group["label"] == arm
-    )
+    """Return the arm's corrected p in every comparison of the records with this baseline, sorted."""
+    p_values = []
+    for record in records:
+        for comparison in read_record(f"{record}/report.json")["comparisons"]:
+            if comparison["baseline"] == baseline:
+                groups = comparison["groups"]
+                p_values += [group["p_holm"] for group in groups if group["label"] == arm]
+    return sorted(p_values)
+
+
+def mean_speed_up(study: Study, arm: str, baseline: str) -> str:
+    return figure(study.speed_up(arm, baseline).mean)
 
 
 def claims() -> Iterator[Claim]:
     yield from claims_on_short_training()
     yield from claims_on_equal_tuning()
-    yield from claims_on_the_gain_and_the_norm()
+    yield from claims_on_the_gain()
+    yield from claims_on_the_norm()
     yield from claims_on_scale_invariant_attention()
+    yield from claims_on_a_bridge()
+    yield from claims_on_fewer_tokens()
     yield from claims_on_small_models()
-    yield from claims_on_speed()
+    yield from claims_on_cpus()
+    yield from claims_on_gpus()
 
 
 def claims_on_short_training() -> Iterator[Claim]:
-    demo, cpu = Study("convergence/demo"), Study("convergence/cpu")
-    ngpt, angpt = (demo.faster(arm, "GPT+") for arm in ("nGPT", "anGPT"))
-    yield *IN_SHORT, f"nGPT is ahead after short training | 1.3M, 0.6 | 3 | {times(ngpt)}"
-    yield *IN_SHORT, f"anGPT is ahead after short training | 1.3M, 0.6 | 3 | {times(angpt)}"
-    tuned = [figure(cpu.speed_up(arm, "GPT+").mean) for arm in ("nGPT", "anGPT")]
-    plain = [figure(demo.speed_up(arm, "GPT+").mean) for arm in ("nGPT", "anGPT")]
-    yield (
-        *RESULTS_IN_SHORT,
-        f"need {tuned[0]} and {tuned[1]} times fewer tokens than an equally tuned",
-    )
-    yield *RESULTS_IN_SHORT, f"at those of the demo {plain[0]} and {plain[1]}"
-    without = [
-        figure(cpu.speed_up(f"{arm}, no QK-norm", "GPT+, no QK-norm").mean)
-        for arm in ("nGPT", "anGPT")
-    ]
+    demo = Study("convergence/demo")
+    cpu = Study("convergence/cpu")
+    ngpt = times(demo.faster("nGPT", "GPT+"))
+    angpt = times(demo.faster("anGPT", "GPT+"))
+    yield *IN_SHORT, f"nGPT is ahead after short training | 1.3M, 0.6 | 3 | {ngpt}"
+    yield *IN_SHORT, f"anGPT is ahead after short training | 1.3M, 0.6 | 3 | {angpt}"
+
+    ngpt = mean_speed_up(cpu, "nGPT", "GPT+")
+    angpt = mean_speed_up(cpu, "anGPT", "GPT+")
+    yield *README, f"need {ngpt} and {angpt} times fewer tokens than an equally tuned"
+    without_ngpt = mean_speed_up(cpu, "nGPT, no QK-norm", "GPT+, no QK-norm")
+    without_angpt = mean_speed_up(cpu, "anGPT, no QK-norm", "GPT+, no QK-norm")
     yield (
         ARCHITECTURES,
         "Convergence",
-        f"nGPT needs {tuned[0]} times fewer tokens than GPT+ and anGPT {tuned[1]}, "
-        f"without QK-norm {without[0]} and {without[1]}.",
+        f"nGPT needs {ngpt} times fewer tokens than GPT+ and anGPT {angpt}, "
+        f"without QK-norm {without_ngpt} and {without_angpt}.",
     )
-    invariant = figure(demo.speed_up("anGPT, scale-invariant", "GPT+").mean)
+
+    ngpt = mean_speed_up(demo, "nGPT", "GPT+")
+    angpt = mean_speed_up(demo, "anGPT", "GPT+")
+    yield *README, f"at those of the demo {ngpt} and {angpt}"
+    invariant = mean_speed_up(demo, "anGPT, scale-invariant", "GPT+")
     yield (
         ARCHITECTURES,
         "The demo",
-        f"nGPT needs {plain[0]} times fewer tokens than GPT+, anGPT {plain[1]}, "
+        f"nGPT needs {ngpt} times fewer tokens than GPT+, anGPT {angpt}, "
         f"anGPT with scale-invariant attention {invariant}.",
     )
 
 
 def claims_on_equal_tuning() -> Iterator[Claim]:
-    study, untuned = Study("bridge/plain-1.3m"), Study("compute_optimal/1.3m")
+    study = Study("bridge/plain-1.3m")
     lag = study.minus("anGPT", "GPT+")
     p = figure(study.p("anGPT", "GPT+"))
+    behind_gpt = opened(lag, "behind GPT+ ")
     yield *IN_SHORT, f"never there: {opened(lag, 'behind ')}, p = {p})"
-    yield *RESULTS_IN_SHORT, f"anGPT ends {opened(lag, 'behind GPT+ ')}, p = {p}, three seeds)"
-    yield (
-        ARCHITECTURES,
-        "Equal tuning at 1.3M parameters",
-        f"anGPT ends {opened(lag, 'behind GPT+ ')} nats per token, p = {p}, three seeds)",
-    )
+    yield *README, f"anGPT ends {behind_gpt}, p = {p}, three seeds)"
+    yield *EQUAL_TUNING, f"anGPT ends {behind_gpt} nats per token, p = {p}, three seeds)"
+
+    untuned = Study("compute_optimal/1.3m")
     ngpt = untuned.faster("nGPT", "GPT+")
+    mean = mean_speed_up(untuned, "nGPT", "GPT+")
     yield *IN_SHORT, f"{ngpt}, not significant"
-    short = figure(untuned.speed_up("nGPT", "GPT+").mean)
-    yield (
-        *RESULTS_IN_SHORT,
-        f"needs {short} times fewer tokens than GPT+ ({interval(ngpt)}, two seeds)",
-    )
+    yield *README, f"needs {mean} times fewer tokens than GPT+ ({interval(ngpt)}, two seeds)"
     lower = figure(-untuned.test("nGPT", "GPT+").difference)
-    yield ARCHITECTURES, "1.3M parameters", f"nGPT ends {lower} below GPT+"
+    yield *ONE_MILLION, f"nGPT ends {lower} below GPT+"
     earlier = Study("compute_optimal/1.3m-first").faster("nGPT", "GPT+")
-    yield ARCHITECTURES, "1.3M parameters", f"nGPT {times(earlier)}"
+    yield *ONE_MILLION, f"nGPT {times(earlier)}"
 
 
-def claims_on_the_gain_and_the_norm() -> Iterator[Claim]:
+def claims_on_the_gain() -> Iterator[Claim]:
     study = Study("bridge/plain-1.3m")
-    bounded, gain = "GPT+, no gain on q and k", "anGPT, gain on q and k"
-    normed, both = (
-        "GPT+, norm of each head's average",
-        "anGPT, gain, unit norm of each head's average",
-    )
-    heading = (ARCHITECTURES, "The gain on queries and keys")
+    bounded = "GPT+, no gain on q and k"
+    gain = "anGPT, gain on q and k"
     with_gain = study.minus(gain, "GPT+")
     without = study.minus("anGPT", bounded)
-    p = figure(study.p(gain, "GPT+")), figure(study.p("anGPT", bounded))
+    p_with = figure(study.p(gain, "GPT+"))
+    p_without = figure(study.p("anGPT", bounded))
     yield (
         *IN_SHORT,
-        f"{opened(with_gain, 'behind ')}) and {without}, p = {p[0]} and {p[1]} before any correction",
+        f"{opened(with_gain, 'behind ')}) and {without}, p = {p_with} and {p_without} before any "
+        "correction",
     )
-    yield *RESULTS_IN_SHORT, f"where both have it, {opened(with_gain)}, two seeds)"
-    effect = study.minus(gain, "anGPT")
-    yield *heading, f"{figure(-study.test(gain, 'anGPT').difference)} lower ({interval(effect)})"
-    yield *heading, f"GPT+ ends {opened(study.minus(bounded, 'GPT+'), 'higher ')})"
-    yield *heading, f"Where both have it anGPT is {opened(with_gain, 'behind ')})"
-    heading = (ARCHITECTURES, "The norm of attention's average")
+    yield *README, f"where both have it, {opened(with_gain)}, two seeds)"
+    lowered = figure(-study.test(gain, "anGPT").difference)
+    yield *GAIN, f"{lowered} lower ({interval(study.minus(gain, 'anGPT'))})"
+    yield *GAIN, f"GPT+ ends {opened(study.minus(bounded, 'GPT+'), 'higher ')})"
+    yield *GAIN, f"Where both have it anGPT is {opened(with_gain, 'behind ')})"
+
+
+def claims_on_the_norm() -> Iterator[Claim]:
+    study = Study("bridge/plain-1.3m")
+    normed = "GPT+, norm of each head's average"
+    both = "anGPT, gain, unit norm of each head's average"
     lowered = study.lower(both, "anGPT")
-    p_norm = figure(corrected(both, "anGPT", "bridge/plain-1.3m")[0])
+    p = figure(corrected(both, "anGPT", "bridge/plain-1.3m")[0])
     fewer = times(study.faster(both, "anGPT"))
-    yield *IN_SHORT, f"lower anGPT's loss by {lowered.partition(' ')[0]} |"
+    yield *IN_SHORT, f"lower anGPT's loss by {leading(lowered)} |"
     yield *IN_SHORT, f"{fewer} fewer tokens than anGPT"
-    yield *RESULTS_IN_SHORT, f"ends {opened(lowered, 'lower ')}, three seeds)"
-    yield *heading, f"lower anGPT's loss by {opened(lowered)}, p = {p_norm} after"
-    yield *heading, f"{fewer} fewer tokens"
-    level = study.minus(both, "GPT+").replace(" (", ", ").rstrip(")")
+    yield *README, f"ends {opened(lowered, 'lower ')}, three seeds)"
+    yield *NORM, f"lower anGPT's loss by {opened(lowered)}, p = {p} after"
+    yield *NORM, f"{fewer} fewer tokens"
+
+    gap = level(study.minus(both, "GPT+"))
     behind = study.minus(both, normed)
-    p_behind = figure(study.p(both, normed))
-    yield (
-        *IN_SHORT,
-        f"level with GPT+ ({level}), {opened(behind, 'behind a GPT+ with that norm ')}, p = {p_behind})",
-    )
-    yield *heading, f"It ends level with GPT+ ({level})"
-    yield *heading, f"there anGPT is {opened(behind, 'behind ')}, p = {p_behind})"
-    yield *RESULTS_IN_SHORT, f"it is {opened(behind, 'behind ')})"
+    p = figure(study.p(both, normed))
+    behind_normed = opened(behind, "behind a GPT+ with that norm ")
+    yield *IN_SHORT, f"level with GPT+ ({gap}), {behind_normed}, p = {p})"
+    yield *NORM, f"It ends level with GPT+ ({gap})"
+    yield *NORM, f"there anGPT is {opened(behind, 'behind ')}, p = {p})"
+    yield *README, f"it is {opened(behind, 'behind ')})"
+
     onset = Study("bridge/onset")
     alone = "anGPT, unit norm of each head's average"
-    lowered = onset.lower(alone, "anGPT")
-    p_alone = figure(onset.p(alone, "anGPT"))
-    yield *heading, f"lowers anGPT's loss by {opened(lowered)}, p = {p_alone}, six seeds;"
-    yield *heading, f"{times(onset.faster(alone, 'anGPT'))} fewer tokens"
+    lowered = opened(onset.lower(alone, "anGPT"))
+    p = figure(onset.p(alone, "anGPT"))
+    yield *NORM, f"lowers anGPT's loss by {lowered}, p = {p}, six seeds;"
+    yield *NORM, f"{times(onset.faster(alone, 'anGPT'))} fewer tokens"
 
 
 def claims_on_scale_invariant_attention() -> Iterator[Claim]:
-    tiny, small = Study("compute_optimal/0.1m"), Study("compute_optimal/0.4m-attention")
-    gains = [figure(tiny.speed_up(f"{arm}, scale-invariant", arm).mean) for arm in ("GPT+", "nGPT")]
-    angpt = [times(study.faster("anGPT, scale-invariant", "anGPT")) for study in (tiny, small)]
-    yield *IN_SHORT, f"GPT+ {gains[0]}, nGPT {gains[1]}, anGPT {angpt[0]}"
+    tiny = Study("compute_optimal/0.1m")
+    small = Study("compute_optimal/0.4m-attention")
+    gpt = mean_speed_up(tiny, "GPT+, scale-invariant", "GPT+")
+    ngpt = mean_speed_up(tiny, "nGPT, scale-invariant", "nGPT")
+    angpt = times(tiny.faster("anGPT, scale-invariant", "anGPT"))
+    yield *IN_SHORT, f"GPT+ {gpt}, nGPT {ngpt}, anGPT {angpt}"
+
     heading = (ARCHITECTURES, "Scale-invariant attention")
-    lowered = small.lower("anGPT, scale-invariant", "anGPT")
+    lowered = opened(small.lower("anGPT, scale-invariant", "anGPT"))
     p = figure(small.p("anGPT, scale-invariant", "anGPT"))
-    yield *heading, f"loss by {opened(lowered)}, p = {p}), {angpt[1]} fewer tokens"
-    others = [
-        figure(-small.test(f"{arm}, scale-invariant", arm).difference) for arm in ("GPT+", "nGPT")
-    ]
-    yield *heading, f"GPT+'s and nGPT's by {others[0]} and {others[1]}"
+    fewer = times(small.faster("anGPT, scale-invariant", "anGPT"))
+    yield *heading, f"loss by {lowered}, p = {p}), {fewer} fewer tokens"
+    gpt = figure(-small.test("GPT+, scale-invariant", "GPT+").difference)
+    ngpt = figure(-small.test("nGPT, scale-invariant", "nGPT").difference)
+    yield *heading, f"GPT+'s and nGPT's by {gpt} and {ngpt}"
+
+
+def claims_on_a_bridge() -> Iterator[Claim]:
     bridge = Study("bridge")
     both = "anGPT, s_qk, SiLU of deviation 1"
     yield *IN_SHORT, f"{times(bridge.faster(both, 'anGPT'))} fewer tokens than anGPT"
+    lowered = opened(bridge.lower(both, "anGPT"))
     p = figure(corrected(both, "anGPT", "bridge")[0])
-    yield (
-        ARCHITECTURES,
-        "A bridge from nGPT",
-        f"lower anGPT's final loss by {opened(bridge.lower(both, 'anGPT'))} nats per token, p = {p} "
-        "after",
-    )
+    yield *BRIDGE, f"lower anGPT's final loss by {lowered} nats per token, p = {p} after"
 
-
-def claims_on_small_models() -> Iterator[Claim]:
     plain = Study("bridge/plain")
     lag = plain.minus("anGPT", "GPT+")
     fresh = plain.minus("anGPT", "GPT+", seeds=(4, 5, 6))
     p = figure(plain.p("anGPT", "GPT+"))
-    holm = corrected("anGPT", "GPT+", "bridge/plain", "bridge/onset")
-    holm += corrected("GPT+", "anGPT", "bridge/plain", "bridge/onset")
-    from_to = f"Holm {figure(min(holm))} to {figure(max(holm))}"
-    yield *IN_SHORT, f"{opened(lag, 'behind ')}, p = {p}, {from_to} by comparison)"
+    p_values = corrected("anGPT", "GPT+", "bridge/plain", "bridge/onset")
+    p_values += corrected("GPT+", "anGPT", "bridge/plain", "bridge/onset")
+    holm = f"Holm {figure(min(p_values))} to {figure(max(p_values))}"
+    yield *IN_SHORT, f"{opened(lag, 'behind ')}, p = {p}, {holm} by comparison)"
     yield *IN_SHORT, f"on the other three {fresh}"
     yield (
-        *RESULTS_IN_SHORT,
-        f"it is {opened(lag, 'behind a GPT+ with a long warm-up ')}, six seeds; on the three on which "
-        f"that was not picked {interval(fresh)})",
+        *README,
+        f"it is {opened(lag, 'behind a GPT+ with a long warm-up ')}, six seeds; on the three on "
+        f"which that was not picked {interval(fresh)})",
     )
-    heading = (ARCHITECTURES, "A bridge from nGPT")
-    yield *heading, f"anGPT ends {opened(lag, 'behind GPT+ ')}, p = {p}, {from_to} by"
-    ngpt = plain.minus("anGPT", "nGPT")
-    yield *heading, f"and {opened(ngpt, 'behind nGPT ')}, p = {figure(plain.p('anGPT', 'nGPT'))}"
-    yield *heading, f"anGPT is {opened(fresh, 'behind ')})"
-    level = plain.minus("nGPT", "GPT+").replace(" (", ", ").rstrip(")")
-    yield *heading, f"between nGPT and GPT+ no difference is shown ({level})"
-    lengths = {name: Study(f"compute_optimal/0.4m-{name}") for name in ("0.6", "2", "6")}
-    two, six = lengths["2"], lengths["6"]
-    ngpt, angpt = (two.faster(arm, "GPT+") for arm in ("nGPT", "anGPT"))
-    yield *IN_SHORT, f"nGPT {ngpt}, anGPT {angpt}"
+    yield *BRIDGE, f"anGPT ends {opened(lag, 'behind GPT+ ')}, p = {p}, {holm} by"
+    behind_ngpt = opened(plain.minus("anGPT", "nGPT"), "behind nGPT ")
+    yield *BRIDGE, f"and {behind_ngpt}, p = {figure(plain.p('anGPT', 'nGPT'))}"
+    yield *BRIDGE, f"anGPT is {opened(fresh, 'behind ')})"
+    gap = level(plain.minus("nGPT", "GPT+"))
+    yield *BRIDGE, f"between nGPT and GPT+ no difference is shown ({gap})"
+
+
+def claims_on_fewer_tokens() -> Iterator[Claim]:
+    shortest = Study("compute_optimal/0.4m-0.6")
+    two = Study("compute_optimal/0.4m-2")
+    six = Study("compute_optimal/0.4m-6")
+    yield *IN_SHORT, f"nGPT {two.faster('nGPT', 'GPT+')}, anGPT {two.faster('anGPT', 'GPT+')}"
     yield *IN_SHORT, f"nGPT {six.faster('nGPT', 'GPT+')} at 6;"
-    ngpt_speeds = [figure(study.speed_up("nGPT", "GPT+").mean) for study in lengths.values()]
-    angpt_speeds = [figure(study.speed_up("anGPT", "GPT+").mean) for study in (lengths["0.6"], two)]
+    ngpt = [mean_speed_up(study, "nGPT", "GPT+") for study in (shortest, two, six)]
+    angpt = [mean_speed_up(study, "anGPT", "GPT+") for study in (shortest, two)]
     assert six.speed_up("anGPT", "GPT+").mean is None
     yield (
-        *RESULTS_IN_SHORT,
-        f"at 0.6, 2 and 6 it is {', '.join(ngpt_speeds[:2])} and {ngpt_speeds[2]} for nGPT, "
-        f"{', '.join(angpt_speeds)} and none for anGPT",
+        *README,
+        f"at 0.6, 2 and 6 it is {ngpt[0]}, {ngpt[1]} and {ngpt[2]} for nGPT, "
+        f"{', '.join(angpt)} and none for anGPT",
     )
+
+
+def claims_on_small_models() -> Iterator[Claim]:
     tiny = Study("compute_optimal/0.1m")
-    yield (
-        *IN_SHORT,
-        f"anGPT's significantly (p = {figure(tiny.p_holm('anGPT', 'GPT+', ('nGPT', 'anGPT')))})",
-    )
+    p = figure(tiny.p_holm("anGPT", "GPT+", ("nGPT", "anGPT")))
+    yield *IN_SHORT, f"anGPT's significantly (p = {p})"
     depth = Study("depth")
-    gaps = [
-        figure(
-            depth.test(
-                f"anGPT, layers {layers}, width 64", f"GPT+, layers {layers}, width 64"
-            ).difference
-        )
-        for layers in (2, 4, 8)
-    ]
+    gaps = []
+    for layers in (2, 4, 8):
+        shape = f"layers {layers}, width 64"
+        test = depth.test(f"anGPT, {shape}", f"GPT+, {shape}")
+        gaps.append(figure(test.difference))
     yield *IN_SHORT, f"{', '.join(gaps)} nats behind"
     ablation = Study("ablation-cpu")
-    lower = ablation.minus("anGPT", "nGPT (strict norms)").replace(" (", " nats, ").rstrip(")")
-    yield ARCHITECTURES, "From GPT+ to anGPT", f"anGPT is below nGPT is not shown ({lower})"
+    gap = ablation.minus("anGPT", "nGPT (strict norms)").replace(" (", " nats, ").rstrip(")")
+    yield *ABLATION, f"anGPT is below nGPT is not shown ({gap})"
     worse = ablation.minus("anGPT without ν(α)", "anGPT")
-    yield ARCHITECTURES, "From GPT+ to anGPT", f"only worse by {worse}"
+    yield *ABLATION, f"only worse by {worse}"
 
 
-def claims_on_speed() -> Iterator[Claim]:
-    peers = {
-        target["what"]: target["measured"].split(" ")[0]
-        for target in read_record("step_cpu/xeon/step-cpu.json")["targets"]
-    }
-    litgpt = peers["eager: GPT+'s speed beside litgpt's GPT"]
-    qwen3 = peers["eager: GPT+'s speed beside transformers' Qwen3"]
+def claims_on_cpus() -> Iterator[Claim]:
+    speed = {}
+    for target in read_record("step_cpu/xeon/step-cpu.json")["targets"]:
+        speed[target["what"]] = leading(target["measured"])
+    litgpt = speed["eager: GPT+'s speed beside litgpt's GPT"]
+    qwen3 = speed["eager: GPT+'s speed beside transformers' Qwen3"]
+    yield *README, f"GPT+ is {litgpt} and {qwen3} times as fast as litgpt and Qwen3 on a Xeon"
+
+    step = second_row("shared_keys_cpu/step-cpu.json")["beside"]["train"]["median"]
+    token = second_row("shared_keys_cpu/decoding.json")["beside"]["step"]["median"]
     yield (
-        *RESULTS_IN_SHORT,
-        f"GPT+ is {litgpt} and {qwen3} times as fast as litgpt and Qwen3 on a Xeon",
+        *README,
+        f"take {figure(step)} times a training step, a quarter of the cache and "
+        f"{figure(token)} times a generated token",
     )
-    step = read_record("shared_keys_cpu/step-cpu.json")["groups"][0]["rows"][1]
-    token = read_record("shared_keys_cpu/decoding.json")["groups"][0]["rows"][1]
-    ratios = step["beside"]["train"]["median"], token["beside"]["step"]["median"]
-    yield (
-        *RESULTS_IN_SHORT,
-        f"take {figure(ratios[0])} times a training step, a quarter of the cache and "
-        f"{figure(ratios[1])} times a generated token",
-    )
+
     costs = []
     for shape in read_record("attention_cpu/threads_1/attention.json")["shapes"]:
-        times_by_kernel = {
-            (row["mechanism"], row["kernel"]): row["both"]["median"] for row in shape["entrants"]
-        }
-        if shape["shape"]["documents"]:
-            continue
-        invariant = times_by_kernel["scale-invariant", "blockwise"]
-        costs.append(invariant / times_by_kernel["plain", "sdpa"])
-    cost = f"costs {figure(min(costs))} to {figure(max(costs))} times plain attention on one thread"
-    yield *RESULTS_IN_SHORT, cost
-    yield SPEED, "Attention", f"costs {figure(min(costs))} to {figure(max(costs))} times what plain"
-    beyond = Lengths("attention/0.4m/lengths").row("scale-invariant")[2].partition(" ")[0]
-    yield *RESULTS_IN_SHORT, f"loses most, {beyond} nats, at 16 times it"
+        if not shape["shape"]["documents"]:
+            seconds = times_by_kernel(shape)
+            costs.append(seconds["scale-invariant", "blockwise"] / seconds["plain", "sdpa"])
+    cost = f"costs {figure(min(costs))} to {figure(max(costs))} times"
+    yield *README, f"{cost} plain attention on one thread"
+    yield SPEED, "Attention", f"{cost} what plain"
+
+    lengths = Lengths("attention/0.4m/lengths")
+    added = leading(lengths.row("scale-invariant")[2])
+    yield *README, f"loses most, {added} nats, at 16 times it"
+
+
+def second_row(name: str) -> Any:
+    return read_record(name)["groups"][0]["rows"][1]
+
+
+def claims_on_gpus() -> Iterator[Claim]:
     record = read_record("gpu/step.json")
-    shares, seconds = {}, {}
+    shares = []
+    seconds = {}
     for row in record["groups"][0]["rows"]:
         if row["reason"] is None and row["label"].endswith("sdpa compiled"):
             median = row["seconds"]["train"]["median"]
-            seconds[row["label"].split(" ")[0]] = median
-            shares[row["label"]] = (
-                100 * row["flops"]["train"] / median / record["peak_flops_per_second"]
-            )
-    peak = f"{figure(min(shares.values()))} to {figure(max(shares.values()))} %"
+            seconds[leading(row["label"])] = median
+            flops_per_second = row["flops"]["train"] / median
+            shares.append(100 * flops_per_second / record["peak_flops_per_second"])
+    peak = f"{figure(min(shares))} to {figure(max(shares))} %"
     less = f"{figure(100 * (1 - seconds['anGPT'] / seconds['GPT+']))} %"
-    yield (
-        *RESULTS_IN_SHORT,
-        f"at {peak} of its measured peak, anGPT in {less} less time than GPT+",
-    )
+    yield *README, f"at {peak} of its measured peak, anGPT in {less} less time than GPT+"

@@ -1,7 +1,7 @@
-"""Further figures in the sections of the pages of results, as the records beside them give them."""
+"""Figures in sentences of sections on the pages of results, computed from the records."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,280 +9,311 @@ import numpy as np
 from anlit.compare.statistics import median_with_interval, power_law, tokens_to_loss
 from anlit.runs.folders import Curve
 from tests.docs.page_tables import ARCHITECTURES, ATTENTION, SPEED
-from tests.docs.records import RESULTS, Lengths, Study, figure, read_record
-from tests.docs.result_claims import Claim, corrected, opened
-from tests.docs.speed_tables import hidden_states, needles, quartiles
+from tests.docs.records import (
+    RESULTS,
+    Lengths,
+    Study,
+    curve_of,
+    figure,
+    read_record,
+    seconds_per_token,
+)
+from tests.docs.result_claims import Claim, corrected, leading, level, opened
+from tests.docs.speed_tables import hidden_states, needles, quartiles, times_by_kernel
+
+Sentences = Callable[[], Iterator[str]]
+SECTIONS: list[tuple[str, str, Sentences]] = []
+"""Page, heading, and the function that yields parts of the section's sentences."""
 
 
-def bare(words: str) -> str:
-    """`0.007, −0.211 … 0.225` of `0.007 (−0.211 … 0.225)`."""
-    return words.replace(" (", ", ").rstrip(")")
+def section(page: str, heading: str) -> Callable[[Sentences], Sentences]:
+    """Register the sentences of a section."""
+
+    def register(sentences: Sentences) -> Sentences:
+        SECTIONS.append((page, heading, sentences))
+        return sentences
+
+    return register
 
 
-def first(words: str) -> str:
-    """`0.007` of `0.007 (−0.211 … 0.225)`."""
-    return words.partition(" ")[0]
+def section_claims() -> Iterator[Claim]:
+    for page, heading, sentences in SECTIONS:
+        for sentence in sentences():
+            yield page, heading, sentence
+
+
+def extremes(values: Iterable[float], unit: str = "") -> list[str]:
+    """Return the smallest and the largest value: `8.4M`, `11.3M`."""
+    values = list(values)
+    return [f"{figure(value)}{unit}" for value in (min(values), max(values))]
 
 
 def from_to(values: Iterable[float], unit: str = "") -> str:
     """`8.4M to 11.3M`."""
-    values = list(values)
-    return f"{figure(min(values))}{unit} to {figure(max(values))}{unit}"
+    return " to ".join(extremes(values, unit))
 
 
-def section_claims() -> Iterator[Claim]:
-    for heading, sentences in {
-        "Depth": depth,
-        "Defaults": defaults,
-        "A bridge from nGPT": bridge,
-        "Equal tuning at 1.3M parameters": equal_tuning,
-        "The gain on queries and keys": gain,
-        "The norm of attention's average": norm_of_average,
-        "1.3M parameters": one_million,
-        "Scale-invariant attention": scale_invariant_attention,
-        "0.4M parameters": small_model,
-        "The same model on fewer tokens": fewer_tokens,
-        "Sizes and lengths": sizes_and_lengths,
-        "Convergence": convergence,
-        "The demo": demo,
-        "Rate and batch size over size": rate_and_batch_size,
-        "From GPT+ to anGPT": ablation,
-    }.items():
-        for words in sentences():
-            yield ARCHITECTURES, heading, words
-    for words in mechanisms_by_length():
-        yield ATTENTION, "Mechanisms by length at 20 tokens per parameter", words
-    for words in changed_attention():
-        yield ATTENTION, "Changing a trained model's attention", words
-    lengths = Lengths("attention/short/nu_att")
-    plain, factor = (
-        np.mean(lengths.losses[f"angpt-scale-invariant_output_scaling={name}", True][4096])
-        for name in ("none", "gaussian")
-    )
-    gained = f"it gains {figure(plain - factor)} for scale-invariant attention"
-    yield "nu_att.md", "Does anGPT's attention want its missing factor?", gained
-    for heading, words in speed():
-        yield SPEED, heading, words
+def from_and(values: Iterable[float]) -> str:
+    """`8.4 and 11.3`."""
+    return " and ".join(extremes(values))
 
 
+@section(ARCHITECTURES, "Depth")
 def depth() -> Iterator[str]:
     study = Study("depth")
-    losses = {
-        (arm, layers): study.losses(f"{arm}, layers {layers}, width 64")
-        for arm in ("GPT+", "anGPT", "nGPT")
-        for layers in (2, 4)
-    }
-    late = [figure(loss) for loss in losses["anGPT", 4].values()]
-    yield f"one run of GPT+ ({figure(losses['GPT+', 4][1])}) and both of anGPT ({', '.join(late)})"
-    behind = figure(losses["nGPT", 2][1] - losses["GPT+", 2][1])
-    ahead = figure(losses["GPT+", 4][1] - losses["nGPT", 4][1])
+
+    def losses(arm: str, layers: int) -> dict[int, float]:
+        return study.losses(f"{arm}, layers {layers}, width 64")
+
+    late = ", ".join(map(figure, losses("anGPT", 4).values()))
+    yield f"one run of GPT+ ({figure(losses('GPT+', 4)[1])}) and both of anGPT ({late})"
+    behind = figure(losses("nGPT", 2)[1] - losses("GPT+", 2)[1])
+    ahead = figure(losses("GPT+", 4)[1] - losses("nGPT", 4)[1])
     yield f"ends {behind} behind GPT+ at two layers and {ahead} ahead at four"
 
 
+@section(ARCHITECTURES, "Defaults")
 def defaults() -> Iterator[str]:
     study = Study("defaults/0.4m")
-    (own, fresh), (tuned, tuned_fresh) = (
-        map(figure, study.losses(f"GPT+, {arm}").values()) for arm in ("defaults", "tuned")
+    default, fresh_default = study.seeds("GPT+, defaults")
+    tuned, fresh_tuned = study.seeds("GPT+, tuned")
+    yield (
+        f"0.02 with 40 % at {default}, the tuned best at {tuned}. "
+        f"Seed 2 is fresh: {fresh_default} against "
     )
-    yield f"0.02 with 40 % at {own}, the tuned best at {tuned}. Seed 2 is fresh: {fresh} against "
-    yield f"{fresh} against {tuned_fresh}."
+    yield f"{fresh_default} against {fresh_tuned}."
 
 
+@section(ARCHITECTURES, "A bridge from nGPT")
 def bridge() -> Iterator[str]:
     study = Study("bridge/plain")
     p_values = corrected("nGPT", "anGPT", "bridge/plain", "bridge/onset")
     p_values += corrected("anGPT", "nGPT", "bridge/plain", "bridge/onset")
     yield f", Holm {from_to(p_values)}), six seeds"
-    gpt, ngpt = (study.onset_minus("anGPT", arm, 3.3) for arm in ("GPT+", "nGPT"))
-    yield f"its loss is 3.3 after GPT+'s by {gpt.replace(' (', 'M tokens (')}"
-    yield f"after nGPT's by {ngpt.replace(' (', 'M (')}"
-    losses = sorted(study.losses("GPT+").values())
+    after_gpt = study.onset_minus("anGPT", "GPT+", 3.3)
+    yield f"its loss is 3.3 after GPT+'s by {after_gpt.replace(' (', 'M tokens (')}"
+    after_ngpt = study.onset_minus("anGPT", "nGPT", 3.3)
+    yield f"after nGPT's by {after_ngpt.replace(' (', 'M (')}"
+    losses = [figure(loss) for loss in sorted(study.losses("GPT+").values())]
     yield (
-        f"Two of GPT+'s runs end at {figure(losses[4])} and {figure(losses[5])}, four between "
-        f"{figure(losses[0])} and {figure(losses[3])}"
+        f"Two of GPT+'s runs end at {losses[4]} and {losses[5]}, four between {losses[0]} and "
+        f"{losses[3]}"
     )
     shorter = Study("compute_optimal/0.4m").minus("anGPT", "GPT+")
     yield f"With 20 % GPT+ was {opened(shorter, 'ahead ')}, three seeds)"
-    parts = {
-        arm: study.minus(f"anGPT, {arm}", "anGPT")
-        for arm in ("s_qk, SiLU of deviation 1", "s_qk", "SiLU of deviation 1", "gain on q and k")
-    }
-    both, s_qk, silu, gain_alone = parts.values()
+    both = study.minus("anGPT, s_qk, SiLU of deviation 1", "anGPT")
+    s_qk = study.minus("anGPT, s_qk", "anGPT")
+    silu = study.minus("anGPT, SiLU of deviation 1", "anGPT")
+    gain_alone = study.minus("anGPT, gain on q and k", "anGPT")
     yield (
-        f"(three seeds: both {bare(both)}; s_qk {bare(s_qk)}; SiLU {first(silu)}; "
-        f"the gain {first(gain_alone)})"
+        f"(three seeds: both {level(both)}; s_qk {level(s_qk)}; "
+        f"SiLU {leading(silu)}; the gain {leading(gain_alone)})"
     )
 
 
 def tuning_curves() -> dict[str, Curve]:
-    """Curves on the tuning seed at 1.3M parameters by the run's name."""
+    """Return curves on the tuning seed at 1.3M parameters by the run's name."""
     curves = {}
     for name, run in read_record("compute_optimal/1.3m-tuned/report.json")["measured"].items():
         if run["seed"] == 0:
-            columns = [np.array(run["curve"][key], float) for key in ("tokens", "seconds", "loss")]
-            curves[Path(name).name.partition("_seed=")[0]] = Curve(*columns)
+            curves[Path(name).name.partition("_seed=")[0]] = curve_of(run)
     return curves
 
 
+@section(ARCHITECTURES, "Equal tuning at 1.3M parameters")
 def equal_tuning() -> Iterator[str]:
     study = Study("bridge/plain-1.3m")
-    late, early = (study.onsets(arm, 3.0).values() for arm in ("anGPT", "GPT+"))
-    yield f"a loss of 3.0 comes after {from_to(late, 'M')} tokens against {from_to(early, 'M')}."
+    late = from_to(study.onsets("anGPT", 3.0).values(), "M")
+    early = from_to(study.onsets("GPT+", 3.0).values(), "M")
+    yield f"a loss of 3.0 comes after {late} tokens against {early}."
     finals = {name: float(curve.loss[-1]) for name, curve in tuning_curves().items()}
-    scale, rate = "angpt_alpha_scale=0.3_lr=", "angpt_alpha_scale=0.001_lr=0.0055"
-    same = finals[f"{scale}0.0055"]
-    rates = [finals[f"{scale}{lr}"] for lr in ("0.00275", "0.0055", "0.011")]
-    warm = same - finals[f"{scale}0.0055_warmup=0.2"]
-    yield f"end within {figure(max(rates) - min(rates))}, a warm-up gains {figure(warm)}."
-    yield f"A scale of 0.001, which [anGPT]'s Table F.2 may mean, ends {figure(finals[rate] - same)} above 0.3"
+    tuned = finals["angpt_alpha_scale=0.3_lr=0.0055"]
+    rates = [finals[f"angpt_alpha_scale=0.3_lr={lr}"] for lr in ("0.00275", "0.0055", "0.011")]
+    gained = figure(tuned - finals["angpt_alpha_scale=0.3_lr=0.0055_warmup=0.2"])
+    yield f"end within {figure(max(rates) - min(rates))}, a warm-up gains {gained}."
+    above = figure(finals["angpt_alpha_scale=0.001_lr=0.0055"] - tuned)
+    yield f"A scale of 0.001, which [anGPT]'s Table F.2 may mean, ends {above} above 0.3"
 
 
+@section(ARCHITECTURES, "The gain on queries and keys")
 def gain() -> Iterator[str]:
-    study, seeds = Study("bridge/plain-1.3m"), (1, 2)
-    yield f"as they are {first(study.minus('anGPT', 'GPT+', seeds))} on the same two seeds"
-    bounded, with_gain = "GPT+, no gain on q and k", "anGPT, gain on q and k"
-    pairs = [(with_gain, "GPT+"), ("anGPT", bounded), (bounded, "GPT+"), (with_gain, "anGPT"),
-             ("anGPT", "GPT+")]  # fmt: skip
+    study = Study("bridge/plain-1.3m")
+    seeds = (1, 2)
+    gap = leading(study.minus("anGPT", "GPT+", seeds))
+    yield f"as they are {gap} on the same two seeds"
+    bounded = "GPT+, no gain on q and k"
+    with_gain = "anGPT, gain on q and k"
+    pairs = [
+        (with_gain, "GPT+"),
+        ("anGPT", bounded),
+        (bounded, "GPT+"),
+        (with_gain, "anGPT"),
+        ("anGPT", "GPT+"),
+    ]
     yield f"(before it p from {from_to(study.p(*pair, seeds) for pair in pairs)})"
     highest = math.sqrt(32)
-    share = math.exp(highest) / (math.exp(highest) + 255)
-    yield f"is above √D, {figure(highest)} at this width: of 256 keys one gets {figure(share)} of"
+    share = figure(math.exp(highest) / (math.exp(highest) + 255))
+    yield f"is above √D, {figure(highest)} at this width: of 256 keys one gets {share} of"
     later = study.onset_minus("anGPT", "GPT+", 3.0).replace(" (", "M tokens (")
     yield f"A loss of 3.0 comes {later} later"
+    yield later_and_lower()
+    distance_gain = figure(math.sqrt(2 * math.log(1 + 100 / 10) + 1))
+    yield f"multiplies scores by a(t), {distance_gain} at a distance of 100"
+
+
+def later_and_lower() -> str:
+    """Compare the earliest anGPT with the two GPT+ that reach 3.0 after it, all on one seed."""
     curves = tuning_curves()
     onsets = {name: tokens_to_loss(curve, 3.0) or math.nan for name, curve in curves.items()}
-    earliest = min((name for name in onsets if name.startswith("angpt")), key=onsets.__getitem__)
-    slower = sorted(
-        (onset, name)
-        for name, onset in onsets.items()
-        if name.startswith("gpt") and onset > onsets[earliest]
+    angpt_names = [name for name in onsets if name.startswith("angpt")]
+    earliest = min(angpt_names, key=onsets.__getitem__)
+    slower = [name for name in onsets if name.startswith("gpt") and onsets[name] > onsets[earliest]]
+    first, second = sorted(slower, key=onsets.__getitem__)
+
+    def millions(name: str) -> str:
+        return figure(onsets[name] / 1e6)
+
+    def lower(name: str) -> str:
+        return figure(curves[earliest].loss[-1] - curves[name].loss[-1])
+
+    return (
+        f"at {millions(first)}M and {millions(second)}M against {millions(earliest)}M, "
+        f"and end {lower(first)} and {lower(second)} lower"
     )
-    assert len(slower) == 2
-    ends = [figure(curves[earliest].loss[-1] - curves[name].loss[-1]) for _, name in slower]
-    reached = [figure(onset / 1e6) for onset, _ in slower]
-    yield (
-        f"at {reached[0]}M and {reached[1]}M against {figure(onsets[earliest] / 1e6)}M, "
-        f"and end {ends[0]} and {ends[1]} lower"
-    )
-    gain_per_distance = math.sqrt(2 * math.log(1 + 100 / 10) + 1)
-    yield f"multiplies scores by a(t), {figure(gain_per_distance)} at a distance of 100"
 
 
+@section(ARCHITECTURES, "The norm of attention's average")
 def norm_of_average() -> Iterator[str]:
-    study, onset = Study("bridge/plain-1.3m"), Study("bridge/onset")
-    both, normed = (
-        "anGPT, gain, unit norm of each head's average",
-        "GPT+, norm of each head's average",
-    )
-    lag, rest = first(study.minus("anGPT", "GPT+")), first(study.minus(both, normed))
-    yield f"{rest} of a lag of {lag} is left"
+    study = Study("bridge/plain-1.3m")
+    both = "anGPT, gain, unit norm of each head's average"
+    normed = "GPT+, norm of each head's average"
+    lag = leading(study.minus("anGPT", "GPT+"))
+    yield f"{leading(study.minus(both, normed))} of a lag of {lag} is left"
     yield f"of the lag of {lag} about a third"
-    diagnoses = [
-        read_record(f"bridge/onset/attention/{name}.json")
-        for name in ("angpt", "angpt-attention_norm")
-    ]
-    squares = np.array(diagnoses[0]["lengths"]["256"]["statistics"]["squared_average"])
-    yield f"has averages of {from_to(np.sqrt(squares).mean(axis=1)[:, -1])} of the length"
-    copying = [diagnosis["copying"] for diagnosis in diagnoses]
-    saved = [figure(record["first"] - record["second"]) for record in copying]
-    yield f"by which a copy saves {saved[0]} and {saved[1]} nats"
-    onsets = [study.onsets(arm, 3.0).values() for arm in (both, "anGPT")]
-    yield f"comes after {from_to(onsets[0], 'M')} tokens in place of {from_to(onsets[1], 'M')}"
+    late = from_to(study.onsets(both, 3.0).values(), "M")
+    early = from_to(study.onsets("anGPT", 3.0).values(), "M")
+    yield f"comes after {late} tokens in place of {early}"
     earlier = study.onset_minus("anGPT", both, 3.0)
-    low_high = earlier.partition("(")[2].rstrip(")").replace(" …", "M …")
-    yield f"({first(earlier)}M earlier, {low_high}M)"
+    interval = earlier.partition("(")[2].rstrip(")").replace(" …", "M …")
+    yield f"({leading(earlier)}M earlier, {interval}M)"
     lowered = opened(study.lower(normed, "GPT+"))
     p = figure(study.p(normed, "GPT+"))
     holm = figure(corrected(normed, "GPT+", "bridge/plain-1.3m")[0])
     yield f"whose loss that lowers by {lowered}, p = {p}, Holm {holm})"
+
+
+@section(ARCHITECTURES, "The norm of attention's average")
+def norm_of_average_of_a_small_model() -> Iterator[str]:
+    study = Study("bridge/onset")
     alone = "anGPT, unit norm of each head's average"
+    normed = "GPT+, norm of each head's average"
+    plain_diagnosis = read_record("bridge/onset/attention/angpt.json")
+    normed_diagnosis = read_record("bridge/onset/attention/angpt-attention_norm.json")
+    squares = np.array(plain_diagnosis["lengths"]["256"]["statistics"]["squared_average"])
+    yield f"has averages of {from_to(np.sqrt(squares).mean(axis=1)[:, -1])} of the length"
+    saved = []
+    for diagnosis in (plain_diagnosis, normed_diagnosis):
+        saved.append(figure(diagnosis["copying"]["first"] - diagnosis["copying"]["second"]))
+    yield f"by which a copy saves {' and '.join(saved)} nats"
     holm = figure(corrected(alone, "anGPT", "bridge/onset")[0])
     yield f"Holm over five arms {holm})"
-    yield f"on the other four it is {onset.lower(alone, 'anGPT', (3, 4, 5, 6))}"
-    yield f"it lowers GPT+'s loss by {opened(onset.lower(normed, 'GPT+'))}, three seeds)"
-    yield f"With it in both anGPT is {onset.minus(alone, normed).replace(' (', ' behind (')}"
-    without = onset.minus("anGPT", "GPT+", (1, 2, 3))
-    six = first(onset.minus("anGPT", "GPT+"))
-    yield f"{without}; on six seeds {six} without it, and {onset.minus(alone, 'GPT+')}"
+    yield f"on the other four it is {study.lower(alone, 'anGPT', (3, 4, 5, 6))}"
+    yield f"it lowers GPT+'s loss by {opened(study.lower(normed, 'GPT+'))}, three seeds)"
+    yield f"With it in both anGPT is {study.minus(alone, normed).replace(' (', ' behind (')}"
+    without = study.minus("anGPT", "GPT+", (1, 2, 3))
+    six_seeds = leading(study.minus("anGPT", "GPT+"))
+    normed_gap = study.minus(alone, "GPT+")
+    yield f"{without}; on six seeds {six_seeds} without it, and {normed_gap}"
 
 
+@section(ARCHITECTURES, "1.3M parameters")
 def one_million() -> Iterator[str]:
-    study, earlier = Study("compute_optimal/1.3m"), Study("compute_optimal/1.3m-first")
-    means = {arm: float(np.mean(list(study.losses(arm).values()))) for arm in study.curves}
-    lags = [means[arm] - means["GPT+"] for arm in means if arm.startswith("anGPT")]
-    yield f"of five settings and ends {from_to(lags)} higher"
-    p_values = corrected("nGPT", "GPT+", "compute_optimal/1.3m")
-    p_values += corrected("anGPT, half the rate", "GPT+", "compute_optimal/1.3m")[-1:]
-    assert figure(p_values[0]) == figure(p_values[1])
-    yield f"(p = {figure(p_values[0])} each, Holm)"
-    rates = ("anGPT", "anGPT, half the rate", "anGPT, a quarter of the rate")
-    losses = [loss for arm in rates for loss in study.losses(arm).values()]
-    yield f"end between {figure(min(losses))} and {figure(max(losses))},"
-    half = [
-        runs.losses("anGPT")[1] - runs.losses("anGPT, half the rate")[1]
-        for runs in (earlier, study)
-    ]
-    yield f"gained {figure(half[0])} in one study and lost {figure(-half[1])} in the other"
+    study = Study("compute_optimal/1.3m")
+    baseline = study.mean_loss("GPT+")
+    arms = [arm for arm in study.curves if arm.startswith("anGPT")]
+    yield f"of five settings and ends {from_to(study.mean_loss(arm) - baseline for arm in arms)} higher"
+    p_ngpt, *_ = corrected("nGPT", "GPT+", "compute_optimal/1.3m")
+    *_, p_angpt = corrected("anGPT, half the rate", "GPT+", "compute_optimal/1.3m")
+    assert figure(p_ngpt) == figure(p_angpt)
+    yield f"(p = {figure(p_ngpt)} each, Holm)"
+    losses: list[float] = []
+    for arm in ("anGPT", "anGPT, half the rate", "anGPT, a quarter of the rate"):
+        losses += study.losses(arm).values()
+    yield f"end between {from_and(losses)},"
+    gained = gain_of_half_the_rate(Study("compute_optimal/1.3m-first"))
+    lost = -gain_of_half_the_rate(study)
+    yield f"gained {figure(gained)} in one study and lost {figure(lost)} in the other"
 
 
+def gain_of_half_the_rate(study: Study) -> float:
+    return study.losses("anGPT")[1] - study.losses("anGPT, half the rate")[1]
+
+
+@section(ARCHITECTURES, "Scale-invariant attention")
 def scale_invariant_attention() -> Iterator[str]:
-    late = [figure(loss) for loss in Study("depth").losses("anGPT, layers 4, width 64").values()]
-    yield f"two runs of that anGPT end at {late[0]} and {late[1]}"
-    seconds = {}
-    for arm in read_record("compute_optimal/0.4m-attention/paired_steps.json")["arms"]:
-        seconds[Path(arm["run"]).name.partition("_")[0]] = np.array(arm["seconds_per_token"])
-    ratios = {
-        arm: median_with_interval(list(seconds[f"{arm}-si"] / seconds[arm])).median
-        for arm in ("gpt", "ngpt", "angpt")
-    }
-    yield f"A step takes {figure(ratios['gpt'])} (GPT+) and {figure(ratios['ngpt'])} (nGPT, anGPT)"
-    yield f"and {figure(ratios['angpt'])} (nGPT, anGPT) times as long"
+    late = Study("depth").seeds("anGPT, layers 4, width 64")
+    yield f"two runs of that anGPT end at {' and '.join(late[:2])}"
+    seconds = seconds_per_token("compute_optimal/0.4m-attention/paired_steps.json")
+
+    def ratio(arm: str) -> str:
+        ratios = np.array(seconds[f"{arm}-si"]) / np.array(seconds[arm])
+        return figure(median_with_interval(list(ratios)).median)
+
+    yield f"A step takes {ratio('gpt')} (GPT+) and {ratio('ngpt')} (nGPT, anGPT)"
+    yield f"and {ratio('angpt')} (nGPT, anGPT) times as long"
 
 
+@section(ARCHITECTURES, "0.4M parameters")
 def small_model() -> Iterator[str]:
     runs = read_record("compute_optimal/0.4m/copies.json") + read_record("copying/copies.json")
     copying = [run for run in runs if run["final_loss"] < 2.65]
-    others = [run for run in runs if run["final_loss"] > 2.65]
+    not_copying = [run for run in runs if run["final_loss"] > 2.65]
     falls = from_to(run["steepest_fall"] for run in copying)
-    ends = from_to(run["final_loss"] for run in copying).replace(" to ", " and ")
-    yield f"Runs that lose {falls} nats within 130 steps end between {ends}"
-    copies = from_to(run["second_copy"] for run in copying).replace(" to ", " … ")
-    yield f"({copies} nats per token, against {from_to(run['second_copy'] for run in others)})"
-    ends = from_to(run["final_loss"] for run in others).replace(" to ", " and ")
-    yield f"the others end between {ends}."
+    losses = from_and(run["final_loss"] for run in copying)
+    yield f"Runs that lose {falls} nats within 130 steps end between {losses}"
+    low, high = extremes(run["second_copy"] for run in copying)
+    without_copies = from_to(run["second_copy"] for run in not_copying)
+    yield f"({low} … {high} nats per token, against {without_copies})"
+    yield f"the others end between {from_and(run['final_loss'] for run in not_copying)}."
     study = Study("compute_optimal/0.4m")
-    best = min(entry["loss"] for entry in study.record["tuning"]["gpt"])
-    mean = np.mean(list(study.losses("GPT+").values()))
-    yield f"GPT+'s best came to {figure(best)}, and to {figure(float(mean))} on the others"
+    mean = figure(study.mean_loss("GPT+"))
+    yield f"GPT+'s best came to {figure(study.best_tuned_loss('gpt'))}, and to {mean} on the others"
 
 
+@section(ARCHITECTURES, "The same model on fewer tokens")
 def fewer_tokens() -> Iterator[str]:
-    tuning = read_record("compute_optimal/0.4m-0.6/report.json")["tuning"]
-    best = {arm: figure(min(entry["loss"] for entry in tuning[arm])) for arm in tuning}
+    study = Study("compute_optimal/0.4m-0.6")
+    gpt = figure(study.best_tuned_loss("gpt"))
+    ngpt = figure(study.best_tuned_loss("ngpt"))
+    angpt = figure(study.best_tuned_loss("angpt"))
     folder = RESULTS / "compute_optimal/0.4m-0.6/initial_weights"
-    table = (folder / "lr0.008-wu0.4-std0.05.csv").read_text().splitlines()
-    column = table[0].split(",").index("val/loss")
-    larger = figure(float(table[-1].split(",")[column]))
-    yield (
-        f"0.05 takes it from {best['gpt']} to {larger} (nGPT {best['ngpt']}, anGPT {best['angpt']})"
-    )
+    lines = (folder / "lr0.008-wu0.4-std0.05.csv").read_text().splitlines()
+    column = lines[0].split(",").index("val/loss")
+    larger = figure(float(lines[-1].split(",")[column]))
+    yield f"0.05 takes it from {gpt} to {larger} (nGPT {ngpt}, anGPT {angpt})"
 
 
+@section(ARCHITECTURES, "Sizes and lengths")
 def sizes_and_lengths() -> Iterator[str]:
-    study, warm, ngpt = Study("copying"), "GPT+, rate 0.008, warm-up 40 %", "nGPT, s_z's scale 1"
-    yield f"nGPT ends {study.lower(ngpt, warm).replace(' (', ' lower (')}"
-    yield f"anGPT {study.minus('anGPT', warm).replace(' (', ' higher (')}"
+    study = Study("copying")
+    baseline = "GPT+, rate 0.008, warm-up 40 %"
+    lower = study.lower("nGPT, s_z's scale 1", baseline)
+    yield f"nGPT ends {lower.replace(' (', ' lower (')}"
+    yield f"anGPT {study.minus('anGPT', baseline).replace(' (', ' higher (')}"
 
 
+@section(ARCHITECTURES, "Convergence")
 def convergence() -> Iterator[str]:
     study = Study("convergence/cpu")
     p_values = []
     for qk_norm in ("", ", no QK-norm"):
-        arms = [name + qk_norm for name in ("nGPT", "anGPT")]
-        p_values += [figure(study.p_holm(arm, "GPT+" + qk_norm, arms)) for arm in arms]
+        arms = ["nGPT" + qk_norm, "anGPT" + qk_norm]
+        for arm in arms:
+            p_values.append(figure(study.p_holm(arm, "GPT+" + qk_norm, arms)))
     yield f"(p, Holm: {', '.join(p_values)})"
 
 
+@section(ARCHITECTURES, "The demo")
 def demo() -> Iterator[str]:
     study = Study("convergence/demo")
     arms = ("nGPT", "anGPT", "anGPT, scale-invariant")
@@ -290,145 +321,204 @@ def demo() -> Iterator[str]:
     yield f"(p = {', '.join(p_values)})"
 
 
+@section(ARCHITECTURES, "Rate and batch size over size")
 def rate_and_batch_size() -> Iterator[str]:
     record = read_record("hyperparameters-cpu/report.json")
-    points = [
-        (point["values"]["parameters"], point["values"]["lr"])
-        for point in record["points"]
-        if point["arm"].startswith("angpt")
-    ]
-    law = power_law(*zip(*points, strict=True))
+    parameters = []
+    rates = []
+    for point in record["points"]:
+        if point["arm"].startswith("angpt"):
+            parameters.append(point["values"]["parameters"])
+            rates.append(point["values"]["lr"])
+    law = power_law(parameters, rates)
     assert law is not None
-    yield f"exponent is determined ({', '.join(map(figure, law[1][:2]))} … {figure(law[1].high)})"
-    losses = {
-        (arm, entry["setting"]["batch_size"], entry["setting"]["lr"]): entry["loss"]
-        for arm, entries in record["tuning"].items()
-        for entry in entries
-    }
-    lost = {
-        arm: losses[f"{arm}_d_model=128", 2, 0.016] - losses[f"{arm}_d_model=128", 2, 0.004]
-        for arm in ("gpt", "angpt", "ngpt")
-    }
-    gpt, angpt, ngpt = map(figure, lost.values())
-    yield f"batch 2, GPT+ loses {gpt}, anGPT {angpt} and nGPT {ngpt}"
+    exponent = law[1]
+    median_and_low = ", ".join(map(figure, exponent[:2]))
+    yield f"exponent is determined ({median_and_low} … {figure(exponent.high)})"
+    losses = {}
     best: dict[tuple[str, int], float] = {}
-    for (arm, batch, _), loss in losses.items():
-        best[arm, batch] = min(loss, best.get((arm, batch), math.inf))
+    for arm, entries in record["tuning"].items():
+        for entry in entries:
+            batch = entry["setting"]["batch_size"]
+            loss = entry["loss"]
+            losses[arm, batch, entry["setting"]["lr"]] = loss
+            best[arm, batch] = min(loss, best.get((arm, batch), math.inf))
+
+    def lost(arm: str) -> str:
+        name = f"{arm}_d_model=128"
+        return figure(losses[name, 2, 0.016] - losses[name, 2, 0.004])
+
+    yield f"batch 2, GPT+ loses {lost('gpt')}, anGPT {lost('angpt')} and nGPT {lost('ngpt')}"
     costs = {arm: best[arm, 8] - best[arm, 2] for arm in record["tuning"]}
-    gpt, ngpt, angpt = (figure(costs[f"{arm}_d_model=128"]) for arm in ("gpt", "ngpt", "angpt"))
-    yield f"costs GPT+ {gpt}, nGPT {ngpt} and anGPT {angpt}"
+
+    def cost(arm: str) -> str:
+        return figure(costs[f"{arm}_d_model=128"])
+
+    yield f"costs GPT+ {cost('gpt')}, nGPT {cost('ngpt')} and anGPT {cost('angpt')}"
     narrow = [cost for arm, cost in costs.items() if not arm.endswith("128")]
-    yield f"it is between {from_to(narrow).replace(' to ', ' and ')}."
+    yield f"it is between {from_and(narrow)}."
 
 
+@section(ARCHITECTURES, "From GPT+ to anGPT")
 def ablation() -> Iterator[str]:
-    study, baseline = Study("ablation-cpu"), "GPT+, no QK-norm"
+    study = Study("ablation-cpu")
+    baseline = "GPT+, no QK-norm"
     yield f"QK-norm's gain has p = {figure(study.p('GPT+', baseline))}, uncorrected"
-    arms = ("nGPT, norms bounded", "nGPT (strict norms)")
-    mean = np.mean(list(study.losses(baseline).values()))
-    bounded, strict = (study.test(arm, baseline).difference for arm in arms)
-    shares = [figure(float(100 * change / mean)) for change in (bounded, strict)]
-    yield f"here ({shares[0]} against {shares[1]} %, {figure(bounded - strict)} apart)"
+    bounded = study.test("nGPT, norms bounded", baseline).difference
+    strict = study.test("nGPT (strict norms)", baseline).difference
+    mean = study.mean_loss(baseline)
+    bounded_share = figure(float(100 * bounded / mean))
+    strict_share = figure(float(100 * strict / mean))
+    yield f"here ({bounded_share} against {strict_share} %, {figure(bounded - strict)} apart)"
 
 
+@section(ATTENTION, "Mechanisms by length at 20 tokens per parameter")
 def mechanisms_by_length() -> Iterator[str]:
-    lengths, base = Lengths("attention/0.4m/lengths"), Lengths("attention/0.4m-base/lengths")
-    masked = {arm: lengths.losses[arm, True] for arm in ("scale-invariant", "rope", "alibi")}
+    lengths = Lengths("attention/0.4m/lengths")
+
+    def gap_at_training_length(arm: str, other_arm: str) -> str:
+        losses = lengths.losses[arm, True][256]
+        other_losses = lengths.losses[other_arm, True][256]
+        return figure(float(np.mean(losses) - np.mean(other_losses)))
+
     yield f"added loss at 16 times it ({lengths.row('scale-invariant')[2]})"
-    means = {arm: np.mean(losses[256]) for arm, losses in masked.items()}
-    yield f"ends {figure(float(means['rope'] - means['scale-invariant']))} below plain attention"
-    yield f"ALiBi ends {figure(float(means['alibi'] - means['rope']))} above plain attention"
-    one, other = masked["scale-invariant"][16384]
-    yield f"its two seeds differ by {figure(abs(one - other))} nats at 16,384"
-    rope, scale, alibi = (
-        first(lengths.row(arm, masking=False)[3]) for arm in ("rope", "scale-invariant", "alibi")
-    )
-    yield f"at 16,384 plain attention on RoPE {rope}, scale-invariant {scale}, ALiBi {alibi}"
-    own, *longer = base.row("scale-invariant")
-    yield f"ends at {own} and loses more beyond, {longer[0]}, {longer[1]} and {longer[2]}"
+    yield f"ends {gap_at_training_length('rope', 'scale-invariant')} below plain attention"
+    yield f"ALiBi ends {gap_at_training_length('alibi', 'rope')} above plain attention"
+    seed_losses = lengths.losses["scale-invariant", True][16384]
+    yield f"its two seeds differ by {figure(abs(seed_losses[0] - seed_losses[1]))} nats at 16,384"
 
-    needle = {row[0]: first(row[4]) for row in needles()}
+    def unmasked(arm: str) -> str:
+        return leading(lengths.row(arm, masking=False)[3])
+
     yield (
-        f"at 16 times it ALiBi finds {needle['ALiBi']}, scale-invariant attention "
-        f"{needle['scale-invariant, p-RoPE']}, the others none"
+        f"at 16,384 plain attention on RoPE {unmasked('rope')}, scale-invariant "
+        f"{unmasked('scale-invariant')}, ALiBi {unmasked('alibi')}"
     )
-    found = {label for label, share in needle.items() if float(share) > 0}
-    assert found == {"ALiBi", "scale-invariant, p-RoPE"}
+    base = Lengths("attention/0.4m-base/lengths")
+    loss, *added = base.row("scale-invariant")
+    yield f"ends at {loss} and loses more beyond, {added[0]}, {added[1]} and {added[2]}"
+
+    accuracies = {row[0]: leading(row[4]) for row in needles()}
+    alibi = "ALiBi"
+    invariant = "scale-invariant, p-RoPE"
+    yield (
+        f"at 16 times it ALiBi finds {accuracies[alibi]}, scale-invariant attention "
+        f"{accuracies[invariant]}, the others none"
+    )
+    assert {label for label, share in accuracies.items() if float(share) > 0} == {alibi, invariant}
 
 
+@section(ATTENTION, "Changing a trained model's attention")
 def changed_attention() -> Iterator[str]:
-    arms = {
-        arm["label"]: ", ".join(figure(point["nats_per_token"]) for point in arm["lengths"])
-        for arm in read_record("change_attention/needle/needle.json")["arms"]
-    }
-    plain, invariant = arms["GPT+, plain, RoPE"], arms["GPT+, scale-invariant"]
-    yield f"4,096 tokens: plain {plain}; scale-invariant {invariant}"
+    losses = {}
+    for arm in read_record("change_attention/needle/needle.json")["arms"]:
+        points = [figure(point["nats_per_token"]) for point in arm["lengths"]]
+        losses[arm["label"]] = ", ".join(points)
+    plain = losses["GPT+, plain, RoPE"]
+    yield f"4,096 tokens: plain {plain}; scale-invariant {losses['GPT+, scale-invariant']}"
     yield f"guessing digits gives {figure(-math.log(10))}"
 
 
-def speed() -> Iterator[tuple[str, str]]:
-    step = read_record("step_cpu/xeon/step-cpu.json")["targets"]
-    measured = {target["what"]: target["measured"].split(" ")[0] for target in step}
-    litgpt = measured["eager: GPT+'s speed beside litgpt's GPT"]
-    yield "A training step", f"just misses it against litgpt ({litgpt})"
-    single, half = Study("copying"), Study("compute_optimal/0.4m-attention")
-    arms = ("GPT+, rate 0.008, warm-up 40 %", "nGPT, s_z's scale 1", "anGPT")
-    means = [first(single.mean(arm)) for arm in arms]
-    yield "A training step", f"end at means of {means[0]}, {means[1]} and {means[2]} in float32"
-    means = [first(half.mean(arm)) for arm in ("GPT+", "nGPT", "anGPT")]
-    yield "A training step", f"at {means[0]}, {means[1]} and {means[2]} in bfloat16"
-    dtypes = [
-        [read_record(f"step_cpu/bfloat16/{dtype}-{turn}.json")["groups"][0] for turn in (1, 2)]
-        for dtype in ("bfloat16", "float32")
-    ]
-    medians = [
-        sum(row["seconds"]["train"]["median"] for turn in turns for row in turn["rows"])
-        for turns in dtypes
-    ]
-    yield (
-        "A training step",
-        f"a step of a small model takes {figure(medians[0] / medians[1])} times",
-    )
+@section("nu_att.md", "Does anGPT's attention want its missing factor?")
+def missing_factor() -> Iterator[str]:
+    lengths = Lengths("attention/short/nu_att")
+
+    def loss_at_4096(scaling: str) -> float:
+        arm = f"angpt-scale-invariant_output_scaling={scaling}"
+        return float(np.mean(lengths.losses[arm, True][4096]))
+
+    gained = figure(loss_at_4096("none") - loss_at_4096("gaussian"))
+    yield f"it gains {gained} for scale-invariant attention"
+
+
+@section(SPEED, "A training step")
+def training_step() -> Iterator[str]:
+    speed = {}
+    for target in read_record("step_cpu/xeon/step-cpu.json")["targets"]:
+        speed[target["what"]] = leading(target["measured"])
+    litgpt = speed["eager: GPT+'s speed beside litgpt's GPT"]
+    yield f"just misses it against litgpt ({litgpt})"
+    single = Study("copying")
+    half = Study("compute_optimal/0.4m-attention")
+    gpt = leading(single.mean("GPT+, rate 0.008, warm-up 40 %"))
+    ngpt = leading(single.mean("nGPT, s_z's scale 1"))
+    angpt = leading(single.mean("anGPT"))
+    yield f"end at means of {gpt}, {ngpt} and {angpt} in float32"
+    gpt, ngpt, angpt = (leading(half.mean(arm)) for arm in ("GPT+", "nGPT", "anGPT"))
+    yield f"at {gpt}, {ngpt} and {angpt} in bfloat16"
+    ratio = total_step_seconds("bfloat16") / total_step_seconds("float32")
+    yield f"a step of a small model takes {figure(ratio)} times"
     group = read_record("step_cpu/bfloat16/backends.json")["groups"][0]
     eager, sdpa, blockwise = (quartiles(row["seconds"]["train"]) for row in group["rows"])
     eager = eager.replace("(", "ms (quartiles ")
-    others = f"{blockwise} with `blockwise` and {sdpa} with `sdpa`"
-    yield "A training step", f"takes {eager} with it, {others}"
+    yield f"takes {eager} with it, {blockwise} with `blockwise` and {sdpa} with `sdpa`"
+
+
+def total_step_seconds(dtype: str) -> float:
+    """Return the sum over models, modes and two measurements of a step's median seconds."""
+    seconds = 0.0
+    for turn in (1, 2):
+        group = read_record(f"step_cpu/bfloat16/{dtype}-{turn}.json")["groups"][0]
+        seconds += sum(row["seconds"]["train"]["median"] for row in group["rows"])
+    return seconds
+
+
+@section(SPEED, "Attention")
+def attention() -> Iterator[str]:
     costs = []
     for shape in read_record("attention_cpu/threads_1/attention.json")["shapes"]:
         if shape["shape"]["documents"]:
-            seconds = {(row["mechanism"], row["kernel"]): row for row in shape["entrants"]}
-            kernels = ("scale-invariant", "blockwise"), ("plain", "sdpa")
-            ours, plain = (seconds[kernel]["both"]["median"] for kernel in kernels)
-            costs.append(ours / plain)
-    yield "Attention", f"with packed documents {from_to(costs)} times"
-    chosen, today = zip(*times_of_chosen_kernels(), strict=True)
-    yield "Attention", f"whose own choice was {figure(max(chosen))} in one"
-    yield "Attention", f"is within {figure(100 * max(today) - 100)} % of the fastest"
-    rows = {row["way"]: row for row in read_record("loss_memory/loss.json")["rows"]}
-    memory = {way: figure(row["peak_bytes"] / 1e6) for way, row in rows.items()}
-    share = figure(100 * rows["anlit"]["part_of_full"])
-    yield "Memory of the loss", f"the loss takes {memory['anlit']} MB"
-    yield "Memory of the loss", f"Full logits take {memory['full']} MB ({share} %, aim 25 %)"
-    yield "Memory of the loss", f"torch's own chunked loss takes {memory['torch']} MB"
-    seconds = {way: figure(row["seconds"]) for way, row in rows.items()}
-    yield "Memory of the loss", f"It took {seconds['anlit']} s, full logits {seconds['full']} s"
-    load = figure(read_record("data_cpu/data.json")["environment"]["load_before"])
-    yield "Data", f"(load {load} from what had just ended)"
-    curves = Study("bridge").curves["anGPT"]
-    points = [curves[seed].tokens[curves[seed].loss <= 3.3][0] / 1e6 for seed in (1, 2, 3)]
-    onsets = ", ".join(map(figure, points))
-    highest = max(float(gap) for gap in hidden_states()[0][3].replace("−", "-").split(", "))
-    yield "Hidden states in float32", f"end higher, one by {figure(highest)}"
-    yield "Hidden states in float32", f"loss first is 3.3: {onsets} million tokens with float32"
+            seconds = times_by_kernel(shape)
+            costs.append(seconds["scale-invariant", "blockwise"] / seconds["plain", "sdpa"])
+    yield f"with packed documents {from_to(costs)} times"
+    recorded_choices = []
+    todays_choices = []
+    for recorded, today in times_of_chosen_kernels():
+        recorded_choices.append(recorded)
+        todays_choices.append(today)
+    yield f"whose own choice was {figure(max(recorded_choices))} in one"
+    yield f"is within {figure(100 * max(todays_choices) - 100)} % of the fastest"
 
 
-def times_of_chosen_kernels() -> Iterator[tuple[float, float]]:
-    """For each cell, the time of the recorded choice and of today's choice, over the fastest time."""
+def times_of_chosen_kernels() -> Iterator[Sequence[float]]:
+    """Yield, for each cell, the times of the recorded and of today's choice over the fastest."""
     for group in read_record("attention_cpu/auto/auto.json")["groups"]:
-        seconds = {row["kernel"]: row["seconds"]["both"]["median"] for row in group["rows"]
-                   if row["reason"] is None}  # fmt: skip
+        seconds = {}
+        for row in group["rows"]:
+            if row["reason"] is None:
+                seconds[row["kernel"]] = row["seconds"]["both"]["median"]
         fastest = min(seconds.values())
         mechanism = group["title"].partition(",")[0]
         today = "sdpa" if mechanism in ("plain", "log-n") else "blockwise"
         yield seconds[group["auto"]["chosen"]] / fastest, seconds[today] / fastest
+
+
+@section(SPEED, "Memory of the loss")
+def memory_of_the_loss() -> Iterator[str]:
+    rows = {row["way"]: row for row in read_record("loss_memory/loss.json")["rows"]}
+    megabytes = {way: figure(row["peak_bytes"] / 1e6) for way, row in rows.items()}
+    share = figure(100 * rows["anlit"]["part_of_full"])
+    yield f"the loss takes {megabytes['anlit']} MB"
+    yield f"Full logits take {megabytes['full']} MB ({share} %, aim 25 %)"
+    yield f"torch's own chunked loss takes {megabytes['torch']} MB"
+    seconds = {way: figure(row["seconds"]) for way, row in rows.items()}
+    yield f"It took {seconds['anlit']} s, full logits {seconds['full']} s"
+
+
+@section(SPEED, "Data")
+def data() -> Iterator[str]:
+    load = read_record("data_cpu/data.json")["environment"]["load_before"]
+    yield f"(load {figure(load)} from what had just ended)"
+
+
+@section(SPEED, "Hidden states in float32")
+def hidden_states_in_float32() -> Iterator[str]:
+    curves = Study("bridge").curves["anGPT"]
+    onsets = []
+    for seed in (1, 2, 3):
+        curve = curves[seed]
+        onsets.append(figure(curve.tokens[curve.loss <= 3.3][0] / 1e6))
+    angpt_row = hidden_states()[0]
+    gaps = [float(gap) for gap in angpt_row[3].replace("−", "-").split(", ")]
+    yield f"end higher, one by {figure(max(gaps))}"
+    yield f"loss first is 3.3: {', '.join(onsets)} million tokens with float32"

@@ -1,4 +1,4 @@
-"""The table of sizes on docs/results/speed.md: python -m tests.docs.sizes prints it."""
+"""The table of sizes on docs/results/speed.md; `python -m tests.docs.sizes` prints it."""
 
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ GPUS = (1, 4, 8, 64)
 
 
 def make_model(architecture: str, size: str) -> Any:
-    """A model of this size, without memory."""
+    """Return a model of this size on the meta device."""
     with torch.device("meta"):
         return ARCHITECTURES[architecture](
             vocab_size=VOCAB_SIZE,
@@ -42,8 +42,10 @@ def make_model(architecture: str, size: str) -> Any:
 
 
 def estimate_run(model: Any, size: str, gpus: int, batch_size: int) -> dict[str, Any]:
-    """What `anlit size` says of a run on H100s in bf16-mixed."""
-    strategy: Any = "1gpu" if gpus == 1 else "fsdp" if size == "7B" else "ddp"
+    """Estimate a run on H100s in bf16-mixed, as `anlit size` does."""
+    strategy: Any = "1gpu"
+    if gpus > 1:
+        strategy = "fsdp" if size == "7B" else "ddp"
     plan = Plan(
         gpus=gpus,
         strategy=strategy,
@@ -55,7 +57,7 @@ def estimate_run(model: Any, size: str, gpus: int, batch_size: int) -> dict[str,
 
 
 def row_of(architecture: str, size: str, result: dict[str, Any]) -> str:
-    """The Markdown row of a run that fits."""
+    """Return the Markdown row of a run that fits."""
     plan = result["plan"]
     n_parameters = result["parameters"]["total"]
     bytes_on_gpu = result["peak"] + result["allowance"]
@@ -73,7 +75,7 @@ def row_of(architecture: str, size: str, result: dict[str, Any]) -> str:
 
 
 def largest_row(architecture: str, size: str, gpus: int) -> str:
-    """The row for the largest micro-batch that fits."""
+    """Return the row for the largest micro-batch that fits."""
     model = make_model(architecture, size)
     row = None
     for batch_size in MICRO_BATCHES:
@@ -82,8 +84,8 @@ def largest_row(architecture: str, size: str, gpus: int) -> str:
             break
         row = row_of(architecture, size, result)
     if row is None:
-        n_parameters = model.model.n_parameters()
-        return f"| {architecture} | {size} | {n_parameters / 1e6:,.0f}M | {gpus} | 1gpu | – | does not fit | – |"
+        parameters = f"{model.model.n_parameters() / 1e6:,.0f}M"
+        return f"| {architecture} | {size} | {parameters} | {gpus} | 1gpu | – | does not fit | – |"
     return row
 
 

@@ -1,7 +1,11 @@
-"""The rows of the tables of attention.md, nu_att.md and speed.md, as the records beside them give them."""
+"""Rows of the tables of attention.md, nu_att.md and speed.md, computed from the records."""
 
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tests.docs.page_tables import ATTENTION, EMPTY, SPEED, UNRECORDED, Rows, table
 from tests.docs.records import (
@@ -47,19 +51,20 @@ def needles() -> Rows:
         by_length = accuracies.setdefault(arm_of_run(Path(checkpoint["file"]).parts[-3]), {})
         for point in points:
             by_length.setdefault(point["length"], []).append(point["accuracy"])
-    return [
-        [label, *(summary(values) for values in accuracies[arm].values())]
-        for label, arm in MECHANISMS.items()
-    ]
+    rows = []
+    for label, arm in MECHANISMS.items():
+        rows.append([label, *map(summary, accuracies[arm].values())])
+    return rows
 
 
 @table(ATTENTION, "Mechanisms by length after short training")
 def mechanisms_after_short_training() -> Rows:
-    masked, unmasked = (Lengths(f"attention/short/{name}") for name in ("masked", "unmasked"))
-    return [
-        [label, *masked.row(arm), *unmasked.row(arm, masking=False)]
-        for label, arm in MECHANISMS.items()
-    ]
+    masked = Lengths("attention/short/masked")
+    unmasked = Lengths("attention/short/unmasked")
+    rows = []
+    for label, arm in MECHANISMS.items():
+        rows.append([label, *masked.row(arm), *unmasked.row(arm, masking=False)])
+    return rows
 
 
 @table(ATTENTION, "Changing a trained model's attention")
@@ -88,20 +93,34 @@ def missing_factor() -> Rows:
     return [[label, *lengths.absolute(arm)] for label, arm in arms.items()]
 
 
+def with_interval(values: Iterable[float]) -> str:
+    """`0.92 (0.88 … 0.95)` of 0.92, 0.88 and 0.95."""
+    return "{} ({} … {})".format(*map(figure, values))
+
+
 def milliseconds(row: dict[str, Any]) -> str:
     return figure(1e3 * row["median"])
 
 
 def quartiles(row: dict[str, Any]) -> str:
-    """`651 (576 – 691)`, in milliseconds."""
+    """`651 (576 … 691)`, in milliseconds."""
     low, high = (figure(1e3 * value) for value in row["quartiles"])
     return f"{milliseconds(row)} ({low} … {high})"
 
 
+def times_by_kernel(shape: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """Return median seconds of forward and backward by mechanism and kernel."""
+    seconds = {}
+    for row in shape["entrants"]:
+        seconds[row["mechanism"], row["kernel"]] = row["both"]["median"]
+    return seconds
+
+
 @table(SPEED, "A training step")
 def training_step() -> Rows:
-    measured = read_record("step_cpu/xeon/step-cpu.json")["rows"]
-    rows_by_label = {row["label"]: row for row in measured}
+    rows_by_label = {
+        row["label"]: row for row in read_record("step_cpu/xeon/step-cpu.json")["rows"]
+    }
     labels = {
         "GPT+": "GPT",
         "nGPT": "nGPT",
@@ -111,18 +130,22 @@ def training_step() -> Rows:
     }
     rows = []
     for label, model in labels.items():
-        modes = [row for name, row in rows_by_label.items() if name.startswith(f"{model} compiled")]
+        modes = [name for name in rows_by_label if name.startswith(f"{model} compiled")]
         eager = rows_by_label[f"{model} eager"]
-        compiled = min(modes, key=lambda row: row["spread"]["train"]["median"])
+        compiled = min(map(rows_by_label.get, modes), key=median_of_step)
         times = [quartiles(row["spread"]["train"]) for row in (eager, compiled)]
         memory = " / ".join(figure(row["peak_bytes"] / 1e6) for row in (eager, compiled))
         rows.append([label, *times, f"{memory} MB"])
     return rows
 
 
+def median_of_step(row: dict[str, Any]) -> float:
+    return row["spread"]["train"]["median"]
+
+
 @table(SPEED, "A training step", 1)
 def step_ratios() -> Rows:
-    """As the benchmark compared them with its aims."""
+    """The ratios that the benchmark compared with its aims."""
     labels = {
         "time of anGPT ÷ GPT+": "time of anGPT beside GPT+",
         "time of nGPT ÷ GPT+": "time of nGPT beside GPT+",
@@ -134,30 +157,32 @@ def step_ratios() -> Rows:
         cells = []
         for folder in ("step_cpu/xeon", "step_cpu"):
             targets = read_record(f"{folder}/step-cpu.json")["targets"]
-            by_aim = {target["what"]: target for target in targets}
+            targets_by_name = {target["what"]: target for target in targets}
             for mode in ("eager", "compiled"):
-                measured = by_aim[f"{mode}: {aim}"]["measured"]
+                measured = targets_by_name[f"{mode}: {aim}"]["measured"]
                 cells.append(measured.replace(" ×", "").replace("–", "…"))
-        wanted = by_aim[f"eager: {aim}"]["wanted"].removesuffix(" ×")
-        rows.append([label, wanted, *cells])
+        bound = targets_by_name[f"eager: {aim}"]["wanted"].removesuffix(" ×")
+        rows.append([label, bound, *cells])
     return rows
 
 
 @table(SPEED, "A training step", 2)
 def step_in_bfloat16() -> Rows:
-    columns = [(dtype, mode) for dtype in ("float32", "bfloat16") for mode in ("eager", "compiled")]
     rows = []
     for model in ("GPT+", "nGPT", "anGPT"):
         cells = []
-        for dtype, mode in columns:
-            turns = []
-            for turn in (1, 2):
-                groups = read_record(f"step_cpu/bfloat16/{dtype}-{turn}.json")["groups"]
-                by_label = {row["label"]: row for row in groups[0]["rows"]}
-                turns.append(milliseconds(by_label[f"{model} {mode}"]["seconds"]["train"]))
-            cells.append(", ".join(turns))
+        for dtype, mode in product(("float32", "bfloat16"), ("eager", "compiled")):
+            label = f"{model} {mode}"
+            cells.append(f"{step_time(dtype, 1, label)}, {step_time(dtype, 2, label)}")
         rows.append([model, *cells])
     return rows
+
+
+def step_time(dtype: str, turn: int, label: str) -> str:
+    """Return the median milliseconds of a step in one of two measurements."""
+    group = read_record(f"step_cpu/bfloat16/{dtype}-{turn}.json")["groups"][0]
+    (row,) = (row for row in group["rows"] if row["label"] == label)
+    return milliseconds(row["seconds"]["train"])
 
 
 @table(SPEED, "Attention")
@@ -170,9 +195,8 @@ def attention_on_cpu() -> Rows:
             shapes = {shape["shape"]["label"]: shape for shape in record["shapes"]}
             cells = []
             for layout in ("dense", "documents"):
-                entrants = shapes[f"D 64, T {length}, {layout}"]["entrants"]
-                times = {(row["mechanism"], row["kernel"]): row for row in entrants}
-                cells += [milliseconds(times[kernel]["both"]) for kernel in kernels]
+                seconds = times_by_kernel(shapes[f"D 64, T {length}, {layout}"])
+                cells += [figure(1e3 * seconds[kernel]) for kernel in kernels]
             rows.append([f"{length:,}" if threads == 1 else EMPTY, str(threads), *cells])
     return rows
 
@@ -184,12 +208,12 @@ def preparation() -> Rows:
     rows = []
     for label, row in zip(labels, prepare["rows"], strict=True):
         seconds = row["seconds"]["token"]
-        rates = [1e-6 / seconds["median"], *(1e-6 / value for value in seconds["quartiles"][::-1])]
-        speed = "{} ({} … {})".format(*map(figure, rates))
+        first_quartile, third_quartile = seconds["quartiles"]
+        speeds = [1e-6 / value for value in (seconds["median"], third_quartile, first_quartile)]
         costs = row["beside"]["processor"]
         inverse = [1 / costs[name] for name in ("median", "high", "low")]
-        cost = "{} ({} … {})".format(*map(figure, inverse))
-        rows.append([label, speed, "1" if row is prepare["rows"][0] else cost])
+        cost = "1" if row is prepare["rows"][0] else with_interval(inverse)
+        rows.append([label, with_interval(speeds), cost])
     return rows
 
 
@@ -208,51 +232,57 @@ def stream() -> Rows:
 
 @table(SPEED, "Shared keys")
 def shared_keys() -> Rows:
-    step, decoding = (
-        read_record(f"shared_keys_cpu/{name}.json")["groups"][0]["rows"]
-        for name in ("step-cpu", "decoding")
-    )
-    flops = step[1]["flops"]["train"] / step[0]["flops"]["train"]
-    cache = [row["cache_bytes"] for row in decoding]
-    seconds = [row["seconds"]["step"]["median"] for row in decoding]
-    steps = [f"{milliseconds(row['seconds']['train'])} ms" for row in step]
-    return [
-        ["training step, T 256, batch 4", *steps,
-         f"{beside(step[1], 'train')}; of the FLOPs {figure(flops)}"],
-        ["keys and values of 4 rows of 1,056 tokens", *(f"{figure(size / 1e6)} MB" for size in cache),
-         figure(cache[1] / cache[0])],
-        ["`generate`, a step for 4 rows after 1,024 tokens", *(f"{figure(1e3 * s)} ms" for s in seconds),
-         beside(decoding[1], "step")],
-        ["`generate`, tokens/s", *(figure(4 / s) for s in seconds), EMPTY],
-    ]  # fmt: skip
+    """Columns: a key head for each query head, a shared key head, their ratio."""
+    full, shared = read_record("shared_keys_cpu/step-cpu.json")["groups"][0]["rows"]
+    flops = figure(shared["flops"]["train"] / full["flops"]["train"])
+    step = [
+        "training step, T 256, batch 4",
+        f"{milliseconds(full['seconds']['train'])} ms",
+        f"{milliseconds(shared['seconds']['train'])} ms",
+        f"{ratio_of(shared, 'train')}; of the FLOPs {flops}",
+    ]
+    full, shared = read_record("shared_keys_cpu/decoding.json")["groups"][0]["rows"]
+    cache = [
+        "keys and values of 4 rows of 1,056 tokens",
+        f"{figure(full['cache_bytes'] / 1e6)} MB",
+        f"{figure(shared['cache_bytes'] / 1e6)} MB",
+        figure(shared["cache_bytes"] / full["cache_bytes"]),
+    ]
+    decoding = [
+        "`generate`, a step for 4 rows after 1,024 tokens",
+        f"{milliseconds(full['seconds']['step'])} ms",
+        f"{milliseconds(shared['seconds']['step'])} ms",
+        ratio_of(shared, "step"),
+    ]
+    rates = [figure(4 / row["seconds"]["step"]["median"]) for row in (full, shared)]
+    return [step, cache, decoding, ["`generate`, tokens/s", *rates, EMPTY]]
 
 
-def beside(row: dict[str, Any], kind: str) -> str:
-    """`0.92 (0.88 … 0.95)`."""
-    median, low, high = (figure(row["beside"][kind][name]) for name in ("median", "low", "high"))
-    return f"{median} ({low} … {high})"
+def ratio_of(row: dict[str, Any], kind: str) -> str:
+    """`0.92 (0.88 … 0.95)`: the row's time over the first row's."""
+    ratio = row["beside"][kind]
+    return with_interval([ratio["median"], ratio["low"], ratio["high"]])
 
 
 @table(SPEED, "Hidden states in float32")
 def hidden_states() -> Rows:
-    points = {point["arm"]: point for point in read_record("bfloat16_h/report.json")["points"]}
+    points = read_record("bfloat16_h/report.json")["points"]
+    losses_by_key = {point["arm"]: point["losses"] for point in points}
     study = Study("bridge")
     rows = []
     for arm, key in (("anGPT", "angpt"), ("nGPT", "ngpt")):
-        single = list(study.losses(arm, (1, 2, 3)).values())
-        half = points[key]["losses"]
-        gaps = [b - a for a, b in zip(single, half, strict=True)]
-        columns = (single, half, gaps)
-        cells = [", ".join(map(figure, column)) for column in columns]
-        rows.append([arm, *cells])
+        float32 = np.array(list(study.losses(arm, (1, 2, 3)).values()))
+        bfloat16 = np.array(losses_by_key[key])
+        columns = (float32, bfloat16, bfloat16 - float32)
+        rows.append([arm, *(", ".join(map(figure, column)) for column in columns)])
     return rows
 
 
 @table(SPEED, "Wall-clock on a busy machine")
 def busy_machine() -> Rows:
-    """The speed-ups in tokens of these four runs have no record, nor has the first row.
+    """The first row and these runs' speed-ups in tokens have no record.
 
-    So only the ratios of the rows to each other are compared, in `test_wall_clock_on_a_busy_machine`.
+    `test_wall_clock_on_a_busy_machine` compares the ratios of the rows to each other.
     """
     files = ("load-9-spinning", "load-11-spinning", "load-9-asleep")
     rows = [["below 1", "spinning", "15", *[UNRECORDED] * 3]]
