@@ -1,4 +1,4 @@
-"""A part of a product of parameters that still has every value, or every pair of values.
+"""A small subset of a product of parameters with every value, or every pair of values.
 
 https://en.wikipedia.org/wiki/Covering_array
 """
@@ -9,24 +9,24 @@ from collections.abc import Hashable, Sequence
 
 
 def covering(rows: Sequence[Sequence[Hashable]], strength: int) -> set[int]:
-    """Indices of rows that have every combination of values of `strength` columns which `rows` have.
+    """Return indices of rows which have every combination of values in `strength` columns.
 
-    The next row is always one with most combinations that are missing; of these, one whose others were taken least.
+    Each choice is the row with the most missing combinations. Among equals it is the row with the
+    least frequent combinations.
     """
     strength = min(strength, len(rows[0]))
     combinations = [set(itertools.combinations(enumerate(row), strength)) for row in rows]
     missing = set().union(*combinations)
-    taken: Counter = Counter()
+    frequency: Counter = Counter()
     chosen: set[int] = set()
 
     def gain(index: int) -> tuple[int, int]:
-        return len(combinations[index] & missing), -sum(
-            taken[columns] for columns in combinations[index]
-        )
+        n_missing = len(combinations[index] & missing)
+        return n_missing, -sum(frequency[columns] for columns in combinations[index])
 
     while missing:
         best = max(range(len(rows)), key=gain)
         chosen.add(best)
         missing -= combinations[best]
-        taken.update(combinations[best])
+        frequency.update(combinations[best])
     return chosen

@@ -1,4 +1,4 @@
-"""The completion script is one that the shell takes, and it completes commands and options."""
+"""The shell accepts the completion script, which completes commands and options."""
 
 import shlex
 import subprocess
@@ -10,7 +10,7 @@ from anlit.cli import COMMANDS, main
 
 COMPLETE = """
 source {script}
-COMP_WORDS=({words}); COMP_CWORD={at}; _shtab_anlit; echo "${{COMPREPLY[@]}}"
+COMP_WORDS=({command}); COMP_CWORD={position}; _shtab_anlit; echo "${{COMPREPLY[@]}}"
 """
 
 
@@ -24,12 +24,14 @@ def script(tmp_path_factory) -> Path:
     return file
 
 
-def completed(script: Path, *words: str) -> list[str]:
-    program = COMPLETE.format(script=script, words=shlex.join(words), at=len(words) - 1)
+def completed(script: Path, *command: str) -> list[str]:
+    """Return the completions of the last argument."""
+    position = len(command) - 1
+    program = COMPLETE.format(script=script, command=shlex.join(command), position=position)
     return subprocess.check_output(["bash", "-c", program], text=True).split()
 
 
-def test_bash_takes_the_script_and_completes_commands(script: Path) -> None:
+def test_bash_accepts_the_script_and_completes_commands(script: Path) -> None:
     assert set(completed(script, "anlit", "")) >= set(COMMANDS)
     assert completed(script, "anlit", "di") == ["diagnose"]
     assert "attention" in completed(script, "anlit", "benchmark", "a")
@@ -37,5 +39,6 @@ def test_bash_takes_the_script_and_completes_commands(script: Path) -> None:
 
 
 def test_an_unknown_shell_is_named(script: Path, refusal) -> None:
-    said = refusal("--print_completion", "dos")
-    assert "--print_completion dos is not known: choose one of bash, zsh, tcsh" in said
+    error = refusal("--print_completion", "dos")
+
+    assert "--print_completion dos is not known: choose one of bash, zsh, tcsh" in error

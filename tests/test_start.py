@@ -1,4 +1,4 @@
-"""What `import anlit` offers, how tools spell their options, and what a command imports before it can answer."""
+"""The names of `import anlit`, the spelling of options, the modules that a command imports."""
 
 import re
 import subprocess
@@ -23,40 +23,51 @@ HEAVY = (
 PROGRAM = """
 import contextlib, io, sys
 from anlit.cli import main
-for words in sys.argv[1:]:
+for command in sys.argv[1:]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         with contextlib.suppress(SystemExit):
-            main(words.split())
-    print(words, ":", *sys.modules)
+            main(command.split())
+    print(command, ":", *sys.modules)
 """
 
 
-def imported(*lines: str) -> dict[str, set[str]]:
-    """The modules of a process after each of these command lines."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *lines], capture_output=True, text=True, check=True
-    )
-    return {
-        line: set(names.split())
-        for line, names in (said.split(" :") for said in done.stdout.splitlines())
-    }
+WRONG_COMMANDS = (
+    "generate nowhere hello",
+    "score nowhere a.txt --output b",
+    "lengths nowhere --output b",
+    "size --gpus 0",
+    "export nowhere --output b",
+    "size",
+    "study --config nowhere.yaml",
+    "compare nowhere --output b",
+    "prepare Nonesuch",
+)
 
 
-def test_the_parser_imports_no_library_that_it_does_not_use() -> None:
+def imported(*commands: str) -> dict[str, set[str]]:
+    """Return the modules of a process after each of these commands."""
+    program = [sys.executable, "-c", PROGRAM, *commands]
+    process = subprocess.run(program, capture_output=True, text=True, check=True)
+    modules = {}
+    for line in process.stdout.splitlines():
+        command, names = line.split(" :")
+        modules[command] = set(names.split())
+    return modules
+
+
+def test_the_parser_imports_no_unused_library() -> None:
     (modules,) = imported("fit --model AnGPT --data PythonSources --print_config").values()
     assert "lightning" in modules
     assert modules.isdisjoint(HEAVY)
 
 
 def test_help_and_wrong_options_of_a_tool_need_no_torch() -> None:
-    wrong = ("generate nowhere hello", "score nowhere a.txt --output b", "lengths nowhere --output b", "size --gpus 0",
-             "export nowhere --output b", "size", "study --config nowhere.yaml", "compare nowhere --output b",
-             "prepare Nonesuch")  # fmt: skip
-    modules = imported("--help", *(f"{tool} --help" for tool in TOOLS), *wrong)
-    assert [line for line in modules if "torch" in modules[line]] == []
+    modules = imported("--help", *(f"{tool} --help" for tool in TOOLS), *WRONG_COMMANDS)
+
+    assert [command for command in modules if "torch" in modules[command]] == []
 
 
-def test_torchmetrics_is_whole_for_whoever_asks() -> None:
+def test_lazy_torchmetrics_has_all_its_members() -> None:
     program = (
         "from anlit.training.lazy_torchmetrics import make_torchmetrics_lazy; make_torchmetrics_lazy()\n"
         "import torchmetrics, sys; from torchmetrics import MetricCollection, Metric\n"
@@ -78,8 +89,9 @@ def test_dir_shows_the_classes() -> None:
 def test_options_are_spelled_with_underscores(command: str, capsys) -> None:
     with pytest.raises(SystemExit) as end:
         main([*command.split(), "--help"])
+
     assert end.value.code == 0
-    said = re.sub(r'"[^"]*"', "", capsys.readouterr().out)  # examples of other programs' options
-    options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", said))
+    text = re.sub(r'"[^"]*"', "", capsys.readouterr().out)  # without other programs' options
+    options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
     assert "--help" in options
     assert [option for option in options if "-" in option[2:]] == []

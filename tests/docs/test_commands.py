@@ -1,7 +1,6 @@
-"""Every `anlit` command in the documentation is understood by the parser that would run it; nothing is started."""
+"""Its parser understands every `anlit` command in the documentation. Nothing is started."""
 
 import argparse
-import contextlib
 import functools
 from pathlib import Path
 from typing import Any
@@ -15,58 +14,54 @@ from anlit.commands.parser import ConfigurationParser, read_command, with_config
 from anlit.study.plan import read_study
 from tests.docs.pages import PAGES, ROOT, commands, files, name, shell_lines
 
-ALL = [(name(page), words) for page in PAGES for words in commands(page)]
-TRAINED = ("gpt", "angpt")  # the run folders of the README; other pages go on with them
+COMMANDS_OF_PAGES = []
+for page in PAGES:
+    for command in commands(page):
+        typed = " ".join(command)[:60]
+        COMMANDS_OF_PAGES.append(pytest.param(command, id=f"{name(page)}:{typed}"))
+RUNS = ("gpt", "angpt")
+"""The run folders of the README, which other pages use."""
 Patch = pytest.MonkeyPatch
 
 
 class ParsedError(BaseException):
-    """Raised in place of what a command does once its options are understood."""
+    """Raised once a command has parsed its options, in place of its work."""
 
 
 @pytest.fixture(scope="module")
 def fit_command() -> Any:
-    """What reads the configuration of a subcommand, by its name."""
+    """fit_command(name) → the object that reads the configuration of a subcommand."""
     classes = ["--model=GPT", "--data=PythonSources"]
     return functools.cache(lambda name: read_command(ConfigurationParser, [name, *classes]))
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, fit_command: Any) -> Path:
-    """The reader's folder: files that the pages tell to write, and a config.yaml in each run folder that they name."""
+    """The reader's folder: the files of the pages, and config.yaml in their run folders."""
     folder = tmp_path_factory.mktemp("reader")
     for page in PAGES:
         for file, content in files(page):
             (folder / file).write_text(content, encoding="utf-8")
-    small = ["fit", "--config", "model/angpt.yaml", "--config", str(folder / "small.yaml")]
+    fit = ["fit", "--config", "model/angpt.yaml", "--config", str(folder / "small.yaml")]
     parser = fit_command("fit").parser
-    config = yaml.safe_load(
-        parser.dump(parser.parse_args(with_configuration_files(small)), skip_none=False)
-    )["fit"]
-    for run in TRAINED:
+    settings = parser.parse_args(with_configuration_files(fit))
+    config = yaml.safe_load(parser.dump(settings, skip_none=False))["fit"]
+    for run in RUNS:
         (folder / "runs" / run).mkdir(parents=True)
         (folder / "runs" / run / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "imported" / "qwen3").mkdir(parents=True)
-    (folder / "imported" / "qwen3" / "model.yaml").write_text(
-        "model: {class_path: anlit.GPT}"
-    )  # `anlit import` did
+    imported = folder / "imported" / "qwen3"  # as `anlit import` writes it
+    imported.mkdir(parents=True)
+    (imported / "model.yaml").write_text("model: {class_path: anlit.GPT}")
     return folder
 
 
-def check(words: list[str], fit_command: Any, prepared: Path, monkeypatch: Patch) -> None:
-    """Parse one command in the reader's folder; raises what its command does if the parser refuses it."""
-    monkeypatch.chdir(prepared)
-    monkeypatch.syspath_prepend(prepared)
-    command, *options = words
-    assert command in COMMANDS, f"anlit has no command {command}"
-    if command == "size":
-        _, options = size.parser().parse_known_args(options)
-        command = "fit"
-    if command in LIGHTNING:
-        asks = "--print_config" in options or any(option.endswith(".help") for option in options)
-        with pytest.raises(SystemExit, match=r"^(0|None)?$") if asks else contextlib.nullcontext():
-            fit_command(command).read([command, *options])
-        return
+def only_prints(options: list[str]) -> bool:
+    """Return whether the command prints its configuration or the help of a class, and exits."""
+    return "--print_config" in options or any(option.endswith(".help") for option in options)
+
+
+def parse_tool(command: list[str], monkeypatch: Patch) -> Any:
+    """Return the parsed options of a command without Lightning."""
     parse_args = argparse.ArgumentParser.parse_args
 
     def stop_when_parsed(*arguments: Any) -> None:
@@ -75,31 +70,45 @@ def check(words: list[str], fit_command: Any, prepared: Path, monkeypatch: Patch
     with monkeypatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", stop_when_parsed)
         with pytest.raises(ParsedError) as parsed:
-            main([command, *options])
-    if command == "study":
-        (given,) = parsed.value.args
-        read_study(given.config, given.budget)
+            main(command)
+    return parsed.value.args[0]
 
 
-@pytest.mark.parametrize(
-    "words", [pytest.param(words, id=f"{page}:{' '.join(words)[:60]}") for page, words in ALL]
-)
+@pytest.mark.parametrize("command", COMMANDS_OF_PAGES)
 def test_command_is_understood(
-    words: list[str], fit_command: Any, prepared: Path, monkeypatch: Patch
+    command: list[str], fit_command: Any, prepared: Path, monkeypatch: Patch
 ) -> None:
-    check(words, fit_command, prepared, monkeypatch)
+    monkeypatch.chdir(prepared)
+    monkeypatch.syspath_prepend(prepared)
+    subcommand, *options = command
+    assert subcommand in COMMANDS, f"anlit has no command {subcommand}"
+    if subcommand == "size":
+        _, options = size.parser().parse_known_args(options)
+        subcommand = "fit"
+
+    if subcommand not in LIGHTNING:
+        parsed = parse_tool([subcommand, *options], monkeypatch)
+        if subcommand == "study":
+            read_study(parsed.config, parsed.budget)
+    elif only_prints(options):
+        with pytest.raises(SystemExit, match=r"^(0|None)?$"):
+            fit_command(subcommand).read([subcommand, *options])
+    else:
+        fit_command(subcommand).read([subcommand, *options])
 
 
 def test_pages_have_commands_for_what_anlit_does() -> None:
-    assert {words[0] for _, words in ALL} >= set(COMMANDS) - {"test"}
+    subcommands = {parameters.values[0][0] for parameters in COMMANDS_OF_PAGES}
+
+    assert subcommands >= set(COMMANDS) - {"test"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_commands_can_be_copied(page: Path) -> None:
-    """No ellipsis stands for something; every target of make exists."""
-    targets = {
-        line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if ":" in line
-    }
+    """No ellipsis stands for an argument, and every target of make exists."""
+    rules = [line for line in (ROOT / "Makefile").read_text().splitlines() if ":" in line]
+    targets = {rule.split(":")[0] for rule in rules}
+
     for line in shell_lines(page):
         assert "…" not in line or page.parent.name == "docker", line
         assert not line.startswith("make ") or line.split()[1] in targets, line

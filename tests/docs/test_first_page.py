@@ -1,4 +1,4 @@
-"""The tables of README are those that the records give."""
+"""The tables of README follow from the records."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The documentation keeps to its limits, and everything that it names exists."""
+"""The documentation keeps its limits, and the files that it names exist."""
 
 import re
 from pathlib import Path
@@ -9,20 +9,30 @@ from anlit.config.files import FOLDER
 from tests.docs.pages import PAGES, ROOT, name
 
 TOP_LEVEL = {
-    "pyproject.toml", "README.md", "LICENSE", "CONTRIBUTING.md", "CITATION.cff", "CHANGELOG.md", "anlit", "configs",
-    "docs", "tests", "docker", "Makefile",
-}  # fmt: skip
-NOT_OURS = {".venv", "runs", "data", "build", "dist"}
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "anlit",
+    "configs",
+    "docker",
+    "docs",
+    "pyproject.toml",
+    "tests",
+}
+UNTRACKED = {".venv", "runs", "data", "build", "dist"}
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
-_OWN_PATH = re.compile(r"(?:anlit|configs|docs|tests|docker)/[\w./-]*")
-_SHIPPED = re.compile(
+_PATH = re.compile(r"(?:anlit|configs|docs|tests|docker)/[\w./-]*")
+_CONFIGURATION = re.compile(
     r"(?:model|attention|block|optimizer|runtime|trainer|experiment|study)/[\w/]+\.yaml"
 )
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub makes from a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -40,11 +50,11 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_path_that_is_named_exists(page: Path) -> None:
+def test_every_named_path_exists(page: Path) -> None:
     for code in _CODE.findall(page.read_text(encoding="utf-8")):
-        if _OWN_PATH.fullmatch(code):
+        if _PATH.fullmatch(code):
             assert (ROOT / code).exists(), f"{name(page)} names {code}"
-        if _SHIPPED.fullmatch(code):
+        if _CONFIGURATION.fullmatch(code):
             assert (FOLDER / code).is_file(), f"{name(page)} names the configuration {code}"
 
 
@@ -56,11 +66,10 @@ def test_readme_fits_on_one_page() -> None:
 
 def test_every_picture_of_the_results_is_shown_by_a_page() -> None:
     """Reports beside them keep their numbers only."""
-    shown = {
-        page.parent / link
-        for page in PAGES
-        for link in _LINK.findall(page.read_text(encoding="utf-8"))
-    }
+    shown = set()
+    for page in PAGES:
+        shown |= {page.parent / link for link in _LINK.findall(page.read_text(encoding="utf-8"))}
+
     assert set((ROOT / "docs" / "results").rglob("*.png")) <= shown
 
 
@@ -69,18 +78,20 @@ def test_every_page_is_reached_from_the_readme() -> None:
     for page in reached:
         links = _LINK.findall(page.read_text(encoding="utf-8"))
         targets = {(page.parent / link.partition("#")[0]).resolve() for link in links}
-        reached += [
-            target
-            for target in targets.difference(reached)
-            if target.suffix == ".md" and target.is_file()
-        ]
-    assert {name(page) for page in set((ROOT / "docs").rglob("*.md")).difference(reached)} == set()
+        for target in targets.difference(reached):
+            if target.suffix == ".md" and target.is_file():
+                reached.append(target)
+
+    unreached = set((ROOT / "docs").rglob("*.md")).difference(reached)
+    assert [name(page) for page in unreached] == []
 
 
-def test_folders_hold_what_they_may() -> None:
+def test_configs_are_yaml_files() -> None:
     assert {path.suffix for path in FOLDER.rglob("*") if path.is_file()} == {".yaml"}
+
+
+def test_the_top_folder_has_no_other_entries() -> None:
     entries = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
-    assert (
-        entries - NOT_OURS - {entry for entry in entries if entry.endswith(".egg-info")}
-        == TOP_LEVEL
-    )
+    installed = {entry for entry in entries if entry.endswith(".egg-info")}
+
+    assert entries - UNTRACKED - installed == TOP_LEVEL

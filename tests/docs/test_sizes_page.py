@@ -1,4 +1,4 @@
-"""The table of sizes on the page of speeds is what `anlit size` says today."""
+"""The table of sizes on the page of speeds follows from `anlit size`."""
 
 from pathlib import Path
 
@@ -7,9 +7,7 @@ import pytest
 from tests.docs.sizes import estimate_run, largest_row, make_model, row_of
 
 PAGE = Path("docs/results/speed.md").read_text().splitlines()
-ROWS = [
-    line for line in PAGE if line.startswith(("| GPT | ", "| AnGPT | ")) and line.endswith(" |")
-]
+ROWS = [line for line in PAGE if line.startswith(("| GPT | ", "| AnGPT | "))]
 
 
 def cells(row: str) -> list[str]:
@@ -17,11 +15,13 @@ def cells(row: str) -> list[str]:
 
 
 @pytest.mark.parametrize("row", ["| GPT | 0.25B | 247M | 1 | 1gpu | 32 | 68.6 | 0.21 |"])
-def test_a_row_is_what_is_estimated(row: str) -> None:
+def test_a_row_follows_from_its_estimate(row: str) -> None:
     assert row in ROWS
     architecture, size, _, gpus, _, batch_size, *_ = cells(row)
     model = make_model(architecture, size)
+
     result = estimate_run(model, size, int(gpus), int(batch_size))
+
     assert result["fits"]
     assert row_of(architecture, size, result) == row
 
