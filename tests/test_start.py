@@ -69,7 +69,8 @@ def test_help_and_wrong_options_of_a_tool_need_no_torch() -> None:
 
 def test_lazy_torchmetrics_has_all_its_members() -> None:
     program = (
-        "from anlit.training.lazy_torchmetrics import make_torchmetrics_lazy; make_torchmetrics_lazy()\n"
+        "from anlit.training.lazy_torchmetrics import make_torchmetrics_lazy\n"
+        "make_torchmetrics_lazy()\n"
         "import torchmetrics, sys; from torchmetrics import MetricCollection, Metric\n"
         "assert 'torchmetrics.classification' not in sys.modules\n"
         "from torchmetrics import Accuracy, MetricCollection as again\n"

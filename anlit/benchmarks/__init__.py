@@ -1,1 +1,1 @@
-"""`anlit benchmark`: the speed and memory of training on this machine, compared with other programs."""
+"""`anlit benchmark`: speed and memory of training on this machine, beside other programs."""

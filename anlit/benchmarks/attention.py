@@ -1,8 +1,8 @@
 """`anlit benchmark attention`: kernels compared over head width, sequence length and documents.
 
 Each mechanism with its kernel is first checked against the formula in float64, output and
-gradients. A wrong kernel is not timed. The others take turns in this one process. The last lines say
-whether `kernel: auto` takes the fastest kernel.
+gradients. A wrong kernel is not timed. The others take turns in this one process. The last lines
+say whether `kernel: auto` takes the fastest kernel.
 """
 
 import argparse
@@ -31,8 +31,8 @@ MEAN_DOCUMENT = 1 / 8
 LAYOUTS = ("dense", "documents")
 """Each row has one document, or many."""
 BACKWARD = 2.5
-"""FLOPs of the backward pass over those of the forward pass. It has five matrix products, the forward
-pass two, because it recomputes the scores."""
+"""FLOPs of the backward pass over those of the forward pass. It has five matrix products, the
+forward pass two, because it recomputes the scores."""
 PRESETS = {
     "h200": {
         "entrants": "plain,sdpa plain,flash plain,flex plain,triton log-n,flash "
@@ -126,7 +126,7 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier_rows: lis
 
 
 def judge_auto(groups: list[Row]) -> list[str]:
-    """Return paragraphs that compare the choices of `kernel: auto` with the times of both passes."""
+    """Return paragraphs that compare the choices of `kernel: auto` with the times."""
     lines = []
     n_fastest = 0
     for group in groups:

@@ -141,7 +141,9 @@ def fit_table(rounds: Sequence[dict[str, float]]) -> Table:
     """Return a table with a row for each round, and a row of medians."""
     rows = [[str(turn), *_round_cells(times)] for turn, times in enumerate(rounds, 1)]
     if len(rounds) > 1:
-        medians = {name: median(times[name] for times in rounds) for name in rounds[0]}
+        medians = {}
+        for name in rounds[0]:
+            medians[name] = median(times[name] for times in rounds)
         rows.append(["median", *_round_cells(medians)])
     head = ["round", "fit, ms a step", "bare, ms a step", "fit ÷ bare", "waits for data"]
     return Table("Steps of a run and bare steps", head, rows)

@@ -112,8 +112,8 @@ class CaseGroup(NamedTuple):
 class Benchmark:
     """Measures groups of cases, and keeps the record in OUTPUT/STEM.json.
 
-    The complete file is replaced after every case and every round, so that a killed benchmark leaves
-    its measurements.
+    The complete file is replaced after every case and every round, so that a killed benchmark
+    leaves its measurements.
 
     Args:
         name: The benchmark's name on the command line.
@@ -265,8 +265,8 @@ def _environment(device: torch.device) -> dict[str, Any]:
 def _fail_on_recompile_limit() -> None:
     """Raise torch's limits of compilations, and let a call fail at them.
 
-    Each model, shape and kind of pass is a compilation. At a limit torch would silently run the code
-    uncompiled, and the benchmark would time that.
+    Each model, shape and kind of pass is a compilation. At a limit torch would silently run the
+    code uncompiled, and the benchmark would time that.
     """
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 256

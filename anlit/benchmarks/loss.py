@@ -28,7 +28,7 @@ DEFAULTS = {
     "batch": 8,
     "rounds": 3,
 }
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """The largest relative difference of a gradient from the full logits' gradient."""
 
 
@@ -52,8 +52,8 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "anlit": linear_cross_entropy,
     "torch": torch_loss,
 }
-"""Functions of h (B, T, d), weight (V, d), targets (B, T). They return the loss, or a tuple with the
-loss at its end."""
+"""Functions of h (B, T, d), weight (V, d), targets (B, T). They return the loss, or a tuple with
+the loss at its end."""
 
 
 class LossComparison:
@@ -84,7 +84,7 @@ class LossComparison:
             self.expected = gradients
         if self.expected is not None:
             row["error"] = max(map(_relative_difference, gradients, self.expected))
-            if not row["error"] <= TOLERANCE[self.size.torch_dtype]:
+            if not row["error"] <= GRADIENT_TOLERANCE[self.size.torch_dtype]:
                 raise NotTimedError(
                     f"it is wrong: relative error {row['error']:.1e} of its gradients"
                 )

@@ -1,4 +1,4 @@
-"""Options that benchmarks share, the mechanisms that they name, the shapes of a model and a batch."""
+"""Options of all benchmarks, the mechanisms that they name, the shapes of a model and a batch."""
 
 import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -89,8 +89,8 @@ def comma_separated(choices: Collection[str]) -> Callable[[str], tuple[str, ...]
 class Size(NamedTuple):
     """The shapes of a model and its batch. The MLP is 4·d wide; embedding and head are separate.
 
-    `length` is T, the tokens in a sequence. `dtype` belongs to matrix products: float32, or bfloat16
-    under autocast with float32 parameters.
+    `length` is T, the tokens in a sequence. `dtype` belongs to matrix products: float32, or
+    bfloat16 under autocast with float32 parameters.
     """
 
     d_model: int

@@ -1,10 +1,10 @@
 """Times training steps of finished runs' configurations in turns, to compare their wall-clock.
 
 `anlit compare --measure_steps` and `anlit study` call it. It builds each run's model again from
-config.yaml, with the run's optimizer, precision, clipping, accumulation, runtime settings, batch size
-and threads. The tokens are random. The models take steps in turns, round by round, so that other
-programs slow all of them alike. The rounds end when every ratio of times is known to `PRECISION`, or
-after `SECONDS` for each model.
+config.yaml, with the run's optimizer, precision, clipping, accumulation, runtime settings, batch
+size and threads. The tokens are random. The models take steps in turns, round by round, so that
+other programs slow all of them alike. The rounds end when every ratio of times is known to
+`PRECISION`, or after `SECONDS_PER_MODEL` for each model.
 """
 
 import gc
@@ -49,13 +49,13 @@ from anlit.runs.groups import Group
 from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import device_name, find_device
 
-WARM_UP_ROUNDS = 2
+UNCOUNTED_ROUNDS = 2
 """Rounds that do not count."""
 MIN_ROUNDS = 15
 """Rounds that count, at least."""
 MAX_ROUNDS = 1000
 """Rounds that count, at most."""
-SECONDS = 30.0
+SECONDS_PER_MODEL = 30.0
 """The longest duration, for each model."""
 PRECISION = 0.02
 """The interval of a ratio of times may be this share wide to both sides."""
@@ -106,11 +106,11 @@ def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
         turns[number] = Ready({"step": step}).make_turn(device)
         arms.append({"run": str(run.folder), "key": group.key, "tokens": tokens})
 
-    limit = SECONDS * len(turns)
+    limit = SECONDS_PER_MODEL * len(turns)
     deadline = time.monotonic() + limit
     if device.type == "cuda":
         warm_up(turns, deadline - limit / 2)
-    alternate(turns, WARM_UP_ROUNDS)
+    alternate(turns, UNCOUNTED_ROUNDS)
     results = alternate(turns, MAX_ROUNDS, deadline, are_precise)
     for number, arm in enumerate(arms):
         times = [seconds["step"] for seconds in results[number]]

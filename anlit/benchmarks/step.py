@@ -60,7 +60,7 @@ CHECKED_STEPS = 3
 WARM_UP_STEPS = 2
 GPU_TURN_SECONDS = 0.5
 """A turn has several steps, so that the host is ahead of the GPU as in a run."""
-TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 1e-2}
+LOSS_TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 1e-2}
 """The largest relative difference between first losses of one architecture, eager or compiled."""
 FLOAT8_TOLERANCE = 0.02
 START_TOLERANCE = 0.1
@@ -210,7 +210,7 @@ def fault_of_row(row: Row, earlier_rows: list[Row], size: Size) -> str | None:
         return fault
     reference = _first_of_same_architecture(earlier_rows, row)
     is_float8 = row["compiled"] == "float8"
-    tolerance = FLOAT8_TOLERANCE if is_float8 else TOLERANCE[size.torch_dtype]
+    tolerance = FLOAT8_TOLERANCE if is_float8 else LOSS_TOLERANCE[size.torch_dtype]
     for loss, expected in zip(losses, reference["losses"], strict=True):
         if abs(loss / expected - 1) > tolerance:
             return (

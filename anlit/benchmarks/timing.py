@@ -1,4 +1,4 @@
-"""Time, clock and memory of calls. Calls take turns, so that other programs slow all of them alike."""
+"""Time, clock and memory of calls, which take turns: other programs slow all of them alike."""
 
 import ctypes
 import re
@@ -28,7 +28,7 @@ AGREEMENT = 0.02
 """A warm-up ends when the last times of every call lie within this share."""
 AGREEING_ROUNDS = 3
 """The number of last times that have to agree."""
-WARM_UP_ROUNDS = 50
+MAX_WARM_UP_ROUNDS = 50
 """Rounds of a warm-up, at most."""
 STEADY = 0.05
 """Quartiles further apart than this share of the median are marked: the speed changed meanwhile."""
@@ -98,7 +98,7 @@ def warm_up(turns: Mapping[Name, Callable[[], Seconds]], deadline: float) -> boo
 
     A GPU lowers its clock while it warms up, and once more when it reaches its power limit.
     """
-    return have_settled(alternate(turns, WARM_UP_ROUNDS, deadline, have_settled))
+    return have_settled(alternate(turns, MAX_WARM_UP_ROUNDS, deadline, have_settled))
 
 
 def have_settled(results: Mapping[Any, Sequence[Seconds]]) -> bool:

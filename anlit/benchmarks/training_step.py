@@ -1,9 +1,10 @@
 """A training step of our models as `anlit fit` runs it, and a step of other libraries' models.
 
-Our step is Lightning's own optimization loop, called batch by batch. A real Trainer has the model,
-the precision, the optimizer and the clipping, so the hooks, their order and the restoration of
-norms are the same as in a run. The loader, the callbacks, logging and the loop over batches are left
-out. A peer's step has AdamW (fused), clipping to 1.0 and bfloat16 by autocast.
+Our step is Lightning's own optimization loop, called batch by batch. A real Trainer has the
+model, the precision, the optimizer and the clipping, so the hooks, their order and the
+restoration of norms are the same as in a run. The loader, the callbacks, logging and the loop
+over batches are left out. A peer's step has AdamW (fused), clipping to 1.0 and bfloat16 by
+autocast.
 """
 
 import logging
@@ -32,7 +33,7 @@ from anlit.training.lightning_internals import configure_model
 from anlit.training.models import GPT, NGPT, AnGPT
 
 MODELS: dict[str, Any] = {"GPT": GPT, "nGPT": NGPT, "anGPT": AnGPT}
-MEAN_DOCUMENT = 1 / 4
+MEAN_PACKED_DOCUMENT = 1 / 4
 """Mean length of a packed document as a share of T."""
 PEER_COMPILATIONS = ("no", "whole")
 Network = tuple[nn.Module, Callable[[Tensor], Tensor]]
@@ -104,7 +105,7 @@ def random_batch(size: Size, documents: bool, device: torch.device) -> Batch:
     shape = (size.batch, size.length + 1)
     blocks = np.random.default_rng(0).integers(0, end, shape)
     if documents:
-        is_end = np.random.default_rng(1).random(shape) < 1 / (MEAN_DOCUMENT * size.length)
+        is_end = np.random.default_rng(1).random(shape) < 1 / (MEAN_PACKED_DOCUMENT * size.length)
         blocks[is_end] = end
     return move_batch(batch_from_blocks(blocks, end), device)
 

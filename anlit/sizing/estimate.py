@@ -15,8 +15,8 @@ from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import parameter_groups
 
 FRAGMENTATION = 0.05
-"""Allowance for memory that the allocator reserves and does not use. It is small, because all blocks
-have equal shapes."""
+"""Allowance for memory that the allocator reserves and does not use. It is small, because all
+blocks have equal shapes."""
 CONTEXT_BYTES = 1.5e9
 """Our allowance for other memory on the GPU: CUDA context, cuBLAS workspaces, NCCL's buffers."""
 SECONDS_PER_DAY = 86_400
@@ -101,9 +101,9 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
 def gathered_memory(outer: int, block: int, width: int) -> int:
     """Return the bytes that fully sharded training gathers at its peak.
 
-    Each block is a unit. Embedding and head are the outer unit, which stays gathered from forward to
-    backward, with a complete gradient. Two blocks are gathered, the present one and the next. One
-    block has its gradient complete, with a float32 copy that is being reduced.
+    Each block is a unit. Embedding and head are the outer unit, which stays gathered from forward
+    to backward, with a complete gradient. Two blocks are gathered, the present one and the next.
+    One block has its gradient complete, with a float32 copy that is being reduced.
 
     Args:
         outer: Parameters of the outer unit.

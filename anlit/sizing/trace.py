@@ -1,8 +1,8 @@
 """Traces a training step of the real model on fake tensors, and counts the live bytes by role.
 
 The decoder is the one that trains. Only its attention kernels are replaced, because fused kernels
-need a GPU. The replacement saves the same tensors for the backward pass: q, k, v, the output, and one
-number per query. So the count follows the code for all settings, without formulas.
+need a GPU. The replacement saves the same tensors for the backward pass: q, k, v, the output, and
+one number per query. So the count follows the code for all settings, without formulas.
 """
 
 import copy
@@ -39,7 +39,7 @@ Role = Literal["parameters", "gradients", "optimizer", "weight copies", "blocks"
 - blocks: saved by a block for its backward pass
 - workspace: hidden states and logits outside blocks, and temporary tensors
 """
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+DTYPE_BY_BYTES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """dtypes by bytes of a number."""
 
 
@@ -127,7 +127,7 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
     share = plan.stored_bytes / plan.gathered_bytes / n_shards
     memory = LiveMemory({"parameters": share, "gradients": share, "optimizer": share})
     model = copy.deepcopy(model)
-    decoder = model.model.to(DTYPES[plan.gathered_bytes])
+    decoder = model.model.to(DTYPE_BY_BYTES[plan.gathered_bytes])
     with (
         FakeTensorMode(allow_non_fake_inputs=True),  # tables of positions from earlier use are real
         mock.patch.dict(CHUNK_NUMBERS, clear=True),  # the loss takes the chunks of a GPU

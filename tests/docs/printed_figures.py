@@ -8,8 +8,8 @@ _INTERVAL = re.compile(
     r"(\(|interval |quartiles |, )([+−]?\d[\d.]*) (?:to|–|…) ([+−]?\d[\d.]*)(?=[,;) ])"
 )
 ROUNDING = 0.55
-"""The largest difference, in units of the last printed digit. Half is rounding. A twentieth is for the
-record, which has six digits itself."""
+"""The largest difference, in units of the last printed digit. Half is rounding. A twentieth is
+for the record, which has six digits itself."""
 
 
 def plain(text: str) -> str:

@@ -46,7 +46,7 @@ def level(text: str) -> str:
 
 
 def corrected(arm: str, baseline: str, *records: str) -> list[float]:
-    """Return the arm's corrected p in every comparison of the records with this baseline, sorted."""
+    """Return the arm's sorted corrected p of every comparison with this baseline."""
     p_values = []
     for record in records:
         for comparison in read_record(f"{record}/report.json")["comparisons"]:

@@ -231,7 +231,8 @@ def one_million() -> Iterator[str]:
     study = Study("compute_optimal/1.3m")
     baseline = study.mean_loss("GPT+")
     arms = [arm for arm in study.curves if arm.startswith("anGPT")]
-    yield f"of five settings and ends {from_to(study.mean_loss(arm) - baseline for arm in arms)} higher"
+    lags = from_to(study.mean_loss(arm) - baseline for arm in arms)
+    yield f"of five settings and ends {lags} higher"
     p_ngpt, *_ = corrected("nGPT", "GPT+", "compute_optimal/1.3m")
     *_, p_angpt = corrected("anGPT, half the rate", "GPT+", "compute_optimal/1.3m")
     assert figure(p_ngpt) == figure(p_angpt)

@@ -35,7 +35,7 @@ NO_RESULTS = ("0.6 tokens per parameter", "torch 2.13.0+cpu", "Apache-2.0")
 PAPERS = "a number of the papers"
 SETTING = "a setting, not a measurement"
 DEFINITION = "a definition"
-README_EXAMPLE = "the example of README"
+EXAMPLE = "the example of README"
 LOST = "no record is kept, and the page says so"
 PHRASES_WITHOUT_RECORD: dict[tuple[str, str], dict[str, str]] = {
     ("README.md", "Results"): {
@@ -52,8 +52,8 @@ PHRASES_WITHOUT_RECORD: dict[tuple[str, str], dict[str, str]] = {
         "within 0.03 at all": "test_defaults_are_as_good_as_tuned_settings",
         "weights of 0.05 with a warm-up of 20 % end at 3.435, 0.03 with 20 % at 3.421, 0.05 with "
         "40 % at 3.414, 0.02 with 20 % at 3.413, 0.03 with 40 % at 3.398": LOST,
-        "ends at 4.100 (GPT+), 4.067 (nGPT) and 4.018 (anGPT) as printed, on 10.9 MB": README_EXAMPLE,
-        "weights of 0.05 ends at 4.047": README_EXAMPLE,
+        "ends at 4.100 (GPT+), 4.067 (nGPT) and 4.018 (anGPT) as printed, on 10.9 MB": EXAMPLE,
+        "weights of 0.05 ends at 4.047": EXAMPLE,
         "3.388.": "its record is compared in the sentence before",
     },
     ("architectures.md", "A bridge from nGPT"): {"first is 3.3 nats": DEFINITION},
