@@ -8,7 +8,7 @@ from anlit.checkpoints.location import find_checkpoint
 from anlit.config.options import ToolParser, at_least, numbers
 from anlit.errors import UserError
 from anlit.evaluation.settings import (
-    MOST_TOKENS,
+    MAX_DEFAULT_TOKENS,
     NORMAL_LENGTHS,
     DiagnoseSettings,
     LengthsSettings,
@@ -65,7 +65,7 @@ def parser(command: str) -> ToolParser:
     )
     add("--device", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     if command == "lengths":
-        most = f"(default: all, ≤ {MOST_TOKENS:,})"
+        most = f"(default: all, ≤ {MAX_DEFAULT_TOKENS:,})"
         tokens = f"validate on N tokens, spread over the split and rounded down to a multiple of every length {most}"
         add("--tokens", type=at_least(1), metavar="N", help=tokens)
         batch = f"tokens per batch, which has at least one sequence (default: {LengthsSettings.batch_tokens:,})"

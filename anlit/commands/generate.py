@@ -97,19 +97,20 @@ def main(argv: list[str]) -> None:
     prompts = read_prompts(given.prompt, given.prompts, given.chat)
 
     from anlit.data.tokenizer import vocabulary_size
-    from anlit.evaluation.chat import messages_of
+    from anlit.evaluation.chat import read_messages
     from anlit.evaluation.generation import Request, Sampling, generate
-    from anlit.evaluation.text import TextStream, continuation, text_of
+    from anlit.evaluation.text_stream import TextStream, decode_continuation
+    from anlit.evaluation.tokenizer import load_tokenizer
     from anlit.training.load_model import load_checkpoint  # after the checks: torch takes seconds
 
     sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     checkpoint = load_checkpoint(given.checkpoint, given.device)
-    text = text_of(checkpoint, given.tokenizer, given.special_tokens or given.chat)
+    text = load_tokenizer(checkpoint, given.tokenizer, given.special_tokens or given.chat)
 
     def encode(prompt: str) -> list[int]:
         if not given.chat:
-            return text.prompt(prompt, checkpoint)
-        return text.encode(text.chat(messages_of(prompt)))
+            return text.encode_prompt(prompt, checkpoint)
+        return text.encode(text.render_chat(read_messages(prompt)))
 
     def text_before(tokens: Sequence[int]) -> Sequence[int]:
         """The tokens that an answer's text follows; an answer in a conversation stands alone."""
@@ -132,15 +133,15 @@ def main(argv: list[str]) -> None:
         requests,
         given.max_tokens,
         sampling,
-        text.borders(checkpoint, given.chat),
+        text.inner_separator(checkpoint, given.chat),
         given.batch_size,
         n_allowed,
         show,
-        text.ends,
+        text.stop_tokens,
     )
     for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
         prompt = prompts[number // given.samples]
-        added = continuation(text.tokenizer, text_before(request.prompt), own.tokens)
+        added = decode_continuation(text.tokenizer, text_before(request.prompt), own.tokens)
         if given.json:
             record = {
                 "prompt": prompt,
@@ -149,7 +150,7 @@ def main(argv: list[str]) -> None:
             }
             echo(json_line({**record, "text": added, **vars(own)}))
         elif streams:
-            echo(stream.rest())
+            echo(stream.finish())
         else:
             sample = f", sample {request.sample + 1}" if given.samples > 1 else ""
             shown = f"{prompt}\n{added}" if given.chat else f"{prompt}{added}"

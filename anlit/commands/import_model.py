@@ -32,7 +32,7 @@ def parser() -> ToolParser:
 def main(argv: list[str]) -> None:
     given = parser().parse_args(argv)
 
-    from anlit.hub.read import import_model  # torch takes seconds
+    from anlit.hub.import_model import import_model  # torch takes seconds
 
     for note in import_model(given.source, given.output, given.context_length):
         echo(note)

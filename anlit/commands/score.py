@@ -98,9 +98,10 @@ def main(argv: list[str]) -> None:
     import numpy as np
 
     from anlit.data.round_trip import Kind, RoundTrip
-    from anlit.evaluation.chat import messages_of
-    from anlit.evaluation.scoring import byte_ranges, score, write_table
-    from anlit.evaluation.text import text_of
+    from anlit.evaluation.chat import read_messages
+    from anlit.evaluation.scores_table import ScoredText, to_byte_ranges, write_table
+    from anlit.evaluation.scoring import score_documents
+    from anlit.evaluation.tokenizer import load_tokenizer
     from anlit.nn.models.runtime import allow_compiled_kernels
     from anlit.training.load_model import (  # after the check: torch takes seconds
         describe,
@@ -108,10 +109,10 @@ def main(argv: list[str]) -> None:
     )
 
     checkpoint = load_checkpoint(given.checkpoint, given.device)
-    text = text_of(checkpoint, given.tokenizer, given.special_tokens or given.chat)
+    text = load_tokenizer(checkpoint, given.tokenizer, given.special_tokens or given.chat)
     length = given.length or checkpoint.training_length
-    is_one_document = text.borders(checkpoint, given.chat).token is None
-    before = text.before(checkpoint)
+    is_one_document = text.inner_separator(checkpoint, given.chat).token is None
+    before = text.scoring_separator(checkpoint)
     round_trip = RoundTrip(text.tokenizer)
     stride = given.stride if given.stride is not None else max(1, length // 2)
     n_bytes = sum(Path(name).stat().st_size for name in given.files if Path(name).is_file())
@@ -123,18 +124,18 @@ def main(argv: list[str]) -> None:
     def encoded() -> Iterator[tuple[list[int], str, Any, str]]:
         for document, where in read_documents(given.files, given.field, given.chat):
             if given.chat:
-                document = text.chat(messages_of(document), is_answered=True)
+                document = text.render_chat(read_messages(document), is_answered=True)
             encoding = text.tokenizer.encode(document, add_special_tokens=False)
             if not encoding.ids:
                 raise UserError(f"{where}: the tokenizer makes no tokens of its text: leave it out")
             (change,) = round_trip.changes([document], [np.array(encoding.ids)])
             totals["changed"] += change is not None and change.kind != Kind.NORMALISED
-            yield encoding.ids, document, byte_ranges(document, encoding.offsets), where
+            yield encoding.ids, document, to_byte_ranges(document, encoding.offsets), where
 
-    def scored() -> Iterator[tuple[Any, str, Any, str]]:
+    def scored() -> Iterator[ScoredText]:
         read, kept = tee(encoded())
         documents = (tokens for tokens, *_ in read)
-        scores = score(
+        scores = score_documents(
             checkpoint.model.model,
             documents,
             length,
@@ -152,7 +153,7 @@ def main(argv: list[str]) -> None:
                 0 if known[0] else int(ranges[0, 1])
             )  # of the scored tokens
             totals["nats"] -= float(own.log_likelihood[known].sum(dtype=float))
-            yield own, document, ranges, where
+            yield ScoredText(own, document, ranges, where)
 
     record = {"command": shlex.join(["anlit", "score", *argv]), "length": length, "stride": stride}
     write_table(Path(given.output), record | describe(checkpoint), scored())

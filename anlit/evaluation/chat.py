@@ -1,4 +1,4 @@
-"""Conversations as text, by the chat template of a tokenizer: what transformers' `apply_chat_template` renders."""
+"""Conversations as text, rendered as transformers' `apply_chat_template` renders them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ Message = Mapping[str, Any]
 """`role` (system, user, assistant) and `content`."""
 
 
-def messages_of(text: str) -> list[Message]:
-    """The conversation that `text` is: a JSON list of messages with role and content, else one message of a user."""
+def read_messages(text: str) -> list[Message]:
+    """Read a JSON list of messages with role and content; any other text is one user message."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
-    if isinstance(value, list) and value and all(_is_message(entry) for entry in value):
+    if isinstance(value, list) and value and all(map(_is_message, value)):
         return value
     return [{"role": "user", "content": text}]
 
@@ -34,42 +34,43 @@ def _is_message(entry: Any) -> bool:
 def render_chat(
     template: str, messages: Sequence[Message], tokens: Mapping[str, str], is_answered: bool
 ) -> str:
-    """The text of a conversation.
+    """Render a conversation with a chat template.
 
     Args:
-        template: In jinja, as tokenizer_config.json has it. It runs in jinja's sandbox.
+        template: A jinja template, as in tokenizer_config.json. It runs in jinja's sandbox.
         tokens: The texts of special tokens, such as `bos_token`.
-        is_answered: Whether the conversation is complete. Otherwise the text ends where an answer begins.
+        is_answered: Whether the conversation is complete. If not, an answer begins at the end.
 
     Raises:
-        UserError: The template is no jinja, or refuses this conversation.
+        UserError: The template is not valid jinja, or refuses this conversation.
     """
     values = {"messages": list(messages), "tools": None, "documents": None, **tokens}
     try:
-        rendered = _environment().from_string(template)
-        return rendered.render(values, add_generation_prompt=not is_answered)
-    except Exception as error:  # a template may fail in every way that Python can
+        compiled_template = _environment().from_string(template)
+        return compiled_template.render(values, add_generation_prompt=not is_answered)
+    except Exception as error:  # a template can raise any exception
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"the chat template does not render this conversation ({reason}): change its messages, or leave out --chat"
+            f"the chat template does not render this conversation ({reason}): "
+            "change its messages, or leave out --chat"
         ) from error
 
 
 def _environment() -> Environment:
-    """The environment that templates are written for: that of transformers."""
+    """The jinja environment of transformers, for which chat templates are written."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Answers, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _time_now
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _format_current_time
     return environment
 
 
-class _Answers(Extension):
-    """`{% generation %} … {% endgeneration %}`, which marks the answers of a conversation; it changes no text."""
+class _GenerationTag(Extension):
+    """`{% generation %} … {% endgeneration %}` marks the answers and changes no text."""
 
-    tags = {"generation"}  # noqa: RUF012  jinja's own name
+    tags = {"generation"}  # noqa: RUF012  jinja's name
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -78,13 +79,13 @@ class _Answers(Extension):
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **settings: Any) -> str:
-    """Unlike jinja's own filter, this one leaves characters of HTML as they are."""
+    """Convert to JSON without escaping the special characters of HTML, unlike jinja's filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **settings)
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _time_now(form: str) -> str:
+def _format_current_time(form: str) -> str:
     return datetime.now().strftime(form)

@@ -1,9 +1,11 @@
-"""The data that a checkpoint is evaluated on."""
+"""The validation data of a checkpoint's run, or of another prepared folder."""
 
 import inspect
+from typing import Any
 
+# A configuration may name any class of these modules. Classes that are not imported are refused.
 import anlit.data.corpora
-import anlit.data.mixture  # noqa: F401  a configuration may name any of them, and classes that are not imported are refused
+import anlit.data.mixture  # noqa: F401
 from anlit.config.labels import CONFIG, mapping
 from anlit.config.objects import build_from_plain, shown, subclass_named
 from anlit.data.module import TokenShards
@@ -12,7 +14,6 @@ from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
 from anlit.training.load_model import Checkpoint
 
-# These settings are about training and its validation, not about the content of the validation split.
 OF_TRAINING = (
     "context_length",
     "context_schedule",
@@ -21,69 +22,97 @@ OF_TRAINING = (
     "val_context_length",
     "val_blocks",
 )
+"""Settings about training and its validation that do not change the validation split."""
 
 
-def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
-    """The data of the checkpoint's run, or of the prepared folder `path` with the run's settings.
+def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
+    """Load the data of the checkpoint's run, or the prepared folder `path` with the run's settings.
 
-    `context_length` is that of the model and `val_tokens` that of the run; change them before `setup("validate")`.
-    UserError if neither the run's data nor a path is known, the folder is missing or damaged, or the model was trained
-    with another tokenizer.
+    `context_length` is the model's and `val_tokens` the run's. Change them before
+    `setup("validate")`.
+
+    Raises:
+        UserError: Neither the run's data nor a path is known, the folder is missing or damaged, or
+            the model was trained with another tokenizer.
     """
     section = mapping((checkpoint.config or {}).get("data"))
-    settings = {
-        key: value
-        for key, value in mapping(section.get("init_args")).items()
-        if key not in OF_TRAINING
-    }
-    where, kind = f"{checkpoint.file.parent.parent / CONFIG}: data", TokenShards
+    location = f"{checkpoint.file.parent.parent / CONFIG}: data"
+    settings = dict(mapping(section.get("init_args")))
+    for key in OF_TRAINING:
+        settings.pop(key, None)
+    data_class: Any = TokenShards
     if path is not None:
         settings["path"] = path
     elif isinstance(section.get("class_path"), str):
-        for value in (*settings.values(), *mapping(settings.get("paths")).values()):
-            # The run folder may be someone else's, and must not send this user's credentials anywhere.
-            if isinstance(value, str) and is_remote(value):
-                advice = "which is read only if you give it: set --data to it"
-                raise UserError(f"{where} names the address {shown(value)}, {advice}")
-        kind = subclass_named(TokenShards, section["class_path"], where)
+        _refuse_addresses(settings, location)
+        data_class = subclass_named(TokenShards, section["class_path"], location)
     else:
         raise UserError(
             f"{checkpoint.file} is not in a run folder that names its data: set --data to a folder"
         )
-    if path is not None or kind is NeedleInHaystack:  # whose text is that of a prepared folder
-        kind, known = TokenShards, inspect.signature(TokenShards).parameters
-        settings = {key: value for key, value in settings.items() if key in known}
+    # The texts of needles come from a prepared folder, which is evaluated instead.
+    if path is not None or data_class is NeedleInHaystack:
+        data_class = TokenShards
+        parameters = inspect.signature(TokenShards).parameters
+        settings = {key: value for key, value in settings.items() if key in parameters}
     try:
-        data = build_from_plain(kind, settings, where)
+        data = build_from_plain(data_class, settings, location)
     except TypeError as error:  # an argument is missing
         raise UserError(
-            f"{where} is not complete ({error}): set --data to a prepared folder"
+            f"{location} is not complete ({error}): set --data to a prepared folder"
         ) from error
     data.context_length = checkpoint.training_length
-    try:
-        now = data.manifest["tokenizer_sha256"]
-    except UserError as error:  # whose option is --data.path in `fit`
-        raise UserError(str(error).replace("--data.path", "--data")) from error
-    then = now if checkpoint.trained_on is None else checkpoint.trained_on.get("tokenizer_sha256")
-    if then != now:
-        trained, ours = (f"{sha256[:12]}…" if sha256 else "none" for sha256 in (then, now))
-        raise UserError(
-            f"{checkpoint.file} was trained with another tokenizer ({trained}) than the shards in {data.path} have "
-            f"({ours}): set --data to shards of that tokenizer"
-        )
-    if checkpoint.model.vocab_size < data.vocab_size:  # at least every token must have a row
-        raise UserError(
-            f"{checkpoint.file} has a vocabulary of {checkpoint.model.vocab_size} tokens and the shards in {data.path} "
-            f"have {data.vocab_size}: set --data to shards of the model's tokenizer"
-        )
+    _check_tokenizer(checkpoint, data)
     return data
 
 
-def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> None:
-    """Set the data to validate on pieces of `piece` targets, evenly spread over the split, which has at least one.
+def _refuse_addresses(settings: dict[str, Any], location: str) -> None:
+    """Raise UserError if a run's configuration names an address as data.
 
-    There are `tokens` targets in total, a multiple of `piece`, or all complete pieces if there are fewer; in a batch
-    `batch_tokens`, or one piece.
+    The run folder may come from someone else, and must not send this user's credentials anywhere.
+    """
+    for value in (*settings.values(), *mapping(settings.get("paths")).values()):
+        if isinstance(value, str) and is_remote(value):
+            raise UserError(
+                f"{location} names the address {shown(value)}, which is read only if you give it: "
+                "set --data to it"
+            )
+
+
+def _check_tokenizer(checkpoint: Checkpoint, data: TokenShards) -> None:
+    """Raise UserError if the model was trained with another tokenizer than the data have."""
+    try:
+        data_sha256 = data.manifest["tokenizer_sha256"]
+    except UserError as error:  # `fit` calls the option --data.path
+        raise UserError(str(error).replace("--data.path", "--data")) from error
+    trained_sha256 = data_sha256
+    if checkpoint.trained_on is not None:
+        trained_sha256 = checkpoint.trained_on.get("tokenizer_sha256")
+    if trained_sha256 != data_sha256:
+        raise UserError(
+            f"{checkpoint.file} was trained with another tokenizer ({_abbreviate(trained_sha256)}) "
+            f"than the shards in {data.path} have ({_abbreviate(data_sha256)}): "
+            "set --data to shards of that tokenizer"
+        )
+    if checkpoint.model.vocab_size < data.vocab_size:  # every token needs a row
+        raise UserError(
+            f"{checkpoint.file} has a vocabulary of {checkpoint.model.vocab_size} tokens and the "
+            f"shards in {data.path} have {data.vocab_size}: "
+            "set --data to shards of the model's tokenizer"
+        )
+
+
+def _abbreviate(sha256: str | None) -> str:
+    return f"{sha256[:12]}…" if sha256 else "none"
+
+
+def set_validation_pieces(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> None:
+    """Set the data to validate on pieces of `piece` targets, evenly spread over the split.
+
+    Args:
+        data: Data whose validation split has at least one piece.
+        tokens: Targets in total, a multiple of `piece`. All complete pieces if there are fewer.
+        batch_tokens: Targets in a batch, which has at least one piece.
     """
     data.val_tokens = data.n_targets("val") // piece * piece
     data.val_blocks = tokens // piece if tokens < data.val_tokens else None

@@ -1,14 +1,16 @@
-"""`anlit diagnose --gaussian`: attention mechanisms over independent standard normal scores, without any model.
+"""`anlit diagnose --gaussian`: attention mechanisms over independent standard normal scores.
 
-One query sees n keys at distances t = 0 … n−1 with L = a(t)·g(n)·S_t + m(t), S_t ~ N(0, 1). Statistics are means over
-draws of S, which are the same for every mechanism. Expected totals E Σ e^L = Σ e^{m + (a g)²/2} are computed exactly:
-with [SI]'s a(t), e^L has such a heavy tail that a mean over draws would not converge.
+It needs no model. One query sees n keys at distances t = 0 … n−1 with L = a(t)·g(n)·S_t + m(t),
+S_t ~ N(0, 1). Statistics are means over draws of S, which are the same for every mechanism.
+Expected totals E Σ e^L = Σ e^{m + (a g)²/2} are exact: with [SI]'s a(t), e^L has such a heavy tail
+that a mean over draws would not converge.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,15 +28,26 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.reporting.figure import TEXT, legend_below, line_styles, panels
 from anlit.reporting.table import Table, markdown_table
 
-SCORES = 1 << 22  # drawn at once: 16 MiB in float32, and a few copies exist
-D_HEAD = 64  # our choice; BetaScaling's exponent depends on it
-COLUMNS = {
-    "entropy": ("entropy (nats)", ".2f"),
-    "inverse_largest_weight": ("1/w_max", ".1f"),
-    "participation": ("Σw²", ".3g"),
-    "weight_latest_100": ("last 100", ".3f"),
+SCORES_AT_ONCE = 1 << 22
+"""Scores drawn at once: 16 MiB in float32, and a few copies exist."""
+D_HEAD = 64
+"""Our choice. BetaScaling's exponent depends on it."""
+
+
+class NumberColumn(NamedTuple):
+    """A column of the table, and the format of its numbers."""
+
+    title: str
+    number_format: str
+
+
+NUMBER_COLUMNS = {
+    "entropy": NumberColumn("entropy (nats)", ".2f"),
+    "inverse_largest_weight": NumberColumn("1/w_max", ".1f"),
+    "participation": NumberColumn("Σw²", ".3g"),
+    "weight_latest_100": NumberColumn("last 100", ".3f"),
 }
-PANELS = {
+DISTANCE_PANELS = {
     "expected_total": "E Σ e^L in [t, 10t)",
     "weight": "share of the weights in [t, 10t)",
     "entropy": "entropy in [t, 10t) (nats)",
@@ -42,55 +55,68 @@ PANELS = {
 
 
 class Gaussian(Evaluation):
-    """How the mechanisms `names` spread the weights of `draws` queries, for each of `lengths`, numbers of keys."""
+    """How mechanisms spread the weights of a query over keys with independent scores."""
 
-    name, digits = "gaussian", 7
+    name = "gaussian"
+    digits = 7
 
     def __init__(self, names: Iterable[str], lengths: Sequence[int], draws: int, seed: int) -> None:
-        self.mechanisms, self.numbers, self.draws, self.seed = named(names), lengths, draws, seed
+        """Choose the mechanisms by name, the numbers of keys `lengths`, and the number of draws."""
+        self.mechanisms = build_mechanisms(names)
+        self.numbers_of_keys = lengths
+        self.draws = draws
+        self.seed = seed
 
-    def measured(self, paths: Sequence[str]) -> dict[str, Any]:
-        by_name = {
-            name: {n: at_length(mechanism, n, self.draws, self.seed) for n in self.numbers}
-            for name, mechanism in self.mechanisms.items()
-        }
+    def measure_all(self, paths: Sequence[str]) -> dict[str, Any]:
+        by_name: dict[str, Any] = {}
+        for name, mechanism in self.mechanisms.items():
+            by_name[name] = {
+                n_keys: measure_mechanism(mechanism, n_keys, self.draws, self.seed)
+                for n_keys in self.numbers_of_keys
+            }
         return {"draws": self.draws, "seed": self.seed, "mechanisms": by_name}
 
     def report(self, record: dict[str, Any]) -> Report:
-        """Tables for each n, the largest first, and the figure of the largest."""
-        by_name, head = (
-            record["mechanisms"],
-            ["mechanism", *(title for title, _ in COLUMNS.values())],
-        )
-        longest, *_ = lengths = sorted(next(iter(by_name.values())), key=int, reverse=True)
+        """Make a table for each number of keys, the largest first, and a figure of the largest."""
+        by_name = record["mechanisms"]
+        titles = ["mechanism", *(column.title for column in NUMBER_COLUMNS.values())]
+        numbers_of_keys = sorted(next(iter(by_name.values())), key=int, reverse=True)
+        largest = numbers_of_keys[0]
         parts = [
             "# Attention over independent normal scores",
-            f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. Means ± standard errors. "
-            "Where e^L has a heavy tail, as with a large a(t)·g(n), standard errors are too small.",
-            *(f"n = {int(n):,}\n\n{markdown_table(head, _rows(by_name, n))}" for n in lengths),
-            "## Ranges of distances\n\n![ranges of distances](ranges.png)",
+            f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. "
+            "Means ± standard errors. Where e^L has a heavy tail, as with a large a(t)·g(n), "
+            "standard errors are too small.",
         ]
-        rows = [[cell.partition(" ±")[0] for cell in row] for row in _rows(by_name, longest)]
-        title = f"Independent normal scores, n = {int(longest):,} keys"
-        table = Table(title, [name.replace(" ", "\n") for name in head], rows)
-        return Report(table, parts, {"ranges.png": lambda: ranges_figure(by_name, longest)})
+        for n_keys in numbers_of_keys:
+            table = markdown_table(titles, _mechanism_rows(by_name, n_keys))
+            parts.append(f"n = {int(n_keys):,}\n\n{table}")
+        parts.append("## Ranges of distances\n\n![ranges of distances](ranges.png)")
+        rows = []
+        for row in _mechanism_rows(by_name, largest):
+            rows.append([cell.partition(" ±")[0] for cell in row])
+        head = [title.replace(" ", "\n") for title in titles]
+        table = Table(f"Independent normal scores, n = {int(largest):,} keys", head, rows)
+        return Report(table, parts, {"ranges.png": partial(draw_distances, by_name, largest)})
 
 
-def named(names: Iterable[str]) -> dict[str, Mechanism]:
-    """The shipped mechanisms of these names, with default arguments, for one head.
+def build_mechanisms(names: Iterable[str]) -> dict[str, Mechanism]:
+    """Build shipped mechanisms by name, with default arguments, for one head.
 
-    Raises UserError if a name is unknown or its class needs arguments.
+    Raises:
+        UserError: A name is unknown, or its class needs arguments.
     """
-    made: dict[str, Mechanism] = {}
+    built: dict[str, Mechanism] = {}
     for name in map(str.strip, names):
         try:
-            made[name] = getattr(mechanisms, name)().for_layer(1, D_HEAD, 0)
+            built[name] = getattr(mechanisms, name)().for_layer(1, D_HEAD, 0)
         except (AttributeError, TypeError) as error:
-            advice = f"choose among {', '.join(filter(_has_defaults, mechanisms.__all__))}"
+            choices = ", ".join(filter(_has_defaults, mechanisms.__all__))
             raise UserError(
-                f"--mechanisms {name!r} is no mechanism with default arguments: {advice}"
+                f"--mechanisms {name!r} is no mechanism with default arguments: "
+                f"choose among {choices}"
             ) from error
-    return made
+    return built
 
 
 def _has_defaults(name: str) -> bool:
@@ -100,90 +126,105 @@ def _has_defaults(name: str) -> bool:
 
 
 @torch.no_grad()
-def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, Any]:
-    """Statistics of one query with n keys, its own included.
+def measure_mechanism(mechanism: Mechanism, n_keys: int, draws: int, seed: int) -> dict[str, Any]:
+    """Measure the statistics of a query with `n_keys` keys, including its own.
 
-    The `draws` depend on `seed` and n, but not on the mechanism, which `for_layer` made for one head.
+    The `draws` depend on `seed` and `n_keys`, but not on the mechanism. `for_layer` has made the
+    mechanism for one head.
 
     Returns:
-        `mean` and `standard_error` of each entry of `anlit.nn.attention.statistics.statistics` and of `total_1_to_10`,
-        the sum of e^L in [1, 10), by name; only ranges within the n keys. `expected_total_1_to_10` has a mean only.
+        `mean` and `standard_error` by name: each entry of
+        `anlit.nn.attention.statistics.statistics`, and `total_1_to_10`, the sum of e^L in [1, 10),
+        for all ranges within the keys. `expected_total_1_to_10` has only a mean.
     """
-    spans = [span for span in ranges(n - 1) if span.end <= n]
-    generator = torch.Generator().manual_seed(seed % (1 << 63))  # which takes no larger ones
+    spans = [span for span in ranges(n_keys - 1) if span.end <= n_keys]
+    # torch takes no larger seed
+    generator = torch.Generator().manual_seed(seed % (1 << 63))
+    scale, m = distance_functions(mechanism, n_keys, torch.float32)
+    # Keys in the order of the text: the last is at distance 0.
+    scale = scale.flip(-1)[:, None]
+    m = m.flip(-1)[:, None]
     samples: dict[str, list[Tensor]] = {}
-    scale, m = (each.flip(-1)[:, None] for each in distance_functions(mechanism, n, torch.float32))
-    at_once = max(1, SCORES // n)
+    at_once = max(1, SCORES_AT_ONCE // n_keys)
     for first in range(0, draws, at_once):
-        scores = torch.randn(min(at_once, draws - first), 1, 1, n, generator=generator)
-        logits = torch.addcmul(
-            m, scores, scale
-        )  # keys in the order of the text: the last is at distance 0
+        n_draws = min(at_once, draws - first)
+        scores = torch.randn(n_draws, 1, 1, n_keys, generator=generator)
+        logits = torch.addcmul(m, scores, scale)
         values = statistics(logits, torch.zeros(1, 1, dtype=torch.long), spans)
-        values |= {
-            f"total_{span}": log_total(within(logits, span)).double().exp() for span in spans
-        }
+        for span in spans:
+            values[f"total_{span}"] = log_total(within(logits, span)).double().exp()
         for name, value in values.items():
             samples.setdefault(name, []).append(value.flatten().double())
-    drawn = {name: torch.cat(parts) for name, parts in samples.items()}
-    return {
-        **{name: {"mean": own.mean().item(), "standard_error": (own.std() / draws**0.5).item()}
-           for name, own in drawn.items()},
-        **{f"expected_total_{span}": {"mean": expected_total(mechanism, n, span)} for span in spans},
-    }  # fmt: skip
+    result: dict[str, Any] = {}
+    for name, tensors in samples.items():
+        values_of_draws = torch.cat(tensors)
+        error = values_of_draws.std() / draws**0.5
+        result[name] = {"mean": values_of_draws.mean().item(), "standard_error": error.item()}
+    for span in spans:
+        result[f"expected_total_{span}"] = {"mean": expected_total(mechanism, n_keys, span)}
+    return result
 
 
-def distance_functions(mechanism: Mechanism, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """a(t)·g(n) and m(t) at the distances t = 0 … n − 1, each (H or 1, n); m is −∞ outside the window."""
-    n_visible = n if mechanism.window is None else min(n, mechanism.window)
-    like = torch.ones((1, n), dtype=dtype)
-    a, m = distance_tables(mechanism, n, like)
-    g = mechanism.gain(like.new_full((1, 1, 1), float(n_visible)))
-    scale = like * (1 if a is None else a) * (1 if g is None else g[0])
-    bias = torch.zeros_like(like) if m is None else m.reshape(-1, n)
-    return scale, bias.masked_fill(torch.arange(n) >= n_visible, -math.inf)
+def distance_functions(
+    mechanism: Mechanism, n_keys: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """a(t)·g(n) and m(t) at t = 0 … n − 1, each (H or 1, n); m is −∞ outside the window."""
+    n_visible = n_keys if mechanism.window is None else min(n_keys, mechanism.window)
+    ones = torch.ones((1, n_keys), dtype=dtype)
+    a, m = distance_tables(mechanism, n_keys, ones)
+    g = mechanism.gain(ones.new_full((1, 1, 1), float(n_visible)))
+    scale = ones * (1 if a is None else a) * (1 if g is None else g[0])
+    bias = torch.zeros_like(ones) if m is None else m.reshape(-1, n_keys)
+    return scale, bias.masked_fill(torch.arange(n_keys) >= n_visible, -math.inf)
 
 
-def expected_total(mechanism: Mechanism, n: int, span: Range) -> float:
-    """E Σ e^L over the distances in `span`, for a query with n keys: Σ e^{m + (a g)²/2}; NaN if it sees none."""
-    scale, m = (
-        part[0, span.first : span.end] for part in distance_functions(mechanism, n, torch.float64)
-    )
+def expected_total(mechanism: Mechanism, n_keys: int, span: Range) -> float:
+    """E Σ e^L = Σ e^{m + (a g)²/2} over the distances in `span`; NaN if the query sees none."""
+    scale, m = distance_functions(mechanism, n_keys, torch.float64)
+    scale = scale[0, span.first : span.end]
+    m = m[0, span.first : span.end]
     return log_total(m + scale.square() / 2).exp().item()
 
 
-def ranges_figure(by_name: dict[str, Any], n: str) -> Figure:
-    """[SI]'s figures 1 and 2: the expected total weight in [t, 10t), and the entropy there, for n keys."""
-    names = {
-        name: "sliding window" if name == "SlidingWindow" else attention_label(name)
-        for name in by_name
-    }
-    styles = line_styles(list(names.values()))
-    begins = [span.first for span in ranges(int(n) - 1)[1:] if span.end <= int(n)]
-    figure, axes = panels(len(PANELS), len(PANELS), TEXT / len(PANELS), 2.0)
-    for ax, (kind, title) in zip(axes, PANELS.items(), strict=True):
-        for name, label in names.items():
+def draw_distances(by_name: dict[str, Any], n_keys: str) -> Figure:
+    """Draw [SI]'s figures 1 and 2: the expected total weight in [t, 10t), and its entropy."""
+    labels = {name: attention_label(name) for name in by_name}
+    if "SlidingWindow" in labels:
+        labels["SlidingWindow"] = "sliding window"
+    styles = line_styles(list(labels.values()))
+    starts = [span.first for span in ranges(int(n_keys) - 1)[1:] if span.end <= int(n_keys)]
+    n_panels = len(DISTANCE_PANELS)
+    figure, all_axes = panels(n_panels, n_panels, TEXT / n_panels, 2.0)
+    for axes, (kind, title) in zip(all_axes, DISTANCE_PANELS.items(), strict=True):
+        for name, label in labels.items():
             colour, marker, dash = styles[label]
-            means = np.array(
-                [by_name[name][n][f"{kind}_{t}_to_{10 * t}"]["mean"] for t in begins], dtype=float
-            )
-            ax.plot(begins, means, color=colour, marker=marker, linestyle=dash, label=label)
-        ax.set(title=title, xlabel="t (tokens)", xscale="log")
-        ax.xaxis.set_minor_locator(NullLocator())
+            result = by_name[name][n_keys]
+            means = [result[f"{kind}_{t}_to_{10 * t}"]["mean"] for t in starts]
+            line: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash}
+            axes.plot(starts, np.array(means, dtype=float), label=label, **line)
+        axes.set(title=title, xlabel="t (tokens)", xscale="log")
+        axes.xaxis.set_minor_locator(NullLocator())
         if kind == "expected_total":
-            ax.set_yscale("log")
+            axes.set_yscale("log")
         else:
-            ax.set_ylim(bottom=0)
-    legend_below(
-        figure, axes[0].get_lines(), 5, f"independent normal scores, a query with {int(n):,} keys"
-    )
+            axes.set_ylim(bottom=0)
+    legend_title = f"independent normal scores, a query with {int(n_keys):,} keys"
+    legend_below(figure, all_axes[0].get_lines(), 5, legend_title)
     return figure
 
 
-def _rows(by_name: dict[str, Any], n: str) -> list[list[str]]:
-    """A row for each mechanism, with `COLUMNS` after its name: mean ± standard error."""
-    return [
-        [name, *(" ± ".join(format(math.nan if number is None else number, form) for number in own[n][key].values())
-                 for key, (_, form) in COLUMNS.items())]
-        for name, own in by_name.items()
-    ]  # fmt: skip
+def _mechanism_rows(by_name: dict[str, Any], n_keys: str) -> list[list[str]]:
+    """A row for each mechanism: its name and `NUMBER_COLUMNS`, mean ± standard error."""
+    rows = []
+    for name, results in by_name.items():
+        row = [name]
+        for statistic, column in NUMBER_COLUMNS.items():
+            numbers = results[n_keys][statistic].values()
+            row.append(" ± ".join(_format(number, column.number_format) for number in numbers))
+        rows.append(row)
+    return rows
+
+
+def _format(number: float | None, number_format: str) -> str:
+    """Format a number; JSON has null for NaN."""
+    return format(math.nan if number is None else number, number_format)

@@ -1,7 +1,7 @@
-"""What every evaluation does: load checkpoints and their data, measure each, write JSON, a page, pictures and a table.
+"""The steps of every evaluation: load checkpoints and data, measure, write JSON, page and figures.
 
-Page, pictures and table are functions of the JSON alone. So an evaluation that is given the JSON file of an earlier one
-writes them again, without any model.
+Page, figures and table are functions of the JSON alone. So an evaluation of the JSON file of an
+earlier evaluation writes them again, without any model.
 """
 
 from collections import Counter
@@ -17,8 +17,8 @@ from anlit.checkpoints.location import find_checkpoint
 from anlit.compare.comparison import refuse_other_report
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from anlit.evaluation.data import data_of
-from anlit.evaluation.settings import MULTIPLES, Settings
+from anlit.evaluation.data import load_validation_data
+from anlit.evaluation.settings import MULTIPLES, EvaluationSettings
 from anlit.io.provenance import environment
 from anlit.io.read import read_json
 from anlit.io.write import jsonable, write_json, writing
@@ -36,57 +36,81 @@ from anlit.training.load_model import (
     load_checkpoint,
 )
 
+LINE_STYLE = {"lines.linewidth": 1.2, "lines.markersize": 3.5}
+"""matplotlib's settings of an evaluation's figures."""
+
 
 class Report(NamedTuple):
-    """What an evaluation shows of its record."""
+    """Tables and figures of a record."""
 
-    table: Table  # the main numbers
-    parts: list[str]  # the page in Markdown, without the provenance
-    figures: Mapping[str, Callable[[], Figure]]  # the pictures by their files' names
-    notes: Sequence[str] = ()  # sentences to print below the table
+    table: Table
+    """The main numbers, for the terminal."""
+    parts: list[str]
+    """The page in Markdown, without the provenance."""
+    figures: Mapping[str, Callable[[], Figure]]
+    """Functions that draw the figures, by file name."""
+    notes: Sequence[str] = ()
+    """Sentences to print below the table."""
 
 
 class Evaluation:
-    """One kind of evaluation: what it measures, and how it shows that."""
+    """A kind of evaluation: how it measures, and how it reports the measurements."""
 
-    name: ClassVar[str]  # of the JSON file
+    name: ClassVar[str]
+    """Name of the JSON file."""
     page: ClassVar[str] = "report"
-    digits: ClassVar[int | None] = None  # significant ones in the record; None for all
+    """Name of the page."""
+    digits: ClassVar[int | None] = None
+    """Significant digits of numbers in the record; None for all."""
+    lengths: list[int]
+    """Tokens per sequence or sample, ascending; set by `plan`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
 
     def plan(self, checkpoints: list[Checkpoint], data: TokenShards) -> dict[str, Any]:
-        """Decide what to measure, the same for all checkpoints; returns what the record adds to the settings.
+        """Choose the measurements, the same for all checkpoints.
 
-        The checkpoints' models are on the meta device; `data` are those of the first one, all have the same tokens.
-        Raises UserError if it cannot be measured on these data.
+        Args:
+            checkpoints: Their models are on the meta device.
+            data: The data of the first checkpoint. All have the same tokens.
+
+        Returns:
+            What the record adds to the settings.
+
+        Raises:
+            UserError: These data do not suffice.
         """
-        multiples = (times * own.training_length for own in checkpoints for times in MULTIPLES)
-        self.lengths = sorted(set(self.settings.lengths or multiples))
+        lengths = self.settings.lengths
+        if not lengths:
+            training_lengths = [checkpoint.training_length for checkpoint in checkpoints]
+            lengths = tuple(n * times for n in training_lengths for times in MULTIPLES)
+        self.lengths = sorted(set(lengths))
         return {"lengths": self.lengths}
 
     def measure(self, checkpoint: Checkpoint, data: TokenShards) -> Any:
-        """The measurements of one checkpoint; tells how far it is with `say`."""
+        """Measure a checkpoint; report progress with `say`."""
         raise NotImplementedError
 
     def record(self, checkpoints: list[Checkpoint], measurements: list[Any]) -> dict[str, Any]:
-        """The measurements in the record, and what follows from them."""
+        """The measurements of all checkpoints in the form of the record, with averages."""
         raise NotImplementedError
 
     def report(self, record: dict[str, Any]) -> Report:
-        """What to show of a record, as it is read from JSON."""
+        """Make tables and figures of a record that was read from JSON."""
         raise NotImplementedError
 
-    def measured(self, paths: Sequence[str]) -> dict[str, Any]:
-        """What the record has beside its provenance: the checkpoints are loaded one after the other and measured."""
+    def measure_all(self, paths: Sequence[str]) -> dict[str, Any]:
+        """Load and measure the checkpoints one by one; returns the record without provenance."""
         settings = self.settings
         device = find_device(settings.device)
         checkpoints, data = load_checkpoints(paths, settings.data)
-        plan, measurements = self.plan(checkpoints, data), []
-        for each in checkpoints:
-            checkpoint = load_checkpoint(str(each.file), settings.device)
-            measurements.append(self.measure(checkpoint, data_of(checkpoint, settings.data)))
+        plan = self.plan(checkpoints, data)
+        measurements = []
+        for unloaded in checkpoints:
+            checkpoint = load_checkpoint(str(unloaded.file), settings.device)
+            checkpoint_data = load_validation_data(checkpoint, settings.data)
+            measurements.append(self.measure(checkpoint, checkpoint_data))
         return {
             "device": device_name(device),
             "checkpoints": list(map(describe, checkpoints)),
@@ -99,76 +123,90 @@ class Evaluation:
 def load_checkpoints(
     paths: Sequence[str], data_path: str | None
 ) -> tuple[list[Checkpoint], TokenShards]:
-    """Load each checkpoint and its data once, so that faults are found before anything is measured.
+    """Load each checkpoint and its data once, so that faults are found before any measurement.
 
-    Returns the checkpoints, with their models on the meta device, and the data of the first. Raises UserError if a
-    checkpoint or its data are wrong, or two have different data.
+    Returns:
+        The checkpoints, with their models on the meta device, and the data of the first.
+
+    Raises:
+        UserError: A checkpoint or its data are wrong, or two have different data.
     """
-    checkpoints, data = [], []
-    for file in {file.resolve(): file for file in map(find_checkpoint, paths)}.values():
-        checkpoints.append(load_checkpoint(str(file), "cpu"))
-        data.append(data_of(checkpoints[-1], data_path))
-        checkpoints[-1].model.to("meta")  # frees the weights
-    ours = data[0].fingerprint
-    for checkpoint, theirs in zip(checkpoints, (own.fingerprint for own in data), strict=True):
-        if ours["content_sha256"] != theirs["content_sha256"]:
+    checkpoints: list[Checkpoint] = []
+    data: list[TokenShards] = []
+    files = {file.resolve(): file for file in map(find_checkpoint, paths)}
+    for file in files.values():
+        checkpoint = load_checkpoint(str(file), "cpu")
+        checkpoints.append(checkpoint)
+        data.append(load_validation_data(checkpoint, data_path))
+        checkpoint.model.to("meta")  # frees the weights
+    first_data = data[0].fingerprint
+    for checkpoint, checkpoint_data in zip(checkpoints, data, strict=True):
+        other_data = checkpoint_data.fingerprint
+        if first_data["content_sha256"] != other_data["content_sha256"]:
             raise UserError(
-                f"{checkpoints[0].file} and {checkpoint.file} have different data ({ours['path']} and "
-                f"{theirs['path']}), so their results cannot be compared: set --data"
+                f"{checkpoints[0].file} and {checkpoint.file} have different data "
+                f"({first_data['path']} and {other_data['path']}), so their results cannot be "
+                "compared: set --data"
             )
     return checkpoints, data[0]
 
 
 def group_by_seed(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
-    """The arms: {label, checkpoints}, the latter as indices, in the order of their first checkpoint.
+    """Group checkpoints into arms, in the order of their first checkpoint.
 
-    Runs that differ only in their seed are one arm, also if each was fine-tuned from other weights. best.ckpt and
-    last.ckpt of a run are different arms. A file outside a run folder is an arm of its own. Labels are unique.
+    An arm is {label, checkpoints}: a unique label and indices of checkpoints. Runs that differ only
+    in their seed are one arm, also if each was fine-tuned from other weights. best.ckpt and
+    last.ckpt of a run are different arms. A file outside a run folder is an arm of its own.
     """
-    groups = group_runs(
-        [load_run(run) for run in dict.fromkeys(own.run for own in checkpoints) if run is not None]
-    )
-    labels = {run.folder.resolve(): group.label for group in groups for run in group.runs}
-    arms: dict[tuple[str, str], list[int]] = {}  # label and file → indices
-    for index, own in enumerate(checkpoints):
-        label = labels.get(own.run.resolve()) if own.run is not None else None
-        # Without a run's configuration it is not known what the file has in common with others.
-        key = (label, own.file.name) if label else (own.label, str(own.file))
-        arms.setdefault(key, []).append(index)
-    n_arms = Counter(label for label, _ in arms)
-    return [
-        {"label": f"{label}, {file}" if n_arms[label] > 1 else label, "checkpoints": members}
-        for (label, file), members in arms.items()
-    ]
+    folders = dict.fromkeys(checkpoint.run for checkpoint in checkpoints)
+    runs = [load_run(folder) for folder in folders if folder is not None]
+    run_labels: dict[Path, str] = {}
+    for group in group_runs(runs):
+        for run in group.runs:
+            run_labels[run.folder.resolve()] = group.label
+    indices_by_arm: dict[tuple[str, str], list[int]] = {}  # by label and file
+    for index, checkpoint in enumerate(checkpoints):
+        label = run_labels.get(checkpoint.run.resolve()) if checkpoint.run is not None else None
+        # Without a run's configuration nothing tells which files belong together.
+        lone_arm = (checkpoint.label, str(checkpoint.file))
+        arm = (label, checkpoint.file.name) if label else lone_arm
+        indices_by_arm.setdefault(arm, []).append(index)
+    n_arms = Counter(label for label, _ in indices_by_arm)
+    arms = []
+    for (label, file), indices in indices_by_arm.items():
+        unique_label = f"{label}, {file}" if n_arms[label] > 1 else label
+        arms.append({"label": unique_label, "checkpoints": indices})
+    return arms
 
 
 def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command: str) -> None:
     """Measure, write the results into `folder` and print the table.
 
-    `paths` are run folders or checkpoints; or the JSON file of an earlier evaluation, which is only shown again.
-    `command` is what the user typed. Raises UserError if a checkpoint, the data or a setting is wrong, if possible
-    before anything is measured; the folder cannot be written or has the report of another command; or the JSON file is
-    no record of this evaluation.
+    Args:
+        evaluation: The kind of evaluation.
+        paths: Run folders or checkpoints. Or the JSON file of an earlier evaluation, which is
+            only shown again.
+        folder: Where the results are written.
+        command: The command line that the user typed.
+
+    Raises:
+        UserError: A checkpoint, the data or a setting is wrong, if possible before any measurement;
+            the folder cannot be written or has the report of another command; or the JSON file is
+            no record of this evaluation.
     """
     name = evaluation.name
-    if evaluation.page == "report":  # the others have pages of their own name
+    if evaluation.page == "report":  # several commands write a page of this name
         refuse_other_report(folder, name + ".json")
-    if is_shown_again := len(paths) == 1 and paths[0].endswith(".json"):
+    is_shown_again = len(paths) == 1 and paths[0].endswith(".json")
+    if is_shown_again:
         record = read_json(paths[0], {}, f"give the {name}.json of an evaluation")
     else:
-        # Before measuring, because the environment has the load of the machine.
-        header = {
-            "command": command,
-            **environment(),
-            "device": None,
-            "checkpoints": [],
-            "data": None,
-        }
-        record = jsonable(header | evaluation.measured(paths), evaluation.digits)
+        record = _measure_record(evaluation, paths, command)
         with writing(folder):
             write_json(folder / f"{name}.json", record, indent=None)
     try:
-        report, sources = evaluation.report(record), _provenance(record)
+        report = evaluation.report(record)
+        provenance = _provenance(record)
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         if not is_shown_again:
             raise
@@ -176,38 +214,45 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command
             f"{paths[0]} is no record of this evaluation ({error!r}): give its {name}.json"
         ) from error
     screen = console()
-    for part in (report.table, *report.notes):
-        screen.print(part)
-    with writing(folder), style(8), rc_context({"lines.linewidth": 1.2, "lines.markersize": 3.5}):
+    screen.print(report.table)
+    for note in report.notes:
+        screen.print(note)
+    with writing(folder), style(8), rc_context(LINE_STYLE):
         for file, draw in report.figures.items():
             save(draw(), folder / file)
-        page = write_page(
-            folder, evaluation.page, [*report.parts, "## Where the numbers come from", sources]
-        )
+        parts = [*report.parts, "## Where the numbers come from", provenance]
+        page = write_page(folder, evaluation.page, parts)
     screen.print(f"Report: {page}", soft_wrap=True)
 
 
+def _measure_record(evaluation: Evaluation, paths: Sequence[str], command: str) -> dict[str, Any]:
+    """Measure; returns the record with its provenance, as JSON has it."""
+    # The environment has the load of the machine, so it is read before measuring.
+    header = {"command": command, **environment()}
+    header |= {"device": None, "checkpoints": [], "data": None}
+    return jsonable(header | evaluation.measure_all(paths), evaluation.digits)
+
+
 def _provenance(record: dict[str, Any]) -> str:
-    """Command, commit, hardware, versions, data and checkpoints of a record, as a list in Markdown."""
-    git, data = record["git"], record["data"]
-    commit = (
-        (git["commit"] + (" (with changes)" if git["dirty"] else "")) if git else "not recorded"
-    )
-    machine = f"{record['hardware']['cpu']}, {record['hardware']['cores']} cores; device {record['device']}"
+    """Command, commit, hardware, versions, data and checkpoints, as a list in Markdown."""
+    git = record["git"]
+    data = record["data"]
+    hardware = record["hardware"]
+    commit = "not recorded"
+    if git:
+        commit = f"{git['commit']} (with changes)" if git["dirty"] else git["commit"]
+    machine = f"{hardware['cpu']}, {hardware['cores']} cores; device {record['device']}"
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     lines = [
         f"command: {code(record['command'])}",
         f"commit: {commit}, {record['when']}",
         f"hardware: {literal(machine)}",
-        "versions: "
-        + ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+        f"versions: {versions}",
     ]
     if data:
         content = str(data["content_sha256"])[:12]
-        lines.append(
-            f"data: {literal(str(data['corpus']))}, {code(str(data['path']))}, content {content}"
-        )
-    lines += [
-        f"{literal(own['label'])}: {code(own['file'])}, step {own['step']:,}"
-        for own in record["checkpoints"]
-    ]
+        corpus = literal(str(data["corpus"]))
+        lines.append(f"data: {corpus}, {code(str(data['path']))}, content {content}")
+    for model in record["checkpoints"]:
+        lines.append(f"{literal(model['label'])}: {code(model['file'])}, step {model['step']:,}")
     return "\n".join(f"- {line}" for line in lines)

@@ -12,26 +12,38 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 EULER_GAMMA = 0.5772156649015329
-PLAIN: tuple[Any, Any, Any] = (1.0, 1.0, 0.0)
-"""g, a and m of plain attention."""
+
+
+class GeneralForm(NamedTuple):
+    """The functions of a mechanism at given distances; a constant function is a number.
+
+    The defaults are plain attention.
+    """
+
+    g: Any = 1.0
+    """g(n), (B, H or 1, T, 1)."""
+    a: Any = 1.0
+    """a(t), (B, H or 1, T, S)."""
+    m: Any = 0.0
+    """m(t), (B, H or 1, T, S)."""
 
 
 class TokenPositions(NamedTuple):
-    """Where the queries and keys of a batch are, for all layers. B is 1 where all rows are alike.
+    """The positions of a batch's queries and keys, for all layers. B is 1 if all rows are equal.
 
-    A tuple of tensors, because accelerate moves those to the device of each layer.
+    It is a tuple of tensors, because accelerate moves tuples to the device of each layer.
     """
 
     queries: Tensor
     """Positions for the rotation, (B, T)."""
     slots: Tensor
-    """Where the queries' own keys lie among all keys, (T,)."""
+    """The index of each query's own key among all keys, (T,)."""
     distance: Tensor
     """i − j, (B, 1, T, S), in float32."""
     visible: Tensor
     """Whether query i may see key j, (B, 1, T, S)."""
 
-    def within(self, window: int | None) -> tuple[Tensor, Tensor]:
+    def limit_to_window(self, window: int | None) -> tuple[Tensor, Tensor]:
         """Whether query i sees key j in this window, (B, 1, T, S), and n_i, (B, 1, T, 1)."""
         n = self.visible.sum(-1, keepdim=True).float()
         if window is None:
@@ -42,16 +54,21 @@ class TokenPositions(NamedTuple):
 def count_positions(
     h: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Any
 ) -> TokenPositions:
-    """The positions of the tokens h (B, T, d) after those in the cache `past`, if there is one.
+    """Count the positions of the tokens h (B, T, d), after the tokens in the cache `past`, if any.
 
-    `attention_mask` (B, S) leaves tokens out: they have no number, and only they see themselves.
-    ValueError if `position_ids` (B or 1, T) count in another way.
+    `attention_mask` (B, S) leaves tokens out. They are not counted, and only they see themselves.
+
+    Raises:
+        ValueError: `position_ids` (B or 1, T) count in another way.
     """
     n_queries = h.shape[1]
     n_past = 0 if past is None else past.get_seq_length()
     slots = torch.arange(n_queries, device=h.device) + n_past
-    static = [layer.max_cache_len for layer in getattr(past, "layers", ()) if layer.is_compileable]
-    n_keys = static[0] if static else n_past + n_queries
+    n_keys = n_past + n_queries
+    for layer in getattr(past, "layers", ()):
+        if layer.is_compileable:  # a static cache, which always has all its keys
+            n_keys = layer.max_cache_len
+            break
     keys = torch.arange(n_keys, device=h.device)
     visible = keys <= slots[:, None]
     if attention_mask is None:
@@ -74,28 +91,31 @@ def check_length(attention_mask: Tensor, n_tokens: Any) -> None:
         return
     if attention_mask.shape[1] != n_tokens:
         raise ValueError(
-            f"attention_mask has {attention_mask.shape[1]} columns for {int(n_tokens)} tokens: it must "
-            "have one for each token, those in the cache included"
+            f"attention_mask has {attention_mask.shape[1]} columns for {int(n_tokens)} tokens: give "
+            "a column for each token, including the tokens in the cache"
         )
 
 
 def check_positions(
     position_ids: Tensor, counted: Tensor, slots: Tensor, is_counted: Tensor
 ) -> None:
-    """Accept both ways to count, with padding and without: they differ by a constant for each row."""
+    """Accept both ways to count, with padding and without: they differ by a constant per row."""
     if torch.compiler.is_compiling():
         return
     is_as_counted = ((position_ids == counted) | ~is_counted).all(-1)
     is_as_slots = ((position_ids == slots) | ~is_counted).all(-1)
     if not (is_as_counted | is_as_slots).all():
         raise ValueError(
-            "position_ids must count the tokens that attention_mask keeps, after those in the cache: "
-            "leave them out; for packed documents, leave out attention_mask and cache"
+            "position_ids must count the tokens that attention_mask keeps, after the tokens in the "
+            "cache: leave them out; for packed documents, leave out attention_mask and cache"
         )
 
 
 def separate_documents(position_ids: Tensor) -> TokenPositions:
-    """The positions of packed documents. One begins wherever `position_ids` (B, T) do not go up by 1."""
+    """The positions of packed documents.
+
+    A document begins wherever `position_ids` (B, T) do not go up by 1.
+    """
     slots = torch.arange(position_ids.shape[1], device=position_ids.device)
     begins = position_ids.diff(prepend=position_ids[:, :1]) != 1
     first_slot = torch.where(begins, slots, 0).cummax(-1).values
@@ -105,33 +125,33 @@ def separate_documents(position_ids: Tensor) -> TokenPositions:
 
 
 def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D); index (B, T) are the positions.
+    """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D).
 
-    `rotation` has the frequency of each pair in radians per token, and what the rotated dimensions are multiplied by.
+    `index` (B, T) are the positions. `rotation` has the frequency of each pair in radians per
+    token, and a `scale` by which rotated dimensions are multiplied.
     """
     half = len(rotation["frequencies"])
     if not half:
         return x
     frequency = torch.tensor(rotation["frequencies"], dtype=torch.float64, device=x.device)
     angles = index[:, None, :, None].double() * frequency
-    cos, sin = ((rotation["scale"] * part).float() for part in (angles.cos(), angles.sin()))
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(
-        x.dtype
-    )
+    cos = (rotation["scale"] * angles.cos()).float()
+    sin = (rotation["scale"] * angles.sin()).float()
+    first, second, unrotated = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat((*rotated, unrotated), dim=-1).to(x.dtype)
 
 
 def general_form(
     mechanism: dict[str, Any], n: Tensor, t: Tensor, n_heads: int, d_head: int
-) -> list[Any]:
-    """g(n) (B, H or 1, T, 1), a(t) and m(t) (B, H or 1, T, S), for n (B, 1, T, 1) and t (B, 1, T, S).
+) -> GeneralForm:
+    """Evaluate g, a and m of a mechanism at n (B, 1, T, 1) and t (B, 1, T, S).
 
-    A function that is constant is a number. With a share p, in a warm start, g and a are 1 + p(g − 1), m is pm.
+    With a share p, in a warm start, g becomes 1 + p(g − 1), a likewise, and m becomes pm.
     """
-    strength = torch.tensor(mechanism.get("strength", [1.0]), device=n.device)[
-        :, None, None
-    ]  # (H or 1, 1, 1)
-    g, a, m = PLAIN
+    strength = torch.tensor(mechanism.get("strength", [1.0]), device=n.device)
+    strength = strength[:, None, None]  # (H or 1, 1, 1)
+    g, a, m = GeneralForm()
     match mechanism:
         case {"name": "LogN", "b": b, "c": c}:
             g = strength * torch.log(b * n + c)
@@ -144,33 +164,43 @@ def general_form(
             u = torch.sqrt(2 * log_n)
             g = u - (torch.log(log_n) + math.log(4 * math.pi) - 2 * EULER_GAMMA) / (2 * u)
         case {"name": "ScaleInvariant", "tau": tau}:
-            a, m = torch.sqrt(2 * torch.log1p(t / tau) + 1), -strength * torch.log1p(t / tau)
+            a = torch.sqrt(2 * torch.log1p(t / tau) + 1)
+            m = -strength * torch.log1p(t / tau)
         case {"name": "LogBias", "tau": tau, "g": inner}:
-            g, m = general_form(inner, n, t, n_heads, d_head)[0], -torch.log1p(t / tau)
+            g = general_form(inner, n, t, n_heads, d_head).g
+            m = -torch.log1p(t / tau)
         case {"name": "ALiBi"}:
             m = -alibi_slopes(n_heads).to(t.device)[:, None, None] * t
     share = mechanism.get("share", 1.0)
-    return [
-        end if share == 1 else start + share * (end - start)
-        for start, end in zip(PLAIN, (g, a, m), strict=True)
-    ]
+    if share == 1:
+        return GeneralForm(g, a, m)
+    return GeneralForm(1.0 + share * (g - 1.0), 1.0 + share * (a - 1.0), share * m)
 
 
 def alibi_slopes(n_heads: int) -> Tensor:
-    """2^(−8h/P) for h = 1 … P, the largest power of two in H, then 2^(−8h/2P) for h = 1, 3, 5 …, (H,)."""
+    """Slopes of ALiBi's heads, (H,).
+
+    They are 2^(−8h/P) for h = 1 … P, with P the largest power of two in H, then 2^(−8h/2P) for
+    h = 1, 3, 5 …
+    """
     power = 2 ** int(math.log2(n_heads))
-    first = (1 + torch.arange(power)) / power
-    others = (1 + 2 * torch.arange(n_heads - power)) / (2 * power)
-    return 2 ** (-8 * torch.cat((first, others)))
+    first_heads = (1 + torch.arange(power)) / power
+    further_heads = (1 + 2 * torch.arange(n_heads - power)) / (2 * power)
+    return 2 ** (-8 * torch.cat((first_heads, further_heads)))
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: dict[str, Any], tokens: TokenPositions
 ) -> Tensor:
-    """softmax(a·g·S + m) v: q (B, H, T, D), k and v (B, G, S, D), each shared by H/G heads → (B, H, T, D)."""
-    n_heads, d_head = q.shape[1], q.shape[-1]
-    k, v = (x.repeat_interleave(n_heads // x.shape[1], dim=1) for x in (k, v))
-    visible, n = tokens.within(mechanism.get("window"))
+    """softmax(a·g·S + m) v, (B, H, T, D), of q (B, H, T, D), k and v (B, G, S, D).
+
+    Each key and value is shared by H/G heads.
+    """
+    n_heads = q.shape[1]
+    d_head = q.shape[-1]
+    k = k.repeat_interleave(n_heads // k.shape[1], dim=1)
+    v = v.repeat_interleave(n_heads // v.shape[1], dim=1)
+    visible, n = tokens.limit_to_window(mechanism.get("window"))
     g, a, m = general_form(mechanism, n, tokens.distance, n_heads, d_head)
     q = (q * g).to(q.dtype)
     bias = torch.where(visible, m, float("-inf"))

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from anlit.config.objects import module_to_plain_values
-from anlit.hub.families import FAMILIES, MUST_BE, OUR_NAMES, ROPE, our_names
+from anlit.hub.families import (
+    FAMILIES,
+    POSITIONS_SETTINGS,
+    REQUIRED_VALUES,
+    ROPE_TYPES,
+    Family,
+    weight_names,
+)
 from anlit.nn.layers import positions
 from anlit.nn.layers.norms import RMSNorm
 from anlit.nn.layers.positions import NoPE
@@ -14,55 +21,61 @@ from anlit.nn.mechanisms.plain import Plain
 from anlit.nn.mechanisms.sliding_window import SlidingWindow
 from anlit.nn.models.decoder import Decoder
 
-ROPE_TYPES = {getattr(positions, name): rope_type for rope_type, (name, _) in ROPE.items()}
+ROPE_TYPE_BY_CLASS = {
+    getattr(positions, rope.class_name): rope_type for rope_type, rope in ROPE_TYPES.items()
+}
 
 
-def family_of(decoder: Any, origin: str | None = None) -> str | None:
-    """The model_type of the architecture that can be this GPT+: `origin` if it can; None if there is none."""
-    rotary, windows = _rotary(decoder), _windows(decoder)
-    if (
-        not all(map(_is_common, decoder.blocks))
-        or len({str(module_to_plain_values(part)) for part in rotary}) != 1
-    ):
+def find_model_type(decoder: Any, origin: str | None = None) -> str | None:
+    """Find the model_type of an architecture that can be this GPT+: `origin` if it can.
+
+    None if there is none.
+    """
+    rotary = _rotary_positions(decoder)
+    distinct_rotary = {str(module_to_plain_values(layer)) for layer in rotary}
+    if not all(map(_has_common_settings, decoder.blocks)) or len(distinct_rotary) != 1:
         return None
-    if (
-        type(rotary[0]) not in ROPE_TYPES
-        or rotary[0].fraction != 1
-        or len({width for width in windows if width}) > 1
-    ):
+    if type(rotary[0]) not in ROPE_TYPE_BY_CLASS or rotary[0].fraction != 1:
         return None
-    block, n_plain = decoder.blocks[0], len(decoder.blocks) - len(rotary)
-    is_whole = (
-        decoder.embedding.embedding_dim % block.n_heads == 0
-    )  # which Llama's configuration asks for
-    fitting = [
-        kind
-        for kind, family in FAMILIES.items()
-        if family.qk_norm == isinstance(block.norm_q, RMSNorm)
-        and (family.nope or not n_plain)
-        and (
-            not any(windows)
-            or {"nowhere": False, "in all": all(windows), "in some": True}[family.windows]
-        )
-        and (family.architecture != "LlamaForCausalLM" or is_whole)
-    ]
-    return origin if origin in fitting else next(iter(fitting), None)
+    if len(set(filter(None, _windows(decoder)))) > 1:
+        return None
+    fitting = [kind for kind, family in FAMILIES.items() if _fits(decoder, family)]
+    if origin in fitting:
+        return origin
+    return fitting[0] if fitting else None
 
 
-def _is_common(block: Any) -> bool:
+def _fits(decoder: Any, family: Family) -> bool:
+    """Whether a family has the decoder's QK-norm, layers without rotation, windows and sizes."""
+    block = decoder.blocks[0]
+    if family.qk_norm != isinstance(block.norm_q, RMSNorm):
+        return False
+    if not family.nope and len(_rotary_positions(decoder)) < len(decoder.blocks):
+        return False
+    # Llama's configuration needs heads that divide the width.
+    is_llama = family.architecture == "LlamaForCausalLM"
+    if is_llama and decoder.embedding.embedding_dim % block.n_heads != 0:
+        return False
+    windows = _windows(decoder)
+    if not any(windows):
+        return True
+    return family.windows == "in some" or (family.windows == "in all" and all(windows))
+
+
+def _has_common_settings(block: Any) -> bool:
     """Whether a block of GPT+ has no setting that all families lack."""
     mechanism = block.attention.mechanism
-    inner = mechanism.mechanism if type(mechanism) is SlidingWindow else mechanism
-    norms = (block.norm_v, block.output.norm, block.post_norm_A)
-    return (
-        type(inner) is Plain
-        and block.output.W_g is None
-        and all(isinstance(module, nn.Identity) for module in norms)
-        and (not isinstance(block.norm_q, RMSNorm) or block.norm_q.eps == block.norm_1.eps)
-    )
+    if type(mechanism) is SlidingWindow:
+        mechanism = mechanism.mechanism
+    if type(mechanism) is not Plain or block.output.W_g is not None:
+        return False
+    for norm in (block.norm_v, block.output.norm, block.post_norm_A):
+        if not isinstance(norm, nn.Identity):
+            return False
+    return not isinstance(block.norm_q, RMSNorm) or block.norm_q.eps == block.norm_1.eps
 
 
-def _rotary(decoder: Any) -> list[Any]:
+def _rotary_positions(decoder: Any) -> list[Any]:
     """The positions of the layers that have a rotation."""
     return [block.positions for block in decoder.blocks if type(block.positions) is not NoPE]
 
@@ -71,7 +84,7 @@ def _windows(decoder: Any) -> list[int | None]:
     return [block.attention.mechanism.window for block in decoder.blocks]
 
 
-def sizes(decoder: Any, context_length: int) -> dict[str, Any]:
+def config_sizes(decoder: Any, context_length: int) -> dict[str, Any]:
     """The sizes of a decoder under transformers' names."""
     block = decoder.blocks[0]
     vocab_size, d_model = decoder.embedding.weight.shape
@@ -88,48 +101,58 @@ def sizes(decoder: Any, context_length: int) -> dict[str, Any]:
     }
 
 
-def configuration(decoder: Any, context_length: int, model_type: str) -> dict[str, Any]:
+def config_json(decoder: Any, context_length: int, model_type: str) -> dict[str, Any]:
     """The architecture's config.json, without the ids of special tokens."""
-    family, windows, rope = FAMILIES[model_type], _windows(decoder), _rotary(decoder)[0]
-    record: dict[str, Any] = {"architectures": [family.architecture], "model_type": model_type}
-    record |= sizes(decoder, context_length)
-    record["rms_norm_eps"] = decoder.blocks[0].norm_1.eps
-    record |= {key: value for key, (value, _) in MUST_BE.items() if value is not None}
-    rope_type = ROPE_TYPES[type(rope)]
-    keys = {key: getattr(rope, OUR_NAMES.get(key, key)) for key in ROPE[rope_type][1]}
-    scaling = {
-        "rope_type": rope_type,
-        **{key: value for key, value in keys.items() if value is not None},
-    }
-    # The keys of transformers 5 and those of older readers.
-    record |= {"rope_theta": rope.base, "rope_parameters": {**scaling, "rope_theta": rope.base}}
-    if rope_type != "default":
-        record["rope_scaling"] = scaling
+    family = FAMILIES[model_type]
+    config: dict[str, Any] = {"architectures": [family.architecture], "model_type": model_type}
+    config |= config_sizes(decoder, context_length)
+    config["rms_norm_eps"] = decoder.blocks[0].norm_1.eps
+    for key, required in REQUIRED_VALUES.items():
+        if required.value is not None:
+            config[key] = required.value
+    config |= _rope_settings(_rotary_positions(decoder)[0])
+    windows = _windows(decoder)
     if family.windows != "nowhere":
-        record["sliding_window"] = next((width for width in windows if width), None)
+        config["sliding_window"] = next(filter(None, windows), None)
     if family.windows == "in some":
-        record["use_sliding_window"] = any(windows)
-        record["layer_types"] = [
+        config["use_sliding_window"] = any(windows)
+        config["layer_types"] = [
             "sliding_attention" if width else "full_attention" for width in windows
         ]
     if family.nope:
-        record["no_rope_layers"] = [
-            int(type(block.positions) is not NoPE) for block in decoder.blocks
-        ]
-    return record
+        is_rotary = [type(block.positions) is not NoPE for block in decoder.blocks]
+        config["no_rope_layers"] = list(map(int, is_rotary))
+    return config
 
 
-def weights(decoder: Decoder) -> dict[str, Tensor]:
-    """The weights by transformers' names, one matrix for a tied head; a QK-norm without gain gets a gain of ones."""
-    ours = decoder.state_dict()
+def _rope_settings(rope: Any) -> dict[str, Any]:
+    """The rotation for config.json: the keys of transformers 5, and those of older readers."""
+    rope_type = ROPE_TYPE_BY_CLASS[type(rope)]
+    scaling: dict[str, Any] = {"rope_type": rope_type}
+    for key in ROPE_TYPES[rope_type].keys:
+        value = getattr(rope, POSITIONS_SETTINGS.get(key, key))
+        if value is not None:
+            scaling[key] = value
+    settings = {
+        "rope_theta": rope.base,
+        "rope_parameters": {**scaling, "rope_theta": rope.base},
+    }
+    if rope_type != "default":
+        settings["rope_scaling"] = scaling
+    return settings
+
+
+def renamed_weights(decoder: Decoder) -> dict[str, Tensor]:
+    """The weights by transformers' names.
+
+    A tied head is left out. A QK-norm without gain gets a gain of ones.
+    """
+    weights = decoder.state_dict()
     if decoder.tie_embeddings:
-        del ours["head.weight"]
+        del weights["head.weight"]
     for name, module in decoder.named_modules():
-        if (
-            name.endswith((".norm_q", ".norm_k"))
-            and isinstance(module, RMSNorm)
-            and module.gain is None
-        ):
-            ours[f"{name}.gain"] = torch.ones(module.width)
-    theirs = {name: key for key, name in our_names(len(decoder.blocks)).items()}
-    return {theirs[name]: tensor for name, tensor in ours.items()}
+        is_qk_norm = name.endswith((".norm_q", ".norm_k"))
+        if is_qk_norm and isinstance(module, RMSNorm) and module.gain is None:
+            weights[f"{name}.gain"] = torch.ones(module.width)
+    hub_names = {name: key for key, name in weight_names(len(decoder.blocks)).items()}
+    return {hub_names[name]: tensor for name, tensor in weights.items()}

@@ -12,7 +12,7 @@ from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, write_exported, 
 from anlit.checkpoints.special_tokens import GENERATION_CONFIG, TOKENIZER_CONFIG, SpecialTokens
 from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
-from anlit.evaluation.text import CheckpointTokenizer, MissingTokenizerError, text_of
+from anlit.evaluation.tokenizer import CheckpointTokenizer, MissingTokenizerError, load_tokenizer
 from anlit.hub import builtin_models, custom_code, families
 from anlit.io.write import write_json, writing
 from anlit.nn.models.fold import fold
@@ -31,19 +31,22 @@ def export_model(
     """Write the model of `checkpoint` into the folder `output`; returns the folder.
 
     Args:
+        checkpoint: A run folder, a .ckpt file or an exported folder.
+        output: A new or empty folder.
         form: `safetensors` for anlit itself, `huggingface` for transformers.
         folded: Store the factors of nGPT and anGPT in their matrices, as `huggingface` always does.
-        tokenizer: The tokenizer.json to add; by default that of the model's data, if the data is still there.
+        tokenizer: The tokenizer.json to add. None: the tokenizer of the model's data, if any.
         dtype: The precision of the weights: float32, bfloat16 or float16.
 
     Raises:
-        UserError: The checkpoint is missing, damaged or foreign, the model has no factors to fold or no form for
-            transformers, the tokenizer is another model's, or `output` is not empty or cannot be written.
+        UserError: The checkpoint is missing, damaged or foreign, the model has no factors to fold
+            or no form for transformers, the tokenizer belongs to another model, or `output` is not
+            empty or cannot be written.
     """
-    folder = new_folder(output)
+    folder = check_new_folder(output)
     loaded = load_checkpoint(checkpoint, "cpu")  # checks that the weights fit
     try:
-        text = text_of(loaded, tokenizer)
+        text = load_tokenizer(loaded, tokenizer)
     except MissingTokenizerError:
         text = None
     with writing(folder):
@@ -54,8 +57,8 @@ def export_model(
     return folder
 
 
-def new_folder(output: str) -> Path:
-    """The path of the folder `output`, which is not created here; UserError if it is not an empty folder."""
+def check_new_folder(output: str) -> Path:
+    """The path of `output`, which is not created here; UserError if it is not an empty folder."""
     folder = Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--output {output} is not an empty folder: choose a new name")
@@ -63,26 +66,27 @@ def new_folder(output: str) -> Path:
 
 
 def _write_safetensors(
-    loaded: Checkpoint, folder: Path, text: CheckpointTokenizer | None, folded: bool, dtype: str
+    checkpoint: Checkpoint,
+    folder: Path,
+    text: CheckpointTokenizer | None,
+    folded: bool,
+    dtype: str,
 ) -> None:
-    content = read_checkpoint(loaded.file)
+    content = read_checkpoint(checkpoint.file)
     if folded:
-        weights = fold(loaded.model.model).state_dict()
+        weights = fold(checkpoint.model.model).state_dict()
+        architecture = FOLDED[checkpoint.architecture].__name__
         content["state_dict"] = {PREFIX + name: tensor for name, tensor in weights.items()}
-        content["anlit"] = content["anlit"] | {"architecture": FOLDED[loaded.architecture].__name__}
-    separators = (
-        {"end_of_document": text.ending.token, "document_token_at": text.ending.at} if text else {}
-    )
+        content["anlit"] = content["anlit"] | {"architecture": architecture}
+    separator = {}
+    tokenizer_json = None
     if text:
-        text.special.write(folder)
-    write_exported(
-        content,
-        loaded.settings,
-        folder,
-        text.content if text else None,
-        separators,
-        getattr(torch, dtype),
-    )
+        separator["end_of_document"] = text.separator.token
+        separator["document_token_at"] = text.separator.at
+        tokenizer_json = text.content
+        text.special_tokens.write(folder)
+    precision = getattr(torch, dtype)
+    write_exported(content, checkpoint.settings, folder, tokenizer_json, separator, precision)
 
 
 def write_huggingface(
@@ -90,82 +94,86 @@ def write_huggingface(
 ) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
-    GPT+ is written in an architecture of transformers that is exactly the same, first that which it was imported from.
-    nGPT and anGPT (folded), and GPT+ with other settings, come with custom code, which from_pretrained runs with
-    `trust_remote_code=True`. UserError if the code does not support one of the model's settings.
+    GPT+ is written in an exactly equal architecture of transformers, first the one that it was
+    imported from. nGPT and anGPT (folded), and GPT+ with other settings, come with custom code,
+    which from_pretrained runs with `trust_remote_code=True`.
 
     The tokens with which `fit` rounds the vocabulary up have no text, so they are left out.
+
+    Raises:
+        UserError: The code does not support a setting of the model.
     """
-    decoder, length = checkpoint.model.model, checkpoint.longest_context
-    family = (
-        builtin_models.family_of(decoder, checkpoint.family)
-        if checkpoint.architecture == "GPT"
-        else None
-    )
-    if family is not None:
-        record, weights = (
-            builtin_models.configuration(decoder, length, family),
-            builtin_models.weights(decoder),
-        )
+    decoder = checkpoint.model.model
+    length = checkpoint.longest_context
+    model_type = None
+    if checkpoint.architecture == "GPT":
+        model_type = builtin_models.find_model_type(decoder, checkpoint.family)
+    if model_type is not None:
+        config = builtin_models.config_json(decoder, length, model_type)
+        weights = builtin_models.renamed_weights(decoder)
     else:
-        record, weights = custom_code.exported(checkpoint)
-    cut_vocabulary(record, weights, number_of_tokens(checkpoint, text))
-    special = _special_ids(text)
-    write_folder(
-        folder,
-        weights,
-        {**record, **special, "dtype": dtype},
-        text.content if text else None,
-        getattr(torch, dtype),
-    )
-    if family is None:
-        for file in custom_code.CODE:
+        config, weights = custom_code.export(checkpoint)
+    cut_vocabulary(config, weights, count_tokens(checkpoint, text))
+    token_ids = _special_token_ids(text)
+    config = {**config, **token_ids, "dtype": dtype}
+    tokenizer_json = text.content if text else None
+    write_folder(folder, weights, config, tokenizer_json, getattr(torch, dtype))
+    if model_type is None:
+        for file in custom_code.CODE_FILES:
             shutil.copyfile(file, folder / file.name)
-    kept = text.special if text else SpecialTokens()
-    generation = {"do_sample": False, **kept.generation_config, **special}
-    write_json(folder / GENERATION_CONFIG, generation)
+    special = text.special_tokens if text else SpecialTokens()
+    generation_config = {"do_sample": False, **special.generation_config, **token_ids}
+    write_json(folder / GENERATION_CONFIG, generation_config)
     if text:
-        end = special["pad_token_id"]
-        name = text.tokenizer.id_to_token(end) if end is not None else None
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": name,
-            "pad_token": name,
-            "model_max_length": length,
-            "clean_up_tokenization_spaces": False,
-            "padding_side": "left",  # decoders need this to generate
-            "model_input_names": ["input_ids", "attention_mask"],  # no token_type_ids
-            **kept.tokenizer_config,
-        }
-        write_json(folder / TOKENIZER_CONFIG, settings)
+        tokenizer_config = _tokenizer_config(text, token_ids["pad_token_id"], length)
+        write_json(folder / TOKENIZER_CONFIG, tokenizer_config)
 
 
-def number_of_tokens(checkpoint: Checkpoint, text: CheckpointTokenizer | None) -> int:
-    """How many tokens have a text, as far as it is known; an imported model keeps its whole vocabulary."""
+def _tokenizer_config(
+    text: CheckpointTokenizer, pad_token_id: int | None, length: int
+) -> dict[str, Any]:
+    """tokenizer_config.json; the values of an imported model come first."""
+    end = None if pad_token_id is None else text.tokenizer.id_to_token(pad_token_id)
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end,
+        "pad_token": end,
+        "model_max_length": length,
+        "clean_up_tokenization_spaces": False,
+        "padding_side": "left",  # decoders need this to generate
+        "model_input_names": ["input_ids", "attention_mask"],  # no token_type_ids
+        **text.special_tokens.tokenizer_config,
+    }
+
+
+def count_tokens(checkpoint: Checkpoint, text: CheckpointTokenizer | None) -> int:
+    """Count the tokens that have a text; an imported model keeps its whole vocabulary."""
     n_rows = checkpoint.model.vocab_size
     if checkpoint.family is not None:
         return n_rows
     if text is None:
         return min(n_rows, (checkpoint.trained_on or {}).get("vocab_size") or n_rows)
-    return max(vocabulary_size(text.tokenizer), 1 + max(text.ends, default=0))
+    return max(vocabulary_size(text.tokenizer), 1 + max(text.stop_tokens, default=0))
 
 
-def cut_vocabulary(record: dict[str, Any], weights: dict[str, Tensor], n_tokens: int) -> None:
-    """Leave only the first `n_tokens` rows in the embedding and the head."""
-    record["vocab_size"] = n_tokens
-    theirs = {name: key for key, name in families.WEIGHTS.items()}
-    for ours in (EMBEDDING, HEAD):
-        for name in (ours, theirs[ours]):
-            if name in weights:
-                weights[name] = weights[name][:n_tokens]
+def cut_vocabulary(config: dict[str, Any], weights: dict[str, Tensor], n_tokens: int) -> None:
+    """Keep only the first `n_tokens` rows of the embedding and the head."""
+    config["vocab_size"] = n_tokens
+    for hub_name, name in families.WEIGHTS.items():
+        if name not in (EMBEDDING, HEAD):
+            continue
+        for key in (name, hub_name):
+            if key in weights:
+                weights[key] = weights[key][:n_tokens]
 
 
-def _special_ids(text: CheckpointTokenizer | None) -> dict[str, Any]:
-    """The ids of special tokens for config.json and generation_config.json; several ends are a list."""
-    ends = text.ends if text else ()
-    kept = text.special if text else SpecialTokens()
+def _special_token_ids(text: CheckpointTokenizer | None) -> dict[str, Any]:
+    """The ids for config.json and generation_config.json; several end tokens are a list."""
+    ends = text.stop_tokens if text else ()
+    special = text.special_tokens if text else SpecialTokens()
+    first_end = ends[0] if ends else None
     return {
-        "bos_token_id": kept.begin,
-        "eos_token_id": [*ends] if len(ends) > 1 else next(iter(ends), None),
-        "pad_token_id": kept.generation_config.get("pad_token_id", next(iter(ends), None)),
+        "bos_token_id": special.begin,
+        "eos_token_id": list(ends) if len(ends) > 1 else first_end,
+        "pad_token_id": special.generation_config.get("pad_token_id", first_end),
     }

@@ -1,10 +1,11 @@
-"""What GPT+ has in common with models of transformers: tables that import and export both read.
+"""GPT+ and models of transformers: tables that import and export both read.
 
-A table's key is a key of config.json or a tensor of transformers, its value the setting or the weight of GPT+.
+A table's key is a key of config.json or a tensor of transformers. Its value is the setting or the
+weight of GPT+.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 SETTINGS = {
     "vocab_size": "vocab_size",
@@ -24,7 +25,10 @@ OPTIONAL = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-"""What transformers takes if a key of `SETTINGS` is missing; a family may have other values. The rest must be there."""
+"""The values of transformers for missing keys of `SETTINGS`; a family may have other values.
+
+All other keys are required.
+"""
 
 TYPES: dict[str, type] = {
     "model_type": str,
@@ -33,38 +37,60 @@ TYPES: dict[str, type] = {
     **dict.fromkeys(("rope_parameters", "rope_scaling"), dict),
     **dict.fromkeys(("layer_types", "no_rope_layers"), list),
 }
-"""The types of keys that import reads, where they are there and not null."""
+"""The types of the keys that import reads, if they are present and not null."""
 
-MUST_BE: dict[str, tuple[Any, str]] = {
-    "hidden_act": ("silu", "the MLP of GPT+ is a SwiGLU"),
-    "attention_bias": (False, "GPT+ has no biases"),
-    "mlp_bias": (False, "GPT+ has no biases"),
-    "quantization_config": (None, "GPT+ has no quantised weights"),
+
+class RequiredValue(NamedTuple):
+    """The only value of a key that GPT+ can represent, also the value of a missing key."""
+
+    value: Any
+    reason: str
+
+
+REQUIRED_VALUES = {
+    "hidden_act": RequiredValue("silu", "the MLP of GPT+ is a SwiGLU"),
+    "attention_bias": RequiredValue(False, "GPT+ has no biases"),
+    "mlp_bias": RequiredValue(False, "GPT+ has no biases"),
+    "quantization_config": RequiredValue(None, "GPT+ has no quantised weights"),
 }
-"""The only value that GPT+ can be, which is also the one of a missing key, and why."""
 
 ORIGINAL_LENGTH = "original_max_position_embeddings"
-OUR_NAMES = {ORIGINAL_LENGTH: "training_length"}
-"""Our names of settings of positions; the others have the same names."""
-ROPE: dict[str, tuple[str, tuple[str, ...]]] = {
-    "default": ("RoPE", ()),
-    "linear": ("LinearRoPE", ("factor",)),
-    "llama3": ("Llama3RoPE", ("factor", ORIGINAL_LENGTH, "low_freq_factor", "high_freq_factor")),
-    "yarn": (
+POSITIONS_SETTINGS = {ORIGINAL_LENGTH: "training_length"}
+"""Settings of positions that GPT+ names differently."""
+
+
+class RopeType(NamedTuple):
+    """A `rope_type` of transformers.
+
+    Args:
+        class_name: The class of the positions.
+        keys: Its settings without base and fraction, under transformers' names.
+    """
+
+    class_name: str
+    keys: tuple[str, ...]
+
+
+ROPE_TYPES = {
+    "default": RopeType("RoPE", ()),
+    "linear": RopeType("LinearRoPE", ("factor",)),
+    "llama3": RopeType(
+        "Llama3RoPE", ("factor", ORIGINAL_LENGTH, "low_freq_factor", "high_freq_factor")
+    ),
+    "yarn": RopeType(
         "YaRN",
         ("factor", ORIGINAL_LENGTH, "attention_factor", "beta_fast", "beta_slow", "truncate"),
     ),
 }
-"""`rope_type`: the class of the positions, and its settings without base and fraction."""
-FACTORS = {"factor", "low_freq_factor", "high_freq_factor"}
-"""Settings without which a checkpoint is refused."""
+REQUIRED_FACTORS = {"factor", "low_freq_factor", "high_freq_factor"}
+"""Settings of positions without which a checkpoint is refused."""
 
 WEIGHTS = {
     "model.embed_tokens.weight": "embedding.weight",
     "model.norm.weight": "norm_f.gain",
     "lm_head.weight": "head.weight",
 }
-WEIGHTS_OF_LAYER = {
+LAYER_WEIGHTS = {
     "input_layernorm.weight": "norm_1.gain",
     "post_attention_layernorm.weight": "norm_2.gain",
     "self_attn.q_proj.weight": "W_q.weight",
@@ -77,7 +103,7 @@ WEIGHTS_OF_LAYER = {
     "mlp.gate_proj.weight": "W_z.weight",
     "mlp.down_proj.weight": "W_d.weight",
 }
-"""Those of `model.layers.N.` are those of `blocks.N.`."""
+"""Weights of a layer: after `model.layers.N.` in transformers, after `blocks.N.` in GPT+."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +113,13 @@ class Family:
     Like GPT+, all of them use half-split pairs for the rotation and normalise heads before it.
 
     Args:
+        name: Its name in messages.
+        architecture: Its class in transformers.
         qk_norm: Whether queries and keys are normalised.
-        windows: Where `sliding_window` applies: nowhere, in all layers, or in those that `layer_types` names.
+        windows: Where `sliding_window` applies: nowhere, in all layers, or in those that
+            `layer_types` names.
         nope: Whether `no_rope_layers` takes the rotation from some layers.
-        defaults: What it takes for missing keys, where this is not that of `OPTIONAL`.
+        defaults: Its values for missing keys that differ from `OPTIONAL`.
     """
 
     name: str
@@ -117,14 +146,13 @@ FAMILIES = {
         defaults={"rope_theta": 2e6, "tie_word_embeddings": True},
     ),
 }
-"""By `model_type`. An export takes the first that fits."""
+"""By `model_type`. An export takes the first family that fits."""
 
 
-def our_names(n_layers: int) -> dict[str, str]:
-    """transformers' name of each weight, and ours."""
-    layers = range(n_layers)
-    return WEIGHTS | {
-        f"model.layers.{n}.{theirs}": f"blocks.{n}.{ours}"
-        for n in layers
-        for theirs, ours in WEIGHTS_OF_LAYER.items()
-    }
+def weight_names(n_layers: int) -> dict[str, str]:
+    """The name of each weight in GPT+, by its name in transformers."""
+    names = dict(WEIGHTS)
+    for layer in range(n_layers):
+        for hub_name, name in LAYER_WEIGHTS.items():
+            names[f"model.layers.{layer}.{hub_name}"] = f"blocks.{layer}.{name}"
+    return names

@@ -1,7 +1,8 @@
 """anlit's models for transformers: GPT+, nGPT and anGPT with their positions, mechanisms and visible keys.
 
-It needs torch and transformers but not anlit. nGPT and anGPT are folded: what multiplies rows of matrices is in them.
-Shape letters as in `attention_anlit.py`; d is the width of the hidden state, V the vocabulary.
+It needs torch and transformers but not anlit. nGPT and anGPT are folded: factors of a matrix's rows
+are in the matrix. Shape letters as in `attention_anlit.py`; d is the width of the hidden state, V
+the vocabulary.
 """
 
 from typing import Any
@@ -16,15 +17,15 @@ from transformers.utils import can_return_tuple
 
 from .attention_anlit import TokenPositions, attend, count_positions, rotate, separate_documents
 
-OUTPUTS = ("output_attentions", "output_hidden_states")
-"""What a configuration can ask for and this code does not return."""
+UNSUPPORTED_FLAGS = ("output_attentions", "output_hidden_states")
+"""Flags of a configuration for outputs that this code does not return."""
 
 
 def unit(x: Tensor) -> Tensor:
     """x / ‖x‖₂ over the last axis."""
-    wide = x.float()
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    return (wide / norm.clamp_min(torch.finfo(torch.float32).tiny)).to(x.dtype)
+    x_float = x.float()
+    norm = torch.linalg.vector_norm(x_float, dim=-1, keepdim=True)
+    return (x_float / norm.clamp_min(torch.finfo(torch.float32).tiny)).to(x.dtype)
 
 
 class UnitNorm(nn.Module):
@@ -37,7 +38,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int, eps: float, has_gain: bool = True) -> None:
         super().__init__()
-        self.width, self.eps = width, eps
+        self.width = width
+        self.eps = eps
         self.gain = nn.Parameter(torch.ones(width)) if has_gain else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,16 +48,17 @@ class RMSNorm(nn.Module):
 
 
 class AttentionOutput(nn.Module):
-    """The input of W_o, (B, T, H·D): the heads' averages (B, H, T, D) with norm and gates, concatenated."""
+    """The input of W_o, (B, T, H·D): heads' averages (B, H, T, D) with norm and gate, joined."""
 
     def __init__(self, config: Any, norm: nn.Module) -> None:
         super().__init__()
-        self.n_heads, self.norm = config.num_attention_heads, norm
-        n_gates = {
-            "none": 0,
-            "per_head": self.n_heads,
-            "per_element": self.n_heads * config.head_dim,
-        }[config.gate]
+        self.n_heads = config.num_attention_heads
+        self.norm = norm
+        n_gates = 0
+        if config.gate == "per_head":
+            n_gates = self.n_heads
+        elif config.gate == "per_element":
+            n_gates = self.n_heads * config.head_dim
         self.W_g = nn.Linear(config.hidden_size, n_gates, bias=False) if n_gates else None
 
     def forward(self, attended: Tensor, x: Tensor) -> Tensor:
@@ -67,14 +70,16 @@ class AttentionOutput(nn.Module):
 
 
 class AnlitConfig(PretrainedConfig):
-    """Sizes under transformers' names, mechanism and rotation of each layer, and settings of the blocks.
+    """Sizes under transformers' names, mechanisms and rotations, and settings of the blocks.
 
-    `positions` has the number of each layer's rotation in `rotations`.
+    `mechanisms` has the mechanism of each layer. `positions` has the number of each layer's
+    rotation in `rotations`.
 
-    Each architecture has a subclass, because transformers finds the model by the class of its configuration.
+    Each architecture has a subclass, because transformers finds the model by the class of its
+    configuration.
     """
 
-    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012  # by the Trainer
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012  # for the Trainer
 
     vocab_size: int = 50_304
     hidden_size: int = 768
@@ -98,49 +103,56 @@ class AnlitConfig(PretrainedConfig):
 
 
 class AnlitBlock(GradientCheckpointingLayer):
-    """The maps of a block, and what differs from layer to layer."""
+    """The maps of a block, and the mechanism and rotation of its layer."""
 
     norm_v: nn.Module
     output: nn.Module
 
     def __init__(self, config: AnlitConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.d_head = layer, config.head_dim
-        self.mechanism, self.rotation = (
-            config.mechanisms[layer],
-            config.rotations[config.positions[layer]],
-        )
-        d, f = config.hidden_size, config.intermediate_size
-        q, kv = (
-            config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads)
-        )
-        shapes = ((d, q), (d, kv), (d, kv), (q, d), (d, f), (d, f), (f, d))
-        maps = (nn.Linear(*shape, bias=False) for shape in shapes)
-        self.W_q, self.W_k, self.W_v, self.W_o, self.W_u, self.W_z, self.W_d = maps
-        norm = config.qk_norm  # nGPT has one after RoPE
-        norms = (
-            RMSNorm(self.d_head, norm["eps"], norm["gain"]) if norm else nn.Identity()
-            for _ in range(2)
-        )
-        self.norm_q, self.norm_k = norms
+        self.layer = layer
+        self.d_head = config.head_dim
+        self.mechanism = config.mechanisms[layer]
+        self.rotation = config.rotations[config.positions[layer]]
+        d = config.hidden_size
+        d_ff = config.intermediate_size
+        d_q = config.head_dim * config.num_attention_heads
+        d_kv = config.head_dim * config.num_key_value_heads
+        self.W_q = nn.Linear(d, d_q, bias=False)
+        self.W_k = nn.Linear(d, d_kv, bias=False)
+        self.W_v = nn.Linear(d, d_kv, bias=False)
+        self.W_o = nn.Linear(d_q, d, bias=False)
+        self.W_u = nn.Linear(d, d_ff, bias=False)
+        self.W_z = nn.Linear(d, d_ff, bias=False)
+        self.W_d = nn.Linear(d_ff, d, bias=False)
+        self.norm_q: nn.Module = nn.Identity()
+        self.norm_k: nn.Module = nn.Identity()
+        if config.qk_norm:
+            eps = config.qk_norm["eps"]
+            has_gain = config.qk_norm["gain"]
+            self.norm_q = RMSNorm(self.d_head, eps, has_gain)
+            self.norm_k = RMSNorm(self.d_head, eps, has_gain)
 
-    def turned(self, q: Tensor, k: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k with norm and rotation for positions `index` (B, T), the norm before RoPE."""
-        return rotate(self.norm_q(q), self.rotation, index), rotate(
-            self.norm_k(k), self.rotation, index
-        )
+    def rotate_and_normalise(self, q: Tensor, k: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalise q and k, then rotate them for positions `index` (B, T)."""
+        rotated_q = rotate(self.norm_q(q), self.rotation, index)
+        rotated_k = rotate(self.norm_k(k), self.rotation, index)
+        return rotated_q, rotated_k
 
     def attend(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         """W_o · Attn(q, k, v) of h (B, T, d), after the keys and values of the cache."""
-        maps = (self.W_q, self.W_k, self.W_v)
-        q, k, v = (
-            W(h).unflatten(-1, (-1, self.d_head)).transpose(1, 2) for W in maps
-        )  # (B, heads, T, D)
-        q, k = self.turned(q, k, tokens.queries)
+        q = self.split_heads(self.W_q(h))
+        k = self.split_heads(self.W_k(h))
+        v = self.split_heads(self.W_v(h))
+        q, k = self.rotate_and_normalise(q, k, tokens.queries)
         v = self.norm_v(v)
         if past is not None:
             k, v = past.update(k, v, self.layer, {"cache_position": tokens.slots})
         return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), h))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(B, T, heads·D) → (B, heads, T, D)."""
+        return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
 
     def mlp(self, h: Tensor) -> Tensor:
         return self.W_d(self.W_u(h) * silu(self.W_z(h)))
@@ -152,7 +164,7 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
     block_class: Any
     has_final_norm = False
     keeps_embedding_norm = True
-    """Whether h begins with the norm of its embedding, which the architecture sets or bounds."""
+    """Whether the architecture sets or bounds the norm of h by the norm of its embedding."""
     _input_embed_layer = "embedding"
     _tied_weights_keys = {"head.weight": "embedding.weight"}  # noqa: RUF012  # if tie_word_embeddings
     _no_split_modules = ["GPTBlock", "NGPTBlock", "AnGPTBlock"]  # noqa: RUF012  # by device_map
@@ -179,7 +191,7 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """As in transformers. New rows of nGPT and anGPT get the mean norm of the old ones."""
+        """Resize as in transformers. New rows of nGPT and anGPT get the mean norm of old rows."""
         old_norms = torch.linalg.vector_norm(self.embedding.weight.float(), dim=-1)
         embedding = super().resize_token_embeddings(*args, **kwargs)
         new_rows = embedding.weight[len(old_norms) :]
@@ -189,35 +201,50 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None, **_: Any) -> Tensor | None:
-        """What generate gives to `forward` as the mask of a static cache: the (B, S) mask itself."""
+        """The mask that generate gives to `forward` with a static cache: the (B, S) mask."""
         return attention_mask
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None, past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None, labels: Tensor | None = None, use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0, **others: Any,
-    ) -> CausalLMOutputWithPast:  # fmt: skip
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **options: Any,
+    ) -> CausalLMOutputWithPast:
         """Logits (B, T, V), and the loss of the next tokens if there are `labels` (B, T).
 
         Positions count the tokens that `attention_mask` (B, S) keeps, so batches may be padded.
         Without mask and cache, a document begins wherever `position_ids` (B, T) do not go up by 1.
-        ValueError for all that this code does not do.
+        The cache is the argument `cache` from transformers 5.24 on, `past_key_values` in earlier
+        versions.
 
-        The argument with the cache is `cache` from transformers 5.24 on, before it `past_key_values`.
+        Raises:
+            ValueError: An argument asks for something that this code does not do.
         """
-        past = others.pop("cache", None) if past_key_values is None else past_key_values
-        others.pop("cache_position", None)  # of transformers before 5.24: the cache has it, too
-        counts = {name: others.pop(name, None) for name in ("num_items_in_batch", "shift_labels")}
-        self.refuse(attention_mask, past, others)
+        past = options.pop("cache", None) if past_key_values is None else past_key_values
+        options.pop("cache_position", None)  # of transformers before 5.24: the cache has it, too
+        loss_options = {
+            "num_items_in_batch": options.pop("num_items_in_batch", None),
+            "shift_labels": options.pop("shift_labels", None),
+        }
+        self.check_arguments(attention_mask, past, options)
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+            raise ValueError(
+                "input_ids and inputs_embeds are both given, or neither is: give either of them"
+            )
         h = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         wants_cache = self.config.use_cache if use_cache is None else use_cache
-        is_replayed = any(block.gradient_checkpointing and block.training for block in self.blocks)
-        if is_replayed and torch.is_grad_enabled():
-            past, wants_cache = None, False  # the second forward pass would fill the cache again
+        is_recomputed = any(_recomputes_activations(block) for block in self.blocks)
+        if is_recomputed and torch.is_grad_enabled():
+            # The second forward pass would fill the cache again.
+            past = None
+            wants_cache = False
         if past is None and attention_mask is None and position_ids is not None:
             tokens = separate_documents(position_ids.expand(len(h), -1))
             is_packed = wants_cache and not tokens.visible[:, 0, -1, 0].all()
@@ -233,29 +260,35 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
             past = DynamicCache()
         for block in self.blocks:
             h = block(h, tokens, past)
-        is_number = isinstance(logits_to_keep, int)
-        h = h[:, slice(-logits_to_keep, None) if is_number else logits_to_keep]
+        is_count = isinstance(logits_to_keep, int)
+        h = h[:, -logits_to_keep:] if is_count else h[:, logits_to_keep]
         logits = self.head(self.norm_f(h))
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, self.config.vocab_size, **counts)
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **loss_options)
         return CausalLMOutputWithPast(loss, logits, past)
 
-    def refuse(self, attention_mask: Tensor | None, past: Any, others: dict[str, Any]) -> None:
-        """Raise ValueError if the arguments, or flags of the configuration, ask for something else."""
-        flags = {name: getattr(self.config, name, None) for name in OUTPUTS}
-        for name, value in (flags | others).items():
+    def check_arguments(
+        self, attention_mask: Tensor | None, past: Any, options: dict[str, Any]
+    ) -> None:
+        """Raise ValueError if arguments or flags of the configuration are not supported."""
+        flags = {name: getattr(self.config, name, None) for name in UNSUPPORTED_FLAGS}
+        for name, value in (flags | options).items():
             if value is not None and value is not False:
                 raise ValueError(f"{name} is not supported by this model: leave it out")
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(
-                "attention_mask must be of shape (batch, tokens): for packed documents give position_ids "
-                "that restart instead"
+                "attention_mask must be of shape (batch, tokens): for packed documents give "
+                "position_ids that restart instead"
             )
         if past is not None and not isinstance(past, Cache):
             raise ValueError(
-                "past_key_values must be a Cache of transformers, such as DynamicCache()"
+                "past_key_values must be a Cache of transformers: give a DynamicCache(), for example"
             )
+
+
+def _recomputes_activations(block: Any) -> bool:
+    return block.gradient_checkpointing and block.training
 
 
 class GPTConfig(AnlitConfig):
@@ -265,22 +298,23 @@ class GPTConfig(AnlitConfig):
 class GPTBlock(AnlitBlock):
     """GPT+ with settings that no architecture of transformers has.
 
-    h ← h + W_o · Attn(q, k, v)        q, k, v = W_q x, W_k x, W_v x with x = rms(h)·g₁;  q, k → rms·gain → RoPE
+    h ← h + W_o · Attn(q, k, v)        q, k, v = W_q x, W_k x, W_v x with x = rms(h)·g₁
+                                       q, k → rms·gain → RoPE
     h ← h + W_d (u ∘ SiLU(z))          u = W_u x, z = W_z x with x = rms(h)·g₂
     logits = W_head (rms(h)·g_f)
     """
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__(config, layer)
-        d, eps = config.hidden_size, config.norm_eps
-        self.norm_1, self.norm_2 = RMSNorm(d, eps), RMSNorm(d, eps)
+        d = config.hidden_size
+        eps = config.norm_eps
+        self.norm_1 = RMSNorm(d, eps)
+        self.norm_2 = RMSNorm(d, eps)
         self.norm_v = RMSNorm(self.d_head, eps) if config.v_norm else nn.Identity()
-        self.output = AttentionOutput(
-            config, RMSNorm(self.d_head, eps) if config.output_norm else nn.Identity()
-        )
-        self.post_norm_A, self.post_norm_M = (
-            RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2)
-        )
+        output_norm = RMSNorm(self.d_head, eps) if config.output_norm else nn.Identity()
+        self.output = AttentionOutput(config, output_norm)
+        self.post_norm_A = RMSNorm(d, eps) if config.post_norm else nn.Identity()
+        self.post_norm_M = RMSNorm(d, eps) if config.post_norm else nn.Identity()
 
     def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         h = h + self.post_norm_A(self.attend(self.norm_1(h), tokens, past))
@@ -310,7 +344,8 @@ class NGPTBlock(AnlitBlock):
     def __init__(self, config: NGPTConfig, layer: int) -> None:
         super().__init__(config, layer)
         d = config.hidden_size
-        self.alpha_A, self.alpha_M = nn.Parameter(torch.ones(d)), nn.Parameter(torch.ones(d))
+        self.alpha_A = nn.Parameter(torch.ones(d))
+        self.alpha_M = nn.Parameter(torch.ones(d))
         self.s_qk = nn.Parameter(torch.ones(self.W_q.out_features))
         self.norm_qk: nn.Module = nn.Identity()
         if config.qk_norm:
@@ -324,15 +359,17 @@ class NGPTBlock(AnlitBlock):
         return self.step(h, self.mlp(h), self.alpha_M)
 
     def step(self, h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
-        """unit(h + α ∘ (unit(suggestion) − h)), in the precision of h, which autocast leaves alone."""
+        """unit(h + α ∘ (unit(suggestion) − h)), in the precision of h also under autocast."""
         return unit(torch.lerp(h, unit(suggestion).to(h.dtype), alpha.to(h.dtype)))
 
-    def turned(self, q: Tensor, k: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = (self.norm_qk(rotate(y, self.rotation, index)) for y in (q, k))
+    def rotate_and_normalise(self, q: Tensor, k: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate q and k for positions `index` (B, T), normalise and scale them."""
+        q = self.norm_qk(rotate(q, self.rotation, index))
+        k = self.norm_qk(rotate(k, self.rotation, index))
         s_qk = self.s_qk.view(-1, 1, self.d_head)
-        # heads that share keys have each their own s_qk
         if q.shape == k.shape:
             return (q * s_qk).to(q.dtype), (k * s_qk).to(k.dtype)
+        # Heads share keys, but each has its own s_qk: queries take the factor of both.
         return (q * s_qk.square()).to(q.dtype), k
 
 
@@ -360,7 +397,7 @@ class AnGPTConfig(AnlitConfig):
 
 
 class AnGPTBlock(AnlitBlock):
-    """anGPT (arXiv 2505.22014), folded: its constants, α and s_z are in the matrices.
+    """anGPT (arXiv 2505.22014), folded: constants, α and s_z are in the matrices.
 
         h ← w_A ∘ h + W_o · Attn(q, k, v)          q, k, v = W h;  q, k → rms → RoPE
         h ← w_M ∘ h + W_d (u ∘ SiLU(z))            u = W_u h, z = W_z h
@@ -372,7 +409,8 @@ class AnGPTBlock(AnlitBlock):
     def __init__(self, config: AnGPTConfig, layer: int) -> None:
         super().__init__(config, layer)
         d = config.hidden_size
-        self.alpha_A, self.alpha_M = Residual(d, config.post_norm), Residual(d, config.post_norm)
+        self.alpha_A = Residual(d, config.post_norm)
+        self.alpha_M = Residual(d, config.post_norm)
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
         self.output = AttentionOutput(config, UnitNorm() if config.output_norm else nn.Identity())
         self.post_norm = UnitNorm() if config.post_norm else nn.Identity()

@@ -1,7 +1,8 @@
-"""The safetensors files of a model of transformers, and which tensors are read from each of them.
+"""The safetensors files of a model of transformers, and the tensors that are read from each.
 
-A folder has model.safetensors, or shards and an index that names the shard of every tensor. The index decides: other
-safetensors files in the folder, such as those of an earlier download, are not the model.
+A folder has model.safetensors, or shards and an index that names the shard of every tensor. The
+index decides: other safetensors files in the folder, such as those of an earlier download, are not
+the model.
 """
 
 from collections import defaultdict
@@ -16,17 +17,19 @@ from anlit.errors import UserError
 from anlit.io.read import read_json
 
 INDEX = f"{WEIGHTS}.index.json"
-AGAIN = "download the model again"
+ADVICE = "download the model again"
 
 
 def tensors_by_file(folder: Path) -> dict[Path, list[str]]:
     """The names of the model's tensors, by the file that holds them.
 
     Raises:
-        UserError: The folder has no safetensors or two models, the index is damaged or names a file outside the folder,
-            a file is missing or damaged, lacks a tensor that the index expects in it, or has that of another file.
+        UserError: The folder has no safetensors or two models, the index is damaged or names a file
+            outside the folder, a file is missing or damaged, lacks a tensor that the index expects
+            in it, or has a tensor of another file.
     """
-    single_file, index = folder / WEIGHTS, folder / INDEX
+    single_file = folder / WEIGHTS
+    index = folder / INDEX
     if not index.is_file():
         if not single_file.is_file():
             raise UserError(_missing_weights(folder))
@@ -34,7 +37,8 @@ def tensors_by_file(folder: Path) -> dict[Path, list[str]]:
     tensors = _read_index(index)
     if single_file.is_file() and single_file not in tensors:
         raise UserError(
-            f"{folder} has {WEIGHTS} and an index of other files, {INDEX}: remove the one that is not the model's"
+            f"{folder} has {WEIGHTS} and an index of other files, {INDEX}: "
+            "remove the one that is not the model's"
         )
     _check_shards(tensors, index)
     return tensors
@@ -46,50 +50,57 @@ def tensor_names(file: Path) -> list[str]:
         with safe_open(file, framework="pt") as tensors:
             return list(tensors.keys())
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} cannot be read ({error}): {AGAIN}") from error
+        raise UserError(f"{file} cannot be read ({error}): {ADVICE}") from error
 
 
 def _missing_weights(folder: Path) -> str:
     if any(folder.glob("*.safetensors")):
         return (
-            f"{folder} has neither {WEIGHTS} nor {INDEX}, which names the parts of a model: {AGAIN}"
+            f"{folder} has neither {WEIGHTS} nor {INDEX}, which names the shards of a model: "
+            f"{ADVICE}"
         )
-    return f"{folder} has no {WEIGHTS}: anlit import reads safetensors, with the index of all parts"
+    return (
+        f"{folder} has no {WEIGHTS}: anlit import reads safetensors, with the index of all shards"
+    )
 
 
 def _read_index(index: Path) -> dict[Path, list[str]]:
-    record = read_json(index, {"weight_map": {str: str}}, AGAIN)
+    record = read_json(index, {"weight_map": {str: str}}, ADVICE)
     if not record.get("weight_map"):
-        raise UserError(f"{index} has no weight_map: {AGAIN}")
+        raise UserError(f"{index} has no weight_map: {ADVICE}")
     tensors = defaultdict(list)
     for name, file in record["weight_map"].items():
-        tensors[_inside(index, file)].append(name)
+        tensors[_path_in_folder(index, file)].append(name)
     return dict(tensors)
 
 
-def _inside(index: Path, file: str) -> Path:
-    """The path of a file that the index names; UserError if it is not inside the index's folder."""
+def _path_in_folder(index: Path, file: str) -> Path:
+    """The path of a file that the index names; UserError if it leaves the index's folder."""
     try:
         return index.parent / checked_path(file, str(index))
     except UserError as error:
         raise UserError(
-            f"{index} names the file {shown(file)}, which is not inside its folder: {AGAIN}"
+            f"{index} names the file {shown(file)}, which is not inside its folder: {ADVICE}"
         ) from error
 
 
 def _check_shards(tensors: dict[Path, list[str]], index: Path) -> None:
-    file_of = {name: file for file, names in tensors.items() for name in names}
+    """Raise UserError unless each file has exactly the tensors that the index expects in it."""
+    expected_file = {}
+    for file, names in tensors.items():
+        expected_file.update(dict.fromkeys(names, file))
     for file in tensors:
         if not file.is_file():
-            raise UserError(f"{index} names {file.name}, which is not there: {AGAIN}")
+            raise UserError(f"{index} names {file.name}, which is not there: {ADVICE}")
         names = tensor_names(file)
         for name in names:
-            if file_of.get(name, file) != file:
+            if expected_file.get(name, file) != file:
                 raise UserError(
-                    f"{file} and {file_of[name].name} both hold {name}: {AGAIN}, into an empty folder"
+                    f"{file} and {expected_file[name].name} both hold {name}: "
+                    f"{ADVICE}, into an empty folder"
                 )
         missing = set(tensors[file]).difference(names)
         if missing:
             raise UserError(
-                f"{file} lacks {min(missing)}, which {index.name} expects in it: {AGAIN}"
+                f"{file} lacks {min(missing)}, which {index.name} expects in it: {ADVICE}"
             )

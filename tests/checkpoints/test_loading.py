@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from anlit import GPT, AnGPT, PRoPE
 from anlit.cli import main
 from anlit.errors import UserError
-from anlit.evaluation.data import data_of
+from anlit.evaluation.data import load_validation_data
 from anlit.training.load_model import describe, load_checkpoint
 from tests.checkpoints.foreign import FORMS, content_of, refused
 from tests.evaluation.saved import LENGTH, VOCABULARY, make_run, prepare, save, small
@@ -31,7 +31,7 @@ def test_the_model_of_a_run_is_rebuilt_as_it_was_saved(tmp_path: Path, data: Pat
     assert checkpoint.label == "anGPT, scale-invariant"
     assert (checkpoint.step, checkpoint.training_length, checkpoint.run) == (1, LENGTH, run)
     assert (describe(checkpoint)["architecture"], describe(checkpoint)["seed"]) == ("AnGPT", 1)
-    own = data_of(checkpoint)
+    own = load_validation_data(checkpoint)
     assert (own.path, own.batch_size, own.context_length) == (str(data), 4, LENGTH)
 
 
@@ -113,11 +113,11 @@ def test_data_are_those_of_the_run_or_named(tmp_path: Path) -> None:
     assert (alone.config, alone.run, alone.trained_on) == (None, None, None)
     other = prepare(tmp_path / "other")
     with pytest.raises(UserError, match="is not in a run folder that names its data: set --data"):
-        data_of(alone)
+        load_validation_data(alone)
     with pytest.raises(
         UserError, match=f"vocabulary of 29 tokens and the shards in {other} have {VOCABULARY}"
     ):
-        data_of(alone, str(other))
+        load_validation_data(alone, str(other))
 
 
 @pytest.mark.parametrize("setting", ["n_layers", "vocab_size", "d_model", "d_ff"])

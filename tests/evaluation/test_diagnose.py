@@ -14,8 +14,9 @@ from anlit import GPT, AnGPT, LogN, load_checkpoint
 from anlit.commands.evaluations import main
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
-from anlit.evaluation.data import data_of
-from anlit.evaluation.diagnose import Diagnose, last_bin, rows, sequences
+from anlit.evaluation.data import load_validation_data
+from anlit.evaluation.diagnose import Diagnose, complete_sequences, table_rows
+from anlit.evaluation.diagnose_figures import last_bin
 from anlit.evaluation.settings import DiagnoseSettings
 from tests.data.prepared import END, random_tokens
 from tests.evaluation.saved import VAL_TOKENS, make_run
@@ -37,8 +38,8 @@ def measured(
 ) -> dict[str, Any]:
     checkpoint = load_checkpoint(str(run), "cpu")
     diagnose = Diagnose(DiagnoseSettings(tuple(lengths), tokens=tokens, masking=masked))
-    diagnose.plan([checkpoint], data_of(checkpoint))
-    return diagnose.measure(checkpoint, data_of(checkpoint))
+    diagnose.plan([checkpoint], load_validation_data(checkpoint))
+    return diagnose.measure(checkpoint, load_validation_data(checkpoint))
 
 
 def spread_over(length: int, n_rows: int) -> list[int]:
@@ -104,14 +105,14 @@ def test_statistics_are_those_of_attention_pair_by_pair(
 
 def test_every_length_reads_whole_sequences_from_all_over_the_split(run: Path) -> None:
     """1,028 targets: at 1,000 one sequence; at 16 as many as asked for; the last 4 targets make none."""
-    data = data_of(load_checkpoint(str(run), "cpu"))
+    data = load_validation_data(load_checkpoint(str(run), "cpu"))
     text = random_tokens(VAL_TOKENS, 0)
     for length, asked, places in [
         (16, 10**6, range(64)),
         (16, 80, spread_over(16, 5)),
         (1000, 1, [0]),
     ]:
-        tokens = torch.cat([batch.tokens for batch in sequences(data, length, asked)])
+        tokens = torch.cat([batch.tokens for batch in complete_sequences(data, length, asked)])
         assert tokens.tolist() == [
             text[place * length : (place + 1) * length].tolist() for place in places
         ]
@@ -189,4 +190,4 @@ def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:
     }
     assert last_bin(own) == (4, 7)
     assert last_bin(own | {"queries": [0, 0, 0, 1]}) == (8, 15)
-    assert rows(own) == [["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–"]]
+    assert table_rows(own) == [["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–"]]

@@ -10,7 +10,7 @@ import pytest
 from anlit import LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
-from anlit.evaluation.gaussian import at_length, expected_total, named
+from anlit.evaluation.gaussian import build_mechanisms, expected_total, measure_mechanism
 from anlit.nn.attention.statistics import Range
 from anlit.nn.mechanisms.mechanism import Mechanism
 
@@ -49,7 +49,7 @@ def test_expected_weight_of_other_mechanisms() -> None:
 )
 def test_samples_agree_with_sums(mechanism: Mechanism) -> None:
     """Total weight in each range, within four standard errors."""
-    own = at_length(layer(mechanism), 100, draws=4000, seed=0)
+    own = measure_mechanism(layer(mechanism), 100, draws=4000, seed=0)
     for span in ("0_to_1", "1_to_10", "10_to_100"):
         sampled, exact = own[f"total_{span}"], own[f"expected_total_{span}"]["mean"]
         assert sampled["mean"] == pytest.approx(exact, abs=4 * sampled["standard_error"]), span
@@ -58,11 +58,11 @@ def test_samples_agree_with_sums(mechanism: Mechanism) -> None:
 
 def test_plain_attention_spreads_over_all_keys() -> None:
     """Entropy ln n − 1/2, and each range holds its share of the keys: that is where weight grows with distance."""
-    own = at_length(layer(Plain()), 10_000, draws=30, seed=0)
+    own = measure_mechanism(layer(Plain()), 10_000, draws=30, seed=0)
     assert own["entropy"]["mean"] == pytest.approx(math.log(10_000) - 0.5, abs=0.01)
     assert own["weight_1000_to_10000"]["mean"] == pytest.approx(0.9, abs=0.01)
     assert own["entropy_1000_to_10000"]["mean"] == pytest.approx(math.log(9000) - 0.5, abs=0.01)
-    assert at_length(layer(Plain()), 10_000, draws=30, seed=1)["entropy"] != own["entropy"]
+    assert measure_mechanism(layer(Plain()), 10_000, draws=30, seed=1)["entropy"] != own["entropy"]
 
 
 @pytest.mark.parametrize("name", ["Plane", "AttentionPattern"])
@@ -70,7 +70,7 @@ def test_mechanisms_that_are_refused(name: str) -> None:
     with pytest.raises(
         UserError, match=f"--mechanisms '{name}' is no mechanism with default arguments: .*Plain"
     ):
-        named([name])
+        build_mechanisms([name])
 
 
 def test_the_command_writes_numbers_report_and_figures(

@@ -17,8 +17,8 @@ from anlit import GPT, AnGPT, TokenShards
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
 from anlit.evaluation import lengths as module
-from anlit.evaluation.data import data_of
-from anlit.evaluation.lengths import Lengths, estimate, token_losses
+from anlit.evaluation.data import load_validation_data
+from anlit.evaluation.lengths import Lengths, estimate_loss, token_losses
 from anlit.evaluation.runner import group_by_seed, load_checkpoints
 from anlit.evaluation.settings import LengthsSettings
 from anlit.nn.kernels.documents import Documents
@@ -72,7 +72,7 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Toke
     write_prepared(folder, {name: tokens.astype(np.uint16) for name in ("train", "val")})
     model: Any = CountingModel()
     checkpoint = Checkpoint(model, Path("counter.ckpt"), 0, None, None, {})
-    return checkpoint, data_of(checkpoint, str(folder))
+    return checkpoint, load_validation_data(checkpoint, str(folder))
 
 
 def measure(
@@ -130,26 +130,26 @@ def test_a_run_on_needles_is_measured_on_its_text(tmp_path: Path, data: Path) ->
         "init_args": {"path": str(data), "lengths": [16]},
     }
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
-    assert type(data_of(load_checkpoint(str(run_dir), "cpu"))) is TokenShards
+    assert type(load_validation_data(load_checkpoint(str(run_dir), "cpu"))) is TokenShards
 
 
 def test_standard_error_is_that_of_the_mean_over_sequences() -> None:
     losses = np.random.default_rng(0).normal(size=50)
-    known = estimate(10 * losses, np.full(50, 10.0))
+    known = estimate_loss(10 * losses, np.full(50, 10.0))
     assert known["loss"] == pytest.approx(losses.mean())
     assert known["standard_error"] == pytest.approx(losses.std(ddof=1) / math.sqrt(50))
     # A ratio of two sums: against the spread over many draws of sequences with different counts.
     rng = np.random.default_rng(1)
     tokens = rng.integers(1, 9, (4000, 60)).astype(float)
     sums = tokens * rng.normal(3, 0.5, tokens.shape) + rng.normal(0, 2, tokens.shape)
-    estimates = [estimate(*draw) for draw in zip(sums, tokens, strict=True)]
+    estimates = [estimate_loss(*draw) for draw in zip(sums, tokens, strict=True)]
     spread = np.std([draw["loss"] for draw in estimates])
     assert np.mean([draw["standard_error"] for draw in estimates]) == pytest.approx(
         spread, rel=0.05
     )
-    assert estimate(np.append(10 * losses, 0.0), np.append(np.full(50, 10.0), 0.0)) == known
-    assert estimate(np.zeros(3), np.zeros(3))["loss"] is None
-    assert estimate(np.ones(1), np.ones(1))["standard_error"] is None
+    assert estimate_loss(np.append(10 * losses, 0.0), np.append(np.full(50, 10.0), 0.0)) == known
+    assert estimate_loss(np.zeros(3), np.zeros(3))["loss"] is None
+    assert estimate_loss(np.ones(1), np.ones(1))["standard_error"] is None
 
 
 def test_loss_at_the_training_length_is_that_of_validation(run: Path) -> None:
@@ -157,10 +157,12 @@ def test_loss_at_the_training_length_is_that_of_validation(run: Path) -> None:
     plan = Lengths(LengthsSettings()).plan(*load_checkpoints([str(run)], None))
     assert plan == {"lengths": [16, 64, 256], "tokens": VAL_TOKENS // 256 * 256}
     checkpoint = load_checkpoint(str(run), "cpu")
-    validated = data_of(checkpoint)
+    validated = load_validation_data(checkpoint)
     validated.val_tokens, validated.val_batch_size = N, 4
     logged = quiet_trainer(devices=1).validate(checkpoint.model, validated, verbose=False)[0]
-    (own,) = measure(load_checkpoint(str(run), "cpu"), data_of(checkpoint), [LENGTH], True)
+    (own,) = measure(
+        load_checkpoint(str(run), "cpu"), load_validation_data(checkpoint), [LENGTH], True
+    )
     assert own["total"]["loss"] == pytest.approx(logged["val/loss"], rel=1e-6)
 
 
@@ -172,7 +174,7 @@ def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> 
         "b": str(prepare(tmp_path / "b", n_val=301)),
     }
     checkpoint.config["data"] = {"class_path": "anlit.Mixture", "init_args": {"paths": paths}}
-    short, long = measure(checkpoint, data_of(checkpoint), [16, 64], True)
+    short, long = measure(checkpoint, load_validation_data(checkpoint), [16, 64], True)
     assert short["total"]["tokens"] == long["total"]["tokens"] == 384
     assert (short["sequences"], long["sequences"]) == (7 + 18, 2 + 5)
     assert long["change"]["loss"] == pytest.approx(
@@ -190,12 +192,12 @@ def test_a_run_can_name_neither_an_address_nor_data_without_a_path(run: Path) ->
     ):
         checkpoint.config["data"]["init_args"] = settings
         with pytest.raises(UserError, match=f"{sentence}.*: set --data"):
-            data_of(checkpoint)
+            load_validation_data(checkpoint)
 
 
 def test_losses_do_not_depend_on_the_pieces_that_logits_are_made_in(run: Path, monkeypatch) -> None:
     checkpoint = load_checkpoint(str(run), "cpu")
-    data = data_of(checkpoint)
+    data = load_validation_data(checkpoint)
     data.score_first_token = False
     data.setup("validate")
     batch = next(iter(data.val_dataloader()))
@@ -203,7 +205,7 @@ def test_losses_do_not_depend_on_the_pieces_that_logits_are_made_in(run: Path, m
     expected = cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none")
     assert (batch.targets == -100).any()
     for at_once in (1 << 26, 7 * VOCABULARY, 1):
-        monkeypatch.setattr(module, "LOGITS_AT_ONCE", at_once)
+        monkeypatch.setattr(module, "MAX_LOGITS_AT_ONCE", at_once)
         torch.testing.assert_close(
             token_losses(checkpoint.model, batch), expected, rtol=1e-5, atol=1e-5
         )

@@ -17,7 +17,7 @@ from anlit import GPT, AnGPT, TokenShards
 from anlit.commands.evaluations import main
 from anlit.data.needle import Haystack
 from anlit.evaluation import needle
-from anlit.evaluation.needle import over_seeds, plot, score, wilson
+from anlit.evaluation.needle import average_seeds, draw_accuracy, score_answers, wilson_interval
 from anlit.evaluation.settings import NeedleSettings
 from anlit.reporting.figure import style
 from tests.evaluation.saved import make_run
@@ -59,7 +59,7 @@ def haystack(tiny_shards: str) -> Haystack:
 
 def measure(model: Any, haystack: Haystack, length: int, seed: int = 0) -> dict[str, Any]:
     """The scores of 3 samples at each of 5 depths."""
-    return needle.measure(
+    return needle.measure_accuracy(
         model, haystack, length, NeedleSettings(n_depths=5, n_samples=3, seed=seed)
     )
 
@@ -87,7 +87,7 @@ def test_a_model_that_sees_half_the_text_finds_the_later_needles(haystack: Hayst
 def test_exact_match_is_what_greedy_decoding_gives(haystack: Haystack) -> None:
     model = Finder(errs=lambda total: total % 8 == 0)
     samples = [haystack.sample(120, i / 15, np.random.RandomState(i), True) for i in range(16)]
-    match, _ = score(model, samples)
+    match, _ = score_answers(model, samples)
     decoded = []
     for sample in samples:
         prompt, answer = (part.tolist() for part in np.split(sample.tokens, [-sample.n_answer]))
@@ -102,7 +102,7 @@ def test_log_likelihood_is_that_of_the_answer(haystack: Haystack) -> None:
     model = tiny(AnGPT, vocab_size=VOCABULARY).eval()
     samples = [haystack.sample(130, 0.5, np.random.RandomState(i), True) for i in range(6)]
     assert len({sample.n_answer for sample in samples}) > 1
-    _, log_likelihoods = score(model, samples)
+    _, log_likelihoods = score_answers(model, samples)
     for sample, value in zip(samples, log_likelihoods.tolist(), strict=True):
         tokens = torch.from_numpy(sample.tokens)[None]
         each = model(tokens[:, :-1]).log_softmax(-1)[0, range(130), tokens[0, 1:]]
@@ -117,7 +117,7 @@ def test_samples_depend_on_neither_model_nor_batch(
 
     model = tiny(GPT, vocab_size=VOCABULARY).eval()
     at_once = by_depth("nats_per_token", model)
-    monkeypatch.setattr(needle, "BATCH_TOKENS", 300)
+    monkeypatch.setattr(needle, "MAX_SAMPLE_TOKENS", 300)
     assert by_depth("nats_per_token", model) == pytest.approx(at_once, rel=1e-4)
     assert by_depth("mean_depth", model) == by_depth("mean_depth", Finder())
     assert by_depth("nats_per_token", model, seed=1) != pytest.approx(at_once, rel=1e-4)
@@ -128,14 +128,14 @@ def test_seeds_are_averaged_and_the_interval_is_wilsons() -> None:
     seeds = [
         {"length": 512, "accuracy": share, "nats_per_token": share - 1} for share in (0.75, 0.25)
     ]
-    both = over_seeds(tuple(seeds), 20)
+    both = average_seeds(tuple(seeds), 20)
     assert (both["accuracy"], both["nats_per_token"]) == (0.5, -0.5)
     assert both["accuracy_sd"] == pytest.approx(np.std([0.75, 0.25], ddof=1))
-    assert over_seeds((seeds[0],), 4)["accuracy_sd"] is None
+    assert average_seeds((seeds[0],), 4)["accuracy_sd"] is None
     for interval, hits, n in (
         (both["interval_95"], 10, 20),
-        (wilson(0, 20), 0, 20),
-        (wilson(0.75, 220), 165, 220),
+        (wilson_interval(0, 20), 0, 20),
+        (wilson_interval(0.75, 220), 165, 220),
     ):
         expected = binomtest(hits, n).proportion_ci(method="wilson")
         assert interval == pytest.approx((expected.low, expected.high), abs=1e-6)
@@ -151,7 +151,7 @@ def test_the_heat_map_shows_the_accuracies() -> None:
                          for seed in matches],
     }  # fmt: skip
     with style(8):
-        first, second, _ = plot(record).axes
+        first, second, _ = draw_accuracy(record).axes
     for ax, shown in ((first, [[1, 0.25], [1, 0.75]]), (second, [[0, 0], [0, 0]])):
         assert ax.images[0].get_array().tolist() == shown
         assert ax.images[0].get_clim() == (0, 1)

@@ -27,7 +27,7 @@ from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer
 from anlit.errors import UserError
 from anlit.evaluation.generation import Request, Sampling, generate
-from anlit.hub.custom_code import CODE
+from anlit.hub.custom_code import CODE_FILES
 from anlit.hub.export import write_huggingface
 from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import Checkpoint, load_checkpoint
@@ -254,7 +254,7 @@ def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_code_needs_torch_and_transformers_alone() -> None:
-    code = "".join(file.read_text(encoding="utf-8") for file in CODE)
+    code = "".join(file.read_text(encoding="utf-8") for file in CODE_FILES)
     imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
     assert imported <= {"torch", "transformers", "math", "typing"}
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from anlit import GPT, load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT
-from anlit.evaluation.text import text_of
+from anlit.evaluation.tokenizer import load_tokenizer
 from anlit.reporting.text import KEPT, without_control_codes
 from tests.checkpoints.foreign import trained
 from tests.data.prepared import END, VOCABULARY
@@ -103,9 +103,10 @@ def test_a_separator_before_the_prompt_where_the_model_saw_one(
     settings: dict, begins: bool, tmp_path: Path
 ) -> None:
     checkpoint = load_checkpoint(str(make_run_with_text(tmp_path, GPT, **settings)), "cpu")
-    text = text_of(checkpoint)
+    text = load_tokenizer(checkpoint)
     assert (
-        text.prompt("the cat", checkpoint) == [END] * begins + text.tokenizer.encode("the cat").ids
+        text.encode_prompt("the cat", checkpoint)
+        == [END] * begins + text.tokenizer.encode("the cat").ids
     )
 
 

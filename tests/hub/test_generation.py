@@ -7,12 +7,12 @@ import torch
 from anlit import GPT, NGPT, ALiBi, AnGPT, DynamicNTK, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
-from anlit.evaluation.generation import Ending, Request, Sampling, generate
+from anlit.evaluation.generation import Request, Sampling, Separator, generate
 from tests.nn.attention.examples import SHIPPED
 from tests.nn.models.tiny import decoder, random_tokens
 
 END = 3
-ENDING = Ending(END, "end")
+SEPARATOR = Separator(END, "end")
 PROMPTS = [
     random_tokens(length, seed=length + seed).tolist() for seed, length in enumerate((5, 17, 17, 1))
 ]
@@ -32,26 +32,29 @@ WINDOW = SlidingWindow(100, ScaleInvariant())
 
 
 @pytest.mark.parametrize("n", [60, pytest.param(2000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("architecture", "settings", "ending"), [
-    (GPT, {}, ENDING), (NGPT, {"attention": ALiBi()}, ENDING), (AnGPT, {"attention": ScaleInvariant()}, ENDING),
-    (AnGPT, {"attention": SqrtLogN()}, Ending(END, "start")), (GPT, {"attention": SHIPPED["pattern"]}, ENDING),
-    (NGPT, {"attention": WINDOW, "document_masking": False}, ENDING),
-    (GPT, {"positions": DynamicNTK(training_length=16)}, ENDING),  # they follow the length of the whole sequence
+@pytest.mark.parametrize(("architecture", "settings", "separator"), [
+    (GPT, {}, SEPARATOR),
+    (NGPT, {"attention": ALiBi()}, SEPARATOR),
+    (AnGPT, {"attention": ScaleInvariant()}, SEPARATOR),
+    (AnGPT, {"attention": SqrtLogN()}, Separator(END, "start")),
+    (GPT, {"attention": SHIPPED["pattern"]}, SEPARATOR),
+    (NGPT, {"attention": WINDOW, "document_masking": False}, SEPARATOR),
+    (GPT, {"positions": DynamicNTK(training_length=16)}, SEPARATOR),  # they follow the length of the whole sequence
 ], ids=["plain", "alibi", "scale-invariant", "a separator at the start", "pattern", "unmasked window",
         "dynamic NTK"])  # fmt: skip
 @torch.no_grad()
 def test_the_same_tokens_with_and_without_the_cache(
-    architecture, settings, ending: Ending, n: int
+    architecture, settings, separator: Separator, n: int
 ) -> None:
     """One forward pass over prompt and continuation chooses the same token at every place."""
     model = decoder(architecture, **settings)
     for sampling in (Endless(temperature=0), Endless(seed=4)):
         for request, own in zip(
-            REQUESTS, generate(model, REQUESTS, n, sampling, ending), strict=True
+            REQUESTS, generate(model, REQUESTS, n, sampling, separator), strict=True
         ):
             assert len(own.tokens) == n
             tokens = np.array([[*request.prompt, *own.tokens]])
-            ids = document_ids(tokens, ending.token, ending.at)
+            ids = document_ids(tokens, separator.token, separator.at)
             logits = model(torch.from_numpy(tokens), torch.from_numpy(ids))[
                 0, len(request.prompt) - 1 : -1
             ]
@@ -67,7 +70,7 @@ def test_the_size_of_the_batch_changes_nothing() -> None:
     """Tokens are told as they come, and only those that have a text are drawn."""
     model = decoder(AnGPT, attention=ScaleInvariant())
     many = [Request(prompt, sample) for prompt in PROMPTS for sample in range(2)]
-    together = generate(model, many, 40, SAMPLED, ENDING, 8, 20)
+    together = generate(model, many, 40, SAMPLED, SEPARATOR, 8, 20)
     for batch_size in (1, 4):
         told: list[tuple[int, int]] = []
         apart = generate(
@@ -75,7 +78,7 @@ def test_the_size_of_the_batch_changes_nothing() -> None:
             many,
             40,
             SAMPLED,
-            ENDING,
+            SEPARATOR,
             batch_size,
             20,
             lambda *event, told=told: told.append(event),
@@ -85,7 +88,7 @@ def test_the_size_of_the_batch_changes_nothing() -> None:
             own.tokens for own in apart
         ]
         assert len({number for number, _ in told[: 2 * batch_size]}) == batch_size
-    assert generate(model, [many[4]], 40, SAMPLED, ENDING, 8, 20)[0].tokens == together[4].tokens
+    assert generate(model, [many[4]], 40, SAMPLED, SEPARATOR, 8, 20)[0].tokens == together[4].tokens
     assert len({tuple(own.tokens) for own in together}) == 8
     assert {own.finish for own in together} == {"end_of_document", "length"}
     assert {token for own in together for token in own.tokens} <= {*range(20)} - {END}

@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
+from anlit import GPT, Plain, RoPE
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
-from anlit.evaluation.generation import Ending
-from anlit.evaluation.text import text_of
+from anlit.evaluation.generation import Separator
+from anlit.evaluation.tokenizer import load_tokenizer
 from anlit.training.load_model import load_checkpoint, load_initial_weights
 from tests.data.reader import edit
-from tests.evaluation.saved import save
+from tests.evaluation.saved import save, small
 from tests.hub.published import CASES, published, read
 from tests.nn.models.tiny import random_tokens
 
@@ -120,7 +121,7 @@ def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
     assert table["log_likelihood"] == pytest.approx(expected, abs=1e-5)
     assert (table["token"], table["n_context"]) == (tokens, list(range(len(tokens))))
     loaded = load_checkpoint(str(ours), "cpu")
-    assert (text_of(loaded).ending, loaded.training_length) == (Ending(7, "end"), 16)
+    assert (load_tokenizer(loaded).separator, loaded.training_length) == (Separator(7, "end"), 16)
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +165,21 @@ def refused(folder: Path, refusal: Callable[..., str]) -> str:
 def test_what_gpt_cannot_represent_is_refused(changes, complaint, qwen3: Path, refusal) -> None:
     edit(qwen3 / "config.json", lambda record: record.update(changes))
     assert complaint in refused(qwen3, refusal)
+
+
+def test_a_folder_with_custom_code_is_refused_with_the_way_to_an_anlit_folder(
+    tmp_path: Path, refusal
+) -> None:
+    """No architecture of transformers has a rotation of half the dimensions."""
+    model = small(GPT, attention=Plain(), positions=RoPE(fraction=0.5))
+    file = save(model, tmp_path / "run" / "checkpoints" / "last.ckpt")
+    folder = tmp_path / "theirs"
+    assert main(["export", str(file), "--format=huggingface", f"--output={folder}"]) == 0
+
+    sentence = refused(folder, refusal)
+
+    assert "model_type='anlit_gpt'" in sentence
+    assert "write a folder that anlit loads by anlit export without --format" in sentence
 
 
 def change_weights(folder: Path, **tensors: torch.Tensor) -> None:

@@ -13,8 +13,8 @@ from tokenizers import normalizers
 from anlit import GPT, AnGPT, DynamicNTK, LogN, ScaleInvariant
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
-from anlit.evaluation.generation import Ending
-from anlit.evaluation.scoring import score
+from anlit.evaluation.generation import Separator
+from anlit.evaluation.scoring import score_documents
 from anlit.nn.models.decoder import Decoder
 from tests.data.prepared import VOCABULARY
 from tests.hub.conftest import make_run_with_text
@@ -47,19 +47,21 @@ def by_hand(
     return scores
 
 
-@pytest.mark.parametrize(("ending", "changes", "stride", "seen"), [
-    (Ending(END, "end"), {}, 6, False), (Ending(END, "start"), {}, 1, True),
-    (Ending(END, "end"), {"document_masking": False}, 16, True), (Ending(), {"attention": LogN()}, 6, True),
+@pytest.mark.parametrize(("separator", "changes", "stride", "seen"), [
+    (Separator(END, "end"), {}, 6, False), (Separator(END, "start"), {}, 1, True),
+    (Separator(END, "end"), {"document_masking": False}, 16, True), (Separator(), {"attention": LogN()}, 6, True),
 ], ids=["end", "start", "unmasked", "no separator"])  # fmt: skip
 def test_scores_are_those_of_single_passes(
-    ending: Ending, changes, stride: int, seen: bool
+    separator: Separator, changes, stride: int, seen: bool
 ) -> None:
     model = decoder(AnGPT, **{"attention": ScaleInvariant(), **changes})
     documents = [np.where(tokens == END, END + 1, tokens) for tokens in DOCUMENTS]
-    expected = [by_hand(model, tokens, stride, ending.token, seen) for tokens in documents]
+    expected = [by_hand(model, tokens, stride, separator.token, seen) for tokens in documents]
     for batch_size in (1, 3, None):
         for scores, own in zip(
-            score(model, documents, LENGTH, stride, ending, batch_size), expected, strict=True
+            score_documents(model, documents, LENGTH, stride, separator, batch_size),
+            expected,
+            strict=True,
         ):
             log_likelihood, rank, n_context = zip(*own, strict=True)
             np.testing.assert_allclose(scores.log_likelihood, log_likelihood, rtol=1e-5, atol=1e-5)
@@ -71,9 +73,9 @@ def test_scores_are_those_of_single_passes(
 
 def test_positions_that_follow_the_length_do_not_depend_on_the_batch() -> None:
     model = decoder(GPT, attention=ScaleInvariant(), positions=DynamicNTK(training_length=8))
-    together = list(score(model, DOCUMENTS, LENGTH, 6))
+    together = list(score_documents(model, DOCUMENTS, LENGTH, 6))
     for tokens, scores in zip(DOCUMENTS, together, strict=True):
-        (alone,) = score(model, [tokens], LENGTH, 6, batch_size=1)
+        (alone,) = score_documents(model, [tokens], LENGTH, 6, batch_size=1)
         np.testing.assert_allclose(
             alone.log_likelihood, scores.log_likelihood, rtol=1e-5, atol=1e-5
         )

@@ -14,9 +14,9 @@ from anlit import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import as_plain_text, vocabulary_size
 from anlit.errors import UserError
-from anlit.evaluation.chat import messages_of, render_chat
-from anlit.evaluation.generation import Ending, Request, Sampling, generate
-from anlit.evaluation.text import TextStream, continuation
+from anlit.evaluation.chat import read_messages, render_chat
+from anlit.evaluation.generation import Request, Sampling, Separator, generate
+from anlit.evaluation.text_stream import TextStream, decode_continuation
 from tests.data.prepared import END
 from tests.data.reader import edit
 from tests.hub.made_tokenizers import KINDS, write_tokenizer
@@ -102,7 +102,7 @@ def test_an_end_of_a_turn_does_not_hide_the_earlier_turns(tmp_path: Path, capsys
     assert model.document_masking
     assert end in own["prompt_tokens"]
     requests = [Request(own["prompt_tokens"])]
-    (hidden,) = generate(model, requests, 12, Sampling(temperature=0), Ending(end))
+    (hidden,) = generate(model, requests, 12, Sampling(temperature=0), Separator(end))
     assert hidden.tokens != own["tokens"]
 
 
@@ -134,8 +134,8 @@ def test_a_stream_is_the_text_whatever_the_tokens(kind, prompt) -> None:
         ).tolist()
         stream = TextStream(tokenizer, before)
         pieces = "".join(map(stream.add, tokens))
-        text = continuation(tokenizer, before, tokens)
-        assert pieces + stream.rest() == text
+        text = decode_continuation(tokenizer, before, tokens)
+        assert pieces + stream.finish() == text
         ends_in_bytes = before and tokenizer.id_to_token(before[-1]).startswith("<0x")
         if (
             not ends_in_bytes
@@ -350,7 +350,7 @@ def test_a_template_that_fails_or_reaches_out_is_refused(template) -> None:
     ('{"role": "user"}', [{"role": "user", "content": '{"role": "user"}'}]),
 ])  # fmt: skip
 def test_a_prompt_is_a_message_or_a_list_of_messages(text, expected) -> None:
-    assert messages_of(text) == expected
+    assert read_messages(text) == expected
 
 
 @pytest.mark.parametrize(("name", "content", "complaint"), [

@@ -1,0 +1,156 @@
+"""The figures of `anlit diagnose`. Each takes a length of the record, here `result`."""
+
+import math
+from itertools import cycle, product
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from anlit.nn.attention.statistics import ranges
+from anlit.reporting.figure import (
+    DASHES,
+    MAP,
+    MARKERS,
+    SHADED,
+    TEXT,
+    heat_map,
+    legend_below,
+    panels,
+    shade,
+)
+
+PANEL_TITLES = {
+    "entropy": "entropy (nats)",
+    "inverse_largest_weight": "1/w_max (keys)",
+    "participation": "Σw²",
+    "attention_sink": "weight on the first token",
+    "weight_latest_100": "weight on the last 100 tokens",
+    "squared_average": "‖Σwv‖ / ‖v‖, root mean squares",
+}
+LOGARITHMIC = ("inverse_largest_weight", "participation", "squared_average")
+"""Statistics with a logarithmic axis."""
+LEGEND_TITLE = "line: mean over heads; band: from the smallest to the largest head"
+MAX_NUMBERED_HEADS = 12
+"""Heat maps with more heads show no numbers."""
+MAX_TICKS = 5
+MIN_QUERY_SHARE = 0.01
+"""Bins after the last that has this share of the queries are not shown."""
+
+
+def n_reliable_bins(result: dict[str, Any]) -> int:
+    """The number of bins to show: up to the last that has enough queries."""
+    queries = np.array(result["queries"])
+    return int(np.flatnonzero(queries >= MIN_QUERY_SHARE * sum(result["queries"]))[-1]) + 1
+
+
+def last_bin(result: dict[str, Any]) -> tuple[int, int]:
+    """The smallest and largest n of the last bin that is shown."""
+    edges = result["edges"]
+    low = edges[n_reliable_bins(result) - 1]
+    high = result["length"] if low == edges[-1] else 2 * low - 1
+    return low, high
+
+
+def statistic_values(result: dict[str, Any], name: str) -> np.ndarray:
+    """A statistic as (layers, heads, bins); square roots for the two sizes of the average."""
+    stored_name = "participation" if name == "orthogonal" else name
+    values = np.array(result["statistics"][stored_name], dtype=float)
+    return np.sqrt(values) if name in ("orthogonal", "squared_average") else values
+
+
+def draw_statistics(result: dict[str, Any], training_length: int) -> Figure:
+    """Draw each statistic over n: a line for each layer, and a band over its heads."""
+    figure, all_axes = panels(len(PANEL_TITLES), 3, TEXT / 3, 1.8)
+    for axes, (name, title) in zip(all_axes, PANEL_TITLES.items(), strict=True):
+        _draw_layers(axes, result, name)
+        axes.set_title(title)
+        if name in LOGARITHMIC:
+            axes.set_yscale("log")
+            is_narrow = np.divide(*axes.get_ylim()) > 1 / 30
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_narrow else (1,)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        elif name.startswith("weight"):
+            axes.set_ylim(0, 1.05)
+    _finish(figure, all_axes, 3, training_length)
+    return figure
+
+
+def draw_ranges(result: dict[str, Any], training_length: int) -> Figure:
+    """Draw weight (top) and entropy (bottom) in ranges of distances over n.
+
+    Only ranges that most long contexts reach are shown.
+    """
+    longest_shown, _ = last_bin(result)
+    spans = [span for span in ranges(result["length"] - 1) if span.first < longest_shown]
+    figure, all_axes = panels(2 * len(spans), len(spans), TEXT / len(spans), 1.7)
+    for axes, (kind, span) in zip(all_axes, product(("weight", "entropy"), spans), strict=True):
+        name = f"{kind}_{span}"
+        if name not in result["statistics"]:
+            axes.set_axis_off()
+            continue
+        _draw_layers(axes, result, name)
+        distances = "own token" if span.end == 1 else f"[{span.first:,}, {span.end:,})"
+        axes.set(title=f"{kind}, {distances}", ylim=(0, 1 if kind == "weight" else None))
+        axes.tick_params(labelleft=kind == "entropy" or span == spans[0])
+    _finish(figure, all_axes, len(spans), training_length)
+    return figure
+
+
+def draw_heads(result: dict[str, Any]) -> Figure:
+    """Draw each head's entropy (at most ln n) and weight on the first token, at the longest n."""
+    low, high = last_bin(result)
+    last = n_reliable_bins(result) - 1
+    entropy = statistic_values(result, "entropy")[:, :, last]
+    sink = statistic_values(result, "attention_sink")[:, :, last]
+    n_layers, n_heads = entropy.shape
+    size = (TEXT, 0.9 + min(7.0, 0.22 * n_layers + 0.5))
+    figure, (entropy_axes, sink_axes) = plt.subplots(1, 2, figsize=size)
+    has_numbers = n_heads <= MAX_NUMBERED_HEADS
+    entropy_map = heat_map(entropy_axes, entropy, math.log(high), has_numbers)
+    sink_map = heat_map(sink_axes, sink, 1.0, has_numbers)
+    figure.colorbar(entropy_map, ax=entropy_axes)
+    figure.colorbar(sink_map, ax=sink_axes)
+    entropy_axes.set_title(PANEL_TITLES["entropy"])
+    sink_axes.set_title(PANEL_TITLES["attention_sink"])
+    for axes in (entropy_axes, sink_axes):
+        axes.set(ylabel="layer", xlabel=f"head (n = {low:,} to {high:,})")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
+    return figure
+
+
+def _draw_layers(axes: Axes, result: dict[str, Any], name: str) -> None:
+    """Draw a line for each layer, the mean over heads at each bin's mean n, and a band."""
+    n_bins = n_reliable_bins(result)
+    layers = statistic_values(result, name)[:, :, :n_bins]
+    n = statistic_values(result, "n")[0, 0, :n_bins]
+    colours = plt.get_cmap(MAP)(np.linspace(0, 0.8, len(layers)))
+    styles = zip(layers, colours, cycle(DASHES), cycle(MARKERS), strict=False)
+    for layer, (heads, colour, dash, marker) in enumerate(styles):
+        has_values = np.isfinite(heads).any(0)
+        x = n[has_values]
+        heads = heads[:, has_values]
+        line = {"color": colour, "linestyle": dash, "marker": marker}
+        axes.plot(x, np.nanmean(heads, 0), label=f"layer {layer}", **line)
+        band = {"color": colour, "alpha": 0.13, "linewidth": 0}
+        axes.fill_between(x, np.nanmin(heads, 0), np.nanmax(heads, 0), **band)
+    edges = result["edges"][:n_bins]
+    ticks = edges[::-1][:: math.ceil(len(edges) / MAX_TICKS)]
+    axes.set(xscale="log", xlim=(0.9, 2.2 * edges[-1]))
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _finish(figure: Figure, all_axes: list[Axes], n_columns: int, training_length: int) -> None:
+    """Add the legend, the name of x below the lowest row, and the shade beyond training."""
+    x_label = "context length n (tokens)" if n_columns <= 3 else "n (tokens)"
+    for axes in all_axes[-n_columns:]:
+        axes.set_xlabel(x_label)
+    for axes in all_axes:
+        shade(axes, training_length)
+    legend_below(figure, [*all_axes[0].get_lines(), SHADED], 6, LEGEND_TITLE)

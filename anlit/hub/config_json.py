@@ -1,0 +1,183 @@
+"""config.json of a model of transformers as the settings of a GPT+."""
+
+from pathlib import Path
+from typing import Any
+
+from anlit.config.objects import shown
+from anlit.errors import UserError
+from anlit.hub.custom_code import MODEL_TYPE_PREFIX
+from anlit.hub.families import (
+    FAMILIES,
+    OPTIONAL,
+    ORIGINAL_LENGTH,
+    POSITIONS_SETTINGS,
+    REQUIRED_FACTORS,
+    REQUIRED_VALUES,
+    ROPE_TYPES,
+    SETTINGS,
+    Family,
+)
+
+CONFIG_JSON = "config.json"
+NO_ARGUMENTS = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
+"""Keys of `rope_parameters` that are not arguments of the positions' class."""
+DEFAULT_WINDOW_LAYERS = 28
+"""transformers' default of `max_window_layers`: the first layer with a window."""
+DEFAULT_NOPE_INTERVAL = 4
+"""transformers' default of `no_rope_layer_interval`."""
+
+
+def check_config(config: dict[str, Any], folder: Path) -> None:
+    """Raise UserError with all reasons why GPT+ cannot represent this config.json."""
+    family = _find_family(config, folder)
+    required = [key for key in SETTINGS if key not in OPTIONAL]
+    missing = [key for key in required if (config.get(key) or 0) < 1]
+    if missing:
+        raise UserError(f"{folder / CONFIG_JSON} has no {', '.join(missing)}: download it again")
+    reasons = []
+    for key, (required_value, why_required) in REQUIRED_VALUES.items():
+        value = config.get(key, required_value)
+        if value != required_value:
+            reasons.append(f"{key}={shown(value)} ({why_required})")
+    rope = _rope_parameters(config, family)
+    reasons += _rope_obstacles(rope)
+    share = rope["partial_rotary_factor"]
+    if share != 1:
+        reasons.append(f"partial_rotary_factor={shown(share)} ({family.architecture} ignores it)")
+    if reasons:
+        raise UserError(
+            f"GPT+ cannot represent the model in {folder}, whose {CONFIG_JSON} has "
+            f"{', '.join(reasons)}: choose another checkpoint"
+        )
+
+
+def _find_family(config: dict[str, Any], folder: Path) -> Family:
+    """The family of the `model_type`; UserError if GPT+ does not include it."""
+    model_type = config.get("model_type") or ""
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    if model_type.startswith(MODEL_TYPE_PREFIX):
+        raise UserError(
+            f"{folder} was written by anlit export --format huggingface for anlit's own code "
+            f"(model_type={shown(model_type)}), which anlit import does not read: write a folder "
+            "that anlit loads by anlit export without --format huggingface"
+        )
+    names = ", ".join(family.name for family in FAMILIES.values())
+    raise UserError(
+        f"{folder / CONFIG_JSON} has model_type={shown(config.get('model_type'))}, "
+        f"an architecture that GPT+ does not include: choose a checkpoint of {names}"
+    )
+
+
+def _rope_obstacles(rope: dict[str, Any]) -> list[str]:
+    """The reasons why no positions of GPT+ are this rotation: none or a single one."""
+    rope_type = rope["rope_type"]
+    if rope_type not in ROPE_TYPES:
+        return [f"rope_type={shown(rope_type)} (GPT+ has {', '.join(ROPE_TYPES)})"]
+    keys = set(ROPE_TYPES[rope_type].keys)
+    unknown = rope.keys() - keys - NO_ARGUMENTS
+    if unknown:
+        return [f"rope_parameters.{min(unknown)} (the positions of GPT+ have no such setting)"]
+    missing = REQUIRED_FACTORS.intersection(keys) - rope.keys()
+    if missing:
+        return [f"no rope_parameters.{min(missing)} (nothing is assumed in its place)"]
+    return []
+
+
+def gpt_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the GPT+ as plain values, from a config.json that `check_config` accepts."""
+    family = FAMILIES[config["model_type"]]
+    defaults = OPTIONAL | family.defaults
+    settings: dict[str, Any] = {}
+    for key, name in SETTINGS.items():
+        settings[name] = config.get(key, defaults.get(key))
+    rotary = _rotary_positions(config, family)
+    positions = []
+    for is_rotary in _rotary_layers(config, family):
+        positions.append(rotary if is_rotary else _class_with_arguments("NoPE"))
+    attention = []
+    for width in _windows(config, family):
+        if width is None:
+            attention.append(_class_with_arguments("Plain"))
+        else:
+            attention.append(_class_with_arguments("SlidingWindow", width=width))
+    settings["qk_norm"] = family.qk_norm
+    settings["positions"] = _pattern_of_layers(positions, "PositionsPattern")
+    settings["attention"] = _pattern_of_layers(attention, "AttentionPattern")
+    return settings
+
+
+def _class_with_arguments(name: str, **arguments: Any) -> dict[str, Any]:
+    """An object of anlit as plain values."""
+    plain: dict[str, Any] = {"class_path": f"anlit.{name}"}
+    if arguments:
+        plain["init_args"] = arguments
+    return plain
+
+
+def _rotary_positions(config: dict[str, Any], family: Family) -> dict[str, Any]:
+    rope = _rope_parameters(config, family)
+    rope_type = ROPE_TYPES[rope["rope_type"]]
+    if ORIGINAL_LENGTH in rope_type.keys:
+        rope.setdefault(ORIGINAL_LENGTH, config["max_position_embeddings"])
+    arguments = {}
+    for key, value in rope.items():
+        if key not in NO_ARGUMENTS:
+            arguments[POSITIONS_SETTINGS.get(key, key)] = value
+    base = rope["rope_theta"]
+    return _class_with_arguments(rope_type.class_name, **arguments, fraction=1.0, base=base)
+
+
+def _rope_parameters(config: dict[str, Any], family: Family) -> dict[str, Any]:
+    """The keys of the rotary positions that have a value; transformers 4 had them elsewhere."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = {key: value for key, value in parameters.items() if value is not None}
+    rope["rope_type"] = str(rope.get("rope_type") or rope.get("type") or "default")
+    for key, default in (("rope_theta", 10_000.0), ("partial_rotary_factor", 1.0)):
+        rope.setdefault(key, config.get(key) or family.defaults.get(key, default))
+    return rope
+
+
+def _rotary_layers(config: dict[str, Any], family: Family) -> list[bool]:
+    """Whether each layer has rotary positions; a single value stands for all layers."""
+    if not family.nope:
+        return [True]
+    n_layers = config["num_hidden_layers"]
+    flags = config.get("no_rope_layers")
+    if not flags:
+        interval = config.get("no_rope_layer_interval") or DEFAULT_NOPE_INTERVAL
+        flags = [(layer + 1) % interval for layer in range(n_layers)]
+    return list(map(bool, flags[:n_layers]))
+
+
+def _windows(config: dict[str, Any], family: Family) -> list[int | None]:
+    """The width of each layer's window; a single value stands for all layers."""
+    width = config.get("sliding_window", family.defaults.get("sliding_window"))
+    n_layers = config["num_hidden_layers"]
+    if family.windows == "in all":
+        return [width]
+    if family.windows == "nowhere" or not config.get("use_sliding_window"):
+        return [None]
+    layer_types = config.get("layer_types")
+    if layer_types:
+        has_window = [kind == "sliding_attention" for kind in layer_types[:n_layers]]
+    elif family.nope:
+        has_window = [not is_rotary for is_rotary in _rotary_layers(config, family)]
+    else:
+        first = config.get("max_window_layers")
+        if first is None:
+            first = DEFAULT_WINDOW_LAYERS
+        has_window = [layer >= first for layer in range(n_layers)]
+    return [width if windowed else None for windowed in has_window]
+
+
+def _pattern_of_layers(layers: list[dict[str, Any]], pattern: str) -> dict[str, Any]:
+    """The object of all layers, or the shortest pattern that gives it to them in turn."""
+    n_layers = len(layers)
+    for period in range(1, n_layers + 1):
+        repeated = [layers[i % period] for i in range(n_layers)]
+        if repeated == layers:
+            break
+    if period == 1:
+        return layers[0]
+    return _class_with_arguments(pattern, layers=layers[:period])

@@ -1,0 +1,161 @@
+"""A checkpoint of transformers as a GPT+: Qwen3, Llama, Mistral and the other `families`."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, TOKENIZER, write_exported
+from anlit.checkpoints.integrity import UNREADABLE, reason
+from anlit.checkpoints.special_tokens import SpecialTokens, read_special_tokens, token_ids
+from anlit.config.objects import to_plain_values
+from anlit.errors import UserError
+from anlit.hub.config_json import CONFIG_JSON, check_config, gpt_settings
+from anlit.hub.export import check_new_folder
+from anlit.hub.families import TYPES, weight_names
+from anlit.hub.shards import tensors_by_file
+from anlit.io.read import dump_yaml, read_json
+from anlit.io.write import writing
+from anlit.training.language_model import LanguageModel
+from anlit.training.load_model import rebuild
+
+MODEL_YAML = "model.yaml"
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Number formats of weights that can be read."""
+
+
+def import_model(source: str, output: str, context_length: int | None = None) -> list[str]:
+    """Write the model in the folder `source` as a GPT+ into the folder `output`.
+
+    `output` gets the form of `anlit export`, and `model.yaml`, with which `anlit fit` makes this
+    GPT+.
+
+    Args:
+        source: A folder with config.json and model.safetensors, or its shards.
+        output: A new or empty folder.
+        context_length: None: max_position_embeddings of config.json.
+
+    Returns:
+        Sentences for the user.
+
+    Raises:
+        UserError: `source` is damaged or has no such model, GPT+ cannot represent it, or `output`
+            is not empty.
+    """
+    folder = Path(source)
+    target = check_new_folder(output)
+    config = read_json(
+        folder / CONFIG_JSON, TYPES, "give a folder that holds a model of transformers"
+    )
+    check_config(config, folder)
+    tensors = read_tensors(folder)
+    n_layers = _check_n_layers(tensors, config, folder)
+    settings = gpt_settings(config)
+    if context_length:
+        settings["context_length"] = context_length
+    weights = _rename_weights(tensors, n_layers)
+    if settings["tie_embeddings"] and EMBEDDING in weights:
+        _tie_head(weights, folder)
+    content = {
+        "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
+        "anlit": {
+            "architecture": "GPT",
+            "data": None,
+            "family": config["model_type"],
+            "family_length": config["max_position_embeddings"],
+        },
+        "global_step": 0,
+    }
+    model = _build_model(content, settings, folder)
+    special = read_special_tokens(folder, config)
+    tokenizer = folder / TOKENIZER
+    tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else None
+    model_yaml = dump_yaml({"model": {"class_path": "anlit.GPT", "init_args": settings}})
+    with writing(target):
+        special.write(target)
+        plain_settings = to_plain_values(dict(model.hparams))
+        separator = {"end_of_document": _end_of_document(config, special)}
+        write_exported(content, plain_settings, target, tokenizer_json, separator)
+        (target / MODEL_YAML).write_text(model_yaml, encoding="utf-8")
+    if tokenizer_json is None:
+        return [f"{folder} has no {TOKENIZER}, so the model comes without a tokenizer"]
+    return []
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read all tensors of a model in float32.
+
+    Raises:
+        UserError: As in `tensors_by_file`, or the weights are quantised.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file, names in tensors_by_file(folder).items():
+        with safe_open(file, framework="pt") as opened:
+            tensors_of_file = {name: opened.get_tensor(name) for name in names}
+        for name, tensor in tensors_of_file.items():
+            if tensor.dtype not in FLOATS:
+                raise UserError(
+                    f"{file} has {name} of {tensor.dtype}, and GPT+ no quantised weights: "
+                    "choose others"
+                )
+            tensors[name] = tensor.float()
+    return tensors
+
+
+def _check_n_layers(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path) -> int:
+    """Count the layers of the weights; UserError if config.json has another number.
+
+    Without the check, a wrong number could make a list of billions of layers.
+    """
+    layer_tensors = [name for name in tensors if name.startswith("model.layers.")]
+    n_layers = len({name.split(".")[2] for name in layer_tensors})
+    if config["num_hidden_layers"] != n_layers:
+        raise UserError(
+            f"{folder / CONFIG_JSON} says {config['num_hidden_layers']} layers, but the weights "
+            f"are those of {n_layers}: download it again"
+        )
+    return n_layers
+
+
+def _rename_weights(tensors: dict[str, Tensor], n_layers: int) -> dict[str, Tensor]:
+    """The weights by GPT+'s names; unknown names stay, and `rebuild` reports them."""
+    names = weight_names(n_layers)
+    weights: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(".inv_freq"):
+            weights[names.get(name, name)] = tensor
+    return weights
+
+
+def _tie_head(weights: dict[str, Tensor], folder: Path) -> None:
+    """Make the embedding the head; UserError if the files have another head."""
+    if HEAD in weights and not weights[HEAD].equal(weights[EMBEDDING]):
+        raise UserError(
+            f"{folder / CONFIG_JSON} says tie_word_embeddings=True, but the files have a head "
+            "(lm_head.weight) that is not the embedding: set tie_word_embeddings to false to "
+            "take it"
+        )
+    weights[HEAD] = weights[EMBEDDING]
+
+
+def _build_model(content: dict[str, Any], settings: dict[str, Any], folder: Path) -> LanguageModel:
+    """Build the GPT+ without memory for its weights, which checks their names and shapes."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+            return rebuild(content, settings, folder / CONFIG_JSON)
+    except UserError:
+        raise
+    except UNREADABLE as error:
+        raise UserError(
+            f"GPT+ cannot represent the model in {folder} ({reason(error)}): "
+            "choose another checkpoint"
+        ) from error
+
+
+def _end_of_document(config: dict[str, Any], special: SpecialTokens) -> int | None:
+    """The first end token of config.json, else of the other files."""
+    end_tokens = token_ids(config.get("eos_token_id")) or special.ends
+    return next(iter(end_tokens), None)
