@@ -15,20 +15,27 @@ from anlit.errors import PREEMPTED, UserError
 from anlit.io.provenance import cores
 from anlit.io.write import output_folder
 from anlit.reporting.text import echo
-from anlit.study.estimate import overview
-from anlit.study.launch import launch, reusable, reuse, submit
-from anlit.study.plan import Study, Trial, read_config, read_study
-from anlit.study.results import StudyResults, planned, results_of, select, tune
-from anlit.study.state import forget_failure, state_of
+from anlit.study.estimate import describe_plan
+from anlit.study.launch import launch
+from anlit.study.plan import PlannedRun, Study, read_config
+from anlit.study.read_study import read_study
+from anlit.study.results import (
+    StudyResults,
+    plan_runs,
+    read_results,
+    read_tunings,
+    select_points,
+)
+from anlit.study.reuse import find_reusable, reuse
+from anlit.study.slurm import submit
+from anlit.study.state import forget_failure, read_state
 
 
 def main(argv: list[str]) -> int:
     """`anlit study`; 0: every run finished, 1: some failed (the report says which), 75: it was interrupted."""
     given = parser().parse_args(argv)
     if given.recompute:
-        from anlit.study.report import (
-            recompute,  # matplotlib takes a second: --help does not wait for it
-        )
+        from anlit.study.recompute import recompute  # matplotlib takes a second
 
         for folder in given.recompute:
             for result in (
@@ -63,7 +70,7 @@ def main(argv: list[str]) -> int:
             )
         if not any(
             (output / trial.name).exists()
-            for trial in planned(study, select(study, tune(study, output)))
+            for trial in plan_runs(study, select_points(study, read_tunings(study, output)))
         ):
             fix = "give the --output of its runs, or the file as it was"
             raise UserError(f"--report_only finds no run of {study.path} in {output}: {fix}")
@@ -71,8 +78,12 @@ def main(argv: list[str]) -> int:
     output_folder(str(output))
     if not (output / STUDY).exists():  # from here on the folder is this study's
         _write(study, output, typed)
-    for trial in planned(study, select(study, tune(study, output))) if given.retry_failed else ():
-        if state_of(output / trial.name).status == "failed":
+    for trial in (
+        plan_runs(study, select_points(study, read_tunings(study, output)))
+        if given.retry_failed
+        else ()
+    ):
+        if read_state(output / trial.name).status == "failed":
             forget_failure(output / trial.name)
     try:
         if given.slurm is None:
@@ -154,9 +165,9 @@ def parser() -> ToolParser:
 def check_study(study: Study) -> None:
     """Check every run's configuration, the report's sections, the commands afterwards; raises UserError."""
     from anlit.commands.parser import ConfigurationParser, read_command  # torch
-    from anlit.study.report import require_sections
+    from anlit.study.sections.registry import check_sections
 
-    require_sections(study)
+    check_sections(study)
     for name, template in (study.content.get("after") or {}).items():
         try:
             program, command, *_ = [*shlex.split(template or ""), "", ""]
@@ -171,10 +182,10 @@ def check_study(study: Study) -> None:
     cli: ConfigurationParser | None = None
     # Each arm at each of its points once, with a seed; and each further seed once.
     first, *others = [*study.seeds, *study.tuning_seeds]
-    trials = [Trial(arm, point, first) for arm in study.arms for point in arm.points]
+    trials = [PlannedRun(arm, point, first) for arm in study.arms for point in arm.points]
     for trial in [
         *trials,
-        *(Trial(study.arms[0], study.arms[0].points[0], seed) for seed in others),
+        *(PlannedRun(study.arms[0], study.arms[0].points[0], seed) for seed in others),
     ]:
         arguments = ["fit", *trial.options(Path("runs"))]
         try:
@@ -184,7 +195,7 @@ def check_study(study: Study) -> None:
             raise _refusal(trial, study, str(error)) from error
 
 
-def _refusal(trial: Trial, study: Study, sentence: str) -> UserError:
+def _refusal(trial: PlannedRun, study: Study, sentence: str) -> UserError:
     """The parser's sentence, with the arm and the file that has the key."""
     sentence = sentence.lstrip("-")
     key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
@@ -195,32 +206,32 @@ def _refusal(trial: Trial, study: Study, sentence: str) -> UserError:
 
 def _overview(study: Study, output: Path, given: Namespace) -> str:
     """The study's overview with what is left of it under `output`."""
-    selected = select(study, tune(study, output))
-    trials = planned(study, selected)
-    ended = dict.fromkeys(reusable(trials, output, given.reuse), "taken by --reuse")
+    selected = select_points(study, read_tunings(study, output))
+    trials = plan_runs(study, selected)
+    ended = dict.fromkeys(find_reusable(trials, output, given.reuse), "taken by --reuse")
     kept = ("finished",) if given.retry_failed else ("finished", "failed")
     ended |= {
         trial.name: state.status
         for trial in trials
-        if (state := state_of(output / trial.name)).status in kept
+        if (state := read_state(output / trial.name)).status in kept
     }
-    return overview(study, given.jobs or 1, selected, ended)
+    return describe_plan(study, given.jobs or 1, selected, ended)
 
 
-def _phases(study: Study, output: Path) -> Iterator[list[Trial]]:
+def _phases(study: Study, output: Path) -> Iterator[list[PlannedRun]]:
     """The runs that tune, then, once these are done, those that measure the best settings."""
     yield study.tuning_runs()
-    selected = select(study, tune(study, output))
+    selected = select_points(study, read_tunings(study, output))
     if not selected:
         raise UserError(
             f"none of the tuning runs of {study.path} succeeded: see fit.log in the run folders"
         )
-    yield study.measured_runs(selected)
+    yield study.measuring_runs(selected)
 
 
 def _time_steps(study: Study, output: Path) -> None:
     """Let the arms of a study that compares speeds take steps in turns, where that has not been measured yet."""
-    results, known = results_of(study, output), seconds_per_token(read_step_times(output))
+    results, known = read_results(study, output), seconds_per_token(read_step_times(output))
     groups = [group for arm in study.arms if (group := results.group(arm)) is not None]
     if (
         "convergence" not in dict(study.sections)
@@ -240,9 +251,9 @@ def _after(study: Study, output: Path) -> None:
     """The study's `after` commands, `name: anlit …`, on the measured runs that finished, if one is newer than folder
     `name` or was taken over later. {runs} and {output} stand for the run folders and for that folder.
     """
-    trials = study.measured_runs(select(study, tune(study, output)))
+    trials = study.measuring_runs(select_points(study, read_tunings(study, output)))
     done = [
-        folder for trial in trials if state_of(folder := output / trial.name).status == "finished"
+        folder for trial in trials if read_state(folder := output / trial.name).status == "finished"
     ]
     newest = max((folder.stat().st_mtime for folder in done), default=0.0)
     for name, template in (study.content.get("after") or {}).items() if done else ():
@@ -258,16 +269,16 @@ def _after(study: Study, output: Path) -> None:
 
 def _write(study: Study, output: Path, typed: str) -> tuple[StudyResults, Path]:
     """The results so far and the page that is written of them."""
-    from anlit.study.report import write
+    from anlit.study.report import write_report
 
-    results = results_of(study, output, typed)
-    return results, write(results)
+    results = read_results(study, output, typed)
+    return results, write_report(results)
 
 
 def _report(study: Study, output: Path, typed: str) -> int:
-    from anlit.study.report import show
+    from anlit.study.report import print_summary
 
     results, page = _write(study, output, typed)
-    show(results)
+    print_summary(results)
     echo(f"Report: {page}")
     return 0 if all(state.status == "finished" for _, state, _ in results.runs) else 1

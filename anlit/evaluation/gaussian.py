@@ -89,8 +89,8 @@ class Gaussian(Evaluation):
             "standard errors are too small.",
         ]
         for n_keys in numbers_of_keys:
-            table = markdown_table(titles, _mechanism_rows(by_name, n_keys))
-            parts.append(f"n = {int(n_keys):,}\n\n{table}")
+            markdown = markdown_table(titles, _mechanism_rows(by_name, n_keys))
+            parts.append(f"n = {int(n_keys):,}\n\n{markdown}")
         parts.append("## Ranges of distances\n\n![ranges of distances](ranges.png)")
         rows = []
         for row in _mechanism_rows(by_name, largest):

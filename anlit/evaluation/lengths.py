@@ -213,8 +213,8 @@ def sum_by_range(
     """Sum losses and targets by range of positions; UserError if a batch exceeds the memory."""
     n_ranges = (length - 1).bit_length() + 1
     advice = "set --batch_tokens to less, or --lengths to shorter ones"
-    loss_sums = []
-    count_sums = []
+    loss_sums: list[Floats] = []
+    count_sums: list[Floats] = []
     for batch in batches:
         with enough_memory(len(batch.tokens), length, checkpoint.device, advice):
             losses = token_losses(checkpoint.model, batch).cpu().double().numpy()

@@ -36,7 +36,7 @@ from anlit.training.load_model import (
     load_checkpoint,
 )
 
-LINE_STYLE = {"lines.linewidth": 1.2, "lines.markersize": 3.5}
+LINE_STYLE: Any = {"lines.linewidth": 1.2, "lines.markersize": 3.5}
 """matplotlib's settings of an evaluation's figures."""
 
 

@@ -78,7 +78,7 @@ def _write_safetensors(
         architecture = FOLDED[checkpoint.architecture].__name__
         content["state_dict"] = {PREFIX + name: tensor for name, tensor in weights.items()}
         content["anlit"] = content["anlit"] | {"architecture": architecture}
-    separator = {}
+    separator: dict[str, Any] = {}
     tokenizer_json = None
     if text:
         separator["end_of_document"] = text.separator.token

@@ -1,97 +1,119 @@
-"""How many tokens and hours the runs of a study need, estimated from its YAML before anything starts."""
+"""Tokens and hours of a study's runs, estimated from its YAML before anything starts."""
 
 from collections import Counter
 from functools import reduce
 from typing import Any, NamedTuple
 
 from anlit.config.labels import init_args, mapping, n_devices
-from anlit.study.plan import Setting, Study, Trial, merged, read_config
+from anlit.study.grid import GridPoint
+from anlit.study.plan import Arm, PlannedRun, Study, read_config
+from anlit.study.read_study import merge
 
-DEFAULTS = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
+DEFAULT_SIZES = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
 """Defaults of the three architectures. The vocabulary is GPT-2's."""
+DEFAULT_BATCH_SIZE = 8
+DEFAULT_MAX_STEPS = 1000
 SECONDS_TO_START = 10.0
 """The time for imports, opening the data and the first step."""
 
 
 class Cost(NamedTuple):
-    """The cost of one run. FLOPs are 6 per weight and token, and 12·d per layer and visible key."""
+    """The cost of a run."""
 
     tokens: float
     parameters: float
     flops: float
+    """6 per weight and token, and 12·d per layer and visible key."""
 
 
-def cost_of(run: Trial) -> Cost:
-    """The cost of a run by its configuration. Each sequence counts as one document, which gives an upper bound."""
-    config = configuration_of(run)
-    model, data, trainer = (
-        init_args(config.get("model")),
-        init_args(config.get("data")),
-        mapping(config.get("trainer")),
-    )
-    sizes = DEFAULTS | {
-        key: value for key, value in (*data.items(), *model.items()) if value is not None
-    }
-    d, layers, vocabulary, length = (
-        sizes[key] for key in ("d_model", "n_layers", "vocab_size", "context_length")
-    )
-    linear = layers * (4 * d * d + 3 * d * (sizes.get("d_ff") or 4 * d)) + vocabulary * d
-    ranks = n_devices(trainer.get("devices", 1)) * trainer.get("num_nodes", 1)
-    per_step = (
-        data.get("batch_size", 8) * length * trainer.get("accumulate_grad_batches", 1) * ranks
-    )
-    tokens = float(per_step * trainer.get("max_steps", 1000))
-    return Cost(
-        tokens, linear + vocabulary * d, tokens * (6.0 * linear + 6.0 * layers * d * (length + 1))
-    )
+def estimate_cost(run: PlannedRun) -> Cost:
+    """Estimate the cost of a run from its configuration.
+
+    Each sequence counts as a single document, which gives an upper bound.
+    """
+    config = merge_configuration(run)
+    model = init_args(config.get("model"))
+    data = init_args(config.get("data"))
+    trainer = mapping(config.get("trainer"))
+    sizes: dict[str, Any] = dict(DEFAULT_SIZES)
+    for key, value in (*data.items(), *model.items()):
+        if value is not None:
+            sizes[key] = value
+    d = sizes["d_model"]
+    n_layers = sizes["n_layers"]
+    length = sizes["context_length"]
+    embedding = sizes["vocab_size"] * d
+    d_ff = sizes.get("d_ff") or 4 * d
+    linear = n_layers * (4 * d * d + 3 * d * d_ff) + embedding
+    n_ranks = n_devices(trainer.get("devices", 1)) * trainer.get("num_nodes", 1)
+    n_batches = trainer.get("accumulate_grad_batches", 1) * n_ranks
+    tokens_per_step = data.get("batch_size", DEFAULT_BATCH_SIZE) * length * n_batches
+    tokens = float(tokens_per_step * trainer.get("max_steps", DEFAULT_MAX_STEPS))
+    flops = tokens * (6.0 * linear + 6.0 * n_layers * d * (length + 1))
+    return Cost(tokens, linear + embedding, flops)
 
 
-def overview(study: Study, jobs: int, selected: dict[str, Setting], ended: dict[str, str]) -> str:
-    """What `--dry_run` prints: the runs of both phases by arm, tokens and estimated hours of those that are left.
+def describe_plan(
+    study: Study, jobs: int, selected: dict[str, GridPoint], ended: dict[str, str]
+) -> str:
+    """The text of `--dry_run`: the runs by arm and phase, tokens and hours of the remaining runs.
 
-    `ended` maps names of the others to the reason; `selected` has the setting to measure of arms that are tuned.
+    Args:
+        study: The study.
+        jobs: Runs at the same time.
+        selected: The points to measure, by arm name, of arms whose tuning has ended.
+        ended: Why a run is not needed any more, by run name.
     """
     pace = mapping(study.content.get("pace"))
-    rate, lines, total = (
-        float(pace.get("flops_per_second") or 0),
-        [f"{study.title} ({study.label})"],
-        0.0,
-    )
-    for arm in study.arms:
-        tuned = f"{len(arm.points)} settings × {len(study.tuning_seeds)} tuning seeds"
-        seeds = f"{len(study.seeds)} seeds"
-        lines.append(
-            f"  {arm.name}: "
-            + (f"{tuned}, the best on {seeds}" if arm.is_tuned else f"{seeds}, no tuning")
-        )
-    measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms} | selected)
-    for phase, runs in (("tuning", study.tuning_runs()), ("measuring", measured)):
-        costs = [cost_of(run) for run in runs if run.name not in ended]
+    rate = float(pace.get("flops_per_second") or 0)
+    lines = [f"{study.title} ({study.label})"]
+    lines += [f"  {arm.name}: {_describe_arm(study, arm)}" for arm in study.arms]
+    first_points = {arm.name: arm.points[0] for arm in study.arms}
+    measuring_runs = study.measuring_runs(first_points | selected)
+    total_hours = 0.0
+    for phase, runs in (("tuning", study.tuning_runs()), ("measuring", measuring_runs)):
+        costs = [estimate_cost(run) for run in runs if run.name not in ended]
+        tokens = sum(cost.tokens for cost in costs)
+        line = f"{phase}: {len(costs)} runs, {tokens:,.0f} tokens"
+        if rate:
+            seconds = sum(cost.flops / rate + SECONDS_TO_START for cost in costs)
+            hours = seconds / 3600 / jobs
+            total_hours += hours
+            line += f", about {hours:.2f} h" if hours else ""
         counts = Counter(ended[run.name] for run in runs if run.name in ended)
-        hours = (
-            sum(cost.flops / rate + SECONDS_TO_START for cost in costs) / 3600 / jobs
-            if rate
-            else 0.0
-        )
-        words = f", about {hours:.2f} h" if hours else ""
-        words += (
-            f" (of {len(runs)}: {', '.join(f'{n} {why}' for why, n in counts.items())})"
-            if counts
-            else ""
-        )
-        lines.append(
-            f"{phase}: {len(costs)} runs, {sum(cost.tokens for cost in costs):,.0f} tokens{words}"
-        )
-        total += hours
-    estimate = "none, because the study's YAML has no `pace: {flops_per_second: …}` for this budget"
+        if counts:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+            line += f" (of {len(runs)}: {reasons})"
+        lines.append(line)
     if rate:
-        estimate = f"{total:.2f} h with --jobs {jobs}, each run at {rate:.3g} FLOP/s ({pace.get('measured') or ''})"
-    return "\n".join([*lines, f"estimate: {estimate}"])
+        source = pace.get("measured") or ""
+        lines.append(
+            f"estimate: {total_hours:.2f} h with --jobs {jobs}, each run at {rate:.3g} FLOP/s "
+            f"({source})"
+        )
+    else:
+        lines.append(
+            "estimate: none, because the study's YAML has no `pace: {flops_per_second: …}` for "
+            "this budget"
+        )
+    return "\n".join(lines)
 
 
-def configuration_of(run: Trial) -> dict[str, Any]:
-    """The run's configuration files and settings merged, without the defaults of the classes that they name."""
-    parts = [mapping(read_config(path)) for path in run.arm.configs]
+def _describe_arm(study: Study, arm: Arm) -> str:
+    seeds = f"{len(study.seeds)} seeds"
+    if not arm.is_tuned:
+        return f"{seeds}, no tuning"
+    return (
+        f"{len(arm.points)} settings × {len(study.tuning_seeds)} tuning seeds, the best on {seeds}"
+    )
+
+
+def merge_configuration(run: PlannedRun) -> dict[str, Any]:
+    """Merge the run's configuration files and settings, without the defaults of classes."""
+    layers = [mapping(read_config(path)) for path in run.arm.configs]
     for key, value in run.settings.items():
-        parts.append(reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value))
-    return reduce(merged, parts, {})
+        nested = value
+        for name in reversed(key.split(".")):
+            nested = {name: nested}
+        layers.append(nested)
+    return reduce(merge, layers, {})

@@ -1,4 +1,4 @@
-"""The results of a study so far: the points of each grid, each arm's best setting, and its measured runs."""
+"""The results of a study so far: the points of each grid, each arm's best point, and its runs."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,212 +11,269 @@ from anlit.compare.statistics import Summary
 from anlit.errors import UserError
 from anlit.runs.folders import Run, load_run
 from anlit.runs.groups import Group, learned_settings
-from anlit.study.estimate import configuration_of
-from anlit.study.plan import Arm, PlannedComparison, Setting, Study, Trial
-from anlit.study.state import State, state_of
+from anlit.study.estimate import merge_configuration
+from anlit.study.grid import GridPoint
+from anlit.study.plan import Arm, PlannedComparison, PlannedRun, Study
+from anlit.study.state import State, read_state
 
 
-class GridPoint(NamedTuple):
-    """One point of an arm's grid: its mean final validation loss over the tuning seeds, infinite if one failed."""
+class TunedPoint(NamedTuple):
+    """A point of an arm's grid, trained on the tuning seeds."""
 
-    setting: Setting
+    point: GridPoint
     loss: float
+    """Mean final validation loss over the tuning seeds; infinite if a run has none."""
     states: tuple[State, ...]
 
 
 class Tuning(NamedTuple):
-    """The points of an arm's grid, best first."""
+    """The tuning of an arm."""
 
     arm: Arm
-    points: list[GridPoint]
+    points: list[TunedPoint]
+    """The grid, best first."""
 
     @property
     def has_ended(self) -> bool:
-        """All its runs have; until then no point is the best."""
-        return all(state.has_ended for point in self.points for state in point.states)
+        """Whether all its runs have ended; until then no point is the best."""
+        return all(state.has_ended for tuned in self.points for state in tuned.states)
+
+    @property
+    def best(self) -> GridPoint | None:
+        """The point to measure; None until all runs have ended, or if every point failed."""
+        best = self.points[0]
+        return best.point if self.has_ended and best.loss < math.inf else None
 
     @property
     def edges(self) -> list[str]:
-        """Settings whose best value is the largest or smallest of the points that differ in nothing else."""
-        shown, edges = self.best.shown if self.best is not None else {}, []
-        for key, value in shown.items():
-            line = [
-                each.shown[key]
-                for each in self.arm.points
-                if each.shown == shown | {key: each.shown.get(key)}
-            ]
-            ends = sorted(set(filter(is_number, line)))
-            if len(ends) > 1 and value in (ends[0], ends[-1]):
-                edges.append(
-                    f"{key} {value:g} is the {'smallest' if value == ends[0] else 'largest'} of {len(ends)}"
-                )
+        """Sentences on settings whose best value is the largest or smallest that was tried.
+
+        Only points that differ in nothing else count.
+        """
+        if self.best is None:
+            return []
+        edges = []
+        for key, value in self.best.shown.items():
+            numbers = set()
+            for point in self.arm.points:
+                other_value = point.shown.get(key)
+                differs_only_here = point.shown == self.best.shown | {key: other_value}
+                if differs_only_here and is_number(other_value):
+                    numbers.add(other_value)
+            if len(numbers) < 2:
+                continue
+            if value == min(numbers):
+                edges.append(f"{key} {value:g} is the smallest of {len(numbers)}")
+            elif value == max(numbers):
+                edges.append(f"{key} {value:g} is the largest of {len(numbers)}")
         return edges
 
-    @property
-    def best(self) -> Setting | None:
-        """The setting to measure; None until all runs have ended, or if each point failed."""
-        return self.points[0].setting if self.has_ended and self.points[0].loss < math.inf else None
 
-
-def tune(study: Study, output: Path) -> list[Tuning]:
-    """The tuning of each arm under `output`, as far as it is; a point that failed comes last."""
+def read_tunings(study: Study, output: Path) -> list[Tuning]:
+    """Read the tuning of each arm under `output` so far; a point that failed comes last."""
+    if not study.tuning_seeds:
+        return []
     tunings = []
-    for arm in (arm for arm in study.arms if arm.is_tuned and study.tuning_seeds):
-        points = []
-        for setting in arm.points:
-            folders = [output / Trial(arm, setting, seed).name for seed in study.tuning_seeds]
-            states = tuple(map(state_of, folders))
-            finished = [
-                each
-                for each, state in zip(folders, states, strict=True)
-                if state.status == "finished"
-            ]
-            ends = [run.final_loss for run in map(load_run, finished) if len(run.curve)]
-            points.append(
-                GridPoint(
-                    setting,
-                    sum(ends) / len(ends) if len(ends) == len(folders) else math.inf,
-                    states,
-                )
-            )
-        tunings.append(Tuning(arm, sorted(points, key=lambda point: point.loss)))
+    for arm in study.arms:
+        if arm.is_tuned:
+            points = [_read_tuned_point(study, arm, point, output) for point in arm.points]
+            points.sort(key=lambda tuned: tuned.loss)
+            tunings.append(Tuning(arm, points))
     return tunings
 
 
-def select(study: Study, tunings: list[Tuning]) -> dict[str, Setting]:
-    """Arm's name → the setting to measure. Arms whose tuning has not ended, or failed everywhere, are left out."""
-    untuned = {arm.name: arm.points[0] for arm in study.arms if not arm.is_tuned}
-    return untuned | {tuning.arm.name: tuning.best for tuning in tunings if tuning.best is not None}
+def _read_tuned_point(study: Study, arm: Arm, point: GridPoint, output: Path) -> TunedPoint:
+    states = []
+    losses = []
+    for seed in study.tuning_seeds:
+        folder = output / PlannedRun(arm, point, seed).name
+        state = read_state(folder)
+        states.append(state)
+        if state.status == "finished":
+            run = load_run(folder)
+            if len(run.curve):
+                losses.append(run.final_loss)
+    loss = sum(losses) / len(losses) if len(losses) == len(states) else math.inf
+    return TunedPoint(point, loss, tuple(states))
+
+
+def select_points(study: Study, tunings: list[Tuning]) -> dict[str, GridPoint]:
+    """Select the point to measure of each arm, by arm name.
+
+    Arms whose tuning has not ended, or failed everywhere, are left out.
+    """
+    selected = {arm.name: arm.points[0] for arm in study.arms if not arm.is_tuned}
+    for tuning in tunings:
+        if tuning.best is not None:
+            selected[tuning.arm.name] = tuning.best
+    return selected
+
+
+def plan_runs(study: Study, selected: dict[str, GridPoint]) -> list[PlannedRun]:
+    """The runs of both phases; those that measure as far as their points are selected."""
+    return [*study.tuning_runs(), *study.measuring_runs(selected)]
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-MEASURED = ("parameters", "tokens", "tokens_per_parameter", "flops")
-"""What every `Point` has beside its settings."""
+RUN_VALUES = ("parameters", "tokens", "tokens_per_parameter", "flops")
+"""Values of every `MeasuredArm`, besides its settings."""
 
 
-class Point(NamedTuple):
-    """A measured configuration as a point in a plot.
-
-    `values` are those of its settings by short names, with those `MEASURED` of its runs; `flops` are
-    6·parameters·tokens. `losses` are final, in nats per token; `failed` counts the seeds that have ended
-    without one.
-    """
+class MeasuredArm(NamedTuple):
+    """A measured arm as a point in a plot."""
 
     arm: Arm
     values: dict[str, Any]
+    """Settings by short name, and `RUN_VALUES`; `flops` are 6·parameters·tokens."""
     losses: tuple[float, ...]
+    """Final losses, in nats per token."""
     failed: int
+    """Seeds that have ended without a loss."""
 
     @property
     def summary(self) -> Summary:
         """The losses, None for each failed seed."""
-        return Summary([*self.losses, *(None for _ in range(self.failed))])
+        return Summary([*self.losses, *[None] * self.failed])
 
     def number(self, name: str) -> float:
-        """A value as a number; UserError if the study's configurations have no such number."""
-        if not is_number(self.values.get(name)):
-            raise UserError(f"a section asks for '{name}', which is no number of arm '{self.arm.name}': give one of "
-                            + ", ".join(key for key, value in self.values.items() if is_number(value)))  # fmt: skip
+        """A value as a number; UserError if there is no such number."""
+        value = self.values.get(name)
+        if not is_number(value):
+            numbers = [key for key, other_value in self.values.items() if is_number(other_value)]
+            raise UserError(
+                f"a section asks for '{name}', which is no number of arm '{self.arm.name}': "
+                f"give one of {', '.join(numbers)}"
+            )
         return float(self.values[name])
+
+
+class RunResult(NamedTuple):
+    """A planned run with its state, and the content of its folder."""
+
+    planned: PlannedRun
+    state: State
+    run: Run | None
+    """None if it has not started."""
 
 
 @dataclass(frozen=True, eq=False)
 class StudyResults:
-    """The content of a study's run folders; `command` is what the user typed, `selected` the setting of each arm's name
-    that is measured, `runs` the planned ones with their states and what their folders hold.
-    """
+    """The content of a study's run folders."""
 
     study: Study
     output: Path
     command: str
+    """The command line that the user typed."""
     tunings: list[Tuning]
-    selected: dict[str, Setting]
-    runs: list[tuple[Trial, State, Run | None]]
+    selected: dict[str, GridPoint]
+    """The point to measure, by arm name."""
+    runs: list[RunResult]
 
-    def measured(self, arm: Arm) -> tuple[Run, ...]:
-        """The arm's runs on the seeds that measure, whatever their state."""
-        names = {
-            trial.name for trial in self.study.measured_runs(self.selected) if trial.arm is arm
-        }
-        return tuple(run for trial, _, run in self.runs if run is not None and trial.name in names)
+    def runs_of(self, arm: Arm) -> tuple[Run, ...]:
+        """The arm's runs on the seeds that measure, in any state."""
+        measuring_runs = self.study.measuring_runs(self.selected)
+        names = {planned.name for planned in measuring_runs if planned.arm is arm}
+        runs = []
+        for planned, _, run in self.runs:
+            if run is not None and planned.name in names:
+                runs.append(run)
+        return tuple(runs)
 
-    def waits_for(self, arm: Arm) -> str:
-        """What of an arm has not ended: `its tuning`, or the seeds that measure, such as `seed=2, seed=3`."""
-        if any(tuning.arm is arm and not tuning.has_ended for tuning in self.tunings):
-            return "its tuning"
-        return ", ".join(
-            trial.seed.name
-            for trial, state, _ in self.runs
-            if trial.arm is arm and not state.has_ended
-        )
+    def unfinished_steps(self, arm: Arm) -> str:
+        """`its tuning`, or the unfinished seeds that measure, such as `seed=2, seed=3`; or empty."""
+        for tuning in self.tunings:
+            if tuning.arm is arm and not tuning.has_ended:
+                return "its tuning"
+        unfinished = []
+        for planned, state, _ in self.runs:
+            if planned.arm is arm and not state.has_ended:
+                unfinished.append(planned.seed.name)
+        return ", ".join(unfinished)
 
     def group(self, arm: Arm) -> Group | None:
-        """The measured runs as one group; None if none can be compared yet."""
-        runs = tuple(run for run in self.measured(arm) if run.config)
-        known = next(
-            (run for run in runs if run.comparable), None
-        )  # one that failed early has not recorded its data
-        return Group(arm.title, runs, learned_settings(known)) if known else None
+        """The measured runs as a group; None if none can be compared yet."""
+        runs = tuple(run for run in self.runs_of(arm) if run.config)
+        for run in runs:
+            # A run that failed early has not recorded its data, and cannot be compared.
+            if run.comparable:
+                return Group(arm.title, runs, learned_settings(run))
+        return None
 
     @cached_property
     def comparisons(self) -> list[tuple[PlannedComparison, Comparison | None]]:
-        """Those of the study as `anlit compare` would make them, with arms as groups; None without a baseline's run."""
+        """The study's comparisons, made as by `anlit compare` with arms as groups.
+
+        None if no run of the baseline can be compared.
+        """
         comparisons = []
         for number, planned in enumerate(self.study.comparisons, 1):
-            groups = {arm: group for arm in planned.arms if (group := self.group(arm)) is not None}
-            every, baseline = list(groups.values()), groups.get(planned.baseline)
-            given = (
-                [run for group in every for run in group.runs],
-                self.output,
-                self.command,
-                f"{number}-",
-            )
-            comparisons.append(
-                (planned, compare_groups(every, baseline, *given) if baseline else None)
-            )
+            comparison = self._compare(planned, f"{number}-")
+            comparisons.append((planned, comparison))
         return comparisons
 
-    def points(self) -> list[Point]:
-        """The measured arms."""
-        points = []
-        for arm in (arm for arm in self.study.arms if arm.name in self.selected):
-            runs = [run for run in self.measured(arm) if run.complete]
-            values: dict[str, Any] = {**arm.varied.shown, **self.selected[arm.name].shown}
-            if runs:
-                values["tokens"] = tokens = float(runs[0].curve.tokens[-1])
-                if parameters := runs[0].parameters:
-                    values |= {
-                        "parameters": parameters,
-                        "tokens_per_parameter": tokens / parameters,
-                    }
-                    values["flops"] = 6.0 * parameters * tokens
-            losses = tuple(run.final_loss for run in runs)
-            points.append(Point(arm, values, losses, sum(run.lost for run in self.measured(arm))))
-        return points
+    def _compare(self, planned: PlannedComparison, file_prefix: str) -> Comparison | None:
+        baseline = None
+        groups: list[Group] = []
+        runs: list[Run] = []
+        for arm in planned.arms:
+            group = self.group(arm)
+            if group is not None:
+                groups.append(group)
+                runs += group.runs
+                baseline = group if arm is planned.baseline else baseline
+        if baseline is None:
+            return None
+        return compare_groups(groups, baseline, runs, self.output, self.command, file_prefix)
+
+    def measured_arms(self) -> list[MeasuredArm]:
+        """The arms whose point is selected, with their losses so far."""
+        measured = []
+        for arm in self.study.arms:
+            if arm.name in self.selected:
+                runs = self.runs_of(arm)
+                complete_runs = [run for run in runs if run.complete]
+                settings = arm.varied.shown | self.selected[arm.name].shown
+                values = settings | (_run_values(complete_runs[0]) if complete_runs else {})
+                losses = tuple(run.final_loss for run in complete_runs)
+                failed = sum(run.lost for run in runs)
+                measured.append(MeasuredArm(arm, values, losses, failed))
+        return measured
 
 
-def results_of(study: Study, output: Path, command: str = "") -> StudyResults:
-    """Reads every run folder that the study has so far."""
-    tunings = tune(study, output)
-    selected = select(study, tunings)
+def _run_values(run: Run) -> dict[str, float]:
+    """The `RUN_VALUES` of a run; only tokens if its record has no number of parameters."""
+    tokens = float(run.curve.tokens[-1])
+    values = {"tokens": tokens}
+    if run.parameters:
+        values["parameters"] = run.parameters
+        values["tokens_per_parameter"] = tokens / run.parameters
+        values["flops"] = 6.0 * run.parameters * tokens
+    return values
+
+
+def read_results(study: Study, output: Path, command: str = "") -> StudyResults:
+    """Read every run folder that the study has so far."""
+    tunings = read_tunings(study, output)
+    selected = select_points(study, tunings)
+    planned_by_name = {planned.name: planned for planned in plan_runs(study, selected)}
     runs = []
-    for name, trial in {trial.name: trial for trial in planned(study, selected)}.items():
-        state = state_of(output / name)
+    for name, planned in planned_by_name.items():
+        state = read_state(output / name)
         run = load_run(output / name) if state.status != "pending" else None
-        if (
-            run is not None and state.status == "failed"
-        ):  # killed, it cannot say so; ended early, it has no config.yaml
-            said = {"status": "failed", "error": run.record.get("error") or state.reason}
-            run = replace(
-                run, config=run.config or configuration_of(trial), record=run.record | said
-            )
-        runs.append((trial, state, run))
+        if run is not None and state.status == "failed":
+            run = _as_failed(run, planned, state)
+        runs.append(RunResult(planned, state, run))
     return StudyResults(study, output, command, tunings, selected, runs)
 
 
-def planned(study: Study, selected: dict[str, Setting]) -> list[Trial]:
-    """The runs of both phases, the measured ones as far as their settings are selected."""
-    return [*study.tuning_runs(), *study.measured_runs(selected)]
+def _as_failed(run: Run, planned: PlannedRun, state: State) -> Run:
+    """The run with failure and configuration.
+
+    A killed run has not recorded that it failed. A run that ended early has no config.yaml.
+    """
+    failure = {"status": "failed", "error": run.record.get("error") or state.reason}
+    config = run.config or merge_configuration(planned)
+    return replace(run, config=config, record=run.record | failure)

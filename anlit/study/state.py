@@ -1,4 +1,4 @@
-"""The state of a planned run, from its folder and from the launcher's notes there."""
+"""The state of a planned run, from its folder and from the launcher's notes in it."""
 
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,45 +11,59 @@ from anlit.runs.folders import LAUNCHES, RECORD, RECORD_SCHEMA, load_run
 
 LOG = "fit.log"
 LAUNCHES_SCHEMA = [{"started": str, "how": str, "ended": str, "exit_code": int}]
-MOST_LOST = 3
-"""A run is given up after this many starts on a cluster without a recorded end."""
+MAX_LOST_STARTS = 3
+"""A run fails after this many starts on a cluster without a recorded end."""
 
 
 class State(NamedTuple):
-    """finished; failed, also if it diverged, for a `reason`; interrupted: to be continued; pending: not begun."""
+    """The state of a run.
+
+    `finished`; `failed`, also if the loss diverged; `interrupted`, to be continued; `pending`, not
+    started.
+    """
 
     status: Literal["finished", "failed", "interrupted", "pending"]
     reason: str = ""
+    """Why it failed."""
 
     @property
     def has_ended(self) -> bool:
         return self.status in ("finished", "failed")
 
 
-def state_of(folder: Path) -> State:
-    """The state of the run in `folder`."""
-    record, launches = read_json(folder / RECORD, RECORD_SCHEMA, missing={}), read_launches(folder)
-    status, code = record.get("status"), launches[-1].get("exit_code") if launches else None
-    log = (folder / LOG).read_text(errors="replace").strip() if (folder / LOG).is_file() else ""
-    last_line = log.rpartition("\n")[2].strip()
+def read_state(folder: Path) -> State:
+    """Read the state of the run in `folder`."""
+    record = read_json(folder / RECORD, RECORD_SCHEMA, missing={})
+    status = record.get("status")
     if status == "finished":
-        diverged = load_run(folder).diverged
-        return (
-            State("failed", "diverged: its last validation loss is not finite")
-            if diverged
-            else State("finished")
-        )
+        if load_run(folder).diverged:
+            return State("failed", "diverged: its last validation loss is not finite")
+        return State("finished")
     if status == "failed":
-        return State("failed", str(record.get("error") or "").partition("\n")[0] or last_line)
-    if code == PREEMPTED or status == "interrupted":
+        error = str(record.get("error") or "")
+        return State("failed", error.partition("\n")[0] or _last_log_line(folder))
+    launches = read_launches(folder)
+    exit_code = launches[-1].get("exit_code") if launches else None
+    if exit_code == PREEMPTED or status == "interrupted":
         return State("interrupted")
-    if code is not None:
-        return State(
-            "failed", f"killed by signal {-code}" if code < 0 else last_line or f"exit code {code}"
-        )
-    if sum(str(launch.get("how")).startswith("slurm") for launch in launches) >= MOST_LOST:
-        return State("failed", f"ended {MOST_LOST} times without saying why, see {LOG}")
+    if exit_code is not None and exit_code < 0:
+        return State("failed", f"killed by signal {-exit_code}")
+    if exit_code is not None:
+        return State("failed", _last_log_line(folder) or f"exit code {exit_code}")
+    starts_on_cluster = [launch for launch in launches if _is_on_cluster(launch)]
+    if len(starts_on_cluster) >= MAX_LOST_STARTS:
+        return State("failed", f"ended {MAX_LOST_STARTS} times without saying why, see {LOG}")
     return State("interrupted") if launches or record else State("pending")
+
+
+def _is_on_cluster(launch: dict[str, Any]) -> bool:
+    return str(launch.get("how")).startswith("slurm")
+
+
+def _last_log_line(folder: Path) -> str:
+    path = folder / LOG
+    log = path.read_text(errors="replace").strip() if path.is_file() else ""
+    return log.rpartition("\n")[2].strip()
 
 
 def note_start(folder: Path, how: str) -> None:
@@ -58,20 +72,25 @@ def note_start(folder: Path, how: str) -> None:
     write_json(folder / LAUNCHES, [*read_launches(folder), {"started": now(), "how": how}])
 
 
-def note_end(folder: Path, code: int) -> None:
+def note_end(folder: Path, exit_code: int) -> None:
     """Note that a run has ended with an exit code, which is negative for a signal."""
-    *before, last = read_launches(folder)
-    write_json(folder / LAUNCHES, [*before, last | {"ended": now(), "exit_code": code}])
+    *earlier, last = read_launches(folder)
+    ended = last | {"ended": now(), "exit_code": exit_code}
+    write_json(folder / LAUNCHES, [*earlier, ended])
 
 
 def forget_failure(folder: Path) -> None:
-    """Let a failed run be tried again, from its last checkpoint where it has one."""
+    """Let a failed run be tried again, from its last checkpoint if it has one."""
     (folder / LAUNCHES).unlink(missing_ok=True)
-    if (record := read_json(folder / RECORD, RECORD_SCHEMA, missing={})).get("status") == "failed":
+    record = read_json(folder / RECORD, RECORD_SCHEMA, missing={})
+    if record.get("status") == "failed":
         write_json(folder / RECORD, record | {"status": "interrupted"})
 
 
 def read_launches(folder: Path) -> list[dict[str, Any]]:
-    """One entry per start: {started, how, ended, exit_code}; the last two are missing if the end was not seen."""
+    """The starts of a run: {started, how, ended, exit_code}.
+
+    The last two are missing if the end was not seen.
+    """
     advice = "remove it, and the run goes on from its last checkpoint"
     return list(read_json(folder / LAUNCHES, LAUNCHES_SCHEMA, advice, missing=[]))

@@ -11,7 +11,7 @@ import yaml
 from anlit.cli import COMMANDS, LIGHTNING, main
 from anlit.commands import size
 from anlit.commands.parser import ConfigurationParser, read_command, with_configuration_files
-from anlit.study.plan import read_study
+from anlit.study.read_study import read_study
 from tests.docs.pages import PAGES, ROOT, commands, files, name, shell_lines
 
 COMMANDS_OF_PAGES = []

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from anlit.study.plan import Trial, read_study
+from anlit.study.plan import PlannedRun
+from anlit.study.read_study import read_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "study"
 RECORD = Path(__file__).with_name("run_hashes.json")
@@ -25,7 +26,7 @@ def hashes_of(path: str, budget: str | None) -> dict[str, str]:
     runs: dict[str, list[str]] = {}
     for arm in study.arms:
         seeds = [*study.seeds, *(study.tuning_seeds if arm.is_tuned else ())]
-        names = [Trial(arm, point, seed).name for point in arm.points for seed in seeds]
+        names = [PlannedRun(arm, point, seed).name for point in arm.points for seed in seeds]
         runs.setdefault(arm.base, []).extend(name.rpartition("-")[2] for name in names)
     return {
         arm: hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8]

@@ -13,7 +13,7 @@ import pytest
 
 from anlit.cli import main
 from anlit.errors import PREEMPTED
-from anlit.study.state import note_end, note_start, state_of
+from anlit.study.state import note_end, note_start, read_state
 from anlit.training.run_folder import lock_run_folder
 from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, steps_logged
 from tests.integration.ranks import ends_of_ranks, start_ranks
@@ -205,7 +205,7 @@ def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(
         note_start(tmp_path, "local")
         note_end(tmp_path, code)
         ends.append(
-            (code, status, state_of(tmp_path).status, last_checkpoint(tmp_path)["global_step"])
+            (code, status, read_state(tmp_path).status, last_checkpoint(tmp_path)["global_step"])
         )
     interrupted = (PREEMPTED, "interrupted", "interrupted")
     assert ends == [(*interrupted, 6), (*interrupted, 12), (0, "finished", "finished", 16)]

@@ -9,7 +9,7 @@ import pytest
 
 from anlit.errors import UserError
 from anlit.io.read import check, parse_yaml, read_json, read_rows, read_yaml
-from anlit.study.plan import read_study
+from anlit.study.read_study import read_study
 from tests.checkpoints.foreign import trained
 
 NINE_TIMES = {
@@ -93,7 +93,7 @@ def test_a_study_names_damaged_launches(content: str, run: Path, refusal, monkey
     monkeypatch.chdir(run.parent)
     Path("study.yaml").write_text(STUDY)
     study = read_study("study.yaml", None)
-    folder = Path("out") / study.measured_runs({"gpt": study.arms[0].points[0]})[0].name
+    folder = Path("out") / study.measuring_runs({"gpt": study.arms[0].points[0]})[0].name
     folder.mkdir(parents=True)
     (folder / "launches.json").write_text(content)
     assert "launches.json cannot be read (" in refusal(

@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from anlit.commands import study as command
-from anlit.study import launch, report
-from anlit.study.plan import Study, read_study
+from anlit.study import launch
+from anlit.study.plan import Study
+from anlit.study.read_study import read_study
+from anlit.study.sections import convergence
 from tests.compare.conftest import drawn, make_run  # noqa: F401
 from tests.data import processes
 
@@ -73,14 +75,14 @@ class Process:
 
     def _run(self, arguments: list[str], step: float) -> None:
         launch.POLL_SECONDS = 0.01
-        report.plot_convergence = lambda comparison: (
+        convergence.plot_convergence = lambda comparison: (
             None
         )  # it takes most of the time; test_report.py has the pictures
         command._time_steps = lambda study, output: (
             None
         )  # with torch, and the stand-in's runs have no model
         command.check_study = lambda study: None  # the stand-in has settings of its own
-        launch.command = lambda run, folder: [
+        launch.fit_command = lambda run, folder: [
             sys.executable,
             "-S",
             str(STAND_IN),

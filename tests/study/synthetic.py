@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from anlit.study.estimate import configuration_of, cost_of
-from anlit.study.plan import Study, Trial
-from anlit.study.results import select, tune
+from anlit.study.estimate import estimate_cost, merge_configuration
+from anlit.study.plan import PlannedRun, Study
+from anlit.study.results import read_tunings, select_points
 from tests.compare.conftest import write_run
 
 SHARE = np.arange(1, 11) / 10
-Final = Callable[[Trial, dict[str, Any], float, float], float]
+Final = Callable[[PlannedRun, dict[str, Any], float, float], float]
 """(run, its settings by short name, parameters N, tokens D) → final loss in nats per token.
 
 NaN for a failed run, infinite for one that diverged late.
@@ -28,12 +28,12 @@ def train(study: Study, output: Path, final: Final) -> None:
     """Write all runs of both phases."""
     for run in study.tuning_runs():
         _write(output / run.name, run, final)
-    for run in study.measured_runs(select(study, tune(study, output))):
+    for run in study.measuring_runs(select_points(study, read_tunings(study, output))):
         _write(output / run.name, run, final)
 
 
-def _write(folder: Path, run: Trial, final: Final) -> None:
-    cost = cost_of(run)
+def _write(folder: Path, run: PlannedRun, final: Final) -> None:
+    cost = estimate_cost(run)
     values = {**run.arm.varied.shown, **run.point.shown, "seed": run.seed.shown.get("seed", 0)}
     loss = final(run, values, cost.parameters, cost.tokens)
     record = {"parameters": int(cost.parameters), "command": f"anlit fit --run_dir={folder.name}"}
@@ -43,7 +43,7 @@ def _write(folder: Path, run: Trial, final: Final) -> None:
     points = [] if np.isnan(loss) else [*zip(SHARE * cost.tokens, curve, strict=True)]
     write_run(
         folder,
-        configuration_of(run),
+        merge_configuration(run),
         record,
         [(float(x), float(y)) for x, y in points],
         lambda x: x / 1000,

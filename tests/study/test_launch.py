@@ -19,12 +19,14 @@ from anlit.compare.comparison import record_runs
 from anlit.errors import UserError
 from anlit.io.write import write_json
 from anlit.runs.folders import Curve, Run
-from anlit.study import launch
-from anlit.study.launch import submit, try_lock
-from anlit.study.plan import Study, read_study
+from anlit.study import slurm
+from anlit.study.launch import try_lock
+from anlit.study.plan import Study
+from anlit.study.read_study import read_study
 from anlit.study.record import read_record, restore
-from anlit.study.results import select, tune
-from anlit.study.state import note_end, note_start, state_of
+from anlit.study.results import read_tunings, select_points
+from anlit.study.slurm import submit
+from anlit.study.state import note_end, note_start, read_state
 from tests.study.conftest import STUDY, Launch, Process, write_study
 
 RATE = "model.init_args.lr"
@@ -56,7 +58,10 @@ def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
     """SIGKILL hits the study alone, the group, or its children; it is started again each time."""
     assert "tuning: 6 runs" in finish(start("--jobs", "2"))
     undisturbed = (folder / "out" / "report.md").read_text()
-    best = {name: point.shown for name, point in select(study, tune(study, folder / "out")).items()}
+    best = {
+        name: point.shown
+        for name, point in select_points(study, read_tunings(study, folder / "out")).items()
+    }
     assert best == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
     assert "started" not in finish(start()), "nothing is trained again"
     assert set(map(len, starts(folder / "out").values())) == {1}
@@ -106,7 +111,7 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
     trained = {line.split(":")[0] for line in out.splitlines() if "started" in line}
     assert trained == {run.name for run in study.tuning_runs() if "lr=0.8" in run.name}
     assert out.count("taken from first") == 5 + 6
-    for run in study.measured_runs(select(study, tune(study, folder / "out"))):
+    for run in study.measuring_runs(select_points(study, read_tunings(study, folder / "out"))):
         assert (folder / "out" / run.name / "run.json").samefile(
             folder / "first" / run.name / "run.json"
         )
@@ -182,10 +187,10 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
     }
     study = read_study(write_study(folder, arms=STUDY["arms"] | {"bad": bad}), None)
     assert finish(start(), code=1).count("FAILED error: it was to fail") == 3
-    assert set(select(study, tune(study, folder / "out"))) == {"gpt", "angpt"}
+    assert set(select_points(study, read_tunings(study, folder / "out"))) == {"gpt", "angpt"}
     states = [
         state
-        for tuning in tune(study, folder / "out")
+        for tuning in read_tunings(study, folder / "out")
         for point in tuning.points
         for state in point.states
     ]
@@ -223,20 +228,20 @@ def test_a_run_that_another_process_trains_is_waited_for(
 def test_what_a_folder_says_of_its_run(
     tmp_path: Path, code: int | None, record: str | None, status: str
 ) -> None:
-    assert state_of(tmp_path).status == "pending"
+    assert read_state(tmp_path).status == "pending"
     if code is not None:
         note_start(tmp_path, "local")
-        assert state_of(tmp_path).status == "interrupted"
+        assert read_state(tmp_path).status == "interrupted"
         note_end(tmp_path, code)
     if record is not None:
         (tmp_path / "run.json").write_text(f'{{"status": "{record}", "error": "NaN"}}')
-    assert state_of(tmp_path).status == status
+    assert read_state(tmp_path).status == status
 
 
 def test_a_run_that_ended_three_times_is_left(tmp_path: Path) -> None:
     for _ in range(3):
         note_start(tmp_path, "slurm 1")
-    assert state_of(tmp_path).reason.startswith("ended 3 times")
+    assert read_state(tmp_path).reason.startswith("ended 3 times")
 
 
 def script(path: Path, text: str) -> None:
@@ -253,7 +258,7 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(
     study: Study, folder: Path, monkeypatch
 ) -> None:
     calls, output, runs = folder / "calls", folder / "out", study.tuning_runs()
-    monkeypatch.setattr(launch, "TRAIN", Path(__file__).parents[2] / "docker/slurm/train.sbatch")
+    monkeypatch.setattr(slurm, "TRAIN_SCRIPT", Path(__file__).parents[2] / "docker/slurm/train.sbatch")
     path = os.environ["PATH"]
     monkeypatch.setenv("PATH", str(folder))
     with pytest.raises(UserError, match="sbatch is not here"):
@@ -266,7 +271,7 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(
     script(folder / "sbatch", f'printf "%s\\n" "$*" >> {calls}\necho "77;cluster"')
     finished(output / runs[0].name)
     assert (
-        submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], at_once=4)
+        submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], max_tasks=4)
         == "77"
     )
     first, then = calls.read_text().splitlines()
@@ -274,14 +279,14 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(
     assert first.index("--time=24:00:00") < first.index("--time=1:00")
     assert "--dependency=afterany:77" in then
     assert "-m anlit study --config s.yaml --slurm" in then
-    assert state_of(output / runs[1].name).status == "interrupted"
+    assert read_state(output / runs[1].name).status == "interrupted"
     script(folder / "squeue", 'echo "77_1 anlit R"')
     with pytest.raises(UserError, match="job array 77 still has runs"):
         submit(runs, output, [], [], 0)
 
     (folder / "train.sbatch").write_text('printf "%s\\n" "$@" > options')
     array = (
-        (output / "slurm" / "array-0.sbatch").read_text().replace(str(launch.TRAIN), "train.sbatch")
+        (output / "slurm" / "array-0.sbatch").read_text().replace(str(slurm.TRAIN_SCRIPT), "train.sbatch")
     )
     subprocess.run(["bash", "-c", array], env=os.environ | {"SLURM_ARRAY_TASK_ID": "1"}, check=True)
     assert (folder / "options").read_text().splitlines() == runs[2].options(output / runs[2].name)

@@ -5,18 +5,24 @@ from pathlib import Path
 import pytest
 
 from anlit.errors import UserError
-from anlit.study.estimate import cost_of, overview
-from anlit.study.plan import Study, grid, read_study
+from anlit.study.estimate import describe_plan, estimate_cost
+from anlit.study.grid import expand_grid
+from anlit.study.plan import Study
+from anlit.study.read_study import read_study
 from tests.study.conftest import STUDY, write_study
 
 
 def test_a_grid_is_its_product_a_list_their_union_and_a_choice_changes_several_settings() -> None:
-    points = grid([{"m.lr": [0.1, 0.2], "m.depth": [1, 2]}, {"m.lr": 0.1, "m.depth": 2}], "here")
+    points = expand_grid(
+        [{"m.lr": [0.1, 0.2], "m.depth": [1, 2]}, {"m.lr": 0.1, "m.depth": 2}], "here"
+    )
     names = ["depth=1_lr=0.1", "depth=1_lr=0.2", "depth=2_lr=0.1", "depth=2_lr=0.2"]
     assert sorted(point.name for point in points) == names
-    alike = grid([{"m.first.lr": [1], "m.second.lr": [2]}, {"m.second.lr": 2}], "here")
+    alike = expand_grid([{"m.first.lr": [1], "m.second.lr": [2]}, {"m.second.lr": 2}], "here")
     assert [point.shown for point in alike] == [{"first.lr": 1, "second.lr": 2}, {"second.lr": 2}]
-    choices = grid({"size": {"small": {"m.d": 1, "m.h": 1}, "large": {"m.d": 2, "m.h": 2}}}, "here")
+    choices = expand_grid(
+        {"size": {"small": {"m.d": 1, "m.h": 1}, "large": {"m.d": 2, "m.h": 2}}}, "here"
+    )
     named = {point.name: point.settings for point in choices}
     assert named == {"size=small": {"m.d": 1, "m.h": 1}, "size=large": {"m.d": 2, "m.h": 2}}
 
@@ -24,7 +30,7 @@ def test_a_grid_is_its_product_a_list_their_union_and_a_choice_changes_several_s
 def test_tuning_and_measuring_are_all_arms_at_all_points_and_seeds(study: Study) -> None:
     assert len({run.name for run in study.tuning_runs()}) == 2 * 3 == len(study.tuning_runs())
     best = {"gpt": study.arms[0].points[1], "angpt": study.arms[1].points[0]}
-    measured = study.measured_runs(best)
+    measured = study.measuring_runs(best)
     names = [
         f"{arm}_lr={lr}_seed={seed}"
         for seed in (1, 2, 3)
@@ -52,7 +58,7 @@ def test_a_budget_is_merged_over_the_study(folder: Path) -> None:
     path = write_study(folder, budgets={"cpu": cpu, "1gpu": None})
     small = read_study(path, "cpu")
     assert ([arm.name for arm in small.arms], small.tuning_runs()) == (["gpt"], [])
-    assert len(small.measured_runs({"gpt": small.arms[0].points[0]})) == 1
+    assert len(small.measuring_runs({"gpt": small.arms[0].points[0]})) == 1
     assert len(read_study(path, "1gpu").tuning_runs()) == 6
     for budget in (None, "8gpu"):
         with pytest.raises(
@@ -120,12 +126,12 @@ def test_the_estimate_counts_tokens_and_hours(folder: Path) -> None:
     study = read_study(
         write_study(folder, pace={"flops_per_second": 1e10, "measured": "here"}), None
     )
-    cost = cost_of(study.tuning_runs()[0])
+    cost = estimate_cost(study.tuning_runs()[0])
     linear = 4 * (4 * 128**2 + 12 * 128**2) + 1024 * 128
     assert cost.tokens == 400 * 8 * 256
     assert cost.parameters == linear + 1024 * 128
     assert cost.flops == cost.tokens * (6 * linear + 6 * 4 * 128 * 257)
-    text = overview(study, 2, {}, {})
+    text = describe_plan(study, 2, {}, {})
     hours = (6 + 6) * (cost.flops / 1e10 + 10) / 3600 / 2
     assert f"estimate: {hours:.2f} h with --jobs 2" in text
     assert "tuning: 6 runs, 4,915,200 tokens" in text

@@ -20,10 +20,12 @@ from anlit.compare.statistics import Summary
 from anlit.errors import UserError
 from anlit.io.write import write_json
 from anlit.reporting.text import minus
-from anlit.study.plan import Study, read_study
-from anlit.study.report import require_sections, show, write
-from anlit.study.results import StudyResults, results_of
+from anlit.study.plan import Study
+from anlit.study.read_study import read_study
+from anlit.study.report import print_summary, write_report
+from anlit.study.results import StudyResults, read_results
 from anlit.study.sections import loss_gap, trend
+from anlit.study.sections.registry import check_sections
 from anlit.study.state import note_end, note_start
 from tests.study.conftest import write_configs, write_study
 from tests.study.synthetic import SHARE, Final, curve_to, train
@@ -58,7 +60,7 @@ def trained(folder: Path, loss: Final = final, **changes: object) -> Study:
 
 
 def results(study: Study) -> StudyResults:
-    return results_of(study, Path("out"), COMMAND)
+    return read_results(study, Path("out"), COMMAND)
 
 
 class Page:
@@ -80,7 +82,7 @@ class Page:
 
 
 def report(study: Study) -> Page:
-    return Page(write(results(study)).with_suffix(".md"))
+    return Page(write_report(results(study)).with_suffix(".md"))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +152,7 @@ def test_a_seed_that_is_lost_counts_and_is_named(folder: Path, ending: str) -> N
         "the gap"
     )
     console = Console(width=80, record=True)
-    show(results(study), console)
+    print_summary(results(study), console)
     assert "2 of 3" in console.export_text()
     assert main(["--recompute", "out"]) == 0
     assert Page(page.path).row("anGPT", 11) == row
@@ -252,7 +254,9 @@ def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_pat
 def test_a_report_of_nothing_obeys_no_markup_in_its_title_and_is_not_written_over(
     folder: Path,
 ) -> None:
-    page = write(results(read_study(write_study(folder, title="<script>alert(1)</script>"), None)))
+    page = write_report(
+        results(read_study(write_study(folder, title="<script>alert(1)</script>"), None))
+    )
     assert re.search(
         "6 runs: 6 pending.*GPT.+has no finished run yet",
         page.with_suffix(".md").read_text(),
@@ -274,7 +278,7 @@ def test_a_report_of_nothing_obeys_no_markup_in_its_title_and_is_not_written_ove
 def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Path) -> None:
     study = trained(folder, lambda run, values, *_: 3.0 + values["lr"], sections=["convergence"])
     console = Console(width=80, record=True)
-    show(results(study), console)
+    print_summary(results(study), console)
     printed = console.export_text()
     gpt, angpt = (
         line.split() for line in printed.splitlines() if line.startswith(("GPT+ ", "anGPT "))
@@ -286,7 +290,7 @@ def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Pa
     assert max(map(len, printed.splitlines())) <= 80
     edge = "lr 0.1 is the smallest of 3"
     assert f"note: gpt: {edge}" in printed
-    assert edge in write(results(study)).with_suffix(".md").read_text(), (
+    assert edge in write_report(results(study)).with_suffix(".md").read_text(), (
         "a report without the section tuning"
     )
 
@@ -296,7 +300,7 @@ def test_the_printed_table_has_no_speed_up_of_an_arm_that_has_not_ended(folder: 
     for file in folder.glob("out/angpt*/run.json"):
         write_json(file, json.loads(file.read_text()) | {"status": "interrupted"})
     console = Console(width=80, record=True)
-    show(results(study), console)
+    print_summary(results(study), console)
     (angpt,) = (
         line.split() for line in console.export_text().splitlines() if line.startswith("anGPT ")
     )
@@ -351,7 +355,7 @@ def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(
 ) -> None:
     monkeypatch.setattr(trend, "save", lambda figure, path: drawn.append(figure))
     points = {label: [(x, Summary(y)) for x, y in line] for label, line in series.items()}
-    trend.draw(points, "parameters", "lr" if ticks else "loss", tmp_path / "a.png", {})
+    trend.draw_trend(points, "parameters", "lr" if ticks else "loss", tmp_path / "a.png", {})
     (figure,) = drawn
     figure.draw_without_rendering()
     labels = [
@@ -440,15 +444,13 @@ def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -
         name: arm | {"vary": SIZES if name == "gpt" else {"tau": [1]}} for name, arm in TWO.items()
     }
     one, both = ({"trend": {"over": "d"} | arms} for arms in ({"arms": ["gpt"]}, {}))
-    require_sections(
-        read_study(write_study(folder, arms=arms, baseline=None, sections=[one]), None)
-    )
+    check_sections(read_study(write_study(folder, arms=arms, baseline=None, sections=[one]), None))
     study = read_study(write_study(folder, arms=arms, baseline=None, sections=[both]), None)
     with pytest.raises(
         UserError,
         match=r"over 'd', which is no number of arm 'angpt_tau=1': .* parameters, .*, tau",
     ):
-        require_sections(study)
+        check_sections(study)
 
 
 @pytest.mark.parametrize(("section", "words"), [
@@ -467,4 +469,4 @@ def test_mistakes_in_sections_are_told(folder: Path, section: Any, words: str) -
     after = {"lengths": "anlit lengths {runs} --output {output}"}
     study = trained(folder, arms=TWO, sections=[section], seeds=[1], after=after)
     with pytest.raises(UserError, match=words):
-        write(results(study))
+        write_report(results(study))

@@ -7,7 +7,7 @@ from anlit.study.sections import scaling
 from anlit.study.sections.scaling import (
     best_split,
     exponents,
-    fit,
+    fit_with_bootstrap,
     interval,
     loss_of_compute,
     predicted_loss,
@@ -24,7 +24,7 @@ def runs(noise: float = 0.0) -> np.ndarray:
 
 
 def test_the_intervals_hold_the_true_exponents() -> None:
-    laws = fit(runs(0.003), resamples=60)
+    laws = fit_with_bootstrap(runs(0.003), resamples=60)
     for name, values in exponents(laws).items():
         low, high = interval(values)
         assert low < exponents(TRUE)[name] < high, name

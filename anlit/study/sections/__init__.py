@@ -1,1 +1,1 @@
-"""The sections that a study may ask for in its report, one file each."""
+"""The sections of a study's report, one file each; `registry.py` lists them with their options."""

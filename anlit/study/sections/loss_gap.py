@@ -1,14 +1,11 @@
-"""The sections `loss_gap` and `onset`: arms minus a baseline, seed by seed.
-
-`loss_gap` has the losses at each point of a common `vary`. `onset` is about a skill such as copying, which a level of
-the loss needs: the tokens until each run is there, and the loss a fixed number of tokens later.
-"""
+"""The section `loss_gap`: losses of arms minus a baseline's, seed by seed, over a common `vary`."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from anlit.compare import statistics
@@ -19,178 +16,192 @@ from anlit.compare.statistics import (
     mean_difference,
     mean_sd,
     speed_up,
-    tokens_to_loss,
 )
 from anlit.errors import UserError
-from anlit.reporting.figure import BASELINE_LINE, COLUMN, INK, line_styles, save, style
-from anlit.reporting.table import NONE, markdown_table
-from anlit.reporting.text import literal, short_number
-from anlit.study.results import StudyResults
-from anlit.study.sections.trend import UNITS, apart, named
+from anlit.reporting.figure import BASELINE_LINE, COLUMN, INK, LineStyle, line_styles, save, style
+from anlit.reporting.table import markdown_table
+from anlit.reporting.text import short_number
+from anlit.study.results import MeasuredArm, StudyResults
+from anlit.study.sections.trend import UNITS, display_name, distinct_values
 
-COLUMNS = 3  # panels in a row
+MAX_COLUMNS = 3
+"""Panels in a row."""
 
 
 class Gap(NamedTuple):
-    """An arm against the baseline at one point of `vary`; final losses by seed, of the seeds that both have."""
+    """An arm against the baseline at a point of `vary`."""
 
     panel: str
     title: str
     x: float
     speedup: SpeedUp
-    ours: statistics.Losses
-    theirs: statistics.Losses
+    arm_losses: statistics.Losses
+    """Final losses by seed, of the seeds that both have."""
+    baseline_losses: statistics.Losses
 
     @property
     def differences(self) -> list[float]:
-        """One for each seed on which neither run is lost."""
-        return [each for each in differences(self.ours, self.theirs) if each is not None]
+        """The differences of the seeds on which neither run is lost."""
+        all_differences = differences(self.arm_losses, self.baseline_losses)
+        return [difference for difference in all_differences if difference is not None]
 
     @property
     def seeds(self) -> str:
-        """`3`, or `2 of 3` where a run is lost."""
-        known = len(self.differences)
-        return str(known) + f" of {len(self.ours)}" * (known < len(self.ours))
+        """`3`, or `2 of 3` if a run is lost."""
+        n_known = len(self.differences)
+        n_seeds = len(self.arm_losses)
+        return str(n_known) if n_known == n_seeds else f"{n_known} of {n_seeds}"
 
     @property
     def mean(self) -> float:
-        """The mean difference; NaN where a run is lost."""
-        return (
-            float(np.mean(self.differences)) if len(self.differences) == len(self.ours) else np.nan
-        )
+        """The mean difference; NaN if a run is lost."""
+        if len(self.differences) < len(self.arm_losses):
+            return np.nan
+        return float(np.mean(self.differences))
 
 
 def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
-    """Options: `baseline`, an arm; `each`, a name of `vary` with a panel for each of its values; `over` (default:
-    tokens_per_parameter). UserError if one is unknown.
+    """A figure and a table of the gaps.
+
+    Options: `baseline`, an arm; `each`, a name of `vary` with a panel for each value; `over`
+    (default: tokens_per_parameter). UserError if one is unknown.
     """
-    over, each = str(options.get("over", "tokens_per_parameter")), options["each"]
-    gaps = _gaps(results, options["baseline"], each, over)
+    panel_key = options["each"]
+    over = str(options.get("over", "tokens_per_parameter"))
+    gaps = _gaps(results, options["baseline"], panel_key, over)
     baseline = results.study.title_of(options["baseline"])
     title = f"## Loss minus {baseline}'s"
     if not gaps:
         return [title, "No pair of runs has finished yet."]
     path = results.output / f"loss_gap-{over}.png"
-    draw(gaps, baseline, each, over, path)
-    rows = [[gap.panel, short_number(gap.x), gap.title, gap.seeds,
-             mean_sd(Summary([*gap.theirs.values()]), 4), mean_difference(gap.ours, gap.theirs, "+.4f"),
-             gap.speedup.words] for gap in gaps]  # fmt: skip
-    columns = ("arm", "seeds", "baseline's loss", "minus the baseline's (95 %)", "speed-up, tokens")
+    draw_gaps(gaps, baseline, panel_key, over, path)
+    head = [
+        panel_key,
+        display_name(over),
+        "arm",
+        "seeds",
+        "baseline's loss",
+        "minus the baseline's (95 %)",
+        "speed-up, tokens",
+    ]
     return [
         title,
-        f"![loss minus the baseline's over {named(over)}]({path.name})",
+        f"![loss minus the baseline's over {display_name(over)}]({path.name})",
         "Final validation losses in nats per token, same seeds; below zero the arm is ahead. Intervals of two or three "
         "seeds are wide.",
-        markdown_table([each, named(over), *columns], rows, left=(0, 2)),
+        markdown_table(head, list(map(_row, gaps)), left=(0, 2)),
     ]
 
 
-def _gaps(results: StudyResults, baseline: str, each: str, over: str) -> list[Gap]:
-    """Every arm but the baseline at every point of `vary` at which both have a finished run on a common seed."""
-    points = {(point.arm.base, point.arm.varied.name): point for point in results.points()}
+def _row(gap: Gap) -> list[str]:
+    return [
+        gap.panel,
+        short_number(gap.x),
+        gap.title,
+        gap.seeds,
+        mean_sd(Summary([*gap.baseline_losses.values()]), 4),
+        mean_difference(gap.arm_losses, gap.baseline_losses, "+.4f"),
+        gap.speedup.words,
+    ]
+
+
+def _gaps(results: StudyResults, baseline: str, panel_key: str, over: str) -> list[Gap]:
+    """The gaps of all arms at all points of `vary`, in order of the panels and of x.
+
+    Both arms need a finished run on a common seed.
+    """
+    measured_arms = results.measured_arms()
+    baselines = {}
+    for measured in measured_arms:
+        if measured.arm.base == baseline:
+            baselines[measured.arm.varied.name] = measured
     gaps = []
-    for (base, place), point in points.items():
-        if each not in point.arm.varied.shown:
-            known = ", ".join(point.arm.varied.shown) or "none"
-            raise UserError(f"the section 'loss_gap' asks for each '{each}': choose one of {known}")
-        against = points.get((baseline, place))
-        if base == baseline or against is None or not (point.losses and against.losses):
-            continue
-        arm, other = results.group(point.arm), results.group(against.arm)
-        ours, theirs = (group.loss_by_seed() if group else {} for group in (arm, other))
-        if arm and other and (common := [seed for seed in ours if seed in theirs]):
-            speedup = speed_up(other.seeded_curves(), arm.seeded_curves())
-            panel, title = str(point.arm.varied.shown[each]), results.study.title_of(base)
-            paired = ({seed: own[seed] for seed in common} for own in (ours, theirs))
-            gaps.append(Gap(panel, title, against.number(over), speedup, *paired))
+    for measured in measured_arms:
+        shown = measured.arm.varied.shown
+        if panel_key not in shown:
+            choices = ", ".join(shown) or "none"
+            raise UserError(
+                f"the section 'loss_gap' asks for each '{panel_key}': choose one of {choices}"
+            )
+        measured_baseline = baselines.get(measured.arm.varied.name)
+        if measured.arm.base != baseline and measured_baseline is not None:
+            gap = _gap(results, measured, measured_baseline, panel_key, over)
+            if gap is not None:
+                gaps.append(gap)
     panels = list(dict.fromkeys(gap.panel for gap in gaps))
     return sorted(gaps, key=lambda gap: (panels.index(gap.panel), gap.x))
 
 
-def draw(gaps: list[Gap], baseline: str, each: str, over: str, path: Path) -> None:
-    """Writes a panel for each value of `each`: a dot for each seed, a line through their means."""
+def _gap(
+    results: StudyResults,
+    measured: MeasuredArm,
+    baseline: MeasuredArm,
+    panel_key: str,
+    over: str,
+) -> Gap | None:
+    """The gap at a point of `vary`; None without a finished run of both on a common seed."""
+    group = results.group(measured.arm)
+    baseline_group = results.group(baseline.arm)
+    if not (measured.losses and baseline.losses and group and baseline_group):
+        return None
+    losses = group.loss_by_seed()
+    baseline_losses = baseline_group.loss_by_seed()
+    common_seeds = [seed for seed in losses if seed in baseline_losses]
+    if not common_seeds:
+        return None
+    return Gap(
+        panel=str(measured.arm.varied.shown[panel_key]),
+        title=results.study.title_of(measured.arm.base),
+        x=baseline.number(over),
+        speedup=speed_up(baseline_group.seeded_curves(), group.seeded_curves()),
+        arm_losses={seed: losses[seed] for seed in common_seeds},
+        baseline_losses={seed: baseline_losses[seed] for seed in common_seeds},
+    )
+
+
+def draw_gaps(gaps: list[Gap], baseline: str, panel_key: str, over: str, path: Path) -> None:
+    """Draw a panel for each value of `panel_key`: dots for seeds, lines through their means."""
     panels = list(dict.fromkeys(gap.panel for gap in gaps))
     styles = line_styles(list(dict.fromkeys(gap.title for gap in gaps)))
-    n_rows = -(-len(panels) // COLUMNS)
+    n_columns = min(MAX_COLUMNS, len(panels))
+    n_rows = -(-len(panels) // MAX_COLUMNS)
     with style(8):
-        figure, grid = plt.subplots(n_rows, min(COLUMNS, len(panels)), figsize=(COLUMN, 0.9 + 1.6 * n_rows),
-                                    sharey=True, squeeze=False)  # fmt: skip
-        for ax in grid.flat[len(panels) :]:
-            ax.set_axis_off()
-        for ax, panel in zip(grid.flat, panels, strict=False):
-            ax.axhline(0, color=INK, linestyle=BASELINE_LINE, linewidth=0.8)
-            for title, (colour, marker, dash) in styles.items():
-                line = [gap for gap in gaps if (gap.panel, gap.title) == (panel, title)]
-                seeds = [(gap.x, each_seed) for gap in line for each_seed in gap.differences]
-                ax.plot(
-                    *np.array(seeds).reshape(-1, 2).T,
-                    marker,
-                    color=colour,
-                    markersize=3,
-                    alpha=0.6,
-                    ls="none",
-                )
-                ax.plot([gap.x for gap in line], [gap.mean for gap in line], linestyle=dash,
-                        color=colour, linewidth=1.2)  # fmt: skip
-            ticks = apart([gap.x for gap in gaps if gap.panel == panel])
-            ax.set_xscale("log")
-            ax.set_xticks(
-                ticks, [f"{tick:.2g}" if max(ticks) < 100 else short_number(tick) for tick in ticks]
-            )
-            ax.minorticks_off()
-            ax.tick_params(labelsize=7)
-            ax.set(xlim=(ticks[0] / 1.6, ticks[-1] * 1.6), title=f"{named(each)} {panel}")
-            ax.grid()
-        grid[-1, grid.shape[1] // 2].set_xlabel(UNITS.get(over, named(over)))
+        size = (COLUMN, 0.9 + 1.6 * n_rows)
+        figure, grid = plt.subplots(n_rows, n_columns, figsize=size, sharey=True, squeeze=False)
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        for axes, panel in zip(grid.flat, panels, strict=False):
+            gaps_of_panel = [gap for gap in gaps if gap.panel == panel]
+            _draw_panel(axes, gaps_of_panel, styles)
+            axes.set_title(f"{display_name(panel_key)} {panel}")
+        grid[-1, n_columns // 2].set_xlabel(UNITS.get(over, display_name(over)))
         figure.supylabel(f"loss minus {baseline}'s (nats per token)", fontsize=8)
-        legend = [Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dash, markersize=4, label=title)
-                  for title, look in styles.items()]  # fmt: skip
-        figure.legend(
-            handles=legend,
-            loc="outside lower center",
-            ncols=3,
-            title="dots: seeds; lines: their means",
-        )
+        handles = []
+        for title, (colour, marker, dash) in styles.items():
+            line: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash}
+            handles.append(Line2D([], [], markersize=4, label=title, **line))
+        legend_title = "dots: seeds; lines: their means"
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, title=legend_title)
         save(figure, path)
 
 
-def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
-    """Options: `loss`, the level in nats per token; `after`, a number of tokens; `baseline`, the name of an arm."""
-    level, after, baseline = float(options["loss"]), float(options["after"]), options["baseline"]
-    arms = {arm.name: arm for arm in results.study.arms}
-    curves = {name: {run.seeds: run.curve.finite() if run.complete else None for run in results.measured(arm)
-                     if run.complete or run.lost} for name, arm in arms.items()}  # fmt: skip
-    millions: dict[str, dict[Any, float | None]] = {
-        name: dict.fromkeys(seeds) for name, seeds in curves.items()
-    }
-    later: dict[str, dict[Any, float | None]] = {
-        name: dict.fromkeys(seeds) for name, seeds in curves.items()
-    }
-    for name, seed, curve in (
-        (name, *item) for name, seeds in curves.items() for item in seeds.items()
-    ):
-        if curve is not None and (tokens := tokens_to_loss(curve, level)) is not None:
-            millions[name][seed] = tokens / 1e6
-            if tokens + after <= curve.tokens[-1]:
-                later[name][seed] = float(np.interp(tokens + after, curve.tokens, curve.loss))
-    title, base, rows = "## Onset", literal(arms[baseline].title), []
-    for name in filter(curves.get, arms):
-        gaps = [NONE if name == baseline else mean_difference(own[name], own[baseline], ".3f")
-                for own in (millions, later)]  # fmt: skip
-        each = [
-            NONE if onset is None else short_number(1e6 * onset)
-            for onset in millions[name].values()
-        ]
-        loss = mean_sd(Summary([*later[name].values()]), 3)
-        rows.append([literal(arms[name].title), ", ".join(each), gaps[0], loss, gaps[1]])
-    if not rows:
-        return [title, "No run has finished yet."]
-    return [
-        title,
-        f"The onset is where a run's validation loss first is {level:g} nats per token, linear between points. The "
-        f"loss after it is that of {short_number(after)} training tokens later; {NONE} where no run gets so far. "
-        f"Differences are from {base}, over the seeds that both have, with 95 % intervals of a paired t-test.",
-        markdown_table(
-            ["arm", "onset of each seed, tokens", f"minus that of {base}, 10⁶ tokens",
-             f"loss {short_number(after)} tokens after it", f"minus that of {base}"], rows, left=(0, 1)),
-    ]  # fmt: skip
+def _draw_panel(axes: Axes, gaps: list[Gap], styles: dict[str, LineStyle]) -> None:
+    axes.axhline(0, color=INK, linestyle=BASELINE_LINE, linewidth=0.8)
+    for title, (colour, marker, dash) in styles.items():
+        gaps_of_arm = [gap for gap in gaps if gap.title == title]
+        xs = [gap.x for gap in gaps_of_arm]
+        for gap in gaps_of_arm:
+            x_of_seeds = [gap.x] * len(gap.differences)
+            dots: dict[str, Any] = {"color": colour, "markersize": 3, "alpha": 0.6}
+            axes.plot(x_of_seeds, gap.differences, marker, linestyle="none", **dots)
+        means = [gap.mean for gap in gaps_of_arm]
+        axes.plot(xs, means, linestyle=dash, color=colour, linewidth=1.2)
+    ticks = distinct_values([gap.x for gap in gaps])
+    is_small = max(ticks) < 100
+    labels = [f"{tick:.2g}" if is_small else short_number(tick) for tick in ticks]
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, labels)
+    axes.minorticks_off()
+    axes.tick_params(labelsize=7)
+    axes.set_xlim(ticks[0] / 1.6, ticks[-1] * 1.6)
+    axes.grid()

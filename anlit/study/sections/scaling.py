@@ -1,15 +1,16 @@
-"""The section `scaling`: laws of the loss over parameters N and tokens D, and over compute C, for each architecture.
+"""The section `scaling`: each arm's law of the loss over parameters N and tokens D, or compute C.
 
     L(N, D) = E + A/N^a + B/D^b
 
-fitted as in Hoffmann et al. (arXiv 2203.15556, appendix D.2): Huber's loss (δ = 1e-3) between log L and the logarithm
-of the law, in log A, log B, log E, a, b, from a grid of starting points. From it follows the best split of
-a compute C = 6·N·D: with G = (a A / (b B))^{1/(a+b)},
+fitted as in Hoffmann et al. (arXiv 2203.15556, appendix D.2): Huber's loss (δ = 1e-3) between log L
+and the logarithm of the law, in log A, log B, log E, a, b, from a grid of starting points. The law
+gives the best split of a compute C = 6·N·D: with G = (a A / (b B))^{1/(a+b)},
 
     N*(C) = G (C/6)^{b/(a+b)},   D*(C) = (C/6)^{a/(a+b)} / G,   L(C) = L(N*, D*)
 
-Intervals are percentiles over fits to runs that are drawn with replacement. With few runs they are wide. One that
-ends at a limit of the fit is none: the exponent, and what follows from it, is not determined.
+Intervals are percentiles over fits to runs that are drawn with replacement. With few runs they are
+wide. If an interval ends at a limit of the fit, the exponent and all values that follow from it are
+not determined.
 """
 
 import itertools
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from scipy import optimize, special
 
@@ -27,19 +29,23 @@ from anlit.study.results import StudyResults
 
 Array = NDArray[np.float64]
 HUBER_DELTA = 1e-3
-LEAST_RUNS = 6
+MIN_RUNS = 6
 """One more than the law has parameters."""
+MIN_DISTINCT = 3
+"""Distinct sizes, and distinct lengths, that determine both exponents."""
 STARTS = np.array([*itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.5), (0.2, 0.6), (0.2, 0.6))])
 """log A, log B, log E, a, b. Fewer than the paper's 4,500: with centred data most starts agree."""
 BOUNDS = ((-30.0, -30.0, -10.0, 0.01, 0.01), (10.0, 10.0, 5.0, 3.0, 3.0))
-"""Of the loss's parts at the middle run, log E, a, b."""
+"""Low and high limits of log(A/N^a) and log(B/D^b) at the middle run, log E, a, b."""
+MIN_EXPONENT = BOUNDS[0][3]
+MAX_EXPONENT = BOUNDS[1][3]
 UNDETERMINED = "not determined"
-BEYOND = 10.0
+EXTRAPOLATION = 10.0
 """The frontier is drawn, dotted, up to this multiple of the largest compute."""
 
 
 def exponents(laws: Array) -> dict[str, Array]:
-    """What tables show of laws, arrays of E, A, B, a, b: (5, laws)."""
+    """The columns of the table, of laws E, A, B, a, b, (5, laws)."""
     e, _, _, a, b = laws
     return {
         "a (of N)": a,
@@ -59,41 +65,47 @@ def predicted_loss(laws: Array, parameters: Array | float, tokens: Array | float
 def best_split(laws: Array, flops: Array | float) -> tuple[Array, Array]:
     """The N and D of lowest loss with 6·N·D = flops."""
     _, scale_n, scale_d, a, b = laws
-    g, nd = (a * scale_n / (b * scale_d)) ** (1 / (a + b)), np.asarray(flops) / 6
-    return g * nd ** (b / (a + b)), nd ** (a / (a + b)) / g
+    g = (a * scale_n / (b * scale_d)) ** (1 / (a + b))
+    product = np.asarray(flops) / 6
+    return g * product ** (b / (a + b)), product ** (a / (a + b)) / g
 
 
 def loss_of_compute(laws: Array, flops: Array | float) -> Array:
-    """L(C): the laws' loss at the best split."""
+    """L(C): the loss of the laws at the best split."""
     return predicted_loss(laws, *best_split(laws, flops))
 
 
 def interval(values: Array) -> Array:
-    """The 95 % percentile interval of values (…, laws) over all laws but the first, which is fitted to all runs."""
+    """The 95 % percentile interval of values (…, laws).
+
+    The first law is fitted to all runs and does not count.
+    """
     return np.quantile(values[..., 1:], (0.025, 0.975), axis=-1)
 
 
 def is_free(exponent: Array) -> bool:
     """Whether the interval of an exponent, (laws,), ends within the limits of the fit."""
     low, high = interval(exponent)
-    return bool(low > 1.01 * BOUNDS[0][3] and high < 0.99 * BOUNDS[1][3])
+    return bool(low > 1.01 * MIN_EXPONENT and high < 0.99 * MAX_EXPONENT)
 
 
 def fit_law(runs: Array, starts: Array = STARTS) -> Array:
-    """The law of the lowest Huber loss, (5,), on parameters, tokens and losses of runs, (3, runs).
+    """Fit the law of the lowest Huber loss, (5,), to parameters, tokens and losses, (3, runs).
 
-    ValueError with fewer than six runs, or with less than three sizes or lengths, which leave an exponent undetermined.
+    Raises:
+        ValueError: There are fewer than six runs, or fewer than three sizes or lengths, which leave
+            an exponent undetermined.
     """
-    if runs.shape[1] < LEAST_RUNS or not _is_determined(runs):
+    if runs.shape[1] < MIN_RUNS or not _is_determined(runs):
         raise ValueError(
             "a law of five numbers needs six runs or more, of three sizes and three lengths at least"
         )
     log_n, log_d, log_l = np.log(runs)
-    middle_n, middle_d = (
-        log_n.mean(),
-        log_d.mean(),
-    )  # centred, the five numbers hardly depend on one another
-    n, d = log_n - middle_n, log_d - middle_d
+    # With centred data the five numbers hardly depend on each other.
+    middle_n = log_n.mean()
+    middle_d = log_d.mean()
+    n = log_n - middle_n
+    d = log_d - middle_d
 
     def terms(x: Array) -> Array:
         return np.stack([x[0] - x[3] * n, x[1] - x[4] * d, np.full_like(log_l, x[2])])
@@ -102,8 +114,8 @@ def fit_law(runs: Array, starts: Array = STARTS) -> Array:
         return np.asarray(special.logsumexp(terms(x), axis=0) - log_l)
 
     def slopes(x: Array) -> Array:
-        of_n, of_d, of_e = special.softmax(terms(x), axis=0)
-        return np.stack([of_n, of_d, of_e, -of_n * n, -of_d * d], axis=1)
+        share_n, share_d, share_e = special.softmax(terms(x), axis=0)
+        return np.stack([share_n, share_d, share_e, -share_n * n, -share_d * d], axis=1)
 
     fits = []
     for log_a, log_b, log_e, a, b in starts:
@@ -119,37 +131,42 @@ def fit_law(runs: Array, starts: Array = STARTS) -> Array:
     )
 
 
-def fit(runs: Array, resamples: int) -> Array:
-    """The law, and after it `resamples` laws of its bootstrap, which start from it; undetermined draws are repeated."""
-    law, n_runs = fit_law(runs), runs.shape[1]
+def fit_with_bootstrap(runs: Array, resamples: int) -> Array:
+    """Fit the law, and `resamples` laws of its bootstrap that start from it; (5, laws).
+
+    Draws that do not determine a law are repeated, at most four times each on average.
+    """
+    law = fit_law(runs)
+    n_runs = runs.shape[1]
     start = np.array([[np.log(law[1]), np.log(law[2]), np.log(law[0]), law[3], law[4]]])
     random = np.random.default_rng(0)
-    draws = filter(
-        _is_determined,
-        (runs[:, random.integers(n_runs, size=n_runs)] for _ in range(5 * resamples)),
-    )
-    return np.stack(
-        [law, *(fit_law(drawn, start) for drawn in itertools.islice(draws, resamples))], axis=1
-    )
+    laws = [law]
+    for _ in range(5 * resamples):
+        if len(laws) > resamples:
+            break
+        resampled_runs = runs[:, random.integers(n_runs, size=n_runs)]
+        if _is_determined(resampled_runs):
+            laws.append(fit_law(resampled_runs, start))
+    return np.stack(laws, axis=1)
 
 
 def _is_determined(runs: Array) -> bool:
-    return all(len(np.unique(values)) >= 3 for values in runs[:2])
+    parameters, tokens, _ = runs
+    return min(len(np.unique(parameters)), len(np.unique(tokens))) >= MIN_DISTINCT
 
 
 def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
-    """Option: `resamples` of the bootstrap (100). Every run of every seed counts; N is the number of all parameters."""
-    rows: dict[str, list[tuple[float, float, float]]] = {}
-    for point in results.points():
-        for loss in point.losses if "parameters" in point.values else ():
-            row = point.number("parameters"), point.number("tokens"), loss
-            rows.setdefault(results.study.title_of(point.arm.base), []).append(row)
-    failed = sum(point.failed for point in results.points())
-    runs = {title: np.array(own).T for title, own in rows.items()}
-    fitted, notes = {}, [f"- {failed} runs failed and are in no law."] * bool(failed)
-    for title, own in runs.items():
+    """A figure and a table of the laws. Every run of every seed counts.
+
+    N is the number of all parameters. Option: `resamples` of the bootstrap (100).
+    """
+    runs = _runs_by_title(results)
+    failed = sum(measured.failed for measured in results.measured_arms())
+    notes = [f"- {failed} runs failed and are in no law."] if failed else []
+    fitted: dict[str, Array] = {}
+    for title, runs_of_arm in runs.items():
         try:
-            fitted[title] = fit(own, options.get("resamples", 100))
+            fitted[title] = fit_with_bootstrap(runs_of_arm, options.get("resamples", 100))
         except ValueError as error:
             notes.append(f"- {title}: no law, because {error}.")
     parts = [
@@ -160,63 +177,97 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
     ]
     if not fitted:
         return parts
-    _draw(runs, fitted, results.output / "scaling.png")
+    _draw_laws(runs, fitted, results.output / "scaling.png")
+    head = ["", *exponents(next(iter(fitted.values()))), "runs"]
+    rows = []
+    for title, laws in fitted.items():
+        rows.append([title, *_cells(laws), str(runs[title].shape[1])])
     return [
         *parts,
         "![loss over compute](scaling.png)",
         "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: extrapolated**, as is "
         f"where no run is near the best split of N and D. *{UNDETERMINED.capitalize()}*: an interval of a or b ends at "
-        f"a limit of the fit, {BOUNDS[0][3]:g} or {BOUNDS[1][3]:g}.",
-        markdown_table(["", *exponents(next(iter(fitted.values()))), "runs"], [
-            [title, *_cells(laws), str(runs[title].shape[1])] for title, laws in fitted.items()
-        ]),
-    ]  # fmt: skip
+        f"a limit of the fit, {MIN_EXPONENT:g} or {MAX_EXPONENT:g}.",
+        markdown_table(head, rows),
+    ]
 
 
-def _draw(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> None:
-    """Writes loss over compute: runs as dots, L(C) as lines with bands, dotted where extrapolated."""
+def _runs_by_title(results: StudyResults) -> dict[str, Array]:
+    """Parameters, tokens and losses of the runs, (3, runs), by the arm's title."""
+    runs: dict[str, list[tuple[float, float, float]]] = {}
+    for measured in results.measured_arms():
+        if "parameters" not in measured.values:
+            continue
+        title = results.study.title_of(measured.arm.base)
+        for loss in measured.losses:
+            run = (measured.number("parameters"), measured.number("tokens"), loss)
+            runs.setdefault(title, []).append(run)
+    return {title: np.array(rows).T for title, rows in runs.items()}
+
+
+def _draw_laws(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> None:
+    """Draw loss over compute: runs as dots, L(C) as lines with bands, dotted if extrapolated."""
     styles = line_styles(list(runs))
     heights: list[float] = []
     with style(8):
-        figure, ax = plt.subplots(figsize=(COLUMN, 2.9))
-        for title, own in runs.items():
-            (colour, marker, _), flops, losses = styles[title], 6 * own[0] * own[1], own[2]
+        figure, axes = plt.subplots(figsize=(COLUMN, 2.9))
+        for title, (parameters, tokens, losses) in runs.items():
+            colour, marker, _ = styles[title]
+            flops = 6 * parameters * tokens
+            dots: dict[str, Any] = {"color": colour, "markersize": 3.5, "alpha": 0.6}
+            axes.plot(flops, losses, marker, linestyle="none", label=title, **dots)
             heights += [*losses]
-            ax.plot(
-                flops,
-                losses,
-                marker,
-                color=colour,
-                markersize=3.5,
-                alpha=0.6,
-                linestyle="none",
-                label=title,
-            )
-            ends = ((flops.min(), flops.max(), "-"), (flops.max(), BEYOND * flops.max(), ":"))
-            for low, high, line in ends if title in fitted else ():
-                fine = np.geomspace(low, high, 60)
-                frontier = loss_of_compute(fitted[title], fine[:, None])
-                heights += [*frontier[:, 0]]
-                ax.plot(fine, frontier[:, 0], line, color=colour, linewidth=1.2)
-                ax.fill_between(fine, *interval(frontier), color=colour, alpha=0.13, linewidth=0)
+            if title in fitted:
+                largest = flops.max()
+                laws = fitted[title]
+                heights += _draw_frontier(axes, laws, flops.min(), largest, "-", colour)
+                end = EXTRAPOLATION * largest
+                heights += _draw_frontier(axes, laws, largest, end, ":", colour)
         margin = 0.08 * (max(heights) - min(heights))
-        ax.set(xscale="log", ylim=(min(heights) - margin, max(heights) + margin),
-               xlabel="training compute (6 N D, FLOPs)", ylabel="validation loss (nats per token)")  # fmt: skip
-        ax.grid()
-        figure.legend(loc="outside lower center", ncols=3, title="marks: runs; lines: best split of N and D;\n"
-                      "dotted: extrapolated; bands: 95 % of the bootstrap's laws")  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_ylim(min(heights) - margin, max(heights) + margin)
+        axes.set_xlabel("training compute (6 N D, FLOPs)")
+        axes.set_ylabel("validation loss (nats per token)")
+        axes.grid()
+        legend_title = (
+            "marks: runs; lines: best split of N and D;\n"
+            "dotted: extrapolated; bands: 95 % of the bootstrap's laws"
+        )
+        figure.legend(loc="outside lower center", ncols=3, title=legend_title)
         save(figure, path)
 
 
+def _draw_frontier(
+    axes: Axes, laws: Array, low: float, high: float, dash: str, colour: str
+) -> list[float]:
+    """Draw L(C) from `low` to `high` FLOPs with its band; returns the losses of the line."""
+    flops = np.geomspace(low, high, 60)
+    losses = loss_of_compute(laws, flops[:, None])  # (flops, laws)
+    low_losses, high_losses = interval(losses)
+    axes.plot(flops, losses[:, 0], dash, color=colour, linewidth=1.2)
+    axes.fill_between(flops, low_losses, high_losses, color=colour, alpha=0.13, linewidth=0)
+    return list(losses[:, 0])
+
+
 def _cells(laws: Array) -> list[str]:
-    """What `exponents` has, each with its interval: the first is of a, the second of b, two of both, E of none."""
-    of_a, of_b = (laws.shape[1] < 2 or is_free(values) for values in laws[3:])
-    known = (of_a, of_b, of_a and of_b, of_a and of_b, True)
-    return [_with_interval(own) if is_known else UNDETERMINED
-            for own, is_known in zip(exponents(laws).values(), known, strict=True)]  # fmt: skip
+    """The cells of `exponents`, each with its interval, or `UNDETERMINED`.
+
+    The first depends on a, the second on b, the next two on both, and E on neither.
+    """
+    has_intervals = laws.shape[1] > 1
+    a_is_known = not has_intervals or is_free(laws[3])
+    b_is_known = not has_intervals or is_free(laws[4])
+    both_known = a_is_known and b_is_known
+    is_known = (a_is_known, b_is_known, both_known, both_known, True)
+    cells = []
+    for values, is_determined in zip(exponents(laws).values(), is_known, strict=True):
+        cells.append(_with_interval(values) if is_determined else UNDETERMINED)
+    return cells
 
 
 def _with_interval(values: Array) -> str:
-    return f"{values[0]:.3f}" + (
-        " ({:.3f} … {:.3f})".format(*interval(values)) if len(values) > 1 else ""
-    )
+    """`0.340 (0.312 … 0.371)`; only the value if there is a single law."""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    low, high = interval(values)
+    return f"{values[0]:.3f} ({low:.3f} … {high:.3f})"

@@ -1,4 +1,4 @@
-"""The section `trend`: loss, or the best value of a setting, over another value; and how settings are called."""
+"""The section `trend`: the loss, or the best value of a setting, over another value."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,104 +16,163 @@ from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import short_number
 from anlit.study.results import StudyResults
 
-NAMES = {"tokens": "training tokens", "flops": "training compute", "lr": "learning rate", "batch_size": "batch size",
-         "tau": "τ", "d_model": "width", "tokens_per_parameter": "tokens per parameter"}  # fmt: skip
+DISPLAY_NAMES = {
+    "tokens": "training tokens",
+    "flops": "training compute",
+    "lr": "learning rate",
+    "batch_size": "batch size",
+    "tau": "τ",
+    "d_model": "width",
+    "tokens_per_parameter": "tokens per parameter",
+}
 """Names of settings in headings and sentences; other settings have their name in the YAML."""
-UNITS = {"flops": "training compute (6 N D, FLOPs)", "lr": "peak learning rate", "batch_size": "batch size (sequences)",
-         "loss": "validation loss (nats per token)"}  # fmt: skip
-BESIDE = 1 / 50
-"""Lines with points at one x are moved apart by this share of the axis, so that none hides another."""
-ALIKE = 1.1
-"""Values nearer than this factor share a tick: arms of one width have slightly different parameters."""
-ROOM = 1 / 8
+UNITS = {
+    "flops": "training compute (6 N D, FLOPs)",
+    "lr": "peak learning rate",
+    "batch_size": "batch size (sequences)",
+    "loss": "validation loss (nats per token)",
+}
+"""Labels of axes."""
+LINE_SHIFT = 1 / 50
+"""Lines with points at the same x are shifted by this share of the axis, so that none is hidden."""
+MIN_TICK_RATIO = 1.1
+"""Nearer values share a tick: arms of the same width have slightly different parameters."""
+MIN_TICK_DISTANCE = 1 / 8
 """The least distance of two ticks as a share of an axis. With less, the axis has decades."""
-Series = Mapping[str, Sequence[tuple[float, Summary]]]
-"""Label → points, x and the values of the seeds."""
+
+Point = tuple[float, Summary]
+"""x, and the values of the seeds."""
+Lines = Mapping[str, Sequence[Point]]
+"""The points of each label."""
+PowerLaw = tuple[float, Interval]
+"""Constant, and exponent with its interval."""
 
 
-def named(key: str) -> str:
+def display_name(key: str) -> str:
     """A setting's name for readers."""
-    return NAMES.get(key, key)
+    return DISPLAY_NAMES.get(key, key)
 
 
 def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
-    """Options: `over`, and `value` (default: loss), names of settings or of what a `Point` has; `arms`."""
-    value, over, arms = options.get("value", "loss"), options["over"], options.get("arms")
-    series: dict[str, list[tuple[float, Summary]]] = {}
-    for point in results.points():
-        if point.losses and point.arm.is_among(arms):
-            y = point.summary if value == "loss" else Summary([point.number(value)])
-            series.setdefault(results.study.title_of(point.arm.base), []).append(
-                (point.number(over), y)
-            )
-    title = f"## {'Loss' if value == 'loss' else f'Best {named(value)}'} over {named(over)}"
-    if not series:
+    """A figure and a table of a value over another.
+
+    Options: `over`, and `value` (default: loss), names of settings or `RUN_VALUES`; `arms`.
+    """
+    value = options.get("value", "loss")
+    over = options["over"]
+    lines: dict[str, list[Point]] = {}
+    for measured in results.measured_arms():
+        if measured.losses and measured.arm.is_named_in(options.get("arms")):
+            y = measured.summary if value == "loss" else Summary([measured.number(value)])
+            title = results.study.title_of(measured.arm.base)
+            lines.setdefault(title, []).append((measured.number(over), y))
+    quantity = "Loss" if value == "loss" else f"Best {display_name(value)}"
+    title = f"## {quantity} over {display_name(over)}"
+    if not lines:
         return [title, "No run has finished yet."]
-    laws = {label: law for label, line in series.items() if value != "loss"
-            if (law := power_law([x for x, _ in line], [y.mean or 0.0 for _, y in line]))}  # fmt: skip
+    laws = {} if value == "loss" else _fit_laws(lines)
     path = results.output / f"trend-{value}-{over}.png"
-    draw(series, over, value, path, laws)
+    draw_trend(lines, over, value, path, laws)
     parts = [title, f"![{value} over {over}]({path.name})"]
     if value == "loss":
-        rows = [[label, short_number(x), mean_sd(y, 4)] for label, line in series.items()
-                for x, y in sorted(line, key=lambda point: (point[0], point[1].mean or math.inf))]  # fmt: skip
-        return [*parts, markdown_table(["arm", named(over), "validation loss (nats/token)"], rows)]
-    rows = [[label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
-            for label, (_, (b, low, high)) in laws.items()]  # fmt: skip
-    explained = f"{named(value).capitalize()} = a · {named(over)}^b, fitted over the logarithms, by the grids' steps."
-    return [
-        *parts,
-        explained,
-        markdown_table(["arm", "points", "exponent b", "95 % interval"], rows),
-    ]
-
-
-def draw(
-    series: Series, over: str, value: str, path: Path, laws: Mapping[str, tuple[float, Interval]]
-) -> None:
-    """Writes the points with x on a logarithmic axis, joined by lines, or with the fitted power law where there is."""
-    styles, points = (
-        line_styles(list(series)),
-        [point for line in series.values() for point in line],
+        head = ["arm", display_name(over), "validation loss (nats/token)"]
+        return [*parts, markdown_table(head, _loss_rows(lines))]
+    name = display_name(value).capitalize()
+    explanation = (
+        f"{name} = a · {display_name(over)}^b, fitted over the logarithms, by the grids' steps."
     )
-    places, has_bars = sorted(x for x, _ in points), any(y.sd for _, y in points)
+    head = ["arm", "points", "exponent b", "95 % interval"]
+    return [*parts, explanation, markdown_table(head, _law_rows(lines, laws))]
+
+
+def _fit_laws(lines: Lines) -> dict[str, PowerLaw]:
+    laws = {}
+    for label, points in lines.items():
+        law = power_law([x for x, _ in points], [y.mean or 0.0 for _, y in points])
+        if law:
+            laws[label] = law
+    return laws
+
+
+def _loss_rows(lines: Lines) -> list[list[str]]:
+    rows = []
+    for label, points in lines.items():
+        for x, y in sorted(points, key=_x_and_mean):
+            rows.append([label, short_number(x), mean_sd(y, 4)])
+    return rows
+
+
+def _x_and_mean(point: Point) -> tuple[float, float]:
+    """The key of the order of points; a point without a mean comes last."""
+    x, y = point
+    return x, y.mean or math.inf
+
+
+def _law_rows(lines: Lines, laws: dict[str, PowerLaw]) -> list[list[str]]:
+    rows = []
+    for label, (_, (exponent, low, high)) in laws.items():
+        interval = f"{low:.2f} … {high:.2f}" if low < high else NONE
+        rows.append([label, str(len(lines[label])), f"{exponent:.2f}", interval])
+    return rows
+
+
+def draw_trend(
+    lines: Lines, over: str, value: str, path: Path, laws: Mapping[str, PowerLaw]
+) -> None:
+    """Draw the points over a logarithmic x, joined by lines or with their fitted power law."""
+    styles = line_styles(list(lines))
+    all_points = [point for points in lines.values() for point in points]
+    all_x = sorted(x for x, _ in all_points)
+    has_bars = any(y.sd for _, y in all_points)
     with style(8):
-        figure, ax = plt.subplots(figsize=(COLUMN, 2.7))
-        for i, (label, line) in enumerate(series.items()):
+        figure, axes = plt.subplots(figsize=(COLUMN, 2.7))
+        for i, (label, points) in enumerate(lines.items()):
             colour, marker, dash = styles[label]
-            x, y, sd = np.array(sorted((x, y.mean or np.nan, y.sd or np.nan) for x, y in line)).T
-            beside = (places[-1] / places[0]) ** ((i - (len(series) - 1) / 2) * BESIDE)
-            ax.errorbar(x * beside, y, yerr=sd if has_bars else None, fmt=marker, capsize=2, color=colour,
-                        linestyle="none" if label in laws else dash, elinewidth=0.8, linewidth=1.2, label=label,
-                        markersize=4)  # fmt: skip
+            x, y, sd = np.array(sorted((x, y.mean or np.nan, y.sd or np.nan) for x, y in points)).T
+            shift = (all_x[-1] / all_x[0]) ** ((i - (len(lines) - 1) / 2) * LINE_SHIFT)
+            bars: dict[str, Any] = {"capsize": 2, "elinewidth": 0.8}
+            line: dict[str, Any] = {
+                "color": colour,
+                "fmt": marker,
+                "linestyle": "none" if label in laws else dash,
+                "linewidth": 1.2,
+                "markersize": 4,
+            }
+            axes.errorbar(x * shift, y, sd if has_bars else None, label=label, **bars, **line)
             if label in laws:  # laws may coincide: their dashes keep them apart
-                fine, (constant, exponent) = np.geomspace(x.min(), x.max(), 100), laws[label]
-                law = constant * fine**exponent.median
-                ax.plot(fine, law, linestyle=DASHES[i % len(DASHES)], color=colour, linewidth=1)
-        ax.set_xscale("log")
-        set_ticks(ax.xaxis, places)
+                constant, exponent = laws[label]
+                fine_x = np.geomspace(x.min(), x.max(), 100)
+                law = constant * fine_x**exponent.median
+                law_dash = DASHES[i % len(DASHES)]
+                axes.plot(fine_x, law, linestyle=law_dash, color=colour, linewidth=1)
+        axes.set_xscale("log")
+        set_ticks(axes.xaxis, all_x)
         if value != "loss":
-            ax.set_yscale("log")
-            set_ticks(ax.yaxis, heights := [y.mean or 0.0 for _, y in points])
-            ax.set_ylim(min(heights) / 1.3, max(heights) * 1.3)
-        ax.grid()
-        ax.set(xlabel=UNITS.get(over, named(over)), ylabel=UNITS.get(value, named(value)))
-        explained = "bars: ± standard deviation over seeds" if has_bars else None
-        figure.legend(loc="outside lower center", ncols=3, title=explained)
+            means = [y.mean or 0.0 for _, y in all_points]
+            axes.set_yscale("log")
+            set_ticks(axes.yaxis, means)
+            axes.set_ylim(min(means) / 1.3, max(means) * 1.3)
+        axes.grid()
+        axes.set_xlabel(UNITS.get(over, display_name(over)))
+        axes.set_ylabel(UNITS.get(value, display_name(value)))
+        legend_title = "bars: ± standard deviation over seeds" if has_bars else None
+        figure.legend(loc="outside lower center", ncols=3, title=legend_title)
         save(figure, path)
 
 
 def set_ticks(axis: Axis, values: Sequence[float]) -> None:
-    """A tick for each value on a logarithmic axis if there is room for all, else one for each decade."""
-    ticks = apart(values)
-    if len(ticks) == 1 or min(np.diff(np.log(ticks))) > ROOM * math.log(ticks[-1] / ticks[0]):
+    """Set a tick for each value on a logarithmic axis if there is room, else for each decade."""
+    ticks = distinct_values(values)
+    min_distance = MIN_TICK_DISTANCE * math.log(ticks[-1] / ticks[0])
+    if len(ticks) == 1 or min(np.diff(np.log(ticks))) > min_distance:
         axis.set_ticks(ticks, labels=[short_number(tick) for tick in ticks])
         axis.set_minor_locator(NullLocator())
 
 
-def apart(values: Sequence[float]) -> list[float]:
-    """The values in order, without those that differ little from the one before."""
-    kept: list[float] = []
+def distinct_values(values: Sequence[float]) -> list[float]:
+    """The values in order, without values that differ little from the previous value."""
+    distinct: list[float] = []
     for value in sorted(values):
-        kept += [value] if not kept or value > kept[-1] * ALIKE else []
-    return kept
+        if not distinct or value > distinct[-1] * MIN_TICK_RATIO:
+            distinct.append(value)
+    return distinct

@@ -1,0 +1,98 @@
+"""Checks that a study compares its arms fairly, before any run starts."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from anlit.errors import UserError
+from anlit.study.grid import GridPoint
+from anlit.study.plan import Study
+
+
+def check_distinct_seeds(seeds: Sequence[GridPoint], location: str) -> None:
+    """Raise UserError if two seeds have the same `Run.seeds`, by which runs are paired."""
+    name_by_pair: dict[tuple[str | None, str | None], str] = {}
+    for seed in seeds:
+        values: dict[str, str] = {}
+        for key, value in seed.settings.items():
+            values[key.replace(".init_args", "")] = str(value)
+        pair = (values.get("seed_everything"), values.get("data.seed"))
+        if pair in name_by_pair:
+            raise UserError(
+                f"{location} has {name_by_pair[pair]} and {seed.name}, which do not differ in "
+                "seed_everything or data.init_args.seed, by which runs are paired: "
+                "leave one out, or give it others"
+            )
+        name_by_pair[pair] = seed.name
+
+
+def check_fairness(study: Study) -> None:
+    """Raise UserError if the study is ambiguous or unfair.
+
+    Two arms have the same name or title, nothing would be run, a setting would be ignored, a seed
+    both tunes and measures, or grids have different sizes without `equal_tuning: false`.
+    """
+    bases = dict.fromkeys(arm.base for arm in study.arms)
+    _check_distinct(study, (arm.name for arm in study.arms))
+    _check_distinct(study, (arm.title for arm in study.arms))
+    _check_distinct(study, map(study.title_of, bases))
+    _check_ignored_settings(study)
+    if any(arm.is_tuned for arm in study.arms):
+        if not study.tuning_seeds:
+            raise UserError(
+                f"{study.path} has grids to tune and no tuning_seeds: give `tuning_seeds: [0]`"
+            )
+        _check_tuning_seeds(study)
+    elif not study.seeds:
+        raise UserError(
+            f"{study.path} has neither seeds nor anything to tune: give `seeds: [1, 2, 3]`"
+        )
+    _check_equal_tuning(study)
+
+
+def _check_distinct(study: Study, names: Iterable[str]) -> None:
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise UserError(
+            f"{study.path} has two arms with the name or title '{name}', which a report would mix "
+            "up: give each its own"
+        )
+
+
+def _check_ignored_settings(study: Study) -> None:
+    """Refuse arms with a setting that seeds have too, because a seed's settings win."""
+    seed_keys: set[str] = set()
+    for seed in (*study.seeds, *study.tuning_seeds):
+        seed_keys.update(seed.settings)
+    for arm in study.arms:
+        arm_keys = set(arm.settings)
+        for point in arm.points:
+            arm_keys.update(point.settings)
+        both = seed_keys & arm_keys
+        if both:
+            raise UserError(
+                f"arm '{arm.name}' of {study.path} sets {min(both)}, which its seeds set too: "
+                "leave it out, and give its values with `seeds` and `tuning_seeds`"
+            )
+
+
+def _check_tuning_seeds(study: Study) -> None:
+    """Refuse a seed that measures and whose settings a tuning seed has, or the reverse."""
+    for seed in study.seeds:
+        for tuning_seed in study.tuning_seeds:
+            settings = seed.settings.items()
+            tuning_settings = tuning_seed.settings.items()
+            if settings <= tuning_settings or tuning_settings <= settings:
+                raise UserError(
+                    f"{study.path} measures on the seed {seed.shown.get('seed', seed.name)}, on "
+                    "which it also tunes: give `seeds` and `tuning_seeds` without a common one"
+                )
+
+
+def _check_equal_tuning(study: Study) -> None:
+    sizes = {len(arm.points) for arm in study.arms}
+    if len(sizes) > 1 and study.content.get("equal_tuning") is not False:
+        counts = ", ".join(f"{arm.name} {len(arm.points)}" for arm in study.arms)
+        raise UserError(
+            f"the arms of {study.path} are tuned over different numbers of settings ({counts}), "
+            "which favours some: make them equal, or allow it with `equal_tuning: false`"
+        )

@@ -1,0 +1,139 @@
+"""The points of a grid in a study's YAML."""
+
+import itertools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from anlit.errors import UserError
+from anlit.io.read import check
+from anlit.runs.labels import short_names
+
+GRID_SCHEMA = {str: object}
+SAFE_CHARACTERS = "._+-="
+"""Kept in names of folders, besides letters and digits."""
+DATA_SEED = "data.init_args.seed"
+
+
+@dataclass(frozen=True, eq=False)
+class GridPoint:
+    """A point of a grid."""
+
+    shown: dict[str, Any]
+    """Values by short name, for tables."""
+    settings: dict[str, Any]
+    """Values by dotted key, as `anlit fit` takes them."""
+
+    @property
+    def label(self) -> str:
+        """`lr=0.004, size=d128`, for tables; empty if the point changes nothing."""
+        return ", ".join(f"{key}={safe_name(value)}" for key, value in self.shown.items())
+
+    @property
+    def name(self) -> str:
+        """`lr=0.004_size=d128`, for folders."""
+        return self.label.replace(", ", "_")
+
+
+def expand_grid(grids: Any, location: str) -> list[GridPoint]:
+    """Expand a grid, or a list of grids, to distinct points.
+
+    A grid is the product of its lines. The line `key: value` or `key: [values]` has values of the
+    setting with that dotted key. The line `name: {choice: {key: value, …}, …}` has named choices
+    that change several settings together. Without a grid, the only point changes nothing.
+
+    Raises:
+        UserError: The grid has another form. The message begins with `location`.
+    """
+    all_grids = grids if isinstance(grids, list) else [grids or {}]
+    keys: list[str] = []
+    for lines in all_grids:
+        if isinstance(lines, dict):
+            keys += lines
+    keys = list(dict.fromkeys(keys))
+    points: dict[str, GridPoint] = {}
+    for lines in all_grids:
+        check_schema(location, lines, GRID_SCHEMA)
+        choices_by_line = []
+        for key, values in sorted(lines.items()):
+            choices_by_line.append(_choices(key, values, keys, location))
+        for choices in itertools.product(*choices_by_line):
+            point = _combine(choices)
+            identity = json.dumps(point.settings, sort_keys=True, default=str)
+            points.setdefault(identity, point)
+    if not points:
+        raise UserError(
+            f"{location} has no values: leave it out, or give such as `{{dotted.key: [1, 2]}}`"
+        )
+    return list(points.values())
+
+
+def _choices(key: str, values: Any, keys: list[str], location: str) -> list[GridPoint]:
+    """The choices of a line; `keys` are the keys of all lines."""
+    if isinstance(values, dict) and "class_path" not in values:
+        for name, settings in values.items():
+            check_schema(f"the choice {name!r} of '{key}' in {location}", settings, GRID_SCHEMA)
+        return [GridPoint({key: name}, settings) for name, settings in values.items()]
+    short_name = _short_name(key, keys)
+    listed_values = values if isinstance(values, list) else [values]
+    return [GridPoint({short_name: value}, {key: value}) for value in listed_values]
+
+
+def _short_name(key: str, keys: list[str]) -> str:
+    """The last name of a dotted key; more of it if several keys end in this name."""
+    if key == DATA_SEED:
+        return "data_seed"
+    last_names = [other_key.rsplit(".", 1)[-1] for other_key in keys]
+    last_name = key.rsplit(".", 1)[-1]
+    return short_names(keys)[key] if last_names.count(last_name) > 1 else last_name
+
+
+def _combine(choices: tuple[GridPoint, ...]) -> GridPoint:
+    shown: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for choice in choices:
+        shown |= choice.shown
+        settings |= choice.settings
+    return GridPoint(shown, settings)
+
+
+def safe_name(value: Any) -> str:
+    """A value for a folder's name, without characters special to shells and file systems."""
+    if isinstance(value, dict):
+        value = str(value.get("class_path", "set")).rsplit(".", 1)[-1]
+    characters = [
+        character if character.isalnum() or character in SAFE_CHARACTERS else "-"
+        for character in str(value)
+    ]  # fmt: skip
+    return "".join(characters)
+
+
+def check_schema(
+    location: str,
+    content: Any,
+    schema: dict[Any, Any],
+    refuse_unknown: bool = False,
+    complete: bool = False,
+) -> None:
+    """Check a part of a study's YAML against a schema (`anlit.io.read.check`).
+
+    Raises:
+        UserError: A value has another type; with `refuse_unknown`, a key is not in the schema or
+            has no value; with `complete`, a key is missing.
+    """
+    try:
+        check(content, schema, complete=complete)
+    except ValueError as error:
+        raise UserError(f"{location} is not as docs/studies.md says: {error}") from error
+    if not refuse_unknown:
+        return
+    for key, value in content.items():
+        # `tune: null` leaves the shared grid out.
+        if value is None and key not in ("tune", "vary"):
+            raise UserError(f"{location} has no value for '{key}': give one, or leave it out")
+    unknown = set(map(str, content)) - set(schema)
+    if unknown:
+        choices = ", ".join(sorted(schema)) or "none"
+        raise UserError(
+            f"{location} has the unknown key '{min(unknown)}': the known ones are {choices}"
+        )

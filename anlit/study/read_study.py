@@ -1,0 +1,189 @@
+"""Read a study's YAML, see docs/studies.md."""
+
+import math
+from typing import Any
+
+from anlit.config.files import configuration_file
+from anlit.errors import UserError
+from anlit.study.fairness import check_distinct_seeds, check_fairness
+from anlit.study.grid import DATA_SEED, GRID_SCHEMA, GridPoint, check_schema, expand_grid, safe_name
+from anlit.study.plan import Arm, PlannedComparison, Study, read_config
+
+PACE_SCHEMA = {"flops_per_second": (int, float), "measured": str}
+ARM_SCHEMA = {
+    "title": str,
+    "configs": [str],
+    "settings": GRID_SCHEMA,
+    "tune": (dict, list),
+    "vary": (dict, list),
+}
+COMPARISON_SCHEMA = {"title": str, "baseline": str, "arms": [str]}
+STUDY_SCHEMA = {
+    "title": str,
+    "question": str,
+    "shared": ARM_SCHEMA,
+    "arms": {str: ARM_SCHEMA},
+    "seeds": [(int, dict)],
+    "tuning_seeds": [(int, dict)],
+    "equal_tuning": bool,
+    "budgets": {str: dict},
+    "baseline": str,
+    "comparisons": [COMPARISON_SCHEMA],
+    "sections": [(str, dict)],
+    "pace": PACE_SCHEMA,
+    "after": {str: str},
+}
+"""The keys of a study's file, see `anlit.io.read.check`.
+
+Grids are checked in `grid.py`, options of sections in `sections/registry.py`.
+"""
+
+
+def read_study(path: str, budget: str | None) -> Study:
+    """Read the study in the file `path`, local or shipped, with a budget.
+
+    `budget` is None if the file lists no budgets.
+
+    Raises:
+        UserError: A file or the budget does not exist, a key is unknown, or the study is unfair.
+    """
+    content = read_config(path)
+    check_schema(path, content, STUDY_SCHEMA, refuse_unknown=True)
+    content = merge(content, _read_budget(content, path, budget))
+    check_schema(path, content, STUDY_SCHEMA, refuse_unknown=True)
+    _check_pace(content, path)
+    if not content.get("arms"):
+        raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
+    arms: list[Arm] = []
+    for name, entry in content["arms"].items():
+        arms += _read_arms(name, entry, content, path)
+    study = Study(
+        path=path,
+        budget=budget,
+        content=content,
+        arms=tuple(arms),
+        seeds=_read_seeds(content, "seeds", [1], path),
+        tuning_seeds=_read_seeds(content, "tuning_seeds", [0], path),
+        comparisons=_read_comparisons(content, arms, path),
+    )
+    check_fairness(study)
+    return study
+
+
+def _read_budget(content: dict[str, Any], path: str, budget: str | None) -> dict[str, Any]:
+    """The changes of a budget; UserError if the file does not list it."""
+    budgets = content.get("budgets") or {None: {}}
+    if budget in budgets:
+        return budgets[budget] or {}
+    names = ", ".join(map(str, filter(None, budgets)))
+    if names:
+        raise UserError(f"{path} has the budgets {names}: choose one with --budget")
+    raise UserError(f"{path} has no budgets: leave --budget out")
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Merge `changes` into a copy of `base`.
+
+    Mappings are merged, other values are replaced, null removes a key.
+    """
+    merged = dict(base)
+    for key, value in changes.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _check_pace(content: dict[str, Any], path: str) -> None:
+    pace = content.get("pace") or {}
+    check_schema(f"pace of {path}", pace, PACE_SCHEMA, refuse_unknown=True)
+    rate = pace.get("flops_per_second")
+    if rate is not None and not 0 < rate < math.inf:
+        raise UserError(
+            f"pace.flops_per_second of {path} is {rate}: give a number above 0, or leave it out"
+        )
+
+
+def _read_arms(name: str, entry: Any, content: dict[str, Any], path: str) -> list[Arm]:
+    """The arms of an entry of the YAML, one for each point of its `vary`."""
+    shared = content.get("shared") or {}
+    check_schema(f"arm '{name}' of {path}", entry, ARM_SCHEMA, refuse_unknown=True)
+    check_schema(f"shared of {path}", shared, ARM_SCHEMA, refuse_unknown=True)
+    configs = (*(entry.get("configs") or ()), *(shared.get("configs") or ()))
+    for config in configs:
+        configuration_file(config, f"configs of arm '{name}' in {path}:")
+    settings = (shared.get("settings") or {}) | (entry.get("settings") or {})
+    tuning_grid = entry.get("tune", shared.get("tune"))
+    points = tuple(expand_grid(tuning_grid, f"tune of arm '{name}' in {path}"))
+    varied_grid = entry.get("vary", shared.get("vary"))
+    arms = []
+    for varied in expand_grid(varied_grid, f"vary of arm '{name}' in {path}"):
+        title = str(entry.get("title") or name)
+        for key, value in varied.shown.items():
+            title += f", {key} {safe_name(value)}"
+        arm = Arm(
+            name=f"{name}_{varied.name}" if varied.name else str(name),
+            base=str(name),
+            title=title,
+            configs=configs,
+            varied=varied,
+            settings=settings | varied.settings,
+            points=points,
+        )
+        arms.append(arm)
+    return arms
+
+
+def _read_seeds(
+    content: dict[str, Any], key: str, default: list[int], path: str
+) -> tuple[GridPoint, ...]:
+    """The seeds under a key of the YAML.
+
+    A number seeds initial weights and data order. A mapping has the settings of a seed, or a grid
+    of them.
+    """
+    values = default if content.get(key) is None else content[key]
+    seeds: list[GridPoint] = []
+    for value in values:
+        if isinstance(value, dict):
+            seeds += expand_grid(value, f"{key} of {path}")
+        else:
+            settings = {"seed_everything": value, DATA_SEED: value}
+            seeds.append(GridPoint({"seed": value}, settings))
+    check_distinct_seeds(seeds, f"{key} of {path}")
+    return tuple(seeds)
+
+
+def _read_comparisons(
+    content: dict[str, Any], arms: list[Arm], path: str
+) -> tuple[PlannedComparison, ...]:
+    """The comparisons of the YAML; without any, all arms with its `baseline`, if it has one."""
+    entries = content.get("comparisons")
+    location = f"a comparison of {path}"
+    if entries is None:
+        location = f"baseline of {path}"
+        entries = []
+        if content.get("baseline"):
+            entries.append({"title": "All arms", "baseline": content["baseline"]})
+    arms_by_name = {arm.name: arm for arm in arms}
+    all_names = {*arms_by_name, *(arm.base for arm in arms)}
+    comparisons = []
+    for entry in entries:
+        check_schema(location, entry, COMPARISON_SCHEMA, refuse_unknown=True)
+        baseline = str(entry.get("baseline"))
+        names = set(map(str, entry.get("arms") or arms_by_name))
+        unknown = names - all_names
+        if baseline not in arms_by_name:
+            unknown.add(baseline)
+        if unknown:
+            raise UserError(
+                f"{location} names '{min(unknown)}', which is none of its arms: "
+                f"choose among {', '.join(arms_by_name)}"
+            )
+        members = tuple(arm for arm in arms if arm.is_named_in({*names, baseline}))
+        title = str(entry.get("title") or "Comparison")
+        comparisons.append(PlannedComparison(title, arms_by_name[baseline], members))
+    return tuple(comparisons)

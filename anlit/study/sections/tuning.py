@@ -1,0 +1,96 @@
+"""The section `tuning`: each arm's best point, and all points. Every report has it."""
+
+import math
+from typing import Any
+
+from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.text import literal
+from anlit.study.results import StudyResults, Tuning, is_number
+
+HEAD = (
+    "arm",
+    "runs done",
+    "failed",
+    "best setting",
+    "its loss",
+    "second best",
+    "edge of the grid",
+)
+
+
+def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
+    """The tuning in Markdown: the best points, grids that were too narrow, and all points.
+
+    It has no options.
+    """
+    tunings = results.tunings
+    if not tunings:
+        return []
+    seeds = [seed.name for seed in results.study.tuning_seeds]
+    n_seeds = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    rows = [_best_row(arm_tuning) for arm_tuning in tunings]
+    all_rows = []
+    for arm_tuning in tunings:
+        all_rows += _point_rows(arm_tuning)
+    return [
+        "## Tuning",
+        f"Tuning budget: {_budget(tunings)}, each trained on {n_seeds} ({', '.join(seeds)}) that "
+        "the measurement does not use, in full length. The best by final validation loss (nats per "
+        "token) is measured. A best value at the edge of its grid means that a wider grid might "
+        "find a better one.",
+        markdown_table(HEAD, rows),
+        "## Tuning, all settings",
+        markdown_table(["arm", "setting", "validation loss", "state"], all_rows, left=(0, 1, 3)),
+    ]
+
+
+def _budget(tunings: list[Tuning]) -> str:
+    counts = sorted({len(arm_tuning.points) for arm_tuning in tunings})
+    if len(counts) == 1:
+        return f"{counts[0]} settings for each arm"
+    return f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
+
+
+def _best_row(arm_tuning: Tuning) -> list[str]:
+    """The columns of HEAD for an arm."""
+    best, second, *_ = arm_tuning.points
+    states = [state for tuned in arm_tuning.points for state in tuned.states]
+    n_ended = sum(state.has_ended for state in states)
+    n_failed = sum(state.status == "failed" for state in states)
+    return [
+        arm_tuning.arm.title,
+        f"{n_ended} of {len(states)}",
+        str(n_failed),
+        _best_label(arm_tuning),
+        _loss(best.loss),
+        _loss(second.loss),
+        _edge(arm_tuning),
+    ]
+
+
+def _best_label(arm_tuning: Tuning) -> str:
+    best = arm_tuning.points[0]
+    if arm_tuning.best is not None:
+        return best.point.label
+    return NONE if best.loss == math.inf else f"so far {best.point.label}"
+
+
+def _edge(arm_tuning: Tuning) -> str:
+    if arm_tuning.edges:
+        return "; ".join(arm_tuning.edges)
+    if arm_tuning.best is None or not any(map(is_number, arm_tuning.best.shown.values())):
+        return NONE
+    return "inside the grid"
+
+
+def _point_rows(arm_tuning: Tuning) -> list[list[str]]:
+    rows = []
+    for point, loss, states in arm_tuning.points:
+        texts = [f"{state.status} {state.reason}".strip() for state in states]
+        state_text = ", ".join(map(literal, texts))
+        rows.append([arm_tuning.arm.title, point.label, _loss(loss), state_text])
+    return rows
+
+
+def _loss(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else NONE
