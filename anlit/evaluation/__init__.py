@@ -1,1 +1,1 @@
-"""Evaluation of trained models: commands that read checkpoints and write tables, plots and raw numbers."""
+"""Evaluation of trained models: generation, scoring, and reports on checkpoints."""

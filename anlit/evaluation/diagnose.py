@@ -1,4 +1,4 @@
-"""`anlit diagnose`: how a model's attention spreads its weights, by layer, head and context length."""
+"""`anlit diagnose`: how attention spreads its weights, by layer, head and context length."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -57,10 +57,11 @@ NOT_PRINTED = "participation"
 STATISTICS_NOTE = """\
 Means over heads, with the smallest and the largest head in brackets, over queries at
 positions {low:,} to {high:,} of their document (n).
-Entropy is −Σw ln w in nats; *1/w_max* is about the number of keys that share the attention; *first token* is the weight
-on the first token of the document, *last 100* that on the latest 100 tokens. *‖Σwv‖ /‖v‖* is the root mean square over
-queries of the size of the attention average relative to its values (root mean square over visible keys), *√Σw²* what it
-would be if values were orthogonal and equally long. In the figures, the visible part of a range [t, 10t) counts."""
+Entropy is −Σw ln w in nats; *1/w_max* is about the number of keys that share the attention.
+*First token* is the weight on the first token of the document, *last 100* the weight on the latest
+100 tokens. *‖Σwv‖ /‖v‖* is the size of the attention average relative to its values (root mean
+square over visible keys), as the root mean square over queries. *√Σw²* would be this size if values
+were orthogonal and equally long. In the figures, the visible part of a range [t, 10t) counts."""
 
 
 class Diagnose(Evaluation):
@@ -110,10 +111,10 @@ class Diagnose(Evaluation):
         longest = results[0]
         notes = _copying_notes(record["copying"])
         masking = "on" if record["masking"] else "off"
-        parts = [f"# Attention statistics\n\n{literal(label)}, document masking {masking}"]
+        paragraphs = [f"# Attention statistics\n\n{literal(label)}, document masking {masking}"]
         for result in results:
-            parts += _length_section(result)
-        parts += [
+            paragraphs += _length_section(result)
+        paragraphs += [
             *(f"## Copying\n\n{note}" for note in notes),
             f"## Figures, for sequences of {longest['length']:,} tokens",
             "![Statistics over the context length](statistics.png)",
@@ -126,7 +127,7 @@ class Diagnose(Evaluation):
             "ranges.png": partial(draw_ranges, longest, training_length),
             "heads.png": partial(draw_heads, longest),
         }
-        return Report(_summary_table(longest, label), parts, figures, notes)
+        return Report(_summary_table(longest, label), paragraphs, figures, notes)
 
 
 def _length_section(result: dict[str, Any]) -> list[str]:

@@ -82,7 +82,7 @@ class Gaussian(Evaluation):
         titles = ["mechanism", *(column.title for column in NUMBER_COLUMNS.values())]
         numbers_of_keys = sorted(next(iter(by_name.values())), key=int, reverse=True)
         largest = numbers_of_keys[0]
-        parts = [
+        paragraphs = [
             "# Attention over independent normal scores",
             f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. "
             "Means ± standard errors. Where e^L has a heavy tail, as with a large a(t)·g(n), "
@@ -90,14 +90,14 @@ class Gaussian(Evaluation):
         ]
         for n_keys in numbers_of_keys:
             markdown = markdown_table(titles, _mechanism_rows(by_name, n_keys))
-            parts.append(f"n = {int(n_keys):,}\n\n{markdown}")
-        parts.append("## Ranges of distances\n\n![ranges of distances](ranges.png)")
+            paragraphs.append(f"n = {int(n_keys):,}\n\n{markdown}")
+        paragraphs.append("## Ranges of distances\n\n![ranges of distances](ranges.png)")
         rows = []
         for row in _mechanism_rows(by_name, largest):
             rows.append([cell.partition(" ±")[0] for cell in row])
         head = [title.replace(" ", "\n") for title in titles]
         table = Table(f"Independent normal scores, n = {int(largest):,} keys", head, rows)
-        return Report(table, parts, {"ranges.png": partial(draw_distances, by_name, largest)})
+        return Report(table, paragraphs, {"ranges.png": partial(draw_distances, by_name, largest)})
 
 
 def build_mechanisms(names: Iterable[str]) -> dict[str, Mechanism]:

@@ -215,9 +215,10 @@ def _split_into_batches(
 
 
 class _Batch:
-    """Prompts that are continued together: their cache, and the logits of the next token, (B, V)."""
+    """Prompts that are continued together, with their cache."""
 
     logits: Tensor
+    """The logits of the next token, (B, V)."""
 
     def __init__(
         self,
@@ -245,14 +246,14 @@ class _Batch:
         cache_padding = torch.tensor(padding, device=device) if any(padding) else None
         self.cache = KeyValueCache(width + max_tokens, cache_padding)
         ids_of_prompts = None if self.document_ids is None else self.document_ids[:, :-1]
-        self._read(torch.from_numpy(rows[:, :-1]).to(device), ids_of_prompts)
+        self._forward(torch.from_numpy(rows[:, :-1]).to(device), ids_of_prompts)
 
     def append(self, tokens: Tensor) -> None:
         """Append a token to every row, (B,), and compute the logits of the next tokens."""
         ids = None if self.document_ids is None else self.document_ids[:, -1:]
-        self._read(tokens[:, None], ids)
+        self._forward(tokens[:, None], ids)
 
-    def _read(self, tokens: Tensor, ids: Tensor | None) -> None:
+    def _forward(self, tokens: Tensor, ids: Tensor | None) -> None:
         """Read tokens (B, Q) with their document ids, (B, Q) or None."""
         advice = "set a smaller --batch_size or --max_tokens, or give a shorter prompt"
         with enough_memory(len(tokens), self.cache.n_read + tokens.shape[1], tokens.device, advice):

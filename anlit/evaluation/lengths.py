@@ -213,8 +213,8 @@ def sum_by_range(
     """Sum losses and targets by range of positions; UserError if a batch exceeds the memory."""
     n_ranges = (length - 1).bit_length() + 1
     advice = "set --batch_tokens to less, or --lengths to shorter ones"
-    loss_sums: list[Floats] = []
-    count_sums: list[Floats] = []
+    loss_sums: list[np.ndarray] = []
+    count_sums: list[np.ndarray] = []
     for batch in batches:
         with enough_memory(len(batch.tokens), length, checkpoint.device, advice):
             losses = token_losses(checkpoint.model, batch).cpu().double().numpy()
@@ -226,8 +226,10 @@ def sum_by_range(
         n_rows = len(losses)
         bins = (np.arange(n_rows)[:, None] * n_ranges + ranges).ravel()
         is_counted = (batch.targets != IGNORE_INDEX).numpy().ravel().astype(np.float64)
-        for sums, values in ((loss_sums, losses.ravel()), (count_sums, is_counted)):
-            sums.append(np.bincount(bins, values, n_rows * n_ranges).reshape(-1, n_ranges))
+        batch_losses = np.bincount(bins, losses.ravel(), n_rows * n_ranges)
+        batch_counts = np.bincount(bins, is_counted, n_rows * n_ranges)
+        loss_sums.append(batch_losses.reshape(-1, n_ranges))
+        count_sums.append(batch_counts.reshape(-1, n_ranges))
     return LossSums(np.concatenate(loss_sums), np.concatenate(count_sums))
 
 

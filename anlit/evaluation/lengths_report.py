@@ -20,7 +20,7 @@ from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal
 
 MIN_POSITION = 8
-"""The first position in the figure. Losses with less context are so large that they hide the rest."""
+"""The first position in the figure; losses with less context would stretch the axis too far."""
 MAX_TICKS = 5
 LINE_SHIFT = 1.035
 """Ratio of the x of neighbouring lines, so that their error bars do not overlap."""
@@ -38,16 +38,17 @@ HEAD = (
     "sequences",
 )
 LENGTH_NOTE = """\
-Loss is the mean in nats per token over the same {tokens:,} validation tokens at every length; only the cuts into
-sequences differ. With more than one seed a value is the mean ± the standard deviation over seeds. *Standard
-error* is that of one run's mean over its sequences (the mean of the runs' errors if there are several). *Change* is the
-loss minus that at the training length. Both are on the same tokens, so its standard error, over blocks of {block:,}
-tokens, is as a rule smaller than that of the losses."""
+Loss is the mean in nats per token over the same {tokens:,} validation tokens at every length; only
+the cuts into sequences differ. With more than one seed a value is the mean ± the standard deviation
+over seeds. *Standard error* is the error of a run's mean over its sequences; the mean of these
+errors if there are several runs. *Change* is the loss minus the loss at the training length. Both
+are on the same tokens, so its standard error, over blocks of {block:,} tokens, is as a rule smaller
+than the error of the losses."""
 POSITION_NOTE = """\
-Mean loss by position in sequences of {length:,} tokens. At position p the model sees p tokens before the present one:
-those of the document if documents are masked, else those of the sequence. The standard error (s.e.) is over sequences.
-Different ranges have different tokens, and only long documents reach the late positions with masking. So compare along
-a row, where all configurations read the same tokens."""
+Mean loss by position in sequences of {length:,} tokens. At position p the model sees p earlier
+tokens: of the document if documents are masked, else of the sequence. The standard error (s.e.) is
+over sequences. Different ranges have different tokens, and with masking only long documents reach
+the late positions. So compare along a row, where all configurations read the same tokens."""
 
 Point = tuple[float, float | None, float | None]
 """x, mean and standard deviation over seeds."""
@@ -69,7 +70,7 @@ def report_lengths(record: dict[str, Any]) -> Report:
             rows.append([literal(arm["label"]), yes_or_no, f"{length:,}", *cells])
             printed_row.append(cells[1])  # the loss
         printed_rows.append(printed_row)
-    parts = [
+    paragraphs = [
         "# Loss by length",
         "![loss over length and position](lengths.png)",
         markdown_table(HEAD, rows),
@@ -79,17 +80,17 @@ def report_lengths(record: dict[str, Any]) -> Report:
     ]
     for masked in settings["masking"]:
         text_unit = "the document" if masked else "the sequence"
-        parts.append(f"### Position in {text_unit}, {_masking_text(masked)}")
-        parts.append(_position_table(record, lengths[-1], masked))
+        paragraphs.append(f"### Position in {text_unit}, {_masking_text(masked)}")
+        paragraphs.append(_position_table(record, lengths[-1], masked))
     if notes:
-        parts += ["## Notes", listed(notes)]
+        paragraphs += ["## Notes", listed(notes)]
     table = Table(
         f"Loss in nats per token, by length, on {tokens:,} tokens",
         ["configuration", "documents\nmasked", *(f"{length:,}" for length in lengths)],
         printed_rows,
     )
     figures = {"lengths.png": partial(loss_figure, record)}
-    return Report(table, parts, figures, [f"note: {note}" for note in notes])
+    return Report(table, paragraphs, figures, [f"note: {note}" for note in notes])
 
 
 def measurements_of_arm(

@@ -41,11 +41,12 @@ MAX_NUMBERED_CELLS = 12
 """Cells in a row over all panels. If there are more, cells show no numbers."""
 MAX_LENGTH_TICKS = 6
 NEEDLE_NOTE = """\
-Accuracy is the share of samples whose 7 digits greedy decoding gives exactly, averaged over {n_depths} depths with
-{n_samples} samples each. Brackets have the 95 % interval (Wilson) for {n} samples. All seeds and all configurations
-with one tokenizer get the same samples. ± is the standard deviation over seeds. The log-likelihood is that of the
-answer's tokens given all tokens before them: 0 is certainty, −ln V is guessing among all V tokens. It differs between
-configurations even if their accuracy is 0."""
+Accuracy is the share of samples for which greedy decoding gives exactly the 7 digits, averaged over
+{n_depths} depths with {n_samples} samples each. Brackets have the 95 % interval (Wilson) for {n}
+samples. All seeds and all configurations with the same tokenizer get the same samples. ± is the
+standard deviation over seeds. The log-likelihood of the answer's tokens is given all tokens before
+them: 0 is certainty, −ln V is guessing among all V tokens. It differs between configurations even
+if their accuracy is 0."""
 
 
 class Needle(Evaluation):
@@ -90,7 +91,7 @@ class Needle(Evaluation):
         head = ["configuration", "seeds"]
         for length in record["settings"]["lengths"]:
             head.append(f"{length_name(record, length)}\ntokens")
-        parts = [
+        paragraphs = [
             "# Needle in a haystack",
             "![accuracy by depth and length](needle.png)",
             "Exact-match accuracy:",
@@ -101,7 +102,7 @@ class Needle(Evaluation):
         ]
         title = "Exact match, its 95 % interval, and nats per token of the answer"
         table = Table(title, head, _arm_rows(record, str, _accuracy_and_nats))
-        return Report(table, parts, {"needle.png": partial(draw_accuracy, record)})
+        return Report(table, paragraphs, {"needle.png": partial(draw_accuracy, record)})
 
 
 def spread_depths(n: int) -> list[float]:

@@ -45,7 +45,7 @@ class Report(NamedTuple):
 
     table: Table
     """The main numbers, for the terminal."""
-    parts: list[str]
+    paragraphs: list[str]
     """The page in Markdown, without the provenance."""
     figures: Mapping[str, Callable[[], Figure]]
     """Functions that draw the figures, by file name."""
@@ -220,8 +220,8 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command
     with writing(folder), style(8), rc_context(LINE_STYLE):
         for file, draw in report.figures.items():
             save(draw(), folder / file)
-        parts = [*report.parts, "## Where the numbers come from", provenance]
-        page = write_page(folder, evaluation.page, parts)
+        paragraphs = [*report.paragraphs, "## Where the numbers come from", provenance]
+        page = write_page(folder, evaluation.page, paragraphs)
     screen.print(f"Report: {page}", soft_wrap=True)
 
 

@@ -184,6 +184,6 @@ def _score_windows(decoder: Decoder, batch: _BatchOfWindows, width: int | None) 
 
 
 def _stack(rows: list[np.ndarray], width: int) -> Tensor:
-    """Stack rows to (B, width) int64, padded with their last number: it begins no other document."""
+    """Stack rows, (B, width) int64, padded with their last number: it begins no new document."""
     padded_rows = [np.pad(row, (0, width - len(row)), mode="edge") for row in rows]
     return torch.from_numpy(np.stack(padded_rows))

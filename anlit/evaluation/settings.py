@@ -1,4 +1,7 @@
-"""The settings of `anlit lengths`, `needle` and `diagnose`; without torch, because --help shows them."""
+"""The settings of `anlit lengths`, `needle` and `diagnose`.
+
+This file imports no torch, because --help shows the defaults.
+"""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""Models as folders for `transformers`: in one of its architectures if that is exact, else with custom code."""
+"""Models as folders for transformers: in an equal architecture if there is one, else with code."""

@@ -1,7 +1,9 @@
 """The attention of anlit's models for transformers: positions of tokens, rotations and mechanisms.
 
-Logits are L_ij = a(i−j) · g(n_i) · S_ij + m(i−j), S_ij = q_i·k_j/√D, n_i the number of keys that query i may see.
-Shape letters: B batch, H heads of queries, G of keys and values, T queries, S keys, D head width, R rotated width.
+Logits are L_ij = a(i−j) · g(n_i) · S_ij + m(i−j), with S_ij = q_i·k_j/√D. Query i may see n_i keys.
+
+Shape letters: B batch, H heads of queries, G heads of keys and values, T queries, S keys, D head
+width, R rotated width.
 """
 
 import math
@@ -91,8 +93,8 @@ def check_length(attention_mask: Tensor, n_tokens: Any) -> None:
         return
     if attention_mask.shape[1] != n_tokens:
         raise ValueError(
-            f"attention_mask has {attention_mask.shape[1]} columns for {int(n_tokens)} tokens: give "
-            "a column for each token, including the tokens in the cache"
+            f"attention_mask has {attention_mask.shape[1]} columns for {int(n_tokens)} tokens: "
+            "give a column for each token, including the tokens in the cache"
         )
 
 

@@ -169,11 +169,11 @@ def cut_vocabulary(config: dict[str, Any], weights: dict[str, Tensor], n_tokens:
 
 def _special_token_ids(text: CheckpointTokenizer | None) -> dict[str, Any]:
     """The ids for config.json and generation_config.json; several end tokens are a list."""
-    ends = text.stop_tokens if text else ()
+    stop_tokens = text.stop_tokens if text else ()
     special = text.special_tokens if text else SpecialTokens()
-    first_end = ends[0] if ends else None
+    first_stop_token = stop_tokens[0] if stop_tokens else None
     return {
         "bos_token_id": special.begin,
-        "eos_token_id": list(ends) if len(ends) > 1 else first_end,
-        "pad_token_id": special.generation_config.get("pad_token_id", first_end),
+        "eos_token_id": list(stop_tokens) if len(stop_tokens) > 1 else first_stop_token,
+        "pad_token_id": special.generation_config.get("pad_token_id", first_stop_token),
     }

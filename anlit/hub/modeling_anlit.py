@@ -1,4 +1,4 @@
-"""anlit's models for transformers: GPT+, nGPT and anGPT with their positions, mechanisms and visible keys.
+"""anlit's models for transformers: GPT+, nGPT and anGPT with their positions and mechanisms.
 
 It needs torch and transformers but not anlit. nGPT and anGPT are folded: factors of a matrix's rows
 are in the matrix. Shape letters as in `attention_anlit.py`; d is the width of the hidden state, V
@@ -283,7 +283,7 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
             )
         if past is not None and not isinstance(past, Cache):
             raise ValueError(
-                "past_key_values must be a Cache of transformers: give a DynamicCache(), for example"
+                "past_key_values must be a Cache of transformers: give, for example, DynamicCache()"
             )
 
 

@@ -30,8 +30,10 @@ DIED_OF_SIGNAL = {INTERRUPTED, *(-number for number in ENDING)}
 def launch(runs: list[PlannedRun], output: Path, n_jobs: int, threads: int) -> None:
     """Train the runs that have not ended, each in its folder under `output`.
 
-    At most `n_jobs` run at a time, with `threads` each. On a signal of `ENDING` the runs are told to
-    end, they write their checkpoints, and KeyboardInterrupt is raised. After a SIGKILL they go on
+    At most `n_jobs` run at a time, with `threads` each. On a signal of `ENDING` the runs are told
+    to end, they write their checkpoints, and KeyboardInterrupt is raised.
+
+    After a SIGKILL they go on
     training. The next launcher waits for them, because the lock belongs to the training process.
     """
     queue = _Queue(runs, output, threads)

@@ -46,8 +46,8 @@ def _update_page(page: Path, comparisons: list[Comparison]) -> None:
             if f"({comparison.plot.name})" in section:
                 title, *lines = section.splitlines()
                 missing = list(filter(is_missing_arm, lines))
-                parts = [title, *compared(comparison, missing, is_explained=number > 0)]
-                sections[index] = "\n\n".join(filter(None, parts)) + "\n"
+                paragraphs = [title, *compared(comparison, missing, is_explained=number > 0)]
+                sections[index] = "\n\n".join(filter(None, paragraphs)) + "\n"
     write_text(page, SECTION_START.join(sections).rstrip("\n") + "\n")
 
 

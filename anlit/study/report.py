@@ -75,18 +75,18 @@ def _paragraphs(results: StudyResults) -> list[str]:
     """The report in Markdown; UserError as in `check_sections`."""
     study = results.study
     check_sections(study)
-    parts = [
+    paragraphs = [
         f"# {study.title}",
         str(study.content.get("question") or "").strip(),
         _progress(results),
     ]
     for name, options in study.sections:
-        parts += SECTIONS[name].write(results, options)
+        paragraphs += SECTIONS[name].write(results, options)
     if "tuning" not in dict(study.sections):
-        parts += tuning(results, {})
-    parts += ["## Failures", _failures(results)]
-    parts += _sources(results)
-    return parts
+        paragraphs += tuning(results, {})
+    paragraphs += ["## Failures", _failures(results)]
+    paragraphs += _sources(results)
+    return paragraphs
 
 
 def _failures(results: StudyResults) -> str:
@@ -156,7 +156,7 @@ def _raw_numbers(results: StudyResults) -> dict[str, Any]:
 def _progress(results: StudyResults) -> str:
     """The number of runs in each state and of seeds, and the arms that are not measured yet."""
     n_seeds = len(results.study.seeds)
-    counts = Counter(state.status for _, state, _ in results.runs)
+    counts = Counter[str](state.status for _, state, _ in results.runs)
     texts = [f"{counts[status]} {name}" for status, name in STATUS_NAMES.items() if counts[status]]
     sentences = [f"{len(results.runs)} runs: {', '.join(texts)}."]
     if n_seeds:

@@ -54,7 +54,7 @@ class Tuning(NamedTuple):
             return []
         edges = []
         for key, value in self.best.shown.items():
-            numbers = set()
+            numbers: set[Any] = set()
             for point in self.arm.points:
                 other_value = point.shown.get(key)
                 differs_only_here = point.shown == self.best.shown | {key: other_value}
@@ -183,7 +183,7 @@ class StudyResults:
         return tuple(runs)
 
     def unfinished_steps(self, arm: Arm) -> str:
-        """`its tuning`, or the unfinished seeds that measure, such as `seed=2, seed=3`; or empty."""
+        """`its tuning`, or the unfinished measuring seeds, such as `seed=2, seed=3`; or empty."""
         for tuning in self.tunings:
             if tuning.arm is arm and not tuning.has_ended:
                 return "its tuning"

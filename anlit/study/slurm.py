@@ -18,7 +18,7 @@ from anlit.study.state import note_start, read_launches, read_state
 TRAIN_SCRIPT = Path("docker/slurm/train.sbatch")
 ARRAY_SCRIPT = """\
 #!/usr/bin/env bash
-# One run of a study for each task of the array: the line with its number has the options of `anlit fit`.
+# A run of a study for each task of the array: its line in the file has the options of `anlit fit`.
 set -euo pipefail
 line=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {options})
 eval "set -- $line"

@@ -258,7 +258,9 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(
     study: Study, folder: Path, monkeypatch
 ) -> None:
     calls, output, runs = folder / "calls", folder / "out", study.tuning_runs()
-    monkeypatch.setattr(slurm, "TRAIN_SCRIPT", Path(__file__).parents[2] / "docker/slurm/train.sbatch")
+    monkeypatch.setattr(
+        slurm, "TRAIN_SCRIPT", Path(__file__).parents[2] / "docker/slurm/train.sbatch"
+    )
     path = os.environ["PATH"]
     monkeypatch.setenv("PATH", str(folder))
     with pytest.raises(UserError, match="sbatch is not here"):
@@ -271,7 +273,9 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(
     script(folder / "sbatch", f'printf "%s\\n" "$*" >> {calls}\necho "77;cluster"')
     finished(output / runs[0].name)
     assert (
-        submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], max_tasks=4)
+        submit(
+            runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], max_tasks=4
+        )
         == "77"
     )
     first, then = calls.read_text().splitlines()
@@ -286,7 +290,9 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(
 
     (folder / "train.sbatch").write_text('printf "%s\\n" "$@" > options')
     array = (
-        (output / "slurm" / "array-0.sbatch").read_text().replace(str(slurm.TRAIN_SCRIPT), "train.sbatch")
+        (output / "slurm" / "array-0.sbatch")
+        .read_text()
+        .replace(str(slurm.TRAIN_SCRIPT), "train.sbatch")
     )
     subprocess.run(["bash", "-c", array], env=os.environ | {"SLURM_ARRAY_TASK_ID": "1"}, check=True)
     assert (folder / "options").read_text().splitlines() == runs[2].options(output / runs[2].name)

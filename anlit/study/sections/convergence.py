@@ -15,19 +15,19 @@ WAITS_FOR = "waits for "
 
 def convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """The comparisons in Markdown. It has no options."""
-    parts: list[str] = []
+    paragraphs: list[str] = []
     for number, (planned, comparison) in enumerate(results.comparisons):
-        parts.append(f"## {planned.title}")
+        paragraphs.append(f"## {planned.title}")
         missing = _missing_arms(results, planned)
         if comparison is None:
             baseline = planned.baseline.title
-            parts.append(
+            paragraphs.append(
                 f"The baseline, {baseline}, has no finished run yet, so nothing is compared."
             )
-            parts.append("\n".join(missing))
+            paragraphs.append("\n".join(missing))
         else:
-            parts += compared(comparison, missing, is_explained=number > 0)
-    return parts
+            paragraphs += compared(comparison, missing, is_explained=number > 0)
+    return paragraphs
 
 
 def _missing_arms(results: StudyResults, planned: PlannedComparison) -> list[str]:

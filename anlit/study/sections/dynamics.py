@@ -65,9 +65,9 @@ def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
         rows.append([AXIS_LABELS[name], *(_cell(name, metrics) for metrics in means.values())])
     return [
         "## Training dynamics",
-        "Thin lines are seeds, thick ones and the table their means. A rotation is the mean angle by which one "
-        "optimizer step turned a row. What a copy saves is the loss per token on random tokens minus that on the same "
-        "tokens once more.",
+        "Thin lines are seeds; thick lines and the table are their means. A rotation is the mean "
+        "angle by which an optimizer step turned a row. A copy saves the loss per token on random "
+        "tokens minus the loss on the same tokens once more.",
         "![training dynamics](dynamics.png)",
         markdown_table(["at the end of training; rotations: mean over training", *means], rows),
     ]
@@ -82,16 +82,15 @@ def read_metrics(run: Run) -> Metrics:
     deepest = max(layers, default=LAST_LAYER)
     metrics: Metrics = {}
     for name in AXIS_LABELS:
+        column = name.replace(LAST_LAYER, deepest)
         if name == INDUCTION_GAIN:
-            column, subtracted_column = "copying/first", "copying/second"
-        else:
-            column, subtracted_column = name.replace(LAST_LAYER, deepest), None
+            column = "copying/second"
         for row in rows:
-            if not row.get(subtracted_column or column):
+            if not row.get(column):
                 continue
             value = number(row, column, path)
-            if subtracted_column is not None:
-                value -= number(row, subtracted_column, path)
+            if name == INDUCTION_GAIN:
+                value = number(row, "copying/first", path) - value
             metrics.setdefault(name, {})[number(row, "step", path) + 1] = value
     return metrics
 

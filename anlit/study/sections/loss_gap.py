@@ -87,8 +87,8 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     return [
         title,
         f"![loss minus the baseline's over {display_name(over)}]({path.name})",
-        "Final validation losses in nats per token, same seeds; below zero the arm is ahead. Intervals of two or three "
-        "seeds are wide.",
+        "Final validation losses in nats per token, same seeds; below zero the arm is ahead. "
+        "Intervals of two or three seeds are wide.",
         markdown_table(head, list(map(_row, gaps)), left=(0, 2)),
     ]
 

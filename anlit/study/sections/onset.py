@@ -24,9 +24,9 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     Options: `loss`, the level in nats per token; `after`, a number of tokens; `baseline`, an arm.
     """
     level = float(options["loss"])
-    after = float(options["after"])
+    n_tokens_later = float(options["after"])
     (baseline,) = (arm for arm in results.study.arms if arm.name == options["baseline"])
-    onsets, later_losses = _measure_onsets(results, level, after)
+    onsets, later_losses = _measure_onsets(results, level, n_tokens_later)
     rows = []
     for arm in results.study.arms:
         if not onsets[arm.name]:
@@ -44,7 +44,7 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     if not rows:
         return ["## Onset", "No run has finished yet."]
     base = literal(baseline.title)
-    later = short_number(after)
+    later = short_number(n_tokens_later)
     head = [
         "arm",
         "onset of each seed, tokens",
@@ -54,17 +54,18 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     ]
     return [
         "## Onset",
-        f"The onset is where a run's validation loss first is {level:g} nats per token, linear between points. The "
-        f"loss after it is that of {later} training tokens later; {NONE} where no run gets so far. "
-        f"Differences are from {base}, over the seeds that both have, with 95 % intervals of a paired t-test.",
+        f"The onset is where a run's validation loss first is {level:g} nats per token, linear "
+        f"between points. The loss after it is {later} training tokens later; {NONE} if no run "
+        f"gets so far. Differences are from {base}, over the seeds that both have, with 95 % "
+        "intervals of a paired t-test.",
         markdown_table(head, rows, left=(0, 1)),
     ]
 
 
 def _measure_onsets(
-    results: StudyResults, level: float, after: float
+    results: StudyResults, level: float, n_tokens_later: float
 ) -> tuple[dict[str, ValueBySeed], dict[str, ValueBySeed]]:
-    """Onsets in 10⁶ tokens, and the losses `after` tokens later, by arm and seed.
+    """Onsets in 10⁶ tokens, and the losses `n_tokens_later`, by arm and seed.
 
     Runs that have not ended are left out.
     """
@@ -82,8 +83,8 @@ def _measure_onsets(
             if tokens is None:
                 continue
             onsets[arm.name][seed] = tokens / 1e6
-            if tokens + after <= curve.tokens[-1]:
-                loss = float(np.interp(tokens + after, curve.tokens, curve.loss))
+            if tokens + n_tokens_later <= curve.tokens[-1]:
+                loss = float(np.interp(tokens + n_tokens_later, curve.tokens, curve.loss))
                 later_losses[arm.name][seed] = loss
     return onsets, later_losses
 

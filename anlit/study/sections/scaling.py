@@ -98,7 +98,7 @@ def fit_law(runs: Array, starts: Array = STARTS) -> Array:
     """
     if runs.shape[1] < MIN_RUNS or not _is_determined(runs):
         raise ValueError(
-            "a law of five numbers needs six runs or more, of three sizes and three lengths at least"
+            "a law of five numbers needs six runs or more, of three sizes and three lengths or more"
         )
     log_n, log_d, log_l = np.log(runs)
     # With centred data the five numbers hardly depend on each other.
@@ -169,25 +169,27 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
             fitted[title] = fit_with_bootstrap(runs_of_arm, options.get("resamples", 100))
         except ValueError as error:
             notes.append(f"- {title}: no law, because {error}.")
-    parts = [
+    paragraphs = [
         "## Scaling",
-        "L(N, D) = E + A/N^a + B/D^b over parameters N and training tokens D, fitted to every finished run as in "
-        "arXiv 2203.15556; L(C) is its lowest value with 6·N·D = C FLOPs. Intervals: 95 %, bootstrap over runs.",
+        "L(N, D) = E + A/N^a + B/D^b over parameters N and training tokens D, fitted to every "
+        "finished run as in arXiv 2203.15556; L(C) is its lowest value with 6·N·D = C FLOPs. "
+        "Intervals: 95 %, bootstrap over runs.",
         "\n".join(notes),
     ]
     if not fitted:
-        return parts
+        return paragraphs
     _draw_laws(runs, fitted, results.output / "scaling.png")
     head = ["", *exponents(next(iter(fitted.values()))), "runs"]
     rows = []
     for title, laws in fitted.items():
         rows.append([title, *_cells(laws), str(runs[title].shape[1])])
     return [
-        *parts,
+        *paragraphs,
         "![loss over compute](scaling.png)",
-        "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: extrapolated**, as is "
-        f"where no run is near the best split of N and D. *{UNDETERMINED.capitalize()}*: an interval of a or b ends at "
-        f"a limit of the fit, {MIN_EXPONENT:g} or {MAX_EXPONENT:g}.",
+        "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: "
+        "extrapolated**, as it is where no run is near the best split of N and D. "
+        f"*{UNDETERMINED.capitalize()}*: an interval of a or b ends at a limit of "
+        f"the fit, {MIN_EXPONENT:g} or {MAX_EXPONENT:g}.",
         markdown_table(head, rows),
     ]
 

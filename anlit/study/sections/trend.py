@@ -73,16 +73,16 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     laws = {} if value == "loss" else _fit_laws(lines)
     path = results.output / f"trend-{value}-{over}.png"
     draw_trend(lines, over, value, path, laws)
-    parts = [title, f"![{value} over {over}]({path.name})"]
+    paragraphs = [title, f"![{value} over {over}]({path.name})"]
     if value == "loss":
         head = ["arm", display_name(over), "validation loss (nats/token)"]
-        return [*parts, markdown_table(head, _loss_rows(lines))]
+        return [*paragraphs, markdown_table(head, _loss_rows(lines))]
     name = display_name(value).capitalize()
     explanation = (
         f"{name} = a · {display_name(over)}^b, fitted over the logarithms, by the grids' steps."
     )
     head = ["arm", "points", "exponent b", "95 % interval"]
-    return [*parts, explanation, markdown_table(head, _law_rows(lines, laws))]
+    return [*paragraphs, explanation, markdown_table(head, _law_rows(lines, laws))]
 
 
 def _fit_laws(lines: Lines) -> dict[str, PowerLaw]:
