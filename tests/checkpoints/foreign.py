@@ -23,8 +23,7 @@ from anlit.errors import UserError
 from anlit.training.load_model import load_checkpoint
 from tests.data.prepared import VOCABULARY
 from tests.data.reader import edit
-from tests.evaluation.saved import prepare
-from tests.hub.conftest import TEXTS
+from tests.evaluation.saved import TEXTS, prepare
 
 Settings = dict[str, Any]
 

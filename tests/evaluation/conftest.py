@@ -6,7 +6,7 @@ import pytest
 
 from anlit import GPT
 from tests.data.conftest import place, prepared, streams, tiny_shards  # noqa: F401  fixtures
-from tests.evaluation.saved import make_run, prepare
+from tests.evaluation.saved import make_run, make_run_with_text, prepare
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +17,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     return make_run(tmp_path_factory.mktemp("runs") / "gpt-1", data, GPT)
+
+
+@pytest.fixture(scope="session")
+def run_with_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose data have a tokenizer."""
+    return make_run_with_text(tmp_path_factory.mktemp("text"), GPT)

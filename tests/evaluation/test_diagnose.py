@@ -1,8 +1,9 @@
-"""`anlit diagnose` on a tiny checkpoint: its numbers against attention computed pair by pair, and what it writes."""
+"""`anlit diagnose` on a tiny checkpoint: its numbers against pair-by-pair attention; its files."""
 
-import itertools
 import json
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,161 +34,179 @@ def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     )
 
 
-def measured(
+def measure(
     run: Path, lengths: list[int], tokens: int, masked: bool | None = None
 ) -> dict[str, Any]:
     checkpoint = load_checkpoint(str(run), "cpu")
+    data = load_validation_data(checkpoint)
     diagnose = Diagnose(DiagnoseSettings(tuple(lengths), tokens=tokens, masking=masked))
-    diagnose.plan([checkpoint], load_validation_data(checkpoint))
-    return diagnose.measure(checkpoint, load_validation_data(checkpoint))
+    diagnose.plan([checkpoint], data)
+    return diagnose.measure(checkpoint, data)
 
 
-def spread_over(length: int, n_rows: int) -> list[int]:
+def spread_sequences(length: int, n_rows: int) -> list[int]:
     """The numbers of `n_rows` sequences from all over the validation split."""
     n_sequences = (VAL_TOKENS - 1) // length
-    return [int((number + 0.5) * n_sequences / n_rows) for number in range(n_rows)]
+    return [int((row + 0.5) * n_sequences / n_rows) for row in range(n_rows)]
 
 
-def pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> dict[str, Any]:
-    """Entropy and squared size of the average of each query: [name][layer][head] → list of (n, value)."""
+class PairByPair:
+    """Statistics of attention, computed for each query from its keys.
+
+    `queries` has (n, value) of each query, by name, layer and head.
+    """
+
+    def __init__(self, document_ids: np.ndarray) -> None:
+        self.document_ids = document_ids
+        self.queries: dict[tuple[str, int, int], list[tuple[int, float]]] = defaultdict(list)
+
+    def read(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        n_rows, n_heads, length, d_head = q.shape
+        for row, head, i in np.ndindex(n_rows, n_heads, length):
+            ids = self.document_ids[row]
+            keys = [j for j in range(i + 1) if ids[j] == ids[i]]
+            n = len(keys)
+            scale = STRENGTH * math.log(n) / math.sqrt(d_head)
+            weights = (scale * (k[row, head, keys].double() @ q[row, head, i].double())).softmax(0)
+            values = v[row, head, keys].double()
+            entropy = -(weights * weights.log()).sum()
+            size = (weights @ values).square().sum() / values.square().sum(-1).mean()
+            self.queries["entropy", layer, head].append((n, entropy.item()))
+            self.queries["squared_average", layer, head].append((n, size.item()))
+
+
+@torch.no_grad()
+def compute_pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> PairByPair:
     model = load_checkpoint(str(run), "cpu").model
     text = random_tokens(VAL_TOKENS, 0).astype(np.int64)
-    blocks = np.stack(
-        [text[place * length : (place + 1) * length + 1] for place in spread_over(length, n_rows)]
-    )
+    starts = [number * length for number in spread_sequences(length, n_rows)]
+    blocks = np.stack([text[start : start + length + 1] for start in starts])
     tokens = blocks[:, :-1]
     ids = document_ids(blocks, END)[:, :-1] if masked else np.zeros_like(tokens)
-    statistics: dict[str, Any] = {"entropy": {}, "squared_average": {}}
-
-    def look(layer: int, q: Any, k: Any, v: Any) -> None:
-        for b, h, i in np.ndindex(n_rows, HEADS, length):
-            keys = [j for j in range(i + 1) if ids[b, j] == ids[b, i]]
-            scale = STRENGTH * math.log(len(keys)) / math.sqrt(q.shape[-1])
-            weights = (scale * (k[b, h, keys].double() @ q[b, h, i].double())).softmax(0)
-            values = v[b, h, keys].double()
-            size = (weights @ values).square().sum() / values.square().sum(-1).mean()
-            for name, value in (
-                ("entropy", -(weights * weights.log()).sum()),
-                ("squared_average", size),
-            ):
-                statistics[name].setdefault((layer, h), []).append((len(keys), value.item()))
-
+    statistics = PairByPair(ids)
     for layer, block in enumerate(model.model.blocks):
         block.attention.register_forward_pre_hook(
-            lambda _, arguments, layer=layer: look(layer, *arguments[:3])
+            lambda _, arguments, layer=layer: statistics.read(layer, *arguments[:3])
         )
-    with torch.no_grad():
-        model(torch.from_numpy(tokens), torch.from_numpy(ids))
+    model(torch.from_numpy(tokens), torch.from_numpy(ids))
     return statistics
 
 
-@pytest.mark.parametrize("masked", [True, False], ids=["documents", "one text"])
-def test_statistics_are_those_of_attention_pair_by_pair(
-    run: Path, masked: bool, monkeypatch
+@pytest.mark.parametrize("masked", [True, False], ids=["documents", "single text"])
+def test_statistics_are_equal_to_attention_pair_by_pair(
+    run: Path, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """3 sequences of 40 tokens, longer than in training, from all over the split; by layer, head and bin of n."""
+    """3 sequences of 40 tokens, longer than in training; by layer, head and bin of n."""
     monkeypatch.setattr("anlit.nn.attention.observe.QUERIES_PER_BLOCK", 7)
-    result = measured(run, [40], 101, masked)
-    own, expected = result["lengths"][40], pair_by_pair(run, 40, 3, masked)
-    assert result["masking"] is masked
-    assert (own["tokens"], own["edges"]) == (120, [1, 2, 4, 8, 16, 32])
-    for name, layer, head in itertools.product(expected, range(2), range(HEADS)):
-        queries = expected[name][layer, head]
-        for place, edge in enumerate(own["edges"]):
+
+    record = measure(run, [40], 101, masked)
+
+    result = record["lengths"][40]
+    assert record["masking"] is masked
+    assert result["tokens"] == 120
+    assert result["edges"] == [1, 2, 4, 8, 16, 32]
+    expected = compute_pair_by_pair(run, 40, 3, masked)
+    assert len(expected.queries) == 2 * 2 * HEADS
+    for (name, layer, head), queries in expected.queries.items():
+        for index, edge in enumerate(result["edges"]):
             values = [value for n, value in queries if edge <= n < 2 * edge]
-            assert len(values) == own["queries"][place]
             mean = sum(values) / len(values) if values else math.nan
-            assert own["statistics"][name][layer][head][place] == pytest.approx(
-                mean, rel=1e-4, nan_ok=True, abs=1e-6
-            )
-    assert own["queries"][-1] == 3 * 9 if not masked else own["queries"][0] > 3
+            actual = result["statistics"][name][layer][head][index]
+            assert result["queries"][index] == len(values)
+            assert actual == pytest.approx(mean, rel=1e-4, nan_ok=True, abs=1e-6)
+    if masked:
+        assert result["queries"][0] > 3, "several documents in a sequence"
+    else:
+        assert result["queries"][-1] == 3 * 9
 
 
-def test_every_length_reads_whole_sequences_from_all_over_the_split(run: Path) -> None:
-    """1,028 targets: at 1,000 one sequence; at 16 as many as asked for; the last 4 targets make none."""
+@pytest.mark.parametrize(
+    ("length", "n_tokens", "sequences"),
+    [
+        pytest.param(16, 10**6, range(64), id="all"),
+        pytest.param(16, 80, spread_sequences(16, 5), id="spread over the split"),
+        pytest.param(1000, 1, [0], id="a single sequence"),
+    ],
+)
+def test_every_length_reads_complete_sequences_from_all_over_the_split(
+    run: Path, length: int, n_tokens: int, sequences: Sequence[int]
+) -> None:
+    """The split has 1,028 targets. The last 4 make no sequence."""
     data = load_validation_data(load_checkpoint(str(run), "cpu"))
     text = random_tokens(VAL_TOKENS, 0)
-    for length, asked, places in [
-        (16, 10**6, range(64)),
-        (16, 80, spread_over(16, 5)),
-        (1000, 1, [0]),
-    ]:
-        tokens = torch.cat([batch.tokens for batch in complete_sequences(data, length, asked)])
-        assert tokens.tolist() == [
-            text[place * length : (place + 1) * length].tolist() for place in places
-        ]
-    assert measured(run, [16], 10**9)["lengths"][16]["tokens"] == 64 * 16
-    assert measured(run, [16], 17)["lengths"][16]["tokens"] == 32
-    with pytest.raises(
-        UserError, match="val has no 2,000 tokens in a row: leave 2000 out of --lengths"
-    ):
-        measured(run, [2000], 1)
+
+    batches = list(complete_sequences(data, length, n_tokens))
+
+    tokens = torch.cat([batch.tokens for batch in batches])
+    starts = [number * length for number in sequences]
+    assert tokens.tolist() == [text[start : start + length].tolist() for start in starts]
 
 
-def test_masking_is_that_of_training_unless_told(tmp_path: Path, data: Path) -> None:
+def test_tokens_are_rounded_up_to_a_complete_sequence(run: Path) -> None:
+    assert measure(run, [16], 10**9)["lengths"][16]["tokens"] == 64 * 16
+    assert measure(run, [16], 17)["lengths"][16]["tokens"] == 32
+
+
+def test_a_length_beyond_the_split_is_refused(run: Path) -> None:
+    message = "val has no 2,000 tokens in a row: leave 2000 out of --lengths"
+    with pytest.raises(UserError, match=message):
+        measure(run, [2000], 1)
+
+
+def test_masking_is_as_in_training_by_default(tmp_path: Path, data: Path) -> None:
     run = make_run(tmp_path / "gpt", data, GPT, document_masking=False)
-    assert measured(run, [16], 16)["masking"] is False
-    assert measured(run, [16], 16, True)["masking"] is True
+
+    assert measure(run, [16], 16)["masking"] is False
+    assert measure(run, [16], 16, masked=True)["masking"] is True
 
 
-def test_the_command_writes_numbers_report_and_figures(run: Path, tmp_path: Path, capsys) -> None:
-    arguments = [
-        "--lengths=64,16",
-        "--tokens=256",
-        "--device=cpu",
-        "--masking=off",
-        f"--output={tmp_path}",
-    ]
-    main(["diagnose", str(run), *arguments])
+def test_the_command_writes_numbers_report_and_figures(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--lengths=64,16", "--tokens=256", "--device=cpu", "--masking=off"]
+
+    main(["diagnose", str(run), *options, f"--output={tmp_path}"])
+
     record = json.loads((tmp_path / "diagnose.json").read_text())
     assert record["command"].startswith("anlit diagnose ")
     assert record["checkpoints"][0]["label"].startswith("anGPT, ")
     assert record["lengths"].keys() == {"16", "64"}
     statistics = record["lengths"]["64"]["statistics"]
     assert np.array(statistics["entropy"], dtype=float).shape == (2, HEADS, 6)
-    assert statistics["weight_1_to_10"][0][0][0] is None, (
-        "a first token has nothing at these distances"
-    )
-    report, printed = (tmp_path / "report.md").read_text(), capsys.readouterr().out
-    for part in (
-        "## Sequences of 64 tokens",
-        "## Sequences of 16 tokens",
-        "masking off",
-        "| 1 | ",
-        "heads.png",
-    ):
-        assert part in report
-    assert all(
-        (tmp_path / f"{name}.png").stat().st_size > 10_000
-        for name in ("statistics", "ranges", "heads")
-    )
+    weight_of_first_token = statistics["weight_1_to_10"][0][0][0]
+    assert weight_of_first_token is None, "it has nothing at these distances"
+    report = (tmp_path / "report.md").read_text()
+    printed = capsys.readouterr().out
+    assert "## Sequences of 64 tokens" in report
+    assert "## Sequences of 16 tokens" in report
+    assert "masking off" in report
+    assert "| 1 | " in report
+    for name in ("statistics", "ranges", "heads"):
+        assert f"{name}.png" in report
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
     assert ": n = 32 to 64, means over heads" in printed
+    loss = record["copying"]["first"]
     for text in (report, printed):
-        assert (
-            f"Random tokens cost {record['copying']['first']:.2f} nats each, the same once more"
-            in text
-        )
+        assert f"Random tokens cost {loss:.2f} nats each, the same once more" in text
 
 
-def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:
-    """The bin [8, 16) has 1 of 200 queries, too few; NaN is no head's value; sizes are roots of mean squares."""
-    names = (
-        "entropy",
-        "inverse_largest_weight",
-        "attention_sink",
-        "weight_latest_100",
-        "participation",
-    )
-    statistics = {name: [[[math.nan] * 4] * 3] for name in names} | {
+def test_the_table_has_the_longest_context_with_enough_queries() -> None:
+    """The bin [8, 16) has 1 of 200 queries, too few. Sizes are roots of mean squares."""
+    missing = [[[math.nan] * 4] * 3]
+    statistics: dict[str, Any] = {
+        "entropy": missing,
+        "inverse_largest_weight": missing,
+        "weight_latest_100": missing,
+        "participation": missing,
         "attention_sink": [[[9, 9, 0.25, 9], [9, 9, 0.5, 9], [9, 9, math.nan, 9]]],
         "squared_average": [[[9, 9, 0.25, 9]] * 3],
     }
-    own = {
-        "length": 15,
-        "edges": [1, 2, 4, 8],
-        "queries": [19, 80, 100, 1],
-        "statistics": statistics,
-    }
-    assert last_bin(own) == (4, 7)
-    assert last_bin(own | {"queries": [0, 0, 0, 1]}) == (8, 15)
-    assert table_rows(own) == [["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–"]]
+    result = {"length": 15, "edges": [1, 2, 4, 8], "statistics": statistics}
+    few_long_contexts = result | {"queries": [19, 80, 100, 1]}
+    only_long_contexts = result | {"queries": [0, 0, 0, 1]}
+
+    assert last_bin(few_long_contexts) == (4, 7)
+    assert last_bin(only_long_contexts) == (8, 15)
+    assert table_rows(few_long_contexts) == [
+        ["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–"]
+    ]

@@ -1,4 +1,4 @@
-"""`anlit lengths`: known losses come out, the same tokens are scored at every length, seeds are grouped; its files."""
+"""`anlit lengths`: its losses at every length, the arms, and the files of its report."""
 
 import json
 import math
@@ -16,29 +16,33 @@ from torch.nn.functional import cross_entropy, one_hot
 from anlit import GPT, AnGPT, TokenShards
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
-from anlit.evaluation import lengths as module
+from anlit.evaluation import lengths as lengths_module
 from anlit.evaluation.data import load_validation_data
 from anlit.evaluation.lengths import Lengths, estimate_loss, token_losses
 from anlit.evaluation.runner import group_by_seed, load_checkpoints
 from anlit.evaluation.settings import LengthsSettings
 from anlit.nn.kernels.documents import Documents
+from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.training.load_model import Checkpoint, load_checkpoint
 from tests.data.modules import quiet_trainer
 from tests.data.prepared import VOCABULARY, write_prepared
 from tests.evaluation.saved import LENGTH, VAL_TOKENS, make_run, prepare, save, small
 
-N = VAL_TOKENS // 64 * 64
-DOCUMENT = 24
+N_TOKENS = VAL_TOKENS // 64 * 64
+"""Targets in complete pieces of 64."""
+DOCUMENT_LENGTH = 24
 
 
 class CountingModel(nn.Module):
-    """Knows the next token of documents that count 1, 2, … and end with 0, the surer the further it has read.
+    """Predicts documents that count 1, 2, … and end with 0, better at later positions.
 
-    The logit of the right token is ln(1 + p) above the others', p the position that attention would know: the loss is
-    ln(1 + (V − 1)/(1 + p)).
+    The logit of the right token is ln(1 + p) above all other logits. p is the position that
+    attention would know. So the loss is ln(1 + (V − 1)/(1 + p)).
     """
 
-    vocab_size, context_length, document_masking = VOCABULARY, LENGTH, True
+    vocab_size = VOCABULARY
+    context_length = LENGTH
+    document_masking = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,24 +56,25 @@ class CountingModel(nn.Module):
         positions = torch.arange(tokens.shape[1]).expand_as(tokens)
         if self.document_masking:
             positions = Documents(document_ids, tokens.shape[1], tokens.device).positions
-        return self.logits(torch.stack(((tokens + 1) % DOCUMENT, positions), -1))
+        return self.logits(torch.stack(((tokens + 1) % DOCUMENT_LENGTH, positions), -1))
 
     def logits(self, h: Tensor) -> Tensor:
         right, position = h.unbind(-1)
         return one_hot(right, VOCABULARY) * torch.log1p(position.double())[..., None]
 
 
-def known_loss(position: np.ndarray) -> np.ndarray:
+def exact_loss(position: np.ndarray) -> np.ndarray:
+    """The loss of `CountingModel`."""
     return np.log1p((VOCABULARY - 1) / (1 + position))
 
 
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, TokenShards]:
-    tokens, folder = (
-        (np.arange(N + 9) % DOCUMENT + 1) % DOCUMENT,
-        tmp_path_factory.mktemp("data") / "counting",
-    )
-    write_prepared(folder, {name: tokens.astype(np.uint16) for name in ("train", "val")})
+    """A `CountingModel`, and its documents."""
+    tokens = (np.arange(N_TOKENS + 9) % DOCUMENT_LENGTH + 1) % DOCUMENT_LENGTH
+    tokens = tokens.astype(np.uint16)
+    folder = tmp_path_factory.mktemp("data") / "counting"
+    write_prepared(folder, {"train": tokens, "val": tokens})
     model: Any = CountingModel()
     checkpoint = Checkpoint(model, Path("counter.ckpt"), 0, None, None, {})
     return checkpoint, load_validation_data(checkpoint, str(folder))
@@ -77,96 +82,111 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Toke
 
 def measure(
     checkpoint: Checkpoint, data: TokenShards, lengths: list[int], *masking: bool, **settings: int
-) -> list:
+) -> list[dict[str, Any]]:
     evaluation = Lengths(LengthsSettings(tuple(lengths), masking=masking, **settings))
     evaluation.plan([checkpoint], data)
     return evaluation.measure(checkpoint, data)
 
 
-def at(losses: list[dict[str, Any]], length: int, masking: bool) -> dict[str, Any]:
-    return next(own for own in losses if (own["length"], own["masking"]) == (length, masking))
+def find(results: list[dict[str, Any]], length: int, masked: bool) -> dict[str, Any]:
+    """The result at a length and masking."""
+    (result,) = (
+        result
+        for result in results
+        if result["length"] == length and result["masking"] == masked
+    )  # fmt: skip
+    return result
 
 
-def test_known_losses_come_out_by_length_and_position(
+def test_exact_losses_come_out_by_length_and_position(
     counting: tuple[Checkpoint, TokenShards],
 ) -> None:
-    losses = measure(*counting, [16, 64], True, False, batch_tokens=128)
-    assert [(own["masking"], own["length"]) for own in losses] == [
-        (True, 16),
-        (True, 64),
-        (False, 16),
-        (False, 64),
-    ]
-    for own in losses:
-        in_sequence = np.arange(N) % own["length"]
-        # Documents begin at the tokens 0, 24, 48, … of the split, and anew with each sequence.
-        known = np.minimum(np.arange(N) % DOCUMENT, in_sequence) if own["masking"] else in_sequence
-        assert (own["total"]["tokens"], own["sequences"]) == (N, N // own["length"])
-        assert own["total"]["loss"] == pytest.approx(known_loss(known).mean(), rel=1e-6)
-        assert own["bits_per_byte"] == pytest.approx(known_loss(known).mean() / math.log(2) / 3)
-        for part in own["by_position"]:
-            inside = (part["first"] <= known) & (known < part["end"])
-            assert part["estimate"]["tokens"] == inside.sum()
-            if inside.any():
-                assert part["estimate"]["loss"] == pytest.approx(
-                    known_loss(known[inside]).mean(), rel=1e-6
-                )
-    bounds = [(part["first"], part["end"]) for part in at(losses, 64, True)["by_position"]]
-    assert bounds == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
-    trained, change = at(losses, LENGTH, False), at(losses, 64, False)["change"]
-    known = (
-        at(losses, 64, False)["total"]["loss"] - trained["total"]["loss"],
-        0.0,
-    )  # each block changes by the same
-    assert (change["loss"], change["standard_error"]) == pytest.approx(known, rel=1e-9, abs=1e-9)
-    assert trained["change"] is None
+    results = measure(*counting, [16, 64], True, False, batch_tokens=128)
+
+    keys = [(result["masking"], result["length"]) for result in results]
+    assert keys == [(True, 16), (True, 64), (False, 16), (False, 64)]
+    for result in results:
+        position = np.arange(N_TOKENS) % result["length"]
+        if result["masking"]:
+            # Documents begin at the tokens 0, 24, 48, … of the split, and anew with each sequence.
+            position = np.minimum(position, np.arange(N_TOKENS) % DOCUMENT_LENGTH)
+        mean = exact_loss(position).mean()
+        assert result["total"]["tokens"] == N_TOKENS
+        assert result["sequences"] == N_TOKENS // result["length"]
+        assert result["total"]["loss"] == pytest.approx(mean, rel=1e-6)
+        assert result["bits_per_byte"] == pytest.approx(mean / math.log(2) / 3)
+        for span in result["by_position"]:
+            is_inside = (span["first"] <= position) & (position < span["end"])
+            assert span["estimate"]["tokens"] == is_inside.sum()
+            if is_inside.any():
+                expected = exact_loss(position[is_inside]).mean()
+                assert span["estimate"]["loss"] == pytest.approx(expected, rel=1e-6)
+    spans = [(span["first"], span["end"]) for span in find(results, 64, True)["by_position"]]
+    assert spans == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
 
 
-def test_a_run_on_needles_is_measured_on_its_text(tmp_path: Path, data: Path) -> None:
-    run_dir = make_run(tmp_path / "run", data, GPT)
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    config["data"] = {
-        "class_path": "anlit.NeedleInHaystack",
-        "init_args": {"path": str(data), "lengths": [16]},
-    }
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
-    assert type(load_validation_data(load_checkpoint(str(run_dir), "cpu"))) is TokenShards
+def test_the_change_is_the_loss_minus_the_loss_at_the_training_length(
+    counting: tuple[Checkpoint, TokenShards],
+) -> None:
+    results = measure(*counting, [LENGTH, 64], False)
+
+    at_training_length = find(results, LENGTH, False)
+    longer = find(results, 64, False)
+    difference = longer["total"]["loss"] - at_training_length["total"]["loss"]
+    assert longer["change"]["loss"] == pytest.approx(difference, rel=1e-9)
+    # Each piece changes by the same.
+    assert longer["change"]["standard_error"] == pytest.approx(0.0, abs=1e-9)
+    assert at_training_length["change"] is None
 
 
-def test_standard_error_is_that_of_the_mean_over_sequences() -> None:
+def test_the_standard_error_is_over_sequences() -> None:
     losses = np.random.default_rng(0).normal(size=50)
-    known = estimate_loss(10 * losses, np.full(50, 10.0))
-    assert known["loss"] == pytest.approx(losses.mean())
-    assert known["standard_error"] == pytest.approx(losses.std(ddof=1) / math.sqrt(50))
-    # A ratio of two sums: against the spread over many draws of sequences with different counts.
-    rng = np.random.default_rng(1)
-    tokens = rng.integers(1, 9, (4000, 60)).astype(float)
-    sums = tokens * rng.normal(3, 0.5, tokens.shape) + rng.normal(0, 2, tokens.shape)
-    estimates = [estimate_loss(*draw) for draw in zip(sums, tokens, strict=True)]
-    spread = np.std([draw["loss"] for draw in estimates])
-    assert np.mean([draw["standard_error"] for draw in estimates]) == pytest.approx(
-        spread, rel=0.05
+
+    estimate = estimate_loss(10 * losses, np.full(50, 10.0))
+
+    assert estimate["loss"] == pytest.approx(losses.mean())
+    assert estimate["standard_error"] == pytest.approx(losses.std(ddof=1) / math.sqrt(50))
+    sequence_without_targets = estimate_loss(
+        np.append(10 * losses, 0.0), np.append(np.full(50, 10.0), 0.0)
     )
-    assert estimate_loss(np.append(10 * losses, 0.0), np.append(np.full(50, 10.0), 0.0)) == known
+    assert sequence_without_targets == estimate
     assert estimate_loss(np.zeros(3), np.zeros(3))["loss"] is None
     assert estimate_loss(np.ones(1), np.ones(1))["standard_error"] is None
 
 
-def test_loss_at_the_training_length_is_that_of_validation(run: Path) -> None:
-    """The default lengths are 1, 4 and 16 times that length."""
+def test_the_standard_error_of_a_ratio_is_its_spread_over_many_draws() -> None:
+    """Sequences have different numbers of targets."""
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(1, 9, (4000, 60)).astype(float)
+    sums = tokens * rng.normal(3, 0.5, tokens.shape) + rng.normal(0, 2, tokens.shape)
+
+    estimates = [estimate_loss(*draw) for draw in zip(sums, tokens, strict=True)]
+
+    spread = np.std([estimate["loss"] for estimate in estimates])
+    mean_error = np.mean([estimate["standard_error"] for estimate in estimates])
+    assert mean_error == pytest.approx(spread, rel=0.05)
+
+
+def test_the_default_lengths_are_multiples_of_the_training_length(run: Path) -> None:
     plan = Lengths(LengthsSettings()).plan(*load_checkpoints([str(run)], None))
+
     assert plan == {"lengths": [16, 64, 256], "tokens": VAL_TOKENS // 256 * 256}
+
+
+def test_the_loss_at_the_training_length_is_equal_to_validation(run: Path) -> None:
     checkpoint = load_checkpoint(str(run), "cpu")
-    validated = load_validation_data(checkpoint)
-    validated.val_tokens, validated.val_batch_size = N, 4
-    logged = quiet_trainer(devices=1).validate(checkpoint.model, validated, verbose=False)[0]
-    (own,) = measure(
-        load_checkpoint(str(run), "cpu"), load_validation_data(checkpoint), [LENGTH], True
-    )
-    assert own["total"]["loss"] == pytest.approx(logged["val/loss"], rel=1e-6)
+    data = load_validation_data(checkpoint)
+    data.val_tokens = N_TOKENS
+    data.val_batch_size = 4
+    (metrics,) = quiet_trainer(devices=1).validate(checkpoint.model, data, verbose=False)
+
+    reloaded = load_checkpoint(str(run), "cpu")
+    (result,) = measure(reloaded, load_validation_data(reloaded), [LENGTH], True)
+
+    assert result["total"]["loss"] == pytest.approx(metrics["val/loss"], rel=1e-6)
 
 
-def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> None:
+def test_a_piece_does_not_reach_from_a_folder_into_the_next(data: Path, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(str(make_run(tmp_path / "mixed", data, GPT)), "cpu")
     assert checkpoint.config is not None
     paths = {
@@ -174,28 +194,18 @@ def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> 
         "b": str(prepare(tmp_path / "b", n_val=301)),
     }
     checkpoint.config["data"] = {"class_path": "anlit.Mixture", "init_args": {"paths": paths}}
+
     short, long = measure(checkpoint, load_validation_data(checkpoint), [16, 64], True)
+
     assert short["total"]["tokens"] == long["total"]["tokens"] == 384
     assert (short["sequences"], long["sequences"]) == (7 + 18, 2 + 5)
-    assert long["change"]["loss"] == pytest.approx(
-        long["total"]["loss"] - short["total"]["loss"], rel=1e-9
-    )
+    difference = long["total"]["loss"] - short["total"]["loss"]
+    assert long["change"]["loss"] == pytest.approx(difference, rel=1e-9)
 
 
-def test_a_run_can_name_neither_an_address_nor_data_without_a_path(run: Path) -> None:
-    """It may be someone else's, and the user's credentials are not for it."""
-    checkpoint = load_checkpoint(str(run), "cpu")
-    assert checkpoint.config is not None
-    for settings, sentence in (
-        ({"path": "s3://theirs/data"}, "names the address "),
-        ({}, "is not complete "),
-    ):
-        checkpoint.config["data"]["init_args"] = settings
-        with pytest.raises(UserError, match=f"{sentence}.*: set --data"):
-            load_validation_data(checkpoint)
-
-
-def test_losses_do_not_depend_on_the_pieces_that_logits_are_made_in(run: Path, monkeypatch) -> None:
+def test_losses_do_not_depend_on_the_rows_that_logits_are_made_for(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = load_checkpoint(str(run), "cpu")
     data = load_validation_data(checkpoint)
     data.score_first_token = False
@@ -203,113 +213,132 @@ def test_losses_do_not_depend_on_the_pieces_that_logits_are_made_in(run: Path, m
     batch = next(iter(data.val_dataloader()))
     logits = checkpoint.model(batch.tokens, batch.document_ids)
     expected = cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none")
-    assert (batch.targets == -100).any()
-    for at_once in (1 << 26, 7 * VOCABULARY, 1):
-        monkeypatch.setattr(module, "MAX_LOGITS_AT_ONCE", at_once)
-        torch.testing.assert_close(
-            token_losses(checkpoint.model, batch), expected, rtol=1e-5, atol=1e-5
-        )
-    assert torch.equal(
-        checkpoint.model(batch.tokens, batch.document_ids), logits
-    )  # the head is back
+    assert (batch.targets == IGNORE_INDEX).any()
+
+    for max_logits in (1 << 26, 7 * VOCABULARY, 1):
+        monkeypatch.setattr(lengths_module, "MAX_LOGITS_AT_ONCE", max_logits)
+        losses = token_losses(checkpoint.model, batch)
+        torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
+
+    logits_afterwards = checkpoint.model(batch.tokens, batch.document_ids)
+    assert torch.equal(logits_afterwards, logits), "the model has its head again"
 
 
-def test_runs_that_differ_in_the_seed_are_one_arm(run: Path, data: Path, tmp_path: Path) -> None:
-    second = make_run(tmp_path / "gpt-2", data, GPT, seed=2)
-    other = make_run(tmp_path / "angpt", data, AnGPT)
-    wider = make_run(tmp_path / "wider", data, GPT, d_model=16)
-    alone = save(small(GPT, vocab_size=VOCABULARY), tmp_path / "alone.ckpt")
+def copy_with_initial_weights(run: Path, folder: Path) -> Path:
+    """A copy of a run that says it was fine-tuned from weights of its own."""
+    shutil.copytree(run, folder)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["initial_weights"] = f"runs/{folder.name}.ckpt"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def test_runs_that_differ_in_the_seed_are_an_arm(run: Path, data: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(run, tmp_path / "gpt-1"))
-    twice = Path(shutil.copy(run / "checkpoints" / "best.ckpt", run / "checkpoints" / "twice.ckpt"))
-    paths = [run, other, second, wider, twice, alone]
-    for place in "ab":  # each seed fine-tuned from weights of its own
-        paths.append(Path(shutil.copytree(run, tmp_path / place)))
-        config = yaml.safe_load((run / "config.yaml").read_text()) | {
-            "initial_weights": f"runs/{place}.ckpt"
-        }
-        (paths[-1] / "config.yaml").write_text(yaml.safe_dump(config))
+    checkpoints = run / "checkpoints"
+    paths = [
+        run,
+        make_run(tmp_path / "angpt", data, AnGPT),
+        make_run(tmp_path / "gpt-2", data, GPT, seed=2),
+        make_run(tmp_path / "wider", data, GPT, d_model=16),
+        Path(shutil.copy(checkpoints / "best.ckpt", checkpoints / "twice.ckpt")),
+        save(small(GPT, vocab_size=VOCABULARY), tmp_path / "alone.ckpt"),
+        copy_with_initial_weights(run, tmp_path / "a"),
+        copy_with_initial_weights(run, tmp_path / "b"),
+    ]
+
     arms = group_by_seed(load_checkpoints([str(path) for path in paths], str(data))[0])
+
     assert [arm["checkpoints"] for arm in arms] == [[0, 2], [1], [3], [4], [5], [6, 7]]
-    first, other_label, *more = labels = [arm["label"] for arm in arms]
+    labels = [arm["label"] for arm in arms]
     assert len(set(labels)) == len(labels)
-    assert other_label == "anGPT, scale-invariant"
-    assert all(label.startswith("GPT+, scale-invariant") for label in (first, *more))
+    assert labels[1] == "anGPT, scale-invariant"
+    for label in (labels[0], *labels[2:]):
+        assert label.startswith("GPT+, scale-invariant")
     assert labels[3].endswith("twice.ckpt")
 
 
-def command(output: Path, *arguments: object) -> dict[str, Any]:
-    """The content of lengths.json."""
+def run_lengths(output: Path, *arguments: object) -> dict[str, Any]:
+    """Run the command; returns the content of lengths.json."""
     main(["lengths", *map(str, arguments), f"--output={output}"])
     return json.loads((output / "lengths.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def report(run: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a report on two seeds of GPT+ and one anGPT."""
+    """The folder of a report on two seeds of GPT+ and an anGPT."""
     folder = tmp_path_factory.mktemp("report")
-    runs = (
-        run,
-        make_run(folder / "gpt-2", data, GPT, seed=2),
-        make_run(folder / "angpt", data, AnGPT),
-    )
-    command(folder / "made" / "out", *runs, "--lengths=64,16", "--tokens=1000")
-    return folder / "made" / "out"
+    second = make_run(folder / "gpt-2", data, GPT, seed=2)
+    angpt = make_run(folder / "angpt", data, AnGPT)
+    output = folder / "new" / "out"
+    run_lengths(output, run, second, angpt, "--lengths=64,16", "--tokens=1000")
+    return output
 
 
-def test_command_writes_table_numbers_and_picture(report: Path) -> None:
-    kinds = ("json", "md", "html", "png", "pdf", "svg")
-    assert {file.name for file in report.iterdir()} == {f"lengths.{kind}" for kind in kinds}
+def test_the_command_writes_table_numbers_and_figure(report: Path) -> None:
     record = json.loads((report / "lengths.json").read_text())
+    markdown = (report / "lengths.md").read_text()
+
+    suffixes = {".json", ".md", ".html", ".png", ".pdf", ".svg"}
+    assert {file.suffix for file in report.iterdir()} == suffixes
+    assert {file.stem for file in report.iterdir()} == {"lengths"}
     assert record["command"].startswith("anlit lengths ")
     assert {"git", "versions", "hardware", "device", "data"} <= record.keys()
     assert record["settings"]["tokens"] == 960
-    assert [own["seed"] for own in record["checkpoints"]] == [1, 2, 1]
+    assert [checkpoint["seed"] for checkpoint in record["checkpoints"]] == [1, 2, 1]
     assert [arm["checkpoints"] for arm in record["arms"]] == [[0, 1], [2]]
-    totals = [at(own, 64, False)["total"]["loss"] for own in record["measurements"][:2]]
-    loss = at(record["arms"][0]["loss"], 64, False)
-    assert (loss["mean"], loss["sd"]) == pytest.approx((np.mean(totals), np.std(totals, ddof=1)))
-    markdown = (report / "lengths.md").read_text()
-    (row,) = (
-        line
-        for line in markdown.splitlines()
-        if line.startswith("| GPT+") and "| no | 64 |" in line
-    )
+    seeds = record["measurements"][:2]
+    totals = [find(results, 64, False)["total"]["loss"] for results in seeds]
+    loss = find(record["arms"][0]["loss"], 64, False)
+    assert loss["mean"] == pytest.approx(np.mean(totals))
+    assert loss["sd"] == pytest.approx(np.std(totals, ddof=1))
+    rows = [line for line in markdown.splitlines() if line.startswith("| GPT+")]
+    (row,) = (row for row in rows if "| no | 64 |" in row)
     assert row.split(" | ")[4] == f"{loss['mean']:.4f} ± {loss['sd']:.4f}"
     assert "| 32 – 63 | 480 |" in markdown
     assert "Evaluated on 960 tokens and not 1,000" in markdown
 
 
-def test_a_record_gives_the_same_report_again_and_nothing_else_does(
-    report: Path, tmp_path: Path, capsys
+def test_a_record_gives_the_same_report_again(
+    report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["lengths", str(report / "lengths.json"), f"--output={tmp_path}"])
-    again = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert again == {
-        file.name: file.read_bytes() for file in report.iterdir() if file.suffix != ".json"
-    }
+
+    written = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    expected = {file.name: file.read_bytes() for file in report.iterdir()}
+    del expected["lengths.json"]
+    assert written == expected
     loss = json.loads((report / "lengths.json").read_text())["arms"][0]["loss"][0]
     assert f"{loss['mean']:.4f} ± {loss['sd']:.4f}" in capsys.readouterr().out
-    for content in ("[", '{"settings": 1}'):
-        (tmp_path / "other.json").write_text(content)
-        with pytest.raises(UserError, match=r"other\.json .*: give (the|its) lengths\.json"):
-            main(["lengths", str(tmp_path / "other.json"), f"--output={tmp_path}"])
 
 
-def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) -> None:
-    file = Path(shutil.copytree(run, tmp_path / "broken"), "checkpoints", "best.ckpt")
+@pytest.mark.parametrize("content", ["[", '{"settings": 1}'])
+def test_another_json_file_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(content)
+
+    with pytest.raises(UserError, match=r"other\.json .*: give (the|its) lengths\.json"):
+        main(["lengths", str(file), f"--output={tmp_path}"])
+
+
+def test_a_loss_that_is_not_finite_is_printed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken_run = Path(shutil.copytree(run, tmp_path / "broken"))
+    file = broken_run / "checkpoints" / "best.ckpt"
     content = torch.load(file, weights_only=True)
-    content["state_dict"]["model.head.weight"][:] = 3e38  # finite; the logits are not
+    content["state_dict"]["model.head.weight"][:] = 3e38  # finite, but not the logits
     torch.save(content, file)
-    assert command(tmp_path, file, "--lengths=16")["arms"][0]["loss"][0]["mean"] is None
+
+    record = run_lengths(tmp_path, file, "--lengths=16")
+
+    assert record["arms"][0]["loss"][0]["mean"] is None
     assert "not finite" in capsys.readouterr().out
 
 
-def test_wrong_settings_and_checkpoints_of_different_data_are_one_sentence(
-    run: Path, tmp_path: Path
-) -> None:
-    other = prepare(tmp_path / "other", seed=9)
-    second = make_run(tmp_path / "gpt-2", other, GPT)
-    for arguments, sentence in (
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (
             ["--lengths=47,48"],
             f"/val has {VAL_TOKENS - 1:,} tokens to predict and this needs 2,256, the least common",
@@ -318,21 +347,35 @@ def test_wrong_settings_and_checkpoints_of_different_data_are_one_sentence(
             ["--lengths=16,64", "--tokens=50"],
             "--tokens is 50 and must be at least 64, the least common multiple of",
         ),
-        ([second, "--lengths=16"], "have different data .* set --data"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            command(tmp_path, run, *arguments)
-    assert load_checkpoints([str(run), str(second)], str(other))[1].path == str(other)
+    ],
+)
+def test_wrong_settings_are_a_single_sentence(
+    arguments: list[str], message: str, run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        run_lengths(tmp_path, run, *arguments)
+
+
+def test_checkpoints_of_different_data_need_common_data(run: Path, tmp_path: Path) -> None:
+    other_data = prepare(tmp_path / "other", seed=9)
+    second = make_run(tmp_path / "gpt-2", other_data, GPT)
+
+    with pytest.raises(UserError, match=r"have different data .* set --data"):
+        run_lengths(tmp_path, run, second, "--lengths=16")
+
+    _, data = load_checkpoints([str(run), str(second)], str(other_data))
+    assert data.path == str(other_data)
 
 
 @pytest.mark.parametrize("family", [None, "llama"])
-def test_only_of_models_that_were_trained_here_it_says_how_documents_were_masked(
+def test_a_note_on_masking_in_training_is_only_on_models_trained_here(
     family: str | None, data: Path, tmp_path: Path
 ) -> None:
-    """An imported model's setting tells nothing of its training."""
+    """The setting of an imported model tells nothing about its training."""
     model = small(GPT, vocab_size=VOCABULARY, context_length=LENGTH)
     file = save(model, tmp_path / "a.ckpt", family=family, data=None)
-    main(["lengths", str(file), "--data", str(data), "--output", str(tmp_path / "out")])
-    notes = json.loads((tmp_path / "out" / "lengths.json").read_text())["notes"]
-    said = [note for note in notes if "trained with document masking" in note]
-    assert len(said) == (1 if family is None else 0)
+
+    record = run_lengths(tmp_path / "out", file, "--data", data)
+
+    has_note = any("trained with document masking" in note for note in record["notes"])
+    assert has_note == (family is None)

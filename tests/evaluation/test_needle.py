@@ -1,4 +1,4 @@
-"""`anlit needle`: models that look the answer up score what they should, the report says so, mistakes are told."""
+"""`anlit needle`: models that look the answer up have the right scores, and the report has them."""
 
 import json
 import math
@@ -24,31 +24,39 @@ from tests.evaluation.saved import make_run
 from tests.nn.models.tiny import tiny
 
 VOCABULARY = 320
-SUFFIX = 6
-SURE = 10.0
+SUFFIX_LENGTH = 6
+LOGIT = 10.0
+"""Of the token that a `Finder` predicts; all other logits are 0."""
 
 
 class Finder(nn.Module):
-    """Finds the latest place before where the last 6 tokens stood, and says what followed them.
+    """Finds the latest earlier copy of the last 6 tokens, and predicts the token after it.
 
-    It sees the last `reach` tokens, and says something else if `errs` is true of their sum.
+    It sees the last `reach` tokens, and predicts another token if `errs` is true of their sum.
     """
 
     def __init__(
         self, reach: int = 10_000, errs: Callable[[int], bool] = lambda total: False
     ) -> None:
         super().__init__()
-        self.reach, self.errs, self.unused = reach, errs, nn.Parameter(torch.zeros(1))
+        self.reach = reach
+        self.errs = errs
+        self.unused = nn.Parameter(torch.zeros(1))
 
     def model(self, tokens: Tensor, n_logits: int) -> Tensor:
-        rows = [[self.next(row[: end + 1]) for end in range(len(row))] for row in tokens.tolist()]
-        return one_hot(torch.tensor(rows)[:, -n_logits:], VOCABULARY) * SURE
+        rows = [self.predict_all(row) for row in tokens.tolist()]
+        return one_hot(torch.tensor(rows)[:, -n_logits:], VOCABULARY) * LOGIT
 
-    def next(self, seen: list[int]) -> int:
-        seen = seen[-self.reach :]
-        for start in range(len(seen) - SUFFIX - 1, -1, -1):
-            if seen[start : start + SUFFIX] == seen[-SUFFIX:]:
-                return (seen[start + SUFFIX] + self.errs(sum(seen))) % VOCABULARY
+    def predict_all(self, tokens: list[int]) -> list[int]:
+        return [self.predict(tokens[:end]) for end in range(1, len(tokens) + 1)]
+
+    def predict(self, context: list[int]) -> int:
+        context = context[-self.reach :]
+        suffix = context[-SUFFIX_LENGTH:]
+        for start in range(len(context) - SUFFIX_LENGTH - 1, -1, -1):
+            end = start + SUFFIX_LENGTH
+            if context[start:end] == suffix:
+                return (context[end] + self.errs(sum(context))) % VOCABULARY
         return 0
 
 
@@ -59,133 +67,156 @@ def haystack(tiny_shards: str) -> Haystack:
 
 def measure(model: Any, haystack: Haystack, length: int, seed: int = 0) -> dict[str, Any]:
     """The scores of 3 samples at each of 5 depths."""
-    return needle.measure_accuracy(
-        model, haystack, length, NeedleSettings(n_depths=5, n_samples=3, seed=seed)
-    )
+    settings = NeedleSettings(n_depths=5, n_samples=3, seed=seed)
+    return needle.measure_accuracy(model, haystack, length, settings)
 
 
 @pytest.mark.parametrize("length", [130, 256])
 def test_a_model_that_looks_up_finds_every_needle(haystack: Haystack, length: int) -> None:
-    scores = measure(Finder(), haystack, length)
-    assert scores["accuracy"] == 1
-    nats = [own["nats_per_token"] for own in (scores, *scores["by_depth"])]
-    assert nats == pytest.approx([-math.log1p((VOCABULARY - 1) * math.exp(-SURE))] * 6, rel=1e-3)
-    assert max(abs(own["mean_depth"] - own["depth"]) for own in scores["by_depth"]) <= 0.05 + 1 / 60
+    result = measure(Finder(), haystack, length)
+
+    expected_nats = -math.log1p((VOCABULARY - 1) * math.exp(-LOGIT))
+    assert result["accuracy"] == 1
+    assert result["nats_per_token"] == pytest.approx(expected_nats, rel=1e-3)
+    for depth in result["by_depth"]:
+        assert depth["nats_per_token"] == pytest.approx(expected_nats, rel=1e-3)
+        assert depth["mean_depth"] == pytest.approx(depth["depth"], abs=0.05 + 1 / 60)
 
 
 def test_a_model_that_sees_half_the_text_finds_the_later_needles(haystack: Haystack) -> None:
-    scores = measure(Finder(reach=130), haystack, 320)["by_depth"]
-    assert [(own["depth"], own["matches"]) for own in scores] == [
-        (0, 0),
-        (0.25, 0),
-        (0.5, 0),
-        (0.75, 3),
-        (1, 3),
-    ]
+    result = measure(Finder(reach=130), haystack, 320)
+
+    matches = {depth["depth"]: depth["matches"] for depth in result["by_depth"]}
+    assert matches == {0: 0, 0.25: 0, 0.5: 0, 0.75: 3, 1: 3}
 
 
-def test_exact_match_is_what_greedy_decoding_gives(haystack: Haystack) -> None:
-    model = Finder(errs=lambda total: total % 8 == 0)
+def test_a_match_is_an_answer_of_greedy_decoding(haystack: Haystack) -> None:
+    model: Any = Finder(errs=lambda total: total % 8 == 0)
     samples = [haystack.sample(120, i / 15, np.random.RandomState(i), True) for i in range(16)]
-    match, _ = score_answers(model, samples)
-    decoded = []
+
+    is_match, _ = score_answers(model, samples)
+
+    is_decoded = []
     for sample in samples:
-        prompt, answer = (part.tolist() for part in np.split(sample.tokens, [-sample.n_answer]))
+        tokens = sample.tokens[: -sample.n_answer].tolist()
+        answer = sample.tokens[-sample.n_answer :].tolist()
         for _ in answer:
-            prompt.append(model.next(prompt))
-        decoded.append(prompt[-sample.n_answer :] == answer)
-    assert match.tolist() == decoded
-    assert 0 < sum(decoded) < 16
+            tokens.append(model.predict(tokens))
+        is_decoded.append(tokens[-sample.n_answer :] == answer)
+    assert is_match.tolist() == is_decoded
+    assert 0 < sum(is_decoded) < 16
 
 
-def test_log_likelihood_is_that_of_the_answer(haystack: Haystack) -> None:
+def test_the_log_likelihood_is_of_the_answer(haystack: Haystack) -> None:
     model = tiny(AnGPT, vocab_size=VOCABULARY).eval()
     samples = [haystack.sample(130, 0.5, np.random.RandomState(i), True) for i in range(6)]
     assert len({sample.n_answer for sample in samples}) > 1
+
     _, log_likelihoods = score_answers(model, samples)
-    for sample, value in zip(samples, log_likelihoods.tolist(), strict=True):
+
+    for sample, log_likelihood in zip(samples, log_likelihoods.tolist(), strict=True):
         tokens = torch.from_numpy(sample.tokens)[None]
-        each = model(tokens[:, :-1]).log_softmax(-1)[0, range(130), tokens[0, 1:]]
-        assert value == pytest.approx(float(each[-sample.n_answer :].sum().detach()), rel=1e-4)
+        of_all_tokens = model(tokens[:, :-1]).log_softmax(-1)[0, range(130), tokens[0, 1:]]
+        expected = of_all_tokens[-sample.n_answer :].sum().item()
+        assert log_likelihood == pytest.approx(expected, rel=1e-4)
 
 
 def test_samples_depend_on_neither_model_nor_batch(
     haystack: Haystack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by_depth(name: str, model: Any, seed: int = 0) -> list[float]:
-        return [own[name] for own in measure(model, haystack, 130, seed)["by_depth"]]
+        result = measure(model, haystack, 130, seed)
+        return [depth[name] for depth in result["by_depth"]]
 
     model = tiny(GPT, vocab_size=VOCABULARY).eval()
-    at_once = by_depth("nats_per_token", model)
+    nats = by_depth("nats_per_token", model)
+
     monkeypatch.setattr(needle, "MAX_SAMPLE_TOKENS", 300)
-    assert by_depth("nats_per_token", model) == pytest.approx(at_once, rel=1e-4)
+
+    assert by_depth("nats_per_token", model) == pytest.approx(nats, rel=1e-4)
     assert by_depth("mean_depth", model) == by_depth("mean_depth", Finder())
-    assert by_depth("nats_per_token", model, seed=1) != pytest.approx(at_once, rel=1e-4)
-    assert len(set(at_once)) == 5
+    assert by_depth("nats_per_token", model, seed=1) != pytest.approx(nats, rel=1e-4)
+    assert len(set(nats)) == 5
 
 
-def test_seeds_are_averaged_and_the_interval_is_wilsons() -> None:
-    seeds = [
-        {"length": 512, "accuracy": share, "nats_per_token": share - 1} for share in (0.75, 0.25)
-    ]
-    both = average_seeds(tuple(seeds), 20)
+def seed_result(accuracy: float) -> dict[str, float]:
+    return {"length": 512, "accuracy": accuracy, "nats_per_token": accuracy - 1}
+
+
+def test_seeds_are_averaged() -> None:
+    both = average_seeds((seed_result(0.75), seed_result(0.25)), 20)
+    single = average_seeds((seed_result(0.75),), 4)
+
     assert (both["accuracy"], both["nats_per_token"]) == (0.5, -0.5)
     assert both["accuracy_sd"] == pytest.approx(np.std([0.75, 0.25], ddof=1))
-    assert average_seeds((seeds[0],), 4)["accuracy_sd"] is None
-    for interval, hits, n in (
-        (both["interval_95"], 10, 20),
-        (wilson_interval(0, 20), 0, 20),
-        (wilson_interval(0.75, 220), 165, 220),
-    ):
-        expected = binomtest(hits, n).proportion_ci(method="wilson")
-        assert interval == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert both["interval_95"] == wilson_interval(0.5, 20)
+    assert single["accuracy_sd"] is None
+
+
+@pytest.mark.parametrize(("n_matches", "n"), [(10, 20), (0, 20), (165, 220)])
+def test_the_interval_is_wilsons(n_matches: int, n: int) -> None:
+    expected = binomtest(n_matches, n).proportion_ci(method="wilson")
+
+    interval = wilson_interval(n_matches / n, n)
+
+    assert interval == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def depths_with_matches(*matches: int) -> dict[str, Any]:
+    """A seed's result at a length, with two samples at each depth."""
+    return {"by_depth": [{"matches": n, "samples": 2} for n in matches]}
 
 
 def test_the_heat_map_shows_the_accuracies() -> None:
-    """Two lengths and depths; two seeds that find some, and one that finds none."""
-    matches = [(2, 2), (1, 2)], [(0, 0), (0, 0)], [(2, 2), (0, 1)]
+    """Two lengths and depths; two seeds that find some needles, and a seed that finds none."""
     record = {
-        "settings": {"lengths": [128, 512], "depths": [0.0, 1.0]}, "checkpoints": [{"training_length": 128}] * 3,
-        "arms": [{"label": "anGPT, SqrtLogN", "checkpoints": [0, 2]}, {"label": "GPT+, plain", "checkpoints": [1]}],
-        "measurements": [[{"by_depth": [{"matches": n, "samples": 2} for n in depths]} for depths in seed]
-                         for seed in matches],
-    }  # fmt: skip
+        "settings": {"lengths": [128, 512], "depths": [0.0, 1.0]},
+        "checkpoints": [{"training_length": 128}] * 3,
+        "arms": [
+            {"label": "anGPT, SqrtLogN", "checkpoints": [0, 2]},
+            {"label": "GPT+, plain", "checkpoints": [1]},
+        ],
+        "measurements": [
+            [depths_with_matches(2, 2), depths_with_matches(1, 2)],
+            [depths_with_matches(0, 0), depths_with_matches(0, 0)],
+            [depths_with_matches(2, 2), depths_with_matches(0, 1)],
+        ],
+    }
+
     with style(8):
         first, second, _ = draw_accuracy(record).axes
-    for ax, shown in ((first, [[1, 0.25], [1, 0.75]]), (second, [[0, 0], [0, 0]])):
-        assert ax.images[0].get_array().tolist() == shown
-        assert ax.images[0].get_clim() == (0, 1)
-        assert [float(text.get_text()) for text in ax.texts[:2]] == shown[0]
-    ticks = [
-        [label.get_text() for label in labels]
-        for labels in (first.get_xticklabels(), first.get_yticklabels())
-    ]
-    assert ticks == [["128\n(1×)", "512\n(4×)"], ["0", "100"]]
+
+    for axes, expected in ((first, [[1, 0.25], [1, 0.75]]), (second, [[0, 0], [0, 0]])):
+        assert axes.images[0].get_array().tolist() == expected
+        assert axes.images[0].get_clim() == (0, 1)
+        assert [float(text.get_text()) for text in axes.texts[:2]] == expected[0]
+    assert [label.get_text() for label in first.get_xticklabels()] == ["128\n(1×)", "512\n(4×)"]
+    assert [label.get_text() for label in first.get_yticklabels()] == ["0", "100"]
     assert first.get_title(loc="left") == "anGPT, √(2 log n) (2\N{NO-BREAK SPACE}seeds)"
 
 
-def test_the_command_writes_numbers_page_and_picture(
-    tiny_shards: str, tmp_path: Path, capsys
+def test_the_command_writes_numbers_page_and_figure(
+    tiny_shards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kinds = enumerate([(GPT, 1), (GPT, 2), (AnGPT, 1)])  # untrained
+    """The models are untrained."""
+    data = Path(tiny_shards)
     runs = [
-        str(make_run(tmp_path / str(n), Path(tiny_shards), *kind, context_length=128))
-        for n, kind in kinds
+        make_run(tmp_path / "0", data, GPT, 1, context_length=128),
+        make_run(tmp_path / "1", data, GPT, 2, context_length=128),
+        make_run(tmp_path / "2", data, AnGPT, 1, context_length=128),
     ]
-    main(
-        ["needle", *runs, f"--output={tmp_path}", "--lengths=128,256", "--depths=3", "--samples=2"]
-    )
+    options = [f"--output={tmp_path}", "--lengths=128,256", "--depths=3", "--samples=2"]
+
+    main(["needle", *map(str, runs), *options])
+
     record = json.loads((tmp_path / "needle.json").read_text())
     assert record["command"].startswith("anlit needle ")
     assert record["data"]["content_sha256"] == TokenShards(tiny_shards).manifest["content_sha256"]
     assert [arm["checkpoints"] for arm in record["arms"]] == [[0, 1], [2]]
-    assert [own["length"] for own in record["arms"][0]["lengths"]] == [128, 256]
-    scores = record["measurements"][0][1]["by_depth"]
-    assert [(own["depth"], own["samples"], own["matches"]) for own in scores] == [
-        (0, 2, 0),
-        (0.5, 2, 0),
-        (1, 2, 0),
-    ]
+    assert [result["length"] for result in record["arms"][0]["lengths"]] == [128, 256]
+    depths = record["measurements"][0][1]["by_depth"]
+    assert [depth["depth"] for depth in depths] == [0, 0.5, 1]
+    assert {(depth["samples"], depth["matches"]) for depth in depths} == {(2, 0)}
     page = (tmp_path / "needle.md").read_text()
     assert "| configuration | seeds | 128 (1×) tokens | 256 (2×) tokens |" in page
     assert "0.000 ± 0.000 [0.000, 0.390]" in page

@@ -4,33 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from anlit import GPT
-from anlit.data.preparation.sources import file_sha256
-from anlit.data.tokenizer import train_bpe
-from tests.data.prepared import VOCABULARY
-from tests.evaluation.saved import make_run, prepare
-
-TEXTS = [
-    "the cat sat on the mat and the dog sat by the cat",
-    "naïve café – ☕ for the cats and the dogs",
-] * 3
-
-
-def make_run_with_text(
-    folder: Path, architecture, tokenizer: Tokenizer | None = None, **changes
-) -> Path:
-    """A run in FOLDER/run on data in FOLDER/data; its own tokenizer has a few tokens less than the model."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (tokenizer or train_bpe(TEXTS, VOCABULARY - 10)).save(str(folder / "tokenizer.json"))
-    data = prepare(folder / "data", tokenizer_sha256=file_sha256(folder / "tokenizer.json"))
-    (folder / "tokenizer.json").rename(data / "tokenizer.json")
-    return make_run(folder / "run", data, architecture, **changes)
+from tests.evaluation.saved import make_run_with_text
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a tokenizer."""
     return make_run_with_text(tmp_path_factory.mktemp("text"), GPT)
 
 

@@ -33,8 +33,7 @@ from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import Checkpoint, load_checkpoint
 from anlit.training.models import FoldedAnGPT
 from tests.data.prepared import END, VOCABULARY
-from tests.evaluation.saved import make_run, prepare, save, small
-from tests.hub.conftest import make_run_with_text
+from tests.evaluation.saved import make_run, make_run_with_text, prepare, save, small
 from tests.hub.published import read
 from tests.nn.attention.examples import SHIPPED, LogNWithSlopes
 from tests.nn.models.tiny import jolt, random_tokens, tiny

@@ -16,7 +16,7 @@ from anlit import GPT, Llama3RoPE, Plain, RoPE, YaRN
 from anlit.cli import main
 from tests.data.prepared import END
 from tests.docs.pages import ROOT, files
-from tests.hub.conftest import make_run_with_text
+from tests.evaluation.saved import make_run_with_text
 
 llama_cpp = pytest.importorskip("llama_cpp")
 SOURCES = os.environ.get("LLAMA_CPP", "")

@@ -1,6 +1,5 @@
 """Special tokens and chat templates of models from elsewhere: what transformers makes of them, token for token."""
 
-import io
 import json
 import math
 from pathlib import Path
@@ -13,25 +12,18 @@ import torch
 from anlit import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import as_plain_text, vocabulary_size
-from anlit.errors import UserError
-from anlit.evaluation.chat import read_messages, render_chat
 from anlit.evaluation.generation import Request, Sampling, Separator, generate
 from anlit.evaluation.text_stream import TextStream, decode_continuation
 from tests.data.prepared import END
 from tests.data.reader import edit
+from tests.evaluation.test_chat import CONVERSATION
+from tests.evaluation.test_generate_command import generate_records
 from tests.hub.made_tokenizers import KINDS, write_tokenizer
 from tests.hub.published import published, read
-from tests.hub.test_generate_command import records
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("own_code_cache")
 
-CONVERSATION = [
-    {"role": "system", "content": "the cat"},
-    {"role": "user", "content": "naïve café 🦜"},
-    {"role": "assistant", "content": "the dogs sat"},
-    {"role": "user", "content": "and the mat"},
-]
 PROMPTS = [
     "the cat",
     "<|im_start|>user\nthe cat<|im_end|>\n",
@@ -86,7 +78,7 @@ def test_a_conversation_is_answered_as_by_transformers(kind, tmp_path: Path, cap
         ([f"--prompts={tmp_path / 'chats.jsonl'}"], CONVERSATION),
         (["the cat"], [{"role": "user", "content": "the cat"}]),
     ):
-        (own,) = records(capsys, ours, "--chat", *prompts, *GREEDY)
+        (own,) = generate_records(capsys, ours, "--chat", *prompts, *GREEDY)
         expected = answer(theirs, conversation)
         assert (own["prompt_tokens"], own["tokens"]) == expected
         assert answer(tmp_path / "back", conversation) == expected
@@ -96,7 +88,9 @@ def test_an_end_of_a_turn_does_not_hide_the_earlier_turns(tmp_path: Path, capsys
     """The model has document masking, as every GPT+, and the end of a turn is its end of a document."""
     ours = imported(source(tmp_path / "theirs", "Qwen"), tmp_path / "ours")
     (tmp_path / "chats.jsonl").write_text(json.dumps({"prompt": CONVERSATION}))
-    (own,) = records(capsys, ours, "--chat", f"--prompts={tmp_path / 'chats.jsonl'}", *GREEDY)
+    (own,) = generate_records(
+        capsys, ours, "--chat", f"--prompts={tmp_path / 'chats.jsonl'}", *GREEDY
+    )
     model = load_checkpoint(str(ours), "cpu").model.model
     end = json.loads((ours / "generation_config.json").read_text())["eos_token_id"]
     assert model.document_masking
@@ -149,7 +143,7 @@ def test_a_stream_is_the_text_whatever_the_tokens(kind, prompt) -> None:
 def test_bytes_that_are_no_character_do_not_end_a_stream(kind, tmp_path: Path, capsys) -> None:
     ours = imported(source(tmp_path / "theirs", kind), tmp_path / "ours")
     command = [str(ours), "the cat", "--max_tokens=60", "--temperature=3", "--seed=2"]
-    (own,) = records(capsys, *command)
+    (own,) = generate_records(capsys, *command)
     assert "�" in own["text"]
     assert main(["generate", *command]) == 0
     assert capsys.readouterr().out.startswith("the cat")
@@ -164,12 +158,12 @@ def test_every_end_token_ends_and_generation_config_is_the_last_word(
     tmp_path: Path, capsys
 ) -> None:
     theirs = source(tmp_path / "theirs", "Qwen")
-    (free,) = records(capsys, imported(theirs, tmp_path / "free"), "the cat", *GREEDY)
+    (free,) = generate_records(capsys, imported(theirs, tmp_path / "free"), "the cat", *GREEDY)
     assert free["finish"] == "length"
     third = free["tokens"][2]
     n_before = free["tokens"].index(third)
     write_tokenizer(theirs, "Qwen", eos_token_id=[LAST_TOKEN, third], temperature=0.5)
-    (own,) = records(capsys, imported(theirs, tmp_path / "ours"), "the cat", *GREEDY)
+    (own,) = generate_records(capsys, imported(theirs, tmp_path / "ours"), "the cat", *GREEDY)
     assert (own["tokens"], own["finish"]) == (free["tokens"][:n_before], "end_of_document")
     back = tmp_path / "back"
     assert main(["export", str(tmp_path / "ours"), "--format=huggingface", f"--output={back}"]) == 0
@@ -209,8 +203,8 @@ def test_a_run_from_chat_weights_is_a_chat_model_too(tmp_path: Path, capsys) -> 
         "model.optimizer.lr is 0.001, the default, a rate for new weights"
         in capsys.readouterr().out
     )
-    (own,) = records(capsys, run, "--chat", "the cat", *GREEDY)
-    (first,) = records(capsys, weights, "--chat", "the cat", *GREEDY)
+    (own,) = generate_records(capsys, run, "--chat", "the cat", *GREEDY)
+    (first,) = generate_records(capsys, weights, "--chat", "the cat", *GREEDY)
     assert own["prompt_tokens"] == first["prompt_tokens"]
     back = tmp_path / "back"
     assert main(["export", str(run), "--format=huggingface", f"--output={back}"]) == 0
@@ -218,7 +212,7 @@ def test_a_run_from_chat_weights_is_a_chat_model_too(tmp_path: Path, capsys) -> 
     conversation = [{"role": "user", "content": "the cat"}]
     assert answer(back, conversation) == (own["prompt_tokens"], own["tokens"])
     assert main(["export", str(run), f"--output={tmp_path / 'plain'}"]) == 0
-    assert records(capsys, tmp_path / "plain", "--chat", "the cat", *GREEDY) == [own]
+    assert generate_records(capsys, tmp_path / "plain", "--chat", "the cat", *GREEDY) == [own]
 
     longer = tmp_path / "longer"
     config, last = run / "config.yaml", run / "checkpoints" / "last.ckpt"
@@ -229,7 +223,7 @@ def test_a_run_from_chat_weights_is_a_chat_model_too(tmp_path: Path, capsys) -> 
         "--trainer.max_steps=3",
     ]
     assert main(["fit", *command, "--initial_weights=null"]) == 0
-    (continued,) = records(capsys, longer, "--chat", "the cat", *GREEDY)
+    (continued,) = generate_records(capsys, longer, "--chat", "the cat", *GREEDY)
     assert continued["prompt_tokens"] == own["prompt_tokens"]
 
 
@@ -291,13 +285,13 @@ def test_an_empty_prompt_begins_a_document(kind, tmp_path: Path, capsys) -> None
     tokenizer = write_tokenizer(tmp_path, kind)
     ours = imported(source(tmp_path / "theirs", kind), tmp_path / "ours")
     begin = "<|im_start|>" if kind in ("Qwen", "Llama 3") else "<s>"
-    (own,) = records(capsys, ours, "", *GREEDY)
+    (own,) = generate_records(capsys, ours, "", *GREEDY)
     assert own["prompt_tokens"] == [tokenizer.token_to_id(begin)]
 
 
 def test_an_empty_prompt_of_a_run_is_the_separator_of_its_data(run: Path, capsys, refusal) -> None:
     """So the first token has the probability that `score` finds for it at the start of a document."""
-    (own,) = records(capsys, run, "", "--max_tokens=4", "--seed=1")
+    (own,) = generate_records(capsys, run, "", "--max_tokens=4", "--seed=1")
     assert own["prompt_tokens"] == [END]
     model = load_checkpoint(str(run), "cpu").model
     logits = model(torch.tensor([[END]]))[0, -1].log_softmax(-1)
@@ -311,46 +305,6 @@ def test_a_model_without_such_a_token_refuses_an_empty_prompt(tmp_path: Path, re
     edit(theirs / "config.json", lambda record: record.update(bos_token_id=None, eos_token_id=None))
     ours = imported(theirs, tmp_path / "ours")
     assert "has no token that begins a document: give some text" in refusal("generate", ours, "")
-
-
-@pytest.mark.parametrize("template", [
-    "{{ bos_token }}{% for m in messages %}{{ m.role | upper }}: {{ m['content'] | trim }}{{ eos_token }}{% endfor %}",
-    "{%- for m in messages %}\n    {%- if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
-    "{% else %}<{{ m.content }}>{% endif %}\n{%- endfor %}\n  {% if add_generation_prompt %}\n!{% endif %}",
-    "{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}{{ m | tojson }}{% endfor %}",
-    "{% set s = namespace(n=0) %}{% for m in messages %}{% set s.n = s.n + m.content | length %}{% endfor %}{{ s.n }}",
-    "{% if tools is none and not documents %}{{ messages[0]['content'] }}{% endif %}{{ strftime_now('%Y') }}",
-])  # fmt: skip
-@pytest.mark.parametrize("is_answered", [True, False])
-def test_templates_are_rendered_as_by_transformers(template, is_answered) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    (expected,), _ = render_jinja_template(
-        [CONVERSATION], chat_template=template, add_generation_prompt=not is_answered, **tokens
-    )
-    assert render_chat(template, CONVERSATION, tokens, is_answered) == expected != ""
-
-
-@pytest.mark.parametrize("template", [
-    "{{ raise_exception('roles must alternate') }}", "{% for", "{{ messages.__class__.__mro__ }}",
-    "{{ messages.append(1) }}", "{{ messages[0].content.format.__globals__['a'] }}", "{{ 1 / 0 }}", "{% include 'x' %}",
-    "{{ messages[7].role }}",
-])  # fmt: skip
-def test_a_template_that_fails_or_reaches_out_is_refused(template) -> None:
-    with pytest.raises(UserError, match="the chat template does not render this conversation"):
-        render_chat(template, CONVERSATION, {}, is_answered=False)
-
-
-@pytest.mark.parametrize(("text", "expected"), [
-    ("hello", [{"role": "user", "content": "hello"}]),
-    (json.dumps(CONVERSATION), CONVERSATION),
-    ("[1, 2]", [{"role": "user", "content": "[1, 2]"}]),
-    ("[]", [{"role": "user", "content": "[]"}]),
-    ('{"role": "user"}', [{"role": "user", "content": '{"role": "user"}'}]),
-])  # fmt: skip
-def test_a_prompt_is_a_message_or_a_list_of_messages(text, expected) -> None:
-    assert read_messages(text) == expected
 
 
 @pytest.mark.parametrize(("name", "content", "complaint"), [
@@ -375,7 +329,9 @@ def test_a_template_may_lie_in_any_place_where_transformers_finds_it(
 ) -> None:
     theirs = source(tmp_path / "theirs", "Qwen")
     (theirs / "chat_template.jinja").write_text("{{ messages[0].content }} and")
-    (one,) = records(capsys, imported(theirs, tmp_path / "one"), "--chat", "the cat", *GREEDY)
+    (one,) = generate_records(
+        capsys, imported(theirs, tmp_path / "one"), "--chat", "the cat", *GREEDY
+    )
     (theirs / "chat_template.jinja").unlink()
     config = json.loads((theirs / "tokenizer_config.json").read_text())
     config["chat_template"] = [
@@ -383,15 +339,12 @@ def test_a_template_may_lie_in_any_place_where_transformers_finds_it(
         {"name": "default", "template": "{{ messages[0].content }} and"},
     ]
     (theirs / "tokenizer_config.json").write_text(json.dumps(config))
-    (two,) = records(capsys, imported(theirs, tmp_path / "two"), "--chat", "the cat", *GREEDY)
-    (three,) = records(capsys, tmp_path / "two", "the cat and", *GREEDY)
+    (two,) = generate_records(
+        capsys, imported(theirs, tmp_path / "two"), "--chat", "the cat", *GREEDY
+    )
+    (three,) = generate_records(capsys, tmp_path / "two", "the cat and", *GREEDY)
     assert one == two
     assert one["prompt_tokens"] == three["prompt_tokens"]
-
-
-def test_standard_input_that_is_not_utf8_is_one_sentence(run: Path, refusal, monkeypatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xe9b"), encoding="utf-8"))
-    assert "standard input is not UTF-8" in refusal("generate", run)
 
 
 def test_files_whose_names_are_not_utf8_are_read_and_written(

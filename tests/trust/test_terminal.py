@@ -9,7 +9,7 @@ import torch
 from anlit.cli import main
 from anlit.reporting.text import KEPT, echo, json_line, without_control_codes
 from tests.checkpoints.foreign import trained
-from tests.hub.conftest import TEXTS
+from tests.evaluation.saved import TEXTS
 
 CODES = "\x1b[2J\x9b31m\u202e\x07"
 
