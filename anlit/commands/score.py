@@ -189,9 +189,9 @@ def read_documents(
             for record in read_file(name, Path(name), columns):
                 if record.text is None:
                     raise UserError(
-                        f"{shown_name}, {record.where}: {record.detail}: correct it, or leave it out"
+                        f"{shown_name}, {record.location}: {record.detail}: correct it, or leave it out"
                     )
-                yield record.text, f"{shown_name}, {record.where}"
+                yield record.text, f"{shown_name}, {record.location}"
         except OSError as error:
             raise UserError(
                 f"{name} cannot be read ({error.strerror or error}): give a file of text"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from anlit.data.preparation import executors
+from anlit.data.preparation import executors, recipes
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.prepare import prepare
-from anlit.data.preparation.recipes import CORPORA, Options, Recipe
+from anlit.data.preparation.recipes import Recipe
 from tests.data.layouts import END_OF_DOCUMENT, documents
 from tests.data.reader import hashes
 
@@ -28,8 +28,8 @@ def recipe_of(
     corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL, **options: Any
 ) -> Recipe:
     """A corpus's recipe with sizes so small that a few documents make several tasks and chunks."""
-    make_recipe, _ = CORPORA[corpus]
-    return replace(make_recipe(Options(source=source and str(source), **options)), **sizes)
+    folder = None if source is None else str(source)
+    return replace(recipes.recipe_of(corpus, source=folder, **options), **sizes)
 
 
 def make(folder: Path, recipe: Recipe, workers: int = 1, **options: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from anlit.data.preparation.formats import Columns, Record, is_one_text, parts_of, read_file
+from anlit.data.preparation.formats import Columns, Record, is_one_text, n_pieces_of, read_file
 
 COLUMNS = Columns(subset="meta.redpajama_set_name")
 TEXTS = [
@@ -62,7 +62,7 @@ def write_all(path: Path) -> Path:
 
 
 def records(path: Path, columns: Columns = COLUMNS, part_bytes: int = 1 << 30) -> list[Record]:
-    parts = parts_of(path.name, path.stat().st_size, part_bytes)
+    parts = n_pieces_of(path.name, path.stat().st_size, part_bytes)
     return [
         record
         for part in range(parts)
@@ -81,7 +81,7 @@ def test_every_record_once(tmp_path: Path, ending: str, part_bytes: int) -> None
     written = [
         (text, name, f"{unit} {number}", len(text.encode())) for number, (text, name) in numbered
     ]
-    assert [(record.text, record.subset, record.where, record.size) for record in read] == written
+    assert [(record.text, record.subset, record.location, record.size) for record in read] == written
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
@@ -108,7 +108,7 @@ def test_the_format_follows_from_the_name() -> None:
     ]  # the others cannot be entered in the middle
     names = [*in_parts, "x.JSONL.zst", "e.json.gz", "g.txt.gz", "d.md", "json"]
     assert [name for name in names if is_one_text(name)] == ["d.md", "json"]
-    assert [name for name in names if parts_of(name, 10 << 20, 1 << 20) == 10] == in_parts
+    assert [name for name in names if n_pieces_of(name, 10 << 20, 1 << 20) == 10] == in_parts
 
 
 @pytest.mark.parametrize(("content", "text", "problem"), [
@@ -122,10 +122,10 @@ def test_plain_text_is_one_document(
     path = tmp_path / f"a.txt{ending}"
     path.write_bytes(COMPRESS[ending](content))
     (record,) = records(path, Columns(max_document_bytes=20), part_bytes=1)
-    assert (record.where, record.text, record.problem) == ("the file", text, problem)
+    assert (record.location, record.text, record.problem) == ("the file", text, problem)
     if ending and text:
         path.write_bytes(path.read_bytes()[:-3])
-        assert [(record.where, record.problem) for record in records(path)] == [
+        assert [(record.location, record.problem) for record in records(path)] == [
             ("the file", "truncated")
         ]
 
@@ -161,11 +161,11 @@ def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str) -> None:
     )
     read = records(path, Columns(max_document_bytes=9))
     assert [record.text for record in read[::2]] == ["123456789"] * (len(BAD_LINES) + 1)
-    assert read[-1].where == f"line {2 * len(BAD_LINES) + 1}"
+    assert read[-1].location == f"line {2 * len(BAD_LINES) + 1}"
     for number, (bad, (_, problem, detail)) in enumerate(
         zip(read[1::2], BAD_LINES, strict=True), 1
     ):
-        assert (bad.where, bad.text, bad.problem) == (f"line {2 * number}", None, problem)
+        assert (bad.location, bad.text, bad.problem) == (f"line {2 * number}", None, problem)
         assert detail in bad.detail
 
 
@@ -182,7 +182,7 @@ def test_blank_lines_marks_and_carriage_returns_are_no_text(
     ):
         (tmp_path / "a.jsonl").write_bytes(content)
         read = records(tmp_path / "a.jsonl", Columns(), part_bytes)
-        assert [(record.where, record.text) for record in read] == expected
+        assert [(record.location, record.text) for record in read] == expected
 
 
 def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> None:
@@ -194,8 +194,8 @@ def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> Non
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (first.text, last.text, last.where) == ("a", "c", "line 3")
-    assert (bad.where, bad.problem) == ("line 2", "too_long")
+    assert (first.text, last.text, last.location) == ("a", "c", "line 3")
+    assert (bad.location, bad.problem) == ("line 2", "too_long")
     assert bad.detail == "it has 67,108,876 bytes, more than --max_document_bytes 1048576"
     assert peak < 24 << 20
 
@@ -210,7 +210,7 @@ def test_a_cut_file_gives_what_came_before_the_cut(
         path.write_bytes(whole[:size])
         *good, last = records(path)
         assert [record.text for record in good] == TEXTS[: len(good)]
-        assert (last.problem, last.where) == ("truncated", f"line {len(good) + 1}")
+        assert (last.problem, last.location) == ("truncated", f"line {len(good) + 1}")
         assert ("is empty" if size == 0 else "in the middle of its compressed data") in last.detail
         delivered.add(len(good))
     assert len(delivered) > 1
@@ -226,7 +226,7 @@ def test_damaged_compressed_data(tmp_path: Path) -> None:
         path.write_bytes(content)
         *good, last = records(path)
         assert [record.text for record in good] == TEXTS[: len(good)]
-        assert (last.problem, last.where) == ("damaged", f"line {len(good) + 1}")
+        assert (last.problem, last.location) == ("damaged", f"line {len(good) + 1}")
         assert re.search(r"damaged before byte [\d,]+ \(.+\)", last.detail)
 
 
@@ -253,13 +253,13 @@ def test_a_broken_row_group_costs_its_own_rows(tmp_path: Path, checksums: bool) 
     path.write_bytes(content)
     read = records(path)
     (bad,) = [record for record in read if record.problem]
-    assert (bad.where, bad.problem, bad.text) == ("row group 4", "damaged", None)
+    assert (bad.location, bad.problem, bad.text) == ("row group 4", "damaged", None)
     lost = len(TEXTS) - len(read) + 1
     assert 0 < lost <= 30
     assert f"{lost} of its 30 rows are lost, from row {121 - lost}" in bad.detail
     kept = [number for number in range(len(TEXTS)) if not 120 - lost <= number < 120]
     good = [record for record in read if not record.problem]
-    assert [(record.where, record.text) for record in good] == [
+    assert [(record.location, record.text) for record in good] == [
         (f"row {n + 1}", TEXTS[n]) for n in kept
     ]
 
@@ -270,7 +270,7 @@ def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
     for content in (whole[:-5], b"", whole[:-200] + b"\xff" * 180 + whole[-20:]):
         path.write_bytes(content)
         (bad,) = records(path, part_bytes=9000)
-        assert (bad.where, bad.problem) == ("the file", "damaged")
+        assert (bad.location, bad.problem) == ("the file", "damaged")
         assert "no readable parquet footer (" in bad.detail
 
 
@@ -282,7 +282,7 @@ def test_parquet_without_a_column_of_strings(
     columns: Columns, problem: str, missing: str, tmp_path: Path
 ) -> None:
     (bad,) = records(write_all(tmp_path / "a.parquet"), columns, part_bytes=9000)
-    assert (bad.where, bad.problem) == ("the file", problem)
+    assert (bad.location, bad.problem) == ("the file", problem)
     assert (
         f'there is no column "{missing}" of strings (its columns: id int64, meta struct<'
         in bad.detail
@@ -308,4 +308,4 @@ def test_bad_parquet_rows(tmp_path: Path) -> None:
         *["no_subset_field"] * 3,
     ] * 100
     assert [record.problem for record in read] == expected
-    assert [record.where for record in read] == [f"row {row + 1}" for row in range(800)]
+    assert [record.location for record in read] == [f"row {row + 1}" for row in range(800)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anlit.cli import main
-from anlit.data.preparation.recipes import CORPORA, Recipe, Splits
+from anlit.data.preparation.recipes import RECIPES, Recipe
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents, json_lines, write
@@ -227,7 +227,7 @@ def test_a_bad_line_stops_or_is_skipped(
     write(tmp_path / "hub" / "train" / "chunk1" / "a.jsonl", content)
     write(tmp_path / "hub" / "validation" / "chunk1" / "a.jsonl", json_lines(["val"])[0])
     recipe = recipe_of("SlimPajama", tmp_path / "hub", SIZES, tokenizer=tokenizer)
-    monkeypatch.setitem(CORPORA, "SlimPajama", (lambda options: recipe, frozenset()))
+    monkeypatch.setitem(RECIPES, "SlimPajama", recipe)
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", "SlimPajama", "--output", "out", "--workers", "1"]) == 2
     *_, last = capsys.readouterr().err.strip().splitlines()

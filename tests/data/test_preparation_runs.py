@@ -21,8 +21,9 @@ from filelock import FileLock
 
 from anlit.cli import main
 from anlit.data.preparation import executors
-from anlit.data.preparation.encode import Job, Task, encode_task
-from anlit.data.preparation.recipes import CORPORA, Recipe
+from anlit.data.preparation.encode import encode_task
+from anlit.data.preparation.recipes import RECIPES, Recipe
+from anlit.data.preparation.tasks import Job, Task
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents
@@ -280,7 +281,7 @@ def test_a_signal_to_the_group(
     """
     without_end = before_task_3(lambda job: (out.with_name("reached").touch(), time.sleep(600)))
     monkeypatch.setattr(executors, "encode_task", without_end)
-    monkeypatch.setitem(CORPORA, "OpenWebText", (lambda options: recipe, frozenset()))
+    monkeypatch.setitem(RECIPES, "OpenWebText", recipe)
     words, printed = (
         ["prepare", "OpenWebText", "--output", str(out), "--workers", str(workers)],
         out.with_name("said"),

@@ -12,7 +12,7 @@ import pytest
 from litdata import StreamingDataset, TokensLoader
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from anlit.data.preparation.recipes import python_files
+from anlit.data.preparation.file_lists import list_python_library
 from anlit.data.tokenizer import train_bpe
 from anlit.errors import UserError
 from tests.data import layouts
@@ -85,7 +85,7 @@ def test_slimpajama_unpacked(tokenizer: str, tmp_path: Path, out: Path) -> None:
 
 
 def test_openwebtext_holds_out_as_many_as_the_papers(tmp_path: Path) -> None:
-    assert round(8_013_769 * recipe_of("OpenWebText", tmp_path).splits.fraction) == 10_000
+    assert round(8_013_769 * recipe_of("OpenWebText", tmp_path).val_fraction) == 10_000
 
 
 @pytest.mark.parametrize("past_the_end", [-1, 0, 1])
@@ -212,7 +212,7 @@ def test_names_of_all_kinds(tokenizer: str, tmp_path: Path, out: Path, monkeypat
 
 
 def test_python_sources(tmp_path: Path, monkeypatch) -> None:
-    labels = set(python_files(include_site_packages=False))
+    labels = set(list_python_library(include_site_packages=False))
     assert {"abc.py", "json/decoder.py", "asyncio/base_events.py"} <= labels
     assert not any("site-packages" in label for label in labels)
     for number in range(4):

@@ -58,7 +58,7 @@ FAST = [
         r"sets seed_everything, which its seeds set too: leave it out",
     ),
     ("study --config study.yaml --jobs 0", r"--jobs 0 must be at least 1"),
-    ("prepare TextFiles", r"TextFiles needs --source, the folder that holds the texts\."),
+    ("prepare TextFiles", r"TextFiles needs --source: add --source texts, for example"),
     (
         "prepare PythonSources --tokenizer gpt2",
         r"--tokenizer gpt2 means nothing for PythonSources, which takes --incl",
@@ -185,12 +185,12 @@ SLOW = [
     ("study --config study.yaml --output nowhere --report_only", r"finds no folder nowhere: give --output"),
     # preparing data
     ("prepare Nonesuch", r"no corpus Nonesuch: choose one of SlimPajama"),
-    ("prepare TextFiles --source nowhere --output new", r"No file matches \*\*/\*\.txt in .*nowhere .*: set --source"),
-    ('prepare TextFiles --source texts --pattern ""', r'give one like "\*\*/\*\.txt" with --pattern'),
-    ("prepare Hub --repo c4 --files *.parquet", r"--repo c4 is no dataset of the hub: give owner/name"),
-    ("prepare Hub --repo allenai/c4", r"Hub needs --repo and --files, such as --repo allenai/c4 --files"),
+    ("prepare TextFiles --source nowhere --output new", r"No file matches \*\*/\*\.txt in .*nowhere: set --source"),
+    ('prepare TextFiles --source texts --pattern ""', r'give a pattern like "\*\*/\*\.txt" with --pattern'),
+    ("prepare Hub --repo c4 --files *.parquet", r"--repo c4 is not a dataset of the hub: give owner/name"),
+    ("prepare Hub --repo allenai/c4", r"Hub needs --repo and --files: add --repo allenai/c4 --files"),
     ("prepare FineWeb --workers 2 --cluster tcp://a:1", r"--workers counts processes of this machine, and --cluster"),
-    ("prepare TextFiles --source texts --val_fraction 1", r"val_fraction must be between 0 and 1, not 1\.0"),
+    ("prepare TextFiles --source texts --val_fraction 1", r"val_fraction=1\.0 holds out no document or all: set it between 0 and 1"),
     ("prepare SlimPajama --output new --source texts --tokenizer gpt3", r"There is no tokenizer at gpt3"),
     ("prepare FineWebBin --source texts --tokenizer bpe", r"--tokenizer bpe is for text"),
     # after training

@@ -1,13 +1,13 @@
 """Corpora and tokenizers on the Hugging Face hub: listed and fetched, at one commit.
 
-huggingface_hub makes the requests, and repeats those that fail but for the first.
+huggingface_hub makes the requests. It repeats requests that fail, except the first.
 """
 
 import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
@@ -18,49 +18,50 @@ from filelock import FileLock
 from huggingface_hub import HfApi, RepoFile, constants, errors, get_session, hf_hub_download
 from huggingface_hub.utils import disable_progress_bars
 
-from anlit.data.preparation.sources import Listing, Source, SourceFile, file_sha256, natural
+from anlit.data.preparation.file_lists import natural_order
+from anlit.data.preparation.sources import CorpusFiles, Listing, SourceFile, file_sha256
 from anlit.data.storage.manifest import checked_path
 from anlit.errors import UserError
 
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 CONTACT_SECONDS = 10.0
-ASKING: dict[str, Any] = {"etag_timeout": CONTACT_SECONDS, "library_name": "anlit"}
-ANSWER_SECONDS = 60.0  # huggingface_hub's listing has no time limit
+"""Time to connect to the hub."""
+LISTING_SECONDS = 60.0
+"""Time for an answer while a repository is listed; huggingface_hub has no limit there."""
+DOWNLOAD_OPTIONS: dict[str, Any] = {"etag_timeout": CONTACT_SECONDS, "library_name": "anlit"}
 LOCAL_COPY = "prepare from a local copy with --source DIR"
-FAILURES = (
-    *(
-        httpx2.RequestError,
-        errors.HfHubHTTPError,
-        errors.EntryNotFoundError,
-        errors.OfflineModeIsEnabled,
-    ),
-    *(
-        TimeoutError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ),  # the last three: of an answer that is a proxy's page
+REQUEST_ERRORS = (
+    httpx2.RequestError,
+    errors.HfHubHTTPError,
+    errors.EntryNotFoundError,
+    errors.OfflineModeIsEnabled,
+    TimeoutError,
 )
+ANSWER_ERRORS = (ValueError, KeyError, TypeError)
+"""What huggingface_hub raises if the answer is the page of a proxy."""
 
 
-class HubFiles(Source):
-    """Files of a dataset repository at one commit; in `patterns`, `*` stands for anything, folders too."""
+class HubFiles(CorpusFiles):
+    """Files of a data set's repository at one commit; in `patterns`, `*` also matches folders."""
 
     def __init__(
         self, repo_id: str, revision: str = "main", patterns: Sequence[str] = ("*",)
     ) -> None:
         if not REPOSITORY.fullmatch(repo_id):
             raise UserError(
-                f"--repo {repo_id} is no dataset of the hub: give owner/name, such as allenai/c4."
+                f"--repo {repo_id} is not a dataset of the hub: give owner/name, such as allenai/c4"
             )
-        self.repo_id, self.revision, self.patterns = repo_id, revision, patterns
+        self.repo_id = repo_id
+        self.revision = revision
+        self.patterns = patterns
         self.commit = revision if COMMIT.fullmatch(revision) else None
         self.settings = {"repository": repo_id, "revision": revision}
+        self.description = f"the dataset {repo_id}"
 
     def listing(self) -> Listing:
-        get_session().timeout = ANSWER_SECONDS
-        with self._plain_errors():
+        get_session().timeout = LISTING_SECONDS
+        with _plain_errors(self.description, LOCAL_COPY, self.revision):
             if self.commit is None:
                 info = HfApi().dataset_info(
                     self.repo_id, revision=self.revision, timeout=CONTACT_SECONDS
@@ -76,88 +77,108 @@ class HubFiles(Source):
                 # Small files are in git itself and have no hash.
                 files[name] = SourceFile(name, entry.size, entry.lfs.sha256 if entry.lfs else None)
         if not files:
+            patterns = " or ".join(self.patterns)
             raise UserError(
-                f"The dataset {self.repo_id} has no file that matches {' or '.join(self.patterns)} in its revision "
-                f"{self.revision}: set --revision to one that has, or {LOCAL_COPY}."
+                f"The dataset {self.repo_id} has no file that matches {patterns} in its revision "
+                f"{self.revision}: set --revision to one that has, or {LOCAL_COPY}"
             )
-        return Listing([files[name] for name in sorted(files, key=natural)])
+        return Listing([files[name] for name in sorted(files, key=natural_order)])
 
     def _entries(self) -> list[RepoFile]:
-        """The files of the folder that all patterns lie in; none if there is no such."""
-        folder = os.path.commonpath(
-            [re.split(r"[*?\[]", name)[0].rpartition("/")[0] for name in self.patterns]
-        )
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
+        """Return the files of the folder that all patterns have in common; none if it is missing."""
+        fixed = [re.split(r"[*?\[]", pattern)[0] for pattern in self.patterns]
+        folder = os.path.commonpath([path.rpartition("/")[0] for path in fixed])
         with suppress(errors.EntryNotFoundError):
-            tree = HfApi().list_repo_tree(self.repo_id, folder or None, **where)
+            tree = HfApi().list_repo_tree(
+                self.repo_id,
+                folder or None,
+                repo_type="dataset",
+                revision=self.commit,
+                recursive=True,
+            )
             return [entry for entry in tree if isinstance(entry, RepoFile)]
         return []
 
-    def fetched(self, file: SourceFile, folder: Path) -> Path:
-        """The file in `folder`, under a name of ours, where it may already be; other processes wait for its end."""
-        target = self._place(file, folder)
+    def fetch(self, file: SourceFile, folder: Path) -> Path:
+        """Return the copy of a file in `folder`, which has a name of ours; download it if it is missing.
+
+        Other processes wait until the download ends.
+        """
+        target = self._target(file, folder)
         with FileLock(f"{target}.lock"):
             if target.is_file() and target.stat().st_size == file.size:
                 return target
             with tempfile.TemporaryDirectory(dir=folder, prefix="download-") as temporary:
-                disable_progress_bars(
-                    "huggingface_hub.http_get"
-                )  # the preparation has a bar of its own
-                where: dict[str, Any] = {
-                    "repo_type": "dataset",
-                    "revision": self.commit,
-                    "local_dir": temporary,
-                }
-                with self._plain_errors():
-                    arrived = Path(hf_hub_download(self.repo_id, file.name, **where, **ASKING))
-                if arrived.stat().st_size == file.size and file.sha256 in (
-                    None,
-                    file_sha256(arrived),
-                ):
-                    return arrived.replace(target)
+                copy = self._download(file, temporary)
+                has_size = copy.stat().st_size == file.size
+                if has_size and file.sha256 in (None, file_sha256(copy)):
+                    return copy.replace(target)
         raise UserError(
-            f"{file.name} of the dataset {self.repo_id} arrived damaged (its size or its SHA-256 differs): repeat the "
-            f"command, check the network and its proxies, or {LOCAL_COPY}."
+            f"{file.name} of the dataset {self.repo_id} arrived damaged (its size or its SHA-256 "
+            f"differs): repeat the command, check the network and its proxies, or {LOCAL_COPY}"
         )
 
+    def _download(self, file: SourceFile, folder: str) -> Path:
+        disable_progress_bars("huggingface_hub.http_get")  # the preparation shows its own
+        with _plain_errors(self.description, LOCAL_COPY, self.revision):
+            path = hf_hub_download(
+                self.repo_id,
+                file.name,
+                repo_type="dataset",
+                revision=self.commit,
+                local_dir=folder,
+                **DOWNLOAD_OPTIONS,
+            )
+        return Path(path)
+
     def release(self, file: SourceFile, folder: Path) -> None:
-        for path in (self._place(file, folder), Path(f"{self._place(file, folder)}.lock")):
-            path.unlink(missing_ok=True)
+        target = self._target(file, folder)
+        target.unlink(missing_ok=True)
+        Path(f"{target}.lock").unlink(missing_ok=True)
 
-    def _place(self, file: SourceFile, folder: Path) -> Path:
-        return folder / f"source-{sha256(f'{self.commit} {file.name}'.encode()).hexdigest()[:32]}"
-
-    def _plain_errors(self) -> AbstractContextManager[None]:
-        return _plain_errors(f"the dataset {self.repo_id}", LOCAL_COPY, self.revision)
+    def _target(self, file: SourceFile, folder: Path) -> Path:
+        name_hash = sha256(f"{self.commit} {file.name}".encode()).hexdigest()
+        return folder / f"source-{name_hash[:32]}"
 
 
 def fetch_tokenizer(repo_id: str) -> Path:
-    """tokenizer.json of a model repository, in huggingface_hub's cache; UserError if it cannot be fetched."""
+    """Return tokenizer.json of a model repository, in huggingface_hub's cache; UserError if it fails."""
     with _plain_errors(f"the model {repo_id}", "give a local tokenizer.json with --tokenizer FILE"):
-        return Path(hf_hub_download(repo_id, "tokenizer.json", **ASKING))
+        return Path(hf_hub_download(repo_id, "tokenizer.json", **DOWNLOAD_OPTIONS))
 
 
 @contextmanager
-def _plain_errors(what: str, remedy: str, revision: str = "main") -> Iterator[None]:
+def _plain_errors(repository: str, remedy: str, revision: str = "main") -> Iterator[None]:
+    """Turn an error of huggingface_hub into UserError, with `remedy` as the last advice."""
     try:
         yield
-    except FAILURES as error:
-        raise UserError(f"{_said(error, what, revision)}, or {remedy}.") from error
+    except (*REQUEST_ERRORS, *ANSWER_ERRORS) as error:
+        raise UserError(f"{_explain(error, repository, revision)}, or {remedy}") from error
 
 
-def _said(error: Exception, what: str, revision: str) -> str:
+def _explain(error: Exception, repository: str, revision: str) -> str:
+    """Return cause and fix of an error for `repository`, such as "the dataset allenai/c4"."""
     login = "log in with `hf auth login` or set HF_TOKEN"
     response = error.response if isinstance(error, errors.HfHubHTTPError) else None
     if constants.HF_HUB_OFFLINE:
-        return f"HF_HUB_OFFLINE is set, so {what} is not fetched: unset it"
+        return f"HF_HUB_OFFLINE is set, so {repository} is not fetched: unset it"
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"The hub has {what}, but no revision {revision} of it: set --revision to one that it has"
+        return (
+            f"The hub has {repository}, but no revision {revision} of it: "
+            "set --revision to one that it has"
+        )
     if isinstance(error, errors.GatedRepoError):
-        return f"The hub asks for consent before it gives {what}: accept the terms on its page and {login}"
+        return (
+            f"The hub asks for consent before it gives {repository}: "
+            f"accept the terms on its page and {login}"
+        )
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"The hub has no {what[4:]}, or it is private: {login}"
+        return f"The hub has no {repository.removeprefix('the ')}, or it is private: {login}"
     if response is not None:  # of the hub, or of the store that it sends to
-        refused = f"{response.url.host} fails to give {what} (status {response.status_code})"
+        refused = f"{response.url.host} fails to give {repository} (status {response.status_code})"
         return f"{refused}: try again later, check this machine's clock and proxies, {login}"
     reason = (str(error) or type(error).__name__).splitlines()[0]
-    return f"{constants.ENDPOINT} cannot be reached for {what} ({reason}): check the network, HF_ENDPOINT and proxies"
+    return (
+        f"{constants.ENDPOINT} cannot be reached for {repository} ({reason}): "
+        "check the network, HF_ENDPOINT and proxies"
+    )

@@ -1,224 +1,183 @@
-"""Where a corpus's files come from: a local copy in the hub's layout, or single texts; `hub` has the third way."""
+"""Where a corpus's files come from: a folder in the hub's layout, or single texts. `hub` has the hub."""
 
 import hashlib
-import os
-import re
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from anlit.data.preparation.formats.base import foreign_format, read_range
+from anlit.data.preparation.file_lists import list_files, natural_order
+from anlit.data.preparation.formats.text import foreign_format, read_range
 from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
 
 OTHER_FORMAT = "other_format"
-"""Why a file is left out: the source has the corpus in several formats."""
+"""Reason to leave out a file: the source has the corpus in several formats."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a corpus; `name` is its path inside the corpus, with slashes."""
+    """A file of a corpus."""
 
-    name: str
+    name: str  # path inside the corpus, with slashes
     size: int
     sha256: str | None = None
-    split: str | None = (
-        None  # the split that all its documents belong to, where the source knows it
-    )
-    path: Path | None = None  # where it lies; None: on the hub
+    split: str | None = None  # split of all its documents, if the source decides it
+    path: Path | None = None  # on this machine; None: on the hub
 
 
 class Listing(NamedTuple):
-    """A corpus's files in the order in which they are prepared, and what was left out of it by reason."""
+    """A corpus's files in the order of their preparation."""
 
     files: list[SourceFile]
-    skipped: Mapping[str, list[str]] = {}
-    bad: str = ""  # the first file that may be left out only if the user says so, and what is wrong with it
+    skipped: Mapping[str, list[str]] = {}  # reason → names of files that are left out
+    bad: str = ""  # a file that only --on_bad skip may leave out, and its problem
 
 
-class Source:
-    """Base of what `anlit prepare` reads from."""
+class CorpusFiles:
+    """Base class of the sources that a corpus is prepared from."""
 
-    commit: str | None = (
-        None  # of the hub's repository; a preparation keeps to the one that it began with
-    )
-    paths: Mapping[
-        str, Path
-    ] = {}  # of the files on this machine, by their names: a cheap sign of changes
-    settings: Mapping[
-        str, Any
-    ] = {}  # what identifies the source, besides the names and sizes of its files
+    commit: str | None = None
+    """Commit of the hub's repository. A preparation that goes on keeps to its first commit."""
+    paths: Mapping[str, Path] = {}
+    """The files on this machine by their names; listing them is cheap."""
+    settings: Mapping[str, Any] = {}
+    """Settings that identify the source, besides the names and sizes of its files."""
 
     def listing(self) -> Listing:
-        """All files of the corpus; UserError if there are none, or they cannot be reached."""
+        """List all files of the corpus; UserError if there are none, or they cannot be reached."""
         raise NotImplementedError
 
-    def fetched(self, file: SourceFile, folder: Path) -> Path:
-        """The file on this machine; one of the hub is put into `folder`, if it is not there yet."""
+    def fetch(self, file: SourceFile, folder: Path) -> Path:
+        """Return the path of a file on this machine; a file of the hub is put into `folder` first."""
         assert file.path is not None
         return file.path
 
     def release(self, file: SourceFile, folder: Path) -> None:
-        """Remove a fetched copy, which is not needed any more."""
+        """Remove the fetched copy of a file, which is not needed any more."""
 
 
-class LocalFiles(Source):
-    """A folder that holds the corpus: the files of the first layout, a list of globs, that has any."""
+class LocalFiles(CorpusFiles):
+    """A folder with the corpus: the files of the first layout, a list of globs, that matches any."""
 
-    def __init__(self, root: str | Path, *layouts: Sequence[str]) -> None:
+    def __init__(self, root: str | Path, layouts: Sequence[Sequence[str]]) -> None:
         self.root = Path(root)
-        self.wanted = " or ".join(layouts[0])
-        files_by_layout = [_files_of(root, layout) for layout in layouts]
-        self.paths = next(filter(None, files_by_layout), {})
-        others = {name for files in files_by_layout for name in files}
-        self.other_formats = sorted(others - set(self.paths))  # they may be copies of the first
+        self.patterns = " or ".join(layouts[0])
+        all_names: set[str] = set()
+        for layout in layouts:
+            files: dict[str, Path] = {}
+            for pattern in layout:
+                files |= list_files(root, pattern)
+            self.paths = self.paths or files
+            all_names.update(files)
+        self.other_formats = sorted(all_names - set(self.paths))
+        """Files of other layouts, which may be copies."""
 
     def listing(self) -> Listing:
-        regular = {name: path for name, path in self.paths.items() if path.is_file()}
-        if not regular:
-            lack = f"{self.root} has no file that matches {self.wanted}"
-            lack = lack if self.root.is_dir() else f"There is no folder {self.root}"
+        files: list[SourceFile] = []
+        irregular: list[str] = []
+        for name, path in self.paths.items():
+            if path.is_file():
+                files.append(SourceFile(name, path.stat().st_size, path=path))
+            else:
+                irregular.append(name)
+        if not files:
+            problem = f"There is no folder {self.root}"
+            if self.root.is_dir():
+                problem = f"{self.root} has no file that matches {self.patterns}"
             raise UserError(
-                f"{lack}: set --source to the folder that holds the corpus in the hub's layout."
+                f"{problem}: set --source to the folder that holds the corpus in the hub's layout"
             )
-        files = [SourceFile(name, path.stat().st_size, path=path) for name, path in regular.items()]
-        others = [name for name in self.paths if name not in regular]
-        bad = f"{self.paths[others[0]]}: it is no regular file" if others else ""
-        in_order = sorted(files, key=lambda file: (natural(file.name), file.name))
-        skipped = {"unreadable": others, OTHER_FORMAT: self.other_formats}
-        return Listing(in_order, {reason: names for reason, names in skipped.items() if names}, bad)
+        files.sort(key=lambda file: (natural_order(file.name), file.name))
+        skipped: dict[str, list[str]] = {}
+        bad = ""
+        if irregular:
+            skipped["unreadable"] = irregular
+            bad = f"{self.paths[irregular[0]]}: it is not a regular file"
+        if self.other_formats:
+            skipped[OTHER_FORMAT] = self.other_formats
+        return Listing(files, skipped, bad)
 
 
-class DistinctTexts(Source):
-    """Every different UTF-8 file of a list is a document, held out or not by a hash of its content.
+class DistinctTexts(CorpusFiles):
+    """Text files, of which every different one is a document, held out or not by a hash of its content.
 
-    Empty files and copies are dropped, and the documents are in the order of their content hashes, which is a shuffled
-    order and the same wherever the files lie. What is no text is bad, unless it is `expected`.
+    Empty files and copies are dropped. The documents are in the order of their content hashes: a
+    shuffled order that does not depend on the folder.
+
+    Args:
+        paths: the files by their names.
+        val_fraction: fraction of the documents to hold out.
+        description: the files in an error message.
+        may_skip: whether files that are no text are left out without asking the user.
     """
 
     def __init__(
-        self, paths: Mapping[str, Path], val_fraction: float, what: str, expected: bool = False
+        self,
+        paths: Mapping[str, Path],
+        val_fraction: float,
+        description: str,
+        may_skip: bool = False,
     ) -> None:
-        self.paths, self.val_fraction, self.what, self.expected = (
-            paths,
-            val_fraction,
-            what,
-            expected,
-        )
+        self.paths = paths
+        self.val_fraction = val_fraction
+        self.description = description
+        self.may_skip = may_skip
         self.settings = {"val_fraction": val_fraction}
 
     def listing(self) -> Listing:
         if not self.paths:
             raise UserError(
-                f"No file matches {self.what}: set --source (--data.source) to the folder with the text, "
-                "or --pattern (--data.pattern) to what its files are called."
+                f"No file matches {self.description}: set --source (--data.source) to the folder "
+                "with the text, or --pattern (--data.pattern) to the names of its files"
             )
         skipped: dict[str, list[str]] = {}
         distinct: dict[str, SourceFile] = {}
         bad = ""
-        for label, path in self.paths.items():
-            content = b""
-            try:
-                if path.exists() and not path.is_file():  # a pipe may never end
-                    raise OSError(0, "it is no regular file")
-                content = path.read_bytes()
-                foreign = foreign_format(content)
-                if foreign is None:
-                    problem = "" if content.decode("utf-8-sig") else "empty"
-                else:
-                    problem, bad = "wrong_format", bad or f"{path}: it is {foreign}"
-            except OSError as error:
-                problem, bad = "unreadable", bad or f"{path}: it cannot be read ({error.strerror})"
-            except UnicodeDecodeError as error:
-                problem, bad = "not_utf8", bad or f"{path}: it is not UTF-8 ({error})"
-            file = SourceFile(label, len(content), hashlib.sha256(content).hexdigest(), TRAIN, path)
-            if not problem and distinct.setdefault(str(file.sha256), file) is not file:
+        for name, path in self.paths.items():
+            content, problem, detail = _read_text(path)
+            if detail:
+                bad = bad or f"{path}: {detail}"
+            sha256 = hashlib.sha256(content).hexdigest()
+            if not problem and sha256 in distinct:
                 problem = "duplicate"
             if problem:
-                skipped.setdefault(problem, []).append(label)
+                skipped.setdefault(problem, []).append(name)
+            else:
+                distinct[sha256] = SourceFile(name, len(content), sha256, TRAIN, path)
         files = [distinct[sha256] for sha256 in sorted(distinct)]
         if len(files) < 2:
             raise UserError(
-                f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of {len(self.paths)}, and "
-                "training and validation need one each: point the source at more text or widen the pattern."
+                f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of "
+                f"{len(self.paths)}, and training and validation need one each: set --source "
+                "(--data.source) to more text, or widen --pattern (--data.pattern)"
             )
-        # A handful of files may all fall on one side; the smallest and largest hash still go apart.
+        # A handful of files may all be on one side; the smallest and largest hash are kept apart.
         n_val = sum(is_held_out(str(file.sha256), self.val_fraction) for file in files)
         n_val = min(max(n_val, 1), len(files) - 1)
         files[:n_val] = [replace(file, split=VAL) for file in files[:n_val]]
-        return Listing(files, skipped, "" if self.expected else bad)
+        return Listing(files, skipped, "" if self.may_skip else bad)
 
 
-def _files_of(root: str | Path, patterns: Sequence[str]) -> dict[str, Path]:
-    files: dict[str, Path] = {}
-    for pattern in patterns:
-        files |= list_files(root, pattern)
-    return files
+def _read_text(path: Path) -> tuple[bytes, str, str]:
+    """Return the content of a text file, its problem and the detail; both are "" if it is a text.
 
-
-def list_files(root: str | Path, pattern: str) -> dict[str, Path]:
-    """What matches a glob pattern under `root`, but for folders, by the names below it, sorted.
-
-    Links are followed. A folder that has several names, or contains itself, is read once. Its name
-    without links comes first.
+    An empty file is a problem without a detail.
     """
-    found: dict[str, Path] = {}
-    names = _names_of(pattern)
-    visited: set[tuple[int, int, int]] = set()
-    waiting = deque([(Path(root), 0)] if names else [])
-    while waiting:
-        folder, depth = waiting.popleft()
-        is_recursive = names[depth] == "**"
-        wanted = names[depth + is_recursive]
-        is_last = depth + is_recursive == len(names) - 1
-        for entry in _entries(folder, depth, visited):
-            path = folder / entry.name
-            is_match = fnmatchcase(entry.name, wanted)
-            if not os.path.isdir(path):
-                if is_match and is_last:
-                    found[path.relative_to(root).as_posix()] = path
-                continue
-            add = waiting.append if entry.is_symlink() else waiting.appendleft
-            if is_match and not is_last:
-                add((path, depth + is_recursive + 1))
-            if is_recursive:
-                add((path, depth))
-    return {name: found[name] for name in sorted(found, key=lambda name: name.split("/"))}
-
-
-def _names_of(pattern: str) -> list[str]:
-    """The parts of a glob pattern; each `**` stands before the name that it leads to."""
-    names: list[str] = []
-    for name in PurePosixPath(pattern).parts:
-        if name != "**" or names[-1:] != ["**"]:
-            names.append(name)
-    if names[-1:] == ["**"]:
-        names.append("*")
-    return names
-
-
-def _entries(
-    folder: Path, depth: int, visited: set[tuple[int, int, int]]
-) -> list[os.DirEntry[str]]:
-    """What lies in a folder, sorted; nothing if it was read at this depth of the pattern before."""
     try:
-        status = folder.stat()
-        place = (status.st_dev, status.st_ino, depth)
-        if place in visited:
-            return []
-        visited.add(place)
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        if path.exists() and not path.is_file():  # a pipe may never end
+            raise OSError(0, "it is not a regular file")
+        content = path.read_bytes()
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be listed ({error.strerror}): make it readable, or choose a pattern "
-            "or a source without it."
-        ) from error
+        return b"", "unreadable", f"it cannot be read ({error.strerror})"
+    foreign = foreign_format(content)
+    if foreign is not None:
+        return content, "wrong_format", f"it is {foreign}"
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return content, "not_utf8", f"it is not UTF-8 ({error})"
+    return content, "" if text else "empty", ""
 
 
 def is_held_out(sha256: str, fraction: float) -> bool:
@@ -226,19 +185,17 @@ def is_held_out(sha256: str, fraction: float) -> bool:
     return int(sha256[:8], 16) < fraction * 2**32
 
 
-def natural(name: str) -> list[Any]:
-    """Sort key that puts file 2 before file 10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
-
-
-def lines_sha256(lines: Any) -> str:
-    """Hash of a list of texts, in which names of files may hold bytes that are not UTF-8."""
+def lines_sha256(lines: Iterable[str]) -> str:
+    """Hash a list of texts; names of files in them may hold bytes that are not UTF-8."""
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def file_sha256(path: str | Path, part: int = 0, parts: int = 1) -> str:
-    """SHA-256 of a file's bytes from size·part/parts on, in hex."""
-    digest, size = hashlib.sha256(), Path(path).stat().st_size
-    for piece in read_range(Path(path), size * part // parts, size * (part + 1) // parts):
-        digest.update(piece)
+def file_sha256(path: str | Path, piece: int = 0, n_pieces: int = 1) -> str:
+    """Hash the bytes of a file from size·piece/n_pieces on, SHA-256 in hex."""
+    digest = hashlib.sha256()
+    size = Path(path).stat().st_size
+    start = size * piece // n_pieces
+    stop = size * (piece + 1) // n_pieces
+    for buffer in read_range(Path(path), start, stop):
+        digest.update(buffer)
     return digest.hexdigest()
