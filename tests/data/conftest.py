@@ -11,7 +11,7 @@ from anlit.data.preparation.recipes import Recipe
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.prepared import random_tokens, write_prepared
-from tests.data.preparing import SIZES, make, recipe_of, scratch, train_tokenizer, written
+from tests.data.preparing import SIZES, make, recipe_of, record_times, scratch, train_tokenizer
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def recipe(place: Path, tokenizer: str) -> Recipe:
 @pytest.fixture(scope="session")
 def finished(place: Path, recipe: Recipe) -> Path:
     make(place / "finished", recipe)
-    assert len(written(place / "finished")) > 4
+    assert len(record_times(place / "finished")) > 4
     return place / "finished"
 
 

@@ -1,5 +1,6 @@
 """For the tests of `anlit prepare`: small sizes, a tokenizer, preparations that are interrupted."""
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -16,18 +17,20 @@ from anlit.data.preparation import executors, recipes
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.prepare import prepare
 from anlit.data.preparation.recipes import Recipe
+from anlit.data.preparation.tasks import Job, Task
 from tests.data.layouts import END_OF_DOCUMENT, documents
 from tests.data.reader import hashes
 
 SMALL: dict[str, Any] = {"task_bytes": 20_000, "chunk_bytes": 10_001}
+"""Sizes that give several tasks and chunks."""
 SIZES: dict[str, Any] = {"task_bytes": 6_000, "chunk_bytes": 10_001}
-"""Of many tasks in a corpus of 50 documents."""
+"""Sizes that give many tasks in a corpus of 50 documents."""
 
 
 def recipe_of(
     corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL, **options: Any
 ) -> Recipe:
-    """A corpus's recipe with sizes so small that a few documents make several tasks and chunks."""
+    """Return a corpus's recipe with sizes so small that a few documents make several tasks."""
     folder = None if source is None else str(source)
     return replace(recipes.recipe_of(corpus, source=folder, **options), **sizes)
 
@@ -37,12 +40,13 @@ def make(folder: Path, recipe: Recipe, workers: int = 1, **options: Any) -> dict
 
 
 def assert_makes(folder: Path, recipe: Recipe, like: Path, **options: Any) -> None:
+    """The recipe makes `folder` the same as the folder `like`."""
     make(folder, recipe, **options)
     assert hashes(folder) == hashes(like), folder
 
 
 def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
-    """A byte-level BPE file; its end-of-document token is the last, as GPT-2's."""
+    """Write a byte-level BPE; its end-of-document token is the last, as GPT-2's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -57,27 +61,32 @@ def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
     return path
 
 
-def written(folder: Path) -> dict[int, int]:
-    return {int(path.stem): path.stat().st_mtime_ns for path in (folder / "tasks").glob("0*.json")}
+def record_times(folder: Path) -> dict[int, int]:
+    """Return when the record of each finished task was written."""
+    records = (folder / "tasks").glob("0*.json")
+    return {int(path.stem): path.stat().st_mtime_ns for path in records}
 
 
-def interrupted(folder: Path, recipe: Recipe, tasks: int) -> None:
+def interrupt(folder: Path, recipe: Recipe, tasks: int) -> None:
+    """Prepare `folder`, and interrupt that after so many tasks."""
+    numbers = itertools.count()
 
-    def encode(job: Any, task: Any, left: Iterator[int] = iter(range(tasks))) -> int:
-        if next(left, None) is None:
+    def encode_or_stop(job: Job, task: Task) -> int:
+        if next(numbers) == tasks:
             raise KeyboardInterrupt
         return encode_task(job, task)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executors, "encode_task", encode)
+        patch.setattr(executors, "encode_task", encode_or_stop)
         with pytest.raises(KeyboardInterrupt):
             make(folder, recipe)
-    assert len(written(folder)) == tasks
+    assert len(record_times(folder)) == tasks
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder in memory where there is room: preparing waits for the disk at every step, which adds up."""
-    has_room = os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 1 << 30
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if has_room else None) as folder:
+    """Yield a folder in memory if there is room: preparing waits for the disk at every step."""
+    memory = "/dev/shm"
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30
+    with tempfile.TemporaryDirectory(dir=memory if has_room else None) as folder:
         yield Path(folder)

@@ -1,13 +1,13 @@
 """Reading source files: every record once and numbered, every fault named, nothing raised."""
 
 import gzip
+import itertools
 import json
 import random
 import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,43 +17,48 @@ import zstandard
 from anlit.data.preparation.formats import Columns, Record, is_one_text, n_pieces_of, read_file
 
 COLUMNS = Columns(subset="meta.redpajama_set_name")
-TEXTS = [
-    *(f"document {number}\nwith {'many ' * (number % 30)}words" for number in range(200)),
-    *(
-        "größe 漢字 🦜 \u2028 \u0085 \x00 \r\n",
-        "<|endoftext|>",
-        "\ufeff",
-        " ",
-        "long " * 100_000,
-        "last",
-    ),
-]
-NAMES = [f"RedPajama{number % 3}" for number in range(len(TEXTS))]
-LINES = b"".join(
-    json.dumps(
-        {"text": text, "meta": {"redpajama_set_name": name}}, ensure_ascii=number % 2 == 0
-    ).encode()
-    + b"\n"
-    for number, (text, name) in enumerate(zip(TEXTS, NAMES, strict=True))
-)
+TEXTS = [f"document {number}\nwith {number % 30 * 'many '}words" for number in range(200)]
+TEXTS += ["größe 漢字 🦜 \u2028 \u0085 \x00 \r\n", "<|endoftext|>", "\ufeff", " "]
+TEXTS += ["long " * 100_000, "last"]
+SUBSETS = [f"RedPajama{number % 3}" for number in range(len(TEXTS))]
+
+
+def json_lines() -> bytes:
+    """`TEXTS` as JSON lines; every second has escapes."""
+    lines = []
+    for number, (text, subset) in enumerate(zip(TEXTS, SUBSETS, strict=True)):
+        values = {"text": text, "meta": {"redpajama_set_name": subset}}
+        lines.append(json.dumps(values, ensure_ascii=number % 2 == 0) + "\n")
+    return "".join(lines).encode()
+
+
+def compress_zstd(content: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(content)
+
+
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes, ".gz": gzip.compress,
-    ".zst": lambda content: zstandard.ZstdCompressor(write_checksum=True).compress(content),
-}  # fmt: skip
-# Two frames, and a line that begins in one and ends in the other; the first zstd frame does not know its size.
-COMPRESSOR = zstandard.ZstdCompressor().compressobj()
-ZSTD = COMPRESSOR.compress(LINES[:5000]) + COMPRESSOR.flush() + COMPRESS[".zst"](LINES[5000:])
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": compress_zstd,
+}
+LINES = json_lines()
+# Two frames, and a line that begins in the first and ends in the second.
 GZIP = gzip.compress(LINES[:5000]) + gzip.compress(LINES[5000:])
+# The first frame does not know its size.
+COMPRESSOR = zstandard.ZstdCompressor().compressobj()
+ZSTD = COMPRESSOR.compress(LINES[:5000]) + COMPRESSOR.flush() + compress_zstd(LINES[5000:])
 
 
 def parquet_table() -> pa.Table:
-    """With texts of a type that is not plain strings."""
-    names = [{"redpajama_set_name": name, "other": number} for number, name in enumerate(NAMES)]
+    """`TEXTS` in a column of a type other than plain strings."""
+    numbers = list(range(len(TEXTS)))
+    meta = [{"redpajama_set_name": SUBSETS[number], "other": number} for number in numbers]
     texts = pa.array(TEXTS, pa.string()).dictionary_encode()
-    return pa.table({"id": list(range(len(TEXTS))), "meta": names, "text": texts})
+    return pa.table({"id": numbers, "meta": meta, "text": texts})
 
 
-def write_all(path: Path) -> Path:
+def write_texts(path: Path) -> Path:
+    """Write `TEXTS` in the format of the path's ending."""
     if path.suffix == ".parquet":
         pq.write_table(parquet_table(), path, row_group_size=30)
     else:
@@ -61,86 +66,109 @@ def write_all(path: Path) -> Path:
     return path
 
 
-def records(path: Path, columns: Columns = COLUMNS, part_bytes: int = 1 << 30) -> list[Record]:
-    parts = n_pieces_of(path.name, path.stat().st_size, part_bytes)
-    return [
-        record
-        for part in range(parts)
-        for record in read_file(path.name, path, columns, part, parts)
-    ]
+def records(path: Path, columns: Columns = COLUMNS, piece_bytes: int = 1 << 30) -> list[Record]:
+    """Return the records of all pieces of a file."""
+    n_pieces = n_pieces_of(path.name, path.stat().st_size, piece_bytes)
+    records: list[Record] = []
+    for piece in range(n_pieces):
+        records += read_file(path.name, path, columns, piece, n_pieces)
+    return records
 
 
-@pytest.mark.parametrize(("ending", "part_bytes"), [
-    (".json", 900), (".jsonl", 900), (".jsonl", 9000), (".jsonl", 1 << 30), (".jsonl.zst", 900), (".json.gz", 900),
-    (".parquet", 900), (".parquet", 1 << 30),
-])  # fmt: skip
-def test_every_record_once(tmp_path: Path, ending: str, part_bytes: int) -> None:
-    read = records(write_all(tmp_path / f"part_0{ending}"), part_bytes=part_bytes)
+@pytest.mark.parametrize(
+    ("ending", "piece_bytes"),
+    [
+        (".json", 900),
+        (".jsonl", 900),
+        (".jsonl", 9000),
+        (".jsonl", 1 << 30),
+        (".jsonl.zst", 900),
+        (".json.gz", 900),
+        (".parquet", 900),
+        (".parquet", 1 << 30),
+    ],
+)
+def test_every_record_once(tmp_path: Path, ending: str, piece_bytes: int) -> None:
+    path = write_texts(tmp_path / f"part_0{ending}")
+
+    result = records(path, piece_bytes=piece_bytes)
+
     unit = "row" if ending == ".parquet" else "line"
-    numbered = enumerate(zip(TEXTS, NAMES, strict=True), 1)
-    written = [
-        (text, name, f"{unit} {number}", len(text.encode())) for number, (text, name) in numbered
+    assert [record.text for record in result] == TEXTS
+    assert [record.subset for record in result] == SUBSETS
+    assert [record.location for record in result] == [
+        f"{unit} {number + 1}" for number in range(len(TEXTS))
     ]
-    assert [(record.text, record.subset, record.location, record.size) for record in read] == written
+    assert [record.size for record in result] == [len(text.encode()) for text in TEXTS]
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_parts_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) -> None:
+def test_pieces_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"
-    texts = [
-        f"{number} " + "".join(random.Random(number).choices("abcdefgh", k=500))
-        for number in range(400)
-    ]
+    texts = []
+    for number in range(400):
+        letters = random.Random(number).choices("abcdefgh", k=500)
+        texts.append(f"{number} {''.join(letters)}")
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     if ending == ".parquet":
         pq.write_table(pa.table({"text": texts}), path, row_group_size=10)
-    read = [[r.text for r in read_file(path.name, path, Columns(), part, 8)] for part in range(8)]
-    assert [text for part in read for text in part] == texts
-    assert all(35 <= len(part) <= 65 for part in read)
+
+    pieces = [list(read_file(path.name, path, Columns(), piece, 8)) for piece in range(8)]
+
+    records = itertools.chain(*pieces)
+    assert [record.text for record in records] == texts
+    assert all(35 <= len(piece) <= 65 for piece in pieces)
 
 
-def test_the_format_follows_from_the_name() -> None:
-    in_parts = [
-        "b.jsonl",
-        "c.parquet",
-        "a.JSONL",
-        "f.json",
-    ]  # the others cannot be entered in the middle
-    names = [*in_parts, "x.JSONL.zst", "e.json.gz", "g.txt.gz", "d.md", "json"]
-    assert [name for name in names if is_one_text(name)] == ["d.md", "json"]
-    assert [name for name in names if n_pieces_of(name, 10 << 20, 1 << 20) == 10] == in_parts
+@pytest.mark.parametrize(
+    ("name", "is_text", "can_be_cut"),
+    [
+        ("b.jsonl", False, True),
+        ("c.parquet", False, True),
+        ("a.JSONL", False, True),
+        ("f.json", False, True),
+        ("x.JSONL.zst", False, False),
+        ("e.json.gz", False, False),
+        ("g.txt.gz", False, False),
+        ("d.md", True, False),
+        ("json", True, False),
+    ],
+)
+def test_the_format_follows_from_the_name(name: str, is_text: bool, can_be_cut: bool) -> None:
+    assert is_one_text(name) == is_text
+    assert n_pieces_of(name, 10 << 20, 1 << 20) == (10 if can_be_cut else 1)
 
 
-@pytest.mark.parametrize(("content", "text", "problem"), [
-    (b"a\r\nb\n\xc3\xa4", "a\r\nb\nä", None), (b"", None, "empty"), (b"gr\xf6\xdfe", None, "not_utf8"),
-    (b"\xef\xbb\xbfa", "a", None), (b"\xef\xbb\xbf", None, "empty"), (bytes(100 << 20), None, "too_long"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "text", "problem"),
+    [
+        (b"a\r\nb\n\xc3\xa4", "a\r\nb\nä", None),
+        (b"", None, "empty"),
+        (b"gr\xf6\xdfe", None, "not_utf8"),
+        (b"\xef\xbb\xbfa", "a", None),
+        (b"\xef\xbb\xbf", None, "empty"),
+        (bytes(100 << 20), None, "too_long"),
+    ],
+)
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_plain_text_is_one_document(
-    tmp_path: Path, ending: str, content: bytes, text: Any, problem: Any
+    tmp_path: Path, ending: str, content: bytes, text: str | None, problem: str | None
 ) -> None:
     path = tmp_path / f"a.txt{ending}"
     path.write_bytes(COMPRESS[ending](content))
-    (record,) = records(path, Columns(max_document_bytes=20), part_bytes=1)
+
+    (record,) = records(path, Columns(max_document_bytes=20), piece_bytes=1)
+
     assert (record.location, record.text, record.problem) == ("the file", text, problem)
     if ending and text:
         path.write_bytes(path.read_bytes()[:-3])
-        assert [(record.location, record.problem) for record in records(path)] == [
-            ("the file", "truncated")
-        ]
+        (record,) = records(path)
+        assert (record.location, record.problem) == ("the file", "truncated")
 
 
 BAD_LINES = [
-    (
-        b'{"text": "gr\xf6\xdfe"}',
-        "not_utf8",
-        "it is not UTF-8 ('utf-8' codec can't decode byte 0xf6 in position 12",
-    ),
-    (
-        rb'{"text": "\ud800 x"}',
-        "not_utf8",
-        "it is not UTF-8 ('utf-8' codec can't encode character '\\ud800'",
-    ),
+    (b'{"text": "gr\xf6\xdfe"}', "not_utf8", "'utf-8' codec can't decode byte 0xf6 in position 12"),
+    (rb'{"text": "\ud800 x"}', "not_utf8", r"'utf-8' codec can't encode character '\ud800'"),
     (b'{"text": "cut', "not_json", "the line is not JSON (Unterminated string"),
     (b"[" * 100_000, "not_json", "the line is not JSON ("),
     (b'{"text": "a", "n": ' + b"1" * 5000 + b"}", "not_json", "the line is not JSON ("),
@@ -151,83 +179,101 @@ BAD_LINES = [
     (b'{"text": ""}', "empty", "its text is empty"),
     ('{"text": "äääää"}'.encode(), "too_long", "has 10 bytes, more than --max_document_bytes 9"),
 ]
+"""A line, its problem, and a piece of the detail."""
 
 
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str) -> None:
-    path, good = tmp_path / f"a.jsonl{ending}", b'{"text": "123456789"}\n'
-    path.write_bytes(
-        COMPRESS[ending](b"".join(good + line + b"\n" for line, _, _ in BAD_LINES) + good)
-    )
-    read = records(path, Columns(max_document_bytes=9))
-    assert [record.text for record in read[::2]] == ["123456789"] * (len(BAD_LINES) + 1)
-    assert read[-1].location == f"line {2 * len(BAD_LINES) + 1}"
-    for number, (bad, (_, problem, detail)) in enumerate(
-        zip(read[1::2], BAD_LINES, strict=True), 1
-    ):
-        assert (bad.location, bad.text, bad.problem) == (f"line {2 * number}", None, problem)
-        assert detail in bad.detail
+    path = tmp_path / f"a.jsonl{ending}"
+    good_line = b'{"text": "123456789"}\n'
+    content = b"".join(good_line + line + b"\n" for line, _, _ in BAD_LINES) + good_line
+    path.write_bytes(COMPRESS[ending](content))
+
+    result = records(path, Columns(max_document_bytes=9))
+
+    good_records = result[::2]
+    bad_records = result[1::2]
+    assert [record.text for record in good_records] == ["123456789"] * (len(BAD_LINES) + 1)
+    assert good_records[-1].location == f"line {2 * len(BAD_LINES) + 1}"
+    for number, record in enumerate(bad_records):
+        _, problem, detail = BAD_LINES[number]
+        assert record.location == f"line {2 * number + 2}"
+        assert (record.text, record.problem) == (None, problem)
+        assert detail in record.detail
 
 
-@pytest.mark.parametrize("part_bytes", [1, 9, 1 << 20])
-def test_blank_lines_marks_and_carriage_returns_are_no_text(
-    tmp_path: Path, part_bytes: int
-) -> None:
-    for content, expected in (
-        (
-            b'\n{"text": "a"}\n \r\n{"text": "b"}\n\n',
-            [("line 2", "a"), ("line 4", "b")],
-        ),  # blank lines count
+@pytest.mark.parametrize("piece_bytes", [1, 9, 1 << 20])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        # Blank lines count.
+        (b'\n{"text": "a"}\n \r\n{"text": "b"}\n\n', [("line 2", "a"), ("line 4", "b")]),
         (b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n', [("line 1", "a"), ("line 2", "b")]),
-    ):
-        (tmp_path / "a.jsonl").write_bytes(content)
-        read = records(tmp_path / "a.jsonl", Columns(), part_bytes)
-        assert [(record.location, record.text) for record in read] == expected
+    ],
+    ids=["blank lines", "byte-order mark"],
+)
+def test_blank_lines_marks_and_carriage_returns_are_not_text(
+    tmp_path: Path, content: bytes, expected: list[tuple[str, str]], piece_bytes: int
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+
+    result = records(tmp_path / "a.jsonl", Columns(), piece_bytes)
+
+    assert [(record.location, record.text) for record in result] == expected
 
 
 def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "a"}\n{"text": "' + (64 << 20) * b"x" + b'"}\n{"text": "c"}\n')
+    long_line = b'{"text": "' + (64 << 20) * b"x" + b'"}\n'
+    path.write_bytes(b'{"text": "a"}\n' + long_line + b'{"text": "c"}\n')
+
     tracemalloc.start()
     try:
-        first, bad, last = records(path, Columns(max_document_bytes=1 << 20), part_bytes=24 << 20)
-        peak = tracemalloc.get_traced_memory()[1]
+        first, bad, last = records(path, Columns(max_document_bytes=1 << 20), piece_bytes=24 << 20)
+        _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (first.text, last.text, last.location) == ("a", "c", "line 3")
+
+    assert first.text == "a"
+    assert (last.text, last.location) == ("c", "line 3")
     assert (bad.location, bad.problem) == ("line 2", "too_long")
     assert bad.detail == "it has 67,108,876 bytes, more than --max_document_bytes 1048576"
     assert peak < 24 << 20
 
 
-@pytest.mark.parametrize(("ending", "whole"), [(".zst", ZSTD), (".gz", GZIP)])
+@pytest.mark.parametrize(("ending", "content"), [(".zst", ZSTD), (".gz", GZIP)])
 def test_a_cut_file_gives_what_came_before_the_cut(
-    tmp_path: Path, ending: str, whole: bytes
+    tmp_path: Path, ending: str, content: bytes
 ) -> None:
     path = tmp_path / f"a.jsonl{ending}"
-    delivered = set()
-    for size in range(0, len(whole), len(whole) // 23):
-        path.write_bytes(whole[:size])
+    counts = set()
+    for size in range(0, len(content), len(content) // 23):
+        path.write_bytes(content[:size])
+
         *good, last = records(path)
+
         assert [record.text for record in good] == TEXTS[: len(good)]
         assert (last.problem, last.location) == ("truncated", f"line {len(good) + 1}")
-        assert ("is empty" if size == 0 else "in the middle of its compressed data") in last.detail
-        delivered.add(len(good))
-    assert len(delivered) > 1
+        cut = "is empty" if size == 0 else "in the middle of its compressed data"
+        assert cut in last.detail
+        counts.add(len(good))
+    assert len(counts) > 1
 
 
-def test_damaged_compressed_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [ZSTD + b"something else", ZSTD[:-4] + bytes(4), b"not compressed"],
+    ids=["more", "wrong checksum", "not compressed"],
+)
+def test_damaged_compressed_data(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.jsonl.zst"
-    for content in (
-        ZSTD + b"something else",
-        ZSTD[:-4] + bytes(4),
-        b"not compressed",
-    ):  # the second: a checksum
-        path.write_bytes(content)
-        *good, last = records(path)
-        assert [record.text for record in good] == TEXTS[: len(good)]
-        assert (last.problem, last.location) == ("damaged", f"line {len(good) + 1}")
-        assert re.search(r"damaged before byte [\d,]+ \(.+\)", last.detail)
+    path.write_bytes(content)
+
+    *good, last = records(path)
+
+    assert [record.text for record in good] == TEXTS[: len(good)]
+    assert (last.problem, last.location) == ("damaged", f"line {len(good) + 1}")
+    assert re.search(r"damaged before byte [\d,]+ \(.+\)", last.detail)
 
 
 @pytest.mark.parametrize("checksums", [False, True])
@@ -241,71 +287,70 @@ def test_a_broken_row_group_costs_its_own_rows(tmp_path: Path, checksums: bool) 
         use_dictionary=False,
     )
     group = pq.read_metadata(path).row_group(3)
-    text = next(
-        c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "text"
-    )
-    middle, content = (
-        text.data_page_offset + text.total_compressed_size // 2,
-        bytearray(path.read_bytes()),
-    )
+    columns = map(group.column, range(group.num_columns))
+    (text,) = [column for column in columns if column.path_in_schema == "text"]
+    middle = text.data_page_offset + text.total_compressed_size // 2
     damage = b"\x5a" if checksums else b"\xff" * 60
+    content = bytearray(path.read_bytes())
     content[middle : middle + len(damage)] = damage
     path.write_bytes(content)
-    read = records(path)
-    (bad,) = [record for record in read if record.problem]
+
+    result = records(path)
+
+    good = [record for record in result if not record.problem]
+    (bad,) = [record for record in result if record.problem]
     assert (bad.location, bad.problem, bad.text) == ("row group 4", "damaged", None)
-    lost = len(TEXTS) - len(read) + 1
-    assert 0 < lost <= 30
-    assert f"{lost} of its 30 rows are lost, from row {121 - lost}" in bad.detail
-    kept = [number for number in range(len(TEXTS)) if not 120 - lost <= number < 120]
-    good = [record for record in read if not record.problem]
-    assert [(record.location, record.text) for record in good] == [
-        (f"row {n + 1}", TEXTS[n]) for n in kept
-    ]
+    n_lost = len(TEXTS) - len(good)
+    assert 0 < n_lost <= 30
+    assert f"{n_lost} of its 30 rows are lost, from row {121 - n_lost}" in bad.detail
+    intact = [row for row in range(len(TEXTS)) if not 120 - n_lost <= row < 120]
+    assert [record.location for record in good] == [f"row {row + 1}" for row in intact]
+    assert [record.text for record in good] == [TEXTS[row] for row in intact]
 
 
 def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
-    path = write_all(tmp_path / "a.parquet")
-    whole = path.read_bytes()
-    for content in (whole[:-5], b"", whole[:-200] + b"\xff" * 180 + whole[-20:]):
-        path.write_bytes(content)
-        (bad,) = records(path, part_bytes=9000)
+    path = write_texts(tmp_path / "a.parquet")
+    content = path.read_bytes()
+    for damaged_content in (content[:-5], b"", content[:-200] + b"\xff" * 180 + content[-20:]):
+        path.write_bytes(damaged_content)
+
+        (bad,) = records(path, piece_bytes=9000)
+
         assert (bad.location, bad.problem) == ("the file", "damaged")
         assert "no readable parquet footer (" in bad.detail
 
 
-@pytest.mark.parametrize(("columns", "problem", "missing"), [
-    (Columns("content"), "no_text_field", "content"), (Columns("meta"), "no_text_field", "meta"),
-    (Columns("id"), "no_text_field", "id"), (Columns(subset="meta.name"), "no_subset_field", "meta.name"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "problem", "missing"),
+    [
+        (Columns("content"), "no_text_field", "content"),
+        (Columns("meta"), "no_text_field", "meta"),
+        (Columns("id"), "no_text_field", "id"),
+        (Columns(subset="meta.name"), "no_subset_field", "meta.name"),
+    ],
+)
 def test_parquet_without_a_column_of_strings(
     columns: Columns, problem: str, missing: str, tmp_path: Path
 ) -> None:
-    (bad,) = records(write_all(tmp_path / "a.parquet"), columns, part_bytes=9000)
+    (bad,) = records(write_texts(tmp_path / "a.parquet"), columns, piece_bytes=9000)
+
     assert (bad.location, bad.problem) == ("the file", problem)
-    assert (
-        f'there is no column "{missing}" of strings (its columns: id int64, meta struct<'
-        in bad.detail
-    )
+    listed = "its columns: id int64, meta struct<"
+    assert f'there is no column "{missing}" of strings ({listed}' in bad.detail
 
 
 def test_bad_parquet_rows(tmp_path: Path) -> None:
-    values = pa.array([b"good", b"gr\xf6\xdfe", None, b"", b"far too long", b"a", b"b", b"c"])
-    texts = pa.Array.from_buffers(pa.string(), 8, values.buffers())  # not all of it is UTF-8
-    named, missing = {"redpajama_set_name": "C4"}, {"redpajama_set_name": None}
-    meta = [named] * 5 + [None, missing, {"redpajama_set_name": ""}]
-    pq.write_table(
-        pa.concat_tables([pa.table({"text": texts, "meta": meta})] * 100), tmp_path / "a.parquet"
-    )
-    read = records(tmp_path / "a.parquet", Columns(subset=COLUMNS.subset, max_document_bytes=10))
-    assert {(record.text, record.subset) for record in read[::8]} == {("good", "C4")}
-    expected = [
-        None,
-        "not_utf8",
-        "no_text_field",
-        "empty",
-        "too_long",
-        *["no_subset_field"] * 3,
-    ] * 100
-    assert [record.problem for record in read] == expected
-    assert [record.location for record in read] == [f"row {row + 1}" for row in range(800)]
+    contents = [b"good", b"gr\xf6\xdfe", None, b"", b"far too long", b"a", b"b", b"c"]
+    buffers = pa.array(contents).buffers()
+    texts = pa.Array.from_buffers(pa.string(), 8, buffers)  # not all of them are UTF-8
+    subsets = [{"redpajama_set_name": "C4"}] * 5
+    subsets += [None, {"redpajama_set_name": None}, {"redpajama_set_name": ""}]
+    table = pa.concat_tables([pa.table({"text": texts, "meta": subsets})] * 100)
+    pq.write_table(table, tmp_path / "a.parquet")
+
+    result = records(tmp_path / "a.parquet", Columns(subset=COLUMNS.subset, max_document_bytes=10))
+
+    assert {(record.text, record.subset) for record in result[::8]} == {("good", "C4")}
+    problems = [None, "not_utf8", "no_text_field", "empty", "too_long", *["no_subset_field"] * 3]
+    assert [record.problem for record in result] == problems * 100
+    assert [record.location for record in result] == [f"row {row + 1}" for row in range(800)]

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -27,28 +28,30 @@ from anlit.data.preparation.tasks import Job, Task
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents
-from tests.data.preparing import SIZES, SMALL, assert_makes, make, recipe_of, written
+from tests.data.preparing import SIZES, SMALL, assert_makes, make, recipe_of, record_times
 from tests.data.processes import finish, free_port, members, start, wait_for
 from tests.data.reader import assert_holds, by_split, hashes
 
 KILLED = 9
+"""Exit code of a process that a test ends."""
 STEPS = ("replace", "fsync", "unlink", "mkdir", "rmdir")
-"""What changes the file system for others to see, apart from writing into files that have no lasting name yet."""
+"""Functions of `os` that change the file system for others to see.
+
+Writing into a file that has no lasting name yet is not among them.
+"""
 
 
 def test_processes_at_once_wait_for_each_other(recipe: Recipe, finished: Path, out: Path) -> None:
     out.mkdir()
-    printed, waits = (
-        out.with_name("printed"),
-        f"Another process is preparing {out}: waiting for it.",
-    )
+    printed = out.with_name("printed")
+    message = f"Another process is preparing {out}: waiting for it."
+
     with FileLock(out / ".prepare.lock"):
         processes = [start(lambda: make(out, recipe, 2), printed) for _ in range(2)]
-        wait_for(lambda: printed.exists() and printed.read_text().count(waits) == 2)
+        wait_for(lambda: printed.exists() and printed.read_text().count(message) == 2)
+
     assert [finish(process) for process in processes] == [0, 0]
-    assert (
-        printed.read_text().count("Preparing OpenWebText") == 1
-    )  # the other one finds it finished
+    assert printed.read_text().count("Preparing OpenWebText") == 1  # the other finds it finished
     assert hashes(out) == hashes(finished)
 
 
@@ -71,61 +74,63 @@ executors.encode_task = encode_or_be_killed
 """Kills the worker that has the first task, once, in the middle of it."""
 
 
+@contextmanager
+def dask(log: Path, *arguments: str) -> Iterator[subprocess.Popen]:
+    """Run a scheduler or a worker of Dask in the folder of its log."""
+    command = [sys.executable, "-m", "dask", *arguments, "--no-dashboard"]
+    with (
+        log.open("a") as file,
+        subprocess.Popen(command, stdout=file, stderr=file, cwd=log.parent) as process,
+    ):
+        yield process
+        process.terminate()
+
+
 def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
     recipe: Recipe, finished: Path, tmp_path: Path, out: Path, monkeypatch, capsys
 ) -> None:
     pytest.importorskip("distributed")
     (tmp_path / "killer.py").write_text(KILLER)
+    log = tmp_path / "log"
     port = str(free_port())
     cluster = f"tcp://127.0.0.1:{port}"
-    worker = ["worker", cluster, "--nthreads", "1", "--preload", "killer.py"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": (tmp_path / "log").open("w"), "cwd": tmp_path}
-    with ExitStack() as stack:
-        for command in (["scheduler", "--host", "127.0.0.1", "--port", port], worker, worker):
-            words = [sys.executable, "-m", "dask", *command, "--no-dashboard"]
-            process = stack.enter_context(subprocess.Popen(words, env=os.environ, **quiet))
-            stack.callback(process.terminate)
+    worker = ("worker", cluster, "--nthreads", "1", "--preload", "killer.py")
+    with (
+        dask(log, "scheduler", "--host", "127.0.0.1", "--port", port),
+        dask(log, *worker),
+        dask(log, *worker),
+    ):
         assert_makes(out, recipe, finished, cluster=cluster)
+
         assert (tmp_path / "killed").exists()
-        layouts.openwebtext(tmp_path / "hub", ["a", "b"], n_files=1)[0].write_bytes(b"PAR1")
+
+        # An error of a worker reaches the user.
+        (file,) = layouts.openwebtext(tmp_path / "hub", ["a", "b"], n_files=1)
+        file.write_bytes(b"PAR1")
         monkeypatch.chdir(tmp_path)
-        assert (
-            main(
-                [
-                    "prepare",
-                    "OpenWebText",
-                    "--source",
-                    "hub",
-                    "--tokenizer",
-                    "bpe",
-                    "--cluster",
-                    cluster,
-                ]
-            )
-            == 2
-        )
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert (
-        "hub/plain_text/train-00000-of-00080.parquet, the file: it has no readable parquet footer"
-        in said
-    )
+        command = ["prepare", "OpenWebText", "--source", "hub", "--tokenizer", "bpe"]
+        assert main([*command, "--cluster", cluster]) == 2
+
+    message = capsys.readouterr().err.splitlines()[-1]
+    location = "hub/plain_text/train-00000-of-00080.parquet, the file"
+    assert f"{location}: it has no readable parquet footer" in message
 
 
 def test_a_cluster_that_is_not_there(recipe: Recipe, out: Path, monkeypatch) -> None:
-    """Nothing listens, the address is none, or something listens that says nothing."""
+    """Nothing listens, the address is wrong, or a port accepts and never answers."""
     pytest.importorskip("distributed")
     monkeypatch.setattr(executors, "CONTACT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         for address in (f"tcp://127.0.0.1:{free_port()}", "nowhere", f"tcp://127.0.0.1:{port}"):
-            with pytest.raises(
-                UserError, match=f"No Dask scheduler answers at --cluster {address}: start one"
-            ):
+            message = f"No Dask scheduler answers at --cluster {address}: start one"
+            with pytest.raises(UserError, match=message):
                 make(out, recipe, cluster=address)
 
 
 def test_a_cluster_with_tls_needs_certificates(recipe: Recipe, out: Path) -> None:
     pytest.importorskip("distributed")
+
     with pytest.raises(UserError, match=r"--cluster tls:.* needs certificates: name"):
         make(out, recipe, cluster="tls://127.0.0.1:1")
 
@@ -135,14 +140,15 @@ def test_a_dask_scheduler_that_is_killed(
 ) -> None:
     """The scheduler is alone, so no task is done before it is gone."""
     pytest.importorskip("distributed")
+    log = tmp_path / "log"
     port = str(free_port())
-    words = [sys.executable, "-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", port]
-    log = (tmp_path / "log").open("w")
-    with subprocess.Popen([*words, "--no-dashboard"], stdout=log, stderr=log) as scheduler:
-        wait_for(lambda: "Scheduler at" in (tmp_path / "log").read_text())
+    with dask(log, "scheduler", "--host", "127.0.0.1", "--port", port) as scheduler:
+        wait_for(lambda: "Scheduler at" in log.read_text())
         threading.Timer(3, scheduler.kill).start()
+
         with pytest.raises(UserError, match=r"Dask scheduler at --cluster .* is gone: start it"):
             make(out, recipe, cluster=f"tcp://127.0.0.1:{port}")
+
     assert_makes(out, recipe, finished)
 
 
@@ -150,53 +156,70 @@ def test_a_dask_scheduler_that_is_killed(
 def test_tokens_do_not_depend_on_the_size_of_tasks(
     tokenizer: str, tmp_path: Path, out: Path, task_bytes: int
 ) -> None:
-    some = list(documents(80, seed=9))[10:]
-    options = {
-        "text_field": "content",
-        "pattern": layouts.json_files(tmp_path / "text", some),
-        "val_fraction": 0.2,
-    }
+    texts = list(documents(80, seed=9))[10:]
+    pattern = layouts.json_files(tmp_path / "text", texts)
+    options = {"text_field": "content", "pattern": pattern, "val_fraction": 0.2}
     sizes = SMALL | {"task_bytes": task_bytes}
+
     make(out, recipe_of("TextFiles", tmp_path / "text", sizes, tokenizer=tokenizer, **options))
-    assert len(written(out)) > 20 or task_bytes > 1000
-    assert_holds(out, by_split(some, 0.2))
+
+    assert task_bytes > 1000 or len(record_times(out)) > 20
+    assert_holds(out, by_split(texts, 0.2))
 
 
-def killed_at(then: Callable[[int], object], folder: Path, recipe: Recipe) -> int | None:
-    """The exit code of a process that prepares, and calls `then` with the number of each step before it takes it."""
+def count_steps(name: str, numbers: Iterator[int], before_step: Callable[[int], object]) -> None:
+    """Make a function of `os` call `before_step` with the number of the step first."""
+    step = getattr(os, name)
 
-    def work() -> None:
+    def counted_step(*args: Any, **kwargs: Any) -> Any:
+        before_step(next(numbers))
+        return step(*args, **kwargs)
+
+    setattr(os, name, counted_step)
+
+
+def exit_code_of_preparation(
+    before_step: Callable[[int], object], folder: Path, recipe: Recipe
+) -> int | None:
+    """Prepare a folder in a process, which calls `before_step` before each of its `STEPS`."""
+
+    def count_and_make() -> None:
         numbers = itertools.count(1)
         for name in STEPS:
-            step = getattr(os, name)
-            setattr(
-                os,
-                name,
-                lambda *args, step=step, **kwargs: (then(next(numbers)), step(*args, **kwargs))[1],
-            )
+            count_steps(name, numbers, before_step)
         make(folder, recipe)
 
-    return finish(start(work))
+    return finish(start(count_and_make))
 
 
 def test_killed_before_any_step(place: Path, tmp_path: Path) -> None:
-    """Each of the first and the last steps, and every eighth of those between; a tokenizer is trained as well."""
-    layouts.openwebtext(
-        place / "killed", list(documents(50, seed=1))[10:], n_files=4, row_group_size=4
-    )
-    recipe = recipe_of(
-        "OpenWebText", place / "killed", SIZES, tokenizer="bpe", vocab_size=280, val_fraction=0.2
-    )
-    count, undisturbed = tmp_path / "steps", tmp_path / "undisturbed"
-    assert killed_at(lambda number: count.write_text(str(number)), undisturbed, recipe) == 0
-    assert len(written(undisturbed)) > 4
+    """Before the first and the last steps, and every eighth between; a tokenizer is trained too."""
+    texts = list(documents(50, seed=1))[10:]
+    layouts.openwebtext(place / "killed", texts, n_files=4, row_group_size=4)
+    options = {"tokenizer": "bpe", "vocab_size": 280, "val_fraction": 0.2}
+    recipe = recipe_of("OpenWebText", place / "killed", SIZES, **options)
+    count = tmp_path / "steps"
+    undisturbed = tmp_path / "undisturbed"
+
+    def write_number(number: int) -> None:
+        count.write_text(str(number))
+
+    assert exit_code_of_preparation(write_number, undisturbed, recipe) == 0
+    assert len(record_times(undisturbed)) > 4
     n_steps = int(count.read_text())
-    for step in [*range(1, 12), *range(12, n_steps - 12, 8), *range(n_steps - 12, n_steps + 1)]:
-        folder = tmp_path / str(step)
-        assert (
-            killed_at(lambda number, step=step: number == step and os._exit(KILLED), folder, recipe)
-            == KILLED
-        )
+    for last_step in [
+        *range(1, 12),
+        *range(12, n_steps - 12, 8),
+        *range(n_steps - 12, n_steps + 1),
+    ]:
+        folder = tmp_path / str(last_step)
+
+        def end_process(number: int, last_step: int = last_step) -> None:
+            if number == last_step:
+                os._exit(KILLED)
+
+        assert exit_code_of_preparation(end_process, folder, recipe) == KILLED
+
         assert_makes(folder, recipe, undisturbed)
         shutil.rmtree(folder)
 
@@ -204,99 +227,130 @@ def test_killed_before_any_step(place: Path, tmp_path: Path) -> None:
 def test_killed_at_random_moments_with_two_workers(
     tokenizer: str, tmp_path: Path, monkeypatch
 ) -> None:
-    """Only the command itself is killed; its workers, also busy or just begun ones, end without being told."""
-    layouts.openwebtext(
-        tmp_path / "hub", list(documents(300, seed=2))[10:], n_files=6, row_group_size=10
-    )
-    larger = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_fraction=0.2)
-    begun, rng, undisturbed = time.monotonic(), random.Random(0), tmp_path / "undisturbed"
-    assert finish(start(lambda: make(undisturbed, larger, workers=2))) == 0
-    duration = time.monotonic() - begun
-    monkeypatch.setattr(
-        ctypes, "CDLL", lambda name, call=ctypes.CDLL: (time.sleep(0.5), call(name))[1]
-    )
+    """Only the command itself is killed; its workers end without a signal to them."""
+    texts = list(documents(300, seed=2))[10:]
+    layouts.openwebtext(tmp_path / "hub", texts, n_files=6, row_group_size=10)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_fraction=0.2)
+    rng = random.Random(0)
+    undisturbed = tmp_path / "undisturbed"
+    start_time = time.monotonic()
+    assert finish(start(lambda: make(undisturbed, recipe, workers=2))) == 0
+    duration = time.monotonic() - start_time
+    load_library = ctypes.CDLL
+
+    def load_late(name: str | None) -> ctypes.CDLL:
+        time.sleep(0.5)
+        return load_library(name)
+
+    # The first time, the workers have not yet asked to end with their parent.
+    monkeypatch.setattr(ctypes, "CDLL", load_late)
     for number in range(3):
-        process = start(lambda number=number: make(tmp_path / str(number), larger, workers=2))
-        if number == 0:  # the workers have not said yet that they want to end with it
+        folder = tmp_path / str(number)
+        process = start(lambda folder=folder: make(folder, recipe, workers=2))
+        if number == 0:
             wait_for(lambda process=process: len(members(process.pid)) > 1)
             monkeypatch.undo()
         else:
             time.sleep(rng.uniform(0.1, 0.9) * duration)
         process.kill()
         process.join()
+
         wait_for(lambda process=process: members(process.pid) == [])
-        assert_makes(tmp_path / str(number), larger, undisturbed, workers=2)
+        assert_makes(folder, recipe, undisturbed, workers=2)
 
 
 @pytest.mark.parametrize(("workers", "code"), [(1, errno.ENOSPC), (2, errno.EDQUOT)])
 def test_a_full_disk(
     recipe: Recipe, finished: Path, out: Path, monkeypatch, workers: int, code: int
 ) -> None:
-    def fail() -> None:
-        raise OSError(code, os.strerror(code))
+    """The disk is full at a file of a process, each time at a later file; then it has room."""
+    for n_files in (1, 2, 4, 6):
+        numbers = itertools.count(1)
 
-    for number in (1, 2, 4, 6):
-        calls = itertools.count(1)
+        def fsync(descriptor: int, n_files: int = n_files, numbers: Any = numbers) -> None:
+            if next(numbers) >= n_files:  # files that the process has written so far
+                raise OSError(code, os.strerror(code))
+
         with monkeypatch.context() as patch:
-            patch.setattr(
-                os, "fsync", lambda _, calls=calls, number=number: next(calls) >= number and fail()
-            )
-            with pytest.raises(
-                UserError,
-                match=r"The disk of .*out is full: free some space; what is done .* is kept",
-            ):
+            patch.setattr(os, "fsync", fsync)
+            message = r"The disk of .*out is full: free some space; what is done .* is kept"
+            with pytest.raises(UserError, match=message):
                 make(out, recipe, workers)
         assert not list(out.rglob("*.tmp-*"))
+
     assert_makes(out, recipe, finished, workers=workers)
 
 
-def before_task_3(then: Callable[[Job], object]) -> Callable[[Job, Task], int]:
-    return lambda job, task: (task.number == 3 and then(job), encode_task(job, task))[1]
+def before_task_3(action: Callable[[Job], object]) -> Callable[[Job, Task], int]:
+    """Return `encode_task` with an action before task 3."""
+
+    def act_and_encode(job: Job, task: Task) -> int:
+        if task.number == 3:
+            action(job)
+        return encode_task(job, task)
+
+    return act_and_encode
 
 
 def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monkeypatch) -> None:
-    killed = before_task_3(lambda job: os.kill(os.getpid(), signal.SIGKILL))
-    monkeypatch.setattr(executors, "encode_task", killed)
-    with pytest.raises(
-        UserError,
-        match="A worker process was killed, perhaps for want of memory: what is done so far",
-    ):
+    kill_worker = before_task_3(lambda job: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(executors, "encode_task", kill_worker)
+
+    message = "A worker process was killed, perhaps for want of memory: what is done so far"
+    with pytest.raises(UserError, match=message):
         make(out, recipe, workers=2)
+
     monkeypatch.undo()
     assert_makes(out, recipe, finished, workers=2)
 
 
-@pytest.mark.parametrize(("number", "workers", "code"), [
-    (signal.SIGINT, 1, 1), (signal.SIGINT, 2, 1), (signal.SIGTERM, 1, 75), (signal.SIGTERM, 2, 75),
-    (signal.SIGHUP, 2, 75),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "workers", "code"),
+    [
+        (signal.SIGINT, 1, 1),
+        (signal.SIGINT, 2, 1),
+        (signal.SIGTERM, 1, 75),
+        (signal.SIGTERM, 2, 75),
+        (signal.SIGHUP, 2, 75),
+    ],
+)
 @pytest.mark.parametrize("are_slow", [False, True], ids=["", "slow workers"])
 def test_a_signal_to_the_group(
-    recipe: Recipe, finished: Path, out: Path, monkeypatch, number: int, workers: int, code: int,
+    recipe: Recipe,
+    finished: Path,
+    out: Path,
+    monkeypatch,
+    number: int,
+    workers: int,
+    code: int,
     are_slow: bool,
-) -> None:  # fmt: skip
-    """A terminal or scancel sends it to the command and to its workers alike; none of them works on.
+) -> None:
+    """A terminal or scancel sends it to the command and to its workers alike; none works on.
 
-    A slow worker, here a stopped one, has not seen that signal yet when the command ends it.
+    A slow worker, here a stopped process, has not seen that signal yet when the command ends it.
     """
-    without_end = before_task_3(lambda job: (out.with_name("reached").touch(), time.sleep(600)))
-    monkeypatch.setattr(executors, "encode_task", without_end)
+    reached = out.with_name("reached")
+    printed = out.with_name("printed")
+
+    def wait_without_end(job: Job) -> None:
+        reached.touch()
+        time.sleep(600)
+
+    monkeypatch.setattr(executors, "encode_task", before_task_3(wait_without_end))
     monkeypatch.setitem(RECIPES, "OpenWebText", recipe)
-    words, printed = (
-        ["prepare", "OpenWebText", "--output", str(out), "--workers", str(workers)],
-        out.with_name("said"),
-    )
-    process = start(lambda: sys.exit(main(words)), printed)
+    command = ["prepare", "OpenWebText", "--output", str(out), "--workers", str(workers)]
+    process = start(lambda: sys.exit(main(command)), printed)
     monkeypatch.undo()
-    wait_for(out.with_name("reached").exists)
+    wait_for(reached.exists)
     if are_slow:
         for worker in {*members(process.pid)} - {process.pid}:
             os.kill(worker, signal.SIGSTOP)
+
     os.killpg(process.pid or 0, number)
+
     assert finish(process) == code
-    assert printed.read_text().endswith(
-        "Interrupted: what is done so far is kept, repeat the command to go on.\n"
-    )
+    message = "Interrupted: what is done so far is kept, repeat the command to go on.\n"
+    assert printed.read_text().endswith(message)
     assert "Traceback" not in printed.read_text()
     wait_for(lambda: members(process.pid) == [])
     assert_makes(out, recipe, finished)
