@@ -14,8 +14,10 @@ from anlit.errors import PREEMPTED, Preempted, UserError
 from anlit.reporting.text import echo, say
 
 EPILOG = """\
-The same command goes on after an interruption, and repairs a finished folder that has lost chunks. Any data set of the
-hub: anlit prepare Hub --repo allenai/c4 --files 'en/*.json.gz' --output data/c4. Many machines: docs/scale-out.md.
+The same command goes on after an interruption, and repairs a finished folder that has lost chunks.
+Any data set of the hub:
+anlit prepare Hub --repo allenai/c4 --files 'en/*.json.gz' --output data/c4.
+Many machines: docs/scale-out.md.
 """
 COMMAND_OPTIONS = frozenset({"corpus", "output", "workers", "cluster", "on_bad", "verify"})
 """The options of the command; all others are fields of a recipe."""
@@ -30,7 +32,8 @@ def main(argv: list[str]) -> int:
     if arguments.cluster is not None:
         if arguments.workers is not None:
             raise UserError(
-                "--workers counts processes of this machine, and --cluster has its own: leave one out"
+                "--workers counts processes of this machine, and --cluster has its own: "
+                "leave one out"
             )
         output = os.path.abspath(output)  # the workers may have another working directory
     options = recipe_options(arguments)
@@ -56,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def _corpus_name(typed: str) -> str:
-    """Return the name of a corpus, typed in any case and with "-" or "_"; UserError if none has it."""
+    """Return the name of a corpus, typed in any case, with or without "-" and "_"."""
     names = {name.lower(): name for name in RECIPES}
     name = names.get(typed.lower().replace("-", "").replace("_", ""))
     if name is None:

@@ -1,4 +1,4 @@
-"""The corpora as DataModules: `anlit prepare` makes the large ones, the small ones make their shards."""
+"""The corpora as DataModules: `anlit prepare` makes the large corpora, fit makes the small ones."""
 
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ class _PreparedCorpus(TokenShards):
 class SlimPajama(_PreparedCorpus):
     """SlimPajama-627B (cerebras), prepared by `anlit prepare SlimPajama`.
 
-    `weights` may name its subsets: RedPajamaCommonCrawl, RedPajamaC4, RedPajamaGithub, RedPajamaBook,
-    RedPajamaArXiv, RedPajamaWikipedia, RedPajamaStackExchange.
+    `weights` may name its subsets: RedPajamaCommonCrawl, RedPajamaC4, RedPajamaGithub,
+    RedPajamaBook, RedPajamaArXiv, RedPajamaWikipedia, RedPajamaStackExchange.
     """
 
     def __init__(self, path: str = "data/slimpajama", **kwargs: Any) -> None:
@@ -105,14 +105,14 @@ class PythonSources(TokenShards):
 class TextFiles(TokenShards):
     """Any folder of UTF-8 text files as a corpus; each different file is a document.
 
-    Files of JSON lines (.json, .jsonl, also .gz or .zst) and parquet hold a document per line or row.
+    JSON lines (.json, .jsonl, also .gz or .zst) and parquet hold a document per line or row.
 
     Args:
         source: folder with the text files; not needed any more once the shards exist.
         path: folder of the shards; prepared there if it does not exist.
         pattern: glob pattern of the files under source.
         vocab_size: size of the byte-level BPE that is trained on the training documents.
-        tokenizer: gpt2, gpt-neox or the path of a tokenizer.json, to use instead of training one.
+        tokenizer: gpt2, gpt-neox or the path of a tokenizer.json; by default one is trained.
         end_of_document: the token of that tokenizer that ends a document.
         val_fraction: fraction of the documents to hold out for validation.
         text_field: field of JSON lines and parquet that holds the text.

@@ -115,7 +115,7 @@ def json_lines(
 def slimpajama(
     folder: Path, documents_by_split: dict[str, Sequence[str]], n_files: int = 2
 ) -> list[Path]:
-    """Write cerebras/SlimPajama-627B: train/chunk1/example_train_0.jsonl.zst, …, validation/…, test/….
+    """Write cerebras/SlimPajama-627B: train/chunk1/example_train_0.jsonl.zst and so on.
 
     Document i of a split is of subset `SUBSETS[i % 7]`. Every second file has several zstd frames.
     """
@@ -138,7 +138,7 @@ def openwebtext(
     name: str = "plain_text/train-{:05d}-of-00080.parquet",
     more_columns: Mapping[str, Any] = {},
 ) -> list[Path]:
-    """Write Skylion007/openwebtext: plain_text/train-00000-of-00080.parquet, …, with a column of text.
+    """Write Skylion007/openwebtext: plain_text/train-00000-of-00080.parquet and so on.
 
     `more_columns` are columns of a single value.
     """
@@ -156,7 +156,7 @@ def openwebtext(
 def fineweb(
     folder: Path, texts: Sequence[str], n_files: int = 2, sample: str = "10BT"
 ) -> list[Path]:
-    """Write HuggingFaceFW/fineweb: sample/10BT/000_00000.parquet, …, the text among other columns."""
+    """Write HuggingFaceFW/fineweb: sample/10BT/000_00000.parquet and so on, with more columns."""
     more_columns = {
         "id": "<urn:uuid:1>",
         "dump": "CC-MAIN-2013-20",

@@ -1,4 +1,4 @@
-"""Files that are not what their names say, names of fields, endings: read, or named as the cause."""
+"""Files that are not what their names say, names of fields, endings: read, or named as a cause."""
 
 import bz2
 import gzip

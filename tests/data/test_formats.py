@@ -172,7 +172,7 @@ BAD_LINES = [
     (b'{"text": "cut', "not_json", "the line is not JSON (Unterminated string"),
     (b"[" * 100_000, "not_json", "the line is not JSON ("),
     (b'{"text": "a", "n": ' + b"1" * 5000 + b"}", "not_json", "the line is not JSON ("),
-    (b'[{"text": "a"}, {"text": "b"}]', "not_json", "not a JSON object, each has to be one"),
+    (b'[{"text": "a"}, {"text": "b"}]', "not_json", "the line is JSON but not an object"),
     (b"{}", "no_text_field", 'the field "text" is missing or null and not a string'),
     (b'{"text": null}', "no_text_field", 'the field "text" is missing or null'),
     (b'{"text": ["a"]}', "no_text_field", "the field \"text\" is ['a'] and not a string"),

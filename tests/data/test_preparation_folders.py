@@ -1,4 +1,4 @@
-"""A folder whose sources or settings have changed, that is damaged, or that is something else; bad documents."""
+"""A folder with other sources or settings, a damaged or a foreign folder; bad documents."""
 
 import re
 import shutil
@@ -235,7 +235,7 @@ def test_a_folder_with_a_damaged_plan(damage: DamageFile, recipe: Recipe, out: P
 def test_links_are_not_followed(
     name: str, recipe: Recipe, finished: Path, tmp_path: Path, out: Path
 ) -> None:
-    """A foreign folder, with a link to the user's own files, that has to be mended or begun anew."""
+    """In a foreign folder with a link to the user's own files, which has to be mended."""
     target = tmp_path / "elsewhere"
     shutil.copytree(finished, out)
     (out / "manifest.json").unlink()
@@ -324,7 +324,7 @@ def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
 def test_a_bad_line_stops_or_is_skipped(
     tokenizer: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    """Earlier tasks are kept. The file is cut into pieces; its line is counted from its beginning."""
+    """Earlier tasks are kept. The file is cut into pieces, and lines count from its beginning."""
     texts = list(documents(60, seed=3))[10:]
     lines = json_lines(texts)
     lines.insert(30, b'{"text": "x", "meta": {}}\n')

@@ -1,4 +1,4 @@
-"""Workers, a cluster, kills, interruptions, a full disk: the same command goes on, and makes the same files."""
+"""Workers, a cluster, kills, a full disk: the same command goes on, and makes the same files."""
 
 import ctypes
 import errno
@@ -119,7 +119,7 @@ def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
 def test_a_cluster_that_is_not_there(recipe: Recipe, out: Path, monkeypatch) -> None:
     """Nothing listens, the address is wrong, or a port accepts and never answers."""
     pytest.importorskip("distributed")
-    monkeypatch.setattr(executors, "CONTACT_SECONDS", 0.5)
+    monkeypatch.setattr(executors, "SCHEDULER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         for address in (f"tcp://127.0.0.1:{free_port()}", "nowhere", f"tcp://127.0.0.1:{port}"):

@@ -178,7 +178,7 @@ def test_a_document_that_leaves_nothing_stops_the_command(
     source = ["--source", str(tmp_path / "text"), "--output", str(tmp_path / "out")]
     assert main(["prepare", "TextFiles", *source, "--tokenizer", str(path)]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert f"0.txt, the file: {problem}. Repair the file" in said
+    assert f"0.txt, the file: {problem}: repair the file" in said
 
 
 @pytest.mark.parametrize(("kind", "texts", "has_bits"), [

@@ -190,7 +190,7 @@ SLOW = [
     ("prepare Hub --repo c4 --files *.parquet", r"--repo c4 is not a dataset of the hub: give owner/name"),
     ("prepare Hub --repo allenai/c4", r"Hub needs --repo and --files: add --repo allenai/c4 --files"),
     ("prepare FineWeb --workers 2 --cluster tcp://a:1", r"--workers counts processes of this machine, and --cluster"),
-    ("prepare TextFiles --source texts --val_fraction 1", r"val_fraction=1\.0 holds out no document or all: set it between 0 and 1"),
+    ("prepare TextFiles --source texts --val_fraction 1", r"val_fraction=1\.0 holds out no document or all: set it"),
     ("prepare SlimPajama --output new --source texts --tokenizer gpt3", r"There is no tokenizer at gpt3"),
     ("prepare FineWebBin --source texts --tokenizer bpe", r"--tokenizer bpe is for text"),
     # after training

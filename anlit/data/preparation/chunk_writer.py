@@ -17,10 +17,10 @@ def _empty_stream() -> dict[str, Any]:
 
 
 class ChunkWriter:
-    """The chunks of one task, written to their final paths.
+    """The chunks of a task, written to their final paths.
 
     Attributes:
-        streams: documents, bytes, tokens, changes and chunks of each stream, as in the task's record.
+        streams: counts, changes and chunks of each stream, as in the task's record.
     """
 
     def __init__(self, job: Job, task: int) -> None:
@@ -37,7 +37,7 @@ class ChunkWriter:
         n_documents: int = 1,
         change: Change | None = None,
     ) -> None:
-        """Add documents of `n_bytes` of text in all; `change` says how their tokens change the text."""
+        """Add documents of `n_bytes` of text; `change` is how their tokens change the text."""
         counts = self.streams[stream]
         if change is not None:
             changes = counts["changes"]
@@ -60,7 +60,7 @@ class ChunkWriter:
         return {name: counts for name, counts in self.streams.items() if counts["chunks"]}
 
     def _write(self, stream: str, tokens: bytes) -> None:
-        """Write a chunk in litdata's format with one item: number of items, its start and end, the item."""
+        """Write a chunk in litdata's format: one item, after its number, start and end."""
         header = np.array([1, CHUNK_HEADER_BYTES, CHUNK_HEADER_BYTES + len(tokens)], "<u4")
         content = header.tobytes() + tokens
         chunks = self.streams[stream]["chunks"]

@@ -38,6 +38,9 @@ from anlit.io.write import write_json
 
 BATCH_BYTES = 1 << 20
 """Text that the tokenizer gets at once."""
+SEPARATOR_INSIDE = (
+    "the tokenizer makes the end-of-document token out of its text, which would cut it in two"
+)
 RECORD_BYTES = 256
 """Size of a record without text in a batch."""
 WRONG_FOR_A_FOLDER = re.compile(r"[^\w.-]|^\.")
@@ -98,7 +101,7 @@ def _copy_tokens(job: Job, piece: Piece, path: Path, writer: ChunkWriter) -> dic
 
 
 class _TextEncoder:
-    """Encodes the documents of one piece of text, and counts them."""
+    """Encodes the documents of a piece of text, and counts them."""
 
     def __init__(self, job: Job, task: Task, piece: Piece, writer: ChunkWriter) -> None:
         self.job = job
@@ -178,15 +181,13 @@ def shown_name(file: SourceFile, path: Path) -> str:
 def _problem_with(
     tokens: np.ndarray, end_of_document: int, change: Change | None
 ) -> tuple[str | None, str]:
-    """Return why a document's tokens, with the last that ends it, cannot be used: problem, detail."""
+    """Return the problem of a document's tokens, of which the last ends it, and the detail."""
     if len(tokens) == 1:
         return "no_token", "the tokenizer makes no token of its text"
     if change is not None and change.kind == Kind.LOST:
         return "no_text", "nothing of its text comes back from the tokenizer's tokens"
     if (tokens[:-1] == end_of_document).any():
-        return "separator", (
-            "the tokenizer makes the end-of-document token out of its text, which would cut it in two"
-        )
+        return "separator", SEPARATOR_INSIDE
     return None, ""
 
 

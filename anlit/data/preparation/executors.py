@@ -30,7 +30,7 @@ from anlit.signals import leave_signals_to_parent, signals_held
 
 LINE_EVERY_SECONDS = 30
 """Time between two lines of progress where no terminal shows a bar."""
-CONTACT_SECONDS = 10
+SCHEDULER_SECONDS = 10
 """Time in which a Dask scheduler has to answer."""
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2): Linux sends a process a signal when the process that started it ends."""
@@ -130,7 +130,7 @@ def _executor(workers: int, cluster: str | None) -> AbstractContextManager[Execu
 
 @contextmanager
 def _processes(workers: int) -> Iterator[Executor]:
-    """Yield worker processes. After an error they finish their tasks; at a signal they are killed."""
+    """Yield worker processes. After an error they finish their tasks; a signal kills them."""
     # Forked, they start in 0.1 s, spawned in seconds; they use nothing but files and tokenizers.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(
@@ -160,7 +160,7 @@ def _cluster(address: str) -> Iterator[Executor]:
         from distributed.comm import CommClosedError
 
         asyncio.run(_contact(address))
-        client = Client(address, timeout=CONTACT_SECONDS)
+        client = Client(address, timeout=SCHEDULER_SECONDS)
     except ImportError as error:
         raise UserError(f"--cluster needs Dask: {install('cluster', 'distributed')}") from error
     except TypeError as error:  # without certificates Dask has no context for TLS
@@ -186,11 +186,11 @@ def _cluster(address: str) -> Iterator[Executor]:
 
 
 async def _contact(address: str) -> None:
-    """Connect to a scheduler once; `Client` waits for ever at a port that accepts but never answers."""
+    """Connect to a scheduler; `Client` alone waits for ever if a port accepts and never answers."""
     from distributed.comm import connect
     from distributed.security import Security
 
     settings = Security().get_connection_args("client")
-    connecting = connect(address, timeout=CONTACT_SECONDS, **settings)
-    comm = await asyncio.wait_for(connecting, CONTACT_SECONDS)
+    connecting = connect(address, timeout=SCHEDULER_SECONDS, **settings)
+    comm = await asyncio.wait_for(connecting, SCHEDULER_SECONDS)
     await comm.close()

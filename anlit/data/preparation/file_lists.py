@@ -12,10 +12,10 @@ from anlit.errors import UserError
 
 
 def list_files(root: str | Path, pattern: str) -> dict[str, Path]:
-    """Return what matches a glob pattern under `root`, except folders, by its name below `root`, sorted.
+    """Return the files under `root` that match a glob pattern, by their names below it, sorted.
 
-    Links are followed. A folder that has several names, or contains itself, is read once, and its
-    name without links comes first.
+    Links are followed, and entries that are neither file nor folder are returned too. A folder that
+    has several names, or contains itself, is read once, by its name without links.
     """
     files: dict[str, Path] = {}
     names = _names_of(pattern)
@@ -55,7 +55,7 @@ def _names_of(pattern: str) -> list[str]:
 def _entries(
     folder: Path, depth: int, visited: set[tuple[int, int, int]]
 ) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder, sorted; none if `visited` has it at this depth of the pattern."""
+    """Return the sorted entries of a folder; none if `visited` has it at this depth."""
     try:
         status = folder.stat()
         visit = (status.st_dev, status.st_ino, depth)
@@ -74,7 +74,7 @@ def _entries(
 
 
 def list_python_library(include_site_packages: bool) -> dict[str, Path]:
-    """Return every *.py of Python's standard library, and of the installed packages if wished, by name."""
+    """Return every *.py of Python's standard library, and of installed packages, by name."""
     paths = sysconfig.get_paths()
     package_folders = {"site-packages", "dist-packages"}
     files: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""What an output folder holds already: a finished corpus, a damaged one, other settings, finished tasks."""
+"""The state of an output folder: finished or damaged, its settings, and which tasks are done."""
 
 import json
 import re
@@ -28,7 +28,7 @@ from anlit.data.storage.shards import check_chunks, lost_chunk, read_sources
 from anlit.errors import UserError
 
 LOCK = ".prepare.lock"
-PUT_BACK = "put the old one back, or remove that folder and repeat the command"
+PUT_BACK = "put the old file back, or remove that folder and repeat the command"
 
 
 class Damage(NamedTuple):
@@ -39,7 +39,7 @@ class Damage(NamedTuple):
 
 
 def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the folder has a manifest; UserError if it holds anything but shards of `settings`."""
+    """Whether the folder has a manifest; UserError if it holds no shards of `settings`."""
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(str(folder))
         refuse_other_settings(folder, manifest.get("settings"), settings)
@@ -50,7 +50,7 @@ def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
     if names and TASKS not in names:
         raise UserError(
             f"{folder} is not a prepared folder, it has no {MANIFEST} but {names[0]}: "
-            "choose a new one with --output, or --data.path"
+            "choose a new folder with --output, or --data.path"
         )
     return False
 
@@ -72,9 +72,8 @@ def refuse_other_settings(folder: Path, stored: Any, settings: Mapping[str, Any]
         remedy = "remove the folder, or choose another (--output, or --data.path)"
         if (folder / MANIFEST).is_file():
             remedy += ", or read it unchanged with --data TokenShards"
-        raise UserError(
-            f"{folder} was prepared with other settings or files ({', '.join(differences)}): {remedy}"
-        )
+        listed = ", ".join(differences)
+        raise UserError(f"{folder} was prepared with other settings or files ({listed}): {remedy}")
 
 
 def find_damage(folder: Path, checksums: bool) -> Damage | None:

@@ -61,7 +61,7 @@ class HubFiles(CorpusFiles):
 
     def listing(self) -> Listing:
         get_session().timeout = LISTING_SECONDS
-        with _plain_errors(self.description, LOCAL_COPY, self.revision):
+        with _hub_errors(self.description, LOCAL_COPY, self.revision):
             if self.commit is None:
                 info = HfApi().dataset_info(
                     self.repo_id, revision=self.revision, timeout=CONTACT_SECONDS
@@ -80,12 +80,12 @@ class HubFiles(CorpusFiles):
             patterns = " or ".join(self.patterns)
             raise UserError(
                 f"The dataset {self.repo_id} has no file that matches {patterns} in its revision "
-                f"{self.revision}: set --revision to one that has, or {LOCAL_COPY}"
+                f"{self.revision}: set --revision to another, or {LOCAL_COPY}"
             )
         return Listing([files[name] for name in sorted(files, key=natural_order)])
 
     def _entries(self) -> list[RepoFile]:
-        """Return the files of the folder that all patterns have in common; none if it is missing."""
+        """Return the files of the folder that all patterns share; none if it is missing."""
         fixed = [re.split(r"[*?\[]", pattern)[0] for pattern in self.patterns]
         folder = os.path.commonpath([path.rpartition("/")[0] for path in fixed])
         with suppress(errors.EntryNotFoundError):
@@ -100,7 +100,7 @@ class HubFiles(CorpusFiles):
         return []
 
     def fetch(self, file: SourceFile, folder: Path) -> Path:
-        """Return the copy of a file in `folder`, which has a name of ours; download it if it is missing.
+        """Return the copy of a file in `folder`; download it if it is missing.
 
         Other processes wait until the download ends.
         """
@@ -120,7 +120,7 @@ class HubFiles(CorpusFiles):
 
     def _download(self, file: SourceFile, folder: str) -> Path:
         disable_progress_bars("huggingface_hub.http_get")  # the preparation shows its own
-        with _plain_errors(self.description, LOCAL_COPY, self.revision):
+        with _hub_errors(self.description, LOCAL_COPY, self.revision):
             path = hf_hub_download(
                 self.repo_id,
                 file.name,
@@ -142,13 +142,13 @@ class HubFiles(CorpusFiles):
 
 
 def fetch_tokenizer(repo_id: str) -> Path:
-    """Return tokenizer.json of a model repository, in huggingface_hub's cache; UserError if it fails."""
-    with _plain_errors(f"the model {repo_id}", "give a local tokenizer.json with --tokenizer FILE"):
+    """Return tokenizer.json of a model repository from huggingface_hub's cache, or fetch it."""
+    with _hub_errors(f"the model {repo_id}", "give a local tokenizer.json with --tokenizer FILE"):
         return Path(hf_hub_download(repo_id, "tokenizer.json", **DOWNLOAD_OPTIONS))
 
 
 @contextmanager
-def _plain_errors(repository: str, remedy: str, revision: str = "main") -> Iterator[None]:
+def _hub_errors(repository: str, remedy: str, revision: str = "main") -> Iterator[None]:
     """Turn an error of huggingface_hub into UserError, with `remedy` as the last advice."""
     try:
         yield

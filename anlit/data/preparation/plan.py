@@ -1,4 +1,4 @@
-"""What is fixed before the first task: settings, files and tokenizer. A preparation that goes on keeps to it."""
+"""The plan of a preparation, fixed before its first task: settings, files and tokenizer."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -155,7 +155,7 @@ def _line_of(file: SourceFile) -> str:
 
 
 def _write_tokenizer(folder: Path, recipe: Recipe, content: bytes) -> tuple[int, int]:
-    """Write tokenizer.json; return the size of the vocabulary and the end-of-document token's id."""
+    """Write tokenizer.json; return the vocabulary's size and the end-of-document token's id."""
     tokenizer = tokenizers.parse_tokenizer(content, str(folder / TOKENIZER))
     vocab_size = tokenizers.vocabulary_size(tokenizer)
     end_of_document = tokenizers.end_of_document_id(tokenizer, recipe.end_of_document)
@@ -179,7 +179,7 @@ def _tokenizer_content(
     stored: Mapping[str, Any] | None,
     skip_bad: bool,
 ) -> bytes | None:
-    """Return the content of the folder's tokenizer.json; None for files of tokens without a tokenizer.
+    """Return the content for the folder's tokenizer.json; None if the recipe needs no tokenizer.
 
     The folder may have it already. Otherwise it is copied, or trained on the text.
     """

@@ -1,11 +1,11 @@
 """Prepares a corpus as a folder of token shards, in one run or after any number of interruptions.
 
-    DIR/<split>/[<subset>/]   litdata chunks and their index: documents, each with its end-of-document token
+    DIR/<split>/[<subset>/]   litdata chunks of documents, and their index
     DIR/tokenizer.json
-    DIR/tasks/                plan.json, and a record for each task: source files, hashes, skipped documents
+    DIR/tasks/                plan.json, and a record of each task: files, hashes, documents left out
     DIR/manifest.json         what the shards hold and how they were made; written last
 
-The same files and settings give the same shards, on any machine, with any workers and interruptions.
+The same files and settings give the same shards, with any machine, workers and interruptions.
 """
 
 import errno
@@ -38,7 +38,7 @@ LARGE_VAL_SHARE = 0.3
 """Share of the tokens in val, above which the user is told."""
 CHANGE_EXPLANATIONS = {
     Kind.NORMALISED: "in another Unicode normal form",
-    Kind.CHANGED: "as another text, so no bits per byte are reported for a split that has one",
+    Kind.CHANGED: "as another text, so no bits per byte are reported for their split",
 }
 """How a document comes back from its tokens, in a sentence."""
 
@@ -175,7 +175,7 @@ def _say_changes(
 
 @contextmanager
 def _plain_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of the system and of workers into UserError, without line breaks of file names."""
+    """Turn errors of the system and of workers into UserError, without names' line breaks."""
     repeat = f"{PROGRESS_KEPT}, repeat the command to go on"
     try:
         yield

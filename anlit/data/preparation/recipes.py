@@ -27,7 +27,8 @@ NO_TOKENIZER = "none"
 class Recipe:
     """A corpus and how it becomes tokens, in plain values.
 
-    `corpus`, `repository` and `layouts` may name an option in braces; `recipe_of` puts its value there.
+    `corpus`, `repository` and `layouts` may name an option in braces, for which `recipe_of` puts
+    its value.
     """
 
     corpus: str
@@ -46,7 +47,7 @@ class Recipe:
     source: str | None = None
     """Folder with the files; None for the hub or for Python's library."""
     layouts: tuple[tuple[str, ...], ...] = ()
-    """Lists of glob patterns. The hub has the first layout; a folder is read by the first that matches."""
+    """Lists of glob patterns: the hub's layout, then other layouts that a folder may have."""
     part: str | None = None
     """A part of the corpus that can be prepared alone, one of `parts`."""
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -74,9 +75,9 @@ class Recipe:
     split_folders: Mapping[str, str] = field(default_factory=dict)
     """Beginning of a file's name → split of its documents; all others are trained on."""
     val_fraction: float = 0.0
-    """Fraction of the documents to hold out, by a hash of the text, so that copies stay together."""
+    """Fraction of the documents to hold out, by a hash of the text: copies stay together."""
     val_tokens: int = 0
-    """Tokens to hold out at the beginning, with the rest of the document that has the last one."""
+    """Tokens to hold out at the beginning, with the rest of the last document."""
 
     tokenizer: str = "gpt2"
     """gpt2, gpt-neox, the path of a tokenizer.json, bpe, or none."""
@@ -210,18 +211,21 @@ def _check_options(corpus: str, recipe: Recipe) -> None:
         example = " ".join(EXAMPLES[name] for name in recipe.required)
         raise UserError(f"{corpus} needs {options}: add {example}, for example")
     if "val_fraction" in recipe.options and not 0 < recipe.val_fraction < 1:
+        value = recipe.val_fraction
         raise UserError(
-            f"val_fraction={recipe.val_fraction} holds out no document or all: set it between 0 and 1"
+            f"val_fraction={value} holds out no document or all: set it between 0 and 1"
         )
     if recipe.parts and recipe.part not in recipe.parts:
         raise UserError(f"--part {recipe.part} does not exist: choose {', '.join(recipe.parts)}")
     if recipe.is_tokenized and recipe.tokenizer == BPE:
         raise UserError(
-            "--tokenizer bpe is for text, and these files hold tokens: choose gpt2, gpt-neox or none"
+            "--tokenizer bpe is for text, and these files hold tokens: "
+            "choose gpt2, gpt-neox or none"
         )
     if not recipe.is_tokenized and recipe.tokenizer == NO_TOKENIZER:
         raise UserError(
-            "--tokenizer none is for files that hold tokens already: choose gpt2, gpt-neox or a file"
+            "--tokenizer none is for files that hold tokens already: "
+            "choose gpt2, gpt-neox or a file"
         )
     pattern = recipe.pattern
     if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):

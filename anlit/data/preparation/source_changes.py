@@ -62,7 +62,7 @@ def check_sources(
             "changed since: remove the folder and prepare it again if they have."
         )
         return
-    reason = "to verify it" if read_all else "because the time of one of them is another"
+    reason = "to verify it" if read_all else "because the time of one has changed"
     say(f"Comparing {len(source.paths):,} source files with {folder}, {reason}.")
     changed = _changed_file(recipe, source, recorded)
     if changed is not None:
@@ -96,7 +96,7 @@ def _recorded_hashes(folder: Path, n_tasks: int) -> dict[PieceKey, str] | None:
 
 
 def _changed_file(recipe: Recipe, source: CorpusFiles, recorded: dict[PieceKey, str]) -> str | None:
-    """Return the first source file whose content is not the recorded one; None if all are the same."""
+    """Return the first source file that differs from its recorded hash; None if none does."""
     missing = dict(recorded)
     for task in tasks_of(source.listing().files, recipe):
         for piece in task.pieces:

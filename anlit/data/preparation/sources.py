@@ -1,4 +1,4 @@
-"""Where a corpus's files come from: a folder in the hub's layout, or single texts. `hub` has the hub."""
+"""The files of a corpus on this machine: a folder in the hub's layout, or single texts."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ class CorpusFiles:
         raise NotImplementedError
 
     def fetch(self, file: SourceFile, folder: Path) -> Path:
-        """Return the path of a file on this machine; a file of the hub is put into `folder` first."""
+        """Return a file's path on this machine; a file of the hub is put into `folder` first."""
         assert file.path is not None
         return file.path
 
@@ -58,7 +58,7 @@ class CorpusFiles:
 
 
 class LocalFiles(CorpusFiles):
-    """A folder with the corpus: the files of the first layout, a list of globs, that matches any."""
+    """A folder with the corpus, in the first of several layouts (lists of globs) that matches."""
 
     def __init__(self, root: str | Path, layouts: Sequence[Sequence[str]]) -> None:
         self.root = Path(root)
@@ -100,7 +100,7 @@ class LocalFiles(CorpusFiles):
 
 
 class DistinctTexts(CorpusFiles):
-    """Text files, of which every different one is a document, held out or not by a hash of its content.
+    """Text files. Every different file is a document, held out or not by a hash of its content.
 
     Empty files and copies are dropped. The documents are in the order of their content hashes: a
     shuffled order that does not depend on the folder.
@@ -149,7 +149,7 @@ class DistinctTexts(CorpusFiles):
         if len(files) < 2:
             raise UserError(
                 f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of "
-                f"{len(self.paths)}, and training and validation need one each: set --source "
+                f"{len(self.paths)}, and training and validation need a file each: set --source "
                 "(--data.source) to more text, or widen --pattern (--data.pattern)"
             )
         # A handful of files may all be on one side; the smallest and largest hash are kept apart.

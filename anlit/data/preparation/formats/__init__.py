@@ -26,7 +26,7 @@ def is_one_text(name: str) -> bool:
 
 
 def n_pieces_of(name: str, size: int, piece_bytes: int) -> int:
-    """Into how many pieces of `piece_bytes` or more a file of `size` bytes is cut; 1 if it cannot be."""
+    """Return into how many pieces of `piece_bytes` or more a file of `size` bytes is cut."""
     can_be_cut = name.lower().endswith((*JSON_LINES, ".parquet"))
     return max(1, size // piece_bytes) if can_be_cut else 1
 
@@ -34,7 +34,7 @@ def n_pieces_of(name: str, size: int, piece_bytes: int) -> int:
 def read_file(
     name: str, path: Path, columns: Columns, piece: int = 0, n_pieces: int = 1
 ) -> Iterator[Record]:
-    """Yield the records of one piece of a file, in order.
+    """Yield the records of a piece of a file, in order.
 
     Args:
         name: its ending says which format the file has.

@@ -103,7 +103,7 @@ def _read_group(
 
 
 def _values(batch: pa.RecordBatch, dotted_name: str) -> list[bytes | None]:
-    """Return a column as bytes: pyarrow reads strings unchecked, and would raise when it makes them."""
+    """Return a column as bytes: pyarrow reads strings unchecked, and raises when it makes them."""
     names = [dotted_name] if dotted_name in batch.schema.names else dotted_name.split(".")
     column = batch.column(names[0])
     if names[1:]:

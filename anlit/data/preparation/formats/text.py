@@ -1,6 +1,6 @@
-"""Records of documents, and the formats made of text: plain text (a document per file) and JSON lines.
+"""Records of documents, and two formats: plain text (a document per file) and JSON lines.
 
-Each line of JSON lines is an object with a text, or blank. Both formats may be compressed (.gz, .zst).
+A line of JSON lines is an object with a text, or blank. Both formats may be compressed (.gz, .zst).
 """
 
 import codecs
@@ -25,7 +25,7 @@ COMPRESSED_BUFFER_BYTES = MB // 64
 """Compressed bytes that are read at once: repetitive text is thousands of times longer."""
 LARGEST_WINDOW = 1 << 31
 """What `zstd --long=31` writes. Memory is taken only if a file asks for it."""
-# `stream_reader` takes a cut file for a complete one, and `gzip.open` loses the text before the cut.
+# `stream_reader` takes a cut file for a complete file, and `gzip.open` loses the text before a cut.
 FRAMES: dict[str, Callable[[], Any]] = {
     ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj(),
     ".gz": lambda: zlib.decompressobj(wbits=31),
@@ -78,8 +78,8 @@ class Record:
     position: Position
     text: str | None  # None if it cannot be used; otherwise not empty and valid UTF-8 when encoded
     problem: str | None = None
-    """None, or one of not_utf8, not_json, no_text_field, no_subset_field, empty, too_long, truncated, damaged,
-    wrong_format."""
+    """None, not_utf8, not_json, no_text_field, no_subset_field, empty, too_long, truncated,
+    damaged or wrong_format."""
     detail: str = ""  # the problem in a clause, for an error message
     subset: str | None = None  # value of the subset field, if `Columns` names a field
     size: int = 0  # UTF-8 bytes of `text`
@@ -202,10 +202,10 @@ def _parse_line(line: bytes, position: Position, columns: Columns) -> Record:
     except UnicodeDecodeError as error:
         return Record(position, None, "not_utf8", f"it is not UTF-8 ({error})")
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        detail = f"the line is not JSON ({error}), each has to be one object"
+        detail = f"the line is not JSON ({error}), each has to be an object"
         return Record(position, None, "not_json", detail)
     if not isinstance(values, dict):
-        detail = "the line is not a JSON object, each has to be one"
+        detail = "the line is JSON but not an object"
         return Record(position, None, "not_json", detail)
     text = _field_value(values, columns.text)
     subset = _field_value(values, columns.subset)
@@ -280,7 +280,7 @@ def foreign_format(content: bytes) -> str | None:
 
 
 def foreign_file(name: str, path: Path) -> str | None:
-    """Return the foreign format of a file, which is decompressed by its name; None if it has none."""
+    """Return the foreign format of a file, decompressed by its name; None for any other file."""
     with open(path, "rb") as file:
         content = file.read(PEEKED_BYTES)
     is_compressed = Path(name).suffix.lower() in FRAMES

@@ -1,4 +1,4 @@
-"""Files of tokens (.bin): a header of 256 int32, then uint16 tokens, a separator before each document."""
+"""Files of tokens (.bin): 256 int32 of header, then uint16; a separator begins each document."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ HEADER_BYTES = 1024
 def read_tokens(
     name: str, path: Path, vocab_size: int, piece: int = 0, n_pieces: int = 1
 ) -> np.ndarray:
-    """Return the tokens of one piece of a file, shape (n,), uint16.
+    """Return the tokens of a piece of a file, shape (n,), uint16.
 
     Raises UserError if the file is not complete, or has a token beyond the vocabulary.
     """
