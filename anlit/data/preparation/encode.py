@@ -4,7 +4,8 @@ Doing a task twice changes nothing.
 """
 
 import re
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,6 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.chunk_writer import ChunkWriter
 from anlit.data.preparation.formats import Record, read_file
 from anlit.data.preparation.formats.token_files import read_tokens
 from anlit.data.preparation.sources import SourceFile, file_sha256
@@ -26,6 +26,7 @@ from anlit.data.preparation.tasks import (
     Piece,
     Task,
     bad_document,
+    chunk_name,
     columns_of,
     record_path,
     split_of_document,
@@ -33,8 +34,9 @@ from anlit.data.preparation.tasks import (
 )
 from anlit.data.round_trip import Change, Kind, RoundTrip
 from anlit.data.storage.manifest import TASKS, TOKENIZER, VAL
+from anlit.data.storage.shards import CHUNK_HEADER_BYTES
 from anlit.errors import UserError
-from anlit.io.write import write_json
+from anlit.io.write import replacing, write_json
 
 BATCH_BYTES = 1 << 20
 """Text that the tokenizer gets at once."""
@@ -47,12 +49,71 @@ WRONG_FOR_A_FOLDER = re.compile(r"[^\w.-]|^\.")
 """Characters of a subset's name that its folder may not have; "." and ".." would lead elsewhere."""
 
 
+def _empty_stream() -> dict[str, Any]:
+    return {**dict.fromkeys(COUNT_KEYS, 0), "chunks": [], "changes": {}}
+
+
+class _ChunkWriter:
+    """The chunks of a task, written to their final paths.
+
+    Attributes:
+        streams: counts, changes and chunks of each stream, as in the task's record.
+    """
+
+    def __init__(self, job: Job, task: int) -> None:
+        self.job = job
+        self.task = task
+        self.streams: dict[str, dict[str, Any]] = defaultdict(_empty_stream)
+        self._unwritten: dict[str, bytearray] = defaultdict(bytearray)
+
+    def add(
+        self,
+        stream: str,
+        tokens: np.ndarray,
+        n_bytes: int,
+        n_documents: int = 1,
+        change: Change | None = None,
+    ) -> None:
+        """Add documents of `n_bytes` of text; `change` is how their tokens change the text."""
+        counts = self.streams[stream]
+        if change is not None:
+            changes = counts["changes"]
+            changes[change.kind] = changes.get(change.kind, 0) + n_documents
+        counts["documents"] += n_documents
+        counts["bytes"] += n_bytes
+        counts["tokens"] += len(tokens)
+        unwritten = self._unwritten[stream]
+        unwritten += tokens.tobytes()
+        full = self.job.recipe.chunk_bytes // tokens.itemsize * tokens.itemsize
+        while len(unwritten) >= full:
+            self._write(stream, bytes(unwritten[:full]))
+            del unwritten[:full]
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """Write the remaining tokens; return `streams`, without the empty ones."""
+        for stream, unwritten in self._unwritten.items():
+            if unwritten:
+                self._write(stream, bytes(unwritten))
+        return {name: counts for name, counts in self.streams.items() if counts["chunks"]}
+
+    def _write(self, stream: str, tokens: bytes) -> None:
+        """Write a chunk in litdata's format: one item, after its number, start and end."""
+        header = np.array([1, CHUNK_HEADER_BYTES, CHUNK_HEADER_BYTES + len(tokens)], "<u4")
+        content = header.tobytes() + tokens
+        chunks = self.streams[stream]["chunks"]
+        path = self.job.folder / stream / chunk_name(self.task, len(chunks))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+        chunks.append((len(tokens) // self.job.dtype.itemsize, zlib.crc32(content)))
+
+
 def encode_task(job: Job, task: Task) -> int:
     """Write a task's chunks and then its record; return the number of its tokens. Runs in workers.
 
     Raises OSError, or UserError if a document cannot be used or a file changes meanwhile.
     """
-    writer = ChunkWriter(job, task.number)
+    writer = _ChunkWriter(job, task.number)
     files = [_encode_piece(job, task, piece, writer) for piece in task.pieces]
     val_tokens = job.recipe.val_tokens
     if task.number == 0 and writer.streams[VAL]["tokens"] < val_tokens:
@@ -66,7 +127,7 @@ def encode_task(job: Job, task: Task) -> int:
     return sum(counts["tokens"] for counts in streams.values())
 
 
-def _encode_piece(job: Job, task: Task, piece: Piece, writer: ChunkWriter) -> dict[str, Any]:
+def _encode_piece(job: Job, task: Task, piece: Piece, writer: _ChunkWriter) -> dict[str, Any]:
     """Encode a piece and return its record. UserError if its file changes meanwhile."""
     file, number, n_pieces = piece
     path = job.source.fetch(file, job.folder / TASKS)
@@ -90,7 +151,7 @@ def _encode_piece(job: Job, task: Task, piece: Piece, writer: ChunkWriter) -> di
     return {**record, "sha256": sha256, **counts}
 
 
-def _copy_tokens(job: Job, piece: Piece, path: Path, writer: ChunkWriter) -> dict[str, Any]:
+def _copy_tokens(job: Job, piece: Piece, path: Path, writer: _ChunkWriter) -> dict[str, Any]:
     """Copy a piece of a file of tokens; return its counts."""
     file, number, n_pieces = piece
     tokens = read_tokens(file.name, path, job.vocab_size, number, n_pieces)
@@ -103,7 +164,7 @@ def _copy_tokens(job: Job, piece: Piece, path: Path, writer: ChunkWriter) -> dic
 class _TextEncoder:
     """Encodes the documents of a piece of text, and counts them."""
 
-    def __init__(self, job: Job, task: Task, piece: Piece, writer: ChunkWriter) -> None:
+    def __init__(self, job: Job, task: Task, piece: Piece, writer: _ChunkWriter) -> None:
         self.job = job
         self.task = task
         self.piece = piece

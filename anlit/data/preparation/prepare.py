@@ -19,13 +19,20 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from anlit.data.preparation.executors import run_tasks
 from anlit.data.preparation.file_lists import list_python_library
-from anlit.data.preparation.folder_state import LOCK, find_damage, is_done, is_finished
+from anlit.data.preparation.folder_state import (
+    LOCK,
+    check_sources,
+    find_damage,
+    is_done,
+    is_finished,
+    times_sha256,
+    write_times,
+)
 from anlit.data.preparation.formats import is_one_text
 from anlit.data.preparation.hub import HubFiles
 from anlit.data.preparation.plan import make_plan, settings_of
 from anlit.data.preparation.publish import publish, read_records
 from anlit.data.preparation.recipes import Recipe
-from anlit.data.preparation.source_changes import check_sources, times_sha256, write_times
 from anlit.data.preparation.sources import OTHER_FORMAT, CorpusFiles, DistinctTexts, LocalFiles
 from anlit.data.preparation.tasks import PROGRESS_KEPT, tasks_of
 from anlit.data.round_trip import Kind
