@@ -87,7 +87,7 @@ def command_line(corpus: str, output: str, options: dict[str, object], on_bad: s
 
 
 def parser() -> ToolParser:
-    """Return the parser. Options of a recipe are None by default: each corpus has its own value."""
+    """Return the parser. Options of a recipe are None by default: each corpus has another value."""
     parser = ToolParser(
         prog="anlit prepare", description="Turn a corpus into token shards.", epilog=EPILOG
     )

@@ -242,7 +242,7 @@ def shown_name(file: SourceFile, path: Path) -> str:
 def _problem_with(
     tokens: np.ndarray, end_of_document: int, change: Change | None
 ) -> tuple[str | None, str]:
-    """Return the problem of a document's tokens, of which the last ends it, and the detail."""
+    """Return why a document's tokens cannot be used, and the detail; the last token ends it."""
     if len(tokens) == 1:
         return "no_token", "the tokenizer makes no token of its text"
     if change is not None and change.kind == Kind.LOST:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
@@ -17,10 +17,12 @@ from concurrent.futures import (
     as_completed,
 )
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from anlit.data.preparation.encode import encode_task
+from anlit.data.preparation.sources import SourceFile
 from anlit.data.preparation.tasks import Job, Task
 from anlit.data.storage.manifest import TASKS
 from anlit.errors import UserError, install
@@ -39,12 +41,12 @@ PR_SET_PDEATHSIG = 1
 def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str | None) -> None:
     """Encode the tasks that are not done, in any order, where `workers` and `cluster` say.
 
-    Errors are those of `encode_task`, UserError without such a cluster, and BrokenExecutor if a
-    worker is killed.
+    Raises the errors of `encode_task`, UserError if there is no such cluster, and BrokenExecutor if
+    a worker is killed.
     """
     tasks = [task for task, done in is_done.items() if not done]
-    unread_pieces = Counter(piece.file for task in tasks for piece in task.pieces)
-    n_files = len({piece.file for task in is_done for piece in task.pieces})
+    unread_pieces = _count_pieces(tasks)
+    n_files = len(_count_pieces(is_done))
     progress = _Progress(n_files, sum(task.size for task in is_done))
     progress.skip(progress.size - sum(task.size for task in tasks))
     with _executor(min(workers, len(tasks)), cluster) as executor, progress.bar:
@@ -55,6 +57,12 @@ def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str
                     del unread_pieces[piece.file]
                     job.source.release(piece.file, job.folder / TASKS)
             progress.advance(task, n_tokens, n_files - len(unread_pieces))
+
+
+def _count_pieces(tasks: Iterable[Task]) -> Counter[SourceFile]:
+    """Count the pieces of each file."""
+    pieces = chain.from_iterable(task.pieces for task in tasks)
+    return Counter(piece.file for piece in pieces)
 
 
 class _Progress:

@@ -2,8 +2,8 @@
 
     DIR/tasks/sources.json     hash of the names, sizes and times of the source files
 
-If that hash is the same, the source files are taken to hold the same texts. Otherwise they are read
-and compared with the hashes in the tasks' records. Files that were merely copied are found the same.
+Source files with the same hash are taken to hold the same texts. Otherwise they are read and
+compared with the hashes in the tasks' records. Files that were merely copied are found the same.
 """
 
 import json

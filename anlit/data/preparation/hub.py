@@ -119,7 +119,7 @@ class HubFiles(CorpusFiles):
         )
 
     def _download(self, file: SourceFile, folder: str) -> Path:
-        disable_progress_bars("huggingface_hub.http_get")  # the preparation shows its own
+        disable_progress_bars("huggingface_hub.http_get")  # the preparation shows a bar itself
         with _hub_errors(self.description, LOCAL_COPY, self.revision):
             path = hf_hub_download(
                 self.repo_id,

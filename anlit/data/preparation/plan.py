@@ -87,7 +87,7 @@ def make_plan(
 ) -> tuple[dict[str, Any], Listing, Job]:
     """Write the plan and the tokenizer; return the plan, the corpus's files, and the job.
 
-    A preparation whose first task is not done begins anew: its command may have been a mistake.
+    If its first task is not done, a preparation begins anew: the command may have been a mistake.
     Raises UserError if the folder was begun with another plan, or the corpus cannot be prepared.
     """
     stored = _stored_plan(folder, settings)

@@ -70,8 +70,8 @@ def prepare(
         verify: compare the checksum of every chunk and every source file of a finished folder, not
             only sizes and times.
 
-    Raises UserError if the folder holds something else, a source or a document cannot be used, or
-    the disk is full.
+    Raises UserError if the folder holds something else, or a source or a document cannot be used.
+    A full disk is a UserError too.
     """
     folder = Path(path)
     with _plain_errors(folder):

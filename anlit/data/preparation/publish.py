@@ -136,7 +136,7 @@ def count_skipped(
 ) -> dict[str, dict[str, Any]]:
     """Return how many files and documents were left out for each reason, and the first of them.
 
-    Errors are those of `join_streams`.
+    Raises the same errors as `join_streams`.
     """
     counts = Counter({reason: len(names) for reason, names in skipped_files.items()})
     locations = {reason: list(names) for reason, names in skipped_files.items()}
@@ -174,11 +174,13 @@ def counts_of(streams: Streams) -> dict[str, Any]:
 def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return documents, bytes, tokens, chunks and changes of some streams.
 
-    `bytes` is None for files of tokens, whose text is unknown. `changes` is absent if all texts
-    come back from their tokens.
+    `bytes` is None for files of tokens: their text is unknown. `changes` is absent if all texts come
+    back from their tokens.
     """
     streams = list(streams)
-    total: dict[str, Any] = {key: sum(stream[key] for stream in streams) for key in COUNT_KEYS}
+    total: dict[str, Any] = {}
+    for key in COUNT_KEYS:
+        total[key] = sum(stream[key] for stream in streams)
     total["bytes"] = total["bytes"] or None
     total["chunks"] = sum(len(stream["chunks"]) for stream in streams)
     changes = Counter[str]()

@@ -98,7 +98,7 @@ HUB_OPTIONS = frozenset(
 TEXT_OPTIONS = HUB_OPTIONS | {"vocab_size", "text_field"}
 
 RECIPES: dict[str, Recipe] = {
-    # Three splits and seven subsets of its own.
+    # It comes in three splits and seven subsets.
     "SlimPajama": Recipe(
         corpus="SlimPajama",
         options=TEXT_OPTIONS,
@@ -189,7 +189,7 @@ EXAMPLES = {
 def recipe_of(corpus: str, **options: Any) -> Recipe:
     """Return the recipe of a corpus with the user's options; None stands for the corpus's default.
 
-    Raises UserError for an option that the corpus does not take, lacks, or that is out of range.
+    Raises UserError for an option that the corpus does not take, that is missing, or out of range.
     """
     recipe = RECIPES[corpus]
     chosen = {name: value for name, value in options.items() if value is not None}

@@ -109,7 +109,7 @@ class DistinctTexts(CorpusFiles):
         paths: the files by their names.
         val_fraction: fraction of the documents to hold out.
         description: the files in an error message.
-        may_skip: whether files that are no text are left out without asking the user.
+        may_skip: whether files that are not text are left out without asking the user.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How a preparation is cut into tasks, what all tasks share, and which split a document belongs to.
+"""The tasks of a preparation, what all tasks share, and the split of a document.
 
     DIR/<stream>/chunk-TTTTTT-NNN.bin     chunk N of task T, in litdata's format
     DIR/tasks/TTTTTT.json                 record of task T: counts, checksums, skipped documents

@@ -66,7 +66,7 @@ def _reason(error: Exception) -> str:
 
 
 def _missing_column(schema: pa.Schema, columns: Columns) -> tuple[str, str] | None:
-    """Return the problem and its detail if the text or the subset is no column of strings."""
+    """Return the problem and its detail unless text and subset are columns of strings."""
     (empty,) = schema.empty_table().to_batches() or [pa.RecordBatch.from_pylist([], schema)]
     for problem, name in (("no_text_field", columns.text), ("no_subset_field", columns.subset)):
         try:
@@ -89,9 +89,10 @@ def _read_group(
         for batch in file.iter_batches(
             BATCH_ROWS, row_groups=[group], columns=names, use_threads=False
         ):
-            for text, *subset in zip(*(_values(batch, name) for name in names), strict=True):
-                position = Position("row", row + 1)
-                yield record_of(position, text, subset[0] if subset else None, columns)
+            texts, *subset_column = [_values(batch, name) for name in names]
+            subsets = subset_column[0] if subset_column else [None] * len(texts)
+            for text, subset in zip(texts, subsets, strict=True):
+                yield record_of(Position("row", row + 1), text, subset, columns)
                 row += 1
     except (pa.ArrowException, OSError) as error:
         reason = _reason(error)
