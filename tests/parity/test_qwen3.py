@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anlit import GPT, RoPE
-from anlit.hub.families import our_names
+from anlit.hub.families import weight_names
 from tests.nn.models.tiny import SIZE, jolt, next_token_loss, random_tokens, tiny
 
 transformers = pytest.importorskip("transformers")
@@ -30,7 +30,7 @@ def test_gpt_is_qwen3(d_ff, kernel) -> None:
         attention_bias=False, attn_implementation="eager",
     )  # fmt: skip
     reference = transformers.Qwen3ForCausalLM(config).float()
-    ours, names = dict(model.named_parameters()), our_names(SIZE["n_layers"])
+    ours, names = dict(model.named_parameters()), weight_names(SIZE["n_layers"])
     reference.load_state_dict(
         {theirs: ours[name].detach() for theirs, name in names.items() if name in ours}
     )
