@@ -7,8 +7,10 @@ from anlit.config.registry import public_classes
 
 __version__ = "0.1.0"
 
-_HOME = {
-    **dict.fromkeys(("GPT", "NGPT", "AnGPT"), "anlit.training.models"),
+_MODULES = {
+    "GPT": "anlit.training.models",
+    "NGPT": "anlit.training.models",
+    "AnGPT": "anlit.training.models",
     "Runtime": "anlit.nn.models.runtime",
     "FullySharded": "anlit.training.strategies",
     "TokenShards": "anlit.data.module",
@@ -16,26 +18,32 @@ _HOME = {
     "NeedleInHaystack": "anlit.data.needle",
     "load_checkpoint": "anlit.training.load_model",
 }
-_ROOMS = (
+"""Public name → the module that defines it."""
+_MODULES_OF_CLASSES = (
     "anlit.nn.mechanisms",
     "anlit.nn.layers.positions",
     "anlit.training.optim.optimizers",
     "anlit.training.optim.schedule",
     "anlit.data.corpora",
 )
-"""Each public class of these is `anlit.<Name>`; a room that needs more packages comes later."""
+"""Modules that make each public class `anlit.<Name>`; modules that import more come later."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that `anlit --help` need not load torch."""
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    for room in _ROOMS if name[:1].isupper() else ():
-        if name in (classes := public_classes(room)):
-            return classes[name]
+    """Import a public name on first use, so that `anlit --help` need not load torch."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    if name[:1].isupper():
+        for module in _MODULES_OF_CLASSES:
+            classes = public_classes(module)
+            if name in classes:
+                return classes[name]
     raise AttributeError(f"module 'anlit' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    """The classes too, which are not imported yet."""
-    return sorted({*globals(), *_HOME, *(name for room in _ROOMS for name in public_classes(room))})
+    """List the classes too that are not imported yet."""
+    names = {*globals(), *_MODULES}
+    for module in _MODULES_OF_CLASSES:
+        names.update(public_classes(module))
+    return sorted(names)

@@ -1,4 +1,7 @@
-"""The command `anlit`: LightningCLI's subcommands and the tools. `anlit --help` answers without importing torch."""
+"""The command `anlit`: LightningCLI's subcommands and the tools.
+
+`anlit --help` answers without importing torch.
+"""
 
 import argparse
 import importlib
@@ -27,8 +30,8 @@ from anlit.reporting.text import VisibleRecord, discard_unwritable, echo
 from anlit.signals import preempted_by_signals
 from anlit.training.lazy_torchmetrics import make_torchmetrics_lazy
 
-ORDERLY = (*LIGHTNING, "study", "prepare")
-"""Commands that a signal ends in order, to be started again."""
+RESTARTABLE = (*LIGHTNING, "study", "prepare")
+"""Commands that a signal ends in order, so that they can be started again."""
 USAGE = """\
 anlit {version}: train and compare GPT+, nGPT and anGPT
 
@@ -48,29 +51,29 @@ mechanism or data of your own that a checkpoint names.
 def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (without the program's name) and return the exit code.
 
-    0: done. 1: the run failed or was interrupted. 2: the user's command, configuration or data is wrong; one
-    sentence on standard error says what. 75: the run was preempted (SIGTERM, SIGHUP, SIGUSR1) or is out of `max_time`,
-    its checkpoint is written if a step was made; a study was interrupted. 130: a tool was interrupted by Ctrl-C.
+    0: success. 1: the run failed or was interrupted. 2: the user's command, configuration or data
+    is wrong; a sentence on standard error says why. 75: a signal (SIGTERM, SIGHUP, SIGUSR1) or
+    `max_time` ended the run, which has a checkpoint if it made a step; or a study was interrupted.
+    130: Ctrl-C ended a tool.
     """
     logging.setLogRecordFactory(VisibleRecord)
     RUN_FOLDER.set("")
-    sys.stdout = sys.stdout or _nowhere()  # a shell's `>&-` has closed it
-    sys.stderr = sys.stderr or _nowhere()
+    sys.stdout = sys.stdout or _open_null_device()  # a shell's `>&-` has closed it
+    sys.stderr = sys.stderr or _open_null_device()
+    arguments = sys.argv[1:] if argv is None else argv
     try:
         try:
             with panics_told():
-                return _run(*(sys.argv[1:] if argv is None else argv) or ["--help"])
+                return _run(*arguments or ["--help"])
         finally:
-            sys.stdout.flush()  # otherwise Python notices at its end, and complains, that nobody reads
+            sys.stdout.flush()  # a broken pipe is noticed here, not when Python exits
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except Preempted:
-        return _fail(
-            "ended by a signal: start it again, fit with --ckpt_path last where it has a checkpoint",
-            PREEMPTED,
-        )
+        fix = "start it again, fit with --ckpt_path last where it has a checkpoint"
+        return _fail(f"ended by a signal: {fix}", PREEMPTED)
     except BrokenPipeError as error:
-        return 1 if _is_stdout_closed() else _fail(unforeseen(error), 1)
+        return 1 if _discard_output_without_reader() else _fail(unforeseen(error), 1)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except Exception as error:
@@ -78,27 +81,30 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(command: str, *arguments: str) -> int:
+    """Run a command, or print the help, the version or a completion; return the exit code."""
+    if command in COMMANDS:
+        return _run_command(command, list(arguments))
     if command in ("-h", "--help", "help"):
-        commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
+        commands = "\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())
         echo(USAGE.format(version=anlit.__version__, commands=commands))
     elif command in ("-V", "--version"):
         echo(f"anlit {anlit.__version__}")
     elif command == "--print_completion":
         echo(_completion(" ".join(arguments) or "bash"))
-    elif command in COMMANDS:
-        in_main = threading.current_thread() is threading.main_thread()
-        with preempted_by_signals() if command in ORDERLY and in_main else nullcontext():
-            given = _import_modules([*arguments])
-            make_torchmetrics_lazy()
-            return (
-                _module(command).main(
-                    [command, *given] if command in (*LIGHTNING, *EVALUATIONS) else given
-                )
-                or 0
-            )
     else:
         raise UserError(f"unknown command '{command}': choose one of {', '.join(COMMANDS)}")
     return 0
+
+
+def _run_command(command: str, arguments: list[str]) -> int:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    is_restartable = command in RESTARTABLE and is_main_thread
+    with preempted_by_signals() if is_restartable else nullcontext():
+        arguments = _import_modules(arguments)
+        make_torchmetrics_lazy()
+        if command in (*LIGHTNING, *EVALUATIONS):  # files with several commands
+            arguments = [command, *arguments]
+        return _module(command).main(arguments) or 0
 
 
 def _module(command: str) -> Any:
@@ -106,62 +112,71 @@ def _module(command: str) -> Any:
 
 
 def _completion(shell: str) -> str:
-    """The script that teaches a shell the commands, the tools' options and the names of files; written by shtab."""
+    """Return shtab's script that completes commands, options and file names in a shell."""
     try:
         import shtab
     except ImportError as error:
-        raise UserError(
-            f"--print_completion needs shtab: {install('completion', 'shtab')}"
-        ) from error
+        advice = install("completion", "shtab")
+        raise UserError(f"--print_completion needs shtab: {advice}") from error
     if shell not in shtab.SUPPORTED_SHELLS:
-        raise UserError(
-            f"--print_completion {shell} is not known: choose one of {', '.join(shtab.SUPPORTED_SHELLS)}"
-        )
+        shells = ", ".join(shtab.SUPPORTED_SHELLS)
+        raise UserError(f"--print_completion {shell} is not known: choose one of {shells}")
     program = argparse.ArgumentParser(prog="anlit")
-    below = program.add_subparsers()
-    for name, what in COMMANDS.items():
-        if name in LIGHTNING:  # whose parser takes seconds to build
-            parser = ToolParser()
-            parser.add_argument("--config", metavar="FILE")
-        else:
-            parser = _module(name).parser(*([name] if name in EVALUATIONS else []))
+    subparsers = program.add_subparsers()
+    for command, text in COMMANDS.items():
+        parser = _parser_to_complete(command)
         for action in vars(parser)["_actions"]:
             if action.metavar in NAMES_OF_FILES:
                 action.complete = shtab.FILE
-        below.add_parser(name, help=what.split(":")[0], parents=[parser], add_help=False)
+        help_text = text.split(":")[0]
+        subparsers.add_parser(command, help=help_text, parents=[parser], add_help=False)
     return str(shtab.complete(program, shell))
 
 
+def _parser_to_complete(command: str) -> argparse.ArgumentParser:
+    """Return a command's parser. LightningCLI's takes seconds, so its stand-in has --config alone."""
+    if command in LIGHTNING:
+        parser = ToolParser()
+        parser.add_argument("--config", metavar="FILE")
+        return parser
+    parser_arguments = [command] if command in EVALUATIONS else []
+    return _module(command).parser(*parser_arguments)
+
+
 def _import_modules(arguments: list[str]) -> list[str]:
-    """Import the modules of `--import MODULE`, so that their classes may be used; returns the other arguments."""
+    """Import the modules of `--import MODULE`, and return the further arguments."""
     parser = ToolParser(prog="anlit", add_help=False)
     parser.add_argument("--import", dest="modules", action="append", default=[])
-    options, others = parser.parse_known_args(arguments)
+    options, further_arguments = parser.parse_known_args(arguments)
     for module in options.modules:
         try:
             importlib.import_module(module)
         except (ImportError, ValueError) as error:
-            fix = "give the dotted name of an installed module, or set PYTHONPATH to the folder that contains it"
+            fix = (
+                "give the dotted name of an installed module, "
+                "or set PYTHONPATH to the folder that contains it"
+            )
             raise UserError(f"--import {module} fails ({error}): {fix}") from error
-    return others
+    return further_arguments
 
 
-def _is_stdout_closed() -> bool:
-    """Whether standard output has no reader any more, as after `| head`; if so, further output is discarded."""
+def _discard_output_without_reader() -> bool:
+    """Discard output without a reader, as after `| head`; return whether there is none."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
-    closed = any(event & select.POLLERR for _, event in poll.poll(0))
-    if closed:
+    has_no_reader = any(event & select.POLLERR for _, event in poll.poll(0))
+    if has_no_reader:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return closed
+    return has_no_reader
 
 
-def _nowhere() -> TextIO:
+def _open_null_device() -> TextIO:
     return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _fail(sentence: str, exit_code: int) -> int:
-    with suppress(OSError):  # nobody reads it
+    """Print an error and return its exit code."""
+    with suppress(OSError):  # standard error has no reader
         echo(f"anlit: error: {sentence}", sys.stderr)
     discard_unwritable(sys.stderr)
     return exit_code

@@ -1,4 +1,4 @@
-"""The subcommands: a file has the options of one, or of some that belong together, and calls what does the work."""
+"""The subcommands. A file has the options of a command, and calls the package that does the work."""
 
 COMMANDS = {
     "demo": "train three architectures here and compare them: anlit demo",
@@ -19,7 +19,7 @@ COMMANDS = {
     "needle": "needle in a haystack, depth × length: anlit needle RUN… --output DIR",
     "diagnose": "attention by layer, head, length: anlit diagnose RUN --output DIR",
 }
-"""Name → what it does, and an example."""
+"""Name → description and example."""
 LIGHTNING = ("fit", "validate", "test")
 """Subcommands of LightningCLI, all in fit.py."""
 EVALUATIONS = ("lengths", "needle", "diagnose")
@@ -29,4 +29,4 @@ FILES = (
     | dict.fromkeys(EVALUATIONS, "evaluations")
     | {"import": "import_model"}
 )
-"""The files of commands that do not have a file of their name; `import` is a word of Python's."""
+"""Command → its file, if the file has another name. Python reserves `import`."""

@@ -11,14 +11,15 @@ BENCHMARKS = {
     "fit": "steps of a run beside the same steps without loader, callbacks and logging",
     "loss": "memory of the vocabulary projection with its cross-entropy",
 }
+"""Name of a file in anlit/benchmarks → what it measures."""
 
 
 def parser() -> ToolParser:
-    """The name of the benchmark; each has options of its own."""
+    """Return the option that all benchmarks share: the name. Each has its own options beside it."""
     parser = ToolParser(
         prog="anlit benchmark",
         usage="anlit benchmark NAME [OPTIONS]",
-        description="\n".join(f"  {name:<11}{what}" for name, what in BENCHMARKS.items()),
+        description="\n".join(f"  {name:<11}{text}" for name, text in BENCHMARKS.items()),
         epilog="anlit benchmark NAME --help lists the options of one.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -28,5 +29,5 @@ def parser() -> ToolParser:
 
 def main(argv: list[str]) -> int:
     if not argv or argv[0] not in BENCHMARKS:
-        parser().parse_args(argv[:1] or ["--help"])  # which ends here
+        parser().parse_args(argv[:1] or ["--help"])  # raises UserError, or exits after the help
     return importlib.import_module(f"anlit.benchmarks.{argv[0]}").main(argv[1:])

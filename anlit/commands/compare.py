@@ -8,30 +8,38 @@ from anlit.config.options import ToolParser
 def parser() -> ToolParser:
     parser = ToolParser(
         prog="anlit compare",
-        description="Compares trained runs: how many tokens, and how much time, does each configuration need "
-        "to reach the baseline's final validation loss? Runs that differ only in their seed are averaged.",
+        description="Compares trained runs: how many tokens, and how much time, does each "
+        "configuration need to reach the baseline's final validation loss? Runs that differ only "
+        "in their seed are averaged.",
         epilog="Writes report.html, report.md, convergence.json and the picture. Example: "
         "anlit compare runs/gpt runs/ngpt runs/angpt --output reports/first",
     )
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="run folder, or a folder with run folders below it")
     add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
-    baseline = (
-        "what the others are measured against: a group's label as in the report, an architecture with one group, or a "
-        f"run folder (default: {STANDARD}, of several the one with the lowest final loss)"
+    add(
+        "--baseline",
+        metavar="NAME",
+        help="the configuration to compare with: a group's label as in the report, an architecture "
+        f"with one group, or a run folder (default: {STANDARD}, and the group with the lowest "
+        "final loss if there are several)",
     )
-    add("--baseline", metavar="NAME", help=baseline)
-    steps = "time training steps of all configurations in turns on this machine, for the speed-up in wall-clock; "
     add(
         "--measure_steps",
         action="store_true",
-        help=f"{steps}{STEPS} in DIR keeps them for later calls",
+        help="time training steps of all configurations in turns on this machine, for the speed-up "
+        f"in wall-clock; {STEPS} in DIR keeps them for later calls",
     )
     return parser
 
 
 def main(argv: list[str]) -> None:
-    given = parser().parse_args(argv)
-    if given.measure_steps:
+    options = parser().parse_args(argv)
+    if options.measure_steps:
         from anlit.benchmarks.run_steps import time_steps  # torch
-    compare(given.runs, given.output, given.baseline, time_steps if given.measure_steps else None)
+    compare(
+        options.runs,
+        options.output,
+        options.baseline,
+        time_steps if options.measure_steps else None,
+    )

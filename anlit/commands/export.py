@@ -1,4 +1,4 @@
-"""`anlit export`: a checkpoint's model in a folder of its own, for anlit or for transformers."""
+"""`anlit export`: a checkpoint's model in its own folder, for anlit or for transformers."""
 
 from anlit.checkpoints.location import find_checkpoint
 from anlit.config.options import ToolParser
@@ -8,9 +8,10 @@ from anlit.reporting.text import echo
 def parser() -> ToolParser:
     parser = ToolParser(
         prog="anlit export",
-        description="Writes a trained model into a folder of its own. As safetensors: model.safetensors, config.json "
-        "and, where it is known, tokenizer.json; every command of anlit takes that folder, and --initial_weights "
-        "unless it is folded. As huggingface: what transformers' AutoModelForCausalLM.from_pretrained takes.",
+        description="Writes a trained model into its own folder. As safetensors: "
+        "model.safetensors, config.json and, if it is known, tokenizer.json; every command of "
+        "anlit takes that folder, and --initial_weights unless it is folded. As huggingface: a "
+        "folder for transformers' AutoModelForCausalLM.from_pretrained.",
         epilog="Example: anlit export runs/angpt-seed1 --fold --output exported/angpt",
     )
     add = parser.add_argument
@@ -37,23 +38,26 @@ def parser() -> ToolParser:
         default="float32",
         help="the precision of the weights in the file (default: float32)",
     )
-    add(
-        "--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)"
-    )
+    add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: its data's)")
     return parser
 
 
 def main(argv: list[str]) -> None:
-    given = parser().parse_args(argv)
-    find_checkpoint(given.checkpoint)
+    options = parser().parse_args(argv)
+    find_checkpoint(options.checkpoint)
 
     from anlit.hub.export import export_model  # after the check: torch takes seconds
 
     folder = export_model(
-        given.checkpoint, given.output, given.format, given.fold, given.tokenizer, given.dtype
+        options.checkpoint,
+        options.output,
+        options.format,
+        options.fold,
+        options.tokenizer,
+        options.dtype,
     )
-    echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    if not (folder / "tokenizer.json").is_file():
-        echo(
-            "without a tokenizer, which is not with the model's data any more: --tokenizer FILE adds it"
-        )
+    file_names = sorted(path.name for path in folder.iterdir())
+    echo(f"{folder}: {', '.join(file_names)}")
+    if "tokenizer.json" not in file_names:
+        cause = "without a tokenizer, which is not with the model's data any more"
+        echo(f"{cause}: --tokenizer FILE adds it")

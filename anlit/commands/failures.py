@@ -1,4 +1,4 @@
-"""Turns what ends a training run, and is no mistake in the code, into one sentence."""
+"""Turns an error of the machine that ends a training run into one sentence."""
 
 import errno
 import re
@@ -12,8 +12,8 @@ import torch
 from anlit.checkpoints.writing import first_cause
 from anlit.errors import RUN_FOLDER, RunError, UserError, chain_of
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the operating system says where a disk, a quota or the limit of a file's size is used up."""
+FULL_DISK_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Codes of the operating system for a full disk, a full quota and a file at its size limit."""
 CONTINUE = "then continue with --ckpt_path last"
 LOST_WORKER = re.compile(r"DataLoader worker .*?(killed by signal: [\w ]+|exited unexpectedly)")
 
@@ -21,20 +21,22 @@ LOST_WORKER = re.compile(r"DataLoader worker .*?(killed by signal: [\w ]+|exited
 def run_error(error: Exception) -> RunError | None:
     """Return the sentence for an error of the machine, None for any other error.
 
-    A library may raise its own error from it: a lost data worker interrupts whatever the run does at that moment.
+    A library may raise its own error from it: a lost data worker interrupts the run anywhere.
     """
     for link in chain_of(error):
         if isinstance(link, UserError):  # a sentence already
             return None
-        if (sentence := _run_error(link)) is not None:
-            return sentence
+        machine_error = _machine_error(link)
+        if machine_error is not None:
+            return machine_error
     return None
 
 
-def _run_error(error: BaseException) -> RunError | None:
+def _machine_error(error: BaseException) -> RunError | None:
+    """Return the sentence for this error alone, without its causes."""
     text = str(error)
     if isinstance(error, OSError):
-        return _of_files(error)
+        return _file_error(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
         fix = "lower data.batch_size and raise trainer.accumulate_grad_batches"
         return RunError(f"memory is exhausted ({first_cause(error)}): {fix}, {CONTINUE}")
@@ -43,39 +45,44 @@ def _run_error(error: BaseException) -> RunError | None:
     if "can't start new thread" in text:
         fix = "raise the limit of processes (ulimit -u)"
         return RunError(f"no further thread can be started: {fix}, {CONTINUE}")
-    if lost := LOST_WORKER.search(text):
+    lost_worker = LOST_WORKER.search(text)
+    if lost_worker:
+        cause = lost_worker[1]
         fix = "free memory, or lower data.num_workers"
-        return RunError(f"a process of data.num_workers was lost ({lost[1]}): {fix}, {CONTINUE}")
-    if "by peer" in text:  # gloo's words; NCCL's abort the process
+        return RunError(f"a process of data.num_workers was lost ({cause}): {fix}, {CONTINUE}")
+    if "by peer" in text:  # gloo's message; NCCL aborts the process
         cause = first_cause(error)
-        return RunError(
-            f"another rank of the run has ended ({cause}): continue with --ckpt_path last"
-        )
+        fix = "continue with --ckpt_path last"
+        return RunError(f"another rank of the run has ended ({cause}): {fix}")
     return None
 
 
-def _of_files(error: OSError) -> RunError | None:
+def _file_error(error: OSError) -> RunError | None:
     """The sentence for a full disk, or for a file of the run folder that cannot be written."""
     path, run_dir = error.filename, RUN_FOLDER.get()
     is_of_run = bool(path and run_dir) and Path(run_dir) in Path(str(path)).parents
-    if error.errno not in FULL and not is_of_run:
+    is_full = error.errno in FULL_DISK_CODES
+    if not is_full and not is_of_run:
         return None
-    fix = "make room" if error.errno in FULL else "repair the folder"
-    what = f"{path or 'the run folder'} could not be written ({error.strerror or error})"
-    return RunError(f"{what}: {fix}, {CONTINUE}")
+    fix = "make room" if is_full else "repair the folder"
+    cause = f"{path or 'the run folder'} could not be written ({error.strerror or error})"
+    return RunError(f"{cause}: {fix}, {CONTINUE}")
 
 
 @contextmanager
-def quiet_log_threads() -> Iterator[None]:
-    """Print no traceback of a thread that cannot write: TensorBoard's tells the main thread too."""
-    before = threading.excepthook
+def ignore_thread_write_errors() -> Iterator[None]:
+    """Print no traceback of a thread that cannot write.
+
+    TensorBoard's thread raises the error in the main thread too.
+    """
+    previous_hook = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
         if not isinstance(arguments.exc_value, OSError):
-            before(arguments)
+            previous_hook(arguments)
 
     threading.excepthook = hook
     try:
         yield
     finally:
-        threading.excepthook = before
+        threading.excepthook = previous_hook

@@ -6,34 +6,39 @@ from collections.abc import Sequence
 from typing import Any
 
 from anlit.checkpoints.location import find_checkpoint
-from anlit.commands.score import model_options, read_documents
+from anlit.commands.score import add_model_options, read_documents
 from anlit.config.options import ToolParser, at_least
 from anlit.errors import UserError
 from anlit.reporting.text import echo, json_line
 
 SURROGATE = re.compile("[\ud800-\udfff]")
-"""What Python makes of bytes in an argument that are not UTF-8."""
+"""Python's characters for the bytes of an argument that are not UTF-8."""
 AS_UTF8 = "convert it, such as with iconv -f latin1 -t utf-8"
 
 
 class PromptParser(ToolParser):
-    """A parser whose prompts may follow options too, as in `anlit generate RUN --chat PROMPT`."""
+    """Parser that takes prompts after options too, as in `anlit generate RUN --chat PROMPT`."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given, others = super().parse_known_args(args, namespace)
-        prompts = [word for word in others if not word.startswith("-")]
-        given.prompt = [*given.prompt, *prompts]
-        return given, [word for word in others if word.startswith("-")]
+        options, further_arguments = super().parse_known_args(args, namespace)
+        unknown_options = []
+        for argument in further_arguments:
+            if argument.startswith("-"):
+                unknown_options.append(argument)
+            else:
+                options.prompt = [*options.prompt, argument]
+        return options, unknown_options
 
 
 def parser() -> ToolParser:
     parser = PromptParser(
         prog="anlit generate",
-        description="Continues prompts with a trained model. A continuation depends on its prompt, the seed and the "
-        "number of the sample, not on the other prompts.",
-        epilog="Example: anlit generate runs/angpt-seed1 'def main():' --max_tokens 200 --temperature 0.8 --top_p 0.95",
+        description="Continues prompts with a trained model. A continuation depends on its prompt, "
+        "the seed and the number of the sample, not on the other prompts.",
+        epilog="Example: anlit generate runs/angpt-seed1 'def main():' --max_tokens 200 "
+        "--temperature 0.8 --top_p 0.95",
     )
-    model_options(parser)
+    add_model_options(parser)
     add = parser.add_argument
     add(
         "prompt",
@@ -92,93 +97,100 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    given = parser().parse_args(argv)
-    find_checkpoint(given.checkpoint)
-    prompts = read_prompts(given.prompt, given.prompts, given.chat)
+    options = parser().parse_args(argv)
+    find_checkpoint(options.checkpoint)
+    prompts = read_prompts(options.prompt, options.prompts, options.chat)
 
-    from anlit.data.tokenizer import vocabulary_size
-    from anlit.evaluation.chat import read_messages
+    from anlit.data.tokenizer import vocabulary_size  # after the checks: torch takes seconds
     from anlit.evaluation.generation import Request, Sampling, generate
     from anlit.evaluation.text_stream import TextStream, decode_continuation
     from anlit.evaluation.tokenizer import load_tokenizer
-    from anlit.training.load_model import load_checkpoint  # after the checks: torch takes seconds
+    from anlit.training.load_model import load_checkpoint
 
-    sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
-    checkpoint = load_checkpoint(given.checkpoint, given.device)
-    text = load_tokenizer(checkpoint, given.tokenizer, given.special_tokens or given.chat)
+    checkpoint = load_checkpoint(options.checkpoint, options.device)
+    text = load_tokenizer(checkpoint, options.tokenizer, options.special_tokens or options.chat)
+    requests = []
+    for prompt in prompts:
+        tokens = _encode_prompt(prompt, text, checkpoint, options.chat)
+        requests += [Request(tokens, sample) for sample in range(options.samples)]
 
-    def encode(prompt: str) -> list[int]:
-        if not given.chat:
-            return text.encode_prompt(prompt, checkpoint)
-        return text.encode(text.render_chat(read_messages(prompt)))
+    is_streamed = len(requests) == 1 and not options.json
+    stream = TextStream(text.tokenizer, _text_context(requests[0], options.chat))
 
-    def text_before(tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens that an answer's text follows; an answer in a conversation stands alone."""
-        return [] if given.chat else tokens
-
-    begun = [encode(prompt) for prompt in prompts]
-    requests = [Request(tokens, sample) for tokens in begun for sample in range(given.samples)]
-    streams = len(requests) == 1 and not given.json
-    stream = TextStream(text.tokenizer, text_before(begun[0]))
-
-    def show(number: int, token: int) -> None:
-        if streams:
+    def show_token(number: int, token: int) -> None:
+        if is_streamed:
             echo(stream.add(token), end="")
 
-    if streams and not given.chat:
+    if is_streamed and not options.chat:
         echo(prompts[0], end="")
-    decoder, n_allowed = checkpoint.model.model, vocabulary_size(text.tokenizer)
     continuations = generate(
-        decoder,
+        checkpoint.model.model,
         requests,
-        given.max_tokens,
-        sampling,
-        text.inner_separator(checkpoint, given.chat),
-        given.batch_size,
-        n_allowed,
-        show,
-        text.stop_tokens,
+        options.max_tokens,
+        Sampling(options.temperature, options.top_k, options.top_p, options.seed),
+        ending=text.inner_separator(checkpoint, options.chat),
+        batch_size=options.batch_size,
+        n_allowed=vocabulary_size(text.tokenizer),
+        on_token=show_token,
+        stop_tokens=text.stop_tokens,
     )
-    for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
-        prompt = prompts[number // given.samples]
-        added = decode_continuation(text.tokenizer, text_before(request.prompt), own.tokens)
-        if given.json:
+    if is_streamed:
+        echo(stream.finish())
+        return
+    for number, (request, result) in enumerate(zip(requests, continuations, strict=True)):
+        prompt_number = number // options.samples
+        prompt = prompts[prompt_number]
+        context = _text_context(request, options.chat)
+        generated_text = decode_continuation(text.tokenizer, context, result.tokens)
+        if options.json:
             record = {
                 "prompt": prompt,
                 "prompt_tokens": list(request.prompt),
                 "sample": request.sample,
+                "text": generated_text,
             }
-            echo(json_line({**record, "text": added, **vars(own)}))
-        elif streams:
-            echo(stream.finish())
+            echo(json_line({**record, **vars(result)}))
         else:
-            sample = f", sample {request.sample + 1}" if given.samples > 1 else ""
-            shown = f"{prompt}\n{added}" if given.chat else f"{prompt}{added}"
-            echo(f"--- prompt {number // given.samples + 1}{sample}\n{shown}\n")
+            sample = f", sample {request.sample + 1}" if options.samples > 1 else ""
+            separator = "\n" if options.chat else ""
+            echo(f"--- prompt {prompt_number + 1}{sample}\n{prompt}{separator}{generated_text}\n")
+
+
+def _encode_prompt(prompt: str, text: Any, checkpoint: Any, is_chat: bool) -> list[int]:
+    """Return the tokens of a prompt; of a conversation by the model's chat template."""
+    from anlit.evaluation.chat import read_messages
+
+    if is_chat:
+        return text.encode(text.render_chat(read_messages(prompt)))
+    return text.encode_prompt(prompt, checkpoint)
+
+
+def _text_context(request: Any, is_chat: bool) -> Sequence[int]:
+    """Return the tokens that the generated text follows. An answer in a conversation has none."""
+    return [] if is_chat else request.prompt
 
 
 def read_prompts(texts: Sequence[str], file: str | None, are_chats: bool = False) -> list[str]:
-    """The prompts `texts` and those of `file`, read as `anlit score` reads texts; "-" is one on standard input.
+    """Return the prompts `texts`, and the prompts in `file`, which is read as `anlit score` does.
 
-    Without both, standard input is the prompt. Raises UserError if there is none, one is not UTF-8, or the file is
-    damaged.
+    The file "-" is standard input as one prompt. It is read too if there are no prompts at all.
+    Raises UserError if there is no prompt, a prompt is not UTF-8, or the file is damaged.
     """
     prompts = list(texts)
     if file not in (None, "-"):
         prompts += [prompt for prompt, _ in read_documents([file], "prompt", are_chats)]
     elif file == "-" or (not prompts and not sys.stdin.isatty()):
-        prompts.append(_standard_input())
+        prompts.append(_read_standard_input())
     if not prompts:
-        raise UserError(
-            "there is no prompt: give one as an argument, with --prompts FILE or on standard input"
-        )
+        fix = "give one as an argument, with --prompts FILE or on standard input"
+        raise UserError(f"there is no prompt: {fix}")
     for number, prompt in enumerate(prompts, 1):
         if SURROGATE.search(prompt):
             raise UserError(f"prompt {number} is not UTF-8: {AS_UTF8}")
     return prompts
 
 
-def _standard_input() -> str:
+def _read_standard_input() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:

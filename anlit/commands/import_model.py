@@ -8,13 +8,13 @@ from anlit.reporting.text import echo
 
 
 def parser() -> ToolParser:
+    family_names = ", ".join(family.name for family in FAMILIES.values())
     parser = ToolParser(
         prog="anlit import",
-        description="Reads a model of transformers (config.json, safetensors, tokenizer.json) as a GPT+ into a folder "
-        "that every command of anlit takes. anlit fit goes on from it with --config DIR/model.yaml, "
-        "--initial_weights DIR and a low rate, such as --model.optimizer.lr 3e-5. Families: "
-        + ", ".join(family.name for family in FAMILIES.values())
-        + ".",
+        description="Reads a model of transformers (config.json, safetensors, tokenizer.json) as a "
+        "GPT+ into a folder that every command of anlit takes. anlit fit goes on from it with "
+        "--config DIR/model.yaml, --initial_weights DIR and a low rate, such as "
+        f"--model.optimizer.lr 3e-5. Families: {family_names}.",
         epilog="Example: anlit import Qwen3-1.7B --output imported/qwen3",
     )
     add = parser.add_argument
@@ -30,10 +30,11 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    given = parser().parse_args(argv)
+    options = parser().parse_args(argv)
 
     from anlit.hub.import_model import import_model  # torch takes seconds
 
-    for note in import_model(given.source, given.output, given.context_length):
+    for note in import_model(options.source, options.output, options.context_length):
         echo(note)
-    echo(f"{given.output}: {', '.join(sorted(path.name for path in Path(given.output).iterdir()))}")
+    file_names = sorted(path.name for path in Path(options.output).iterdir())
+    echo(f"{options.output}: {', '.join(file_names)}")

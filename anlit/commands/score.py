@@ -1,36 +1,86 @@
 """`anlit score`: writes the log-likelihood of every token of texts, as parquet."""
 
+import argparse
 import math
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import tee
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anlit.checkpoints.location import find_checkpoint
 from anlit.config.options import ToolParser, at_least, whole_number
 from anlit.errors import UserError
 from anlit.reporting.text import echo, json_line, say
 
-WORDS = """\
+SUMMARY = """\
 {output}: {tokens:,} tokens, {bytes:,} bytes (documents: {documents:,})
 {nats:,.4f} nats, {nats_per_token:.4f} per token, {bits_per_byte:.4f} bits per byte"""
 
 BYTES_PER_TOKEN = 4
-"""Of usual text, to estimate how much there is to score."""
+"""Bytes of a token in usual text, to estimate the number of tokens."""
+LARGEST_DOCUMENT_BYTES = 1 << 40
+"""No document is too long to be scored."""
+
+
+class EncodedDocument(NamedTuple):
+    """A document before it is scored."""
+
+    tokens: list[int]
+    text: str
+    byte_ranges: Any
+    """(n, 2) int64: the bytes of each of the n tokens in the text."""
+    origin: str
+    """The file, and the record in it."""
+
+
+@dataclass
+class Totals:
+    """Sums over all documents."""
+
+    documents: int = 0
+    changed: int = 0
+    """Documents that the tokenizer gives back as another text."""
+    tokens: int = 0
+    scored: int = 0
+    """Tokens with a log-likelihood: the first of a text may have none."""
+    bytes: int = 0
+    """Bytes of the scored tokens."""
+    nats: float = 0
+
+    def add(self, document: EncodedDocument, scores: Any) -> None:
+        is_scored = scores.rank > 0
+        self.documents += 1
+        self.tokens += len(is_scored)
+        self.scored += int(is_scored.sum())
+        unscored_bytes = 0 if is_scored[0] else int(document.byte_ranges[0, 1])
+        self.bytes += int(document.byte_ranges[-1, 1]) - unscored_bytes
+        self.nats -= float(scores.log_likelihood[is_scored].sum(dtype=float))
+
+    def with_ratios(self) -> dict[str, float]:
+        """Return the sums, nats per token and bits per byte; NaN where a ratio is undefined."""
+        nats_per_token = self.nats / self.scored if self.scored else math.nan
+        bits_per_byte = math.nan
+        if self.bytes and not self.changed:
+            bits_per_byte = self.nats / math.log(2) / self.bytes
+        ratios = {"nats_per_token": nats_per_token, "bits_per_byte": bits_per_byte}
+        return asdict(self) | ratios
 
 
 def parser() -> ToolParser:
     parser = ToolParser(
         prog="anlit score",
-        description="Writes the log-likelihood of every token of texts as parquet: document, position, token, its text "
-        "and bytes, tokens of context, log-likelihood, rank, source. A text longer than a window is read in windows "
-        "that advance by the stride; every token is scored once, with at least length − stride tokens of context, or "
-        "all that the document has before it.",
-        epilog="Example: anlit score runs/angpt-seed1 book.txt reviews.jsonl --output scores.parquet",
+        description="Writes the log-likelihood of every token of texts as parquet: document, "
+        "position, token, its text and bytes, tokens of context, log-likelihood, rank, source. A "
+        "text longer than a window is read in windows that advance by the stride; every token is "
+        "scored once, with at least length − stride tokens of context, or all that the document "
+        "has before it.",
+        epilog="Example: "
+        "anlit score runs/angpt-seed1 book.txt reviews.jsonl --output scores.parquet",
     )
-    model_options(parser)
+    add_model_options(parser)
     add = parser.add_argument
     add(
         "files",
@@ -64,8 +114,8 @@ def parser() -> ToolParser:
     return parser
 
 
-def model_options(parser: ToolParser) -> None:
-    """What `generate` and `score` need to load a model with its tokenizer."""
+def add_model_options(parser: ToolParser) -> None:
+    """Add the options of `generate` and `score` that load a model with its tokenizer."""
     add = parser.add_argument
     add(
         "checkpoint",
@@ -75,124 +125,129 @@ def model_options(parser: ToolParser) -> None:
     add(
         "--tokenizer",
         metavar="FILE",
-        help="tokenizer.json (default: that of the checkpoint's data)",
+        help="tokenizer.json (default: from the checkpoint's data)",
     )
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     add(
         "--chat",
         action="store_true",
-        help='a text is a user\'s message, or a JSON list of messages [{"role": …, "content": …}]: the model\'s chat '
-        "template makes its prompt",
+        help="a text is a user's message, or a JSON list of messages "
+        '[{"role": …, "content": …}]: the model\'s chat template makes its prompt',
     )
     add(
         "--special_tokens",
         action="store_true",
-        help="the name of a special token in a text, such as <|im_end|>, is that token (default: letters)",
+        help="the name of a special token in a text, such as <|im_end|>, is that token "
+        "(default: letters)",
     )
 
 
 def main(argv: list[str]) -> None:
-    given = parser().parse_args(argv)
-    find_checkpoint(given.checkpoint)
+    options = parser().parse_args(argv)
+    find_checkpoint(options.checkpoint)
 
+    from anlit.evaluation.scores_table import ScoredText, write_table  # torch takes seconds
+    from anlit.evaluation.scoring import score_documents
+    from anlit.evaluation.tokenizer import load_tokenizer
+    from anlit.nn.models.runtime import allow_compiled_kernels
+    from anlit.training.load_model import describe, load_checkpoint
+
+    checkpoint = load_checkpoint(options.checkpoint, options.device)
+    decoder = checkpoint.model.model
+    text = load_tokenizer(checkpoint, options.tokenizer, options.special_tokens or options.chat)
+    length = options.length or checkpoint.training_length
+    stride = max(1, length // 2) if options.stride is None else options.stride
+    allow_compiled_kernels(decoder, _estimated_inputs(options.files, length, stride), length)
+
+    totals = Totals()
+    documents, documents_to_score = tee(_encode_documents(options, text, totals))
+    document_scores = score_documents(
+        decoder,
+        (document.tokens for document in documents_to_score),
+        length,
+        stride,
+        text.scoring_separator(checkpoint),
+        options.batch_size,
+        is_one_document=text.inner_separator(checkpoint, options.chat).token is None,
+    )
+
+    def scored_documents() -> Iterator[ScoredText]:
+        for scores, document in zip(document_scores, documents, strict=True):
+            totals.add(document, scores)
+            yield ScoredText(scores, document.text, document.byte_ranges, document.origin)
+
+    record = {"command": shlex.join(["anlit", "score", *argv]), "length": length, "stride": stride}
+    write_table(Path(options.output), record | describe(checkpoint), scored_documents())
+    if totals.changed:
+        say(
+            f"The tokenizer gives back {totals.changed:,} of {totals.documents:,} documents as "
+            "another text, so bits per byte are not known."
+        )
+    results = totals.with_ratios()
+    if options.json:
+        echo(json_line(results))
+    else:
+        echo(SUMMARY.format(output=options.output, **results))
+
+
+def _estimated_inputs(files: Sequence[str], length: int, stride: int) -> int:
+    """Return about how many tokens the model reads. Windows overlap, so it reads some twice."""
+    paths = [Path(name) for name in files]
+    n_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+    return n_bytes // BYTES_PER_TOKEN * length // max(1, stride)
+
+
+def _encode_documents(
+    options: argparse.Namespace, text: Any, totals: Totals
+) -> Iterator[EncodedDocument]:
+    """Encode the texts of the files, and count the texts that their tokens do not give back.
+
+    Raises UserError if a text has no tokens.
+    """
     import numpy as np
 
     from anlit.data.round_trip import Kind, RoundTrip
     from anlit.evaluation.chat import read_messages
-    from anlit.evaluation.scores_table import ScoredText, to_byte_ranges, write_table
-    from anlit.evaluation.scoring import score_documents
-    from anlit.evaluation.tokenizer import load_tokenizer
-    from anlit.nn.models.runtime import allow_compiled_kernels
-    from anlit.training.load_model import (  # after the check: torch takes seconds
-        describe,
-        load_checkpoint,
-    )
+    from anlit.evaluation.scores_table import to_byte_ranges
 
-    checkpoint = load_checkpoint(given.checkpoint, given.device)
-    text = load_tokenizer(checkpoint, given.tokenizer, given.special_tokens or given.chat)
-    length = given.length or checkpoint.training_length
-    is_one_document = text.inner_separator(checkpoint, given.chat).token is None
-    before = text.scoring_separator(checkpoint)
     round_trip = RoundTrip(text.tokenizer)
-    stride = given.stride if given.stride is not None else max(1, length // 2)
-    n_bytes = sum(Path(name).stat().st_size for name in given.files if Path(name).is_file())
-    n_read = n_bytes // BYTES_PER_TOKEN * length // max(1, stride)
-    allow_compiled_kernels(checkpoint.model.model, n_read, length)
-    counts = ("documents", "changed", "tokens", "scored", "bytes", "nats")
-    totals: dict[str, float] = dict.fromkeys(counts, 0)
-
-    def encoded() -> Iterator[tuple[list[int], str, Any, str]]:
-        for document, where in read_documents(given.files, given.field, given.chat):
-            if given.chat:
-                document = text.render_chat(read_messages(document), is_answered=True)
-            encoding = text.tokenizer.encode(document, add_special_tokens=False)
-            if not encoding.ids:
-                raise UserError(f"{where}: the tokenizer makes no tokens of its text: leave it out")
-            (change,) = round_trip.changes([document], [np.array(encoding.ids)])
-            totals["changed"] += change is not None and change.kind != Kind.NORMALISED
-            yield encoding.ids, document, to_byte_ranges(document, encoding.offsets), where
-
-    def scored() -> Iterator[ScoredText]:
-        read, kept = tee(encoded())
-        documents = (tokens for tokens, *_ in read)
-        scores = score_documents(
-            checkpoint.model.model,
-            documents,
-            length,
-            stride,
-            before,
-            given.batch_size,
-            is_one_document,
-        )
-        for own, (_, document, ranges, where) in zip(scores, kept, strict=True):
-            known = own.rank > 0
-            totals["documents"] += 1
-            totals["tokens"] += len(known)
-            totals["scored"] += int(known.sum())
-            totals["bytes"] += int(ranges[-1, 1]) - (
-                0 if known[0] else int(ranges[0, 1])
-            )  # of the scored tokens
-            totals["nats"] -= float(own.log_likelihood[known].sum(dtype=float))
-            yield ScoredText(own, document, ranges, where)
-
-    record = {"command": shlex.join(["anlit", "score", *argv]), "length": length, "stride": stride}
-    write_table(Path(given.output), record | describe(checkpoint), scored())
-    totals["nats_per_token"] = totals["nats"] / totals["scored"] if totals["scored"] else math.nan
-    totals["bits_per_byte"] = math.nan
-    if totals["changed"]:
-        say(
-            f"The tokenizer gives back {totals['changed']:,} of {totals['documents']:,} documents as "
-            "another text, so bits per byte are not known."
-        )
-    elif totals["bytes"]:
-        totals["bits_per_byte"] = totals["nats"] / math.log(2) / totals["bytes"]
-    echo(json_line(totals) if given.json else WORDS.format(output=given.output, **totals))
+    for document, origin in read_documents(options.files, options.field, options.chat):
+        if options.chat:
+            document = text.render_chat(read_messages(document), is_answered=True)
+        encoding = text.tokenizer.encode(document, add_special_tokens=False)
+        if not encoding.ids:
+            raise UserError(f"{origin}: the tokenizer makes no tokens of its text: leave it out")
+        (change,) = round_trip.changes([document], [np.array(encoding.ids)])
+        if change is not None and change.kind != Kind.NORMALISED:
+            totals.changed += 1
+        ranges = to_byte_ranges(document, encoding.offsets)
+        yield EncodedDocument(encoding.ids, document, ranges, origin)
 
 
 def read_documents(
     files: Sequence[str], field: str, are_chats: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """The texts of files, each with its file and record: plain text is one document, other files hold many, with the
-    text in `field` of each record, where a conversation may be a list. UserError if one cannot be read.
+    """Yield each text of the files, with its file and record.
+
+    A file of plain text is a document. Other files have a text in `field` of each record, and with
+    `are_chats` possibly a list of messages. Raises UserError if a file cannot be read.
     """
     from anlit.data.preparation.formats import Columns, read_file
 
+    fix = "give a file of text"
     for name in files:
         if not Path(name).is_file():  # a pipe may never end
-            raise UserError(
-                f"{name} {'is a folder' if Path(name).is_dir() else 'is no file'}: give a file of text"
-            )
+            kind = "a folder" if Path(name).is_dir() else "no file"
+            raise UserError(f"{name} is {kind}: {fix}")
+    columns = Columns(field, max_document_bytes=LARGEST_DOCUMENT_BYTES, lists=are_chats)
     for name in files:
-        shown_name = os.fsencode(name).decode(errors="backslashreplace")
-        columns = Columns(field, max_document_bytes=1 << 40, lists=are_chats)
+        printable_name = os.fsencode(name).decode(errors="backslashreplace")
         try:
             for record in read_file(name, Path(name), columns):
+                origin = f"{printable_name}, {record.location}"
                 if record.text is None:
-                    raise UserError(
-                        f"{shown_name}, {record.location}: {record.detail}: correct it, or leave it out"
-                    )
-                yield record.text, f"{shown_name}, {record.location}"
+                    raise UserError(f"{origin}: {record.detail}: correct it, or leave it out")
+                yield record.text, origin
         except OSError as error:
-            raise UserError(
-                f"{name} cannot be read ({error.strerror or error}): give a file of text"
-            ) from error
+            cause = f"{name} cannot be read ({error.strerror or error})"
+            raise UserError(f"{cause}: {fix}") from error

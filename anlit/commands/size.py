@@ -1,4 +1,4 @@
-"""`anlit size`: estimates the needs of a run from the configuration of `anlit fit`, without starting it."""
+"""`anlit size`: estimates the needs of a run from its configuration, without starting it."""
 
 import argparse
 from pathlib import Path
@@ -16,36 +16,38 @@ from anlit.sizing.plan import GPU_BYTES, Plan
 def main(argv: list[str]) -> int:
     options, fit_arguments = parser().parse_known_args(argv)
     if not fit_arguments:
-        raise UserError(
-            "anlit size needs a model: give the options of anlit fit, such as --config FILE"
-        )
+        fix = "give the options of anlit fit, such as --config FILE"
+        raise UserError(f"anlit size needs a model: {fix}")
     if not 0 < options.mfu <= 1:
         raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
 
     from anlit.commands.parser import ConfigurationParser, read_command  # torch
     from anlit.sizing.estimate import estimate, show
 
-    cli = read_command(ConfigurationParser, ["fit", *fit_arguments])
-    settings = cli.config["fit"]
-    result = estimate(cli.model_of(settings), plan_of(options, settings))
+    command = read_command(ConfigurationParser, ["fit", *fit_arguments])
+    configuration = command.config["fit"]
+    result = estimate(command.model_of(configuration), plan_of(options, configuration))
     show(console(), result)
     if options.json is not None:
-        try:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            write_json(options.json, result)
-        except OSError as error:
-            raise UserError(
-                f"--json {options.json} cannot be written ({error.strerror}): name another file"
-            ) from error
+        _write_result(options.json, result)
     return 0
 
 
+def _write_result(file: Path, result: Any) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, result)
+    except OSError as error:
+        cause = f"--json {file} cannot be written ({error.strerror})"
+        raise UserError(f"{cause}: name another file") from error
+
+
 def parser() -> ToolParser:
-    """The options of the command; all others are those of `anlit fit`."""
+    """Return the command's options. All other options belong to `anlit fit`."""
     parser = ToolParser(
         prog="anlit size",
-        description="Parameters, memory per GPU, FLOPs and days of a run. All other options are those of anlit fit, "
-        "whose configuration gives the values of options that are left out here.",
+        description="Parameters, memory per GPU, FLOPs and days of a run. All other options belong "
+        "to anlit fit. Its configuration has the values of options that are left out here.",
     )
     add = parser.add_argument
     add("--gpus", type=at_least(1), help="number of GPUs on all nodes")
@@ -57,49 +59,62 @@ def parser() -> ToolParser:
         "--mfu",
         type=float,
         default=0.4,
-        help="expected share of the data sheet's dense peak at the configuration's precision (0.4; an H200 "
-        "had 0.40 to 0.45 at 0.5B parameters, docs/results/gpu.md)",
+        help="expected share of the data sheet's dense peak at the configuration's precision "
+        "(0.4; an H200 had 0.40 to 0.45 at 0.5B parameters, docs/results/gpu.md)",
     )
     add("--json", type=Path, help="write the numbers to this file too")
     return parser
 
 
-def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
-    """The plan from the command's options, and from the configuration for what they leave out.
+def plan_of(options: argparse.Namespace, configuration: Any) -> Plan:
+    """Return the plan of a run: the command's options, else the values of its configuration.
 
-    UserError if strategy and number of GPUs contradict each other, or nothing trains so in this precision.
+    Raises UserError if strategy and number of GPUs contradict each other, or if the strategy does
+    not train in the precision.
     """
-    trainer, model, data = (
-        settings.trainer,
-        settings.model.init_args,
-        settings.data.get("init_args", settings.data),
-    )
+    trainer = configuration.trainer
+    model = configuration.model.init_args
+    data = configuration.data.get("init_args", configuration.data)
     gpus = options.gpus or n_devices(trainer.devices) * trainer.num_nodes
-    configured: Any = (
-        {"class_path": trainer.strategy} if isinstance(trainer.strategy, str) else trainer.strategy
-    )
-    name = str(configured.get("class_path")).lower()
-    shards = any(word in name for word in ("fsdp", "modelparallel", "shard"))
-    strategy: Any = options.strategy or ("1gpu" if gpus == 1 else "fsdp" if shards else "ddp")
-    if strategy == "1gpu" and gpus > 1:
-        raise UserError(
-            f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1"
-        )
+    strategy = _strategy(options.strategy, trainer.strategy, gpus)
     precision = check_precision(trainer.precision)
-    if (strategy, precision) == ("fsdp", "64-true"):
-        raise UserError(
-            "trainer.precision=64-true does not go with fsdp, as Lightning has it: set 32-true"
-        )
-    batch_size, accumulate = (
-        options.batch_size or data.get("batch_size") or 8,
-        trainer.accumulate_grad_batches,
-    )
+    if strategy == "fsdp" and precision == "64-true":
+        cause = "trainer.precision=64-true does not go with fsdp, as Lightning has it"
+        raise UserError(f"{cause}: set 32-true")
+    batch_size = options.batch_size or data.get("batch_size") or 8
+    accumulate = trainer.accumulate_grad_batches
     tokens = options.tokens
     if tokens is None and trainer.max_steps > 0:
         tokens = float(trainer.max_steps) * batch_size * accumulate * gpus * model.context_length
     return Plan(
-        gpus, strategy, precision,
-        gather=configured.get("init_args.gather_dtype") or "float32",
-        checkpoint_every=model.get("runtime.recompute_every") or None, batch_size=batch_size,
-        length=model.context_length, accumulate=accumulate, gpu=options.gpu, mfu=options.mfu, tokens=tokens,
-    )  # fmt: skip
+        gpus,
+        strategy,
+        precision,
+        gather=_strategy_spec(trainer.strategy).get("init_args.gather_dtype") or "float32",
+        checkpoint_every=model.get("runtime.recompute_every") or None,
+        batch_size=batch_size,
+        length=model.context_length,
+        accumulate=accumulate,
+        gpu=options.gpu,
+        mfu=options.mfu,
+        tokens=tokens,
+    )
+
+
+def _strategy(option: str | None, configured: Any, gpus: int) -> Any:
+    """Return `1gpu`, `ddp` or `fsdp`. Raises UserError for `1gpu` with several GPUs."""
+    if option == "1gpu" and gpus > 1:
+        fix = "choose ddp or fsdp, or set --gpus 1"
+        raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: {fix}")
+    if option is not None:
+        return option
+    if gpus == 1:
+        return "1gpu"
+    name = str(_strategy_spec(configured).get("class_path")).lower()
+    is_sharded = any(word in name for word in ("fsdp", "modelparallel", "shard"))
+    return "fsdp" if is_sharded else "ddp"
+
+
+def _strategy_spec(configured: Any) -> Any:
+    """Return the configured strategy with a class_path, also for a name such as `ddp`."""
+    return {"class_path": configured} if isinstance(configured, str) else configured

@@ -1,4 +1,4 @@
-"""`anlit study`: the runs of a study's YAML, launched, and its report."""
+"""`anlit study`: starts the runs of a study's YAML, and writes its report."""
 
 import shlex
 import subprocess
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from anlit.commands import COMMANDS
+from anlit.commands.study_checks import check_study
 from anlit.compare.comparison import STUDY, read_step_times, refuse_other_report, seconds_per_token
 from anlit.config.options import ToolParser, at_least
 from anlit.errors import PREEMPTED, UserError
@@ -17,7 +17,7 @@ from anlit.io.write import output_folder
 from anlit.reporting.text import echo
 from anlit.study.estimate import describe_plan
 from anlit.study.launch import launch
-from anlit.study.plan import PlannedRun, Study, read_config
+from anlit.study.plan import PlannedRun, Study
 from anlit.study.read_study import read_study
 from anlit.study.results import (
     StudyResults,
@@ -32,90 +32,48 @@ from anlit.study.state import forget_failure, read_state
 
 
 def main(argv: list[str]) -> int:
-    """`anlit study`; 0: every run finished, 1: some failed (the report says which), 75: it was interrupted."""
-    given = parser().parse_args(argv)
-    if given.recompute:
-        from anlit.study.recompute import recompute  # matplotlib takes a second
-
-        for folder in given.recompute:
-            for result in (
-                result for comparison in recompute(folder) for result in comparison.results[1:]
-            ):
-                echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
+    """Run `anlit study` and return 0; 1 if runs failed, 75 after an interruption."""
+    options = parser().parse_args(argv)
+    if options.recompute:
+        _recompute_comparisons(options.recompute)
         return 0
-    if given.config is None:
-        raise UserError(
-            "the option --config is missing: name the study, such as study/convergence.yaml"
-        )
-    for folder in given.reuse:
-        if not folder.is_dir():
-            raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
-    study, jobs = read_study(given.config, given.budget), given.jobs or 1
-    output = Path(given.output or f"runs/{study.label}")
-    name = Path(study.path).name
-    refuse_other_report(output, STUDY, lambda record: Path(str(record.get("path"))).name == name
-                        and record.get("budget") == study.budget)  # fmt: skip
-    if not given.report_only:
+    study = _read_study(options)
+    output = Path(options.output or f"runs/{study.label}")
+    _refuse_other_study(study, output)
+    if not options.report_only:
         check_study(study)
-    if given.dry_run:
-        echo(_overview(study, output, given))
+    if options.dry_run:
+        echo(_overview(study, output, options))
         return 0
-    typed = shlex.join(["anlit", "study", *argv])
-    if given.report_only:
-        for trials in _phases(study, output) if given.reuse else ():
-            reuse(trials, output, given.reuse)
-        if not output.is_dir():
-            raise UserError(
-                f"--report_only finds no folder {output}: give --output, the folder of the study's runs"
-            )
-        if not any(
-            (output / trial.name).exists()
-            for trial in plan_runs(study, select_points(study, read_tunings(study, output)))
-        ):
-            fix = "give the --output of its runs, or the file as it was"
-            raise UserError(f"--report_only finds no run of {study.path} in {output}: {fix}")
-        return _report(study, output, typed)
+    command = shlex.join(["anlit", "study", *argv])
+    if options.report_only:
+        _collect_runs(study, output, options)
+        return _report(study, output, command)
     output_folder(str(output))
-    if not (output / STUDY).exists():  # from here on the folder is this study's
-        _write(study, output, typed)
-    for trial in (
-        plan_runs(study, select_points(study, read_tunings(study, output)))
-        if given.retry_failed
-        else ()
-    ):
-        if read_state(output / trial.name).status == "failed":
-            forget_failure(output / trial.name)
+    if not (output / STUDY).exists():
+        _write_report(study, output, command)  # which makes the folder this study's
+    if options.retry_failed:
+        _forget_failures(study, output)
     try:
-        if given.slurm is None:
-            echo(_overview(study, output, given))
-        for trials in _phases(study, output):
-            reuse(trials, output, given.reuse)
-            if given.slurm is None:
-                launch(trials, output, jobs, given.threads or max(1, cores() // jobs))
-                continue
-            again = ["study", *(word for word in argv if word != "--retry_failed")]
-            if array := submit(trials, output, again, shlex.split(given.slurm), given.jobs or 0):
-                echo(
-                    f"submitted as job array {array}; the study goes on by itself when it has ended"
-                )
-                return 0
-        _time_steps(study, output)
-        _after(study, output)
+        if not _train_all(study, output, options, argv):
+            return 0
+        measure_step_times(study, output)
+        _run_after_commands(study, output)
     except KeyboardInterrupt:
         echo("interrupted: the same command goes on where this one ended", sys.stderr)
         return PREEMPTED
-    return _report(study, output, typed)
+    return _report(study, output, command)
 
 
 def parser() -> ToolParser:
     parser = ToolParser(
         prog="anlit study",
-        description="Trains a study's runs (a tuning grid for each arm, then its best setting on several seeds) and "
-        "writes report.html and report.md. Started again, it goes on: only failed runs stay failed.",
+        description="Trains a study's runs (a tuning grid for each arm, then its best setting on "
+        "several seeds) and writes report.html and report.md. Started again, it goes on: only "
+        "failed runs stay failed.",
         epilog="Example: anlit study --config study/convergence.yaml --budget cpu --jobs 2",
     )
     add = parser.add_argument
-    folders: dict[str, Any] = {"nargs": "+", "type": Path, "metavar": "DIR"}
     add("--config", metavar="FILE", help="the study, such as study/convergence.yaml")
     add("--budget", metavar="NAME", help="one of the file's budgets: cpu, 1gpu …")
     add(
@@ -131,18 +89,27 @@ def parser() -> ToolParser:
     add(
         "--report_only",
         action="store_true",
-        help="write the report from what is run or taken over, start nothing",
+        help="write the report on the present runs, start nothing",
     )
     add(
         "--retry_failed",
         action="store_true",
         help="try failed runs again, from their last checkpoint",
     )
-    reuse = "folders of studies, or of their report.json, whose finished runs with equal settings are taken over"
-    add("--reuse", **folders, default=[], help=reuse)
+    add(
+        "--reuse",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        default=[],
+        help="folders of studies, or of their report.json, whose finished runs with equal settings "
+        "are taken over",
+    )
     add(
         "--recompute",
-        **folders,
+        nargs="+",
+        type=Path,
+        metavar="DIR",
         help="compute the comparisons in these folders' report.json again from their curves",
     )
     add(
@@ -157,87 +124,27 @@ def parser() -> ToolParser:
         metavar="N",
         help="CPU threads of each run (default: the cores over --jobs)",
     )
-    slurm = 'submit job arrays, with options of sbatch: --slurm="--time=1:00 --gpus-per-node=1"'
-    add("--slurm", nargs="?", const="", metavar="OPTIONS", help=slurm)
+    add(
+        "--slurm",
+        nargs="?",
+        const="",
+        metavar="OPTIONS",
+        help='submit job arrays, with options of sbatch: --slurm="--time=1:00 --gpus-per-node=1"',
+    )
     return parser
 
 
-def check_study(study: Study) -> None:
-    """Check every run's configuration, the report's sections, the commands afterwards; raises UserError."""
-    from anlit.commands.parser import ConfigurationParser, read_command  # torch
-    from anlit.study.sections.registry import check_sections
-
-    check_sections(study)
-    for name, template in (study.content.get("after") or {}).items():
-        try:
-            program, command, *_ = [*shlex.split(template or ""), "", ""]
-        except ValueError as error:
-            raise UserError(
-                f"after of {study.path} has {name}: {template}, which is no command ({error})"
-            ) from error
-        if program != "anlit" or command not in COMMANDS:
-            raise UserError(f"after of {study.path} has {name}: {template}, which is no command of anlit's: give one "
-                            "such as `anlit lengths {runs} --output {output}`")  # fmt: skip
-
-    cli: ConfigurationParser | None = None
-    # Each arm at each of its points once, with a seed; and each further seed once.
-    first, *others = [*study.seeds, *study.tuning_seeds]
-    trials = [PlannedRun(arm, point, first) for arm in study.arms for point in arm.points]
-    for trial in [
-        *trials,
-        *(PlannedRun(study.arms[0], study.arms[0].points[0], seed) for seed in others),
-    ]:
-        arguments = ["fit", *trial.options(Path("runs"))]
-        try:
-            cli = cli or read_command(ConfigurationParser, arguments)
-            cli.model_of(cli.read(arguments))
-        except UserError as error:
-            raise _refusal(trial, study, str(error)) from error
-
-
-def _refusal(trial: PlannedRun, study: Study, sentence: str) -> UserError:
-    """The parser's sentence, with the arm and the file that has the key."""
-    sentence = sentence.lstrip("-")
-    key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
-    below = [config for config in trial.arm.configs if f"'{key}':" in str(read_config(config))]
-    in_study = not below or any(key == name.rsplit(".", 1)[-1] for name in trial.settings)
-    return UserError(f"arm '{trial.arm.name}', {study.path if in_study else below[-1]}: {sentence}")
-
-
-def _overview(study: Study, output: Path, given: Namespace) -> str:
-    """The study's overview with what is left of it under `output`."""
-    selected = select_points(study, read_tunings(study, output))
-    trials = plan_runs(study, selected)
-    ended = dict.fromkeys(find_reusable(trials, output, given.reuse), "taken by --reuse")
-    kept = ("finished",) if given.retry_failed else ("finished", "failed")
-    ended |= {
-        trial.name: state.status
-        for trial in trials
-        if (state := read_state(output / trial.name)).status in kept
-    }
-    return describe_plan(study, given.jobs or 1, selected, ended)
-
-
-def _phases(study: Study, output: Path) -> Iterator[list[PlannedRun]]:
-    """The runs that tune, then, once these are done, those that measure the best settings."""
-    yield study.tuning_runs()
-    selected = select_points(study, read_tunings(study, output))
-    if not selected:
-        raise UserError(
-            f"none of the tuning runs of {study.path} succeeded: see fit.log in the run folders"
-        )
-    yield study.measuring_runs(selected)
-
-
-def _time_steps(study: Study, output: Path) -> None:
-    """Let the arms of a study that compares speeds take steps in turns, where that has not been measured yet."""
-    results, known = read_results(study, output), seconds_per_token(read_step_times(output))
-    groups = [group for arm in study.arms if (group := results.group(arm)) is not None]
-    if (
-        "convergence" not in dict(study.sections)
-        or len(groups) < 2
-        or known.keys() >= {each.key for each in groups}
-    ):
+def measure_step_times(study: Study, output: Path) -> None:
+    """Time training steps of the arms in turns, if the report compares speeds and lacks them."""
+    results = read_results(study, output)
+    groups = []
+    for arm in study.arms:
+        group = results.group(arm)
+        if group is not None:
+            groups.append(group)
+    measured_keys = seconds_per_token(read_step_times(output)).keys()
+    is_measured = measured_keys >= {group.key for group in groups}
+    if "convergence" not in dict(study.sections) or len(groups) < 2 or is_measured:
         return
     from anlit.benchmarks.run_steps import time_steps  # torch
 
@@ -247,38 +154,144 @@ def _time_steps(study: Study, output: Path) -> None:
         echo(f"{error}; the report is without speed-ups in wall-clock")
 
 
-def _after(study: Study, output: Path) -> None:
-    """The study's `after` commands, `name: anlit …`, on the measured runs that finished, if one is newer than folder
-    `name` or was taken over later. {runs} and {output} stand for the run folders and for that folder.
-    """
-    trials = study.measuring_runs(select_points(study, read_tunings(study, output)))
-    done = [
-        folder for trial in trials if read_state(folder := output / trial.name).status == "finished"
-    ]
-    newest = max((folder.stat().st_mtime for folder in done), default=0.0)
-    for name, template in (study.content.get("after") or {}).items() if done else ():
-        stamp = output / name / f"{name}.json"
-        if stamp.is_file() and stamp.stat().st_mtime > newest:
+def _read_study(options: Namespace) -> Study:
+    if options.config is None:
+        fix = "name the study, such as study/convergence.yaml"
+        raise UserError(f"the option --config is missing: {fix}")
+    for folder in options.reuse:
+        if not folder.is_dir():
+            raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
+    return read_study(options.config, options.budget)
+
+
+def _refuse_other_study(study: Study, output: Path) -> None:
+    """Raise UserError if the folder has the report of another study or budget."""
+    file_name = Path(study.path).name
+
+    def is_same_study(record: dict[str, Any]) -> bool:
+        has_same_file = Path(str(record.get("path"))).name == file_name
+        return has_same_file and record.get("budget") == study.budget
+
+    refuse_other_report(output, STUDY, is_same_study)
+
+
+def _recompute_comparisons(folders: list[Path]) -> None:
+    from anlit.study.recompute import recompute  # matplotlib takes a second
+
+    for folder in folders:
+        for comparison in recompute(folder):
+            for result in comparison.results[1:]:
+                echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
+
+
+def _collect_runs(study: Study, output: Path, options: Namespace) -> None:
+    """Take over runs of `--reuse` for a report. Raises UserError if the study has no run at all."""
+    if options.reuse:
+        for runs in _phases(study, output):
+            reuse(runs, output, options.reuse)
+    if not output.is_dir():
+        fix = "give --output, the folder of the study's runs"
+        raise UserError(f"--report_only finds no folder {output}: {fix}")
+    folders = [output / run.name for run in _planned_runs(study, output)]
+    if not any(folder.exists() for folder in folders):
+        fix = "give the --output of its runs, or the file as it was"
+        raise UserError(f"--report_only finds no run of {study.path} in {output}: {fix}")
+
+
+def _forget_failures(study: Study, output: Path) -> None:
+    for run in _planned_runs(study, output):
+        if read_state(output / run.name).status == "failed":
+            forget_failure(output / run.name)
+
+
+def _train_all(study: Study, output: Path, options: Namespace, argv: list[str]) -> bool:
+    """Train the runs of both phases; return False if a job array was submitted in place of it."""
+    n_jobs = options.jobs or 1
+    n_threads = options.threads or max(1, cores() // n_jobs)
+    if options.slurm is None:
+        echo(_overview(study, output, options))
+    for runs in _phases(study, output):
+        reuse(runs, output, options.reuse)
+        if options.slurm is None:
+            launch(runs, output, n_jobs, n_threads)
             continue
-        words = shlex.split(template.replace("{runs}", shlex.join(map(str, done))))
-        words = [word.replace("{output}", str(output / name)) for word in words]
+        repeated = ["study", *(argument for argument in argv if argument != "--retry_failed")]
+        sbatch_options = shlex.split(options.slurm)
+        array = submit(runs, output, repeated, sbatch_options, options.jobs or 0)
+        if array:
+            echo(f"submitted as job array {array}; the study goes on by itself when it has ended")
+            return False
+    return True
+
+
+def _phases(study: Study, output: Path) -> Iterator[list[PlannedRun]]:
+    """Yield the runs that tune; when these are done, the runs that measure the best settings."""
+    yield study.tuning_runs()
+    selected = select_points(study, read_tunings(study, output))
+    if not selected:
+        fix = "see fit.log in the run folders"
+        raise UserError(f"none of the tuning runs of {study.path} succeeded: {fix}")
+    yield study.measuring_runs(selected)
+
+
+def _planned_runs(study: Study, output: Path) -> list[PlannedRun]:
+    return plan_runs(study, select_points(study, read_tunings(study, output)))
+
+
+def _overview(study: Study, output: Path, options: Namespace) -> str:
+    """Return the study's overview with the runs that are not done under `output`."""
+    selected = select_points(study, read_tunings(study, output))
+    runs = plan_runs(study, selected)
+    final_states = ("finished",) if options.retry_failed else ("finished", "failed")
+    reasons = dict.fromkeys(find_reusable(runs, output, options.reuse), "taken by --reuse")
+    for run in runs:
+        status = read_state(output / run.name).status
+        if status in final_states:
+            reasons[run.name] = status
+    return describe_plan(study, options.jobs or 1, selected, reasons)
+
+
+def _run_after_commands(study: Study, output: Path) -> None:
+    """Run the study's `after` commands, `name: anlit …`, on the measured runs that finished.
+
+    A command is up to date if folder `name` is newer than all these runs. {runs} stands for the run
+    folders, {output} for the command's folder.
+    """
+    finished_folders = []
+    for run in study.measuring_runs(select_points(study, read_tunings(study, output))):
+        if read_state(output / run.name).status == "finished":
+            finished_folders.append(output / run.name)
+    if not finished_folders:
+        return
+    newest = max(folder.stat().st_mtime for folder in finished_folders)
+    run_folders = shlex.join(map(str, finished_folders))
+    for name, template in (study.content.get("after") or {}).items():
+        result_file = output / name / f"{name}.json"
+        if result_file.is_file() and result_file.stat().st_mtime > newest:
+            continue
+        command = []
+        for word in shlex.split(template.replace("{runs}", run_folders)):
+            command.append(word.replace("{output}", str(output / name)))
         echo(f"{name}: {template}")
-        if code := subprocess.run([sys.executable, "-m", *words]).returncode:
-            echo(f"{name}: FAILED with exit code {code}; the report is without it")
+        exit_code = subprocess.run([sys.executable, "-m", *command]).returncode
+        if exit_code:
+            echo(f"{name}: FAILED with exit code {exit_code}; the report is without it")
 
 
-def _write(study: Study, output: Path, typed: str) -> tuple[StudyResults, Path]:
-    """The results so far and the page that is written of them."""
+def _write_report(study: Study, output: Path, command: str) -> tuple[StudyResults, Path]:
+    """Write the report on the results so far; return the results and the page."""
     from anlit.study.report import write_report
 
-    results = read_results(study, output, typed)
+    results = read_results(study, output, command)
     return results, write_report(results)
 
 
-def _report(study: Study, output: Path, typed: str) -> int:
+def _report(study: Study, output: Path, command: str) -> int:
+    """Write and print the report; return 0 if every run finished, else 1."""
     from anlit.study.report import print_summary
 
-    results, page = _write(study, output, typed)
+    results, page = _write_report(study, output, command)
     print_summary(results)
     echo(f"Report: {page}")
-    return 0 if all(state.status == "finished" for _, state, _ in results.runs) else 1
+    is_complete = all(state.status == "finished" for _, state, _ in results.runs)
+    return 0 if is_complete else 1

@@ -1,7 +1,7 @@
-"""How jsonargparse reads values: by the loader that every YAML file of anlit is read with.
+"""Makes jsonargparse read values by the loader of anlit's YAML files.
 
-A value of a configuration file, of a file that it names, and of an option are read alike. jsonargparse reads booleans
-and numbers by rules of its own, which `use_one_loader` replaces, and accepts null for every setting.
+A value in a configuration file, in a file that it names, and in an option are read alike.
+jsonargparse's own rules for booleans, numbers and null differ, so `use_one_loader` replaces them.
 """
 
 import os
@@ -14,7 +14,7 @@ from jsonargparse import _typehints, _util, set_dumper, set_loader, set_parsing_
 from anlit.errors import UserError
 from anlit.io.read import dump_yaml, parse_scalar, parse_yaml, read_yaml
 
-NEEDED = {
+FIXES_OF_EMPTY_KEYS = {
     "class_path": "give the name of a class, or leave it out",
     "init_args": "give settings of the class, or leave it out",
 }
@@ -22,11 +22,14 @@ NEEDED = {
 
 
 def use_one_loader() -> None:
-    """Let jsonargparse read values as anlit does, refuse listed functions, make no objects for keys of type Any, and
-    read no `s3://…` as a configuration."""
+    """Let jsonargparse read values as anlit does.
+
+    It then allows all classes, makes no objects for keys of type Any, and reads no `s3://…`.
+    """
     set_loader("yaml", load_value, exceptions=(yaml.YAMLError,))
     set_dumper("yaml", dump_yaml)
     _typehints.basic_json_or_yaml_load = parse_scalar
+    _typehints.parse_value_or_config = _parse_with_null
     set_parsing_settings(
         import_path_denylist=[],
         instantiate_subclass_spec_in_any=False,
@@ -35,48 +38,60 @@ def use_one_loader() -> None:
 
 
 def load_value(text: str) -> Any:
-    """The content of a configuration file, or the value of an option.
+    """Return the content of a configuration file, or the value of an option.
 
-    Raises YAMLError for a text that is no YAML, and UserError for a damaged file, a key that is written twice, or an
-    empty `class_path`.
+    Raises YAMLError for a text that is not YAML, and UserError for a damaged file, a repeated key,
+    or an empty `class_path`.
     """
-    file = _file_with(text)
+    file = _file_with_content(text)
     content = read_yaml(file) if file else parse_yaml(text)
-    is_words = (
-        isinstance(content, dict)
-        and content
-        and not any(value is not None for value in content.values())
-    )
-    if is_words and not file and "\n" not in text:  # `a:` and `{a, b}` are options' texts
-        return text
+    if _has_keys_alone(content) and not file and "\n" not in text:
+        return text  # `a:` and `{a, b}` are texts in an option
     _refuse_empty_class(content, f"{file}: " if file else "")
     return expand_home(content)
 
 
 def expand_home(value: Any) -> Any:
-    """`value` with the home folder in place of ~ in each text that begins with it, at any depth."""
+    """Return `value` with the home folder for ~ at the start of each text, at any depth."""
     if isinstance(value, dict):
-        return {key: expand_home(part) for key, part in value.items()}
+        return {key: expand_home(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [expand_home(part) for part in value]
+        return [expand_home(item) for item in value]
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 
-def _file_with(text: str) -> str | None:
-    """The path of the file under way, if `text` is its content."""
+def _parse_with_null(value: Any, *arguments: Any, **settings: Any) -> Any:
+    """Parse an option's value as jsonargparse does, but keep null in `--model.optimizer.lr=null`.
+
+    jsonargparse hands the value as a text to the parser of the class, where null became `None`.
+    """
+    parsed, path = _util.parse_value_or_config(value, *arguments, **settings)
+    if isinstance(parsed, _util.NestedArg) and parsed.val is None and "." in parsed.key:
+        parsed = parsed._replace(val="null")
+    return parsed, path
+
+
+def _file_with_content(text: str) -> str | None:
+    """Return the path of the file that jsonargparse reads now, if `text` is its content."""
     for path, _ in _util.config_load_stack.get()[-1:]:
         if Path(path).is_file() and Path(path).read_text(encoding="utf-8") == text:
             return path
     return None
 
 
-def _refuse_empty_class(content: Any, where: str, key: str = "") -> None:
+def _has_keys_alone(content: Any) -> bool:
+    if not isinstance(content, dict) or not content:
+        return False
+    return all(value is None for value in content.values())
+
+
+def _refuse_empty_class(content: Any, file_prefix: str, key: str = "") -> None:
     if isinstance(content, list):
-        for number, part in enumerate(content):
-            _refuse_empty_class(part, where, f"{key}.{number}".lstrip("."))
+        for number, item in enumerate(content):
+            _refuse_empty_class(item, file_prefix, f"{key}.{number}".lstrip("."))
     elif isinstance(content, dict):
-        for name, part in content.items():
+        for name, item in content.items():
             path = f"{key}.{name}".lstrip(".")
-            if part is None and name in NEEDED:
-                raise UserError(f"{where}{path} is empty: {NEEDED[name]}")
-            _refuse_empty_class(part, where, path)
+            if item is None and name in FIXES_OF_EMPTY_KEYS:
+                raise UserError(f"{file_prefix}{path} is empty: {FIXES_OF_EMPTY_KEYS[name]}")
+            _refuse_empty_class(item, file_prefix, path)

@@ -1,4 +1,4 @@
-"""Weights & Biases: the run folder keeps the id of its run there, so that a continued training continues that run."""
+"""Continues a run at Weights & Biases: the run folder keeps the id of its run there."""
 
 import importlib.util
 import secrets
@@ -16,40 +16,50 @@ from anlit.errors import UserError, install
 from anlit.io.write import write_text
 
 RUN_ID = "wandb-run-id"
-"""The file of the run folder."""
+"""Name of the file with the id in the run folder."""
 
 
 @contextmanager
 def wandb_run(config: Any, run_dir: str) -> Iterator[None]:
-    """Let WandbLoggers of the configuration that are made inside write into the run folder, under the run's own id.
+    """Let the WandbLoggers that are made inside write into the run folder, under the run's id.
 
-    Afterwards the configuration is as before: a run that is started from this one's config.yaml gets an id of its own.
+    The configuration is restored afterwards. A new run with this run's config.yaml gets another id.
     Raises UserError if wandb is not installed.
     """
-    given = config.get("trainer.logger")
-    loggers = [logger for logger in (given if isinstance(given, list) else [given])
-               if class_name(getattr(logger, "class_path", "")) == "WandbLogger"]  # fmt: skip
+    loggers = _configured_wandb_loggers(config)
     if loggers and importlib.util.find_spec("wandb") is None:
         raise UserError(f"trainer.logger=WandbLogger needs wandb: {install('wandb', 'wandb')}")
-    before = [logger.init_args for logger in loggers]
-    for logger, settings in zip(loggers, before, strict=True):
-        own = {"id": settings.get("id") or _id_of(run_dir), "save_dir": run_dir}
-        logger.init_args = Namespace(vars(settings) | own)
+    configured_settings = [logger.init_args for logger in loggers]
+    for logger, settings in zip(loggers, configured_settings, strict=True):
+        run_id = settings.get("id") or _run_id(run_dir)
+        logger.init_args = Namespace(vars(settings) | {"id": run_id, "save_dir": run_dir})
     try:
         yield
     finally:
-        for logger, settings in zip(loggers, before, strict=True):
+        for logger, settings in zip(loggers, configured_settings, strict=True):
             logger.init_args = settings
 
 
 def finish_wandb_run() -> None:
-    """Write what is left of this process's run at Weights & Biases, if it has one."""
-    if (wandb := sys.modules.get("wandb")) is not None:
+    """Write the rest of this process's run at Weights & Biases, if it has a run there."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None:
         wandb.finish()
 
 
-def _id_of(run_dir: str) -> str | None:
-    """The id in the run folder, a new one where there is none; None on ranks that log nothing."""
+def _configured_wandb_loggers(config: Any) -> list[Any]:
+    setting = config.get("trainer.logger")
+    loggers = setting if isinstance(setting, list) else [setting]
+    class_paths = [getattr(logger, "class_path", "") for logger in loggers]
+    return [
+        logger
+        for logger, class_path in zip(loggers, class_paths, strict=True)
+        if class_name(class_path) == "WandbLogger"
+    ]
+
+
+def _run_id(run_dir: str) -> str | None:
+    """Return the id in the run folder, a new id if it has none; None on ranks that log nothing."""
     if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
         return None
     file = Path(run_dir) / RUN_ID

@@ -171,12 +171,16 @@ def _unknown(
 
 def _part_with(parameters: Iterable[Any], name: str) -> str | None:
     """`optimizer.lr`, if the usual class of one of a class's parameters has this setting."""
-    from anlit.config.objects import parameters_of  # torch
+    from anlit.config.objects import Configured, made_real, parameters_of  # torch
 
     for parameter in parameters:
-        path = parameter.default.get("class_path") if isinstance(parameter.default, dict) else None
-        kind = locate(path) if path else parameter.annotation
-        if not isinstance(kind, type) or not (path or is_dataclass(kind)):
+        if isinstance(parameter.default, Configured):
+            kind: Any = type(made_real(parameter.default))
+        elif isinstance(parameter.default, dict):
+            kind = locate(parameter.default.get("class_path", ""))
+        else:
+            kind = parameter.annotation if is_dataclass(parameter.annotation) else None
+        if not isinstance(kind, type):
             continue
         if name in [part.name for part in parameters_of(kind)]:
             return f"{parameter.name}.{name}"

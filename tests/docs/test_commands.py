@@ -10,7 +10,8 @@ import yaml
 
 from anlit.cli import COMMANDS, LIGHTNING, main
 from anlit.commands import size
-from anlit.commands.parser import ConfigurationParser, read_command, with_configuration_files
+from anlit.commands.arguments import expand_arguments
+from anlit.commands.parser import ConfigurationParser, read_command
 from anlit.study.read_study import read_study
 from tests.docs.pages import PAGES, ROOT, commands, files, name, shell_lines
 
@@ -44,7 +45,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, fit_command: Any) -> Path
             (folder / file).write_text(content, encoding="utf-8")
     fit = ["fit", "--config", "model/angpt.yaml", "--config", str(folder / "small.yaml")]
     parser = fit_command("fit").parser
-    settings = parser.parse_args(with_configuration_files(fit))
+    settings = parser.parse_args(expand_arguments(fit))
     config = yaml.safe_load(parser.dump(settings, skip_none=False))["fit"]
     for run in RUNS:
         (folder / "runs" / run).mkdir(parents=True)
@@ -92,9 +93,9 @@ def test_command_is_understood(
             read_study(parsed.config, parsed.budget)
     elif only_prints(options):
         with pytest.raises(SystemExit, match=r"^(0|None)?$"):
-            fit_command(subcommand).read([subcommand, *options])
+            fit_command(subcommand).parse_again([subcommand, *options])
     else:
-        fit_command(subcommand).read([subcommand, *options])
+        fit_command(subcommand).parse_again([subcommand, *options])
 
 
 def test_pages_have_commands_for_what_anlit_does() -> None:

@@ -1,4 +1,4 @@
-"""Callbacks that make something go wrong at a known moment, where a test must not depend on timing."""
+"""Callbacks that cause a fault at a fixed moment, so that tests do not depend on timing."""
 
 import itertools
 import os
@@ -16,14 +16,16 @@ from anlit.errors import UserError
 
 
 class AtBatch(L.Callback):
-    """Sends the signal `event` to this process when training batch number `batch` (from 0) begins, on one rank or all.
+    """Sends the signal `event` when training batch `batch` (from 0) begins, on a rank or on all.
 
-    `full disk`: the files of this process cannot grow beyond 40 kB from then on. A tiny run's part of a checkpoint
-    exceeds that; its record and metrics do not.
+    The event `full disk` limits the files of this process to 40 kB. A rank's checkpoint of a tiny
+    run exceeds the limit; its record and metrics do not.
     """
 
     def __init__(self, event: str, batch: int, rank: int | None = None) -> None:
-        self.event, self.batch, self.rank = event, batch, rank
+        self.event = event
+        self.batch = batch
+        self.rank = rank
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
@@ -43,26 +45,27 @@ class AtBatch(L.Callback):
 
 
 class KilledIn(L.Callback):
-    """SIGKILL when this process calls `name` of a module or class, `owner`, for the `call`-th time."""
+    """Kills this process at its `call`-th call of `name` in `owner`, a module or class."""
 
     def __init__(self, owner: str, name: str, call: int) -> None:
-        held = pkgutil.resolve_name(owner)
-        original, number = getattr(held, name), itertools.count(1)
+        owner_object = pkgutil.resolve_name(owner)
+        original = getattr(owner_object, name)
+        call_numbers = itertools.count(1)
 
-        def deadly(*arguments: Any, **settings: Any) -> Any:
-            if next(number) == call:
+        def killing(*arguments: Any, **settings: Any) -> Any:
+            if next(call_numbers) == call:
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(*arguments, **settings)
 
-        setattr(held, name, deadly)
+        setattr(owner_object, name, killing)
 
 
 class Refuses(L.Callback):
-    """A mistake that one rank alone notices, before the ranks are connected (`made`) or in `setup`."""
+    """A mistake that a rank alone notices, in the constructor (unconnected) or in `setup`."""
 
-    def __init__(self, rank: int, made: bool) -> None:
+    def __init__(self, rank: int, in_constructor: bool) -> None:
         self.rank = rank
-        if made and os.environ["RANK"] == str(rank):
+        if in_constructor and os.environ["RANK"] == str(rank):
             raise UserError("this rank alone refuses")
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
@@ -71,7 +74,7 @@ class Refuses(L.Callback):
 
 
 class Numbers(L.Callback):
-    """Prints the number of the micro-batch in the epoch at its begin."""
+    """Prints the number of each micro-batch in the epoch when it begins."""
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
@@ -80,15 +83,20 @@ class Numbers(L.Callback):
 
 
 class Signalled(L.Callback):
-    """Sends the signal `name` when a batch of `stage`, train or validate, begins: to this process or to its group.
+    """Sends the signal `name` to this process or its group when a batch of `stage` begins.
 
-    The sender is another process, as with scancel, `timeout` or a terminal. The group is this process and its children.
+    `stage` is train or validate. The sender is another process, as with scancel, `timeout` or a
+    terminal. The group is this process and its children.
     """
 
     def __init__(
         self, name: str, stage: str, batch: int, group: bool = False, rank: int | None = None
     ) -> None:
-        self.name, self.stage, self.batch, self.group, self.rank = name, stage, batch, group, rank
+        self.name = name
+        self.stage = stage
+        self.batch = batch
+        self.group = group
+        self.rank = rank
         if group:
             os.setpgid(0, 0)
 
@@ -113,7 +121,7 @@ class Signalled(L.Callback):
 
 
 class PreemptedWhenMade(L.Callback):
-    """SIGTERM to one rank before the ranks are connected."""
+    """Sends SIGTERM to a rank before the ranks are connected."""
 
     def __init__(self, rank: int) -> None:
         if os.environ["RANK"] == str(rank):
@@ -121,21 +129,21 @@ class PreemptedWhenMade(L.Callback):
 
 
 class OwnThroughput(ThroughputMonitor):
-    """Lightning's needs a function, which a configuration cannot name."""
+    """ThroughputMonitor with its function, which a configuration cannot name."""
 
     def __init__(self) -> None:
         super().__init__(batch_size_fn=lambda batch: len(batch.tokens), window_size=3)
 
 
 class OwnLambda(LambdaCallback):
-    """Prints at each validation; a configuration cannot name the function."""
+    """LambdaCallback that prints at each validation; a configuration cannot name functions."""
 
     def __init__(self) -> None:
         super().__init__(on_validation_end=lambda trainer, _: print("validated"))
 
 
 class PathFinderLogger(L.Callback):
-    """Counts batches in a state of its own; its name has a piece of a callback's that is refused."""
+    """Counts batches in its state. Its name contains the name of a refused callback."""
 
     def __init__(self) -> None:
         self.n_batches = 0
@@ -151,4 +159,4 @@ class PathFinderLogger(L.Callback):
 
 
 class OwnDDP(DDPStrategy):
-    """A user's own strategy, derived from one that runs can have."""
+    """A user's strategy, derived from a strategy that runs can have."""

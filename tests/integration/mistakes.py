@@ -1,11 +1,13 @@
-"""Deliberate mistakes on the command line, each with what the one sentence has to say; the exit code is always 2."""
+"""Deliberate mistakes on the command line, and the sentence that answers each; the exit code is 2.
+
+A case has the text after `anlit`, typed in the folder of test_mistakes.py, and a regular expression
+that the sentence matches.
+"""
 
 FIT = "fit --config tiny.yaml"
 CONTINUED = "fit --config run/config.yaml --run_dir new --ckpt_path run/checkpoints/last.ckpt"
-CALLBACK, MONITOR = (
-    "--trainer.val_check_interval 1 --trainer.callbacks+",
-    "--trainer.callbacks.monitor",
-)
+CALLBACK = "--trainer.val_check_interval 1 --trainer.callbacks+"
+MONITOR = "--trainer.callbacks.monitor"
 EVERY = "--trainer.callbacks.every_n"
 DEMO = "lightning.pytorch.demos.boring_classes.Boring"
 SCALE_INVARIANT = f"{FIT} --model.attention=ScaleInvariant"
@@ -13,7 +15,7 @@ SCALE_INVARIANT = f"{FIT} --model.attention=ScaleInvariant"
 FAST = [
     (
         "fit",
-        r"needs --data \(SlimPajama, .*\) and --model \(GPT, NGPT or AnGPT\): give it in a --config FILE or",
+        r"needs --data \(SlimPajama, .*\) and --model \(GPT, NGPT or AnGPT\): give it in a --config",
     ),
     (
         "fit --model.d_model 64 --data.path data",
@@ -135,76 +137,185 @@ FAST = [
         "study --config high.yaml",
         r"arm 'fast', high\.yaml: model\.optimizer\.lr=high is of the wrong type: give a num",
     ),
+    (
+        "runs empty",
+        r"empty holds no run folder: .* give the run_dir of a training or a folder above",
+    ),
+    ("demo --outputs new", r"--outputs is not an option of anlit demo: did you mean --output\?"),
 ]
-"""Those that every change is tested with: what is typed after `anlit`, in the folder of test_mistakes.py, and a regular
-expression."""
+"""Cases of the fast tests."""
 
 SLOW = [
-    (f"{FIT} {CALLBACK}=LearningRateFinder", "has LearningRateFinder, which takes steps that are not the run's"),
-    (f"{FIT} --model AnGPT {CALLBACK}=EMAWeightAveraging", "has EMAWeightAveraging, which would make weight rows of"),
-    (f"{FIT} --trainer.strategy ModelParallelStrategy", "would average no gradients: set --trainer.strategy anlit"),
+    (
+        f"{FIT} {CALLBACK}=LearningRateFinder",
+        "has LearningRateFinder, which takes steps that are not the run's",
+    ),
+    (
+        f"{FIT} --model AnGPT {CALLBACK}=EMAWeightAveraging",
+        "has EMAWeightAveraging, which would make weight rows of",
+    ),
+    (
+        f"{FIT} --trainer.strategy ModelParallelStrategy",
+        "would average no gradients: set --trainer.strategy anlit",
+    ),
     # the command itself
     ("trian --config tiny.yaml", r"unknown command 'trian': choose one of prepare, fit"),
     ("generate run hello --import nowhere", r"--import nowhere fails .* set PYTHONPATH"),
     # configurations of fit
-    ("fit --config cut.yaml", r"cut\.yaml cannot be read \(while parsing a flow node .*\): correct it there"),
+    (
+        "fit --config cut.yaml",
+        r"cut\.yaml cannot be read \(while parsing a flow node .*\): correct it there",
+    ),
     ("fit --config run", r"run is a folder: give a YAML file"),
-    (f"{FIT} --model.n_layer 1", r"model\.n_layer is not a setting of anlit\.GPT: did you mean n_layers\?"),
+    (
+        f"{FIT} --model.n_layer 1",
+        r"model\.n_layer is not a setting of anlit\.GPT: did you mean n_layers\?",
+    ),
     (f"{FIT} --model.n_heads 3", r"choose a d_model that is a multiple of 3, or another n_heads"),
-    (f"{FIT} --model.attention.tau 3", r"attention\.tau is not a setting of anlit\.Plain: the class has none"),
-    (f"{FIT} --config trainer/1gpu.yaml", r"needs a GPU, and none was found: set --trainer\.accelerator cpu"),
+    (
+        f"{FIT} --model.attention.tau 3",
+        r"attention\.tau is not a setting of anlit\.Plain: the class has none",
+    ),
+    (
+        f"{FIT} --config trainer/1gpu.yaml",
+        r"needs a GPU, and none was found: set --trainer\.accelerator cpu",
+    ),
     (f"{FIT} --trainer.devices 0", r"trainer\.devices=0 is out of range: give 1 or more, or -1"),
-    (f"{FIT} --trainer.max_steps 1.5", r"trainer\.max_steps=1\.5 is of the wrong type: give an integer"),
+    (
+        f"{FIT} --trainer.max_steps 1.5",
+        r"trainer\.max_steps=1\.5 is of the wrong type: give an integer",
+    ),
     (f"{FIT} --trainer.max_time -5", r"trainer\.max_time is no duration: give DD:HH:MM:SS"),
     (f"{FIT} --trainer.precision 17", r"trainer\.precision=17 .* 'bf16-mixed'"),
-    (f"{FIT} --trainer.logger CSVLogger", r"anlit fit needs --trainer\.logger\.save_dir: give it in a --config FILE"),
-    (f"{FIT} {CALLBACK}=ModelCheckpoint {EVERY}_epochs 1 {EVERY}_train_steps 1",
-     r"error: Combination of parameters every_n_train_steps=1, every_n_epochs=1 .* should be mutually exclusive\.$"),
+    (
+        f"{FIT} --trainer.logger CSVLogger",
+        r"anlit fit needs --trainer\.logger\.save_dir: give it in a --config FILE",
+    ),
+    (
+        f"{FIT} {CALLBACK}=ModelCheckpoint {EVERY}_epochs 1 {EVERY}_train_steps 1",
+        r"Combination of parameters every_n_train_steps=1, .* should be mutually exclusive\.$",
+    ),
     (f"{FIT} --data.path nowhere", r"no folder nowhere with token shards: set --data\.path"),
-    (f"{FIT} --data.path swapped", r"tokenizer\.json is not the tokenizer that made the tokens .* put that one back"),
+    (
+        f"{FIT} --data.path swapped",
+        r"tokenizer\.json is not the tokenizer that made the tokens .* put that one back",
+    ),
     (f"{FIT} --data.batch_size 0", r"data\.batch_size=0 is out of range: give 1 or more"),
     (f"{FIT} --ckpt_path empty", r"ckpt_path=empty is no checkpoint: give a file such as RUN"),
-    (f"{FIT} --ckpt_path cut.ckpt", r"ckpt_path=cut\.ckpt is damaged .* start again in another --run_dir"),
-    (f"{FIT} --ckpt_path run/checkpoints/last.ckpt", r"holds AnGPT, but the configuration's model is GPT"),
+    (
+        f"{FIT} --ckpt_path cut.ckpt",
+        r"ckpt_path=cut\.ckpt is damaged .* start again in another --run_dir",
+    ),
+    (
+        f"{FIT} --ckpt_path run/checkpoints/last.ckpt",
+        r"holds AnGPT, but the configuration's model is GPT",
+    ),
     (f"{CONTINUED} --data.path other", r"was trained with another tokenizer"),
     (f"{FIT} --run_dir empty.txt", r"run_dir=empty\.txt cannot be written .* choose a folder"),
-    (f"{FIT} --model.positions=RoPE --model.positions.fraction=0.1", r"positions\.fraction=0\.1.*even"),
+    (
+        f"{FIT} --model.positions=RoPE --model.positions.fraction=0.1",
+        r"positions\.fraction=0\.1.*even",
+    ),
     (f"{FIT} --model.context_length=10000000", r"10000000.*--model\.context_length"),
     # evaluation of a run
-    ("validate --config tiny.yaml", r"finds no best\.ckpt or last\.ckpt in checkpoints or new/checkpoints: give a tr"),
-    ("validate --config run/config.yaml --ckpt_path exported", r"is an exported model.* use anlit lengths"),
-    ("test --config tiny.yaml --ckpt_path=last", r"finds no last\.ckpt .*give a trained run, anlit test RUN, or"),
-    ("test --config run/config.yaml --ckpt_path registry:a/b", r"the checkpoint registry:a/b is not on this machine"),
+    (
+        "validate --config tiny.yaml",
+        r"finds no best\.ckpt or last\.ckpt in checkpoints or new/checkpoints: give a tr",
+    ),
+    (
+        "validate --config run/config.yaml --ckpt_path exported",
+        r"is an exported model.* use anlit lengths",
+    ),
+    (
+        "test --config tiny.yaml --ckpt_path=last",
+        r"finds no last\.ckpt .*give a trained run, anlit test RUN, or",
+    ),
+    (
+        "test --config run/config.yaml --ckpt_path registry:a/b",
+        r"the checkpoint registry:a/b is not on this machine",
+    ),
     # size
     ("size", r"needs a model: give the options of anlit fit"),
-    ("size --config tiny.yaml --json /proc/size.json", r"--json /proc/size\.json cannot be written .* another file"),
+    (
+        "size --config tiny.yaml --json /proc/size.json",
+        r"--json /proc/size\.json cannot be written .* another file",
+    ),
     # studies
-    ("study --config sections.yaml --dry_run", r"the section 'nonesuch': choose one of convergence, tuning"),
-    ("study --config after.yaml --dry_run", r"lengths: anlit lengthz .* no command of anlit's: give one such as"),
-    ("study --config study.yaml --output /proc/study", r"--output /proc/study cannot be made .* writable folder"),
-    ("study --config study.yaml --output nowhere --report_only", r"finds no folder nowhere: give --output"),
+    (
+        "study --config sections.yaml --dry_run",
+        r"the section 'nonesuch': choose one of convergence, tuning",
+    ),
+    (
+        "study --config after.yaml --dry_run",
+        r"lengths: anlit lengthz .* no command of anlit's: give one such as",
+    ),
+    (
+        "study --config study.yaml --output /proc/study",
+        r"--output /proc/study cannot be made .* writable folder",
+    ),
+    (
+        "study --config study.yaml --output nowhere --report_only",
+        r"finds no folder nowhere: give --output",
+    ),
     # preparing data
     ("prepare Nonesuch", r"no corpus Nonesuch: choose one of SlimPajama"),
-    ("prepare TextFiles --source nowhere --output new", r"No file matches \*\*/\*\.txt in .*nowhere: set --source"),
-    ('prepare TextFiles --source texts --pattern ""', r'give a pattern like "\*\*/\*\.txt" with --pattern'),
-    ("prepare Hub --repo c4 --files *.parquet", r"--repo c4 is not a dataset of the hub: give owner/name"),
-    ("prepare Hub --repo allenai/c4", r"Hub needs --repo and --files: add --repo allenai/c4 --files"),
-    ("prepare FineWeb --workers 2 --cluster tcp://a:1", r"--workers counts processes of this machine, and --cluster"),
-    ("prepare TextFiles --source texts --val_fraction 1", r"val_fraction=1\.0 holds out no document or all: set it"),
-    ("prepare SlimPajama --output new --source texts --tokenizer gpt3", r"There is no tokenizer at gpt3"),
+    (
+        "prepare TextFiles --source nowhere --output new",
+        r"No file matches \*\*/\*\.txt in .*nowhere: set --source",
+    ),
+    (
+        'prepare TextFiles --source texts --pattern ""',
+        r'give a pattern like "\*\*/\*\.txt" with --pattern',
+    ),
+    (
+        "prepare Hub --repo c4 --files *.parquet",
+        r"--repo c4 is not a dataset of the hub: give owner/name",
+    ),
+    (
+        "prepare Hub --repo allenai/c4",
+        r"Hub needs --repo and --files: add --repo allenai/c4 --files",
+    ),
+    (
+        "prepare FineWeb --workers 2 --cluster tcp://a:1",
+        r"--workers counts processes of this machine, and --cluster",
+    ),
+    (
+        "prepare TextFiles --source texts --val_fraction 1",
+        r"val_fraction=1\.0 holds out no document or all: set it",
+    ),
+    (
+        "prepare SlimPajama --output new --source texts --tokenizer gpt3",
+        r"There is no tokenizer at gpt3",
+    ),
     ("prepare FineWebBin --source texts --tokenizer bpe", r"--tokenizer bpe is for text"),
     # after training
     ("generate nowhere hello", r"nowhere does not exist: give a run folder"),
     ("generate hf hello", r"it is a model for transformers"),
     ("generate run hello --device warp", r"--device warp cannot be used here: choose auto, cpu"),
-    ("generate run --prompts bad.jsonl", r"bad\.jsonl, line 1: the line is not JSON .* leave it out"),
+    (
+        "generate run --prompts bad.jsonl",
+        r"bad\.jsonl, line 1: the line is not JSON .* leave it out",
+    ),
     ("score run texts --output s.parquet", r"texts is a folder: give a file of text"),
-    ("score run texts/0.txt --output s.parquet --stride 100", r"--stride 100 must be between 1 and the window's 16"),
+    (
+        "score run texts/0.txt --output s.parquet --stride 100",
+        r"--stride 100 must be between 1 and the window's 16",
+    ),
     ("export run --output run", r"--output run is not an empty folder: choose a new name"),
     ("import exported --output new", r"choose a checkpoint of Qwen3"),
     ("compare exported --output new", r"holds no run folder.* give the run_dir of a training"),
-    ("compare run --output new --baseline nonesuch", r"give a run folder or one of the labels 'anGPT, plain'"),
-    ("lengths run --output new --lengths 16,", r"--lengths 16, is of the wrong type: give integers such as 1,2"),
-    ("lengths run --output new --data other", r"trained with another tokenizer .* set --data to shards of that"),
+    (
+        "compare run --output new --baseline nonesuch",
+        r"give a run folder or one of the labels 'anGPT, plain'",
+    ),
+    (
+        "lengths run --output new --lengths 16,",
+        r"--lengths 16, is of the wrong type: give integers such as 1,2",
+    ),
+    (
+        "lengths run --output new --data other",
+        r"trained with another tokenizer .* set --data to shards of that",
+    ),
     ("diagnose --output new", r"takes one run folder or \.ckpt file, or --gaussian"),
-]  # fmt: skip
+]
+"""Cases of the slow tests."""

@@ -1,4 +1,4 @@
-"""`anlit` in processes that have everything imported when they start; and what a run's metrics.csv says."""
+"""Runs `anlit` in processes that start with everything imported, and reads metrics.csv."""
 
 import csv
 import multiprocessing
@@ -18,7 +18,7 @@ BACKGROUND = [*FSDP, "--trainer.strategy.async_checkpoints=true"]
 
 
 class Shared:
-    """A file number of this process; a rank receives that of the same file."""
+    """A file number of this process. A rank receives its number for the same file."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -34,36 +34,42 @@ def _received(copy: Any) -> int:
 def start_ranks(
     arguments: list[str], n_ranks: int, log: Path | None = None
 ) -> list[ForkServerProcess]:
-    """One process per rank, as torchrun starts them; their standard error goes to log.0, log.1 … if it is given."""
-    context, port = training_context(), str(free_port())
+    """Start a process per rank, as torchrun does.
+
+    With `log`, the standard error of the ranks goes to log.0, log.1 …
+    """
+    context = training_context()
+    port = str(free_port())
     if n_ranks > 1:
         arguments = [*arguments, f"--trainer.devices={n_ranks}"]
     processes = []
     for rank in range(n_ranks):
-        environment = {
-            **os.environ,
-            **(_rank_variables(rank, n_ranks, port) if n_ranks > 1 else {}),
-        }
-        output = None if log is None else f"{log}.{rank}"
-        place = (os.getcwd(), environment, Shared(1), Shared(2), output)
-        processes.append(context.Process(target=_rank, args=(arguments, *place)))
+        environment = dict(os.environ)
+        if n_ranks > 1:
+            environment |= _rank_variables(rank, n_ranks, port)
+        rank_log = None if log is None else f"{log}.{rank}"
+        process_arguments = (arguments, os.getcwd(), environment, Shared(1), Shared(2), rank_log)
+        processes.append(context.Process(target=_run_rank, args=process_arguments))
     for process in processes:
         process.start()
     return processes
 
 
 def run_ranks(arguments: list[str], n_ranks: int) -> list[int | None]:
-    """Their exit codes; one rank is a plain run."""
+    """Run `anlit` on ranks, and return their exit codes. One rank is a plain run."""
     processes = start_ranks(arguments, n_ranks)
     for process in processes:
         process.join(1200)
     return [process.exitcode for process in processes]
 
 
-def ends_of_ranks(
+def run_ranks_with_logs(
     arguments: list[str], n_ranks: int, log: Path
 ) -> tuple[list[int | None], list[str]]:
-    """Their exit codes and what they write to standard error; a rank that waits for the others for ever is killed."""
+    """Run `anlit` on ranks, and return their exit codes and standard errors.
+
+    A rank that hangs is killed, and its exit code is None.
+    """
     processes = start_ranks(arguments, n_ranks, log)
     for process in processes:
         process.join(590)  # a collective's time-out is ten minutes or more
@@ -74,15 +80,20 @@ def ends_of_ranks(
 
 
 def _rank_variables(rank: int, n_ranks: int, port: str) -> dict[str, str]:
-    """What torchrun sets."""
+    """Return the environment variables that torchrun sets."""
     return {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks), "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(n_ranks),
+        "LOCAL_WORLD_SIZE": str(n_ranks),
+        "GROUP_RANK": "0",
         "TORCHELASTIC_RUN_ID": "test",
-    }  # fmt: skip
+    }
 
 
-def _rank(
+def _run_rank(
     arguments: list[str],
     folder: str,
     environment: dict[str, str],
@@ -90,7 +101,7 @@ def _rank(
     stderr: int,
     log: str | None,
 ) -> None:
-    """Run `anlit` as a child of the test's process would: its folder, its environment, its output."""
+    """Run `anlit` in the folder, environment and output of the test's process."""
     multiprocessing.set_start_method(None, force=True)  # the default, as in a command
     os.chdir(folder)
     os.environ.clear()
@@ -105,13 +116,14 @@ def _rank(
 
 
 def logged(run_dir: Path, name: str) -> list[tuple[int, str]]:
-    """The steps and values of one metric in metrics.csv, in the order of the file; none before the first row."""
+    """Return the steps and values of a metric in metrics.csv, in the order of the file."""
     if not (run_dir / "metrics.csv").exists():
         return []
     with (run_dir / "metrics.csv").open(newline="") as file:
-        return [(int(row["step"]), row[name]) for row in csv.DictReader(file) if row.get(name)]
+        rows = [row for row in csv.DictReader(file) if row.get(name)]
+    return [(int(row["step"]), row[name]) for row in rows]
 
 
 def column(run_dir: Path, name: str) -> list[float]:
-    """The logged values of one metric, in order."""
+    """Return the logged values of a metric, in order."""
     return [float(value) for _, value in logged(run_dir, name)]

@@ -1,4 +1,4 @@
-"""Runs that begin from a trained model: with another attention, on another task, and resumed exactly."""
+"""Runs that start from a trained model, with another attention or on another task."""
 
 import json
 from pathlib import Path
@@ -37,18 +37,23 @@ def logits(path: Path | str) -> torch.Tensor:
 def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
     shards: Path, tmp_path: Path, trained: Train, model: str
 ) -> None:
-    """Of a model with shared keys and heads of another width; then it is exported."""
+    """The model has shared keys and heads of another width, and is exported at the end."""
     plain = trained(*SHORT, *HEADS, model=model)
     warm = (
-        *SHORT, *HEADS, "--model.attention=WarmStart", "--model.attention.mechanism=ScaleInvariant",
-        "--model.attention.mechanism.tau=4", "--model.attention.steps=6", "--trainer.max_steps=8",
+        *SHORT,
+        *HEADS,
+        "--model.attention=WarmStart",
+        "--model.attention.mechanism=ScaleInvariant",
+        "--model.attention.mechanism.tau=4",
+        "--model.attention.steps=6",
+        "--trainer.max_steps=8",
         f"--initial_weights={plain / 'checkpoints' / 'last.ckpt'}",
-    )  # fmt: skip
+    )
     whole, cut = trained(*warm, model=model), tmp_path / "cut"
     arguments = fit_arguments(shards, cut, *warm, model=model)
-    left = conftest.stop_and_continue(arguments, cut, whole, signal_at("SIGINT", 3), 1)
+    checkpoint = conftest.stop_and_continue(arguments, cut, whole, signal_at("SIGINT", 3), 1)
     share = "model.blocks.1.attention.mechanism.share"
-    assert left["state_dict"][share] == pytest.approx(4 / 6)
+    assert checkpoint["state_dict"][share] == pytest.approx(4 / 6)
     assert last_checkpoint(whole)["state_dict"][share] == 1
     shapes = [
         last_checkpoint(whole)["state_dict"][f"model.blocks.0.W_{name}.weight"].shape
@@ -66,7 +71,7 @@ def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
 def test_fine_tuning_on_needles_starts_from_the_weights(
     tmp_path: Path, trained: Train, refusal
 ) -> None:
-    """As configs/experiment/needle.yaml has it. tests/data/test_needle.py resumes its data."""
+    """With configs/experiment/needle.yaml. tests/data/test_needle.py resumes its data."""
     plain = trained(*SHORT, model="GPT")
     last = plain / "checkpoints" / "last.ckpt"
 
@@ -103,20 +108,25 @@ def test_fine_tuning_on_needles_starts_from_the_weights(
     assert "both name weights" in refusal(*tuning(tmp_path / "run", f"--ckpt_path={last}"))
 
 
-@pytest.mark.parametrize(("n_ranks", "strategy"), [
-    (1, []), *(pytest.param(2, way, marks=pytest.mark.slow) for way in (DDP, FSDP))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n_ranks", "strategy"),
+    [(1, []), *(pytest.param(2, strategy, marks=pytest.mark.slow) for strategy in (DDP, FSDP))],
+)
 def test_a_model_that_is_drawn_late_begins_from_the_weights(
     shards: Path, tmp_path: Path, trained: Train, n_ranks: int, strategy: list[str]
 ) -> None:
-    """With `runtime.meta_init`, which configs/trainer/fsdp.yaml sets. What another mechanism learns is drawn."""
+    """With `runtime.meta_init`, as in configs/trainer/fsdp.yaml. New parameters are drawn."""
     tied = ("--model.tie_embeddings=true", *SHORT)
     plain, meta = (
         trained(*tied, model="GPT"),
         (*tied, *FIRST_STEP, *strategy, "--model.runtime.meta_init=true"),
     )
-    given = (f"--initial_weights={plain / 'checkpoints' / 'last.ckpt'}", "--model.attention=LogN")
+    settings = (
+        f"--initial_weights={plain / 'checkpoints' / 'last.ckpt'}",
+        "--model.attention=LogN",
+    )
     assert (
-        run_ranks(fit_arguments(shards, tmp_path, *meta, *given, model="GPT"), n_ranks)
+        run_ranks(fit_arguments(shards, tmp_path, *meta, *settings, model="GPT"), n_ranks)
         == [0] * n_ranks
     )
     weights = dict(last_checkpoint(tmp_path)["state_dict"])

@@ -33,6 +33,6 @@ def test_a_run_that_is_refused_says_why(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert benchmark(shards, tmp_path, "--model.n_heads=3") == 2
-    said = capsys.readouterr().err
-    assert said.startswith("anlit: error: anlit fit --model=AnGPT")
-    assert "d_model" in said
+    errors = capsys.readouterr().err
+    assert errors.startswith("anlit: error: anlit fit --model=AnGPT")
+    assert "d_model" in errors

@@ -1,4 +1,4 @@
-"""A run that is continued with other settings: what would make another model is refused, what is taken is said."""
+"""A run continued with other settings: another model is refused, other changes are printed."""
 
 import json
 import shutil
@@ -28,30 +28,37 @@ def continued(shards: Path, run_dir: Path, *changed: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize(("changed", "said"), [
-    (["--model.attention=LogN"], "model.attention Plain → LogN"),
-    (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
-    (["--model.d_model=64", "--model.n_layers=3"], "model.n_layers 2 → 3, model.d_model 32 → 64"),
-    (SGD, "model.optimizer AdamW → SGD"), (["--seed_everything=5"], "seed_everything 1 → 5"),
-    (["--data.val_blocks=2"], "data.val_blocks None → 2"),
-    (["--trainer.limit_val_batches=3"], "trainer.limit_val_batches 2 → 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        (["--model.attention=LogN"], "model.attention Plain → LogN"),
+        (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
+        (
+            ["--model.d_model=64", "--model.n_layers=3"],
+            "model.n_layers 2 → 3, model.d_model 32 → 64",
+        ),
+        (SGD, "model.optimizer AdamW → SGD"),
+        (["--seed_everything=5"], "seed_everything 1 → 5"),
+        (["--data.val_blocks=2"], "data.val_blocks None → 2"),
+        (["--trainer.limit_val_batches=3"], "trainer.limit_val_batches 2 → 3"),
+    ],
+)
 def test_another_model_is_refused_in_one_sentence(
-    shards: Path, run_dir: Path, changed: list, said: str, refusal
+    shards: Path, run_dir: Path, changed: list, difference: str, refusal
 ):
     names = ("config.yaml", "run.json", "metrics.csv", "checkpoints/last.ckpt")
-    before = [(run_dir / name).read_bytes() for name in names]
+    contents = [(run_dir / name).read_bytes() for name in names]
     error = refusal(*continued(shards, run_dir, *changed))
-    assert f"was trained with other settings ({said})" in error
+    assert f"was trained with other settings ({difference})" in error
     assert "--accept_changes true" in error
-    assert [(run_dir / name).read_bytes() for name in names] == before
+    assert [(run_dir / name).read_bytes() for name in names] == contents
 
 
 def test_weights_that_do_not_fit_are_refused_even_if_accepted(
     shards: Path, run_dir: Path, refusal
 ) -> None:
-    said = refusal(*continued(shards, run_dir, "--model.d_model=64", "--accept_changes=true"))
-    assert "does not fit the model (" in said
+    error = refusal(*continued(shards, run_dir, "--model.d_model=64", "--accept_changes=true"))
+    assert "does not fit the model (" in error
 
 
 def evaluated(run_dir: Path, command: str, *changed: str) -> list[str]:
@@ -59,18 +66,22 @@ def evaluated(run_dir: Path, command: str, *changed: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", ["validate", "test"])
-@pytest.mark.parametrize(("changed", "said"), [
-    (["--model.attention=LogN"], "model.attention Plain → LogN"),
-    (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
-    (["--model.n_heads=4"], "model.n_heads 2 → 4"), (["--model.d_model=64"], "model.d_model 32 → 64"),
-    (["--model.document_masking=false"], "model.document_masking True → False"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        (["--model.attention=LogN"], "model.attention Plain → LogN"),
+        (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
+        (["--model.n_heads=4"], "model.n_heads 2 → 4"),
+        (["--model.d_model=64"], "model.d_model 32 → 64"),
+        (["--model.document_masking=false"], "model.document_masking True → False"),
+    ],
+)
 @pytest.mark.covering(1)
 def test_another_model_is_not_evaluated(
-    run_dir: Path, command: str, changed: list, said: str, refusal
+    run_dir: Path, command: str, changed: list, difference: str, refusal
 ) -> None:
     error = refusal(*evaluated(run_dir, command, *changed))
-    assert f"was trained with other settings ({said})" in error
+    assert f"was trained with other settings ({difference})" in error
     assert "--accept_changes true" in error
 
 
@@ -89,13 +100,13 @@ def test_weights_that_do_not_fit_are_not_evaluated_even_if_accepted(run_dir: Pat
 def test_a_longer_run_says_how_the_rate_of_its_next_step_changes(
     shards: Path, run_dir: Path, caplog
 ) -> None:
-    before = 0.001 * Cosine().factor(STEPS, STEPS)
-    after = 0.001 * Cosine().factor(STEPS, LONGER)
+    rate_before = 0.001 * Cosine().factor(STEPS, STEPS)
+    rate_after = 0.001 * Cosine().factor(STEPS, LONGER)
     assert main(continued(shards, run_dir)) == 0
     (line,) = [text for text in caplog.messages if text.startswith("The learning rate of step")]
-    assert f"step {STEPS + 1} is {after:.3g}" in line
-    assert f"would be {before:.3g}" in line
-    assert column(run_dir, "train/learning_rate")[STEPS] == pytest.approx(after)
+    assert f"step {STEPS + 1} is {rate_after:.3g}" in line
+    assert f"would be {rate_before:.3g}" in line
+    assert column(run_dir, "train/learning_rate")[STEPS] == pytest.approx(rate_after)
 
 
 def test_a_new_run_from_weights_says_in_what_its_model_differs(
@@ -114,8 +125,12 @@ def is_rate(run_dir: Path, peak: float) -> bool:
     return column(run_dir, "train/learning_rate")[STEPS:] == pytest.approx(rates)
 
 
-CHANGED = ["--model.optimizer.lr=0.01", "--model.optimizer.weight_decay=0.2", "--model.optimizer.betas=[0.8, 0.9]",
-           "--data.batch_size=2"]  # fmt: skip
+CHANGED = [
+    "--model.optimizer.lr=0.01",
+    "--model.optimizer.weight_decay=0.2",
+    "--model.optimizer.betas=[0.8, 0.9]",
+    "--data.batch_size=2",
+]
 
 
 @pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])

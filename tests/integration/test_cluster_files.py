@@ -1,4 +1,4 @@
-"""Dockerfile, its pins, the Slurm script and Kubernetes' manifests: what can be told without an engine or a cluster."""
+"""The Dockerfile, its pins, the Slurm script and Kubernetes' manifests, without a cluster."""
 
 import json
 import re
@@ -45,8 +45,8 @@ def lines(name: str) -> list[str]:
 def test_scripts_have_no_complaint(script: Path) -> None:
     """Of shellcheck, where it is installed; `make image-check` runs hadolint."""
     command = ["shellcheck"] if shutil.which("shellcheck") else ["bash", "-n"]
-    done = subprocess.run([*command, script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run([*command, script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_pins_satisfy_what_anlit_requires_and_flash_attention_4_is_for_the_cuda_of_the_image() -> (
@@ -82,8 +82,8 @@ def test_the_image_has_the_torch_of_the_virtual_environment_with_wheels_for_its_
     assert (release, folder) in toolkits, f"torch {release} has no wheels in {folder}"
     for name in ("BASE", "DEVEL"):
         assert f"cuda:{toolkits[release, folder]}-" in ARGUMENTS[name]
-    for other in re.findall(r"whl/(cu\d+)", (DOCKER / "README.md").read_text()):
-        assert (release, other) in toolkits, f"docker/README.md names {other}"
+    for folder_name in re.findall(r"whl/(cu\d+)", (DOCKER / "README.md").read_text()):
+        assert (release, folder_name) in toolkits, f"docker/README.md names {folder_name}"
 
 
 def test_what_the_dockerfile_copies_reaches_the_engine() -> None:
@@ -97,7 +97,7 @@ def test_what_the_dockerfile_copies_reaches_the_engine() -> None:
 
 
 def test_slurm_script_asks_for_what_its_text_relies_on() -> None:
-    """`make slurm-check` runs it under a real Slurm: pre-empted, requeued, cancelled, a process killed."""
+    """`make slurm-check` runs it under a real Slurm: pre-empted, requeued, cancelled, killed."""
     options = set(re.findall(r"^#SBATCH (\S+)$", SLURM, re.MULTILINE))
     assert {"--requeue", "--open-mode=append", "--signal=SIGUSR1@90"} <= options
     assert SLURM.index("\n#SBATCH") < SLURM.index("\nset -uo"), (
@@ -107,35 +107,47 @@ def test_slurm_script_asks_for_what_its_text_relies_on() -> None:
     assert "((${SLURM_RESTART_COUNT:-0} < ${ANLIT_MAX_RESTARTS:-1000}))" in SLURM
 
 
-OTHERS = {"ANLIT_MOUNTS": "/big/data,/big/texts"}
+MOUNTS = {"ANLIT_MOUNTS": "/big/data,/big/texts"}
 
 
-@pytest.mark.parametrize(("environment", "job", "started"), [
-    ({}, "31415", "--cpus-per-task=1 .venv/bin/anlit"),
-    # by the array's own number, Slurm would requeue all of its tasks
-    ({"SLURM_ARRAY_JOB_ID": "31400", "SLURM_ARRAY_TASK_ID": "7", "ANLIT_IMAGE": "anlit.sif"} | OTHERS, "31400_7",
-     "--cpus-per-task=1 apptainer exec --nv --bind /here:/here,/big/data:/big/data,/big/texts:/big/texts --pwd /here "
-     "anlit.sif anlit"),
-    ({"ANLIT_IMAGE": "anlit.sqsh"} | OTHERS, "31415",
-     "--cpus-per-task=1 --container-image=anlit.sqsh --container-workdir=/here "
-     "--container-mounts=/here:/here,/big/data:/big/data,/big/texts:/big/texts anlit"),
-], ids=["environment", "apptainer, array", "pyxis"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environment", "job", "started"),
+    [
+        ({}, "31415", "--cpus-per-task=1 .venv/bin/anlit"),
+        # by the array's own number, Slurm would requeue all of its tasks
+        (
+            {"SLURM_ARRAY_JOB_ID": "31400", "SLURM_ARRAY_TASK_ID": "7", "ANLIT_IMAGE": "anlit.sif"}
+            | MOUNTS,
+            "31400_7",
+            "--cpus-per-task=1 apptainer exec --nv "
+            "--bind /here:/here,/big/data:/big/data,/big/texts:/big/texts --pwd /here "
+            "anlit.sif anlit",
+        ),
+        (
+            {"ANLIT_IMAGE": "anlit.sqsh"} | MOUNTS,
+            "31415",
+            "--cpus-per-task=1 --container-image=anlit.sqsh --container-workdir=/here "
+            "--container-mounts=/here:/here,/big/data:/big/data,/big/texts:/big/texts anlit",
+        ),
+    ],
+    ids=["environment", "apptainer, array", "pyxis"],
+)
 def test_slurm_script_names_the_job_and_starts_it_in_its_image(
     environment: dict, job: str, started: str
 ) -> None:
     named = SLURM[SLURM.index("\njob=") : SLURM.index("\n# Where the processes meet")]
     launch = SLURM[SLURM.index("\nmounts=") : SLURM.index("\nesac") + 5]
-    given = {"SLURM_JOB_ID": "31415", **environment}
+    variables = {"SLURM_JOB_ID": "31415", **environment}
     script = f'PWD=/here\n{named}\n{launch}\necho "$job ${{step[*]}} ${{launch[*]}}"'
     assert (
-        subprocess.check_output(["bash", "-uc", script], env=given, text=True)
+        subprocess.check_output(["bash", "-uc", script], env=variables, text=True)
         == f"{job} {started}\n"
     )
 
 
 @pytest.mark.parametrize("torch", ["", "2.14.0", "2.13.0+cu129"])
 def test_extras_leave_torch_alone_and_torchvision_out(torch: str, tmp_path: Path) -> None:
-    """What docker/install.sh takes from pip's report; `make install` and `make image-check` run all of it."""
+    """The packages from pip's report. `make install` and `make image-check` run the whole script."""
     (script,) = re.findall(
         r"<< 'PYTHON'\n(.*?)\nPYTHON\n", (DOCKER / "install.sh").read_text(), re.DOTALL
     )
@@ -148,14 +160,14 @@ def test_extras_leave_torch_alone_and_torchvision_out(torch: str, tmp_path: Path
         ]
     }
     (tmp_path / "report.json").write_text(json.dumps(report))
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "report.json"], capture_output=True, text=True
     )
-    assert (done.returncode != 0) == bool(torch)
+    assert (result.returncode != 0) == bool(torch)
     assert (
-        done.stdout == "sacrebleu==2.5.1\n"
+        result.stdout == "sacrebleu==2.5.1\n"
         if not torch
-        else f"pip would replace torch by {torch}" in done.stderr
+        else f"pip would replace torch by {torch}" in result.stderr
     )
 
 

@@ -1,4 +1,4 @@
-"""A run is not continued from a damaged checkpoint, whatever the damage: one sentence names what else there is."""
+"""No run continues from a damaged checkpoint: a sentence names the other checkpoints."""
 
 import shutil
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from anlit.checkpoints.integrity import DamagedError
 from anlit.errors import UserError
 from tests.data.reader import flip
 from tests.integration.conftest import Train, fit_arguments
-from tests.integration.ranks import FSDP, ends_of_ranks
+from tests.integration.ranks import FSDP, run_ranks_with_logs
 from tests.integration.test_strategies import PART_FILES
 
 STEPS = 6
@@ -27,23 +27,27 @@ def sharded(trained: Train) -> Path:
 
 
 def resaved(**changes: object) -> Damage:
-    """Somebody's file, whole as a file, whose content is changed."""
+    """A damage that replaces entries of the checkpoint; the file itself is whole."""
     return lambda path: torch.save(torch.load(path, weights_only=True) | changes, path)
 
 
 FILE: dict[str, Damage] = {
-    "a flipped bit": flip, "cut short": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "a list": lambda path: torch.save([1, 2], path), "no weights": resaved(state_dict=None),
-    "empty loops": resaved(loops={}), "an empty record": resaved(anlit={}),
+    "a flipped bit": flip,
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "a list": lambda path: torch.save([1, 2], path),
+    "no weights": resaved(state_dict=None),
+    "empty loops": resaved(loops={}),
+    "an empty record": resaved(anlit={}),
     "an optimizer of a wrong type": resaved(optimizer_states=[{"state": {}}]),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "a link to nothing": lambda path: (path.unlink(), path.symlink_to(path.with_name("gone"))),
-}  # fmt: skip
+}
 PARTS: dict[str, Damage] = {
     "a flipped bit in a part": lambda path: flip(path / PART_FILES[1]),
     "a part missing": lambda path: (path / PART_FILES[0]).unlink(),
-    "no rest": lambda path: (path / "meta.pt").unlink(), "no sums": lambda path: (path / "sums.json").unlink(),
-}  # fmt: skip
+    "no rest": lambda path: (path / "meta.pt").unlink(),
+    "no sums": lambda path: (path / "sums.json").unlink(),
+}
 
 
 @pytest.mark.parametrize("name", [*FILE, *PARTS])
@@ -80,16 +84,18 @@ def test_fit_refuses_in_one_sentence_and_changes_nothing(
     assert (run_dir / "run.json").read_bytes() == record
 
 
-@pytest.mark.parametrize("part", [PART_FILES[1], pytest.param("meta.pt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "file_name", [PART_FILES[1], pytest.param("meta.pt", marks=pytest.mark.slow)]
+)
 def test_all_ranks_refuse_to_validate_a_damaged_folder(
-    tmp_path: Path, sharded: Path, part: str
+    tmp_path: Path, sharded: Path, file_name: str
 ) -> None:
     run_dir = shutil.copytree(sharded, tmp_path / "run", symlinks=True)
     last = run_dir / "checkpoints" / "last.ckpt"
-    flip(last.resolve() / part)
+    flip(last.resolve() / file_name)
     arguments = ["validate", f"--config={run_dir}/config.yaml", f"--ckpt_path={last}"]
-    codes, logs = ends_of_ranks(arguments, 2, tmp_path / "log")
-    for code, said in zip(codes, logs, strict=True):
-        assert (code, "Traceback" in said) == (2, False), said
-        assert "last.ckpt is damaged (" in said
-        assert f"continue with --ckpt_path {run_dir}/checkpoints/best.ckpt" in said
+    codes, logs = run_ranks_with_logs(arguments, 2, tmp_path / "log")
+    for code, error_output in zip(codes, logs, strict=True):
+        assert (code, "Traceback" in error_output) == (2, False), error_output
+        assert "last.ckpt is damaged (" in error_output
+        assert f"continue with --ckpt_path {run_dir}/checkpoints/best.ckpt" in error_output

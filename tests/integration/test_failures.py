@@ -1,4 +1,4 @@
-"""A run that goes wrong ends on every rank, in one sentence, and leaves a good checkpoint."""
+"""A run that fails ends on every rank, in one sentence, and leaves a good checkpoint."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from anlit.errors import UserError
 from anlit.training.callbacks import FiniteCheckpoints
 from tests.data.processes import members, wait_for
 from tests.integration.conftest import KILLED, callback, fit_arguments, last_checkpoint, signal_at
-from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, ends_of_ranks, run_ranks
+from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, run_ranks, run_ranks_with_logs
 from tests.nn.models.tiny import fit, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -25,26 +25,44 @@ EITHER = [pytest.param(DDP, id="ddp", marks=slow), pytest.param(FSDP, id="fsdp")
 STRATEGIES = pytest.mark.parametrize("strategy", EITHER)
 
 
-def errors(said: str) -> list[str]:
-    assert "Traceback" not in said
-    return [line for line in said.splitlines() if line.startswith("anlit: error: ")]
+def errors(output: str) -> list[str]:
+    assert "Traceback" not in output
+    return [line for line in output.splitlines() if line.startswith("anlit: error: ")]
 
 
 GRADIENT, POISON = "training.poison.PoisonGradient", "training.poison.Poison"
 BY_VALUE = ["--trainer.callbacks.value=.inf", "--trainer.gradient_clip_algorithm=value"]
 
 
-@pytest.mark.parametrize(("step", "settings", "says"), [
-    (9, callback(GRADIENT, step=9), "the gradient became NaN or infinite at step 10: lower the learning rate"),
-    (11, [*callback(GRADIENT, step=11), *BY_VALUE], "the gradient became NaN or infinite at step 12"),
-    (9, callback(POISON, batches="[9]"), "the training loss became NaN or infinite at step 10: lower the learning"),
-    (9, callback(GRADIENT, step=9, spoils_weight="true"),
-     "weights or optimizer state became NaN or infinite by step 10 (1 tensors)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("step", "settings", "says"),
+    [
+        (
+            9,
+            callback(GRADIENT, step=9),
+            "the gradient became NaN or infinite at step 10: lower the learning rate",
+        ),
+        (
+            11,
+            [*callback(GRADIENT, step=11), *BY_VALUE],
+            "the gradient became NaN or infinite at step 12",
+        ),
+        (
+            9,
+            callback(POISON, batches="[9]"),
+            "the training loss became NaN or infinite at step 10: lower the learning",
+        ),
+        (
+            9,
+            callback(GRADIENT, step=9, spoils_weight="true"),
+            "weights or optimizer state became NaN or infinite by step 10 (1 tensors)",
+        ),
+    ],
+)
 def test_no_checkpoint_has_numbers_that_are_not_finite(
     shards: Path, tmp_path: Path, step: int, settings: list[str], says: str, capfd
 ) -> None:
-    """Step 9 (from 0) is before a checkpoint, step 11 the last of the run. Spoilt weights show in no loss by then."""
+    """Step 9 (from 0) precedes a checkpoint, step 11 is the last."""
     run_dir = tmp_path / "run"
     steps = (
         "--trainer.val_check_interval=5",
@@ -71,23 +89,46 @@ def test_training_does_not_start_from_bad_weights() -> None:
 
 
 @STRATEGIES
-@pytest.mark.parametrize(("wrong", "says"), [
-    (callback("integration.callbacks.Refuses", made=True, rank=0), "this rank alone refuses"),
-    (callback("integration.callbacks.Refuses", made=True, rank=1), "this rank alone refuses"),
-    (callback("integration.callbacks.Refuses", made=False, rank=1), "this rank alone refuses"),
-    (callback(POISON, batches="[3]", rank=1), "became NaN or infinite at step 4: lower the learning"),
-    ([*FSDP, "--trainer.strategy.replicas=3"], "trainer.strategy.replicas=3 does not divide the number of ranks"),
-], ids=["0, at first", "1, at first", "1, in setup", "1, a loss of NaN", "replicas that do not divide"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            callback("integration.callbacks.Refuses", in_constructor=True, rank=0),
+            "this rank alone refuses",
+        ),
+        (
+            callback("integration.callbacks.Refuses", in_constructor=True, rank=1),
+            "this rank alone refuses",
+        ),
+        (
+            callback("integration.callbacks.Refuses", in_constructor=False, rank=1),
+            "this rank alone refuses",
+        ),
+        (
+            callback(POISON, batches="[3]", rank=1),
+            "became NaN or infinite at step 4: lower the learning",
+        ),
+        (
+            [*FSDP, "--trainer.strategy.replicas=3"],
+            "trainer.strategy.replicas=3 does not divide the number of ranks",
+        ),
+    ],
+    ids=[
+        "0, at first",
+        "1, at first",
+        "1, in setup",
+        "1, a loss of NaN",
+        "replicas that do not divide",
+    ],
+)
 def test_where_one_rank_refuses_all_end_in_a_sentence(
-    shards: Path, tmp_path: Path, wrong: list[str], says: str, strategy: list[str]
+    shards: Path, tmp_path: Path, flags: list[str], says: str, strategy: list[str]
 ) -> None:
-    arguments = fit_arguments(shards, tmp_path / "run", *strategy, *wrong, "--trainer.max_steps=6")
-    codes, said = ends_of_ranks(arguments, 2, tmp_path / "log")
+    arguments = fit_arguments(shards, tmp_path / "run", *strategy, *flags, "--trainer.max_steps=6")
+    codes, output = run_ranks_with_logs(arguments, 2, tmp_path / "log")
     assert codes == [2, 2]
-    lines = [line for text in said for line in errors(text)]
-    assert len(lines) == (1 if "Refuses" in wrong[0] else 2), (
-        "what one rank alone knows is said once"
-    )
+    lines = [line for text in output for line in errors(text)]
+    assert len(lines) == (1 if "Refuses" in flags[0] else 2), "a rank's own mistake is printed once"
     assert all(says in line for line in lines)
 
 
@@ -115,40 +156,46 @@ def test_a_killed_rank_ends_the_other(
     arguments = fit_arguments(
         shards, tmp_path / "run", *strategy, *signal_at("SIGKILL", 11, killed)
     )
-    codes, said = ends_of_ranks(arguments, 2, tmp_path / "log")
+    codes, output = run_ranks_with_logs(arguments, 2, tmp_path / "log")
     assert codes[killed] == KILLED
     assert codes[1 - killed] not in (None, 0, 75)
     assert any(
-        words in said[1 - killed]
-        for words in ("onnection closed by peer", "onnection reset by peer")
+        phrase in output[1 - killed]
+        for phrase in ("onnection closed by peer", "onnection reset by peer")
     )
 
 
-@pytest.mark.parametrize(("strategy", "rank"), [
-    pytest.param([], None, id="one"), pytest.param(FSDP, 1, id="fsdp-1"),
-    pytest.param(FSDP, 0, id="fsdp-0", marks=slow), pytest.param(BACKGROUND, 1, id="background-1", marks=slow),
-    pytest.param(BACKGROUND, 0, id="background-0", marks=slow), pytest.param(DDP, 0, id="ddp-0", marks=slow),
-])  # fmt: skip
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+@pytest.mark.parametrize(
+    ("strategy", "rank"),
+    [
+        pytest.param([], None, id="one"),
+        pytest.param(FSDP, 1, id="fsdp-1"),
+        pytest.param(FSDP, 0, id="fsdp-0", marks=slow),
+        pytest.param(BACKGROUND, 1, id="background-1", marks=slow),
+        pytest.param(BACKGROUND, 0, id="background-0", marks=slow),
+        pytest.param(DDP, 0, id="ddp-0", marks=slow),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_checkpoint(
     shards: Path, tmp_path: Path, strategy: list[str], rank: int | None
 ) -> None:
-    """They are due after steps 8, 16 and 24; from step 10 on the disk of a rank is full, or that of all."""
+    """Checkpoints are due after steps 8, 16 and 24. From step 10 on a disk is full, or all are."""
     run_dir, steps = (
         tmp_path / "run",
         ("--trainer.max_steps=24", "--trainer.val_check_interval=1000"),
     )
     arguments = fit_arguments(shards, run_dir, *steps, *signal_at("full disk", 10, rank), *strategy)
-    codes, said = ends_of_ranks(arguments, 2 if strategy else 1, tmp_path / "log")
+    codes, output = run_ranks_with_logs(arguments, 2 if strategy else 1, tmp_path / "log")
     assert codes[0] == 1
     assert codes[-1] in ((1, 2) if strategy == DDP else (1,))
-    for text in said[:1] if strategy == DDP else said:
+    for text in output[:1] if strategy == DDP else output:
         (error,) = errors(text)
-        for part in (
+        for phrase in (
             "last.ckpt could not be written",
             "File too large",
             "then continue with --ckpt_path last",
         ):
-            assert part in error
+            assert phrase in error
     record = json.loads((run_dir / "run.json").read_text())
     assert record["status"] == "failed"
     assert "File too large" in record["error"]
@@ -164,7 +211,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
 def test_one_command_leaves_no_rank_behind(
     shards: Path, tmp_path: Path, strategy, end: str, rank: int
 ) -> None:
-    """`anlit` as a user starts it: one command, whose other rank Lightning launches, in a session of its own."""
+    """A user starts one command in a new session, and Lightning starts the other rank."""
     run_dir = tmp_path / "run"
     arguments = fit_arguments(
         shards, run_dir, *strategy, *signal_at(end, 11, rank), "--trainer.devices=2"
@@ -173,11 +220,13 @@ def test_one_command_leaves_no_rank_behind(
     process = subprocess.Popen(
         command, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
     )
-    _, said = process.communicate(timeout=600)
+    _, output = process.communicate(timeout=600)
     if end == "SIGTERM":
-        assert process.returncode == 75, said
+        assert process.returncode == 75, output
         assert last_checkpoint(run_dir)["global_step"] == 13
     else:
-        assert process.returncode in (1, KILLED), said
-        assert any(words in said for words in ("closed by peer", "reset by peer", "Child process"))
+        assert process.returncode in (1, KILLED), output
+        assert any(
+            phrase in output for phrase in ("closed by peer", "reset by peer", "Child process")
+        )
     wait_for(lambda: members(process.pid) == [])

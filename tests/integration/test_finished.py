@@ -1,4 +1,4 @@
-"""A run is finished if its folder has the weights of the last step; else a sentence says what happened."""
+"""A run is finished if its folder has the weights of the last step; else a sentence says why."""
 
 import json
 import shutil
@@ -24,14 +24,14 @@ def test_a_new_run_from_a_checkpoint_without_steps_left_is_refused(
     """Nothing is left of it."""
     last = source / "checkpoints" / "last.ckpt"
     flags = (f"--trainer.max_steps={max_steps}", f"--ckpt_path={last}")
-    said = refusal(*fit_arguments(shards, tmp_path / "run", *flags))
-    assert f"has {STEPS} steps and trainer.max_steps={max_steps} leaves none to train" in said
+    error = refusal(*fit_arguments(shards, tmp_path / "run", *flags))
+    assert f"has {STEPS} steps and trainer.max_steps={max_steps} leaves none to train" in error
     assert not (tmp_path / "run").exists()
 
 
 def test_a_new_run_without_time_is_refused(shards: Path, tmp_path: Path, refusal) -> None:
-    said = refusal(*fit_arguments(shards, tmp_path / "run", "--trainer.max_time=00:00:00:00"))
-    assert "trainer.max_time leaves no time for a step: give a longer one" in said
+    error = refusal(*fit_arguments(shards, tmp_path / "run", "--trainer.max_time=00:00:00:00"))
+    assert "trainer.max_time leaves no time for a step: give a longer one" in error
     assert not (tmp_path / "run").exists()
 
 

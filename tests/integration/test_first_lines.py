@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 
-from anlit.commands.parser import LOGGERS, hide_messages
+from anlit.commands.lightning_messages import LOGGERS, hide_messages
 from tests.integration.conftest import fit_arguments
 
 STEP = r"step 3/3(  \S+ tokens/s)?  loss \S+  val \S+  0:00:00 left"
@@ -30,9 +30,15 @@ def test_a_run_prints_its_own_lines_alone(
     """One about the run, then those of progress. Lightning starts the second rank itself."""
     run_dir = tmp_path / "run"
     arguments = fit_arguments(
-        shards, run_dir, "--trainer.precision=bf16-mixed", "--trainer.enable_progress_bar=true",
-        "--trainer.max_steps=3", "--trainer.limit_val_batches=1.0", "--data.val_blocks=8", *options,
-    )  # fmt: skip
+        shards,
+        run_dir,
+        "--trainer.precision=bf16-mixed",
+        "--trainer.enable_progress_bar=true",
+        "--trainer.max_steps=3",
+        "--trainer.limit_val_batches=1.0",
+        "--data.val_blocks=8",
+        *options,
+    )
 
     command = [sys.executable, "-m", "anlit", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=True)

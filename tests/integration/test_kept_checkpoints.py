@@ -1,4 +1,4 @@
-"""ModelCheckpoints of a user's own go on after a resume as if the run had never been stopped."""
+"""A user's ModelCheckpoints go on after a resume as in a run that was never stopped."""
 
 import shutil
 from pathlib import Path
@@ -43,14 +43,14 @@ def arguments(shards: Path, run_dir: Path, *extra: str) -> list[str]:
     return fit_arguments(shards, run_dir, *SETTINGS, *flags, *extra)
 
 
-def kept(run_dir: Path) -> dict[str, int]:
-    """The names of a run's checkpoints and the steps after which they were written."""
+def steps_of_checkpoints(run_dir: Path) -> dict[str, int]:
+    """Return name → step of a run's checkpoints."""
     files = (run_dir / "checkpoints").glob("*.ckpt")
     return {file.name: read_checkpoint(file)["global_step"] for file in files}
 
 
-def lists(run_dir: Path) -> dict[str, dict[str, float]]:
-    """By callback, the names and scores that it still compares with."""
+def scores_by_callback(run_dir: Path) -> dict[str, dict[str, float]]:
+    """Return the names and scores that each callback still compares with."""
     states = read_checkpoint(run_dir / "checkpoints" / "last.ckpt")["callbacks"]
     named = {}
     for key, state in states.items():
@@ -65,7 +65,7 @@ def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     assert run(arguments(shards, run_dir)) == 0
     for name in CALLBACKS:
-        assert any(file.startswith(name) for file in kept(run_dir))
+        assert any(file.startswith(name) for file in steps_of_checkpoints(run_dir))
     return run_dir
 
 
@@ -73,12 +73,12 @@ def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_run_keeps_the_same_files(
     shards: Path, tmp_path: Path, whole: Path, batch: int
 ) -> None:
-    """What it wrote after its last.ckpt is written again, not beside."""
+    """Files after its last.ckpt are written again, not beside."""
     run_dir = tmp_path / "run"
     assert run(arguments(shards, run_dir, *signal_at("SIGKILL", batch))) == KILLED
     assert run(arguments(shards, run_dir, "--ckpt_path=last")) == 0
-    assert kept(run_dir) == kept(whole)
-    assert lists(run_dir) == lists(whole)
+    assert steps_of_checkpoints(run_dir) == steps_of_checkpoints(whole)
+    assert scores_by_callback(run_dir) == scores_by_callback(whole)
 
 
 @pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
@@ -89,20 +89,20 @@ def test_a_stopped_run_keeps_the_same_files_where_it_was_moved_to(
     first = tmp_path / "first"
     second = tmp_path / "second"
     assert run(arguments(shards, first, *signal_at("SIGTERM", 13))) == 75
-    before = kept(first)
+    steps_before = steps_of_checkpoints(first)
     move(first, second)
     assert run(arguments(shards, second, "--ckpt_path=last")) == 0
-    assert kept(second) == kept(whole)
-    assert lists(second) == lists(whole)
-    assert not first.exists() or kept(first) == before
+    assert steps_of_checkpoints(second) == steps_of_checkpoints(whole)
+    assert scores_by_callback(second) == scores_by_callback(whole)
+    assert not first.exists() or steps_of_checkpoints(first) == steps_before
 
 
 def test_a_new_run_from_another_ones_checkpoint_begins_its_own_list(
     shards: Path, tmp_path: Path, whole: Path
 ) -> None:
     source = whole / "checkpoints" / "last.ckpt"
-    before = kept(whole)
+    steps_before = steps_of_checkpoints(whole)
     longer = "--trainer.max_steps=28"
     assert run(arguments(shards, tmp_path / "run", longer, f"--ckpt_path={source}")) == 0
-    assert kept(whole) == before
-    assert kept(tmp_path / "run")["best.ckpt"] == 28
+    assert steps_of_checkpoints(whole) == steps_before
+    assert steps_of_checkpoints(tmp_path / "run")["best.ckpt"] == 28

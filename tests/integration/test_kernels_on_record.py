@@ -15,8 +15,11 @@ def kernels(run_dir: Path) -> list[dict]:
     return json.loads((run_dir / "run.json").read_text())["attention"]
 
 
-@pytest.mark.parametrize("strategy", [
-    [], *(pytest.param(s, marks=pytest.mark.slow) for s in (DDP, FSDP))], ids=["one", "ddp", "fsdp"])  # fmt: skip
+@pytest.mark.parametrize(
+    "strategy",
+    [[], *(pytest.param(s, marks=pytest.mark.slow) for s in (DDP, FSDP))],
+    ids=["one", "ddp", "fsdp"],
+)
 def test_a_run_tells_the_kernel_of_each_kind_of_attention(
     trained: Train, strategy: list[str]
 ) -> None:
@@ -32,10 +35,10 @@ def test_a_run_tells_the_kernel_of_each_kind_of_attention(
 def test_a_continued_run_computes_with_the_same_kernels(shards: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     assert run(fit_arguments(shards, run_dir, *SHORT)) == 0
-    before = kernels(run_dir)
+    first_kernels = kernels(run_dir)
     more = ("--trainer.max_steps=8", "--ckpt_path=last")
     assert run(fit_arguments(shards, run_dir, *SHORT, *more)) == 0
-    assert kernels(run_dir) == before
+    assert kernels(run_dir) == first_kernels
 
 
 def test_a_longer_context_adds_its_kernels(trained: Train) -> None:

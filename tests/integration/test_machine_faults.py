@@ -1,4 +1,4 @@
-"""What a machine does to a run: a full disk, no memory, a lost process. One sentence, and what can be saved is."""
+"""Faults of the machine: a full disk, no memory, a lost process. A sentence, and a checkpoint."""
 
 import csv
 import errno
@@ -28,15 +28,17 @@ from tests.integration.conftest import (
     last_checkpoint,
     run,
 )
-from tests.integration.ranks import DDP, ends_of_ranks, logged
+from tests.integration.ranks import DDP, logged, run_ranks_with_logs
 
 STEPS = (
-    "--trainer.max_steps=9", "--trainer.val_check_interval=5", "--checkpoint_every_n_steps=1000",
-)  # fmt: skip
+    "--trainer.max_steps=9",
+    "--trainer.val_check_interval=5",
+    "--checkpoint_every_n_steps=1000",
+)
 
 
 def at_step(fault: str, step: int = 6) -> list[str]:
-    """Flags for a fault at the begin of a step, from 0."""
+    """Flags for a fault at the start of a step (from 0)."""
     return callback("integration.test_machine_faults.Fault", fault=fault, step=step)
 
 
@@ -58,7 +60,7 @@ def write_nothing(*_: Any) -> None:
 
 
 class Fault(L.Callback):
-    """Something that a machine does to a run when optimizer step `step` begins."""
+    """A fault of the machine when optimizer step `step` begins."""
 
     def __init__(self, fault: str, step: int) -> None:
         self.fault, self.step = fault, step
@@ -88,22 +90,25 @@ class Fault(L.Callback):
 
 
 def sentence_of(arguments: list[str], log: Path) -> str:
-    """The one sentence that ends a run with exit code 1."""
-    codes, (text,) = ends_of_ranks(arguments, 1, log)
+    """Return the sentence that ends a run with exit code 1."""
+    codes, (text,) = run_ranks_with_logs(arguments, 1, log)
     assert codes == [1], text
     assert "Traceback" not in text
     (sentence,) = (line for line in text.splitlines() if line.startswith("anlit: error: "))
     return sentence
 
 
-@pytest.mark.parametrize(("fault", "names"), [
-    ("full_metrics", "metrics.csv could not be written (No space left on device)"),
-    ("full_curves", "a log of the run could not be written (No space left on device)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "names"),
+    [
+        ("full_metrics", "metrics.csv could not be written (No space left on device)"),
+        ("full_curves", "a log of the run could not be written (No space left on device)"),
+    ],
+)
 def test_a_full_disk_under_a_log_saves_the_run(
     shards: Path, tmp_path: Path, trained: Train, fault: str, names: str
 ) -> None:
-    """Freed again, the run goes on, and no row of its metrics is missing or cut."""
+    """After the fault the run goes on, and no row of its metrics is missing or cut."""
     whole, cut = trained(*STEPS), tmp_path / "run"
     arguments = fit_arguments(shards, cut, *STEPS)
     sentence = sentence_of([*arguments, *at_step(fault)], tmp_path / "log")
@@ -119,7 +124,7 @@ def test_a_full_disk_under_a_log_saves_the_run(
 @pytest.mark.slow
 def test_a_full_disk_of_one_rank_ends_both_in_order(shards: Path, tmp_path: Path) -> None:
     arguments = fit_arguments(shards, tmp_path / "run", *STEPS, *DDP, *at_step("full_metrics"))
-    codes, (first, second) = ends_of_ranks(arguments, 2, tmp_path / "log")
+    codes, (first, second) = run_ranks_with_logs(arguments, 2, tmp_path / "log")
     assert codes == [1, 1]
     assert "metrics.csv could not be written (No space left on device)" in first
     assert "another rank cannot write its logs: make room" in second
@@ -127,7 +132,7 @@ def test_a_full_disk_of_one_rank_ends_both_in_order(shards: Path, tmp_path: Path
 
 
 def test_a_lost_worker_is_named_where_a_logger_wraps_the_error(tmp_path: Path, monkeypatch) -> None:
-    """torch raises it from a signal handler, so in the middle of whatever the run does."""
+    """torch raises the error from a signal handler, so anywhere in the run."""
 
     def interrupted(*_: object) -> None:
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
@@ -140,27 +145,44 @@ def test_a_lost_worker_is_named_where_a_logger_wraps_the_error(tmp_path: Path, m
     assert "a process of data.num_workers was lost" in str(run_error(raised.value))
 
 
-@pytest.mark.parametrize(("fault", "sentence"), [
-    ("lost_folder", "metrics.csv could not be written (No such file or directory): make room or repair the folder"),
-    ("lost_worker", "a process of data.num_workers was lost (killed by signal: Killed): free memory, or lower data.nu"),
-    ("no_memory_for_a_tensor", "memory is exhausted ("),
-    pytest.param("no_memory_for_an_array", "memory is exhausted (Unable to allocate 8.00 PiB", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (
+            "lost_folder",
+            "metrics.csv could not be written (No such file or directory): make room or repair the folder",
+        ),
+        (
+            "lost_worker",
+            "a process of data.num_workers was lost (killed by signal: Killed): free memory, or lower data.nu",
+        ),
+        ("no_memory_for_a_tensor", "memory is exhausted ("),
+        pytest.param(
+            "no_memory_for_an_array",
+            "memory is exhausted (Unable to allocate 8.00 PiB",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_a_fault_of_the_machine_is_one_sentence(
     shards: Path, tmp_path: Path, fault: str, sentence: str
 ) -> None:
     arguments = fit_arguments(shards, tmp_path / "run", *STEPS, "--data.num_workers=1")
-    said = sentence_of([*arguments, *at_step(fault)], tmp_path / "log")
-    assert sentence in said
-    assert said.endswith("then continue with --ckpt_path last")
+    error = sentence_of([*arguments, *at_step(fault)], tmp_path / "log")
+    assert sentence in error
+    assert error.endswith("then continue with --ckpt_path last")
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
 
 
-@pytest.mark.parametrize(("code", "fix"), [
-    (errno.ENOSPC, "make room in /dev/shm"), (errno.EAGAIN, "raise the limit of processes (ulimit -u)"),
-    (errno.ENOMEM, "free memory"),
-])  # fmt: skip
-def test_data_workers_that_cannot_be_started_are_said(
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        (errno.ENOSPC, "make room in /dev/shm"),
+        (errno.EAGAIN, "raise the limit of processes (ulimit -u)"),
+        (errno.ENOMEM, "free memory"),
+    ],
+)
+def test_data_workers_that_cannot_be_started_are_named(
     shards: Path, tmp_path: Path, monkeypatch, capsys, code: int, fix: str
 ) -> None:
     """A queue needs room in /dev/shm for its locks; a fork needs a process and memory."""
@@ -173,15 +195,15 @@ def test_data_workers_that_cannot_be_started_are_said(
     else:
         monkeypatch.setattr(os, "fork", fail)
     assert main(fit_arguments(shards, tmp_path, *STEPS, "--data.num_workers=2")) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
+    error = capsys.readouterr().err.splitlines()[-1]
     reason = f"the 2 processes of data.num_workers cannot be started ({os.strerror(code)})"
-    assert said == f"anlit: error: {reason}: {fix}, or set --data.num_workers 0"
+    assert error == f"anlit: error: {reason}: {fix}, or set --data.num_workers 0"
 
 
 def test_a_run_that_finished_between_the_first_look_and_the_lock_is_not_overwritten(
     shards: Path, tmp_path: Path, finished: Path, monkeypatch, refusal
 ) -> None:
-    """Two commands on one new folder, of which one is stopped (Ctrl-Z) until the other has ended."""
+    """Two commands use one new folder, and Ctrl-Z stops one until the other has ended."""
     run_dir, lock = tmp_path / "run", run_folder.lock_run_folder
 
     def lock_later(folder: str) -> Any:
@@ -189,8 +211,8 @@ def test_a_run_that_finished_between_the_first_look_and_the_lock_is_not_overwrit
         return lock(folder)
 
     monkeypatch.setattr(fit.run_folder, "lock_run_folder", lock_later)
-    said = refusal(*fit_arguments(shards, run_dir))
-    assert f"run_dir={run_dir} already holds a run: continue it with --ckpt_path last" in said
+    error = refusal(*fit_arguments(shards, run_dir))
+    assert f"run_dir={run_dir} already holds a run: continue it with --ckpt_path last" in error
     assert (run_dir / "metrics.csv").read_bytes() == (finished / "metrics.csv").read_bytes()
     assert last_checkpoint(run_dir)["global_step"] == 20
 
@@ -200,18 +222,18 @@ def test_a_folder_where_a_run_writes_a_file_is_refused(
     shards: Path, tmp_path: Path, refusal, name: str
 ) -> None:
     (tmp_path / name).mkdir(parents=True)
-    said = refusal(*fit_arguments(shards, tmp_path))
-    assert said.endswith(f"{name} is a folder, and a run writes a file there: remove the folder")
+    error = refusal(*fit_arguments(shards, tmp_path))
+    assert error.endswith(f"{name} is a folder, and a run writes a file there: remove the folder")
 
 
 def test_a_part_that_a_killed_sharded_run_left_is_replaced(shards: Path, tmp_path: Path) -> None:
-    """It is a folder, where a run on one device writes a file."""
-    left = tmp_path / "checkpoints" / ".partial-last.ckpt"
-    left.mkdir(parents=True)
-    (left / "shard-00001.safetensors").write_bytes(b"cut short")
+    """It is a folder, and a run on one device writes a file there."""
+    partial = tmp_path / "checkpoints" / ".partial-last.ckpt"
+    partial.mkdir(parents=True)
+    (partial / "shard-00001.safetensors").write_bytes(b"cut short")
     assert main(fit_arguments(shards, tmp_path, "--trainer.max_steps=2")) == 0
     assert last_checkpoint(tmp_path)["global_step"] == 2
-    assert not left.exists()
+    assert not partial.exists()
 
 
 def test_a_run_folder_whose_name_is_not_utf_8_is_refused(

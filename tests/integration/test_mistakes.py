@@ -1,4 +1,4 @@
-"""A table of mistakes on the command line: each ends with exit code 2 and one sentence that has the fix.
+"""A table of mistakes on the command line: exit code 2, and a sentence with the fix.
 
     MISTAKES_TABLE=docs/reference/mistakes.md python -m pytest -m "slow or not slow" tests/integration/test_mistakes.py
 
@@ -39,52 +39,65 @@ Paths are shortened to the file's name. Foreign and damaged files have [a table 
 RATE = "model.init_args.optimizer.init_args.lr"
 SHAPE = {"vocab_size": 320, "context_length": 16, "n_layers": 1, "n_heads": 2, "d_model": 16}
 TINY: dict[str, Any] = {
-    "model": {"class_path": "anlit.GPT", "init_args": SHAPE}, "run_dir": "new",
+    "model": {"class_path": "anlit.GPT", "init_args": SHAPE},
+    "run_dir": "new",
     "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "data", "batch_size": 2}},
     "trainer": {"accelerator": "cpu", "max_steps": 40, "enable_progress_bar": False},
-}  # fmt: skip
+}
 TEXTS = {
-    "texts/0.txt": "the cat sat on the mat", "empty.txt": "", "bad.jsonl": "{\n", "cut.yaml": "model: [",
-    "three.yaml": "trainer: 3", "tiny.yaml": yaml.safe_dump(TINY),
-}  # fmt: skip
+    "texts/0.txt": "the cat sat on the mat",
+    "empty.txt": "",
+    "bad.jsonl": "{\n",
+    "cut.yaml": "model: [",
+    "three.yaml": "trainer: 3",
+    "tiny.yaml": yaml.safe_dump(TINY),
+}
 STUDY: dict[str, Any] = {
     "arms": {"gpt": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, 0.2]}}},
     "seeds": [1, 2],
 }
 STUDIES: dict[str, dict[str, Any]] = {
-    "study": {}, "seeded": {"shared": {"settings": {"seed_everything": "one"}}}, "sections": {"sections": ["nonesuch"]},
-    "high": {"arms": {**STUDY["arms"], "fast": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, "high"]}}},
-    "baseline": "gpt"}, "after": {"after": {"lengths": "anlit lengthz {runs}"}},
-}  # fmt: skip
+    "study": {},
+    "seeded": {"shared": {"settings": {"seed_everything": "one"}}},
+    "sections": {"sections": ["nonesuch"]},
+    "high": {
+        "arms": {
+            **STUDY["arms"],
+            "fast": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, "high"]}},
+        },
+        "baseline": "gpt",
+    },
+    "after": {"after": {"lengths": "anlit lengthz {runs}"}},
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Where the commands are typed; none of them changes it."""
-    place = tmp_path_factory.mktemp("mistakes")
-    run = trained(place, "AnGPT")
+    """The folder in which the commands are typed. No command changes it."""
+    root = tmp_path_factory.mktemp("mistakes")
+    run = trained(root, "AnGPT")
     for name, *options in (("exported",), ("folded", "--fold"), ("hf", "--format=huggingface")):
-        assert main(["export", str(run), "--output", str(place / name), *options]) == 0
-    shutil.copytree(place / "data", place / "swapped")
-    (place / "swapped" / "tokenizer.json").write_text(
-        (place / "data" / "tokenizer.json").read_text() + "\n"
+        assert main(["export", str(run), "--output", str(root / name), *options]) == 0
+    shutil.copytree(root / "data", root / "swapped")
+    (root / "swapped" / "tokenizer.json").write_text(
+        (root / "data" / "tokenizer.json").read_text() + "\n"
     )
     for name, vocabulary in (("beyond", 5000), ("other", 320)):
         streams = {"train": random_tokens(3000, 1, vocabulary), "val": random_tokens(600, 2)}
-        write_prepared(place / name, streams, vocab_size=VOCABULARY)
+        write_prepared(root / name, streams, vocab_size=VOCABULARY)
     for name in ("texts", "empty"):
-        (place / name).mkdir()
+        (root / name).mkdir()
     for name, text in TEXTS.items():
-        (place / name).write_text(text)
-    (place / "cut.ckpt").write_bytes((run / "checkpoints" / "last.ckpt").read_bytes()[:1000])
+        (root / name).write_text(text)
+    (root / "cut.ckpt").write_bytes((run / "checkpoints" / "last.ckpt").read_bytes()[:1000])
     for name, changes in STUDIES.items():
-        (place / f"{name}.yaml").write_text(yaml.safe_dump(STUDY | changes))
-    return place
+        (root / f"{name}.yaml").write_text(yaml.safe_dump(STUDY | changes))
+    return root
 
 
 @pytest.fixture(scope="module")
 def rows() -> Iterator[list[list[str]]]:
-    """Those of the mistakes that were made; written at the end if all of them were."""
+    """Rows of the table, written at the end if all mistakes were made."""
     rows: list[list[str]] = []
     yield rows
     if (file := os.environ.get("MISTAKES_TABLE")) and len(rows) == len(FAST) + len(SLOW):
@@ -92,28 +105,34 @@ def rows() -> Iterator[list[list[str]]]:
         Path(file).write_text(f"{PAGE}\n{table}\n")
 
 
-@pytest.mark.parametrize(("typed", "says"), [
-    pytest.param(*row, id=row[0], marks=[] if row in FAST else pytest.mark.slow) for row in (*FAST, *SLOW)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        pytest.param(*row, id=row[0], marks=[] if row in FAST else pytest.mark.slow)
+        for row in (*FAST, *SLOW)
+    ],
+)
 def test_mistake(
     typed: str, says: str, folder: Path, rows: list[list[str]], monkeypatch, refusal
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    before = sorted(folder.rglob("*"))
-    said = refusal(*shlex.split(typed))
-    left = {path.name for path in folder.glob("new/*")}
+    paths = sorted(folder.rglob("*"))
+    error = refusal(*shlex.split(typed))
+    left_names = {path.name for path in folder.glob("new/*")}
     shutil.rmtree(folder / "new", ignore_errors=True)
-    assert left <= {".prepare.lock"} or "run.json" in left, f"a refused start leaves {left}"
-    assert len(said) < 700
-    assert re.search(says, said)
-    assert sorted(folder.rglob("*")) == before
-    sentence = re.sub(r"(?<![:/\w])/\S*/(?=[\w.-]+)", "", said.removeprefix("anlit: error: "))
+    assert left_names <= {".prepare.lock"} or "run.json" in left_names, (
+        f"a refused start leaves {left_names}"
+    )
+    assert len(error) < 700
+    assert re.search(says, error)
+    assert sorted(folder.rglob("*")) == paths
+    sentence = re.sub(r"(?<![:/\w])/\S*/(?=[\w.-]+)", "", error.removeprefix("anlit: error: "))
     rows.append([code(f"anlit {typed}"), "2", code(sentence)])
 
 
 def test_a_right_study_passes(folder: Path, monkeypatch, capsys) -> None:
-    """`anlit study` reads the configuration of every run before the first one starts."""
+    """`anlit study` reads the configuration of every run before the first run starts."""
     monkeypatch.chdir(folder)
     assert main(["study", "--config", "study.yaml", "--dry_run", "--slurm=--ntasks=1"]) == 0
     assert "tuning: 2 runs" in capsys.readouterr().out

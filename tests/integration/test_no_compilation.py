@@ -1,4 +1,4 @@
-"""A tool does not compile what it uses once; a large evaluation does, because it saves more than it costs."""
+"""A tool compiles nothing for a single use. A large evaluation does, because it saves time."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs with Lightning's own callbacks, strategies and settings: they learn the same, and continue to the bit."""
+"""Runs with Lightning's callbacks, strategies and settings: same losses, continued to the bit."""
 
 import shutil
 from pathlib import Path
@@ -61,8 +61,8 @@ def test_a_run_with_a_callback_of_lightning_is_continued_to_the_bit(
     cut = tmp_path / "cut"
     whole = trained(*settings, model="GPT")
     arguments = fit_arguments(shards, cut, *settings, model="GPT")
-    left = stop_and_continue(arguments, cut, whole, signal_at("SIGKILL", 9))
-    assert left["global_step"] == 8
+    checkpoint = stop_and_continue(arguments, cut, whole, signal_at("SIGKILL", 9))
+    assert checkpoint["global_step"] == 8
     plain = trained(*BASE, model="GPT")
     assert column(cut, "train/loss") == column(plain, "train/loss")
     assert (column(cut, "val/loss") == column(plain, "val/loss")) == (name not in MEANS)
@@ -101,8 +101,8 @@ def test_a_run_with_a_mean_is_not_continued_without_it(
     run_dir = tmp_path / "run"
     shutil.copytree(trained(*BASE, *EMA, model="GPT"), run_dir)
     without = ["--trainer.max_steps=20", "--ckpt_path=last"]
-    said = refusal(*fit_arguments(shards, run_dir, *without, model="GPT"))
-    assert "has weights that a callback averages, and trainer.callbacks averages none" in said
+    error = refusal(*fit_arguments(shards, run_dir, *without, model="GPT"))
+    assert "has weights that a callback averages, and trainer.callbacks averages none" in error
 
 
 def test_weights_alone_begin_a_run_and_continue_none(
@@ -113,21 +113,38 @@ def test_weights_alone_begin_a_run_and_continue_none(
     assert run(fit_arguments(shards, tmp_path / "one", *BASE, *settings)) == 0
     (file,) = folder.iterdir()
     continued = fit_arguments(shards, tmp_path / "two", *BASE, f"--ckpt_path={file}")
-    said = refusal(*continued)
-    assert "has weights alone (save_weights_only), and no optimizer's state" in said
-    assert f"--initial_weights {file}" in said
-    begun = fit_arguments(shards, tmp_path / "three", *BASE, f"--initial_weights={file}")
-    assert run(begun) == 0
+    error = refusal(*continued)
+    assert "has weights alone (save_weights_only), and no optimizer's state" in error
+    assert f"--initial_weights {file}" in error
+    arguments = fit_arguments(shards, tmp_path / "three", *BASE, f"--initial_weights={file}")
+    assert run(arguments) == 0
 
 
 SETTINGS = {
-    "detect_anomaly": "true", "deterministic": "true", "benchmark": "false", "use_distributed_sampler": "false",
-    "inference_mode": "false", "num_sanity_val_steps": "2", "enable_model_summary": "true",
-    "enable_progress_bar": "true", "profiler": "simple", "sync_batchnorm": "true", "min_steps": "3", "min_epochs": "1",
-    "enable_autolog_hparams": "false", "limit_predict_batches": "1", "limit_test_batches": "1", "accelerator": "auto",
-    "strategy": "single_device", "num_nodes": "1", "max_time": "00:10:00:00", "precision": "32",
-    "plugins": "LightningEnvironment", "reload_dataloaders_every_n_epochs": "1", "gradient_clip_algorithm": "norm",
-}  # fmt: skip
+    "detect_anomaly": "true",
+    "deterministic": "true",
+    "benchmark": "false",
+    "use_distributed_sampler": "false",
+    "inference_mode": "false",
+    "num_sanity_val_steps": "2",
+    "enable_model_summary": "true",
+    "enable_progress_bar": "true",
+    "profiler": "simple",
+    "sync_batchnorm": "true",
+    "min_steps": "3",
+    "min_epochs": "1",
+    "enable_autolog_hparams": "false",
+    "limit_predict_batches": "1",
+    "limit_test_batches": "1",
+    "accelerator": "auto",
+    "strategy": "single_device",
+    "num_nodes": "1",
+    "max_time": "00:10:00:00",
+    "precision": "32",
+    "plugins": "LightningEnvironment",
+    "reload_dataloaders_every_n_epochs": "1",
+    "gradient_clip_algorithm": "norm",
+}
 """Arguments of the Trainer with values that change nothing that is learned."""
 
 
@@ -143,8 +160,8 @@ def test_settings_that_change_no_number(
     arguments = fit_arguments(
         shards, tmp_path / "cut", *epochs, "--trainer.val_check_interval=3", *flags
     )
-    left = stop_and_continue(arguments, tmp_path / "cut", whole, signal_at("SIGTERM", 2), 75)
-    assert left["global_step"] == 3
+    checkpoint = stop_and_continue(arguments, tmp_path / "cut", whole, signal_at("SIGTERM", 2), 75)
+    assert checkpoint["global_step"] == 3
 
 
 def test_a_dev_run_leaves_nothing(shards: Path, tmp_path: Path) -> None:

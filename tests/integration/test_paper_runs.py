@@ -1,4 +1,4 @@
-"""The configurations of the papers' runs build on the meta device, with the parameters that the papers' sizes say."""
+"""The configurations of the papers' runs have the sizes and the tokens of the papers."""
 
 import pytest
 

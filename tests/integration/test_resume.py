@@ -27,18 +27,31 @@ INTERRUPTED, PREEMPTED = 1, 75
 BASE = ("--trainer.max_steps=25", "--trainer.val_check_interval=10")
 NO_CHECKPOINTS = "--checkpoint_every_n_steps=1000"
 ACCUMULATED = (
-    "--data.batch_size=1", "--trainer.accumulate_grad_batches=3", "--trainer.val_check_interval=5", NO_CHECKPOINTS,
-    "--trainer.max_steps=12", "--model.dropout=0.1", "--data.context_schedule={0: 16, 10: 32}",
+    "--data.batch_size=1",
+    "--trainer.accumulate_grad_batches=3",
+    "--trainer.val_check_interval=5",
+    NO_CHECKPOINTS,
+    "--trainer.max_steps=12",
+    "--model.dropout=0.1",
+    "--data.context_schedule={0: 16, 10: 32}",
     "--model.schedule.warmup=0.3",
-)  # fmt: skip
+)
 EPOCHS = (
-    "--data.batch_size=1", "--trainer.accumulate_grad_batches=2", "--trainer.limit_train_batches=8", NO_CHECKPOINTS,
-    "--trainer.val_check_interval=3", "--trainer.max_steps=12",
-)  # fmt: skip
+    "--data.batch_size=1",
+    "--trainer.accumulate_grad_batches=2",
+    "--trainer.limit_train_batches=8",
+    NO_CHECKPOINTS,
+    "--trainer.val_check_interval=3",
+    "--trainer.max_steps=12",
+)
 GUARDED = (
-    *BASE, "--trainer.callbacks+=LossGuard", "--trainer.callbacks.on_spike=skip", "--trainer.callbacks.window=16",
-    "--trainer.callbacks+=tests.training.poison.Poison", "--trainer.callbacks.batches=[12,20]",
-)  # fmt: skip
+    *BASE,
+    "--trainer.callbacks+=LossGuard",
+    "--trainer.callbacks.on_spike=skip",
+    "--trainer.callbacks.window=16",
+    "--trainer.callbacks+=tests.training.poison.Poison",
+    "--trainer.callbacks.batches=[12,20]",
+)
 DROPOUT = ("--trainer.limit_val_batches=0", "--model.dropout=0.1")
 RANKS = ("--trainer.max_steps=6", "--checkpoint_every_n_steps=3", *DROPOUT)
 
@@ -48,12 +61,12 @@ def killed_in(owner: str, name: str, call: int) -> list[str]:
 
 
 class Case(NamedTuple):
-    """A run's settings, how it is stopped, its exit code, and the step of the checkpoint that is left."""
+    """A run that is stopped: settings, flags that stop it, exit code, step of its checkpoint."""
 
     settings: tuple[str, ...]
     stop: list[str]
     code: int
-    left: int
+    saved_step: int
     model: str = "AnGPT"
     n_ranks: int = 1
 
@@ -64,31 +77,50 @@ CASES = {
     "killed between two checkpoints": Case(BASE, signal_at("SIGKILL", 19), KILLED, 16),
     "preempted where a validation is due": Case(BASE, signal_at("SIGTERM", 9), PREEMPTED, 10),
     "interrupted, with workers": Case((*BASE, WORKERS), signal_at("SIGINT", 11), INTERRUPTED, 12),
-    "a checkpoint is there and its row is not": Case(BASE, killed_in("training.loggers.MetricsCSV", "log_metrics", 18),
-                                                    KILLED, 16),
-    "a validation is there and no checkpoint": Case(BASE, killed_in(WRITE, "save_checkpoint", 2), KILLED, 8),
+    "a checkpoint without its row": Case(
+        BASE, killed_in("training.loggers.MetricsCSV", "log_metrics", 18), KILLED, 16
+    ),
+    "a validation without a checkpoint": Case(
+        BASE, killed_in(WRITE, "save_checkpoint", 2), KILLED, 8
+    ),
     "killed at the last step": Case(BASE, signal_at("SIGKILL", 24), KILLED, 24),
-    "dropout, accumulation, a context schedule, warm-up": Case(ACCUMULATED, signal_at("SIGKILL", 25), KILLED, 5, "GPT"),
+    "dropout, accumulation, a context schedule, warm-up": Case(
+        ACCUMULATED, signal_at("SIGKILL", 25), KILLED, 5, "GPT"
+    ),
     "after skipped steps": Case(GUARDED, signal_at("SIGINT", 16), INTERRUPTED, 17),
-    "two ranks, of which one is told": Case((*RANKS, *FSDP), signal_at("SIGUSR1", 2, 1), PREEMPTED, 4, n_ranks=2),
-    "a part is written and no rest": Case((*RANKS, *FSDP), killed_in("checkpoints.sharded", "give_name", 2),
-                                         KILLED, 3, n_ranks=2),
-}  # fmt: skip
+    "two ranks, one is signalled": Case(
+        (*RANKS, *FSDP), signal_at("SIGUSR1", 2, 1), PREEMPTED, 4, n_ranks=2
+    ),
+    "a shard without its metadata": Case(
+        (*RANKS, *FSDP), killed_in("checkpoints.sharded", "give_name", 2), KILLED, 3, n_ranks=2
+    ),
+}
 SLOW_CASES = {
     "interrupted at the last step": Case(BASE, signal_at("SIGINT", 24), INTERRUPTED, 25),
-    "preempted by Slurm": Case((*BASE, NO_CHECKPOINTS), signal_at("SIGUSR1", 12), PREEMPTED, 13, "NGPT"),
-    "rows are there and no checkpoint": Case(BASE, killed_in(WRITE, "save_checkpoint", 4), KILLED, 10),
+    "preempted by Slurm": Case(
+        (*BASE, NO_CHECKPOINTS), signal_at("SIGUSR1", 12), PREEMPTED, 13, "NGPT"
+    ),
+    "rows without a checkpoint": Case(BASE, killed_in(WRITE, "save_checkpoint", 4), KILLED, 10),
     "killed at the end of an epoch": Case(EPOCHS, signal_at("SIGKILL", 6), KILLED, 3),
     "ddp": Case((*RANKS, *DDP), signal_at("SIGTERM", 2, 1), PREEMPTED, 4, n_ranks=2),
     "fsdp, rank 0": Case((*RANKS, *FSDP), signal_at("SIGTERM", 2, 0), PREEMPTED, 4, n_ranks=2),
-    "fsdp in one file": Case((*RANKS, *FSDP, "--trainer.strategy.sharded_checkpoints=false"),
-                             signal_at("SIGTERM", 2, 0), PREEMPTED, 4, n_ranks=2),
-    "in the background": Case((*RANKS, *BACKGROUND), signal_at("SIGTERM", 2, 1), PREEMPTED, 4, n_ranks=2),
-    "before the rest is written": Case((*RANKS, *FSDP), killed_in("checkpoints.sharded", "write_durably", 2),
-                                       KILLED, 3, n_ranks=2),
-    "before the name changes": Case((*RANKS, *FSDP), killed_in("checkpoints.sharded", "_publish", 2), KILLED, 3,
-                                    n_ranks=2),
-}  # fmt: skip
+    "fsdp in one file": Case(
+        (*RANKS, *FSDP, "--trainer.strategy.sharded_checkpoints=false"),
+        signal_at("SIGTERM", 2, 0),
+        PREEMPTED,
+        4,
+        n_ranks=2,
+    ),
+    "in the background": Case(
+        (*RANKS, *BACKGROUND), signal_at("SIGTERM", 2, 1), PREEMPTED, 4, n_ranks=2
+    ),
+    "before the metadata is written": Case(
+        (*RANKS, *FSDP), killed_in("checkpoints.sharded", "write_durably", 2), KILLED, 3, n_ranks=2
+    ),
+    "before the name changes": Case(
+        (*RANKS, *FSDP), killed_in("checkpoints.sharded", "_publish", 2), KILLED, 3, n_ranks=2
+    ),
+}
 
 
 @pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=slow) for name in SLOW_CASES)])
@@ -96,13 +128,13 @@ def test_stopped_and_continued_is_identical(
     shards: Path, tmp_path: Path, trained: Train, name: str
 ) -> None:
     case = (CASES | SLOW_CASES)[name]
-    settings = [setting for setting in case.settings if setting != WORKERS]  # they change nothing
+    settings = [setting for setting in case.settings if setting != WORKERS]  # they change no number
     whole = trained(*settings, model=case.model, n_ranks=case.n_ranks)
     arguments = fit_arguments(shards, tmp_path / "cut", *case.settings, model=case.model)
-    left = conftest.stop_and_continue(
+    checkpoint = conftest.stop_and_continue(
         arguments, tmp_path / "cut", whole, case.stop, case.code, case.n_ranks
     )
-    assert left["global_step"] == case.left
+    assert checkpoint["global_step"] == case.saved_step
     if case.settings == GUARDED:
         guards = [
             last_checkpoint(run_dir)["callbacks"]["LossGuard"]
@@ -117,7 +149,7 @@ def test_stopped_and_continued_is_identical(
 def test_a_signal_with_nothing_to_save_asks_to_be_started_again(
     shards: Path, tmp_path: Path, monkeypatch, name: str, finished: Path
 ) -> None:
-    """While modules are imported, and in `anlit validate`, where Lightning alone would end with 0."""
+    """The signal comes during imports, or in `anlit validate`, where Lightning would exit with 0."""
     (tmp_path / "preempting.py").write_text(
         f"import os, signal\nos.kill(os.getpid(), signal.{name})\n"
     )
@@ -129,10 +161,10 @@ def test_a_signal_with_nothing_to_save_asks_to_be_started_again(
 @pytest.mark.parametrize(
     "stop", [signal_at("SIGKILL", 2), killed_in("checkpoints.checkpoint_io", "give_name", 1)]
 )
-def test_killed_before_the_first_checkpoint_is_complete_it_begins_anew_and_says_so(
+def test_a_run_killed_before_its_first_checkpoint_starts_again_and_prints_it(
     shards: Path, tmp_path: Path, stop: list[str], capfd
 ) -> None:
-    """What was half-written is no checkpoint to go on from. A study and the demo always say `--ckpt_path last`."""
+    """A partial file is not a checkpoint. Studies and the demo always use `--ckpt_path last`."""
     arguments = fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=3", "--ckpt_path=last")
     checkpoints = tmp_path / "run" / "checkpoints"
     assert run([*arguments, "--trainer.limit_val_batches=0", *stop]) == KILLED
@@ -140,9 +172,9 @@ def test_killed_before_the_first_checkpoint_is_complete_it_begins_anew_and_says_
         [".partial-last.ckpt"] if "give_name" in stop[2] else []
     )
     assert run(arguments) == 0
-    said = capfd.readouterr().out
+    output = capfd.readouterr().out
     assert (
-        said.count(
+        output.count(
             "was stopped before its first checkpoint was complete: it starts again at step 0"
         )
         == 1
@@ -156,12 +188,15 @@ def test_killed_before_the_first_checkpoint_is_complete_it_begins_anew_and_says_
 
 
 @slow
-@pytest.mark.parametrize(("n_ranks", "strategy", "times"), [
-    (1, [], 20), (2, FSDP, 6), (2, BACKGROUND, 6)], ids=["one", "fsdp", "background"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n_ranks", "strategy", "times"),
+    [(1, [], 20), (2, FSDP, 6), (2, BACKGROUND, 6)],
+    ids=["one", "fsdp", "background"],
+)
 def test_killed_at_random_moments_and_continued_is_identical(
     shards: Path, tmp_path: Path, trained: Train, n_ranks: int, strategy: list[str], times: int
 ) -> None:
-    """A checkpoint each step: most moments are while one is being written."""
+    """A checkpoint each step, so most kills come while a checkpoint is being written."""
     settings = ("--trainer.max_steps=60", "--checkpoint_every_n_steps=1", *DROPOUT, *strategy)
     whole, cut = trained(*settings, n_ranks=n_ranks), tmp_path / "cut"
     arguments = fit_arguments(shards, cut, *settings, "--ckpt_path=last")
@@ -190,12 +225,21 @@ def test_killed_at_random_moments_and_continued_is_identical(
 def test_continued_with_another_accumulation_every_step_is_whole(
     shards: Path, tmp_path: Path, trained: Train, capfd, earlier: int, later: int
 ) -> None:
-    """Its micro-batches are numbered as in an undisturbed run: random numbers of a step depend on that."""
-    own = [setting for setting in EPOCHS if "accumulate" not in setting and "limit" not in setting]
+    """Micro-batches have the numbers of an undisturbed run: random numbers depend on them."""
+    settings_of_both = [
+        setting for setting in EPOCHS if "accumulate" not in setting and "limit" not in setting
+    ]
     accumulated = "--trainer.accumulate_grad_batches="
     run_dir = tmp_path / "run"
-    shutil.copytree(trained(*own, f"{accumulated}{earlier}", "--trainer.max_steps=5"), run_dir)
-    settings = [*own, f"{accumulated}{later}", "--ckpt_path=last", "--trainer.max_steps=7"]
+    shutil.copytree(
+        trained(*settings_of_both, f"{accumulated}{earlier}", "--trainer.max_steps=5"), run_dir
+    )
+    settings = [
+        *settings_of_both,
+        f"{accumulated}{later}",
+        "--ckpt_path=last",
+        "--trainer.max_steps=7",
+    ]
     capfd.readouterr()
     numbers = "--trainer.callbacks+=tests.integration.callbacks.Numbers"
     assert run(fit_arguments(shards, run_dir, *settings, numbers)) == 0

@@ -1,4 +1,4 @@
-"""What a run logs: the end of training is validated, once; settings; lines of progress; when ranks meet for it."""
+"""The logs of a run: validation at the end, settings, lines of progress, meetings of ranks."""
 
 import io
 import json
@@ -28,7 +28,7 @@ SHORT = ("--trainer.max_steps=25", "--trainer.val_check_interval=10")
 
 
 def validated(run_dir: Path) -> list[int]:
-    """The steps of metrics.csv that have a validation loss; TensorBoard has the same."""
+    """Return the steps in metrics.csv with a validation loss. TensorBoard has the same."""
     steps = [step for step, _ in logged(run_dir, "val/loss")]
     assert [
         event.step for event in EventAccumulator(str(run_dir)).Reload().Scalars("val/loss")
@@ -40,7 +40,7 @@ def validated(run_dir: Path) -> list[int]:
 def test_the_last_step_is_validated(
     shards: Path, tmp_path: Path, trained: Train, first: int, steps: list[int]
 ) -> None:
-    """Once, if a finished run is continued. A longer run goes on from an end between two intervals."""
+    """Once, also if a finished run is continued. A longer run goes on between two intervals."""
     run_dir = shutil.copytree(trained(*SHORT, f"--trainer.max_steps={first}"), tmp_path / "run")
     assert validated(run_dir) == [step for step in steps if step < first]
     assert run(fit_arguments(shards, run_dir, *SHORT, "--ckpt_path=last")) == 0
@@ -51,11 +51,11 @@ def test_the_last_step_is_validated(
 def test_settings_are_in_hparams_yaml_and_in_tensorboard(trained: Train) -> None:
     """The tab takes val/loss, its only metric, from the curve."""
     run_dir = trained(*SHORT)
-    told = yaml.safe_load((run_dir / "hparams.yaml").read_text())
+    settings_on_file = yaml.safe_load((run_dir / "hparams.yaml").read_text())
     assert (
-        told["model"]["architecture"],
-        told["model"]["context_length"],
-        told["seed_everything"],
+        settings_on_file["model"]["architecture"],
+        settings_on_file["model"]["context_length"],
+        settings_on_file["seed_everything"],
     ) == ("AnGPT", 32, 1)
     contents = EventAccumulator(str(run_dir)).Reload().summary_metadata
     session, experiment = (
@@ -72,7 +72,7 @@ def test_settings_are_in_hparams_yaml_and_in_tensorboard(trained: Train) -> None
 
 
 def hparams_shown(run_dir: Path) -> Any:
-    """What TensorBoard's tab HPARAMS shows of a run."""
+    """Return the content of a run in TensorBoard's tab HPARAMS."""
     contents = EventAccumulator(str(run_dir)).Reload().summary_metadata
     content = contents["_hparams_/session_start_info"].plugin_data.content
     return HParamsPluginData.FromString(content).session_start_info.hparams
@@ -81,7 +81,7 @@ def hparams_shown(run_dir: Path) -> Any:
 BY_SIZE = ("--config=model/angpt.yaml", "--trainer.log_every_n_steps=2")
 
 
-def test_hparams_name_the_data_and_are_those_of_the_last_launch(
+def test_hparams_name_the_data_and_come_from_the_last_launch(
     shards: Path, tmp_path: Path, trained: Train
 ) -> None:
     settings = (*BY_SIZE, "--trainer.max_steps=4")
@@ -106,14 +106,14 @@ def test_a_rate_by_size_is_on_every_record(trained: Train) -> None:
     (launch,) = json.loads((run_dir / "run.json").read_text())["launches"]
     assert set(launch["peak_rates"].values()) == {0.016}
     assert hparams_shown(run_dir)["peak_rate.matrices"].number_value == pytest.approx(0.016)
-    told = yaml.safe_load((run_dir / "hparams.yaml").read_text())
-    assert told["peak_rate"]["matrices"] == 0.016
+    settings_on_file = yaml.safe_load((run_dir / "hparams.yaml").read_text())
+    assert settings_on_file["peak_rate"]["matrices"] == 0.016
 
 
 def test_the_line_of_progress_and_metrics_csv_have_one_loss_for_a_step(
     shards: Path, tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    """Every logged step has a line here, and a validated one has one line too."""
+    """Every logged step has a line, and every validated step."""
     monkeypatch.setattr("anlit.training.callbacks.progress.SECONDS_BETWEEN_LINES", -1.0)
     flags = (
         "--trainer.max_steps=12",
@@ -136,7 +136,7 @@ def test_the_line_of_progress_and_metrics_csv_have_one_loss_for_a_step(
 
 
 class BarLosses(L.Callback):
-    """What a progress bar reads at the end of each step."""
+    """Records the loss that a progress bar reads at the end of each step."""
 
     def __init__(self) -> None:
         self.shown: list[float] = []
@@ -171,7 +171,7 @@ def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(
             == 0
         )
         first, *lines = capsys.readouterr().out.splitlines()
-        assert all(part in first for part in head)
+        assert all(text in first for text in head)
         assert [line.split("  ")[0] for line in lines if line.startswith("step")] == shown
         numbers = re.compile(r"step .*  [\d.]+k? tokens/s  loss \d\.\d{3}  val \d\.\d{3}")
         assert all(numbers.match(line) for line in lines if line.startswith("step"))
@@ -179,7 +179,7 @@ def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(
 
 
 class Meetings(L.Callback):
-    """Leaves beside the run, by optimizer step, which collective calls Python makes and waits for."""
+    """Writes the step and name of each collective call that Python waits for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.step, self.seen = folder, 0, list[tuple[int, str]]()
@@ -202,7 +202,7 @@ class Meetings(L.Callback):
 def test_ranks_wait_for_each_other_only_where_they_log(
     shards: Path, tmp_path: Path, strategy: list[str]
 ) -> None:
-    """Other meetings than those for gradients would wait for the device."""
+    """A meeting beyond the gradients' would wait for the device."""
     noted = [
         "--trainer.callbacks+=tests.integration.test_run_logs.Meetings",
         f"--trainer.callbacks.folder={tmp_path}",
@@ -225,10 +225,13 @@ def test_ranks_wait_for_each_other_only_where_they_log(
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-@pytest.mark.parametrize(("trainer", "last"), [
-    ({"max_steps": 3, "accumulate_grad_batches": 4}, "step 3/3"),  # micro-batches are no steps
-    ({"max_epochs": 2}, "step 6/6"),  # without max_steps the epochs say how many
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("trainer", "last"),
+    [
+        ({"max_steps": 3, "accumulate_grad_batches": 4}, "step 3/3"),  # micro-batches are no steps
+        ({"max_epochs": 2}, "step 6/6"),  # without max_steps the epochs say how many
+    ],
+)
 def test_a_terminal_has_one_line_of_80_columns(trainer: dict[str, int], last: str) -> None:
     written = io.StringIO()
     bar = RunProgress(Console(file=written, force_terminal=True, width=80))
@@ -253,9 +256,9 @@ def test_a_continued_run_has_one_id_in_wandb(shards: Path, tmp_path: Path, monke
     monkeypatch.setenv("WANDB_SILENT", "true")
     folder = tmp_path / "run"
     for steps, more in ((2, []), (4, ["--ckpt_path=last"])):
-        given = ("--config=logger/wandb.yaml", f"--trainer.max_steps={steps}", *more)
-        assert run(fit_arguments(shards, folder, *given)) == 0
-    ids = [part.name.rpartition("-")[2] for part in (folder / "wandb").glob("offline-run-*")]
+        arguments = ("--config=logger/wandb.yaml", f"--trainer.max_steps={steps}", *more)
+        assert run(fit_arguments(shards, folder, *arguments)) == 0
+    ids = [file.name.rpartition("-")[2] for file in (folder / "wandb").glob("offline-run-*")]
     assert (len(ids), len(set(ids))) == (2, 1)
     assert b"train/loss" in b"".join(
         file.read_bytes() for file in (folder / "wandb").rglob("*.wandb")
@@ -268,5 +271,5 @@ def test_without_wandb_the_message_says_how_to_install_it(
     shards: Path, tmp_path: Path, monkeypatch, refusal
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    said = refusal(*fit_arguments(shards, tmp_path / "run", "--config=logger/wandb.yaml"))
-    assert "needs wandb: run `make extras EXTRAS=wandb`" in said
+    error = refusal(*fit_arguments(shards, tmp_path / "run", "--config=logger/wandb.yaml"))
+    assert "needs wandb: run `make extras EXTRAS=wandb`" in error

@@ -1,4 +1,4 @@
-"""A signal ends a run in order, wherever and whenever it comes; continued, the run has the same weights."""
+"""A signal at any time ends a run in order. The continued run has the same weights."""
 
 import multiprocessing
 import os
@@ -24,14 +24,18 @@ from tests.integration.conftest import (
     run,
     steps_logged,
 )
-from tests.integration.ranks import DDP, ends_of_ranks, logged
+from tests.integration.ranks import DDP, logged, run_ranks_with_logs
 
 ROOT = Path(__file__).parents[2]
 INTERRUPTED, PREEMPTED = 1, 75
 SETTINGS = (
-    "--data.batch_size=2", "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=4",
-    "--trainer.max_steps=7", "--checkpoint_every_n_steps=1000", "--model.dropout=0.1",
-)  # fmt: skip
+    "--data.batch_size=2",
+    "--trainer.accumulate_grad_batches=2",
+    "--trainer.val_check_interval=4",
+    "--trainer.max_steps=7",
+    "--checkpoint_every_n_steps=1000",
+    "--model.dropout=0.1",
+)
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGUSR1")
 TARGETS = {
     "the process": {"group": False},
@@ -45,8 +49,8 @@ MOMENTS = {
     "between two micro-batches": ("train", 5),
     "in validation": ("validate", 1),
 }
-LEFT = {"in the first step": 1, "between two micro-batches": 3, "in validation": 4}
-"""The step of the checkpoint that one rank leaves; two ranks stop one step later."""
+CHECKPOINT_STEPS = {"in the first step": 1, "between two micro-batches": 3, "in validation": 4}
+"""The step of the checkpoint of a single rank. Two ranks stop a step later."""
 
 
 def signalled(name: str, target: str, moment: str) -> list[str]:
@@ -57,7 +61,12 @@ def signalled(name: str, target: str, moment: str) -> list[str]:
 
 
 def assert_ends_in_order(
-    shards: Path, tmp_path: Path, trained: Train, said: Callable[[], str], *case: str, workers: int
+    shards: Path,
+    tmp_path: Path,
+    trained: Train,
+    printed: Callable[[], str],
+    *case: str,
+    workers: int,
 ) -> None:
     name, target, moment = case
     n_ranks = 2 if "two ranks" in target else 1
@@ -67,16 +76,16 @@ def assert_ends_in_order(
         shards, tmp_path / "cut", *SETTINGS, *strategy, f"--data.num_workers={workers}"
     )
     code = INTERRUPTED if name == "SIGINT" else PREEMPTED
-    said()
-    left = conftest.stop_and_continue(
+    printed()
+    checkpoint = conftest.stop_and_continue(
         arguments, tmp_path / "cut", whole, signalled(*case), code, n_ranks
     )
-    assert left["global_step"] == LEFT[moment] + n_ranks - 1
-    assert "error" not in said()
+    assert checkpoint["global_step"] == CHECKPOINT_STEPS[moment] + n_ranks - 1
+    assert "error" not in printed()
 
 
 @pytest.fixture
-def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+def printed(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
     """said() → what was printed since the last call."""
     return lambda: "".join(capfd.readouterr())
 
@@ -84,16 +93,16 @@ def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
 def test_sigterm_to_the_group_saves_though_there_are_data_workers(
     shards: Path, tmp_path: Path
 ) -> None:
-    """As a user starts it, and as scancel, `timeout` or a cloud ends it."""
+    """A user starts it, and scancel, `timeout` or a cloud ends it."""
     stop = signalled("SIGTERM", "the group", "between two micro-batches")
     arguments = fit_arguments(shards, tmp_path, *SETTINGS, "--data.num_workers=2", *stop)
     command = [sys.executable, "-m", "anlit", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == PREEMPTED
-    assert done.stderr.splitlines()[-1] == (
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert result.returncode == PREEMPTED
+    assert result.stderr.splitlines()[-1] == (
         "Stopped after step 3 and saved: the same command with --ckpt_path last continues"
     )
-    assert "rror" not in done.stderr
+    assert "rror" not in result.stderr
     assert last_checkpoint(tmp_path)["global_step"] == 3
 
 
@@ -103,18 +112,24 @@ def test_sigterm_to_the_group_saves_though_there_are_data_workers(
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", SIGNALS)
 def test_a_signal_ends_a_run_in_order(
-    shards: Path, tmp_path: Path, trained: Train, said: Callable[[], str],
-    name: str, target: str, moment: str, workers: int,
-) -> None:  # fmt: skip
+    shards: Path,
+    tmp_path: Path,
+    trained: Train,
+    printed: Callable[[], str],
+    name: str,
+    target: str,
+    moment: str,
+    workers: int,
+) -> None:
     case = (name, target, moment)
-    assert_ends_in_order(shards, tmp_path, trained, said, *case, workers=workers)
+    assert_ends_in_order(shards, tmp_path, trained, printed, *case, workers=workers)
 
 
 def test_a_signal_to_one_rank_before_training_ends_both(shards: Path, tmp_path: Path) -> None:
-    """The other would wait for it to join until a time-out of half an hour."""
+    """Otherwise the other rank would wait for half an hour."""
     stop = callback("integration.callbacks.PreemptedWhenMade", rank=1)
     arguments = fit_arguments(shards, tmp_path / "run", *SETTINGS, *DDP, *stop)
-    codes, _ = ends_of_ranks(arguments, 2, tmp_path / "log")
+    codes, _ = run_ranks_with_logs(arguments, 2, tmp_path / "log")
     assert codes == [PREEMPTED, PREEMPTED]
 
 
@@ -134,16 +149,16 @@ def test_a_closed_terminal_does_not_end_a_run_under_nohup(
 
 @pytest.mark.parametrize("n_presses", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_third_ctrl_c_is_one_too_many(
-    shards: Path, tmp_path: Path, said: Callable[[], str], n_presses: int
+    shards: Path, tmp_path: Path, printed: Callable[[], str], n_presses: int
 ) -> None:
-    """All in the same step, the third: two save it, the third ends the run before the step is complete."""
+    """All come in step 3: two save it, and the third ends the run before the step is complete."""
     presses = [
         flag
         for _ in range(n_presses)
         for flag in signalled("SIGINT", "the process", "between two micro-batches")
     ]
     assert run(fit_arguments(shards, tmp_path / "run", *SETTINGS, *presses)) == INTERRUPTED
-    text = said()
+    text = printed()
     assert "Traceback" not in text
     assert "Ctrl-C once more ends it without saving" in text
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() is (n_presses == 2)

@@ -1,8 +1,10 @@
-"""The same training on one process, two with DDP, and two to four with FSDP2; and what one has saved another continues.
+"""One training on one process, two with DDP, and two to four with FSDP2.
 
-Global batch and data order are the same everywhere, so runs differ by the order of summation only. Documents are of a
-few or of hundreds of tokens and their first ones do not count: ranks and micro-batches have different numbers of
-targets, and train as one process with one batch.
+Each strategy continues the checkpoints of the others.
+
+Global batch and data order are the same everywhere, so runs differ by the order of summation only.
+Documents have a few or hundreds of tokens, and their first tokens do not count. So ranks and
+micro-batches have different numbers of targets, and train like one process with one batch.
 """
 
 import re
@@ -27,22 +29,24 @@ from tests.integration.conftest import (
 )
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, run_ranks
 
-STEPS, SAVED_AT = 10, 7
+STEPS = 10
+SAVED_AT = 7
 GLOBAL_BATCH = 12
-CLIP = 0.03  # far below every gradient norm of these runs: each step is clipped
+CLIP = 0.03  # below every gradient norm, so that each step is clipped
 LOSS_TOLERANCE = 1e-5
-"""Relative. float32 has 1.2e-7, and a loss is a sum of 384 terms of which ranks add parts: 2.5e-7 was seen, and 8e-4 of
-the settings that the comparison has to see."""
+"""Relative. float32 has 1.2e-7, and a loss is a sum of 384 terms, split over ranks. Strategies differ
+by 2.5e-7, and the settings that the comparison must tell apart by 8e-4."""
 NORM_TOLERANCE = 3e-6  # relative, of the gradient norm after up to 9 earlier steps
 WEIGHT_TOLERANCE = 5e-6  # absolute, at a learning rate of 1e-3 and AdamW's eps of 1e-6
-MUON = 100  # how much wider with Muon, which orthogonalises in bfloat16: a last bit can show in the third digit
+MUON = 100
+"""Factor of the tolerances with Muon, which orthogonalises in bfloat16."""
 MODELS = ["GPT", "NGPT", "AnGPT"]
 PART_FILES = [f"shard-{rank:05}-model-00001-of-00001.safetensors" for rank in (1, 2)]
 slow = pytest.mark.slow
 
 
 class Way(NamedTuple):
-    """How a step's sequences are divided."""
+    """The division of a step's sequences."""
 
     n_ranks: int
     micro_batches: int
@@ -51,21 +55,35 @@ class Way(NamedTuple):
 
 ONE = Way(1, 1, [])
 WAYS = {
-    "one": ONE, "accumulated": Way(1, 6, []), "ddp2": Way(2, 2, DDP), "fsdp2": Way(2, 2, FSDP),
-    "fsdp3": Way(3, 1, FSDP), "fsdp4": Way(4, 1, FSDP), "hybrid": Way(4, 1, [*FSDP, "--trainer.strategy.replicas=2"]),
-    "single2": Way(2, 2, [*FSDP, "--trainer.strategy.sharded_checkpoints=false"]), "async2": Way(2, 2, BACKGROUND),
-}  # fmt: skip
+    "one": ONE,
+    "accumulated": Way(1, 6, []),
+    "ddp2": Way(2, 2, DDP),
+    "fsdp2": Way(2, 2, FSDP),
+    "fsdp3": Way(3, 1, FSDP),
+    "fsdp4": Way(4, 1, FSDP),
+    "hybrid": Way(4, 1, [*FSDP, "--trainer.strategy.replicas=2"]),
+    "single2": Way(2, 2, [*FSDP, "--trainer.strategy.sharded_checkpoints=false"]),
+    "async2": Way(2, 2, BACKGROUND),
+}
 TrainWay = Callable[..., Path]
 
 
 def flags(way: Way) -> list[str]:
     n_ranks, micro_batches, strategy = way
     return [
-        f"--data.batch_size={GLOBAL_BATCH // n_ranks // micro_batches}", "--data.val_batch_size=1",
-        "--trainer.limit_val_batches=1.0", "--data.score_first_token=false", f"--trainer.gradient_clip_val={CLIP}",
-        f"--trainer.accumulate_grad_batches={micro_batches}", f"--trainer.max_steps={STEPS}", "--model.z_loss=0.01",
-        "--trainer.val_check_interval=5", "--checkpoint_every_n_steps=1000", "--model.optimizer.eps=1e-6", *strategy,
-    ]  # fmt: skip
+        f"--data.batch_size={GLOBAL_BATCH // n_ranks // micro_batches}",
+        "--data.val_batch_size=1",
+        "--trainer.limit_val_batches=1.0",
+        "--data.score_first_token=false",
+        f"--trainer.gradient_clip_val={CLIP}",
+        f"--trainer.accumulate_grad_batches={micro_batches}",
+        f"--trainer.max_steps={STEPS}",
+        "--model.z_loss=0.01",
+        "--trainer.val_check_interval=5",
+        "--checkpoint_every_n_steps=1000",
+        "--model.optimizer.eps=1e-6",
+        *strategy,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +125,11 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
 def assert_same_training(run_dir: Path, reference: Path, factor: float = 1.0) -> None:
     """Losses, gradient norms and final weights agree; `factor` widens the tolerances."""
     for name, tolerance in (("train/loss", LOSS_TOLERANCE), ("train/grad_norm", NORM_TOLERANCE)):
-        here, there = (
+        values, reference_values = (
             torch.tensor(column(run, name), dtype=torch.float64) for run in (run_dir, reference)
         )
-        assert len(here) == len(there) == STEPS
-        assert (here / there - 1).abs().max() < factor * tolerance, name
+        assert len(values) == len(reference_values) == STEPS
+        assert (values / reference_values - 1).abs().max() < factor * tolerance, name
     losses = column(reference, "val/loss")
     assert len(losses) == 2
     assert column(run_dir, "val/loss") == pytest.approx(losses, rel=factor * LOSS_TOLERANCE)
@@ -153,8 +171,11 @@ SGD = (
     "--model.optimizer.lr=5",
     "--model.optimizer.fused=false",
 )
-MUON_LR = ("--model.optimizer=anlit.MuonAdamW", "--model.optimizer.embedding_lr=0.002",
-           "--model.optimizer.weight_decay=3")  # fmt: skip
+MUON_LR = (
+    "--model.optimizer=anlit.MuonAdamW",
+    "--model.optimizer.embedding_lr=0.002",
+    "--model.optimizer.weight_decay=3",
+)
 CLIPPED = ("--model.qk_norm=false", "--model.qk_clip=0.002")
 GATED = ("--model.attention_gate=per_head",)
 VARIANTS = {
@@ -217,14 +238,18 @@ def test_what_steps_do_to_sharded_weights(train: TrainWay, variant: str) -> None
                 column(reference, name), rel=1e-5, abs=1e-9
             )
     if variant == "muon_tied":  # safetensors refuses tensors that share memory
-        read = weights(run_dir)
-        assert read["model.head.weight"] is read["model.embedding.weight"]
+        state = weights(run_dir)
+        assert state["model.head.weight"] is state["model.embedding.weight"]
 
 
 @slow
-@pytest.mark.parametrize(("model", "setting"), [
-    *((model, "--model.runtime.meta_init=true") for model in MODELS), ("AnGPT", "--model.runtime.recompute_every=1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "setting"),
+    [
+        *((model, "--model.runtime.meta_init=true") for model in MODELS),
+        ("AnGPT", "--model.runtime.recompute_every=1"),
+    ],
+)
 def test_weights_drawn_late_and_recomputed_blocks_change_nothing(
     train: TrainWay, model: str, setting: str
 ) -> None:
@@ -256,7 +281,7 @@ def continued(
 
 
 def saved(train: TrainWay, way: Way, model: str = "AnGPT", *extra: str) -> Path:
-    """A run that was stopped after SAVED_AT steps; with several ranks it is asked one step earlier."""
+    """A run that stopped after SAVED_AT steps. With several ranks the signal comes a step earlier."""
     batch = (SAVED_AT - 1 - (way.n_ranks > 1)) * way.micro_batches
     return train(model, way, *extra, *signal_at("SIGTERM", batch), code=75)
 
@@ -275,27 +300,40 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("there", "here", "model"), [
-    *((*w, "AnGPT") if w in FAST_MATRIX else pytest.param(*w, "AnGPT", marks=slow) for w in MATRIX),
-    *(pytest.param(*w, marks=slow) for w in OTHERS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("saving_way", "continuing_way", "model"),
+    [
+        *(
+            (*w, "AnGPT") if w in FAST_MATRIX else pytest.param(*w, "AnGPT", marks=slow)
+            for w in MATRIX
+        ),
+        *(pytest.param(*w, marks=slow) for w in OTHERS),
+    ],
+)
 def test_saved_there_continued_here(
-    short_and_long: Path, tmp_path: Path, train: TrainWay, there: str, here: str, model: str
+    short_and_long: Path,
+    tmp_path: Path,
+    train: TrainWay,
+    saving_way: str,
+    continuing_way: str,
+    model: str,
 ) -> None:
     model, extra, factor = ("AnGPT", MUON_LR, MUON) if model == "muon" else (model, (), 1)
-    run_dir = saved(train, WAYS[there], model, *extra)
+    run_dir = saved(train, WAYS[saving_way], model, *extra)
     assert last_checkpoint(run_dir)["global_step"] == SAVED_AT
-    run_dir = continued(short_and_long, run_dir, tmp_path / "copy", WAYS[here], *extra, model=model)
+    run_dir = continued(
+        short_and_long, run_dir, tmp_path / "copy", WAYS[continuing_way], *extra, model=model
+    )
     assert_same_training(run_dir, train(model, ONE, *extra), factor)
     assert last_checkpoint(run_dir)["global_step"] == STEPS
 
 
 def test_written_in_the_background_is_the_same(train: TrainWay) -> None:
-    """A folder for each name, and none for what a name stood for before."""
+    """Each name has its folder, and replaced folders are gone."""
     folders = [saved(train, WAYS[name]) / "checkpoints" for name in ("fsdp2", "async2")]
-    now, later = (last_checkpoint(folder.parent) for folder in folders)
-    conftest.assert_same_training_state(now, later)
-    assert_identical(now["loops"], later["loops"], "loops")
+    direct, later = (last_checkpoint(folder.parent) for folder in folders)
+    conftest.assert_same_training_state(direct, later)
+    assert_identical(direct["loops"], later["loops"], "loops")
     for folder in folders:
         assert sorted(p.name for p in (folder / "last.ckpt").iterdir()) == [
             "meta.pt",
@@ -326,7 +364,7 @@ def test_validate_reads_parts_on_one_process(train: TrainWay, capfd) -> None:
 def test_a_copy_without_links_goes_on(
     short_and_long: Path, tmp_path: Path, train: TrainWay
 ) -> None:
-    """As a copy from a bucket or by `cp -L` is; its folders make way for links."""
+    """Such as a copy from a bucket or by `cp -L`. Its folders make way for links."""
     fsdp = WAYS["fsdp2"]
     run_dir = continued(
         short_and_long, saved(train, fsdp), tmp_path / "copy", fsdp, links=False, model="AnGPT"

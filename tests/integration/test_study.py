@@ -1,4 +1,4 @@
-"""`anlit study` over real trainings: killed while it trains, started again, and its report the same as undisturbed."""
+"""`anlit study` over real trainings: killed and started again, it reports the same."""
 
 import fcntl
 import json
@@ -17,9 +17,14 @@ from tests.integration.conftest import VOCABULARY
 
 MODEL = {"vocab_size": VOCABULARY, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 32}
 TRAINER = {
-    "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 5, "accelerator": "cpu",
-    "max_steps": 40, "val_check_interval": 10, "limit_val_batches": 2,
-}  # fmt: skip
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "log_every_n_steps": 5,
+    "accelerator": "cpu",
+    "max_steps": 40,
+    "val_check_interval": 10,
+    "limit_val_batches": 2,
+}
 
 
 def write_study(folder: Path, shards: Path) -> None:
@@ -53,7 +58,7 @@ def start(folder: Path) -> "subprocess.Popen[bytes]":
 
 
 def results(folder: Path) -> list:
-    """What the report says that the clock does not decide."""
+    """Return the entries of the report that do not depend on time."""
     report = json.loads((folder / "report.json").read_text())
     return [report[name] for name in ("selected", "tuning", "points")]
 
@@ -74,12 +79,12 @@ def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(
     for lock in out.glob(f"*/{LOCK}"):  # a killed run may still end what it had asked of the disk
         with lock.open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-    begun = {path.parent.name for path in out.glob("*/run.json")}
+    started = {path.parent.name for path in out.glob("*/run.json")}
     assert start(tmp_path).wait(900) == 0
     launches = {
         path.parent.name: len(json.loads(path.read_text())["launches"])
         for path in out.glob("*/run.json")
     }
-    assert set() < {name for name, times in launches.items() if times > 1} <= begun
+    assert set() < {name for name, times in launches.items() if times > 1} <= started
     assert results(out) == undisturbed
     assert len(undisturbed[2][0]["losses"]) == 2

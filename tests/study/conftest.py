@@ -78,7 +78,7 @@ class Process:
         convergence.plot_convergence = lambda comparison: (
             None
         )  # it takes most of the time; test_report.py has the pictures
-        command._time_steps = lambda study, output: (
+        command.measure_step_times = lambda study, output: (
             None
         )  # with torch, and the stand-in's runs have no model
         command.check_study = lambda study: None  # the stand-in has settings of its own

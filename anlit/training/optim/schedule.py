@@ -37,7 +37,7 @@ class WarmedUp(Schedule):
 
     def __init__(self, warmup: float = 0.0) -> None:
         self.warmup = warmup
-        check_ranges("model.schedule", vars(self))
+        check_ranges("model.schedule", {"__class__": type(self), **vars(self)})
 
     def factor(self, step: int, n_steps: int) -> float:
         n_warmup = round(self.warmup * n_steps)

@@ -1,0 +1,91 @@
+"""Names the settings of configuration files that a change of class drops or keeps.
+
+A later file or option may choose another class for a key. The parser then drops the settings that
+the new class lacks, and keeps the others, without a message.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jsonargparse import Namespace
+
+from anlit.commands.arguments import CONFIGURATION_SCHEMA
+from anlit.config.labels import ARCHITECTURES, class_name, init_args, mapping
+from anlit.io.read import read_yaml
+
+TUNED_SETTINGS = ("optimizer", "schedule")
+"""Settings of a model that are tuned for its class, and that every model has."""
+
+
+def class_change_messages(config: Namespace) -> Iterator[str]:
+    """Yield a sentence for each file and class with settings that a later class drops or keeps."""
+    files = [str(file) for file in config.config or []]
+    contents = {file: read_yaml(file, CONFIGURATION_SCHEMA) for file in files}
+    final = config.as_dict()
+    for section in ("model", "data", "trainer"):
+        for file, content in contents.items():
+            for sentence in _dropped_settings(content.get(section), final.get(section), section):
+                yield f"{file}: {sentence}"
+    yield from _kept_settings(contents, final["model"])
+
+
+def _dropped_settings(spec: Any, final_spec: Any, key: str) -> Iterator[str]:
+    """Yield a sentence for each class at `key` or below it that lacks settings of `spec`.
+
+    The final configuration has every setting of its classes.
+    """
+    settings = _settings_of(spec)
+    final_settings = _settings_of(final_spec)
+    final_class = class_name(final_spec)
+    if final_class:
+        dropped = [name for name in settings if name not in final_settings]
+        if dropped:
+            names = ", ".join(dropped)
+            yield f"{names} left out, {final_class} has no such {key} settings."
+    for name, value in settings.items():
+        yield from _dropped_settings(value, final_settings.get(name), f"{key}.{name}")
+
+
+def _settings_of(spec: Any) -> dict[str, Any]:
+    """Return the settings of a configured class, or of a mapping without class."""
+    values = mapping(spec)
+    if "class_path" in values or "init_args" in values:
+        return init_args(values)
+    return values
+
+
+def _kept_settings(contents: dict[str, dict[str, Any]], final_model: Any) -> Iterator[str]:
+    """Yield a sentence for each file with tuned settings that stay for a model of another class."""
+    final_class = class_name(final_model)
+    last_file_with = {}
+    for file, content in contents.items():
+        for name in init_args(content.get("model")):
+            last_file_with[name] = file
+    for file, content in contents.items():
+        file_class = class_name(content.get("model"))
+        if file_class in ("", final_class):
+            continue
+        settings = init_args(content["model"])
+        kept_names = [
+            name
+            for name in TUNED_SETTINGS
+            if last_file_with.get(name) == file
+            and _is_contained(settings[name], init_args(final_model).get(name))
+        ]
+        if not kept_names:
+            continue
+        advice = ""
+        if final_class in ARCHITECTURES:
+            advice = f"; its own are in model/{final_class.lower()}.yaml"
+        yield f"{file}: {' and '.join(kept_names)} of {file_class} kept for {final_class}{advice}."
+
+
+def _is_contained(value: Any, final_value: Any) -> bool:
+    """Return whether the final value has all that a file sets."""
+    if not isinstance(value, dict):
+        return bool(value == final_value)
+    if "class_path" in value and class_name(value) != class_name(final_value):
+        return False
+    settings = _settings_of(value)
+    final_settings = _settings_of(final_value)
+    return all(_is_contained(settings[name], final_settings.get(name)) for name in settings)

@@ -1,0 +1,143 @@
+"""Refuses what a configuration may not say, before any object is made."""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from pydoc import locate
+from typing import Any, NamedTuple
+
+import lightning as L
+from jsonargparse import Namespace
+from lightning.pytorch.plugins import Precision as PrecisionPlugin
+from torch import nn
+
+from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
+from anlit.config.error_messages import classes_for, no_class
+from anlit.config.objects import parameters_of, shown
+from anlit.config.schema import check_precision, check_ranges, refuse_null
+from anlit.errors import UserError
+from anlit.training.support import check_trainer
+
+
+class Setting(NamedTuple):
+    """A value of a configuration."""
+
+    key: str
+    """Path with dots and without `init_args`: `model.optimizer.lr`."""
+    name: str
+    """Last key of the path; also `class_path` or `init_args`, which the path lacks."""
+    value: Any
+    owner: Any
+    """The class or dataclass that takes the value as an argument; None outside of classes."""
+    annotation: Any
+    """The argument's type, Any if it is unknown."""
+    default: Any
+    """The argument's default, None if it is unknown."""
+
+
+def check_configuration(config: Namespace, top_level: Mapping[str, tuple[Any, Any]]) -> None:
+    """Check the whole configuration of a subcommand.
+
+    Args:
+        config: The parsed configuration.
+        top_level: Type and default of the settings that belong to no class.
+
+    Raises:
+        UserError: A setting is null without need, names a callable that is not a class, is out of
+            its range, or is not for a run's Trainer.
+    """
+    for setting in walk_settings(config.as_dict()):
+        if setting.value is None:
+            unknown = (setting.annotation, setting.default)
+            _refuse_null(setting, *top_level.get(setting.key, unknown))
+        if setting.name == "class_path":
+            _check_class_path(setting)
+        elif callable(setting.value) and not isinstance(setting.value, type | nn.Module):
+            _refuse_function(setting)
+        if setting.key == "trainer.precision":
+            check_precision(setting.value)
+        check_ranges(setting.key, _number_of_devices(setting))
+    check_trainer(config.trainer.as_dict(), config.model.as_dict())
+
+
+def _refuse_null(setting: Setting, annotation: Any, default: Any) -> None:
+    is_trainer = setting.key == "trainer"
+    choices = "settings below it, or leave it out" if is_trainer else classes_for(setting.name)
+    refuse_null(setting.key, annotation, default, choices)
+
+
+def _check_class_path(setting: Setting) -> None:
+    named_class = locate(setting.value)
+    if not inspect.isclass(named_class):
+        raise UserError(no_class(setting.key, shown(setting.value)))
+    if issubclass(named_class, PrecisionPlugin):
+        name = named_class.__name__
+        raise UserError(f"{setting.key}={name} sets the precision: set trainer.precision")
+
+
+def _refuse_function(setting: Setting) -> None:
+    """Raise UserError for a function, unless it is the default of its argument.
+
+    The parser takes functions: any function for a key of callables such as
+    `model.init_args.optimizer`, else a function with the right return type. It would call both.
+    """
+    parameters = parameters_of(setting.owner) if inspect.isclass(setting.owner) else []
+    for parameter in parameters:
+        if parameter.name == setting.name and parameter.default is setting.value:
+            return
+    name = getattr(setting.value, "__qualname__", setting.value)
+    raise UserError(no_class(setting.key, shown(name)))
+
+
+def _number_of_devices(setting: Setting) -> Any:
+    """Return the value, for `trainer.devices` as a number: the parser leaves `0` a text."""
+    value = setting.value
+    if setting.key == "trainer.devices" and isinstance(value, str):
+        return int(value) if re.fullmatch(r"-?\d+", value) else value
+    return value
+
+
+def walk_settings(
+    node: Any, key: str = "", owner: Any = None, defaults: Any = None
+) -> Iterator[Setting]:
+    """Yield each value below `node`, at any depth.
+
+    Args:
+        node: A value of the configuration.
+        key: The path of `node`.
+        owner: The class that takes the values of `node` as arguments.
+        defaults: The instance with the default values, if `owner` is a dataclass.
+    """
+    if isinstance(node, list | tuple):
+        for number, item in enumerate(node):
+            yield from walk_settings(item, f"{key}.{number}", owner)
+    elif isinstance(node, dict):
+        class_path = node.get("class_path")
+        for name, value in node.items():
+            if name in ("class_path", "init_args") and isinstance(class_path, str):
+                yield Setting(key, name, value, owner, Any, None)
+                yield from walk_settings(value, key, locate(class_path))
+                continue
+            path = f"{key}.{name}".lstrip(".")
+            annotation, default = _type_and_default(owner, name, defaults)
+            yield Setting(path, str(name), value, owner, annotation, default)
+            if path == "trainer":
+                yield from walk_settings(value, path, L.Trainer)
+            elif is_dataclass(annotation):
+                yield from walk_settings(value, path, annotation, default)
+            else:
+                yield from walk_settings(value, path)
+
+
+def _type_and_default(owner: Any, name: str, defaults: Any) -> tuple[Any, Any]:
+    """Return an argument's type and default, (Any, None) if they are unknown."""
+    if not inspect.isclass(owner):
+        return Any, None
+    if owner is L.Trainer and name in TRAINER_DEFAULTS and name != "gradient_clip_val":
+        default = TRAINER_DEFAULTS[name]
+        return type(default), default  # null would bring back Lightning's default
+    for parameter in parameters_of(owner):
+        if parameter.name == name:
+            return parameter.annotation, getattr(defaults, name, parameter.default)
+    return Any, None

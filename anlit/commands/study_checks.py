@@ -1,0 +1,69 @@
+"""Checks a study before its first run: every configuration, the report's sections, the commands."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from anlit.commands import COMMANDS
+from anlit.errors import UserError
+from anlit.study.plan import PlannedRun, Study, read_config
+
+
+def check_study(study: Study) -> None:
+    """Raise UserError if a run of the study or its report could not succeed."""
+    from anlit.study.sections.registry import check_sections
+
+    check_sections(study)
+    _check_after_commands(study)
+    _check_configurations(study)
+
+
+def _check_after_commands(study: Study) -> None:
+    """Raise UserError for an entry of `after` that is not a command of anlit."""
+    commands: Mapping[str, str | None] = study.content.get("after") or {}
+    for name, template in commands.items():
+        entry = f"after of {study.path} has {name}: {template}, which is no command"
+        try:
+            command = shlex.split(template or "")
+        except ValueError as error:
+            raise UserError(f"{entry} ({error})") from error
+        is_known = len(command) > 1 and command[0] == "anlit" and command[1] in COMMANDS
+        if not is_known:
+            fix = "give one such as `anlit lengths {runs} --output {output}`"
+            raise UserError(f"{entry} of anlit's: {fix}")
+
+
+def _check_configurations(study: Study) -> None:
+    """Raise UserError if the configuration of a run is wrong."""
+    from anlit.commands.parser import ConfigurationParser, read_command  # torch
+
+    parser: ConfigurationParser | None = None
+    for run in _runs_to_check(study):
+        arguments = ["fit", *run.options(Path("runs"))]
+        try:
+            if parser is None:
+                parser = read_command(ConfigurationParser, arguments)
+            parser.model_of(parser.parse_again(arguments))
+        except UserError as error:
+            raise _with_arm_and_file(error, run, study) from error
+
+
+def _runs_to_check(study: Study) -> list[PlannedRun]:
+    """Return each arm at each of its points once, with a seed, and each further seed once."""
+    first_seed, *further_seeds = [*study.seeds, *study.tuning_seeds]
+    runs = []
+    for arm in study.arms:
+        runs += [PlannedRun(arm, point, first_seed) for point in arm.points]
+    first_arm = study.arms[0]
+    runs += [PlannedRun(first_arm, first_arm.points[0], seed) for seed in further_seeds]
+    return runs
+
+
+def _with_arm_and_file(error: UserError, run: PlannedRun, study: Study) -> UserError:
+    """Return the parser's error with the arm, and with the file that sets the key."""
+    sentence = str(error).lstrip("-")
+    key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
+    files = [config for config in run.arm.configs if f"'{key}':" in str(read_config(config))]
+    keys_of_study = [name.rsplit(".", 1)[-1] for name in run.settings]
+    file = study.path if not files or key in keys_of_study else files[-1]
+    return UserError(f"arm '{run.arm.name}', {file}: {sentence}")

@@ -1,0 +1,99 @@
+"""The callbacks, loggers and plugins that every run gives its Trainer.
+
+Those of the configuration come on top. A run with `fast_dev_run` writes nothing.
+"""
+
+from typing import Any
+
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
+from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
+from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
+from anlit.training.callbacks.loss_guard import LossGuard
+from anlit.training.callbacks.norms import NormMonitor
+from anlit.training.callbacks.progress import RunProgress
+from anlit.training.callbacks.random_state import RandomState
+from anlit.training.callbacks.run_record import RunRecord
+from anlit.training.callbacks.throughput import Throughput
+from anlit.training.callbacks.whole_steps import WholeSteps
+from anlit.training.loggers import MetricsCSV, MetricsOnResume
+from anlit.training.refusals import refusals
+
+
+def training_callbacks(trainer: Any, run_dir: str, checkpoint_every_n_steps: int) -> list[Callback]:
+    """Return all callbacks of `anlit fit`, in the order in which Lightning calls them.
+
+    `trainer` holds the configuration's settings of the Trainer, with objects in place of classes.
+    """
+    configured = as_list(trainer.get("callbacks"))
+    callbacks: list[Callback] = [Throughput()]
+    if not trainer.get("fast_dev_run"):
+        callbacks.append(WholeSteps())  # before all callbacks that save
+    callbacks += configured
+    if not has_instance(configured, LossGuard):
+        callbacks.append(StopOnNonFinite())
+    callbacks.append(FiniteCheckpoints())
+    callbacks += progress_callbacks(trainer)
+    callbacks += [NormMonitor(), RandomState(), MetricsOnResume()]
+    if not trainer.get("fast_dev_run"):
+        callbacks += [
+            RunRecord(run_dir),
+            BestCheckpoint(run_dir),
+            LastCheckpoint(run_dir, checkpoint_every_n_steps),
+        ]
+    callbacks.append(refusals)
+    return callbacks
+
+
+def evaluation_callbacks(trainer: Any) -> list[Callback]:
+    """Return all callbacks of `anlit validate` and `anlit test`."""
+    return [*as_list(trainer.get("callbacks")), *progress_callbacks(trainer)]
+
+
+def progress_callbacks(trainer: Any) -> list[Callback]:
+    """Return anlit's progress line, unless the configuration has another or none."""
+    has_progress_bar = has_instance(as_list(trainer.get("callbacks")), ProgressBar)
+    if has_progress_bar or trainer.get("enable_progress_bar") is False:
+        return []
+    return [RunProgress()]
+
+
+def training_loggers(trainer: Any, run_dir: str) -> list[Logger] | bool:
+    """Return all loggers of `anlit fit`; False if the configuration turns logging off."""
+    setting = trainer.get("logger")
+    if setting is False:
+        return False
+    configured = [] if setting is True else as_list(setting)
+    loggers: list[Logger] = [MetricsCSV(run_dir)]
+    if not has_instance(configured, TensorBoardLogger):
+        loggers.append(TensorBoardLogger(run_dir, "", ""))
+    return [*loggers, *configured]
+
+
+def trainer_plugins(trainer: Any) -> list[Any]:
+    """Return all plugins of a Trainer, with the environment of SLURM inside a job."""
+    plugins = [*as_list(trainer.get("plugins")), AtomicCheckpointIO()]
+    # torchrun may run in a job of SLURM, and then says which ranks there are.
+    is_started_by_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
+    if is_started_by_slurm and not has_instance(plugins, ClusterEnvironment):
+        # train.sbatch requeues a job after anlit's checkpoint; Lightning does not.
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    return plugins
+
+
+def has_instance(objects: list[Any], kind: type) -> bool:
+    return any(isinstance(candidate, kind) for candidate in objects)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list setting as it is, a single object in a list, and null as an empty list."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,95 @@
+"""A class that changes between configuration files: a sentence names the settings that it drops."""
+
+from pathlib import Path
+
+import pytest
+
+from anlit.commands.class_changes import class_change_messages
+from anlit.commands.parser import ConfigurationParser, read_command
+from tests.integration.conftest import fit_arguments, run
+
+MODEL_AND_DATA = ["--model=AnGPT", "--data=FineWeb"]
+WSD = "model: {init_args: {schedule: {class_path: anlit.WSD, init_args: {decay: 0.1}}}}"
+COSINE = "model: {init_args: {schedule: {class_path: anlit.Cosine}}}"
+ADAMW = "model: {init_args: {optimizer: {class_path: anlit.AdamW, init_args: {fused: true}}}}"
+USUAL_OPTIMIZER = "model: {init_args: {optimizer: {init_args: {fused: true, eps: 1.0e-8}}}}"
+WINDOW = """
+model:
+  init_args:
+    attention:
+      class_path: anlit.SlidingWindow
+      init_args:
+        width: 8
+        mechanism: {class_path: anlit.ScaleInvariant, init_args: {tau: 3}}
+"""
+LOGN_IN_WINDOW = """
+model:
+  init_args:
+    attention:
+      class_path: anlit.SlidingWindow
+      init_args: {width: 4, mechanism: {class_path: anlit.LogN}}
+"""
+DDP = """
+trainer:
+  strategy:
+    class_path: lightning.pytorch.strategies.DDPStrategy
+    init_args: {find_unused_parameters: true}
+"""
+FULLY_SHARDED = "trainer: {strategy: {class_path: anlit.FullySharded}}"
+MUON = "model: {init_args: {optimizer: {class_path: anlit.MuonAdamW}}}"
+
+
+def messages_of(first: str, second: str, folder: Path) -> list[str]:
+    """The messages of a configuration of two files with these contents."""
+    (folder / "first.yaml").write_text(first)
+    (folder / "second.yaml").write_text(second)
+    files = [f"--config={folder}/first.yaml", f"--config={folder}/second.yaml"]
+    command = read_command(ConfigurationParser, ["fit", *MODEL_AND_DATA, *files])
+    messages = class_change_messages(command.config["fit"])
+    return [message.removeprefix(f"{folder}/") for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "dropped"),
+    [
+        (ADAMW, MUON, "fused left out, MuonAdamW has no such model.optimizer settings."),
+        (USUAL_OPTIMIZER, MUON, "fused left out, MuonAdamW has no such model.optimizer settings."),
+        (WSD, COSINE, "decay left out, Cosine has no such model.schedule settings."),
+        (
+            WINDOW,
+            LOGN_IN_WINDOW,
+            "tau left out, LogN has no such model.attention.mechanism settings.",
+        ),
+        (
+            DDP,
+            FULLY_SHARDED,
+            "find_unused_parameters left out, FullySharded has no such trainer.strategy settings.",
+        ),
+    ],
+)
+def test_a_nested_class_that_changes_names_the_settings_it_drops(
+    first: str, second: str, dropped: str, tmp_path: Path
+) -> None:
+    assert messages_of(first, second, tmp_path) == [f"first.yaml: {dropped}"]
+
+
+@pytest.mark.parametrize(("first", "second"), [(WINDOW, WINDOW), (MUON, MUON), (DDP, DDP)])
+def test_a_class_that_stays_is_not_mentioned(first: str, second: str, tmp_path: Path) -> None:
+    assert messages_of(first, second, tmp_path) == []
+
+
+def test_a_run_prints_the_settings_that_another_model_drops_or_keeps(
+    shards: Path, tmp_path: Path, capfd
+) -> None:
+    file = tmp_path / "gpt.yaml"
+    settings = "init_args: {init_std: 0.03, norm_eps: 1.0e-5, schedule: {warmup: 0.4}}"
+    file.write_text(f"model: {{class_path: anlit.GPT, {settings}}}")
+    options = [f"--config={file}", "--trainer.fast_dev_run=1"]
+
+    exit_code = run(fit_arguments(shards, tmp_path / "run", *options))
+
+    output = capfd.readouterr().out
+    assert exit_code == 0
+    assert f"{file}: init_std left out, AnGPT has no such model settings." in output
+    kept = "schedule of GPT kept for AnGPT; its own are in model/angpt.yaml."
+    assert f"{file}: {kept}" in output
