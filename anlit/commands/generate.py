@@ -128,7 +128,7 @@ def main(argv: list[str]) -> None:
         requests,
         options.max_tokens,
         Sampling(options.temperature, options.top_k, options.top_p, options.seed),
-        ending=text.inner_separator(checkpoint, options.chat),
+        separator=text.inner_separator(checkpoint, options.chat),
         batch_size=options.batch_size,
         n_allowed=vocabulary_size(text.tokenizer),
         on_token=show_token,
