@@ -146,7 +146,7 @@ def relative_errors(inputs: Inputs, attend: Attend) -> dict[str, float]:
         q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
     ) -> Tensor:
         def attend_block(first: int, end: int) -> Tensor:
-            weights = eager.logits(q, k, mechanism, documents, first, end).softmax(-1)
+            weights = eager.logits_of_queries(q, k, mechanism, documents, first, end).softmax(-1)
             return grouped_product(weights, v[..., :end, :])
 
         blocks = []

@@ -155,7 +155,7 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
 def _prepare_decoder(decoder: Any, memory: LiveMemory, plan: Plan) -> None:
     """Make the weights, and let each block report the tensors that it saves."""
     decoder.to_empty(device="cpu")
-    decoder._tie()
+    decoder.tie_head()
     memory.assign(decoder.parameters(), "parameters")
     _replace_kernels(decoder, plan)
     for number, block in enumerate(decoder.blocks):

@@ -40,7 +40,7 @@ class Attention(nn.Module):
         qk_clip: Record each head's largest score in training, for QK-clip with this threshold; None for no QK-clip.
 
     Raises:
-        UserError: There is no such kernel, or it cannot compute the mechanism on any device.
+        UserError: The kernel is unknown, or it cannot compute the mechanism on any device.
     """
 
     def __init__(
@@ -48,17 +48,19 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         check_kernel(kernel, mechanism, dropout=dropout)
-        self.mechanism, self.kernel, self.dropout = mechanism, kernel, dropout
+        self.mechanism = mechanism
+        self.kernel = kernel
+        self.dropout = dropout
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
         self._kernels: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
         """By device, dtype, need of a gradient, length, and whether documents are packed."""
         self.may_compile = True
-        """Whether `auto` may take a kernel that is compiled when it is used; see `allow_compilation`."""
+        """Whether `auto` may take a kernel that must be compiled first; see `allow_compilation`."""
 
-    def allow_compilation(self, allowed: bool) -> None:
-        """Let `auto` take kernels that are compiled when they are used, or not."""
-        if allowed != self.may_compile:
-            self.may_compile = allowed
+    def allow_compilation(self, may_compile: bool) -> None:
+        """Set whether `auto` may take kernels that must be compiled first."""
+        if may_compile != self.may_compile:
+            self.may_compile = may_compile
             self._kernels.clear()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
@@ -69,19 +71,20 @@ class Attention(nn.Module):
         return self.attend(q.to(dtype), k.to(dtype), v.to(dtype), documents)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-        """As `forward`, in the precision to compute in: the kernel alone."""
+        """Compute `forward` with the kernel alone, in the precision of q, k and v."""
         if isinstance(documents, cache.Continuation):
             k, v = documents.cache.extend(self, k, v, self.mechanism.window)
-            if documents.n_before:
+            if documents.n_earlier:
                 return cache.attend(q, k, v, self.mechanism, documents)
         dropout = self.dropout if self.training else 0.0
         kernel = KERNELS[self.kernel_for(q, documents.are_masked)]
         return kernel.attend(q, k, v, self.mechanism, documents, dropout)  # type: ignore[no-any-return]
 
     def kernel_for(self, q: Tensor, is_packed: bool) -> str:
-        """The name of the kernel for queries like `q`, (B, H, T, D), looked up once for each kind of queries.
+        """Return the name of the kernel for queries like `q`, (B, H, T, D), chosen once for each kind of queries.
 
-        Raises UserError if the kernel that the settings name cannot compute this on its device or in its precision.
+        Raises:
+            UserError: The kernel in the settings cannot compute queries on this device or in this precision.
         """
         case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2], is_packed)
         if case not in self._kernels:
@@ -104,25 +107,26 @@ class Attention(nn.Module):
         return name
 
     def kernels_in_use(self) -> list[dict[str, Any]]:
-        """What computed this attention so far, as records: mechanism, tokens, dtype, packing and kernel."""
-        return [
-            {
+        """List the kernels so far, as records: mechanism, tokens, dtype, packing and kernel."""
+        records = []
+        for (_, dtype, _, length, is_packed), kernel in self._kernels.items():
+            record = {
                 "mechanism": mechanism_name(self.mechanism),
                 "length": length,
                 "dtype": str(dtype).removeprefix("torch."),
                 "packed": is_packed,
-                "kernel": name,
+                "kernel": kernel,
             }
-            for (_, dtype, _, length, is_packed), name in self._kernels.items()
-        ]
+            records.append(record)
+        return records
 
     @torch.no_grad()
     def prepare(self, documents: Documents, h: Tensor) -> None:
-        """Choose the kernel for hidden states h, (B, T, d), and let it derive from `documents` what all layers share.
+        """Choose the kernel for hidden states h, (B, T, d), and let it store in `documents` what layers share.
 
         The decoder calls this before the first block, outside of compiled code.
         """
-        if isinstance(documents, cache.Continuation) and documents.n_before:
+        if isinstance(documents, cache.Continuation) and documents.n_earlier:
             return
         q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, h.requires_grad)
         kernel = KERNELS[self.kernel_for(q, documents.are_masked)]
@@ -135,14 +139,13 @@ class Attention(nn.Module):
             end = min(first + QUERIES_PER_BLOCK, q.shape[-2])
             scores = grouped_product(q[..., first:end, :], k[..., :end, :].mT) * q.shape[-1] ** -0.5
             t = distances(end - first, end, q.device)
-            clip.observe(
-                scores + masked_bias(None, t, documents, self.mechanism.window, first, scores.dtype)
-            )
+            mask = masked_bias(None, t, documents, self.mechanism.window, first, scores.dtype)
+            clip.observe(scores + mask)
 
 
 @functools.cache
 def warn_once(sentence: str) -> None:
-    """Log the sentence, the first time that it is to be logged: each layer has it to say."""
+    """Log a sentence the first time only: all layers of a model log the same."""
     _log.warning(sentence)
 
 
@@ -152,7 +155,7 @@ def attention_layers(model: nn.Module) -> list[Attention]:
 
 
 def kernels_in_use(layers: Iterable[Attention]) -> list[dict[str, Any]]:
-    """What computed attention so far in these layers, each kind once; see `Attention.kernels_in_use`."""
+    """List the different records of these layers; see `Attention.kernels_in_use`."""
     records: list[dict[str, Any]] = []
     for layer in layers:
         for record in layer.kernels_in_use():
@@ -164,7 +167,7 @@ def kernels_in_use(layers: Iterable[Attention]) -> list[dict[str, Any]]:
 def example_query(
     mechanism: Mechanism, length: int, dtype: torch.dtype, device: torch.device, requires_grad: bool
 ) -> Tensor:
-    """Queries (1, H, T, D) of one number's memory, by which kernels tell whether they can compute the mechanism."""
+    """Queries (1, H, T, D) in the memory of a single number, from which kernels see what they must support."""
     shape = (1, mechanism.n_heads, length, mechanism.d_head)
     return torch.empty_strided(
         shape, (0, 0, 0, 0), dtype=dtype, device=device, requires_grad=requires_grad

@@ -4,9 +4,11 @@
     logits = decoder(prompt, cache=cache)            # the whole prompt at once
     logits = decoder(next_token, cache=cache)        # (B, 1) tokens, and so on
 
-The rows of a batch are padded on the left, so they all end at the same slot, an index along a row. Rows differ in one
-number only: the slot at which the current document began. Positions, counts n and distances follow from it; no token
-sees the padding. Shape letters: B rows, H heads of queries, G of keys, Q new tokens, K keys, D head width.
+The rows of a batch are padded on the left, so they all end at the same slot, an index along a row. Rows
+differ in one number only: the slot at which the current document began. Positions, counts n and distances
+follow from it. No token sees the padding.
+
+Shapes: B rows, H heads of queries, G heads of keys and values, Q new tokens, K keys, D head width.
 """
 
 import torch
@@ -21,7 +23,7 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 class KeyValueCache:
     """The keys and values of all attention layers of one decoder.
 
-    A layer with a window keeps at most twice its width. Other layers have room for everything from the beginning.
+    A layer with a window keeps at most twice its width. Other layers have room for all tokens from the start.
 
     Args:
         max_length: The final length of the rows in tokens, for which positions are from the beginning (`DynamicNTK`).
@@ -29,12 +31,14 @@ class KeyValueCache:
     """
 
     def __init__(self, max_length: int, padding: Tensor | None = None) -> None:
-        self.max_length, self._padding = max_length, padding
-        self.n_read = 0  # slots that are filled so far
-        self._begin: Tensor | None = (
-            None  # (B or 1, 1) the slot at which each row's current document began
-        )
-        self._last_ids: Tensor | None = None  # (B, 1) the id of that document
+        self.max_length = max_length
+        self.n_filled = 0
+        """Slots that are filled so far."""
+        self._padding = padding
+        self._begin: Tensor | None = None
+        """(B or 1, 1): the slot at which each row's current document began."""
+        self._last_ids: Tensor | None = None
+        """(B, 1): the id of each row's current document."""
         self._layers: dict[nn.Module, LayerCache] = {}
 
     def read(
@@ -42,39 +46,40 @@ class KeyValueCache:
     ) -> "Continuation":
         """The documents of the next Q tokens, after which each layer calls `extend` once.
 
-        `document_ids`, (B, Q), continue those of the tokens before; None for one document.
+        `document_ids`, (B, Q), continue the ids of earlier tokens; None for one document.
         """
-        assert self.n_read + n_tokens <= self.max_length, (self.n_read, n_tokens, self.max_length)
-        begins = self._begins(n_tokens, document_ids, device)
+        n_earlier = self.n_filled
+        assert n_earlier + n_tokens <= self.max_length, (n_earlier, n_tokens, self.max_length)
+        begins = self._find_begins(n_tokens, document_ids, device)
         self._begin = None if begins is None else begins[:, -1:]
         self._last_ids = None if document_ids is None else document_ids[:, -1:]
-        self.n_read += n_tokens
-        return Continuation(self, begins, self.n_read - n_tokens, n_tokens, device)
+        self.n_filled += n_tokens
+        return Continuation(self, begins, n_earlier, n_tokens, device)
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor, window: int | None) -> list[Tensor]:
-        """Add a layer's new keys and values, (B, G, Q, D); returns what its new queries may see, (B, G, K, D)."""
-        return self._layers.setdefault(layer, LayerCache(window, self.max_length)).append(k, v)
+        """Add a layer's new keys and values, (B, G, Q, D); return those that its new queries may see, (B, G, K, D)."""
+        if layer not in self._layers:
+            self._layers[layer] = LayerCache(window, self.max_length)
+        return self._layers[layer].append(k, v)
 
-    def _begins(
+    def _find_begins(
         self, n_tokens: int, document_ids: Tensor | None, device: torch.device
     ) -> Tensor | None:
         """(B or 1, Q): the slot at which the document of each new token begins; None if all begin at slot 0."""
         if document_ids is None and self._padding is None:
             return None
-        slots = torch.arange(self.n_read, self.n_read + n_tokens, device=device)
-        starts = slots == 0 if self._padding is None else slots == self._padding[:, None]
+        slots = torch.arange(self.n_filled, self.n_filled + n_tokens, device=device)
+        is_start = slots == 0 if self._padding is None else slots == self._padding[:, None]
         if document_ids is not None:
-            before = document_ids[:, :1] if self._last_ids is None else self._last_ids
-            starts = starts | (document_ids != torch.cat((before, document_ids[:, :-1]), 1))
-        return (
-            torch.where(starts, slots, 0 if self._begin is None else self._begin)
-            .cummax(dim=1)
-            .values
-        )
+            last_ids = document_ids[:, :1] if self._last_ids is None else self._last_ids
+            previous_ids = torch.cat((last_ids, document_ids[:, :-1]), 1)
+            is_start = is_start | (document_ids != previous_ids)
+        current_begin = 0 if self._begin is None else self._begin
+        return torch.where(is_start, slots, current_begin).cummax(dim=1).values
 
 
 class Continuation(Documents):
-    """The documents of Q = `length` tokens that follow `n_before` slots in a cache.
+    """The documents of Q = `length` tokens that follow `n_earlier` slots in a cache.
 
     `begins`, (B or 1, Q), is the slot at which each new token's document begins; None for 0.
     """
@@ -83,20 +88,21 @@ class Continuation(Documents):
         self,
         cache: KeyValueCache,
         begins: Tensor | None,
-        n_before: int,
+        n_earlier: int,
         length: int,
         device: torch.device,
     ) -> None:
-        self.begins, self.n_before = begins, n_before
-        super().__init__(
-            begins, length, device
-        )  # tokens of one document are those with one beginning
-        self.cache, self.max_length = cache, cache.max_length
+        self.begins = begins
+        self.n_earlier = n_earlier
+        # The tokens of a document have the same beginning, which so serves as its id.
+        super().__init__(begins, length, device)
+        self.cache = cache
+        self.max_length = cache.max_length
 
-    def _positions(self) -> Tensor | None:
-        if self.begins is None and not self.n_before:
+    def _find_positions(self) -> Tensor | None:
+        if self.begins is None and not self.n_earlier:
             return None
-        return self._index[None] + self.n_before - (0 if self.begins is None else self.begins)
+        return self._index[None] + self.n_earlier - (0 if self.begins is None else self.begins)
 
     @property
     def rotary_positions(self) -> Tensor:
@@ -106,42 +112,65 @@ class Continuation(Documents):
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation
 ) -> Tensor:
-    """softmax(a·g·S + m) v of new queries q, (B, H, Q, D), over k and v, (B, G, K, D), as `extend` returns them. A
-    fused kernel computes one query, if the mechanism has no a(t) and the kernel needs no copy of the keys."""
+    """softmax(a·g·S + m) v of new queries q, (B, H, Q, D), over k and v, (B, G, K, D), as `extend` returns them.
+
+    A fused kernel computes a single query, if the mechanism has no a(t) and the kernel needs no copy of the keys.
+    """
     if q.shape[-2] == 1 and not mechanism.scales_with_distance:
-        _, m = distance_tables(mechanism, k.shape[-2], q)
-        is_masked, t = m is not None or documents.are_masked, distances(1, k.shape[-2], q.device)
-        mask = masked_bias(m, t, documents, None, 0, q.dtype) if is_masked else None
+        mask = _single_query_mask(q, k.shape[-2], mechanism, documents)
         if k.shape[1] == q.shape[1] or sdpa.reads_groups(q, mask):
             return sdpa.fused(with_gain(q, mechanism, documents), k, v, mask)
     return eager.attend(q, k, v, mechanism, documents, 0.0)
+
+
+def _single_query_mask(
+    q: Tensor, n_keys: int, mechanism: Mechanism, documents: Continuation
+) -> Tensor | None:
+    """m(t) of one query, −∞ at keys of other documents: (B or 1, H or 1, 1, K); None if it is 0 everywhere."""
+    _, m = distance_tables(mechanism, n_keys, q)
+    if m is None and not documents.are_masked:
+        return None
+    return masked_bias(m, distances(1, n_keys, q.device), documents, None, 0, q.dtype)
+
+
+def layer_capacity(max_length: int, window: int | None) -> int:
+    """The slots of a layer's buffers: all tokens, or twice the window."""
+    return max_length if window is None else min(max_length, 2 * window)
 
 
 class LayerCache:
     """The keys and values of one layer: two buffers (B, G, capacity, D), filled up to `size`."""
 
     def __init__(self, window: int | None, max_length: int) -> None:
-        self.window, self.size = window, 0
-        self.capacity = max_length if window is None else min(max_length, 2 * window)
+        self.window = window
+        self.size = 0
+        self.capacity = layer_capacity(max_length, window)
         self.buffers: tuple[Tensor, ...] = ()
 
     def append(self, *new: Tensor) -> list[Tensor]:
-        """As `KeyValueCache.extend`; what was added stands last."""
+        """Add new keys and values, (B, G, Q, D), behind the visible older ones, and return both, (B, G, K, D)."""
         if not self.buffers:
             self.buffers = tuple(x.new_empty(*x.shape[:2], self.capacity, x.shape[3]) for x in new)
         n_new = new[0].shape[-2]
         n_older = self.size if self.window is None else min(self.size, self.window - 1)
-        older = [buffer[..., self.size - n_older : self.size, :] for buffer in self.buffers]
         if self.size + n_new <= self.capacity:
-            begin, self.size = self.size - n_older, self.size + n_new
-            for buffer, part in zip(self.buffers, new, strict=True):
-                buffer[..., self.size - n_new : self.size, :] = part
-            return [buffer[..., begin : self.size, :] for buffer in self.buffers]
+            return self._append_in_place(new, n_older)
+
+        # The buffers are full: only tokens that later queries may see move to their front.
         assert self.window is not None
-        whole = [torch.cat(parts, -2) for parts in zip(older, new, strict=True)]
-        self.size = min(
-            self.window - 1, n_older + n_new
-        )  # what later queries may see moves to the front
-        for buffer, part in zip(self.buffers, whole, strict=True):
-            buffer[..., : self.size, :] = part[..., n_older + n_new - self.size :, :]
-        return whole
+        sequences = []
+        for buffer, tensor in zip(self.buffers, new, strict=True):
+            older = buffer[..., self.size - n_older : self.size, :]
+            sequences.append(torch.cat((older, tensor), -2))
+        self.size = min(self.window - 1, n_older + n_new)
+        for buffer, sequence in zip(self.buffers, sequences, strict=True):
+            buffer[..., : self.size, :] = sequence[..., n_older + n_new - self.size :, :]
+        return sequences
+
+    def _append_in_place(self, new: tuple[Tensor, ...], n_older: int) -> list[Tensor]:
+        begin = self.size - n_older
+        end = self.size + new[0].shape[-2]
+        for buffer, tensor in zip(self.buffers, new, strict=True):
+            buffer[..., self.size : end, :] = tensor
+        self.size = end
+        return [buffer[..., begin:end, :] for buffer in self.buffers]

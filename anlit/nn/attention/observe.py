@@ -1,7 +1,7 @@
 """Statistics of a model's attention layers on real text, averaged over queries.
 
-A hook before each `Attention` computes the logits from q and k once more, block by block. So any kernel can be
-observed, and memory grows with the length, not with its square. The model does not change.
+A hook before each `Attention` computes the logits from q and k once more, a few queries at a time. So any
+kernel can be observed, and memory grows with the length, not with its square. The model does not change.
 """
 
 from collections.abc import Iterator
@@ -14,37 +14,41 @@ from torch import Tensor, nn
 from anlit.nn.attention.attention import Attention, attention_layers
 from anlit.nn.attention.statistics import Range, squared_average, statistics
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.eager import QUERIES_PER_BLOCK, logits
+from anlit.nn.kernels.eager import QUERIES_PER_BLOCK, logits_of_queries
+from anlit.nn.layers.precision import wide_dtype
 
-BLOCK_ELEMENTS = 1 << 24
-"""The largest number of logits in a block, over sequences and heads: 64 MiB in float32, and a few copies exist."""
+LOGITS_AT_A_TIME = 1 << 24
+"""The largest number of logits, over sequences and heads: 64 MiB in float32, and a few copies exist."""
+
+FEWEST_QUERIES = 16
+"""Queries at a time, even if their logits are more than `LOGITS_AT_A_TIME`."""
 
 
 def bin_edges(longest: int) -> list[int]:
     """1, 2, 4 …: the bins [2^k, 2^{k+1}) of context lengths up to `longest`. If `longest` is 2^k, it joins the last."""
-    return [1 << power for power in range(max(1, (longest - 1).bit_length()))]
+    n_bins = max(1, (longest - 1).bit_length())
+    return [2**power for power in range(n_bins)]
 
 
 class BinnedMeans:
     """Means over queries, for each head and bin of the context length n. Bins begin at `edges`; the last has no end."""
 
     def __init__(self, edges: list[int]) -> None:
-        self.edges, self._sums, self._counts = edges, dict[str, Tensor](), dict[str, Tensor]()
+        self.edges = edges
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, Tensor] = {}
 
     def add(self, values: dict[str, Tensor], n: Tensor) -> None:
-        """Add each statistic's values, (B, H, Q), of queries with context lengths n, (B, Q); NaN is left out."""
-        bins = (
-            torch.bucketize(n, torch.tensor(self.edges, device=n.device), right=True) - 1
-        ).flatten()
+        """Add each statistic's values, (B, H, Q), of queries with context lengths n, (B, Q); skip NaN."""
+        edges = torch.tensor(self.edges, device=n.device)
+        bins = (torch.bucketize(n, edges, right=True) - 1).flatten()
         for name, value in values.items():
             by_head = value.double().transpose(0, 1).flatten(1)  # (H, B·Q)
             is_finite = by_head.isfinite()
-            shape = (len(by_head), len(self.edges))
             if name not in self._sums:
-                self._sums[name], self._counts[name] = (
-                    by_head.new_zeros(shape),
-                    by_head.new_zeros(shape),
-                )
+                zeros = by_head.new_zeros(len(by_head), len(self.edges))
+                self._sums[name] = zeros
+                self._counts[name] = zeros.clone()
             self._sums[name].index_add_(1, bins, by_head.where(is_finite, 0.0))
             self._counts[name].index_add_(1, bins, is_finite.double())
 
@@ -59,10 +63,14 @@ class BinnedMeans:
 
 @contextmanager
 def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator[list[BinnedMeans]]:
-    """Within this context every forward pass of `model` is recorded. Yields the means of each layer, first to last.
+    """Record all forward passes of `model` inside this context. Yields the means of each layer, first to last.
 
-    A query's context length n is its position in its document, from 1; `edges` are the bins of n, `spans` the ranges of
-    distances. A compiled model runs uncompiled here and stays compiled afterwards.
+    A compiled model runs uncompiled here and stays compiled afterwards.
+
+    Args:
+        model: The model.
+        edges: The bins of a query's context length n, its position in its document, from 1.
+        spans: Ranges of distances.
     """
     means = {layer: BinnedMeans(edges) for layer in attention_layers(model)}
 
@@ -88,15 +96,18 @@ def observe(
 ) -> None:
     """Add the statistics of one layer's queries; q, k, v as `Attention.forward` gets them."""
     n_sequences, n_heads, length, _ = q.shape
-    q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
+    q = q.to(wide_dtype(q))
+    k = k.to(wide_dtype(k))
+    v = v.to(wide_dtype(v))
     index = torch.arange(length, device=q.device)[None]
     begins = index - (index if documents.positions is None else documents.positions)
-    size = min(QUERIES_PER_BLOCK, max(16, BLOCK_ELEMENTS // (n_sequences * n_heads * length)))
-    for first in range(0, length, size):
-        end = min(first + size, length)
-        block = logits(q, k, layer.mechanism, documents, first, end)
-        values = statistics(block, begins[:, first:end], spans)
-        values["squared_average"] = squared_average(block, v[..., :end, :])
+    queries_at_a_time = LOGITS_AT_A_TIME // (n_sequences * n_heads * length)
+    queries_at_a_time = min(QUERIES_PER_BLOCK, max(FEWEST_QUERIES, queries_at_a_time))
+    for first in range(0, length, queries_at_a_time):
+        end = min(first + queries_at_a_time, length)
+        logits = logits_of_queries(q, k, layer.mechanism, documents, first, end)
+        values = statistics(logits, begins[:, first:end], spans)
+        values["squared_average"] = squared_average(logits, v[..., :end, :])
         n = (index + 1 - begins)[:, first:end].expand(n_sequences, -1)
         values["n"] = n[:, None].expand(-1, n_heads, -1)
         record.add(values, n)

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from anlit.nn.layers.linear import ScaledLinear
 
 Gate = Literal["none", "per_head", "per_element"]
-"""Whether the heads' averages are multiplied by learned functions of the block's input: one per head or per element."""
+"""Whether learned functions of the block's input multiply the heads' averages, one per head or per element."""
 
 
 class GateMap(ScaledLinear):
-    """The map W_g of a gate. It starts at 0, so every gate starts at 1."""
+    """The map W_g of the gates. It starts at 0, so all gates start at 1."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -21,8 +21,13 @@ class GateMap(ScaledLinear):
 class AttentionOutput(nn.Module):
     """The input of W_o: the heads' averages with norm and gates 2σ(W_g x) (arXiv 2505.06708), concatenated.
 
-    `gate_factor` multiplies W_g x: √d if x has norm 1, so that the gates see a root mean square of 1. `norm` is that of
-    each head's average.
+    Args:
+        d_model: d, the width of x.
+        n_heads: H.
+        d_head: D.
+        gate: The kind of the gates.
+        gate_factor: Multiplies W_g x: √d if x has norm 1, so that the gates see a root mean square of 1.
+        norm: Normalises each head's average; None for no norm.
     """
 
     def __init__(
@@ -37,8 +42,11 @@ class AttentionOutput(nn.Module):
         super().__init__()
         self.n_heads = n_heads
         self.norm = norm or nn.Identity()
-        outputs = {"none": 0, "per_head": n_heads, "per_element": n_heads * d_head}[gate]
-        self.W_g = GateMap(d_model, outputs, gate_factor) if outputs else None
+        self.W_g = None
+        if gate == "per_head":
+            self.W_g = GateMap(d_model, n_heads, gate_factor)
+        elif gate == "per_element":
+            self.W_g = GateMap(d_model, n_heads * d_head, gate_factor)
 
     def forward(self, attended: Tensor, x: Tensor) -> Tensor:
         """attended (B, H, T, D) and x (B, T, d), the input of attention → (B, T, H·D)."""

@@ -10,7 +10,7 @@ from anlit.nn.layers.norms import RMSNorm
 
 
 class QKClip(nn.Module):
-    """Remembers each head's largest score q·k/√D since the last optimizer step; `threshold` is the largest allowed."""
+    """Remembers each head's largest score q·k/√D since the last optimizer step; it may be `threshold` at most."""
 
     def __init__(self, threshold: float, n_heads: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class QKClip(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Forget what was observed."""
+        """Forget the scores of earlier steps."""
         self.largest.fill_(float("-inf"))
 
     @torch.no_grad()
@@ -38,30 +38,36 @@ class QKClip(nn.Module):
         largest = torch.stack([clip.largest for clip in clips])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-        for clip in clips:
+        factors = []
+        for clip, score in zip(clips, largest, strict=True):
+            factors.append((score / clip.threshold).clamp_min(1).rsqrt())
             clip.reset_parameters()
-        return [
-            (score / clip.threshold).clamp_min(1).rsqrt()
-            for clip, score in zip(clips, largest, strict=True)
-        ]
+        return factors
 
 
 @torch.no_grad()
 def shrink(
     queries: tuple[ScaledLinear, nn.Module], keys: tuple[ScaledLinear, nn.Module], factors: Tensor
 ) -> None:
-    """Multiply each head's scores by the square of its entry of `factors`, (H,), in (0, 1].
+    """Multiply the scores of head i by the square of factors[i], (H,), in (0, 1].
 
-    `queries` and `keys` are W_q and W_k, each with the norm that follows it. If that has a gain, the gain is multiplied
+    `queries` and `keys` are W_q and W_k, each with the norm that follows it. A gain of this norm is multiplied
     instead of W's rows. All heads share the gain, so it takes the smallest factor.
     """
     n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
-    of_keys = factors.unflatten(0, (n_kv_heads, -1)).amax(
-        1
-    )  # no head may make a key smaller than another one needs
-    of_queries = factors.square() / of_keys.repeat_interleave(len(factors) // n_kv_heads)
-    for (W, norm), of_heads in zip((queries, keys), (of_queries, of_keys), strict=True):
-        if isinstance(norm, RMSNorm) and norm.gain is not None:
-            norm.gain.mul_(factors.min())
-        else:
-            W.scale_rows(of_heads.repeat_interleave(W.out_features // len(of_heads)))
+    # Heads share a key: its factor is the largest of theirs, and the queries take up the difference.
+    key_factors = factors.unflatten(0, (n_kv_heads, -1)).amax(1)
+    shared_factors = key_factors.repeat_interleave(len(factors) // n_kv_heads)
+    query_factors = factors.square() / shared_factors
+    _scale_heads(*queries, query_factors, gain_factor=factors.min())
+    _scale_heads(*keys, key_factors, gain_factor=factors.min())
+
+
+def _scale_heads(
+    linear: ScaledLinear, norm: nn.Module, factors: Tensor, gain_factor: Tensor
+) -> None:
+    """Multiply the gain of `norm` by `gain_factor` or, without a gain, each head's rows by its factor."""
+    if isinstance(norm, RMSNorm) and norm.gain is not None:
+        norm.gain.mul_(gain_factor)
+    else:
+        linear.scale_rows(factors.repeat_interleave(linear.out_features // len(factors)))

@@ -20,16 +20,28 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.nn.mechanisms.sliding_window import SlidingWindow
 
 READS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
-"""Whether PyTorch's kernel takes keys that heads share; that of torch 2.11 does not."""
-WIDEST_HEAD, OLDEST = 256, (8, 0)
-"""OLDEST is the first compute capability that has bfloat16 in its matrix units."""
+"""Whether PyTorch's kernel takes keys that heads share; torch 2.11's does not."""
+
+WIDEST_HEAD = 256
+"""The largest head width of flash attention."""
+
+OLDEST_CAPABILITY = (8, 0)
+"""The first compute capability that has bfloat16 in its matrix units."""
+
 HAS_PACKAGE = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
-"""Whether flash-attn 2 is there: flash-attn-4 alone has a folder of this name without a file of its own, so no origin.
-Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
+"""Whether flash-attn 2 is installed. flash-attn-4 alone has a folder of this name without an `__init__.py`, so
+it has no origin. Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """What of the mechanism, the device, the precision or the width of `q` flash attention cannot do."""
+    """Refuse mechanisms with a(t) or an m(t) other than ALiBi's, and devices, precisions and widths of `q`."""
+    reason = _unsupported_mechanism(mechanism)
+    if reason is None and q is not None:
+        reason = _unsupported_queries(q)
+    return reason
+
+
+def _unsupported_mechanism(mechanism: Mechanism) -> str | None:
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which flash attention cannot"
     inner = mechanism.mechanism if isinstance(mechanism, SlidingWindow) else mechanism
@@ -37,19 +49,25 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
         if type(inner).distance_bias is not ALiBi.distance_bias:
             return "of all biases m(t), flash attention can only compute ALiBi's"
         if not HAS_PACKAGE:
-            return "flash attention with ALiBi needs a package: pip install flash-attn --no-build-isolation"
-    if q is None:
-        return None
+            return (
+                "flash attention with ALiBi needs a package: "
+                "pip install flash-attn --no-build-isolation"
+            )
+    return None
+
+
+def _unsupported_queries(q: Tensor) -> str | None:
     if q.device.type != "cuda":
         return f"flash attention needs a CUDA device, and the model is on {q.device.type}"
     if q.dtype not in (torch.bfloat16, torch.float16):
-        return f"flash attention computes in bfloat16 or float16, not {str(q.dtype).removeprefix('torch.')}"
-    if q.shape[-1] > WIDEST_HEAD or q.shape[-1] % 8:
-        return (
-            f"flash attention needs a head width of 8, 16 … {WIDEST_HEAD} here, not {q.shape[-1]}"
-        )
-    if torch.cuda.get_device_capability(q.device) < OLDEST:
-        return f"flash attention needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} (A100) or above"
+        dtype = str(q.dtype).removeprefix("torch.")
+        return f"flash attention computes in bfloat16 or float16, not {dtype}"
+    width = q.shape[-1]
+    if width > WIDEST_HEAD or width % 8:
+        return f"flash attention needs a head width of 8, 16 … {WIDEST_HEAD} here, not {width}"
+    if torch.cuda.get_device_capability(q.device) < OLDEST_CAPABILITY:
+        major, minor = OLDEST_CAPABILITY
+        return f"flash attention needs a GPU of compute capability {major}.{minor} (A100) or above"
     return None
 
 
@@ -62,22 +80,43 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
 ) -> Tensor:
     """softmax(g·S + m) v."""
-    rows, m = q.shape[0], mechanism.distance_bias(torch.ones(1, device=q.device))
+    n_rows = q.shape[0]
+    m = mechanism.distance_bias(torch.ones(1, device=q.device))
     if m is None and not READS_GROUPS:
-        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+        k = repeat_kv(k, q.shape[1])
+        v = repeat_kv(v, q.shape[1])
+    # Keys to the left and to the right of a query; −1 for all
     window = (-1 if mechanism.window is None else mechanism.window - 1, 0)
     q = with_gain(q, mechanism, documents)
-    starts, longest = documents.packing(rows)
-    qkv = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B·T, H or G, D)
-    given: tuple[Any, ...] = (*qkv, starts, starts, longest.shape[0], longest.shape[0])
+    starts, size_of_longest = documents.packing(n_rows)
+    longest = size_of_longest.shape[0]
+    inputs: tuple[Any, ...] = (
+        _flatten_rows(q),
+        _flatten_rows(k),
+        _flatten_rows(v),
+        starts,
+        starts,
+        longest,
+        longest,
+    )
     if m is None:
-        grouped: dict[str, Any] = {} if k.shape[1] == q.shape[1] else {"enable_gqa": True}
-        out = varlen.varlen_attn(*given, window_size=window, **grouped)
+        options: dict[str, Any] = {} if k.shape[1] == q.shape[1] else {"enable_gqa": True}
+        out = varlen.varlen_attn(*inputs, window_size=window, **options)
     else:
         from flash_attn import flash_attn_varlen_func
 
+        slopes = -m[:, 0].float()  # m(t) = −slope·t
+        is_deterministic = torch.are_deterministic_algorithms_enabled()
         out = flash_attn_varlen_func(
-            *given, causal=True, window_size=window, alibi_slopes=-m[:, 0].float(),  # m(t) = −slope·t
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )  # fmt: skip
-    return out.unflatten(0, (rows, -1)).transpose(1, 2)  # type: ignore[union-attr]
+            *inputs,
+            causal=True,
+            window_size=window,
+            alibi_slopes=slopes,
+            deterministic=is_deterministic,
+        )
+    return out.unflatten(0, (n_rows, -1)).transpose(1, 2)  # type: ignore[union-attr]
+
+
+def _flatten_rows(x: Tensor) -> Tensor:
+    """(B, H, T, D) → (B·T, H, D)."""
+    return x.transpose(1, 2).flatten(0, 1)

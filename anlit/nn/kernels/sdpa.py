@@ -1,6 +1,7 @@
 """PyTorch's scaled_dot_product_attention: fused kernels for every mechanism whose a(t) is 1."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from anlit.nn.kernels.grouped_heads import repeat_kv
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 SHORTEST_MEAN = 32
-"""Mean tokens of a document from which on a call for each is faster than one masked call for all: on 2 CPU cores, H 4,
-D 32, 0.6 × its speed at 8 tokens, 1.4 × at 32, 4.5 × at 256."""
+"""Mean tokens of a document from which on a call for each is faster than a masked call for all.
+
+On 2 CPU cores, H 4, D 32: 0.6 × its speed at 8 tokens, 1.4 × at 32, 4.5 × at 256."""
+
 PRIORITY = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -26,18 +29,16 @@ PRIORITY = [
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """That the mechanism has an a(t). It runs on every device."""
-    reason = "its gain a(t) changes logits by distance, which scaled_dot_product_attention cannot"
-    return reason if mechanism.scales_with_distance else None
+    """Refuse a mechanism with an a(t). All devices are supported."""
+    if mechanism.scales_with_distance:
+        return "its gain a(t) changes logits by distance, which scaled_dot_product_attention cannot"
+    return None
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Make the mask that the layers share, if it is one block of `attend`'s."""
-    if (
-        documents.are_masked
-        and documents.device.type != "cpu"
-        and documents.length <= eager.QUERIES_PER_BLOCK
-    ):
+    """Make the mask that the layers share, if `attend` needs only a single block."""
+    is_one_block = documents.length <= eager.QUERIES_PER_BLOCK
+    if documents.are_masked and documents.device.type != "cpu" and is_one_block:
         documents.mask(mechanism.window)
 
 
@@ -46,29 +47,44 @@ def attend(
 ) -> Tensor:
     """softmax(g·S + m) v.
 
-    g multiplies q; m, the window and documents go into an additive mask for 512 queries at a time; for one document on
-    a CPU into a T × T mask, which is faster. On a CPU, long packed documents are computed one by one. On other devices
-    keys of earlier documents are masked, because reading the lengths would wait; `flash` and `triton` skip them.
+    g multiplies q. m, the window and documents go into an additive mask for 512 queries at a time. A single
+    document on a CPU has a T × T mask, which is faster. On a CPU, long packed documents are computed one by
+    one. On other devices keys of earlier documents are masked, because reading the lengths would wait;
+    `flash` and `triton` skip them.
     """
-    window, on_cpu = mechanism.window, q.device.type == "cpu"
+    window = mechanism.window
+    is_on_cpu = q.device.type == "cpu"
     q = with_gain(q, mechanism, documents)
     _, m = distance_tables(mechanism, q.shape[-2], q)
     if documents.are_masked:
-        if on_cpu and _are_long(documents):
-            return _one_by_one(q, k, v, m, window, documents, dropout)
-    elif on_cpu or (m is None and window is None):
-        return _call(q, k, v, _bias(m, window, q.shape[-2], q), dropout)
-
-    def block(first: int, q: Tensor, k: Tensor, v: Tensor, m: Tensor | None) -> Tensor:
-        begin, end = first_key(first, window), first + q.shape[-2]
-        t = distances(q.shape[-2], end - begin, q.device)
-        mask = masked_bias(m, t, documents, window, first, q.dtype)
-        return fused(q, k[..., begin:end, :], v[..., begin:end, :], mask, dropout)
-
-    return eager.by_blocks(block, q, k, v, m)
+        if is_on_cpu and _are_long(documents):
+            return _attend_documents(q, k, v, m, window, documents, dropout)
+    elif is_on_cpu or (m is None and window is None):
+        bias = _document_bias(m, window, q.shape[-2], q)
+        return _attend_whole_rows(q, k, v, bias, dropout)
+    attend_block = partial(_attend_block, documents=documents, window=window, dropout=dropout)
+    return eager.by_blocks(attend_block, q, k, v, m)
 
 
-def _one_by_one(
+def _attend_block(
+    first: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    m: Tensor | None,
+    documents: Documents,
+    window: int | None,
+    dropout: float,
+) -> Tensor:
+    """Attention of queries q, which begin at number `first`."""
+    begin = first_key(first, window)
+    end = first + q.shape[-2]
+    t = distances(q.shape[-2], end - begin, q.device)
+    mask = masked_bias(m, t, documents, window, first, q.dtype)
+    return fused(q, k[..., begin:end, :], v[..., begin:end, :], mask, dropout)
+
+
+def _attend_documents(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -77,27 +93,35 @@ def _one_by_one(
     documents: Documents,
     dropout: float,
 ) -> Tensor:
-    """Attention of each document by itself."""
+    """Attention with a call for each document."""
     lengths = documents.cu_seqlens.diff().tolist()
-    bias = _bias(m, window, max(lengths), q)
-    by_document = zip(
-        *(x.transpose(0, 1).flatten(1, 2).split(lengths, 1) for x in (q, k, v)), strict=True
-    )
-    parts = [
-        _call(q[None], k[None], v[None], bias, dropout)[0].transpose(0, 1)
-        for q, k, v in by_document
-    ]
-    return torch.cat(parts).unflatten(0, (-1, documents.length)).transpose(1, 2)
+    bias = _document_bias(m, window, max(lengths), q)
+    q_by_document = _split_documents(q, lengths)
+    k_by_document = _split_documents(k, lengths)
+    v_by_document = _split_documents(v, lengths)
+    outputs = []
+    for document in zip(q_by_document, k_by_document, v_by_document, strict=True):
+        output = _attend_whole_rows(*document, bias, dropout)  # (1, H, length, D)
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs).unflatten(0, (-1, documents.length)).transpose(1, 2)
+
+
+def _split_documents(x: Tensor, lengths: list[int]) -> list[Tensor]:
+    """(B, H, T, D) → a (1, H, length, D) for each document."""
+    flat = x.transpose(0, 1).flatten(1, 2)
+    return [document[None] for document in flat.split(lengths, 1)]
 
 
 def _are_long(documents: Documents) -> bool:
-    """Whether a call for each document is faster; compiled code would be made again for each batch."""
+    """Whether a call for each document is faster. Not in compiled code, which would be made again for each batch."""
     if torch.compiler.is_compiling():
         return False
     return documents.cu_seqlens[-1].item() >= SHORTEST_MEAN * (len(documents.cu_seqlens) - 1)
 
 
-def _bias(m: Tensor | None, window: int | None, length: int, like: Tensor) -> Tensor | None:
+def _document_bias(
+    m: Tensor | None, window: int | None, length: int, like: Tensor
+) -> Tensor | None:
     """The bias and mask of one document's logits, (1, H or 1, length, length); None if the causal mask is enough."""
     if m is None and (window is None or window >= length):
         return None
@@ -105,8 +129,10 @@ def _bias(m: Tensor | None, window: int | None, length: int, like: Tensor) -> Te
     return masked_bias(m, distances(length, length, like.device), document, window, 0, like.dtype)
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
-    """Attention of sequences that are one document each, (B, H, T, D), with the upper left of `bias`, if any."""
+def _attend_whole_rows(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float
+) -> Tensor:
+    """Attention of rows (B, H, T, D) that hold one document each, with the upper left of `bias`, if any."""
     mask = None if bias is None else bias[..., : q.shape[-2], : q.shape[-2]]
     return fused(q, k, v, mask, dropout, is_causal=mask is None)
 
@@ -119,12 +145,14 @@ def fused(
     dropout: float = 0.0,
     is_causal: bool = False,
 ) -> Tensor:
-    """PyTorch's kernel for q (B, H, T, D), k and v (B, G, K, D), which are copied for every head if it needs that."""
+    """PyTorch's kernel for q (B, H, T, D), k and v (B, G, K, D), which are copied for all heads if it needs that."""
     if not reads_groups(q, mask):
-        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+        k = repeat_kv(k, q.shape[1])
+        v = repeat_kv(v, q.shape[1])
+    is_grouped = k.shape[1] != q.shape[1]
     with sdpa_kernel(PRIORITY, set_priority=True) if prefers_cudnn(q, mask) else nullcontext():
         return scaled_dot_product_attention(
-            q, k, v, mask, dropout, is_causal, enable_gqa=k.shape[1] != q.shape[1]
+            q, k, v, mask, dropout, is_causal, enable_gqa=is_grouped
         )
 
 
@@ -135,12 +163,14 @@ def prefers_cudnn(q: Tensor, mask: Tensor | None) -> bool:
 
 @torch.compiler.assume_constant_result
 def gpu_generation() -> int:
-    """The major compute capability of the current NVIDIA GPU, 9 for Hopper; 0 without one."""
-    has_one = torch.cuda.is_available() and torch.version.hip is None
-    return torch.cuda.get_device_capability()[0] if has_one else 0
+    """The major compute capability of the current NVIDIA GPU, 9 for Hopper; 0 without a GPU."""
+    has_nvidia_gpu = torch.cuda.is_available() and torch.version.hip is None
+    return torch.cuda.get_device_capability()[0] if has_nvidia_gpu else 0
 
 
 def reads_groups(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether a fused kernel takes keys that heads share, without which PyTorch makes all T × K logits: on CUDA only
-    flash attention does on every GPU, without a mask, in 16 bits."""
+    """Whether a fused kernel takes keys that heads share. Without it PyTorch makes all T × K logits.
+
+    On CUDA only flash attention takes them on all GPUs, without a mask, in 16 bits.
+    """
     return not q.is_cuda or (mask is None and q.element_size() == 2)

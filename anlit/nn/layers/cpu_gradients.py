@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 
 
 def is_trained_eagerly_on_cpu(x: Tensor) -> bool:
-    """Whether x is on a CPU, its gradient is wanted, and no compiler is tracing, which fuses passes by itself."""
+    """Whether x is on a CPU and needs a gradient, outside of compiled code, which fuses passes by itself."""
     return x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -40,14 +40,17 @@ class Normalise(torch.autograd.Function):
         x, gain, inverse = ctx.saved_tensors
         product = upstream * x
         if gain is None:
-            along, scaled, dgain = product.sum(-1, keepdim=True), upstream, None
+            along = product.sum(-1, keepdim=True)
+            scaled = upstream
+            dgain = None
         else:
-            along, scaled = (product @ gain)[..., None], upstream * gain
+            along = (product @ gain)[..., None]
+            scaled = upstream * gain
             dgain = (product.flatten(0, -2).mT @ inverse.flatten()).mul_(ctx.factor)
-        # (along · inverse) · inverse and not along · inverse²: where x is 0 the inverse is near the largest float.
-        dx = torch.addcmul(scaled, x, along.mul_(inverse).mul_(inverse), value=-1).mul_(
-            inverse * ctx.factor
-        )
+        # (along · inverse) · inverse and not along · inverse²: at x = 0 the inverse is near the largest float.
+        along.mul_(inverse).mul_(inverse)
+        dx = torch.addcmul(scaled, x, along, value=-1)
+        dx.mul_(inverse * ctx.factor)
         return dx, dgain, None, None
 
 
@@ -75,27 +78,27 @@ class SwiGLU(torch.autograd.Function):
 
 
 class Rotate(torch.autograd.Function):
-    """y₁ = x₁ cos − x₂ sin and y₂ = x₂ cos + x₁ sin for the two halves of the rotated width; other dimensions pass.
+    """y₁ = x₁ cos − x₂ sin and y₂ = x₂ cos + x₁ sin for the two halves of the rotated width.
 
-    `factors` is (cos, cos, 1 …). The backward pass is the same with −sin.
+    Other dimensions pass. `factors` is (cos, cos, 1 …). The backward pass is the same with −sin.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factors: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(factors, sin)
-        return _rotated(x, factors, sin, 1)
+        return _turn(x, factors, sin, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         factors, sin = ctx.saved_tensors
-        return _rotated(upstream, factors, sin, -1), None, None
+        return _turn(upstream, factors, sin, -1), None, None
 
 
-def _rotated(x: Tensor, factors: Tensor, sin: Tensor, direction: int) -> Tensor:
+def _turn(x: Tensor, factors: Tensor, sin: Tensor, direction: int) -> Tensor:
+    """Rotate x, (…, D), by its angles if `direction` is 1, and back if it is −1."""
     half = sin.shape[-1]
-    first, second = slice(0, half), slice(half, 2 * half)
     y = x * factors
-    y[..., first].addcmul_(x[..., second], sin, value=-direction)
-    y[..., second].addcmul_(x[..., first], sin, value=direction)
+    y[..., :half].addcmul_(x[..., half : 2 * half], sin, value=-direction)
+    y[..., half : 2 * half].addcmul_(x[..., :half], sin, value=direction)
     return y

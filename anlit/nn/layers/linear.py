@@ -9,7 +9,7 @@ from anlit.nn.layers.sharded import replicated_like
 
 
 def computing_dtype(x: Tensor) -> torch.dtype:
-    """The precision in which products of tensors like `x` are computed: autocast's if that is on, else their own."""
+    """The precision of products of tensors like `x`: autocast's if autocast is on, else the precision of `x`."""
     if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
@@ -36,9 +36,8 @@ class ScaledLinear(nn.Linear):
     def __init__(self, d_in: int, d_out: int, factor: float = 1.0) -> None:
         super().__init__(d_in, d_out, bias=False)
         self.factor = factor
-        self.product: Callable[[Tensor, Tensor], Tensor] = (
-            torch.nn.functional.linear
-        )  # see `anlit.nn.layers.float8`
+        self.product: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.linear
+        """Computes x Wᵀ; `anlit.nn.layers.float8` replaces it."""
 
     def reset_parameters(self) -> None:
         """Draws nothing, so that other modules of a model do not change the initial values of its matrices."""
@@ -54,22 +53,25 @@ class ScaledLinear(nn.Linear):
 
     @torch.no_grad()
     def scale_rows(self, factors: Tensor) -> None:
-        """Multiply row i of W in place with factors[i], (d_out,), the same on every rank where W is sharded."""
+        """Multiply row i of W in place with factors[i], (d_out,); all ranks pass the same if W is sharded."""
         self.weight.mul_(replicated_like(factors, self.weight)[:, None])
 
 
 def fused_linear(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None] = ()) -> Tensor:
     """Several linear maps of the same x, their results side by side: x (…, d_in) → (…, sum of their d_out).
 
-    Multiplies once for all maps, which is faster and needs no sum of gradients by x. For a few tokens it multiplies
-    each map separately, because concatenating the weights would cost more. Each matrix stays a parameter of its own.
+    One product for all maps is faster, and its gradient by x needs no sum. A few tokens take a product for
+    each map, because to concatenate the weights would cost more. The matrices remain separate parameters.
 
-    `scales` are for each map its vector over the outputs, (d_out,) or None; empty if no map has one.
+    Args:
+        x: The input.
+        maps: The maps.
+        scales: For each map its vector over the outputs, (d_out,) or None; empty if no map has a vector.
     """
-    weights = [
-        linear.scaled(scale)
-        for linear, scale in zip(maps, scales or [None] * len(maps), strict=True)
-    ]
+    weights = []
+    for linear, scale in zip(maps, scales or [None] * len(maps), strict=True):
+        weights.append(linear.scaled(scale))
+    product = maps[0].product
     if x.numel() < x.shape[-1] ** 2:
-        return torch.cat([maps[0].product(x, weight) for weight in weights], dim=-1)
-    return maps[0].product(x, torch.cat(weights))
+        return torch.cat([product(x, weight) for weight in weights], dim=-1)
+    return product(x, torch.cat(weights))

@@ -7,13 +7,14 @@ constants that hold on average over the sphere (the `nu_*` functions). The first
 import math
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
 
 from anlit.nn.layers.cpu_gradients import Normalise, is_trained_eagerly_on_cpu
-from anlit.nn.layers.sharded import local_part
+from anlit.nn.layers.precision import wide_dtype
+from anlit.nn.layers.sharded import local_shard
 
 Norms = Literal["bounded", "strict"]
 """The constraint on a weight's vectors after an optimizer step: norm at most 1 (anGPT) or exactly 1 (nGPT)."""
@@ -21,18 +22,24 @@ Norms = Literal["bounded", "strict"]
 
 def unit(x: Tensor) -> Tensor:
     """x / ‖x‖₂ over the last axis; same shape and dtype as x. A zero vector stays zero."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = x.to(wide_dtype(x))
     if is_trained_eagerly_on_cpu(x):
         return Normalise.apply(wide, None, 0.0, 1.0).to(x.dtype)
     tiny = torch.finfo(wide.dtype).tiny
-    return (wide / torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp_min(tiny)).to(x.dtype)
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp_min(tiny)
+    return (wide / norm).to(x.dtype)
 
 
 def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
-    """x / √(mean(x²) + eps) · gain over the last axis; same shape and dtype as x. gain (width,), or None for 1."""
-    wide, width = x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1]
+    """x / √(mean(x²) + eps) · gain over the last axis; same shape and dtype as x.
+
+    gain is (width,), or None for 1.
+    """
+    wide = x.to(wide_dtype(x))
+    width = x.shape[-1]
     gain = None if gain is None else gain.to(wide.dtype)
-    if is_trained_eagerly_on_cpu(x):  # rms(x) = √width · x / √(Σx² + width · ε)
+    if is_trained_eagerly_on_cpu(x):
+        # rms(x) = √width · x / √(Σx² + width · ε)
         return Normalise.apply(wide, gain, width * eps, math.sqrt(width)).to(x.dtype)
     return torch.nn.functional.rms_norm(wide, (width,), gain, eps).to(x.dtype)
 
@@ -42,7 +49,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int, eps: float, has_gain: bool = True) -> None:
         super().__init__()
-        self.width, self.eps = width, eps
+        self.width = width
+        self.eps = eps
         self.gain = nn.Parameter(torch.ones(width)) if has_gain else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,20 +84,30 @@ def nu_linear(d_in: int, d_out: int) -> float:
 def nu_activation(sigma: float) -> float:
     """1/√E[SiLU(σx)²], x ~ N(0, 1), by quadrature: 3.72 at σ = 1/2, 1.68 at σ = 1.
 
-    The norm of u ∘ SiLU(z) concentrates at √E[SiLU(σx)²] for a unit u in d_ff dimensions and entries of z of standard
-    deviation σ. In [anGPT] z is √d_model times a unit vector in d_ff dimensions, so σ = √(d_model/d_ff).
+    The norm of u ∘ SiLU(z) concentrates at √E[SiLU(σx)²], for a unit u in d_ff dimensions and entries of z
+    with standard deviation σ. In [anGPT] z is √d_model times a unit vector in d_ff dimensions, so
+    σ = √(d_model/d_ff).
     """
     from scipy import integrate  # it takes half a second, which --help does not wait for
 
-    def density(x: float) -> float:
-        z = sigma * x
-        silu = z / (1 + math.exp(-z)) if z > -700 else 0.0
-        return silu * silu * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-
     mean_square, _ = integrate.quad(
-        density, -40.0, 40.0, points=[0.0], limit=200, epsabs=1e-14, epsrel=1e-12
+        _silu_square_density,
+        -40.0,
+        40.0,
+        args=(sigma,),
+        points=[0.0],
+        limit=200,
+        epsabs=1e-14,
+        epsrel=1e-12,
     )
     return 1 / math.sqrt(mean_square)
+
+
+def _silu_square_density(x: float, sigma: float) -> float:
+    """SiLU(σx)² times the density of N(0, 1) at x."""
+    z = sigma * x
+    silu = z / (1 + math.exp(-z)) if z > -700 else 0.0
+    return silu * silu * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
 def nu_residual(alpha: Tensor) -> Tensor:
@@ -97,57 +115,72 @@ def nu_residual(alpha: Tensor) -> Tensor:
     return torch.rsqrt(alpha.square() + (1 - alpha).square())
 
 
-LEAST = {"bounded": 1.0, "strict": 1e-30}
-"""The smallest norm that a vector is divided by."""
+SMALLEST_DIVISOR = {"bounded": 1.0, "strict": 1e-30}
+"""The smallest number that a vector is divided by."""
 
-Part = tuple[Tensor, int, Norms]
-"""A weight, or what this rank has of it, the axis along which its vectors lie, and their constraint."""
+Constraint = tuple[Tensor, int, Norms]
+"""A weight or this rank's shard of it, the axis along which its vectors lie, and the constraint on them."""
 
 
 @torch.no_grad()
-def restore_norms(constraints: Iterable[Part], compiled: bool = False) -> None:
-    """Divide every vector w of the weights in place: by ‖w‖ (`strict`), or by max(1, ‖w‖) (`bounded`).
+def restore_norms(constraints: Iterable[Constraint], compiled: bool = False) -> None:
+    """Divide each vector w of the weights in place: by ‖w‖ (`strict`), or by max(1, ‖w‖) (`bounded`).
 
-    Where ranks hold parts of a vector, the sums of its squares are added up, for all weights in one collective
-    operation. `compiled`, the work of a rank is a kernel for each matrix instead of three.
+    If vectors are split over ranks, the ranks add up the sums of their squares, for all weights in one
+    collective operation. `compiled` makes the work of a rank a kernel for each matrix instead of three.
     """
-    whole: list[Part] = []
-    split: list[Part] = []
-    group = None
+    whole: list[Constraint] = []
+    split: list[Constraint] = []
+    split_group = None
     for weight, dim, norms in constraints:
-        part, among = local_part(weight, dim)
-        (whole if among is None else split).append((part, dim, norms))
-        group = group if among is None else among
-    divide, sum_squares, divide_by_roots = _compiled() if compiled else WORK
-    if group is None:
-        divide(whole)
+        shard, group = local_shard(weight, dim)
+        if group is None:
+            whole.append((shard, dim, norms))
+        else:
+            split.append((shard, dim, norms))
+            split_group = group
+    functions = _compiled() if compiled else EAGER
+    if split_group is None:
+        functions.divide(whole)
         return
-    squares = sum_squares(split)
-    pending = distributed.all_reduce(squares, group=group, async_op=True)
+    squares = functions.sum_squares(split)
+    pending = distributed.all_reduce(squares, group=split_group, async_op=True)
     assert pending is not None
-    divide(whole)  # while the ranks exchange sums
+    functions.divide(whole)  # while the ranks exchange sums
     pending.wait()  # on a GPU the host does not wait
-    divide_by_roots(split, squares)
+    functions.divide_by_roots(split, squares)
 
 
-def _divide(parts: list[Part]) -> None:
-    for part, dim, norms in parts:
-        part.div_(torch.linalg.vector_norm(part, dim=dim, keepdim=True).clamp_min(LEAST[norms]))
+def _divide(constraints: list[Constraint]) -> None:
+    for shard, dim, norms in constraints:
+        norm = torch.linalg.vector_norm(shard, dim=dim, keepdim=True)
+        shard.div_(norm.clamp_min(SMALLEST_DIVISOR[norms]))
 
 
-def _sum_squares(parts: list[Part]) -> Tensor:
-    return torch.cat([part.square().sum(dim) for part, dim, _ in parts])
+def _sum_squares(constraints: list[Constraint]) -> Tensor:
+    sums = []
+    for shard, dim, _ in constraints:
+        sums.append(shard.square().sum(dim))
+    return torch.cat(sums)
 
 
-def _divide_by_roots(parts: list[Part], squares: Tensor) -> None:
-    lengths = [part.shape[1 - dim] for part, dim, _ in parts]
-    for (part, dim, norms), square in zip(parts, squares.split(lengths), strict=True):
-        part.div_(square.sqrt().clamp_min(LEAST[norms]).unsqueeze(dim))
+def _divide_by_roots(constraints: list[Constraint], squares: Tensor) -> None:
+    lengths = [shard.shape[1 - dim] for shard, dim, _ in constraints]
+    for (shard, dim, norms), square in zip(constraints, squares.split(lengths), strict=True):
+        shard.div_(square.sqrt().clamp_min(SMALLEST_DIVISOR[norms]).unsqueeze(dim))
 
 
-WORK: tuple[Callable[..., Any], ...] = (_divide, _sum_squares, _divide_by_roots)
+class Functions(NamedTuple):
+    """The work of `restore_norms`, as it is written or compiled."""
+
+    divide: Callable[..., None]
+    sum_squares: Callable[..., Tensor]
+    divide_by_roots: Callable[..., None]
+
+
+EAGER = Functions(_divide, _sum_squares, _divide_by_roots)
 
 
 @cache
-def _compiled() -> tuple[Callable[..., Any], ...]:
-    return tuple(torch.compile(function, dynamic=False) for function in WORK)
+def _compiled() -> Functions:
+    return Functions(*[torch.compile(function, dynamic=False) for function in EAGER])

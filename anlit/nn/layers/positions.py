@@ -1,10 +1,10 @@
 """Position encodings: rotations of q and k, chosen apart from the attention mechanism.
 
-Half-split pairing as in Qwen3 and GPT-NeoX: of the R rotated dimensions, dimension i is paired with i + R/2. The other
-dimensions pass through. Every class here gives a true rotation, so scores depend on the distance alone. YaRN also makes
-the rotated dimensions longer by a constant.
+Half-split pairing as in Qwen3 and GPT-NeoX: of the R rotated dimensions, dimension i is paired with
+i + R/2. The other dimensions pass through. All classes here give a true rotation, so scores depend on the
+distance alone. YaRN also makes the rotated dimensions longer by a constant.
 
-Shape letters: B batch, H heads, T time, D = d_head, R = rotated width.
+Shapes: B batch, H heads, T tokens, D head width, R rotated width.
 """
 
 import math
@@ -25,7 +25,7 @@ class Positions(nn.Module):
 
     @property
     def scale(self) -> float:
-        """What the rotated dimensions of queries and keys are multiplied by; their scores by its square."""
+        """The factor of the rotated dimensions of queries and keys; their scores get its square."""
         return 1.0
 
     def check(self, d_head: int) -> None:
@@ -44,23 +44,21 @@ class Positions(nn.Module):
         raise NotImplementedError
 
     def tables(self, d_head: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """scale × cos and sin of position × frequency, each (T, R/2), on the device of `like`, in float32 at least.
+        """scale × cos and sin of position × frequency, each (T, R/2), in float32 at least, where `like` is.
 
-        Computed in float64, because at 64k tokens a float32 product of position and frequency is off by 0.004 rad, and
-        outside inference mode, so that training can use tables that were made in validation.
+        They are computed in float64: at 64k tokens a float32 product of position and frequency is off by
+        0.004 rad. They are computed outside inference mode, so that training can use them after validation.
         """
-        key = (d_head, length, like.device, like.dtype == torch.float64)
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        key = (d_head, length, like.device, dtype)
         if getattr(self, "_key", None) != key:
             with torch.inference_mode(False):
-                angles = torch.outer(
-                    torch.arange(length, dtype=torch.float64), self.frequencies(d_head, length)
-                )
-                dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-                cos, sin = (
-                    (self.scale * part).to(like.device, dtype)
-                    for part in (angles.cos(), angles.sin())
-                )
-            self._key, self._tables = key, (cos, sin)
+                positions = torch.arange(length, dtype=torch.float64)
+                angles = torch.outer(positions, self.frequencies(d_head, length))
+                cos = (self.scale * angles.cos()).to(like.device, dtype)
+                sin = (self.scale * angles.sin()).to(like.device, dtype)
+            self._key = key
+            self._tables = (cos, sin)
         return self._tables
 
     def rotation(
@@ -68,8 +66,11 @@ class Positions(nn.Module):
     ) -> Rotation | None:
         """The rotation of a batch's queries and keys, for all layers with these positions; None for no rotation.
 
-        `length` is that of the whole sequence. `index`, (B or 1, T) integers, is each token's position in its document;
-        None for 0, 1 … length−1. The rotation has the device and precision of `like`.
+        Args:
+            d_head: D.
+            length: Tokens of the whole sequence.
+            index: (B or 1, T) integers, each token's position in its document; None for 0, 1 … length−1.
+            like: A tensor with the device and precision of the rotation.
         """
         cos, sin = self.tables(d_head, length, like)
         if index is not None:
@@ -91,11 +92,11 @@ def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(
-        x.dtype
-    )
-    return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
+    n_unrotated = x.shape[-1] - 2 * half
+    first, second, unrotated = x.split([half, half, n_unrotated], dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    rotated = rotated.to(x.dtype)
+    return torch.cat((rotated, unrotated), dim=-1) if n_unrotated else rotated
 
 
 class RoPE(Positions):
@@ -107,36 +108,38 @@ class RoPE(Positions):
         base: Pair i of the R/2 rotated pairs turns by base^(−2i/R) radians per token.
     """
 
-    fewest = 2
+    smallest_width = 2
     """The smallest rotated width."""
 
     def __init__(self, fraction: float = 0.5, base: float = 10_000.0) -> None:
         super().__init__()
         if not 0 < fraction <= 1:
             raise ValueError(f"RoPE's fraction must be in (0, 1], not {fraction}")
-        self.fraction, self.base = fraction, _checked_base(self, base)
+        self.fraction = fraction
+        self.base = base
+        _check_base(self, base)
 
     def check(self, d_head: int) -> None:
         width = self.fraction * d_head
-        if round(width) < self.fewest or round(width) % 2 or not math.isclose(width, round(width)):
+        is_even = round(width) % 2 == 0 and math.isclose(width, round(width))
+        if round(width) < self.smallest_width or not is_even:
             raise ValueError(
-                f"positions.fraction={self.fraction:g} of d_head={d_head} rotates {width:g} dimensions, but the "
-                f"rotary width must be an even number of at least {self.fewest}: choose another fraction or d_head"
+                f"positions.fraction={self.fraction:g} of d_head={d_head} rotates {width:g} dimensions, but "
+                f"the rotary width must be an even number of at least {self.smallest_width}: choose another "
+                "fraction or d_head"
             )
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
-        return _geometric(self.base, round(self.fraction * d_head))
+        return _geometric_series(self.base, round(self.fraction * d_head))
 
 
-def _checked_base(positions: Positions, base: float) -> float:
+def _check_base(positions: Positions, base: float) -> None:
     if not 1 < base < math.inf:
-        raise ValueError(
-            f"{type(positions).__name__}'s base must be more than 1 and finite, not {base:g}"
-        )
-    return base
+        name = type(positions).__name__
+        raise ValueError(f"{name}'s base must be more than 1 and finite, not {base:g}")
 
 
-def _geometric(base: float, width: int) -> Tensor:
+def _geometric_series(base: float, width: int) -> Tensor:
     """base^(−2i/R) for i = 0 … R/2 − 1, R = `width`."""
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
@@ -147,8 +150,8 @@ class DynamicNTK(RoPE):
     The fastest pair turns as in training. The slowest pair turns as far over T tokens as it did over T_train, so a
     longer sequence has no angle that the model was not trained on. Up to T_train this is RoPE exactly.
 
-    T is the length of the whole sequence, also where it packs several documents. So beyond T_train a document's logits
-    depend on the length of the sequence that it is packed into.
+    T is the length of the whole sequence, also if it packs several documents. So beyond T_train a document's
+    logits depend on the length of its sequence.
 
     Args:
         fraction: As in RoPE; at least 4 dimensions must rotate.
@@ -157,7 +160,7 @@ class DynamicNTK(RoPE):
             evaluate on longer sequences.
     """
 
-    fewest = 4
+    smallest_width = 4
 
     def __init__(
         self, fraction: float = 0.5, base: float = 10_000.0, training_length: int | None = None
@@ -173,7 +176,7 @@ class DynamicNTK(RoPE):
         assert self.training_length is not None, "for_context names the training length"
         width = round(self.fraction * d_head)
         stretch = max(1.0, length / self.training_length)
-        return _geometric(self.base * stretch ** (width / (width - 2)), width)
+        return _geometric_series(self.base * stretch ** (width / (width - 2)), width)
 
 
 class LinearRoPE(RoPE):
@@ -196,8 +199,8 @@ class LinearRoPE(RoPE):
 class Llama3RoPE(RoPE):
     """RoPE of Llama 3.1 and later: pairs that make few turns over T_train tokens turn slower by `factor`.
 
-    A pair of n turns keeps its frequency if n ≥ high_freq_factor, is slower by `factor` if n ≤ low_freq_factor, and
-    between them is interpolated by n.
+    A pair of n turns keeps its frequency if n ≥ high_freq_factor, and is slower by `factor` if
+    n ≤ low_freq_factor. Between the two its frequency is interpolated by n.
 
     Args:
         factor: At least 1.
@@ -208,28 +211,35 @@ class Llama3RoPE(RoPE):
     """
 
     def __init__(
-        self, factor: float, training_length: int, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0,
+        self,
+        factor: float,
+        training_length: int,
+        low_freq_factor: float = 1.0,
+        high_freq_factor: float = 4.0,
         **rope: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(**rope)
-        self.factor, self.training_length = factor, training_length
-        self.low_freq_factor, self.high_freq_factor = low_freq_factor, high_freq_factor
-        _check_stretch(self, "low_freq_factor", "high_freq_factor")
+        self.factor = factor
+        self.training_length = training_length
+        self.low_freq_factor = low_freq_factor
+        self.high_freq_factor = high_freq_factor
+        _check_stretch(self)
+        _check_order(self, "low_freq_factor", "high_freq_factor")
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
         fast = super().frequencies(d_head, length)
         turns = self.training_length * fast / (2 * math.pi)
-        kept = (
-            (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        ).clamp(0, 1)
-        return kept * fast + (1 - kept) * fast / self.factor
+        low = self.low_freq_factor
+        high = self.high_freq_factor
+        weight_of_fast = ((turns - low) / (high - low)).clamp(0, 1)
+        return weight_of_fast * fast + (1 - weight_of_fast) * fast / self.factor
 
 
 class YaRN(RoPE):
     """YaRN (arXiv 2309.00071): pairs that make few turns over T_train tokens turn slower, and scores are larger.
 
-    Pair number i keeps its frequency up to that of beta_fast turns, is slower by `factor` from that of beta_slow turns
-    on, and between them is interpolated by i.
+    Pairs up to the pair of beta_fast turns keep their frequency. Pairs from the pair of beta_slow turns on are
+    slower by `factor`. Between the two the frequency is interpolated by the pair's number.
 
     Args:
         factor: At least 1.
@@ -237,63 +247,83 @@ class YaRN(RoPE):
         attention_factor: The rotated dimensions of queries and keys are multiplied by it; None for 0.1·ln(factor) + 1.
         beta_fast: In turns.
         beta_slow: In turns, less than beta_fast.
-        truncate: Round the limits of i outwards to whole numbers, as most models do.
+        truncate: Round the numbers of these two pairs outwards to whole numbers, as most models do.
         rope: `fraction` and `base`, as in RoPE.
     """
 
     def __init__(
-        self, factor: float, training_length: int, attention_factor: float | None = None, beta_fast: float = 32.0,
-        beta_slow: float = 1.0, truncate: bool = True, **rope: Any,
-    ) -> None:  # fmt: skip
+        self,
+        factor: float,
+        training_length: int,
+        attention_factor: float | None = None,
+        beta_fast: float = 32.0,
+        beta_slow: float = 1.0,
+        truncate: bool = True,
+        **rope: Any,
+    ) -> None:
         super().__init__(**rope)
-        self.factor, self.training_length, self.attention_factor = (
-            factor,
-            training_length,
-            attention_factor,
-        )
-        self.beta_fast, self.beta_slow, self.truncate = beta_fast, beta_slow, truncate
-        _check_stretch(self, "beta_slow", "beta_fast")
+        self.factor = factor
+        self.training_length = training_length
+        self.attention_factor = attention_factor
+        self.beta_fast = beta_fast
+        self.beta_slow = beta_slow
+        self.truncate = truncate
+        _check_stretch(self)
+        _check_order(self, "beta_slow", "beta_fast")
         if attention_factor is not None and attention_factor <= 0:
             raise ValueError(f"YaRN's attention_factor must be positive, not {attention_factor:g}")
 
     @property
     def scale(self) -> float:
-        return (
-            0.1 * math.log(self.factor) + 1
-            if self.attention_factor is None
-            else self.attention_factor
-        )
+        if self.attention_factor is None:
+            return 0.1 * math.log(self.factor) + 1
+        return self.attention_factor
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
         fast = super().frequencies(d_head, length)
-        low, high = (
-            len(fast) * math.log(self.training_length / (2 * math.pi * turns)) / math.log(self.base)
-            for turns in (self.beta_fast, self.beta_slow)
-        )
+        n_pairs = len(fast)
+        low = self._pair_of_turns(self.beta_fast, n_pairs)
+        high = self._pair_of_turns(self.beta_slow, n_pairs)
         if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, 2 * len(fast) - 1)
+            low = math.floor(low)
+            high = math.ceil(high)
+        low = max(low, 0)
+        high = min(high, 2 * n_pairs - 1)
         if low == high:
             high += 0.001  # as transformers does
-        slowed = ((torch.arange(len(fast), dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
-        return (1 - slowed) * fast + slowed * fast / self.factor
+        pairs = torch.arange(n_pairs, dtype=torch.float64)
+        weight_of_slow = ((pairs - low) / (high - low)).clamp(0, 1)
+        return (1 - weight_of_slow) * fast + weight_of_slow * fast / self.factor
+
+    def _pair_of_turns(self, turns: float, n_pairs: int) -> float:
+        """The number of the pair, with fractions, that makes `turns` turns over T_train tokens."""
+        return (
+            n_pairs * math.log(self.training_length / (2 * math.pi * turns)) / math.log(self.base)
+        )
 
 
-def _check_stretch(positions: Any, low: str = "", high: str = "") -> None:
-    """Raise ValueError unless factor and training length, where there are any, are at least 1, and 0 < low < high."""
-    kind = type(positions).__name__
+def _check_stretch(positions: Any) -> None:
+    """Raise ValueError unless factor and training length, if there are any, are at least 1."""
     for name in ("factor", "training_length"):
         value = getattr(positions, name, None)
         if value is not None and not 1 <= value < math.inf:
+            kind = type(positions).__name__
             raise ValueError(f"{kind}'s {name} must be at least 1, not {value:g}")
-    if low and not 0 < (least := getattr(positions, low)) < (most := getattr(positions, high)):
+
+
+def _check_order(positions: Any, low_name: str, high_name: str) -> None:
+    """Raise ValueError unless 0 < low < high."""
+    low = getattr(positions, low_name)
+    high = getattr(positions, high_name)
+    if not 0 < low < high:
+        kind = type(positions).__name__
         raise ValueError(
-            f"{kind}'s {low} must be positive and less than {high}, not {least:g} and {most:g}"
+            f"{kind}'s {low_name} must be positive and less than {high_name}, not {low:g} and {high:g}"
         )
 
 
 class PRoPE(Positions):
-    """p-RoPE as in [SI] (arXiv 2505.17083): the lower half of the frequencies is zero, so half the pairs are NoPE.
+    """p-RoPE as in [SI] (arXiv 2505.17083): the lower half of the frequencies is 0, so half the pairs are NoPE.
 
     Args:
         base: The d_head/4 rotating pairs turn by base^(−i/(d_head/4 − 1)), i = 0 … d_head/4 − 1, radians per token.
@@ -301,12 +331,14 @@ class PRoPE(Positions):
 
     def __init__(self, base: float = 1024.0) -> None:
         super().__init__()
-        self.base = _checked_base(self, base)
+        self.base = base
+        _check_base(self, base)
 
     def check(self, d_head: int) -> None:
         if d_head % 4 or d_head < 8:
             raise ValueError(
-                f"PRoPE needs a d_head (default d_model/n_heads) that is a multiple of 4 and at least 8, not {d_head}"
+                "PRoPE needs a d_head (default d_model/n_heads) that is a multiple of 4 and at least 8, "
+                f"not {d_head}"
             )
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
@@ -327,7 +359,7 @@ class NoPE(Positions):
 class PositionsPattern(Positions):
     """Different positions in different layers: layer number l (from 0) has `layers[l mod len(layers)]`.
 
-    An entry counts its own layers from 0, so a pattern inside a pattern has its entries in turn.
+    An entry counts its layers from 0, so a pattern inside a pattern has its entries in turn.
 
     Args:
         layers: The positions of each layer in the period, such as three times RoPE and then NoPE.

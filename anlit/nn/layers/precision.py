@@ -1,4 +1,4 @@
-"""The precision in which measurements are kept, whatever that of the model."""
+"""The precision of measurements, whatever the precision of the model."""
 
 import torch
 from torch import Tensor

@@ -9,7 +9,7 @@ from anlit.nn.layers.sharded import replicated_like
 def scale_queries_and_keys(q: Tensor, k: Tensor, s_qk: Tensor) -> tuple[Tensor, Tensor]:
     """q ∘ s_qk and k ∘ s_qk, per head and dimension ([nGPT], section 2.3.2); shapes and dtype stay.
 
-    Heads that share keys have each their own s_qk, (H·D,). Then q takes all of it: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k.
+    s_qk is (H·D,), also if heads share keys. Then q takes all of it: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k.
     """
     s = s_qk.view(q.shape[1], 1, -1)
     if q.shape[1] == k.shape[1]:
@@ -20,13 +20,14 @@ def scale_queries_and_keys(q: Tensor, k: Tensor, s_qk: Tensor) -> tuple[Tensor, 
 class ScalingVector(nn.Module):
     """s = ŝ · (init / scale), shape (width,). The stored ŝ starts at `scale`, so s starts at `init`.
 
-    Adam moves every entry of ŝ by about the learning rate, so s moves by lr · init / scale: `scale` sets how
+    Adam moves the entries of ŝ by about the learning rate, so s moves by lr · init / scale: `scale` sets how
     fast this vector learns relative to the matrices.
     """
 
     def __init__(self, width: int, init: float, scale: float) -> None:
         super().__init__()
-        self.init, self.scale = init, scale
+        self.init = init
+        self.scale = scale
         self.stored = nn.Parameter(torch.full((width,), float(scale)))
 
     def forward(self) -> Tensor:
@@ -37,5 +38,5 @@ class ScalingVector(nn.Module):
 
     @torch.no_grad()
     def multiply(self, factors: Tensor) -> None:
-        """s ← factors ∘ s, with factors (width,) that are the same on every rank."""
+        """s ← factors ∘ s, with factors (width,) that are the same on all ranks."""
         self.stored.mul_(replicated_like(factors, self.stored))

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 
 def replicated_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor`, which is the same on every rank, as a factor for `like`: a replicated DTensor if `like` is sharded."""
+    """Turn a tensor that all ranks have into a factor for `like`: a replicated DTensor if `like` is sharded."""
     if not isinstance(like, DTensor):
         return tensor
     return DTensor.from_local(
@@ -18,23 +18,28 @@ def replicated_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a tensor that may be sharded on every rank; all ranks must call this."""
+    """Gather a tensor that may be sharded on all ranks; all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def local_part(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
-    """What this rank holds of a weight, in the same memory, and the ranks among which vectors along `dim` are split."""
+def local_shard(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
+    """Return this rank's shard of a weight, a view, and the ranks over which vectors along `dim` are split.
+
+    The ranks are None if each vector is on one rank.
+    """
     if not isinstance(weight, DTensor):
         return weight, None
-    axes = [axis for axis, placement in enumerate(weight.placements) if placement.is_shard(dim)]
-    return weight.to_local(), weight.device_mesh.get_group(axes[0]) if axes else None
+    for axis, placement in enumerate(weight.placements):
+        if placement.is_shard(dim):
+            return weight.to_local(), weight.device_mesh.get_group(axis)
+    return weight.to_local(), None
 
 
 @torch.no_grad()
 def fill(weight: Tensor, draw: Callable[[Tensor], None]) -> None:
-    """Fill a weight by `draw`, on the host, so that its values do not depend on the device or the number of ranks.
+    """Fill a weight by `draw`, on the host: its values depend neither on the device nor the number of ranks.
 
-    Every rank draws the whole matrix from the same random state and keeps its part. Nothing is sent.
+    All ranks draw the whole matrix from the same random state and store their shard. Nothing is sent.
     """
     if weight.device.type == "cpu" and not isinstance(weight, DTensor):
         draw(weight)

@@ -1,7 +1,7 @@
 """The settings that architectures share, each written once.
 
-A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NGPT` and `AnGPT`. The settings of
-one architecture, its optimizer and its schedule are in its file.
+A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NGPT` and `AnGPT`. Each
+architecture adds its settings in its file.
 """
 
 import math
@@ -26,12 +26,12 @@ from anlit.nn.models.runtime import Runtime
 class DecoderConfig:
     """Settings of a decoder.
 
-    Norms that are switched on here are of the architecture's kind: RMS with a learned gain in GPT+, the unit norm in
-    nGPT and anGPT.
+    The architecture decides the kind of the norms that are switched on here: RMS with a learned gain in
+    GPT+, the unit norm in nGPT and anGPT.
 
     Args:
-        vocab_size: V, the number of tokens. By default `anlit fit` takes that of the data, rounded up to a multiple of
-            128.
+        vocab_size: V, the number of tokens. By default `anlit fit` takes the data's number, rounded up to a
+            multiple of 128.
         context_length: T, tokens in a training sequence.
         n_layers: L, the number of blocks.
         n_heads: H, attention heads.
@@ -44,16 +44,16 @@ class DecoderConfig:
         attention: The attention mechanism.
         positions: RoPE, LinearRoPE, Llama3RoPE, YaRN, DynamicNTK, PRoPE, NoPE, or a PositionsPattern.
         document_masking: Let a token attend only within its own document.
-        kernel: The attention kernel; auto takes that of the table in docs/attention.md.
+        kernel: The attention kernel; auto follows the table in docs/attention.md.
         tie_embeddings: Let the head be the embedding's matrix. GPT+ only, for a reason in docs/train.md.
         qk_norm: Normalise queries and keys per head.
-        qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one, and
-            anGPT, as we read its paper, has none.
+        qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have a gain, and
+            anGPT, as we read its paper, does not.
         qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is a
             multiple of their usual mean square, 1/d_model and 1/d_head. By default norm_eps in GPT+, 0 in nGPT, and
-            d_head·norm_eps in anGPT, where norm_eps is added as it is.
-        qk_clip: After each optimizer step, shrink queries and keys of heads whose largest score q·k/√D since the last
-            step was above this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
+            d_head·norm_eps in anGPT, which adds norm_eps to the mean square.
+        qk_clip: After each optimizer step, shrink q and k in heads where a score q·k/√D since the last step
+            was above this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
         v_norm: Normalise values per head too (QKV-norm, arXiv 2410.16682).
         attention_norm: Normalise each head's weighted average of the values.
         attention_gate: Multiply the averages by 2σ(W_g x), with W_g initially 0: one factor per head, or one per
@@ -72,7 +72,7 @@ class DecoderConfig:
     d_head: int | None = None
     d_model: int = 768
     d_ff: int | None = None
-    # The parser can write these defaults into a config.yaml only as lazy instances; `made_real` resolves them.
+    # The parser can write these defaults into a config.yaml only as lazy instances.
     attention: Mechanism = lazy_instance(Plain)
     positions: Positions = lazy_instance(RoPE, fraction=0.5)
     document_masking: bool = True
@@ -92,8 +92,8 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         check_ranges("model", self)
-        for name in ("attention", "positions"):
-            object.__setattr__(self, name, made_real(getattr(self, name)))
+        object.__setattr__(self, "attention", made_real(self.attention))
+        object.__setattr__(self, "positions", made_real(self.positions))
         if self.vocab_size is None:
             raise UserError(
                 "vocab_size is not given: set it to the number of tokens of the data's vocabulary"
@@ -101,7 +101,8 @@ class DecoderConfig:
         if self.d_head is None and self.d_model % self.n_heads:
             raise UserError(
                 f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}: "
-                f"choose a d_model that is a multiple of {self.n_heads}, or another n_heads, or set d_head"
+                f"choose a d_model that is a multiple of {self.n_heads}, or another n_heads, "
+                "or set d_head"
             )
         if self.n_heads % self.kv_heads:
             raise UserError(
@@ -125,9 +126,14 @@ class DecoderConfig:
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 
     def attention_of(self, layer: int, can_shrink: bool) -> Attention:
-        """The attention of layer number `layer`, from 0; UserError if positions, kernel or QK-clip do not fit.
+        """Build the attention of layer number `layer`, from 0.
 
-        `can_shrink`: whether q and k have a factor that QK-clip can make smaller, a matrix or a gain.
+        Args:
+            layer: The number of the layer.
+            can_shrink: Whether q and k have a factor that QK-clip can make smaller, a matrix or a gain.
+
+        Raises:
+            UserError: Positions, kernel or QK-clip do not fit.
         """
         if self.qk_clip is not None and not can_shrink:
             raise UserError(
@@ -138,16 +144,21 @@ class DecoderConfig:
             self.positions.check(self.head_width)
             mechanism = self.attention.for_layer(self.n_heads, self.head_width, layer)
             # A user's `for_layer` need not set these.
-            mechanism.n_heads, mechanism.d_head = self.n_heads, self.head_width
+            mechanism.n_heads = self.n_heads
+            mechanism.d_head = self.head_width
             return Attention(mechanism, self.kernel, self.dropout, self.qk_clip)
         except ValueError as error:
             raise UserError(f"model: {error}") from error
 
     def attention_output(self, norm: nn.Module, gate_factor: float) -> AttentionOutput:
-        """The input of W_o, with the gate and, if it is wanted, with `norm`."""
-        used = norm if self.attention_norm else None
+        """Build what lies between attention and W_o: the gate, and `norm` if `attention_norm` is on."""
         return AttentionOutput(
-            self.d_model, self.n_heads, self.head_width, self.attention_gate, gate_factor, used
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            d_head=self.head_width,
+            gate=self.attention_gate,
+            gate_factor=gate_factor,
+            norm=norm if self.attention_norm else None,
         )
 
 
@@ -155,8 +166,8 @@ class DecoderConfig:
 class NormalisedConfig(DecoderConfig):
     """Settings that nGPT and anGPT share.
 
-    Each scaling vector has an initial value and a scale. The scale sets how fast it learns relative to the matrices; by
-    default it is 1/√d_model.
+    Each scaling vector has an initial value and a scale, by default 1/√d_model. The scale sets how fast the
+    vector learns relative to the matrices.
 
     Args:
         alpha_init: Initial step size α of both residual updates; 1/n_layers if null.
@@ -174,8 +185,9 @@ class NormalisedConfig(DecoderConfig):
         super().__post_init__()
         if self.tie_embeddings:
             raise UserError(
-                "model.tie_embeddings is for GPT+ only, because the h of nGPT and anGPT begins as its token's unit row "
-                "and keeps most of it, so that a tied head would predict the token that it reads: leave it out"
+                "model.tie_embeddings is for GPT+ only, because the h of nGPT and anGPT begins as its token's "
+                "unit row and keeps most of it, so that a tied head would predict the token that it reads: "
+                "leave it out"
             )
 
     def alpha(self) -> ScalingVector:
@@ -184,5 +196,5 @@ class NormalisedConfig(DecoderConfig):
         return self.scaling(self.d_model, init, self.alpha_scale)
 
     def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
-        """A scaling vector (width,) with its default scale."""
+        """A scaling vector (width,); `scale` is 1/√d_model if None."""
         return ScalingVector(width, init, 1 / math.sqrt(self.d_model) if scale is None else scale)

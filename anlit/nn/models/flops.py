@@ -1,10 +1,10 @@
 """Floating-point operations of training per token, for MFU and for estimates of a run's time.
 
-This counts the matrix products in the formulas, once for the forward and twice for the backward pass; a multiplication
-and an addition are two operations. It does not count elementwise work (norms, rotations, softmax, scaling vectors,
-products of scales and weights; together about one percent, at memory speed), recomputation in the backward pass, or
-masked logits that a kernel computes anyway. So MFU is the share of the peak spent on what the model needs, whatever the
-kernel and the memory settings.
+Counted are the matrix products in the formulas, once for the forward and twice for the backward pass.
+A multiplication and an addition are two operations. Not counted are elementwise work (norms, rotations,
+softmax, scaling vectors, products of scales and weights; together about one percent, at memory speed),
+recomputation in the backward pass, and masked logits that a kernel computes anyway. So MFU is the share
+of the peak spent on what the model needs, whatever the kernel and the memory settings.
 """
 
 from torch import nn
@@ -16,7 +16,7 @@ FORWARD_AND_BACKWARD = 3
 
 
 def mean_visible_keys(length: int, window: int | None = None) -> float:
-    """Mean over queries 1 … `length` of one document of min(i, window), the keys that query i sees."""
+    """Mean of min(i, window), the keys that query i sees, over queries 1 … `length` of a document."""
     width = length if window is None else min(window, length)
     return width - width * (width - 1) / (2 * length)
 
@@ -24,15 +24,18 @@ def mean_visible_keys(length: int, window: int | None = None) -> float:
 def flops_per_token(model: nn.Module, length: int) -> float:
     """FLOPs of one training step per token, for a decoder of any architecture and mechanism.
 
-    6 for every weight of a linear map, gates included (the embedding is a look-up), and 12·H·D per layer for every
-    key that a query sees on average: 2·H·D for q·k and 2·H·D for weights·v, times 3. Heads that share keys save none.
-    The average is that of sequences of one document of `length` tokens, an upper bound for packed documents.
+    Each weight of a linear map costs 6, gates included; the embedding is a look-up. Each key that a query
+    sees on average costs 12·H·D per layer: 2·H·D for q·k and 2·H·D for weights·v, times 3. Heads that
+    share keys save nothing. The average assumes that a sequence is one document of `length` tokens, an
+    upper bound for packed documents.
     """
-    linear = sum(
-        module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)
-    )
-    mechanisms = [attention.mechanism for attention in attention_layers(model)]
-    pairs = sum(
-        each.n_heads * each.d_head * mean_visible_keys(length, each.window) for each in mechanisms
-    )
-    return FORWARD_AND_BACKWARD * (2.0 * linear + 4.0 * pairs)
+    n_weights = 0
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            n_weights += module.weight.numel()
+    width_times_keys = 0.0
+    for attention in attention_layers(model):
+        mechanism = attention.mechanism
+        width = mechanism.n_heads * mechanism.d_head
+        width_times_keys += width * mean_visible_keys(length, mechanism.window)
+    return FORWARD_AND_BACKWARD * (2.0 * n_weights + 4.0 * width_times_keys)

@@ -1,14 +1,14 @@
 """Folding: for inference, the factors of nGPT and anGPT are stored in the matrices that they multiply.
 
-Training keeps factors and matrices apart, because the bound on the matrix's rows and the step size of a scaling vector
-apply to each of them. After training the product is enough:
+Training keeps factors and matrices apart, because the bound on the rows holds for the matrix alone, and
+the step size for the scaling vector alone. After training the product is enough:
 
     anGPT   W ← c·W for ν_qkv, ν_p, ν_uz, √d, ν_d ν_acf;  W_head ← s_z ∘ W_head
             h ← w_h ∘ h + W_o(…),  w_h = ν(α)(1−α),  W_o ← ν(α)α ∘ W_o, and W_d alike
     nGPT    W_u ← s_u ∘ W_u,  W_z ← √d s_v ∘ W_z,  W_head ← s_z ∘ W_head,  |α| and s_qk as they multiply
 
-where s ∘ W multiplies row i of W by s_i. Some factors cannot be folded: nGPT's norms, s_qk after the norm of q and k,
-and ν(α)α if a post-norm follows W_o and W_d.
+where s ∘ W multiplies row i of W by s_i. Some factors cannot be folded: nGPT's norms, s_qk after the norm
+of q and k, and ν(α)α if a post-norm follows W_o and W_d.
 """
 
 import copy
@@ -37,12 +37,15 @@ class Stored(nn.Module):
 
 
 class ResidualWeights(nn.Module):
-    """Replaces anGPT's α: the weights of h and of the suggestion, each (d,); the latter is None if it is folded."""
+    """Replaces anGPT's α: the weights of h and of the suggestion, each (d,).
 
-    def __init__(self, h: Tensor, suggestion: Tensor | None) -> None:
+    The weight of the suggestion is None if W_o or W_d has absorbed it.
+    """
+
+    def __init__(self, h_weight: Tensor, suggestion_weight: Tensor | None) -> None:
         super().__init__()
-        self.h = nn.Parameter(h)
-        self.suggestion = nn.Parameter(suggestion) if suggestion is not None else None
+        self.h = nn.Parameter(h_weight)
+        self.suggestion = None if suggestion_weight is None else nn.Parameter(suggestion_weight)
 
     def forward(self) -> tuple[Tensor, Tensor | None]:
         return self.h, self.suggestion
@@ -52,22 +55,23 @@ class FoldedAnGPTBlock(AnGPTBlock):
     """anGPT's block with one elementwise multiplication an update: h ← w_h ∘ h + suggestion."""
 
     def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Any) -> Tensor:
-        """w_h ∘ h + w_s ∘ suggestion; `alpha` holds both weights; w_s is None if W_o or W_d has absorbed it."""
-        weight_of_h, weight_of_suggestion = alpha
-        if weight_of_suggestion is not None:
-            suggestion = weight_of_suggestion * suggestion
-        return torch.addcmul(suggestion, weight_of_h, h)
+        """w_h ∘ h + w_s ∘ suggestion; `alpha` is (w_h, w_s), with w_s None if W_o or W_d has absorbed it."""
+        h_weight, suggestion_weight = alpha
+        if suggestion_weight is not None:
+            suggestion = suggestion_weight * suggestion
+        return torch.addcmul(suggestion, h_weight, h)
 
 
 @torch.no_grad()
 def fold(decoder: Decoder) -> Decoder:
-    """A copy of `decoder` with the same logits, whose factors are in its matrices as far as possible.
+    """Return a copy of `decoder` with the same logits and, as far as possible, its factors in its matrices.
 
-    UserError if the decoder has no factors (GPT+), or is folded already.
+    Raises:
+        UserError: The decoder has no factors (GPT+), or is folded already.
     """
     if not isinstance(decoder, NormalisedDecoder):
         raise UserError(
-            "--fold is for nGPT and anGPT, whose factors go into their matrices; GPT+ has none: leave it out"
+            "--fold is for nGPT and anGPT, because GPT+ has no factors to fold into matrices: leave it out"
         )
     if isinstance(decoder.s_z, Stored):
         raise UserError("the model is folded already: leave out --fold")
@@ -89,19 +93,27 @@ def fold(decoder: Decoder) -> Decoder:
 
 
 def _fold_angpt_block(block: Any) -> None:
-    for name, linear in (("alpha_A", block.W_o), ("alpha_M", block.W_d)):
-        weight_of_h, weight_of_suggestion = block.residual_weights(getattr(block, name)())
-        if isinstance(block.post_norm, nn.Identity):
-            linear.scale_rows(weight_of_suggestion)
-            weight_of_suggestion = None
-        setattr(block, name, ResidualWeights(weight_of_h, weight_of_suggestion))
+    block.alpha_A = _fold_residual(block, block.alpha_A, block.W_o)
+    block.alpha_M = _fold_residual(block, block.alpha_M, block.W_d)
     block.__class__ = FoldedAnGPTBlock
+
+
+def _fold_residual(block: Any, alpha: nn.Module, linear: ScaledLinear) -> ResidualWeights:
+    """The weights that replace `alpha`; `linear` absorbs the suggestion's, unless a norm follows it."""
+    h_weight, suggestion_weight = block.residual_weights(alpha())
+    if not isinstance(block.post_norm, nn.Identity):
+        return ResidualWeights(h_weight, suggestion_weight)
+    linear.scale_rows(suggestion_weight)
+    return ResidualWeights(h_weight, None)
 
 
 def _fold_ngpt_block(block: Any) -> None:
     block.W_u.scale_rows(block.s_u())
     block.W_z.scale_rows(block.s_v())
-    block.s_u, block.s_v = Stored(), Stored()
-    block.alpha_A, block.alpha_M = Stored(block.alpha_A().abs()), Stored(block.alpha_M().abs())
+    block.s_u = Stored()
+    block.s_v = Stored()
+    block.alpha_A = Stored(block.alpha_A().abs())
+    block.alpha_M = Stored(block.alpha_M().abs())
     if block.s_qk is not None and isinstance(block.norm_qk, UnitNorm):
-        block.s_qk, block.norm_qk = Stored(block.norm_qk.factor * block.s_qk()), UnitNorm()
+        block.s_qk = Stored(block.norm_qk.factor * block.s_qk())
+        block.norm_qk = UnitNorm()

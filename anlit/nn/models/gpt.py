@@ -1,11 +1,15 @@
-"""GPT+: the strong baseline. Pre-norm decoder with SwiGLU, RoPE and QK-norm, no biases, untied embeddings.
+"""GPT+, the strong baseline: a pre-norm decoder without biases.
+
+It has SwiGLU, RoPE, QK-norm and untied embeddings. With rotary fraction 1 a block is Qwen3's
+(arXiv 2505.09388).
 
     h = E[token]
-    h = h + W_o · Attn(q, k, v)        q, k, v = W_q x, W_k x, W_v x with x = rms(h)·g₁;  q, k → rms·gain → RoPE
-    h = h + W_d (u ∘ SiLU(z))          u = W_u x, z = W_z x with x = rms(h)·g₂
+    h = h + W_o · Attn(q, k, v)      x = rms(h)·g₁;  q, k, v = W_q x, W_k x, W_v x;  q, k → rms·gain → RoPE
+    h = h + W_d (u ∘ SiLU(z))        x = rms(h)·g₂;  u, z = W_u x, W_z x
     logits = W_head (rms(h)·g_f)
 
-With rotary fraction 1 a block is Qwen3's (arXiv 2505.09388). Shape letters as in `anlit.nn.models.decoder`.
+Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head width,
+f MLP width, V vocabulary.
 """
 
 import math
@@ -37,55 +41,77 @@ class GPTConfig(DecoderConfig):
 
 
 class GPTBlock(nn.Module):
-    """h (B, T, d) → h + attention → h + MLP, each reading a normalised h."""
+    """h (B, T, d) → h + attention → h + MLP, where both read a normalised h."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
-        d, f, eps = config.d_model, config.d_hidden, config.norm_eps
-        self.n_heads, self.n_kv_heads, self.d_head = (
-            config.n_heads,
-            config.kv_heads,
-            config.head_width,
-        )
-        q_width, kv_width = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
-        self.norm_1, self.norm_2 = RMSNorm(d, eps), RMSNorm(d, eps)
-        self.W_q, self.W_k, self.W_v = (
-            ScaledLinear(d, width) for width in (q_width, kv_width, kv_width)
-        )
-        self.W_o = ScaledLinear(q_width, d)
-        self.W_u, self.W_z = (ScaledLinear(d, f) for _ in range(2))
-        self.W_d = ScaledLinear(f, d)
+        d = config.d_model
+        f = config.d_hidden
+        eps = config.norm_eps
+        self.n_heads = config.n_heads
+        self.n_kv_heads = config.kv_heads
+        self.d_head = config.head_width
+        q_width = self.n_heads * self.d_head
+        kv_width = self.n_kv_heads * self.d_head
         qk_eps = eps if config.qk_norm_eps is None else config.qk_norm_eps
         has_gain = config.qk_norm_gain is not False
-        self.norm_q, self.norm_k = (
-            RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity()
-            for _ in range(2)
-        )
+
+        self.norm_1 = RMSNorm(d, eps)
+        self.norm_2 = RMSNorm(d, eps)
+        self.W_q = ScaledLinear(d, q_width)
+        self.W_k = ScaledLinear(d, kv_width)
+        self.W_v = ScaledLinear(d, kv_width)
+        self.W_o = ScaledLinear(q_width, d)
+        self.W_u = ScaledLinear(d, f)
+        self.W_z = ScaledLinear(d, f)
+        self.W_d = ScaledLinear(f, d)
+
+        self.norm_q = RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity()
+        self.norm_k = RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity()
         self.norm_v = RMSNorm(self.d_head, eps) if config.v_norm else nn.Identity()
         self.output = config.attention_output(RMSNorm(self.d_head, eps), gate_factor=1.0)
-        self.post_norm_A, self.post_norm_M = (
-            RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2)
-        )
+        self.post_norm_A = RMSNorm(d, eps) if config.post_norm else nn.Identity()
+        self.post_norm_M = RMSNorm(d, eps) if config.post_norm else nn.Identity()
         self.positions = config.positions.for_layer(layer)
         self.attention = config.attention_of(layer, has_gain or not config.qk_norm)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        h = h + self.dropout(self.post_norm_A(self.attend(self.norm_1(h), documents, rotation)))
-        return h + self.dropout(self.post_norm_M(self.mlp(self.norm_2(h))))
+        """h (B, T, d) → (B, T, d)."""
+        h = h + self.attend(self.norm_1(h), documents, rotation)
+        return h + self.mlp(self.norm_2(h))
 
     def attend(self, x: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        q, k, v = split_heads(
-            fused_linear(x, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads
-        )
-        q, k = rotate(rotation, self.norm_q(q), self.norm_k(k))
-        return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), x))
+        """The update of h by attention: x (B, T, d) → (B, T, d)."""
+        # Project: q (B, H, T, D); k, v (B, G, T, D)
+        qkv = fused_linear(x, self.W_q, self.W_k, self.W_v)
+        q, k, v = split_heads(qkv, self.n_heads, self.n_kv_heads)
+
+        # Normalise each head, then rotate q and k by their positions; shapes stay
+        q = self.norm_q(q)
+        k = self.norm_k(k)
+        q, k = rotate(rotation, q, k)
+        v = self.norm_v(v)
+
+        # Average the values: (B, H, T, D)
+        y = self.attention(q, k, v, documents)
+
+        # Norm and gate on the averages, heads side by side: (B, T, H·D)
+        y = self.output(y, x)
+
+        # Project back: (B, T, d)
+        return self.dropout(self.post_norm_A(self.W_o(y)))
 
     def mlp(self, x: Tensor) -> Tensor:
-        return self.W_d(swiglu(fused_linear(x, self.W_u, self.W_z)))
+        """The update of h by the MLP: x (B, T, d) → (B, T, d)."""
+        # u and z side by side: (B, T, 2f)
+        uz = fused_linear(x, self.W_u, self.W_z)
+
+        # u ∘ SiLU(z), (B, T, f), then back: (B, T, d)
+        return self.dropout(self.post_norm_M(self.W_d(swiglu(uz))))
 
     def shrink_qk(self, factors: Tensor) -> None:
-        """Multiply each head's scores by the square of its entry of factors (H,)."""
+        """Multiply the scores of head i by the square of factors[i], (H,)."""
         shrink((self.W_q, self.norm_q), (self.W_k, self.norm_k), factors)
 
 
@@ -104,7 +130,7 @@ class GPTDecoder(Decoder):
         return self.norm_f(h), None
 
     def draw(self, name: str, weight: Tensor) -> None:
-        residual = name in ("W_o", "W_d")
-        weight.normal_(
-            std=self.init_std / math.sqrt(2 * len(self.blocks)) if residual else self.init_std
-        )
+        std = self.init_std
+        if name in ("W_o", "W_d"):
+            std /= math.sqrt(2 * len(self.blocks))
+        weight.normal_(std=std)

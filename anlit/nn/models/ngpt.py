@@ -1,15 +1,20 @@
 """nGPT: representation learning on the hypersphere (Loshchilov et al., ICLR 2025, arXiv 2410.01131).
 
-    h = E[token]                                            every vector along the embedding axis has norm 1
-    q = unit(RoPE(W_q h)) ∘ s_qk, k likewise, per head      softmax scale √D
-    h_A = unit(W_o · Attn(q, k, v))                         h ← unit(h + |α_A| ∘ (h_A − h))
+    h = E[token]                                      all vectors along the embedding axis have norm 1
+    q = unit(RoPE(W_q h)) ∘ s_qk, k likewise          per head; softmax scale √D
+    h_A = unit(W_o · Attn(q, k, v))                   h ← unit(h + |α_A| ∘ (h_A − h))
     u = s_u ∘ W_u h,  z = √d · s_v ∘ W_z h
-    h_M = unit(W_d (u ∘ SiLU(z)))                           h ← unit(h + |α_M| ∘ (h_M − h))
+    h_M = unit(W_d (u ∘ SiLU(z)))                     h ← unit(h + |α_M| ∘ (h_M − h))
     logits = s_z ∘ (W_head h)
 
-No norm layer, no weight decay, no warm-up. RoPE in the paper's public code is not a rotation; here it is,
-and QK normalisation is per head. Because s_qk is learned and follows RoPE, scores depend on the absolute position. So
-positions restart with each masked document. Shape letters as in `anlit.nn.models.decoder`.
+There are no norm layers, no weight decay and no warm-up.
+
+Deviations: RoPE in the paper's public code is not a rotation; here it is, and QK normalisation is per
+head. The learned s_qk follows RoPE, so scores depend on the absolute position. Positions therefore
+restart with each masked document.
+
+Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head width,
+f MLP width, V vocabulary.
 """
 
 import math
@@ -51,83 +56,104 @@ class NGPTConfig(NormalisedConfig):
 
 
 class NGPTBlock(nn.Module):
-    """h (B, T, d) of norm 1 → the same, after steps on the sphere towards the attention's and the MLP's output."""
+    """h (B, T, d) of norm 1 → the same, after steps on the sphere towards the outputs of attention and MLP."""
 
     def __init__(self, config: NGPTConfig, layer: int) -> None:
         super().__init__()
-        d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
-        self.n_heads, self.n_kv_heads, self.d_head = (
-            config.n_heads,
-            config.kv_heads,
-            config.head_width,
-        )
-        q_width, kv_width = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
-        # √D·unit(x) has unit root mean square. With the 1/√D inside attention this gives the softmax scale √D. √d·W h
-        # has about that size too, because W's rows have norm 1. It is used without QK-norm, and a finite ε is added to
-        # its mean square (our choices; the paper always normalises).
+        d = config.d_model
+        f = config.d_hidden
+        root_d = math.sqrt(d)
+        self.n_heads = config.n_heads
+        self.n_kv_heads = config.kv_heads
+        self.d_head = config.head_width
+        q_width = self.n_heads * self.d_head
+        kv_width = self.n_kv_heads * self.d_head
+        has_gain = config.qk_norm_gain is not False
+
+        # √D·unit(x) has unit root mean square. With the 1/√D inside attention this gives the softmax
+        # scale √D. √d·W h has about that size too, because the rows of W have norm 1. Our choices: √d·W h
+        # serves without QK-norm, and a finite ε is added to its mean square. The paper always normalises.
         qk_factor = 1.0 if config.qk_norm else root_d
-        self.W_q, self.W_k = (ScaledLinear(d, width, qk_factor) for width in (q_width, kv_width))
-        self.W_v, self.W_o = ScaledLinear(d, kv_width), ScaledLinear(q_width, d)
+        self.W_q = ScaledLinear(d, q_width, qk_factor)
+        self.W_k = ScaledLinear(d, kv_width, qk_factor)
+        self.W_v = ScaledLinear(d, kv_width)
+        self.W_o = ScaledLinear(q_width, d)
         self.norm_qk: nn.Module = nn.Identity()
         if config.qk_norm and config.qk_norm_eps:
             self.norm_qk = RMSNorm(self.d_head, config.qk_norm_eps / d, has_gain=False)
         elif config.qk_norm:
             self.norm_qk = UnitNorm(math.sqrt(self.d_head))
-        self.W_u, self.W_z = ScaledLinear(d, f), ScaledLinear(d, f, factor=root_d)
+        self.W_u = ScaledLinear(d, f)
+        self.W_z = ScaledLinear(d, f, factor=root_d)
         self.W_d = ScaledLinear(f, d)
-        self.alpha_A, self.alpha_M = config.alpha(), config.alpha()
-        has_gain = config.qk_norm_gain is not False
-        self.s_qk = (
-            config.scaling(q_width, config.s_qk_init, config.s_qk_scale) if has_gain else None
-        )
+
+        self.alpha_A = config.alpha()
+        self.alpha_M = config.alpha()
+        self.s_qk = None
+        if has_gain:
+            self.s_qk = config.scaling(q_width, config.s_qk_init, config.s_qk_scale)
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
         self.output = config.attention_output(UnitNorm(), gate_factor=root_d)
-        self.s_u, self.s_v = (
-            config.scaling(f, config.s_uv_init, config.s_uv_scale) for _ in range(2)
-        )
-        self.positions, self.attention = (
-            config.positions.for_layer(layer),
-            config.attention_of(layer, has_gain),
-        )
+        self.s_u = config.scaling(f, config.s_uv_init, config.s_uv_scale)
+        self.s_v = config.scaling(f, config.s_uv_init, config.s_uv_scale)
+        self.positions = config.positions.for_layer(layer)
+        self.attention = config.attention_of(layer, has_gain)
         if config.qk_norm and self.positions.scale != 1:
             raise UserError(
-                f"model.positions {type(self.positions).__name__} has attention_factor={self.positions.scale:g}, of "
-                "which nGPT's QK-norm, which follows, leaves at most a shift from the dimensions that do not rotate to "
-                "those that do: set positions.attention_factor: 1, or qk_norm: false"
+                f"model.positions {type(self.positions).__name__} has "
+                f"attention_factor={self.positions.scale:g}, which nGPT's QK-norm after the rotation "
+                "cancels: set positions.attention_factor: 1, or qk_norm: false"
             )
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        h = unit(self.step(h, unit(self.attend(h, documents, rotation)), self.alpha_A()))
-        return unit(self.step(h, unit(self.mlp(h)), self.alpha_M()))
+        """h (B, T, d) → (B, T, d), both of norm 1 along d."""
+        h = self.step(h, self.attend(h, documents, rotation), self.alpha_A())
+        return self.step(h, self.mlp(h), self.alpha_M())
 
     def step(self, h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
-        """h + |α| ∘ (suggestion − h)."""
-        return torch.lerp(h, self.dropout(suggestion).to(h.dtype), alpha.abs())
+        """unit(h + |α| ∘ (suggestion − h)), (B, T, d); α (d,)."""
+        return unit(torch.lerp(h, self.dropout(suggestion).to(h.dtype), alpha.abs()))
 
     def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        q, k, v = split_heads(
-            fused_linear(h, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads
-        )
-        q, k = (self.norm_qk(x) for x in rotate(rotation, q, k))
+        """h_A, the suggestion for the first step: h (B, T, d) → (B, T, d)."""
+        # Project: q (B, H, T, D); k, v (B, G, T, D)
+        qkv = fused_linear(h, self.W_q, self.W_k, self.W_v)
+        q, k, v = split_heads(qkv, self.n_heads, self.n_kv_heads)
+
+        # Rotate q and k by their positions, then normalise each head and scale it; shapes stay
+        q, k = rotate(rotation, q, k)
+        q = self.norm_qk(q)
+        k = self.norm_qk(k)
         if self.s_qk is not None:
             q, k = scale_queries_and_keys(q, k, self.s_qk())
-        return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
+        v = self.norm_v(v)
+
+        # Average the values: (B, H, T, D)
+        y = self.attention(q, k, v, documents)
+
+        # Norm and gate on the averages, heads side by side: (B, T, H·D)
+        y = self.output(y, h)
+
+        # Project back to the sphere: (B, T, d)
+        return unit(self.W_o(y))
 
     def mlp(self, h: Tensor) -> Tensor:
-        uz = fused_linear(
-            h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v())
-        )  # W_z has the factor √d
-        return self.W_d(swiglu(uz))
+        """h_M, the suggestion for the second step: h (B, T, d) → (B, T, d)."""
+        # s_u ∘ W_u h and √d · s_v ∘ W_z h side by side, where W_z has the factor √d: (B, T, 2f)
+        uz = fused_linear(h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v()))
+
+        # u ∘ SiLU(z), (B, T, f), then back to the sphere: (B, T, d)
+        return unit(self.W_d(swiglu(uz)))
 
     def shrink_qk(self, factors: Tensor) -> None:
-        """Multiply each head's scores by the square of its entry of factors (H,), through its own s_qk."""
+        """Multiply the scores of head i by the square of factors[i], (H,), through its entries of s_qk."""
         assert self.s_qk is not None
-        self.s_qk.multiply(factors.repeat_interleave(self.s_qk.stored.numel() // self.n_heads))
+        self.s_qk.multiply(factors.repeat_interleave(self.d_head))
 
 
 class NGPTDecoder(NormalisedDecoder):
-    """The nGPT network. Initial values: every vector along the embedding axis uniform on the sphere; s at `init`."""
+    """The nGPT network. Initial values: all vectors along the embedding axis uniform on the sphere; s at `init`."""
 
     block_class = NGPTBlock
 

@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from anlit.nn.layers.sharded import local_part
+from anlit.nn.layers.sharded import local_shard
 
 
 @torch.no_grad()
@@ -38,9 +38,9 @@ def _sharded_step(settings: dict[str, Any], state: dict[Tensor, dict[str, Tensor
     for weight in weights:
         if "momentum_buffer" not in state[weight]:
             state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-    parts, groups = zip(*(local_part(weight, 0) for weight in weights), strict=True)
-    gradients = [local_part(weight.grad, 0)[0] for weight in weights if weight.grad is not None]
-    momenta = [local_part(state[weight]["momentum_buffer"], 0)[0] for weight in weights]
+    parts, groups = zip(*(local_shard(weight, 0) for weight in weights), strict=True)
+    gradients = [local_shard(weight.grad, 0)[0] for weight in weights if weight.grad is not None]
+    momenta = [local_shard(state[weight]["momentum_buffer"], 0)[0] for weight in weights]
     torch._foreach_lerp_(momenta, gradients, 1 - settings["momentum"])
     updates = (
         torch._foreach_lerp(gradients, momenta, settings["momentum"])

@@ -27,7 +27,7 @@ KERNELS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
 WAYS = {
     "eager": (eager, "QUERIES_PER_BLOCK", 16), "eager, in parts": (eager, "SMALLEST_SLICE", 5),
     "sdpa, each document": (sdpa, "SHORTEST_MEAN", 1), "sdpa, masked": (sdpa, "SHORTEST_MEAN", 1000),
-    "blockwise, recomputed": (blockwise, "KEPT_WEIGHTS", 0), "blockwise, kept": (blockwise, "KEPT_WEIGHTS", 2**30),
+    "blockwise, recomputed": (blockwise, "LARGEST_SAVED", 0), "blockwise, kept": (blockwise, "LARGEST_SAVED", 2**30),
 }  # fmt: skip
 """The kernel, and the name and value of the setting that decides the way through it."""
 CASES = [(way, name) for way in WAYS for name in MECHANISMS
@@ -66,7 +66,7 @@ def test_every_width_and_dtype_is_the_reference(kernel, width, dtype, kind) -> N
 @pytest.mark.parametrize("room", [0, 2**30])
 @pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 300])
 def test_any_length_of_blockwise(length, kind, room, monkeypatch) -> None:
-    monkeypatch.setattr(blockwise, "KEPT_WEIGHTS", room)
+    monkeypatch.setattr(blockwise, "LARGEST_SAVED", room)
     check(
         blockwise,
         "scale-invariant",
@@ -115,10 +115,10 @@ def test_dropout_drops_weights_and_keeps_the_mean(kernel) -> None:
 def test_blockwise_does_not_compute_what_documents_and_windows_hide(monkeypatch) -> None:
     monkeypatch.setattr(blockwise, "QUERIES", 64)
     starts = torch.tensor([[0] * 100 + [100] * 156, [0] * 256], dtype=torch.int32)
-    blocks = [(b.row, b.first, b.begin) for b in blockwise.blocks(2, 256, starts, None)]
+    blocks = [(b.row, b.first, b.begin) for b in blockwise.find_blocks(2, 256, starts, None)]
     assert blocks[:4] == [(0, 0, 0), (0, 64, 0), (0, 128, 100), (0, 192, 100)]
     assert blocks[4:] == [(1, first, 0) for first in (0, 64, 128, 192)]
-    assert [b.begin for b in blockwise.blocks(2, 256, None, 30)] == [0, 35, 99, 163]
+    assert [b.begin for b in blockwise.find_blocks(2, 256, None, 30)] == [0, 35, 99, 163]
 
 
 @pytest.mark.parametrize(("keeps", "n_numbers"), [(False, 0), (True, 2 * 3 * 33 * 33)])
@@ -135,7 +135,7 @@ def test_blockwise_keeps_nothing_without_gradients(keeps, n_numbers) -> None:
 @pytest.mark.parametrize("n_kv_heads", [1, 3])
 def test_blockwise_is_an_operator_of_torch(n_kv_heads, room, kind, monkeypatch) -> None:
     """Its fake kernels, its schema and its autograd formula are what torch.compile relies on."""
-    monkeypatch.setattr(blockwise, "KEPT_WEIGHTS", room)
+    monkeypatch.setattr(blockwise, "LARGEST_SAVED", room)
     q, k, v, _ = inputs(2, 3, 70, D, dtype=torch.float64, n_heads_kv=n_kv_heads)
     tensors = (x.requires_grad_() for x in (q, k, v, *torch.rand(2, 3, 70, dtype=torch.float64)))
     starts, _ = packed(2, 70, kind).bounds or (None, None)

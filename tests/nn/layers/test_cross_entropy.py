@@ -39,9 +39,9 @@ def test_it_is_the_loss_of_the_logits(
     z_loss, upstream, compiled, chunks_of_five, monkeypatch
 ) -> None:
     traced = torch.compile(
-        cross_entropy._chunk, dynamic=False, backend="aot_eager"
+        cross_entropy._chunk_losses, dynamic=False, backend="aot_eager"
     )  # without the compiler's kernels
-    monkeypatch.setattr(cross_entropy, "_compiled_chunk", lambda: traced)
+    monkeypatch.setattr(cross_entropy, "_compiled_chunk_losses", lambda: traced)
     x, weight, targets = inputs()
     loss, objective = linear_cross_entropy(x, weight, targets, z_loss, compiled)
     ours = gradients(objective * upstream, x, weight)

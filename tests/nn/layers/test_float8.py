@@ -81,7 +81,7 @@ def test_refusals(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
     use_float8(blocks, "tensorwise", "cuda")
     with pytest.raises(
-        UserError, match=r"float8=rowwise needs a GPU of .* capability 9\.0, and this one has 8\.9"
+        UserError, match=r"float8=rowwise needs a GPU of .* capability 9\.0, and this GPU has 8\.9"
     ):
         use_float8(blocks, "rowwise", "cuda")
     monkeypatch.setitem(sys.modules, "torchao.float8.config", None)

@@ -100,5 +100,5 @@ def test_training_a_folded_model_and_folding_gpt_are_refused() -> None:
     for architecture in (FoldedNGPT, FoldedAnGPT):
         with pytest.raises(UserError, match="a folded model cannot be trained"):
             fit(tiny(architecture), max_steps=1)
-    with pytest.raises(UserError, match=r"GPT\+ has none"):
+    with pytest.raises(UserError, match=r"GPT\+ has no factors"):
         fold(tiny(GPT).model)

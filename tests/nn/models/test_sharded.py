@@ -84,9 +84,9 @@ def test_compiled_norms_are_as_few_calls_however_many_weights_there_are(
 
     made = [
         torch.compile(function, dynamic=False, fullgraph=True, backend=count)
-        for function in norms.WORK
+        for function in norms.EAGER
     ]
-    monkeypatch.setattr(norms, "_compiled", lambda: made)
+    monkeypatch.setattr(norms, "_compiled", lambda: norms.Functions(*made))
     whole = tiny(architecture, n_layers=n_layers, norms=constraint, attention_gate="per_head").model
     with torch.no_grad():
         for number, weight in enumerate(whole.parameters()):

@@ -180,4 +180,6 @@ def _backward(ctx, d_out: Tensor, _: Tensor | None):
 
 
 triton_attention.register_autograd(_backward, setup_context=_setup_context)
-count_flops(torch.ops.anlit.triton_attention, torch.ops.anlit.triton_attention_backward, window=9)
+count_flops(
+    torch.ops.anlit.triton_attention, torch.ops.anlit.triton_attention_backward, window_index=9
+)
