@@ -37,7 +37,8 @@ class Attention(nn.Module):
         mechanism: The functions g, a, m of this layer, and its window.
         kernel: The kernel that computes it, or `auto`; see `anlit.nn.kernels`.
         dropout: Share of attention weights dropped in training.
-        qk_clip: Record each head's largest score in training, for QK-clip with this threshold; None for no QK-clip.
+        qk_clip: Record each head's largest score in training, for QK-clip with this threshold; None
+            for no QK-clip.
 
     Raises:
         UserError: The kernel is unknown, or it cannot compute the mechanism on any device.
@@ -84,7 +85,8 @@ class Attention(nn.Module):
         """Return the name of the kernel for queries like `q`, (B, H, T, D), chosen once for each kind of queries.
 
         Raises:
-            UserError: The kernel in the settings cannot compute queries on this device or in this precision.
+            UserError: The kernel in the settings cannot compute queries on this device or in this
+                precision.
         """
         case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2], is_packed)
         if case not in self._kernels:

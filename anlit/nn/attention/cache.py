@@ -4,9 +4,9 @@
     logits = decoder(prompt, cache=cache)            # the whole prompt at once
     logits = decoder(next_token, cache=cache)        # (B, 1) tokens, and so on
 
-The rows of a batch are padded on the left, so they all end at the same slot, an index along a row. Rows
-differ in one number only: the slot at which the current document began. Positions, counts n and distances
-follow from it. No token sees the padding.
+The rows of a batch are padded on the left, so they all end at the same slot, an index along a row.
+Rows differ in one number only: the slot at which the current document began. Positions, counts n
+and distances follow from it. No token sees the padding.
 
 Shapes: B rows, H heads of queries, G heads of keys and values, Q new tokens, K keys, D head width.
 """
@@ -23,11 +23,14 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 class KeyValueCache:
     """The keys and values of all attention layers of one decoder.
 
-    A layer with a window keeps at most twice its width. Other layers have room for all tokens from the start.
+    A layer with a window keeps at most twice its width. Other layers have room for all tokens from
+    the start.
 
     Args:
-        max_length: The final length of the rows in tokens, for which positions are from the beginning (`DynamicNTK`).
-        padding: (B,) integers, the number of padded slots at the beginning of each row; None for no padding.
+        max_length: The final length of the rows in tokens, for which positions are from the
+            beginning (`DynamicNTK`).
+        padding: (B,) integers, the number of padded slots at the beginning of each row; None for no
+            padding.
     """
 
     def __init__(self, max_length: int, padding: Tensor | None = None) -> None:
@@ -114,8 +117,8 @@ def attend(
 ) -> Tensor:
     """softmax(a·g·S + m) v of new queries q, (B, H, Q, D), over k and v, (B, G, K, D), as `extend` returns them.
 
-    A fused kernel computes a single query, if the mechanism has no a(t) and the kernel needs no copy of the keys.
-    """
+    A fused kernel computes a single query, if the mechanism has no a(t) and the kernel needs no
+    copy of the keys. """
     if q.shape[-2] == 1 and not mechanism.scales_with_distance:
         mask = _single_query_mask(q, k.shape[-2], mechanism, documents)
         if k.shape[1] == q.shape[1] or sdpa.reads_groups(q, mask):

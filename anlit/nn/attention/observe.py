@@ -1,8 +1,8 @@
 """Statistics of a model's attention layers on real text, averaged over queries.
 
-A hook before each `Attention` computes the logits from q and k once more, a few queries at a time. So any
-kernel can be observed, and memory grows with the length, not with its square. The model does not change.
-"""
+A hook before each `Attention` computes the logits from q and k once more, a few queries at a time.
+So any kernel can be observed, and memory grows with the length, not with its square. The model does
+not change. """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +18,8 @@ from anlit.nn.kernels.eager import QUERIES_PER_BLOCK, logits_of_queries
 from anlit.nn.layers.precision import wide_dtype
 
 LOGITS_AT_A_TIME = 1 << 24
-"""The largest number of logits, over sequences and heads: 64 MiB in float32, and a few copies exist."""
+"""The largest number of logits, over sequences and heads: 64 MiB in float32, and a few copies
+exist."""
 
 FEWEST_QUERIES = 16
 """Queries at a time, even if their logits are more than `LOGITS_AT_A_TIME`."""

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from anlit.nn.layers.linear import ScaledLinear
 
 Gate = Literal["none", "per_head", "per_element"]
-"""Whether learned functions of the block's input multiply the heads' averages, one per head or per element."""
+"""Whether learned functions of the block's input multiply the heads' averages, one per head or per
+element."""
 
 
 class GateMap(ScaledLinear):
@@ -26,7 +27,8 @@ class AttentionOutput(nn.Module):
         n_heads: H.
         d_head: D.
         gate: The kind of the gates.
-        gate_factor: Multiplies W_g x: √d if x has norm 1, so that the gates see a root mean square of 1.
+        gate_factor: Multiplies W_g x: √d if x has norm 1, so that the gates see a root mean square
+            of 1.
         norm: Normalises each head's average; None for no norm.
     """
 

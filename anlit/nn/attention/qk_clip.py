@@ -51,11 +51,11 @@ def shrink(
 ) -> None:
     """Multiply the scores of head i by the square of factors[i], (H,), in (0, 1].
 
-    `queries` and `keys` are W_q and W_k, each with the norm that follows it. A gain of this norm is multiplied
-    instead of W's rows. All heads share the gain, so it takes the smallest factor.
-    """
+    `queries` and `keys` are W_q and W_k, each with the norm that follows it. A gain of this norm is
+    multiplied instead of W's rows. All heads share the gain, so it takes the smallest factor. """
     n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
-    # Heads share a key: its factor is the largest of theirs, and the queries take up the difference.
+    # Heads share a key: its factor is the largest of theirs, and the queries take up the
+    # difference.
     key_factors = factors.unflatten(0, (n_kv_heads, -1)).amax(1)
     shared_factors = key_factors.repeat_interleave(len(factors) // n_kv_heads)
     query_factors = factors.square() / shared_factors

@@ -1,9 +1,8 @@
 """Statistics of attention weights, per query, from the logits.
 
-`logits` are (B, H, Q, K), −∞ where a key is not visible. The last query is at the last key, so key j is at
-the distance t = (K − Q + i) − j from query i. Weights are w = softmax(logits). Results are (B, H, Q), in
-float32 at least; NaN where a query sees no key of the range.
-"""
+`logits` are (B, H, Q, K), −∞ where a key is not visible. The last query is at the last key, so key
+j is at the distance t = (K − Q + i) − j from query i. Weights are w = softmax(logits). Results are
+(B, H, Q), in float32 at least; NaN where a query sees no key of the range. """
 
 import math
 from typing import NamedTuple
@@ -76,10 +75,10 @@ def statistics(
 
     `inverse_largest_weight` is 1/w_max, from 1 to K: about how many keys share the attention.
     `participation` is Σ w², from 1/K to 1: the squared norm of the average of K orthonormal values.
-    `attention_sink` is the weight on `first_keys`, (B or 1, Q) int64, where each query's document begins.
-    `weight_latest_100` is the weight on the last 100 tokens, with the query's, as in [SI].
-    `weight_1_to_10` and `entropy_1_to_10` are for distances [1, 10), over the keys that the query sees.
-    """
+    `attention_sink` is the weight on `first_keys`, (B or 1, Q) int64, where each query's document
+    begins. `weight_latest_100` is the weight on the last 100 tokens, with the query's, as in [SI].
+    `weight_1_to_10` and `entropy_1_to_10` are for distances [1, 10), over the keys that the query
+    sees. """
     total = log_total(logits)
     first_key = logits.gather(-1, first_keys[:, None, :, None].expand(*logits.shape[:-1], 1))
     values = {

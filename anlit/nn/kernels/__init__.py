@@ -1,18 +1,21 @@
 """The attention kernels, with one interface, and the table by which `kernel: auto` chooses.
 
-A kernel is a module, one file or a folder, with
+A kernel is a module, a file or a folder, with
 
     unsupported_reason(mechanism, q=None) -> str | None
-        why it cannot compute `mechanism`, None if it can. `q` is an example of queries, (B, H, T, D): its device,
-        precision, head width and need of a gradient matter too. Without `q`, only reasons that hold on every device.
+        The reason why it cannot compute `mechanism`, None if it can. `q` is an example of queries,
+        (B, H, T, D): device, precision, head width and need of a gradient matter. Without `q`, only
+        reasons that hold on all devices.
     attend(q, k, v, mechanism, documents, dropout) -> Tensor
-        q and the result are (B, H, T, D), k and v (B, G, T, D): query head h uses key head h // (H/G). q and k have
-        unit root mean square; q·k is scaled by 1/√D. `dropout` is 0 but for those that are in `DROP_WEIGHTS`.
+        q and the result are (B, H, T, D), k and v (B, G, T, D): query head h uses key head h //
+        (H/G). q and k have unit root mean square; q·k is scaled by 1/√D. `dropout` is 0, except for
+        kernels in `DROP_WEIGHTS`.
     prepare(mechanism, documents, n_rows)                                        (optional)
-        derives what all layers share from the documents of `n_rows` sequences, and stores it in `documents`. It is
+        Store in `documents` what all layers share of the documents of `n_rows` sequences. It is
         called before the first layer, outside of compiled code.
 
-To add one, write a module, name it in `KernelName` and `KERNELS`, and in `GPU_KERNELS` for `kernel: auto`.
+To add a kernel, write a module, name it in `KernelName` and `KERNELS`, and in `GPU_KERNELS` for
+`kernel: auto`.
 """
 
 from types import ModuleType
@@ -27,14 +30,24 @@ from anlit.nn.kernels.documents import Documents
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 KernelName = Literal["eager", "sdpa", "blockwise", "flash", "flex", "triton"]
+"""The names of the kernels in YAML."""
+
 KERNELS: dict[str, ModuleType] = {
-    "flash": flash, "triton": triton, "flex": flex, "blockwise": blockwise, "sdpa": sdpa, "eager": eager
-}  # fmt: skip
+    "flash": flash,
+    "triton": triton,
+    "flex": flex,
+    "blockwise": blockwise,
+    "sdpa": sdpa,
+    "eager": eager,
+}
+"""The modules of the kernels, in the order in which messages list them."""
 
 Form = Literal["g(n)", "m(t)", "a(t)"]
-"""What a mechanism has beyond a gain per query: nothing, a bias per distance, or a gain per distance."""
+"""What a mechanism has beyond a gain per query: nothing, a bias per distance, or a gain per
+distance."""
 
 DROP_WEIGHTS = ("sdpa", "eager")
+"""Kernels that can drop attention weights in training."""
 
 GPU_KERNELS: dict[tuple[Form, bool], tuple[KernelName, ...]] = {
     # Whole rows: the causal mask is enough. Milliseconds, T 4096, D 64: sdpa 2.50 (cuDNN's kernel),
@@ -51,9 +64,9 @@ GPU_KERNELS: dict[tuple[Form, bool], tuple[KernelName, ...]] = {
     ("a(t)", False): ("triton", "flex", "eager"),
     ("a(t)", True): ("triton", "flex", "eager"),
 }
-"""What `auto` takes on a GPU: the first that can compute the mechanism, by its form and whether keys
-are hidden by documents or a window. Times are those of forward and backward pass on an H200 in
-bfloat16 for 16,384 tokens of H·D = 2048 (docs/results/gpu.md)."""
+"""The order in which `auto` tries kernels on a GPU, by the mechanism's form and whether documents
+or a window hide keys. Times are forward and backward pass on an H200 in bfloat16 for 16,384 tokens
+of H·D = 2048 (docs/results/gpu.md)."""
 
 COMPILED_WHEN_USED = ("triton", "flex")
 """Kernels that are compiled for each kind of queries that they get, in 2 to 10 seconds each."""
@@ -62,7 +75,7 @@ COST_OF_FALLBACK: dict[str, str] = {
     "sdpa": "computes hidden keys too, up to 50 times slower",
     "eager": "writes all logits to memory, many times slower",
 }
-"""What a run pays where only these can compute what hides keys or changes logits by distance."""
+"""The cost of kernels that `auto` takes on a GPU if no faster kernel can compute the mechanism."""
 
 
 def form_of(mechanism: Mechanism) -> Form:
@@ -80,14 +93,14 @@ def hides_keys(mechanism: Mechanism, is_packed: bool) -> bool:
 def unsupported_reason(
     name: str, mechanism: Mechanism, q: Tensor | None, dropout: float
 ) -> str | None:
-    """Why the kernel `name` cannot compute `mechanism` for queries like `q` with this dropout, None if it can."""
+    """The reason why the kernel `name` cannot compute `mechanism` for queries like `q` with this dropout, or None."""
     if dropout and name not in DROP_WEIGHTS:
         return f"it does not drop attention weights, and dropout is {dropout:g}"
     return KERNELS[name].unsupported_reason(mechanism, q)
 
 
 def prepare(kernel: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Let a kernel derive from the documents what all layers share, if it does."""
+    """Let a kernel store in `documents` what all layers share, if it has something to store."""
     if hasattr(kernel, "prepare"):
         kernel.prepare(mechanism, documents, n_rows)
 
@@ -95,21 +108,24 @@ def prepare(kernel: ModuleType, mechanism: Mechanism, documents: Documents, n_ro
 def check_kernel(
     name: str, mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0
 ) -> None:
-    """Raise UserError, which names those that can, if the kernel is unknown or cannot compute `mechanism`.
+    """Check that a kernel exists and can compute `mechanism`, without `q` on some device.
 
-    Without `q`, only for reasons that hold on every device.
+    Raises:
+        UserError: It cannot; the message names the kernels that can.
     """
     if name == "auto":
         return
     if name not in KERNELS:
         raise UserError(f"kernel={name!r} is unknown: choose auto, {', '.join(KERNELS)}")
-    if reason := unsupported_reason(name, mechanism, q, dropout):
-        others = [
-            other for other in KERNELS if unsupported_reason(other, mechanism, q, dropout) is None
-        ]
+    reason = unsupported_reason(name, mechanism, q, dropout)
+    if reason is not None:
+        able_kernels = []
+        for kernel in KERNELS:
+            if unsupported_reason(kernel, mechanism, q, dropout) is None:
+                able_kernels.append(kernel)
         raise UserError(
             f"kernel={name!r} cannot do attention {type(mechanism).__name__}: {reason}; "
-            f"choose auto or {', '.join(others)}"
+            f"choose auto or {', '.join(able_kernels)}"
         )
 
 
@@ -121,27 +137,31 @@ def default_kernel(
     dropout: float = 0.0,
     may_compile: bool = True,
 ) -> KernelName:
-    """What `auto` takes on a device of this type, for queries like `q` or in a common precision.
+    """The kernel that `auto` takes on a device of this type, for queries like `q` or in a common precision.
 
     Without `may_compile`, it leaves out kernels that a GPU would first compile.
     """
     if device_type == "cuda":
-        row = GPU_KERNELS[form_of(mechanism), hides_keys(mechanism, is_packed)]
-        if not may_compile:
-            row = (*(name for name in row if name not in COMPILED_WHEN_USED), "eager")
+        candidates = GPU_KERNELS[form_of(mechanism), hides_keys(mechanism, is_packed)]
     elif device_type == "cpu":
-        row = _cpu_kernels(mechanism, q, dropout)
+        candidates = _cpu_kernels(mechanism, q, dropout)
     else:
-        row = ("sdpa", "eager")
-    return next(name for name in row if unsupported_reason(name, mechanism, q, dropout) is None)
+        candidates = ("sdpa", "eager")
+    for name in candidates:
+        must_compile = device_type == "cuda" and name in COMPILED_WHEN_USED
+        if must_compile and not may_compile:
+            continue
+        if unsupported_reason(name, mechanism, q, dropout) is None:
+            return name
+    return "eager"
 
 
 def _cpu_kernels(mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[KernelName, ...]:
-    """Within 2 % of the fastest in all 20 cells of docs/results/speed.md, in float32.
+    """The order on a CPU, within 2 % of the fastest in all 20 cells of docs/results/speed.md, in float32.
 
-    sdpa needs a T × T mask where logits change by distance. Training in bfloat16 takes `eager` up to
-    one block of its queries: sdpa's backward pass is slow there, and blockwise computes in float32.
-    """
+    sdpa needs a T × T mask where logits change by distance. Training in bfloat16 takes `eager` up
+    to one block of its queries: sdpa's backward pass is slow there, and blockwise computes in
+    float32. """
     if q is not None and _trains_short_in_bfloat16(q):
         return ("eager",)
     if mechanism.depends_on_distance and not dropout:
@@ -156,12 +176,12 @@ def _trains_short_in_bfloat16(q: Tensor) -> bool:
 def fallback_warning(
     name: str, mechanism: Mechanism, is_packed: bool, q: Tensor, dropout: float
 ) -> str | None:
-    """A sentence where a GPU gets a kernel that is much slower than the table's first; None elsewhere."""
-    hidden = hides_keys(mechanism, is_packed)
-    is_cheap = name == "sdpa" and form_of(mechanism) == "g(n)" and not hidden
+    """Return a sentence if a GPU gets a kernel that is much slower than the table's first, else None."""
+    are_keys_hidden = hides_keys(mechanism, is_packed)
+    is_cheap = name == "sdpa" and form_of(mechanism) == "g(n)" and not are_keys_hidden
     if q.device.type != "cuda" or is_cheap or name not in COST_OF_FALLBACK:
         return None
-    first = GPU_KERNELS[form_of(mechanism), hidden][0]
+    first = GPU_KERNELS[form_of(mechanism), are_keys_hidden][0]
     reason = unsupported_reason(first, mechanism, q, dropout)
     return (
         f"attention {type(mechanism).__name__} runs on '{name}' on this GPU, which "

@@ -1,19 +1,19 @@
 """Attention for CPUs: all mechanisms cost about as much as plain attention.
 
-128 queries are a block. Gradients are written by hand, so no T × T matrix is ever made. Keys that no query
-of a block can see are skipped. The tables of a and m over distance are stored as a matrix that all blocks
-slice, so no index per pair is needed. The causal mask and the window are −∞ in the matrix of m and cost
-nothing extra.
+128 queries are a block. Gradients are written by hand, so no T × T matrix is ever made. Keys that
+no query of a block can see are skipped. The tables of a and m over distance are stored as a matrix
+that all blocks slice, so no index per pair is needed. The causal mask and the window are −∞ in the
+matrix of m and cost nothing extra.
 
 The kernel is a custom operator, opaque to `torch.compile`, known to autograd and the FLOP counter:
 
     anlit::blockwise_attention(q, k, v, a, m, starts, window, needs_gradients) -> (out, saved)
 
-q and out are (B, H, T, D), k and v (B, G, T, D), see `grouped_heads.py`. a and m are tables over distance,
-(T,) or (H or 1, T), or None if trivial. `starts`, (B, T), is the first token of each token's document; None
-for one document. A query sees the keys from there to its own, and at most `window` of them. `saved` is
-empty without `needs_gradients`, else all attention weights or, if they are too many, log Z.
-"""
+q and out are (B, H, T, D), k and v (B, G, T, D), see `grouped_heads.py`. a and m are tables over
+distance, (T,) or (H or 1, T), or None if trivial. `starts`, (B, T), is the first token of each
+token's document; None for one document. A query sees the keys from there to its own, and at most
+`window` of them. `saved` is empty without `needs_gradients`, else all attention weights or, if they
+are too many, log Z. """
 
 import math
 from dataclasses import dataclass
@@ -28,11 +28,12 @@ from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 QUERIES = 128
-"""Queries in a block: enough for a matrix product, few enough that little above the diagonal is wasted."""
+"""Queries in a block: enough for a matrix product, few enough that little above the diagonal is
+wasted."""
 
 LARGEST_SAVED = 2**22
-"""Attention weights of a layer that are saved for the backward pass at most (16 MB in float32). The backward
-pass computes more of them again, from the logits' log-sum-exp."""
+"""Attention weights of a layer that are saved for the backward pass at most (16 MB in float32). The
+backward pass computes more of them again, from the logits' log-sum-exp."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
@@ -123,10 +124,9 @@ def _blocks_of_rows(
 class Tables:
     """a and m over distance, as matrices for blocks, in the precision of `like`.
 
-    The last key of a block is at its last query. So the matrix of a block is the lower right corner of one
-    QUERIES × T matrix, with the distance (T − 1 − y) − (QUERIES − 1 − x) at entry (x, y). Invisible keys
-    have m = −∞.
-    """
+    The last key of a block is at its last query. So the matrix of a block is the lower right corner
+    of one QUERIES × T matrix, with the distance (T − 1 − y) − (QUERIES − 1 − x) at entry (x, y).
+    Invisible keys have m = −∞. """
 
     def __init__(
         self, a: Tensor | None, m: Tensor | None, length: int, window: int | None, like: Tensor

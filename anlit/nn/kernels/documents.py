@@ -13,7 +13,8 @@ class Documents:
     With a `window`, a query sees at most that many of the latest keys, with its own; None for all.
 
     Args:
-        ids: (B, T) integers, non-decreasing along T, equal for tokens of one document; None for one document.
+        ids: (B, T) integers, non-decreasing along T, equal for tokens of one document; None for one
+            document.
         length: T.
         device: The device of the masks.
         cu_seqlens, longest: As in the `Batch`; None to derive them.
@@ -41,7 +42,8 @@ class Documents:
         self._bounds: tuple[Tensor, Tensor] | None = None
         self._masks: dict[int | None, Tensor] = {}
         self.positions = self._find_positions()
-        """Each token's position in its document, (B, T) integers from 0; None if all tokens are one document."""
+        """Each token's position in its document, (B, T) integers from 0; None if all tokens are one
+        document."""
 
     @property
     def rotary_positions(self) -> Tensor | None:
@@ -97,9 +99,8 @@ class Documents:
     def packing(self, n_rows: int) -> tuple[Tensor, Tensor]:
         """`cu_seqlens` of `n_rows` sequences on the device, and an empty (n, 0) on the host.
 
-        n is a length that no document exceeds. Both are computed once per batch. Compiled code serves all
-        batches, because the sizes are dynamic.
-        """
+        n is a length that no document exceeds. Both are computed once per batch. Compiled code
+        serves all batches, because the sizes are dynamic. """
         if self._packing is None:
             rows = torch.arange(0, n_rows * self.length + 1, self.length, dtype=torch.int32)
             starts = self.cu_seqlens if self.are_masked else rows
@@ -127,7 +128,8 @@ class Documents:
     def mask(self, window: int | None = None) -> Tensor:
         """Whether queries see keys, (B or 1, 1, T, T); computed once per batch and shared by the layers.
 
-        Compiled layers read it but do not store it: to store it would give the next layer another graph.
+        Compiled layers read it but do not store it: to store it would give the next layer another
+            graph.
         """
         mask = self._masks.get(window)
         if mask is None:

@@ -19,7 +19,8 @@ QUERIES_PER_BLOCK = 512
 """Queries in a block. The logits of one block over all keys are in memory at a time."""
 
 CPU_SLICES = 4
-"""Slices in which a CPU computes a block: their logits fit into its caches, and keys ahead are not read."""
+"""Slices in which a CPU computes a block: their logits fit into its caches, and keys ahead are not
+read."""
 
 SMALLEST_SLICE = 64
 """The fewest queries in a slice."""
@@ -34,10 +35,9 @@ def attend(
 ) -> Tensor:
     """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); q and k of unit root mean square.
 
-    Queries are taken in blocks of 512, so memory grows with 512·T and not with T². Keys ahead of a block's
-    window are not read. If there are more keys than queries, as with a cache, the queries belong to the
-    last keys.
-    """
+    Queries are taken in blocks of 512, so memory grows with 512·T and not with T². Keys ahead of a
+    block's window are not read. If there are more keys than queries, as with a cache, the queries
+    belong to the last keys. """
     a, m = distance_tables(mechanism, k.shape[-2], q)
     n_earlier = k.shape[-2] - q.shape[-2]
     q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)

@@ -1,8 +1,8 @@
 """Flash attention from libraries, for mechanisms with a(t) = 1 and no m(t) other than ALiBi's.
 
-PyTorch's `varlen_attn` computes it, ALiBi's slopes the package flash-attn. Documents are sequences of varying length.
-`torch.nn.attention.activate_flash_attention_impl("FA4")` lets PyTorch take the package flash-attn-4 for it.
-"""
+PyTorch's `varlen_attn` computes it, ALiBi's slopes the package flash-attn. Documents are sequences
+of varying length. `torch.nn.attention.activate_flash_attention_impl("FA4")` lets PyTorch take the
+package flash-attn-4 for it. """
 
 import importlib.util
 import inspect
@@ -29,8 +29,9 @@ OLDEST_CAPABILITY = (8, 0)
 """The first compute capability that has bfloat16 in its matrix units."""
 
 HAS_PACKAGE = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
-"""Whether flash-attn 2 is installed. flash-attn-4 alone has a folder of this name without an `__init__.py`, so
-it has no origin. Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
+"""Whether flash-attn 2 is installed. flash-attn-4 alone has a folder of this name without an
+`__init__.py`, so it has no origin. Checked once at import, because torch 2.11 cannot compile a
+function that looks it up."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:

@@ -1,11 +1,11 @@
 """PyTorch's FlexAttention: the general form as a function of the score, which it compiles into its kernel.
 
-a(t) and m(t) are tables over the distance, through which learned coefficients get their gradient. Blocks that are
-masked as a whole are skipped: the documents at the ends of each block tell which, so the (T, T) mask is never made.
+a(t) and m(t) are tables over the distance, through which learned coefficients get their gradient.
+Blocks of logits that are masked as a whole are skipped. The documents at the ends of a block tell
+whether it is, so the (T, T) mask is never made.
 
-With the package flash-attn-4, Hopper and Blackwell compute it by FlashAttention-4's kernel, into which PyTorch writes
-the function of the score. No GPU has run that.
-"""
+With the package flash-attn-4, Hopper and Blackwell compute it by FlashAttention-4's kernel, into
+which PyTorch writes the function of the score. No GPU has run that. """
 
 import importlib.util
 from collections.abc import Callable
@@ -23,18 +23,32 @@ from anlit.nn.kernels.sdpa import gpu_generation
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 BLOCK = 128
+"""Queries and keys of a block of logits."""
+
 NARROWEST_HEAD = 16
+"""The smallest head width that FlexAttention computes."""
+
 RECOMPILE_LIMIT = 64
-"""Compilations of a function, for different shapes and mechanisms, before PyTorch stops compiling with a warning."""
+"""Compilations of a function, for different shapes and mechanisms, before PyTorch stops with a
+warning."""
+
 WIDEST_FLASH_HEAD = {9: 256, 10: 128}
-"""Of FlashAttention-4, by the major compute capability: Hopper, Blackwell."""
-_PLACES = getattr(importlib.util.find_spec("flash_attn"), "submodule_search_locations", None) or ()
-HAS_FLASH_4 = any((Path(place) / "cute" / "interface.py").is_file() for place in _PLACES)
-"""Whether flash-attn-4 is there, found once without importing flash_attn, which flash-attn 2 may be."""
+"""FlashAttention-4's largest head width, by the major compute capability: Hopper, Blackwell."""
+
+
+def _has_flash_4() -> bool:
+    """Whether flash-attn-4 is installed, without an import of flash_attn, which flash-attn 2 may be."""
+    package = importlib.util.find_spec("flash_attn")
+    folders = getattr(package, "submodule_search_locations", None) or ()
+    return any((Path(folder) / "cute" / "interface.py").is_file() for folder in folders)
+
+
+HAS_FLASH_4 = _has_flash_4()
+"""Whether flash-attn-4 is installed, found once."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """What of the device, the precision or the width of `q` FlexAttention cannot do."""
+    """Refuse devices, precisions and widths of `q`; all mechanisms are supported."""
     if q is None:
         return None
     if q.device.type not in ("cuda", "cpu"):
@@ -49,6 +63,7 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Make the mask of blocks, once for all layers with the same window."""
     block_mask(documents, mechanism.window)
 
 
@@ -56,59 +71,63 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
 ) -> Tensor:
     """softmax(a·g·S + m) v."""
-    tables = distance_tables(mechanism, q.shape[-2], q)
-    a, m = (
-        table[0] if table is not None and len(table) == 1 < table.dim() else table
-        for table in tables
-    )
+    a, m = distance_tables(mechanism, q.shape[-2], q)
     q = with_gain(q, mechanism, documents)
     run = _run if torch.compiler.is_compiling() else _compiled()
     return run(
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
-        a,
-        m,
+        _without_single_head(a),
+        _without_single_head(m),
         block_mask(documents, mechanism.window),
     )
 
 
+def _without_single_head(table: Tensor | None) -> Tensor | None:
+    """(1, T) → (T,); other tables do not change."""
+    if table is not None and table.dim() == 2 and len(table) == 1:
+        return table[0]
+    return table
+
+
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, visible: BlockMask
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, mask: BlockMask
 ) -> Tensor:
-    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        t = (i - j).clamp(
-            min=0
-        )  # keys ahead are masked, but computed if their block is not skipped
+    """FlexAttention with tables (T,) or (H, T)."""
+
+    # FlexAttention compiles this function and finds the tables in its closure.
+    def change_score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        # Keys ahead are masked, but computed if their block is not skipped.
+        t = (i - j).clamp(min=0)
         if a is not None:
             s = s * (a[t] if a.dim() == 1 else a[h, t])
         if m is not None:
             s = s + (m[t] if m.dim() == 1 else m[h, t])
         return s
 
-    changes = score if a is not None or m is not None else None
-    options: Any = None if changes is None else table_options(q)
+    has_tables = a is not None or m is not None
+    options: Any = table_options(q) if has_tables else None
     if runs_on_flash_4(q, a, m):
         options = {"BACKEND": "FLASH"}
     return flex_attention(  # type: ignore[return-value]
         q,
         k,
         v,
-        score_mod=changes,
-        block_mask=visible,
+        score_mod=change_score if has_tables else None,
+        block_mask=mask,
         enable_gqa=k.shape[1] != q.shape[1],
         kernel_options=options,
     )
 
 
 def table_options(q: Tensor) -> dict[str, Any]:
-    """PyTorch's options for kernels that look a(t) or m(t) up, forward and backward, for queries like `q`.
+    """PyTorch's options for kernels that look up a(t) or m(t), forward and backward, for queries like `q`.
 
-    Triton copies the gains and biases of a tile through shared memory ahead of time, once per
-    stage after the first. With PyTorch's own tiles that takes up to 377 kB, and an H200 has 232.
-    These tiles take 156 kB at most. `FORCE_USE_FLEX_ATTENTION` keeps
-    short rows from PyTorch's decoding kernel, whose tiles are others.
-    """
+    Triton copies the gains and biases of a tile through shared memory ahead of time, once per stage
+    after the first. With PyTorch's tiles that takes up to 377 kB, and an H200 has 232. The tiles
+    here take 156 kB at most. `FORCE_USE_FLEX_ATTENTION` keeps short rows from PyTorch's decoding
+    kernel, which has other tiles. """
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
     if q.element_size() > 2:
         return options | {"num_stages": 1}
@@ -131,22 +150,24 @@ def runs_on_flash_4(q: Tensor, *tables: Tensor | None) -> bool:
 def _compiled() -> Callable[..., Tensor]:
     compiled = torch.compile(_run, dynamic=False)
 
-    def run(*arguments: Any) -> Tensor:
+    def run_with_limit(*arguments: Any) -> Tensor:
         with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
             return compiled(*arguments)
 
-    return run
+    return run_with_limit
 
 
 def block_mask(documents: Documents, window: int | None) -> BlockMask:
-    """Which blocks of 128 × 128 logits are visible in part, and which completely, once per batch: from the ids of each
-    block's first and last token, because ids do not decrease along a row."""
+    """The blocks of 128 × 128 logits that are visible in part, and those that are visible as a whole.
+
+    They follow from the ids of each block's first and last token, because ids do not decrease along
+    a row. The mask is made once per batch. """
     if window in documents.flex_masks:
         return documents.flex_masks[window]
-    length, ids = documents.length, documents.ids
-    first = torch.arange(
-        0, length, BLOCK, device=documents.device
-    )  # of the queries in a row of blocks, of the keys
+    length = documents.length
+    ids = documents.ids
+    # The first and the last token of each block, of queries and of keys alike
+    first = torch.arange(0, length, BLOCK, device=documents.device)
     last = (first + BLOCK - 1).clamp_max(length - 1)
     any_visible = (first <= first[:, None])[None]  # (1, blocks of queries, blocks of keys)
     all_visible = (last <= first[:, None])[None]
@@ -154,24 +175,34 @@ def block_mask(documents: Documents, window: int | None) -> BlockMask:
         any_visible = any_visible & (first[:, None] - last < window)
         all_visible = all_visible & (last[:, None] - first < window)
     if ids is not None:
-        # A block of keys shares a document with the queries if the id of its last key reaches that of their first.
+        # A block of keys shares a document with a block of queries if the id of its last key
+        # reaches the id of the first query.
         any_visible = any_visible & (ids[:, None, last] >= ids[:, first, None])
         all_visible = all_visible & (ids[:, None, first] == ids[:, last, None])
 
-    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = j <= i
+    # FlexAttention compiles this function and finds ids and window in its closure.
+    def is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        visible = j <= i
         if window is not None:
-            seen = seen & (i - j < window)
-        return seen if ids is None else seen & (ids[b, i] == ids[b, j])
+            visible = visible & (i - j < window)
+        return visible if ids is None else visible & (ids[b, i] == ids[b, j])
 
-    listed = (*_as_list(any_visible & ~all_visible), *_as_list(all_visible))
     mask = BlockMask.from_kv_blocks(
-        *listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length)
+        *_list_blocks(any_visible & ~all_visible),
+        *_list_blocks(all_visible),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=is_visible,
+        seq_lengths=(length, length),
     )
-    return documents.flex_masks.setdefault(window, mask)  # type: ignore[no-any-return]
+    documents.flex_masks[window] = mask
+    return mask
 
 
-def _as_list(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of blocks in each row, (B or 1, 1, rows), and columns with those first, (B or 1, 1, rows, columns)."""
-    columns = blocks.int().argsort(dim=-1, descending=True, stable=True)
-    return blocks.sum(-1, dtype=torch.int32)[:, None], columns.int()[:, None].contiguous()
+def _list_blocks(is_listed: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the listed blocks of each row, and sort the columns so that the listed come first.
+
+    is_listed (B or 1, rows, columns) → (B or 1, 1, rows) and (B or 1, 1, rows, columns).
+    """
+    counts = is_listed.sum(-1, dtype=torch.int32)
+    columns = is_listed.int().argsort(dim=-1, descending=True, stable=True).int()
+    return counts[:, None], columns[:, None].contiguous()

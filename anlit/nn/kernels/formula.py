@@ -87,9 +87,8 @@ def empty_heads(like: Tensor) -> Tensor:
 def count_flops(forward: Any, backward: Any, window_index: int) -> None:
     """Let torch's FLOP counter count a kernel's matrix products, without recomputation.
 
-    It counts the visible pairs as if each sequence was one document. `window_index` is the index of the
-    argument `window` after q in `forward`.
-    """
+    It counts the visible pairs as if each sequence was one document. `window_index` is the index of
+    the argument `window` after q in `forward`. """
     register_flop_formula(forward)(partial(_forward_flops, window_index))
     register_flop_formula(backward)(partial(_backward_flops, window_index))
 

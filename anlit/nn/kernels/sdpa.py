@@ -25,7 +25,8 @@ PRIORITY = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""PyTorch's kernels on Hopper and later without a mask: cuDNN's is the fastest (docs/results/gpu.md)."""
+"""PyTorch's kernels on Hopper and later without a mask: cuDNN's is the fastest
+(docs/results/gpu.md)."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
@@ -47,11 +48,10 @@ def attend(
 ) -> Tensor:
     """softmax(g·S + m) v.
 
-    g multiplies q. m, the window and documents go into an additive mask for 512 queries at a time. A single
-    document on a CPU has a T × T mask, which is faster. On a CPU, long packed documents are computed one by
-    one. On other devices keys of earlier documents are masked, because reading the lengths would wait;
-    `flash` and `triton` skip them.
-    """
+    g multiplies q. m, the window and documents go into an additive mask for 512 queries at a time.
+    A single document on a CPU has a T × T mask, which is faster. On a CPU, long packed documents
+    are computed one by one. On other devices keys of earlier documents are masked, because reading
+    the lengths would wait; `flash` and `triton` skip them. """
     window = mechanism.window
     is_on_cpu = q.device.type == "cpu"
     q = with_gain(q, mechanism, documents)

@@ -1,7 +1,7 @@
 """Gradients written by hand for training without a compiler on a CPU, where every pass of autograd goes through memory.
 
-The formulas are in `norms.py`, `swiglu.py` and `positions.py`; other devices and compilers take those.
-"""
+The formulas are in `norms.py`, `swiglu.py` and `positions.py`; other devices and compilers take
+those. """
 
 from typing import Any
 
@@ -19,9 +19,8 @@ def is_trained_eagerly_on_cpu(x: Tensor) -> bool:
 class Normalise(torch.autograd.Function):
     """factor · gain ∘ x / √(Σx² + eps) over the last axis, with a third of the passes that autograd takes.
 
-    With x̂ = x / √(Σx² + eps), the gradient by x is (g − x̂ (x̂·g)) · factor / √(Σx² + eps), where g is the gradient
-    by factor · x̂.
-    """
+    With x̂ = x / √(Σx² + eps), the gradient by x is (g − x̂ (x̂·g)) · factor / √(Σx² + eps), where
+    g is the gradient by factor · x̂. """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float, factor: float) -> Tensor:
@@ -47,7 +46,8 @@ class Normalise(torch.autograd.Function):
             along = (product @ gain)[..., None]
             scaled = upstream * gain
             dgain = (product.flatten(0, -2).mT @ inverse.flatten()).mul_(ctx.factor)
-        # (along · inverse) · inverse and not along · inverse²: at x = 0 the inverse is near the largest float.
+        # (along · inverse) · inverse and not along · inverse²: at x = 0 the inverse is near the
+        # largest float.
         along.mul_(inverse).mul_(inverse)
         dx = torch.addcmul(scaled, x, along, value=-1)
         dx.mul_(inverse * ctx.factor)

@@ -1,10 +1,10 @@
 """Next-token cross-entropy from hidden states, without ever holding all logits.
 
-At V = 50,304 and 16,384 tokens the logits are 3.3 GB in float32, and the usual way holds several such
-tensors. The gradient of a mean cross-entropy needs nothing from later tokens. So `linear_cross_entropy`
-takes a chunk of tokens at a time through the projection, the softmax and back to the gradients of hidden
-states and projection (as in Liger, arXiv 2410.10989). The backward pass only multiplies these gradients
-by the upstream gradient.
+At V = 50,304 and 16,384 tokens the logits are 3.3 GB in float32, and the usual way holds several
+such tensors. The gradient of a mean cross-entropy needs nothing from later tokens. So
+`linear_cross_entropy` takes a chunk of tokens at a time through the projection, the softmax and
+back to the gradients of hidden states and projection (as in Liger, arXiv 2410.10989). The backward
+pass only multiplies these gradients by the upstream gradient.
 
 Letters: N tokens, d width, V vocabulary.
 """
@@ -38,10 +38,10 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy of the logits x·Wᵀ in nats per counted token, a chunk of tokens at a time.
 
-    Returns the loss, which carries no gradient, and the objective, which does: the loss plus
-    z_loss · mean(log Z)². Both are 0 if no token counts. Products are computed in autocast's precision if
-    autocast is on, sums in float32 at least. The forward pass computes the gradients and stores them, N·d
-    and V·d numbers. They can be used once and not differentiated again.
+    Returns the loss, which carries no gradient, and the objective, which does: the loss plus z_loss
+    · mean(log Z)². Both are 0 if no token counts. Products are computed in autocast's precision if
+    autocast is on, sums in float32 at least. The forward pass computes the gradients and stores
+    them, N·d and V·d numbers. They can be used once and not differentiated again.
 
     Args:
         x, weight: Hidden states, (B, T, d), and W, (V, d).
@@ -66,8 +66,8 @@ def linear_cross_entropy(
 
 
 ChunkLosses = tuple[Tensor, Tensor, Tensor | None]
-"""Sums over counted rows of −log p(target) and of (log Z)², and the gradient of the mean objective by the
-logits, (rows, V); None if nothing needs it."""
+"""Sums over counted rows of −log p(target) and of (log Z)², and the gradient of the mean objective
+by the logits, (rows, V); None if nothing needs it."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -127,7 +127,8 @@ def _chunk_losses(
     is_counted = (targets != IGNORE_INDEX)[:, None]
     target_columns = targets.clamp_min(0)[:, None]
     probabilities = logits.softmax(-1, dtype=wide)
-    # The largest probability is exp(largest logit)/Z and at least 1/V: log Z without another exponential.
+    # The largest probability is exp(largest logit)/Z and at least 1/V: log Z without another
+    # exponential.
     log_z = logits.amax(-1, keepdim=True).to(wide) - probabilities.amax(-1, keepdim=True).log()
     loss_sum = torch.where(is_counted, log_z - logits.gather(1, target_columns), 0).sum()
     penalty_sum = torch.where(is_counted, log_z.square(), 0).sum()
@@ -163,9 +164,8 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def chunk_size(device_type: str, vocab_size: int, width: int, n_tokens: int) -> int:
     """Tokens in a chunk. At least d, or adding to W's gradient would cost more than the logits.
 
-    On a GPU chunks have equal size if possible, and are multiples of `TILE`. A smaller last chunk would be
-    compiled separately, and leave most of the device idle.
-    """
+    On a GPU chunks have equal size if possible, and are multiples of `TILE`. A smaller last chunk
+    would be compiled separately, and leave most of the device idle. """
     n_logits = CHUNK_NUMBERS.get(device_type, DEFAULT_CHUNK_NUMBERS)
     largest = max(width, n_logits // vocab_size)
     if device_type == "cpu":

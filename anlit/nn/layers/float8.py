@@ -1,8 +1,8 @@
 """Matrix products in float8, by torchao: x, W and the gradients are rounded to 8 bits right before each product.
 
-Weights, activations, sums and tensors saved for the backward pass keep their precision. Numbers are scaled
-to float8's range by their largest magnitude, with a factor per tensor or per row (arXiv 2209.05433).
-"""
+Weights, activations, sums and tensors saved for the backward pass keep their precision. Numbers are
+scaled to float8's range by their largest magnitude, with a factor per tensor or per row (arXiv
+2209.05433). """
 
 from dataclasses import replace
 from typing import Literal
@@ -14,8 +14,8 @@ from anlit.errors import UserError, install
 from anlit.nn.layers.linear import ScaledLinear, computing_dtype
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
-"""torchao's recipes: a scale per tensor; a scale per row; a scale per row, but not for the weights' gradients,
-which are not in float8."""
+"""torchao's recipes: a scale per tensor; a scale per row; a scale per row, but not for the weights'
+gradients, which are not in float8."""
 
 CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
 """The lowest compute capability of a CUDA device that supports a recipe."""
@@ -29,7 +29,8 @@ class Float8Product:
 
     Args:
         recipe: torchao's recipe.
-        emulated: Round to float8 and multiply in the wider type: the same rounding on any device, but slower.
+        emulated: Round to float8 and multiply in the wider type: the same rounding on any device,
+            but slower.
 
     Raises:
         UserError: torchao is missing.

@@ -25,8 +25,9 @@ class TokenEmbedding(nn.Embedding):
 class ScaledLinear(nn.Linear):
     """s ∘ (c · W) x without bias: c a constant, s a vector over the outputs or absent.
 
-    The factors multiply W, not the result: the same mathematics on in·out numbers instead of tokens·out.
-    Folding for inference stores the product. W is not initialised here: the decoder draws it.
+    The factors multiply W, not the result: the same mathematics on in·out numbers instead of
+    tokens·out. Folding for inference stores the product. W is not initialised here: the decoder
+    draws it.
 
     Args:
         d_in, d_out: W is (d_out, d_in).
@@ -60,13 +61,15 @@ class ScaledLinear(nn.Linear):
 def fused_linear(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None] = ()) -> Tensor:
     """Several linear maps of the same x, their results side by side: x (…, d_in) → (…, sum of their d_out).
 
-    One product for all maps is faster, and its gradient by x needs no sum. A few tokens take a product for
-    each map, because to concatenate the weights would cost more. The matrices remain separate parameters.
+    One product for all maps is faster, and its gradient by x needs no sum. A few tokens take a
+    product for each map, because to concatenate the weights would cost more. The matrices remain
+    separate parameters.
 
     Args:
         x: The input.
         maps: The maps.
-        scales: For each map its vector over the outputs, (d_out,) or None; empty if no map has a vector.
+        scales: For each map its vector over the outputs, (d_out,) or None; empty if no map has a
+            vector.
     """
     weights = []
     for linear, scale in zip(maps, scales or [None] * len(maps), strict=True):

@@ -1,8 +1,8 @@
 """The three ways in which the architectures keep activations at a known size.
 
-GPT+ divides by the root mean square (`rms`, `RMSNorm`), nGPT by the length (`unit`), anGPT multiplies by
-constants that hold on average over the sphere (the `nu_*` functions). The first two work in float32 at least.
-"""
+GPT+ divides by the root mean square (`rms`, `RMSNorm`), nGPT by the length (`unit`), anGPT
+multiplies by constants that hold on average over the sphere (the `nu_*` functions). The first two
+work in float32 at least. """
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,7 +17,8 @@ from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.layers.sharded import local_shard
 
 Norms = Literal["bounded", "strict"]
-"""The constraint on a weight's vectors after an optimizer step: norm at most 1 (anGPT) or exactly 1 (nGPT)."""
+"""The constraint on a weight's vectors after an optimizer step: norm at most 1 (anGPT) or exactly 1
+(nGPT)."""
 
 
 def unit(x: Tensor) -> Tensor:
@@ -72,8 +73,9 @@ class UnitNorm(nn.Module):
         return unit(x) if self.factor == 1 else unit(x) * self.factor
 
 
-# The constants of approximate normalisation ([anGPT], arXiv 2505.22014, section 3): ν = 1/√E‖g(x)‖² for x uniform
-# on the unit sphere and weight rows of norm 1. A map W of shape (out, in) with unit rows has E‖Wx‖² = ‖x‖²·out/in.
+# The constants of approximate normalisation ([anGPT], arXiv 2505.22014, section 3): ν = 1/√E‖g(x)‖²
+# for x uniform on the unit sphere and weight rows of norm 1. A map W of shape (out, in) with unit
+# rows has E‖Wx‖² = ‖x‖²·out/in.
 
 
 def nu_linear(d_in: int, d_out: int) -> float:
@@ -84,10 +86,9 @@ def nu_linear(d_in: int, d_out: int) -> float:
 def nu_activation(sigma: float) -> float:
     """1/√E[SiLU(σx)²], x ~ N(0, 1), by quadrature: 3.72 at σ = 1/2, 1.68 at σ = 1.
 
-    The norm of u ∘ SiLU(z) concentrates at √E[SiLU(σx)²], for a unit u in d_ff dimensions and entries of z
-    with standard deviation σ. In [anGPT] z is √d_model times a unit vector in d_ff dimensions, so
-    σ = √(d_model/d_ff).
-    """
+    The norm of u ∘ SiLU(z) concentrates at √E[SiLU(σx)²], for a unit u in d_ff dimensions and
+    entries of z with standard deviation σ. In [anGPT] z is √d_model times a unit vector in d_ff
+    dimensions, so σ = √(d_model/d_ff). """
     from scipy import integrate  # it takes half a second, which --help does not wait for
 
     mean_square, _ = integrate.quad(
@@ -119,16 +120,17 @@ SMALLEST_DIVISOR = {"bounded": 1.0, "strict": 1e-30}
 """The smallest number that a vector is divided by."""
 
 Constraint = tuple[Tensor, int, Norms]
-"""A weight or this rank's shard of it, the axis along which its vectors lie, and the constraint on them."""
+"""A weight or this rank's shard of it, the axis along which its vectors lie, and the constraint on
+them."""
 
 
 @torch.no_grad()
 def restore_norms(constraints: Iterable[Constraint], compiled: bool = False) -> None:
     """Divide each vector w of the weights in place: by ‖w‖ (`strict`), or by max(1, ‖w‖) (`bounded`).
 
-    If vectors are split over ranks, the ranks add up the sums of their squares, for all weights in one
-    collective operation. `compiled` makes the work of a rank a kernel for each matrix instead of three.
-    """
+    If vectors are split over ranks, the ranks add up the sums of their squares, for all weights in
+    one collective operation. `compiled` makes the work of a rank a kernel for each matrix instead
+    of three. """
     whole: list[Constraint] = []
     split: list[Constraint] = []
     split_group = None

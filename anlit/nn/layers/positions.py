@@ -1,8 +1,8 @@
 """Position encodings: rotations of q and k, chosen apart from the attention mechanism.
 
 Half-split pairing as in Qwen3 and GPT-NeoX: of the R rotated dimensions, dimension i is paired with
-i + R/2. The other dimensions pass through. All classes here give a true rotation, so scores depend on the
-distance alone. YaRN also makes the rotated dimensions longer by a constant.
+i + R/2. The other dimensions pass through. All classes here give a true rotation, so scores depend
+on the distance alone. YaRN also makes the rotated dimensions longer by a constant.
 
 Shapes: B batch, H heads, T tokens, D head width, R rotated width.
 """
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from anlit.nn.layers.cpu_gradients import Rotate, is_trained_eagerly_on_cpu
 
 Rotation = tuple[Tensor, Tensor]
-"""`scale` × cos and sin of each token's angles, (T, R/2), or (B, 1, T, R/2) if positions restart in each document."""
+"""`scale` × cos and sin of each token's angles, (T, R/2), or (B, 1, T, R/2) if positions restart in
+each document."""
 
 
 class Positions(nn.Module):
@@ -46,9 +47,10 @@ class Positions(nn.Module):
     def tables(self, d_head: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """scale × cos and sin of position × frequency, each (T, R/2), in float32 at least, where `like` is.
 
-        They are computed in float64: at 64k tokens a float32 product of position and frequency is off by
-        0.004 rad. They are computed outside inference mode, so that training can use them after validation.
-        """
+        They are computed in float64: at 64k tokens a float32 product of position and frequency is
+            off by
+        0.004 rad. They are computed outside inference mode, so that training can use them after
+        validation. """
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         key = (d_head, length, like.device, dtype)
         if getattr(self, "_key", None) != key:
@@ -69,7 +71,8 @@ class Positions(nn.Module):
         Args:
             d_head: D.
             length: Tokens of the whole sequence.
-            index: (B or 1, T) integers, each token's position in its document; None for 0, 1 … length−1.
+            index: (B or 1, T) integers, each token's position in its document; None for 0, 1 …
+                length−1.
             like: A tensor with the device and precision of the rotation.
         """
         cos, sin = self.tables(d_head, length, like)
@@ -103,8 +106,8 @@ class RoPE(Positions):
     """Rotary positions (arXiv 2104.09864) on a fraction of the head width.
 
     Args:
-        fraction: Share of the head width that rotates, in (0, 1]; fraction × d_head must be an even number.
-            [anGPT] uses 0.5; 1.0 is Qwen3's.
+        fraction: Share of the head width that rotates, in (0, 1]; fraction × d_head must be an even
+            number. [anGPT] uses 0.5; 1.0 is Qwen3's.
         base: Pair i of the R/2 rotated pairs turns by base^(−2i/R) radians per token.
     """
 
@@ -147,17 +150,18 @@ def _geometric_series(base: float, width: int) -> Tensor:
 class DynamicNTK(RoPE):
     """RoPE whose base grows with the sequence: base·(T/T_train)^{R/(R−2)} for a sequence of T > T_train tokens.
 
-    The fastest pair turns as in training. The slowest pair turns as far over T tokens as it did over T_train, so a
-    longer sequence has no angle that the model was not trained on. Up to T_train this is RoPE exactly.
+    The fastest pair turns as in training. The slowest pair turns as far over T tokens as it did
+    over T_train, so a longer sequence has no angle that the model was not trained on. Up to T_train
+    this is RoPE exactly.
 
-    T is the length of the whole sequence, also if it packs several documents. So beyond T_train a document's
-    logits depend on the length of its sequence.
+    T is the length of the whole sequence, also if it packs several documents. So beyond T_train a
+    document's logits depend on the length of its sequence.
 
     Args:
         fraction: As in RoPE; at least 4 dimensions must rotate.
         base: As in RoPE, up to the training length.
-        training_length: T_train in tokens; None for the model's context_length. Set it if you raise context_length to
-            evaluate on longer sequences.
+        training_length: T_train in tokens; None for the model's context_length. Set it if you raise
+            context_length to evaluate on longer sequences.
     """
 
     smallest_width = 4
@@ -238,13 +242,15 @@ class Llama3RoPE(RoPE):
 class YaRN(RoPE):
     """YaRN (arXiv 2309.00071): pairs that make few turns over T_train tokens turn slower, and scores are larger.
 
-    Pairs up to the pair of beta_fast turns keep their frequency. Pairs from the pair of beta_slow turns on are
-    slower by `factor`. Between the two the frequency is interpolated by the pair's number.
+    Pairs up to the pair of beta_fast turns keep their frequency. Pairs from the pair of beta_slow
+    turns on are slower by `factor`. Between the two the frequency is interpolated by the pair's
+    number.
 
     Args:
         factor: At least 1.
         training_length: T_train, tokens of a training sequence before the model was stretched.
-        attention_factor: The rotated dimensions of queries and keys are multiplied by it; None for 0.1·ln(factor) + 1.
+        attention_factor: The rotated dimensions of queries and keys are multiplied by it; None for
+            0.1·ln(factor) + 1.
         beta_fast: In turns.
         beta_slow: In turns, less than beta_fast.
         truncate: Round the numbers of these two pairs outwards to whole numbers, as most models do.
@@ -326,7 +332,8 @@ class PRoPE(Positions):
     """p-RoPE as in [SI] (arXiv 2505.17083): the lower half of the frequencies is 0, so half the pairs are NoPE.
 
     Args:
-        base: The d_head/4 rotating pairs turn by base^(−i/(d_head/4 − 1)), i = 0 … d_head/4 − 1, radians per token.
+        base: The d_head/4 rotating pairs turn by base^(−i/(d_head/4 − 1)), i = 0 … d_head/4 − 1,
+            radians per token.
     """
 
     def __init__(self, base: float = 1024.0) -> None:

@@ -20,9 +20,8 @@ def scale_queries_and_keys(q: Tensor, k: Tensor, s_qk: Tensor) -> tuple[Tensor, 
 class ScalingVector(nn.Module):
     """s = ŝ · (init / scale), shape (width,). The stored ŝ starts at `scale`, so s starts at `init`.
 
-    Adam moves the entries of ŝ by about the learning rate, so s moves by lr · init / scale: `scale` sets how
-    fast this vector learns relative to the matrices.
-    """
+    Adam moves the entries of ŝ by about the learning rate, so s moves by lr · init / scale: `scale`
+    sets how fast this vector learns relative to the matrices. """
 
     def __init__(self, width: int, init: float, scale: float) -> None:
         super().__init__()

@@ -39,8 +39,8 @@ def local_shard(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
 def fill(weight: Tensor, draw: Callable[[Tensor], None]) -> None:
     """Fill a weight by `draw`, on the host: its values depend neither on the device nor the number of ranks.
 
-    All ranks draw the whole matrix from the same random state and store their shard. Nothing is sent.
-    """
+    All ranks draw the whole matrix from the same random state and store their shard. Nothing is
+    sent. """
     if weight.device.type == "cpu" and not isinstance(weight, DTensor):
         draw(weight)
         return

@@ -11,9 +11,9 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 class ALiBi(Mechanism):
     """m(t) = −slope_h·t; meant for use without positions.
 
-    Where H is a power of two, slope_h = 2^{−8h/H} for h = 1 … H. Otherwise P is the largest power of two below H: P
-    heads have the slopes of H = P, the others every second slope of H = 2P, as in the paper's code.
-    """
+    Where H is a power of two, slope_h = 2^{−8h/H} for h = 1 … H. Otherwise P is the largest power
+    of two below H: P heads have the slopes of H = P, the others every second slope of H = 2P, as in
+    the paper's code. """
 
     replaces_positions = True
 

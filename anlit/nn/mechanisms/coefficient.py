@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 Learned = Literal["never", "globally", "per_layer", "per_head"]
-"""Whether a coefficient is constant or learned: one for all layers, one per layer, or one per layer and head."""
+"""Whether a coefficient is constant or learned: one for all layers, one per layer, or one per layer
+and head."""
 
 
 class Coefficient(nn.Module):
     """A constant or learned factor of a mechanism.
 
-    A learned one is a parameter of shape (1,) or (H,), because 0-d parameters cannot be sharded, that starts at
-    `initial`. Like all parameters that are not matrices it has no weight decay.
-    """
+    A learned one is a parameter of shape (1,) or (H,), because 0-d parameters cannot be sharded,
+    that starts at `initial`. Like all parameters that are not matrices it has no weight decay. """
 
     def __init__(self, initial: float, learned: Learned = "never", n_heads: int = 1) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class Coefficient(nn.Module):
 class Reference(nn.Module):
     """A layer's reference to a coefficient that all layers share.
 
-    The decoder owns the coefficient (`shared_coefficients`): checkpoint, optimizer and outermost shard have it once.
-    """
+    The decoder owns the coefficient (`shared_coefficients`): checkpoint, optimizer and outermost
+    shard have it once. """
 
     def __init__(self, coefficient: Coefficient) -> None:
         super().__init__()

@@ -10,8 +10,9 @@ from anlit.nn.mechanisms.plain import Plain
 class LogBias(Mechanism):
     """m(t) = −ln(1+t/τ), with the g(n) of another mechanism.
 
-    For Gaussian S every range [t, tΔ) far beyond τ has the same expected weight, as in scale-invariant attention, but
-    without the gain a(t) that of a far range is spread over more keys.
+    For Gaussian S every range [t, tΔ) far beyond τ has the same expected weight, as in
+    scale-invariant attention, but without the gain a(t) that of a far range is spread over more
+    keys.
 
     Args:
         tau: Distance in tokens up to which the bias is small.

@@ -1,12 +1,13 @@
 """The base class of attention mechanisms.
 
-With q and k of unit root mean square, S_ij = q_i·k_j/√d_head has variance about 1. Every mechanism here has logits
+With q and k of unit root mean square, S_ij = q_i·k_j/√d_head has variance about 1. Every mechanism
+here has logits
 
     L_ij = a(i−j) · g(n_i) · S_ij + m(i−j)        over the keys j that query i may see,
 
-where n_i is the number of those keys and t = i − j the distance. A mechanism is three small functions, and may have a
-window. To add one, write a subclass with the functions that are not trivial, and a YAML file that names it.
-"""
+where n_i is the number of those keys and t = i − j the distance. A mechanism is three small
+functions, and may have a window. To add one, write a subclass with the functions that are not
+trivial, and a YAML file that names it. """
 
 import copy
 
@@ -16,12 +17,12 @@ from anlit.nn.mechanisms.coefficient import Coefficient, Reference
 
 
 class Mechanism(nn.Module):
-    """Base class: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is trivial and costs nothing. Which ones a
-    subclass overrides decides which kernels can compute it.
+    """Base class: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is trivial and costs
+    nothing. Which ones a subclass overrides decides which kernels can compute it.
 
-    The object that a user makes is a template. `for_layer` makes from it the module of one layer, with `n_heads` and
-    `d_head`. A number that may be learned is a `Coefficient`; call it for its value.
-    """
+    The object that a user makes is a template. `for_layer` makes from it the module of one layer,
+    with `n_heads` and `d_head`. A number that may be learned is a `Coefficient`; call it for its
+    value. """
 
     window: int | None = None
     replaces_positions = False  # whether it is published for use without positions
@@ -59,8 +60,8 @@ class Mechanism(nn.Module):
         return mechanism
 
     def check(self) -> None:
-        """Raise ValueError if the mechanism of a layer cannot work: at this d_head, or with the parts that it has
-        there, which are those of the layer also where the template has a pattern.
+        """Raise ValueError if the mechanism of a layer cannot work: at this d_head, or with the
+        parts that it has there, which are those of the layer also where the template has a pattern.
         """
 
     def gain(self, n: Tensor) -> Tensor | None:

@@ -10,9 +10,9 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 class ScaleInvariant(Mechanism):
     """a(t) = √(2 ln(1+t/τ) + a₀²), m(t) = −c ln(1+t/τ) + m₀, with a₀ = 1 and m₀ = 0; [SI] has c = 2.
 
-    For Gaussian S the expected unnormalised weight at distance t is e^{m + a²/2} = √e·(1 + t/τ)^{1−c}. With c = 2 every
-    range [t, tΔ) far beyond τ has the same total weight, so attention is the same at every scale. A larger c favours
-    near keys, a smaller c far ones.
+    For Gaussian S the expected unnormalised weight at distance t is e^{m + a²/2} = √e·(1 +
+    t/τ)^{1−c}. With c = 2 every range [t, tΔ) far beyond τ has the same total weight, so attention
+    is the same at every scale. A larger c favours near keys, a smaller c far ones.
 
     Args:
         tau: Distance in tokens below which attention is not yet scale-invariant; [SI] uses 10.

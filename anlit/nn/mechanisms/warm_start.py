@@ -11,8 +11,8 @@ from anlit.nn.mechanisms.mechanism import Mechanism, MechanismWrapper
 class WarmStart(MechanismWrapper):
     """Plain attention that becomes `mechanism` over the first optimizer steps of a run.
 
-    With w from 0 to 1, saved with the weights, logits are (1 + w(a − 1))·(1 + w(g − 1))·S + w·m, where a, g and m are
-    those of `mechanism`.
+    With w from 0 to 1, saved with the weights, logits are (1 + w(a − 1))·(1 + w(g − 1))·S + w·m,
+    where a, g and m are those of `mechanism`.
 
     Args:
         mechanism: The mechanism at the end, without a window.

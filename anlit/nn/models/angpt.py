@@ -14,13 +14,12 @@ concentrates at its mean. The rows of the weights are bounded by 1. ν = 1/√E�
 The attention average has no factor, which is exact if attention is peaked. QK-norm is the only norm
 layer. There is no weight decay and no warm-up.
 
-Deviations: QK-norm has no gain, which is our reading of the paper. Two settings take over a piece of
-nGPT: `s_qk` multiplies q and k after the QK-norm (q ∘ s_qk), and `silu_std` replaces √(d/f) as the
-standard deviation of √d z.
+Deviations: QK-norm has no gain, which is our reading of the paper. Two settings take over a piece
+of nGPT: `s_qk` multiplies q and k after the QK-norm (q ∘ s_qk), and `silu_std` replaces √(d/f) as
+the standard deviation of √d z.
 
-Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head width,
-f MLP width, V vocabulary.
-"""
+Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
+width, f MLP width, V vocabulary. """
 
 import math
 from dataclasses import dataclass
@@ -44,7 +43,8 @@ class Approximation:
     """Deviations of anGPT's factors from the paper, for ablations.
 
     Args:
-        residual_factor: Multiply each update by ν(α). Without it the norm of h changes and training is less stable.
+        residual_factor: Multiply each update by ν(α). Without it the norm of h changes and training
+            is less stable.
         error: Multiply every constant factor (ν_qkv, ν_p, ν_uz, ν_acf, ν_d) by 1 + error.
     """
 
@@ -57,11 +57,12 @@ class AnGPTConfig(NormalisedConfig):
     """Settings of anGPT.
 
     Args:
-        norm_eps: ε of the QK-norm, added to a mean square of about 1/d_head, where qk_norm_eps is not given.
+        norm_eps: ε of the QK-norm, added to a mean square of about 1/d_head, where qk_norm_eps is
+            not given.
         norms: Rows bounded by norm 1 after each step, or set to it (an ablation).
         approximation: Deviations of the factors, for ablations.
-        s_qk: Multiply q and k by a learned vector after RoPE and QK-norm, one number per head and dimension, as nGPT
-            does: init 1, scale 1/√d_model. The paper has none.
+        s_qk: Multiply q and k by a learned vector after RoPE and QK-norm, one number per head and
+            dimension, as nGPT does: init 1, scale 1/√d_model. The paper has none.
         silu_std: Standard deviation σ of SiLU's argument, for which ν_acf is computed. By default
             √(d_model/d_ff), the paper's; nGPT has 1.
     """
@@ -97,9 +98,9 @@ class AnGPTBlock(nn.Module):
         nu_acf = scale * nu_activation(silu_std)
         self.has_residual_factor = config.approximation.residual_factor
 
-        # Each constant is the factor of a map, also if it multiplies the map's input: scalars commute
-        # with W. Without QK-norm q and k have norm about 1. The factor √D then gives them a root mean
-        # square of about 1 (our choice).
+        # Each constant is the factor of a map, also if it multiplies the map's input: scalars
+        # commute with W. Without QK-norm q and k have norm about 1. The factor √D then gives them a
+        # root mean square of about 1 (our choice).
         qk_factor = nu_qkv if config.qk_norm else math.sqrt(self.d_head) * nu_qkv
         self.W_q = ScaledLinear(d, q_width, qk_factor)
         self.W_k = ScaledLinear(d, kv_width, qk_factor)
@@ -146,8 +147,8 @@ class AnGPTBlock(nn.Module):
         qkv = fused_linear(h, self.W_q, self.W_k, self.W_v)
         q, k, v = split_heads(qkv, self.n_heads, self.n_kv_heads)
 
-        # Normalise each head before the rotation, which keeps norms. So a gain does not depend on the
-        # position, but s_qk after the rotation does. Shapes stay.
+        # Normalise each head before the rotation, which keeps norms. So a gain does not depend on
+        # the position, but s_qk after the rotation does. Shapes stay.
         q = self.norm_q(q)
         k = self.norm_k(k)
         q, k = rotate(rotation, q, k)

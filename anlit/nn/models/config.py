@@ -1,8 +1,7 @@
 """The settings that architectures share, each written once.
 
-A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NGPT` and `AnGPT`. Each
-architecture adds its settings in its file.
-"""
+A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NGPT` and `AnGPT`.
+Each architecture adds its settings in its file. """
 
 import math
 from dataclasses import dataclass
@@ -26,39 +25,44 @@ from anlit.nn.models.runtime import Runtime
 class DecoderConfig:
     """Settings of a decoder.
 
-    The architecture decides the kind of the norms that are switched on here: RMS with a learned gain in
-    GPT+, the unit norm in nGPT and anGPT.
+    The architecture decides the kind of the norms that are switched on here: RMS with a learned
+    gain in GPT+, the unit norm in nGPT and anGPT.
 
     Args:
-        vocab_size: V, the number of tokens. By default `anlit fit` takes the data's number, rounded up to a
-            multiple of 128.
+        vocab_size: V, the number of tokens. By default `anlit fit` takes the data's number, rounded
+            up to a multiple of 128.
         context_length: T, tokens in a training sequence.
         n_layers: L, the number of blocks.
         n_heads: H, attention heads.
-        n_kv_heads: G, heads of keys and values, each shared by H/G heads of queries (arXiv 2305.13245); must divide
-            n_heads, which is the default.
-        d_head: D, the width of a head; by default d_model/n_heads, which must then be a whole number. H·D may differ
-            from d_model.
+        n_kv_heads: G, heads of keys and values, each shared by H/G heads of queries (arXiv
+            2305.13245); must divide n_heads, which is the default.
+        d_head: D, the width of a head; by default d_model/n_heads, which must then be a whole
+            number. H·D may differ from d_model.
         d_model: d, the width of the hidden state.
         d_ff: f, the width of the MLP; by default 4·d_model.
         attention: The attention mechanism.
-        positions: RoPE, LinearRoPE, Llama3RoPE, YaRN, DynamicNTK, PRoPE, NoPE, or a PositionsPattern.
+        positions: RoPE, LinearRoPE, Llama3RoPE, YaRN, DynamicNTK, PRoPE, NoPE, or a
+            PositionsPattern.
         document_masking: Let a token attend only within its own document.
         kernel: The attention kernel; auto follows the table in docs/attention.md.
-        tie_embeddings: Let the head be the embedding's matrix. GPT+ only, for a reason in docs/train.md.
+        tie_embeddings: Let the head be the embedding's matrix. GPT+ only, for a reason in
+            docs/train.md.
         qk_norm: Normalise queries and keys per head.
-        qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have a gain, and
-            anGPT, as we read its paper, does not.
-        qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is a
-            multiple of their usual mean square, 1/d_model and 1/d_head. By default norm_eps in GPT+, 0 in nGPT, and
-            d_head·norm_eps in anGPT, which adds norm_eps to the mean square.
-        qk_clip: After each optimizer step, shrink q and k in heads where a score q·k/√D since the last step
-            was above this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
+        qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have a
+            gain, and anGPT, as we read its paper, does not.
+        qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and
+            anGPT it is a multiple of their usual mean square, 1/d_model and 1/d_head. By default
+            norm_eps in GPT+, 0 in nGPT, and d_head·norm_eps in anGPT, which adds norm_eps to the
+            mean square.
+        qk_clip: After each optimizer step, shrink q and k in heads where a score q·k/√D since the
+            last step was above this (arXiv 2507.20534); null for never. It costs a second product
+            q·kᵀ.
         v_norm: Normalise values per head too (QKV-norm, arXiv 2410.16682).
         attention_norm: Normalise each head's weighted average of the values.
-        attention_gate: Multiply the averages by 2σ(W_g x), with W_g initially 0: one factor per head, or one per
-            element (arXiv 2505.06708).
-        post_norm: Normalise the outputs of W_o and W_d (peri-LN, arXiv 2502.02732); nGPT always does.
+        attention_gate: Multiply the averages by 2σ(W_g x), with W_g initially 0: one factor per
+            head, or one per element (arXiv 2505.06708).
+        post_norm: Normalise the outputs of W_o and W_d (peri-LN, arXiv 2502.02732); nGPT always
+            does.
         dropout: Dropout probability of the attention weights and of each block's two updates.
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         runtime: Compiled blocks, activation checkpointing, late initial values, float8.
@@ -130,7 +134,8 @@ class DecoderConfig:
 
         Args:
             layer: The number of the layer.
-            can_shrink: Whether q and k have a factor that QK-clip can make smaller, a matrix or a gain.
+            can_shrink: Whether q and k have a factor that QK-clip can make smaller, a matrix or a
+                gain.
 
         Raises:
             UserError: Positions, kernel or QK-clip do not fit.
@@ -166,13 +171,14 @@ class DecoderConfig:
 class NormalisedConfig(DecoderConfig):
     """Settings that nGPT and anGPT share.
 
-    Each scaling vector has an initial value and a scale, by default 1/√d_model. The scale sets how fast the
-    vector learns relative to the matrices.
+    Each scaling vector has an initial value and a scale, by default 1/√d_model. The scale sets how
+    fast the vector learns relative to the matrices.
 
     Args:
         alpha_init: Initial step size α of both residual updates; 1/n_layers if null.
         alpha_scale: The scale of α.
-        s_z_init: Initial scale of the logits; √d_model if null, which gives them variance 1 at the start.
+        s_z_init: Initial scale of the logits; √d_model if null, which gives them variance 1 at the
+            start.
         s_z_scale: The scale of s_z.
     """
 

@@ -1,8 +1,8 @@
 """The skeleton that the three architectures share: embed → blocks → head, and the hook that restores norms.
 
-Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head width,
-f MLP width, V vocabulary. A linear map is W of shape (out, in); a "row" has the weights of one output.
-"""
+Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
+width, f MLP width, V vocabulary. A linear map is W of shape (out, in); a "row" has the weights of
+one output. """
 
 import copy
 import math
@@ -42,7 +42,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        # The configuration may be shared by models; this model's mechanism and positions are copies.
+        # The configuration may be shared by models; this model's mechanism and positions are
+        # copies.
         config = replace(
             config,
             attention=copy.deepcopy(config.attention),
@@ -82,11 +83,14 @@ class Decoder(nn.Module):
         Args:
             tokens: Token ids.
             document_ids: (B, T), equal for tokens of one document.
-            cu_seqlens: Where the documents begin, as in a `Batch`; without it some kernels wait for the device.
+            cu_seqlens: Where the documents begin, as in a `Batch`; without it some kernels wait for
+                the device.
             longest: Tokens of the longest document, as in a `Batch`.
-            targets: (B, T), −100 where a token does not count. The result comes from `linear_cross_entropy`.
+            targets: (B, T), −100 where a token does not count. The result comes from
+                `linear_cross_entropy`.
             z_loss: Weight of the squared log-partition in the objective.
-            cache: The keys and values of earlier tokens, to which the keys and values of `tokens` are added.
+            cache: The keys and values of earlier tokens, to which the keys and values of `tokens`
+                are added.
             n_logits: Compute the logits of only this many last tokens, (B, n_logits, V).
         """
         ids = document_ids if self.document_masking else None
@@ -98,7 +102,8 @@ class Decoder(nn.Module):
         # Embed: (B, T, d)
         h = self.embedding(tokens)
 
-        # What the layers share, before the first block, so that all compiled blocks see the same state
+        # What the layers share, before the first block, so that all compiled blocks see the same
+        # state
         for block in self.blocks:
             block.attention.prepare(documents, h)
         rotations = self.rotations(documents, h)

@@ -1,11 +1,11 @@
 """Floating-point operations of training per token, for MFU and for estimates of a run's time.
 
-Counted are the matrix products in the formulas, once for the forward and twice for the backward pass.
-A multiplication and an addition are two operations. Not counted are elementwise work (norms, rotations,
-softmax, scaling vectors, products of scales and weights; together about one percent, at memory speed),
-recomputation in the backward pass, and masked logits that a kernel computes anyway. So MFU is the share
-of the peak spent on what the model needs, whatever the kernel and the memory settings.
-"""
+Counted are the matrix products in the formulas, once for the forward and twice for the backward
+pass. A multiplication and an addition are two operations. Not counted are elementwise work (norms,
+rotations, softmax, scaling vectors, products of scales and weights; together about one percent, at
+memory speed), recomputation in the backward pass, and masked logits that a kernel computes anyway.
+So MFU is the share of the peak spent on what the model needs, whatever the kernel and the memory
+settings. """
 
 from torch import nn
 
@@ -24,11 +24,10 @@ def mean_visible_keys(length: int, window: int | None = None) -> float:
 def flops_per_token(model: nn.Module, length: int) -> float:
     """FLOPs of one training step per token, for a decoder of any architecture and mechanism.
 
-    Each weight of a linear map costs 6, gates included; the embedding is a look-up. Each key that a query
-    sees on average costs 12·H·D per layer: 2·H·D for q·k and 2·H·D for weights·v, times 3. Heads that
-    share keys save nothing. The average assumes that a sequence is one document of `length` tokens, an
-    upper bound for packed documents.
-    """
+    Each weight of a linear map costs 6, gates included; the embedding is a look-up. Each key that a
+    query sees on average costs 12·H·D per layer: 2·H·D for q·k and 2·H·D for weights·v, times 3.
+    Heads that share keys save nothing. The average assumes that a sequence is one document of
+    `length` tokens, an upper bound for packed documents. """
     n_weights = 0
     for module in model.modules():
         if isinstance(module, nn.Linear):

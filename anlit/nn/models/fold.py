@@ -1,15 +1,14 @@
 """Folding: for inference, the factors of nGPT and anGPT are stored in the matrices that they multiply.
 
-Training keeps factors and matrices apart, because the bound on the rows holds for the matrix alone, and
-the step size for the scaling vector alone. After training the product is enough:
+Training keeps factors and matrices apart, because the bound on the rows holds for the matrix alone,
+and the step size for the scaling vector alone. After training the product is enough:
 
     anGPT   W ← c·W for ν_qkv, ν_p, ν_uz, √d, ν_d ν_acf;  W_head ← s_z ∘ W_head
             h ← w_h ∘ h + W_o(…),  w_h = ν(α)(1−α),  W_o ← ν(α)α ∘ W_o, and W_d alike
     nGPT    W_u ← s_u ∘ W_u,  W_z ← √d s_v ∘ W_z,  W_head ← s_z ∘ W_head,  |α| and s_qk as they multiply
 
-where s ∘ W multiplies row i of W by s_i. Some factors cannot be folded: nGPT's norms, s_qk after the norm
-of q and k, and ν(α)α if a post-norm follows W_o and W_d.
-"""
+where s ∘ W multiplies row i of W by s_i. Some factors cannot be folded: nGPT's norms, s_qk after
+the norm of q and k, and ν(α)α if a post-norm follows W_o and W_d. """
 
 import copy
 from typing import Any

@@ -8,9 +8,8 @@ It has SwiGLU, RoPE, QK-norm and untied embeddings. With rotary fraction 1 a blo
     h = h + W_d (u ∘ SiLU(z))        x = rms(h)·g₂;  u, z = W_u x, W_z x
     logits = W_head (rms(h)·g_f)
 
-Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head width,
-f MLP width, V vocabulary.
-"""
+Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
+width, f MLP width, V vocabulary. """
 
 import math
 from dataclasses import dataclass

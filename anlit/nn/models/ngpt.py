@@ -9,13 +9,12 @@
 
 There are no norm layers, no weight decay and no warm-up.
 
-Deviations: RoPE in the paper's public code is not a rotation; here it is, and QK normalisation is per
-head. The learned s_qk follows RoPE, so scores depend on the absolute position. Positions therefore
-restart with each masked document.
+Deviations: RoPE in the paper's public code is not a rotation; here it is, and QK normalisation is
+per head. The learned s_qk follows RoPE, so scores depend on the absolute position. Positions
+therefore restart with each masked document.
 
-Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head width,
-f MLP width, V vocabulary.
-"""
+Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
+width, f MLP width, V vocabulary. """
 
 import math
 from dataclasses import dataclass
@@ -70,9 +69,10 @@ class NGPTBlock(nn.Module):
         kv_width = self.n_kv_heads * self.d_head
         has_gain = config.qk_norm_gain is not False
 
-        # √D·unit(x) has unit root mean square. With the 1/√D inside attention this gives the softmax
-        # scale √D. √d·W h has about that size too, because the rows of W have norm 1. Our choices: √d·W h
-        # serves without QK-norm, and a finite ε is added to its mean square. The paper always normalises.
+        # √D·unit(x) has unit root mean square. With the 1/√D inside attention this gives the
+        # softmax scale √D. √d·W h has about that size too, because the rows of W have norm 1. Our
+        # choices: √d·W h serves without QK-norm, and a finite ε is added to its mean square. The
+        # paper always normalises.
         qk_factor = 1.0 if config.qk_norm else root_d
         self.W_q = ScaledLinear(d, q_width, qk_factor)
         self.W_k = ScaledLinear(d, kv_width, qk_factor)

@@ -37,17 +37,17 @@ LARGEST_HEAP_BLOCK = 2**30
 """Bytes up to which blocks lie in the heap."""
 
 TAKES_RECOMPILE_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
-"""Whether torch.compile takes a limit per function. Older versions have one limit in a configuration that
-all threads share. Newer versions have a configuration per thread, and a GPU recomputes blocks in another
-thread than their forward pass (pytorch issue 186537)."""
+"""Whether torch.compile takes a limit per function. Older versions have one limit in a
+configuration that all threads share. Newer versions have a configuration per thread, and a GPU
+recomputes blocks in another thread than their forward pass (pytorch issue 186537)."""
 
 FLOPS_THAT_REPAY = 2e16
-"""Operations of forward passes, about a minute of an H200's eager bfloat16 (estimated): compiled blocks
-save a third of it, and take 10 to 30 s to compile."""
+"""Operations of forward passes, about a minute of an H200's eager bfloat16 (estimated): compiled
+blocks save a third of it, and take 10 to 30 s to compile."""
 
 LOGITS_THAT_REPAY = 1e11
-"""Attention logits, which eager attention moves through an H200's memory in a second or two (estimated):
-as long as a kernel takes to compile."""
+"""Attention logits, which eager attention moves through an H200's memory in a second or two
+(estimated): as long as a kernel takes to compile."""
 
 _builds_without_values = ContextVar("_builds_without_values", default=False)
 
@@ -67,17 +67,18 @@ class Runtime:
     """Settings of how a model runs.
 
     Args:
-        compile: Whether training compiles each block with torch.compile; all blocks of a kind share one compilation.
-            On a GPU this compiles the loss and the restoration of norms too. `auto` compiles on CUDA. On CPU
-            `cpu_gradients.py` already brings most of the gain. `validate` and `test` compile where that takes
-            less time than it saves (`repays_compiled_blocks`); the other tools never do.
-        recompute_every: Activation checkpointing: recompute every n-th block in the backward pass instead of keeping
-            its activations; 1 recomputes all blocks, 0 none.
-        meta_init: Draw the initial weights after sharding, for models too large for a copy per rank on the host.
-            The weights are the same.
-        float8: Matrix products of the blocks in float8 (`tensorwise`, `rowwise`, `rowwise_with_gw_hp`, see
-            `anlit.nn.layers.float8`). GPUs need compute capability 8.9. A CPU emulates the rounding. Embedding, output
-            layer, norms and optimizer do not change.
+        compile: Whether training compiles each block with torch.compile; all blocks of a kind share
+            one compilation. On a GPU this compiles the loss and the restoration of norms too.
+            `auto` compiles on CUDA. On CPU `cpu_gradients.py` already brings most of the gain.
+            `validate` and `test` compile where that takes less time than it saves
+            (`repays_compiled_blocks`); the other tools never do.
+        recompute_every: Activation checkpointing: recompute every n-th block in the backward pass
+            instead of keeping its activations; 1 recomputes all blocks, 0 none.
+        meta_init: Draw the initial weights after sharding, for models too large for a copy per rank
+            on the host. The weights are the same.
+        float8: Matrix products of the blocks in float8 (`tensorwise`, `rowwise`,
+            `rowwise_with_gw_hp`, see `anlit.nn.layers.float8`). GPUs need compute capability 8.9. A
+            CPU emulates the rounding. Embedding, output layer, norms and optimizer do not change.
     """
 
     compile: bool | Literal["auto"] = "auto"
@@ -112,9 +113,8 @@ class Runtime:
     def wrap_blocks(self, decoder: Any, device_type: str, compiles: bool) -> None:
         """Compile the blocks or not, and recompute some of them in the backward pass. It may be called again.
 
-        Each block's `forward` is replaced, not the module. So the names in checkpoints do not change, and the hooks of
-        sharding are neither compiled nor recomputed.
-        """
+        Each block's `forward` is replaced, not the module. So the names in checkpoints do not
+        change, and the hooks of sharding are neither compiled nor recomputed. """
         if compiles:
             _configure_compiler()
         limit = {"recompile_limit": RECOMPILE_LIMIT} if TAKES_RECOMPILE_LIMIT else {}
@@ -131,10 +131,9 @@ class Runtime:
 def _configure_compiler() -> None:
     """Let torch.compile make one graph per block, and one for each kind of block.
 
-    DDP would split each block into several graphs to exchange gradients early. A pattern of layers needs a
-    compilation for each kind of layer, in training, in validation and for the last batch: beyond torch's
-    limit of 8 it would run uncompiled.
-    """
+    DDP would split each block into several graphs to exchange gradients early. A pattern of layers
+    needs a compilation for each kind of layer, in training, in validation and for the last batch:
+    beyond torch's limit of 8 it would run uncompiled. """
     configuration = torch._dynamo.config
     configuration.optimize_ddp = False
     configuration.recompile_limit = max(configuration.recompile_limit, RECOMPILE_LIMIT)
@@ -160,9 +159,8 @@ def allow_compiled_kernels(decoder: Any, n_tokens: int, length: int) -> None:
 def flush_denormals() -> None:
     """Treat denormal numbers as 0 in this thread and in threads that it starts later.
 
-    A product with a denormal (below 1.2e-38) takes many times as long. Denormals arise from vanishing exponentials,
-    such as ALiBi's far weights, and in Adam's averages for rare tokens.
-    """
+    A product with a denormal (below 1.2e-38) takes many times as long. Denormals arise from
+    vanishing exponentials, such as ALiBi's far weights, and in Adam's averages for rare tokens. """
     # numpy before 2.4 would warn if it computed these after the change. It remembers them.
     np.finfo(np.float32)
     np.finfo(np.float64)
@@ -172,15 +170,16 @@ def flush_denormals() -> None:
 def prepare_cpu() -> None:
     """Keep freed memory for the next step (glibc), and flush denormals.
 
-    By default every step returns the memory of its activations to the kernel, and gets it back page by page, zeroed.
-    """
+    By default every step returns the memory of its activations to the kernel, and gets it back page
+    by page, zeroed. """
     with suppress(OSError, AttributeError):  # other C libraries do not have it
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
         mallopt(M_MMAP_THRESHOLD, LARGEST_HEAP_BLOCK)
     flush_denormals()
-    # ATEN_CPU_CAPABILITY hides AVX-512 from torch and not from oneDNN. torch then calls oneDNN's packing
-    # for AMX, and attention's backward pass in bfloat16 fails. oneDNN reads its variable at its first call.
+    # ATEN_CPU_CAPABILITY hides AVX-512 from torch and not from oneDNN. torch then calls oneDNN's
+    # packing for AMX, and attention's backward pass in bfloat16 fails. oneDNN reads its variable at
+    # its first call.
     if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 

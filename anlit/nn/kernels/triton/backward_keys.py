@@ -9,12 +9,14 @@ from anlit.nn.kernels.triton.backward_queries import LN_2
 
 @triton.jit
 def backward_keys(
-    q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, dk, dv, scale, length, window,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_out_b, d_out_h, d_out_t, tables_h, lines_h,
-    n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr,
-    block_n: tl.constexpr, pairs: tl.constexpr, precision: tl.constexpr,
+    q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, dk, dv, scale, length,
+    window, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_out_b, d_out_h, d_out_t, tables_h,
+    lines_h, n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr,
+    width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr,
+    precision: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv (B, T, H, D) of one block of keys, from one query head; those of a group are summed afterwards."""
+    """dk and dv (B, T, H, D) of one block of keys, from one query head; those of a group are summed
+    afterwards."""
     first = tl.program_id(0) * block_n
     b = (tl.program_id(1) // n_heads).to(tl.int64)
     h = (tl.program_id(1) % n_heads).to(tl.int64)
@@ -53,22 +55,26 @@ def backward_keys(
     dk_tile = tl.zeros([block_n, width_padded], tl.float32)
     dv_tile = tl.zeros([block_n, width_padded], tl.float32)
     dk_tile, dv_tile = _over_queries(
-        dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, begin, full_begin, scale,
-        length, q_t, d_out_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
+        dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window,
+        begin, full_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
+        pairs, precision, True, False,
     )  # fmt: skip
     dk_tile, dv_tile = _over_queries(
-        dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, full_begin, far_begin,
-        scale, length, q_t, d_out_t, width, width_padded, block_m, block_n, pairs, precision, False, False,
+        dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window,
+        full_begin, far_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
+        pairs, precision, False, False,
     )  # fmt: skip
     if lines is not None:
         dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, lines, first, starts, window, far_begin, full_end,
-            scale, length, q_t, d_out_t, width, width_padded, block_m, block_n, pairs, precision, False, True,
+            dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, lines, first, starts, window,
+            far_begin, full_end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
+            pairs, precision, False, True,
         )  # fmt: skip
     if starts is not None or window is not None:
         dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, full_end, end, scale,
-            length, q_t, d_out_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
+            dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window,
+            full_end, end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
+            pairs, precision, True, False,
         )  # fmt: skip
 
     dk_tile *= LN_2 if pairs else LN_2 * scale
@@ -94,12 +100,13 @@ def _end_of_queries(key, ends, window, length):
 
 @triton.jit
 def _over_queries(
-    dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, begin, end, scale, length,
-    q_t, d_out_t,
-    width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr,
-    precision: tl.constexpr, masked: tl.constexpr, is_far: tl.constexpr,
+    dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, begin,
+    end, scale, length, q_t, d_out_t,
+    width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    pairs: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr, is_far: tl.constexpr,
 ):  # fmt: skip
-    """Add queries begin … end − 1 to dk and dv of the block's keys. `tables` are the lines if the queries are far."""
+    """Add queries begin … end − 1 to dk and dv of the block's keys. `tables` are the lines if the
+    queries are far."""
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     steps = offsets_m.to(tl.float32)
@@ -131,15 +138,15 @@ def _over_queries(
             if is_far:
                 gain_slope, bias_slope, gains, biases = tiles.line_at(tables, steps, scale, pairs)
                 logits, gain = tiles.far_logits_of(
-                    scores, gain_slope, bias_slope, gains[None, :] if pairs else gains, (biases - lse_rows)[None, :],
-                    columns.to(tl.float32)[:, None], pairs,
+                    scores, gain_slope, bias_slope, gains[None, :] if pairs else gains,
+                    (biases - lse_rows)[None, :], columns.to(tl.float32)[:, None], pairs,
                 )  # fmt: skip
                 weights = tl.exp2(logits)
                 tables += tiles.line_offset(block_m, pairs)
             else:
                 logits, gain = tiles.logits_of(
-                    scores, tables, row - first - (block_n - 1), offsets, rows[None, :], keys[:, None], seen, scale,
-                    pairs, masked,
+                    scores, tables, row - first - (block_n - 1), offsets, rows[None, :], keys[:,
+                    None], seen, scale, pairs, masked,
                 )  # fmt: skip
                 weights = tl.exp2(logits - lse_rows[None, :])
             dv_tile = tiles.product(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, precision)

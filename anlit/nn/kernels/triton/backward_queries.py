@@ -1,9 +1,8 @@
 """The backward kernel over blocks of queries: dq, a learned coefficient's gradient, and δ for the other kernel.
 
-The backward kernels recompute the weights from the logits and the saved lse. With P the weights, O the output,
-δ_i = dO_i·O_i and dP = dO Vᵀ, the gradient of the logits is dL = P ∘ (dP − δ). Sums have a fixed order and no
-atomics.
-"""
+The backward kernels recompute the weights from the logits and the saved lse. With P the weights, O
+the output, δ_i = dO_i·O_i and dP = dO Vᵀ, the gradient of the logits is dL = P ∘ (dP − δ). Sums
+have a fixed order and no atomics. """
 
 import triton
 import triton.language as tl
@@ -15,15 +14,16 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def backward_queries(
-    q, k, v, tables, lines, far_start, tangents, starts, out, lse, d_out, delta, dq, d_coefficient, scale, length,
-    window,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_out_b, d_out_h, d_out_t, tables_h, lines_h, tangents_h,
-    n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr,
-    block_n: tl.constexpr, pairs: tl.constexpr, tangent_pairs: tl.constexpr, precision: tl.constexpr,
+    q, k, v, tables, lines, far_start, tangents, starts, out, lse, d_out, delta, dq, d_coefficient,
+    scale, length, window,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_out_b, d_out_h, d_out_t, tables_h, lines_h,
+    tangents_h, n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr,
+    width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr,
+    tangent_pairs: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """dq (B, T, H, D), and δ (B, H, T) for the other kernel; with `tangents`, the derivative of the tables by a learned
-    coefficient, also this block's part of the coefficient's gradient, Σ dL·(q·k ∂gain + ∂bias), (B, H, blocks).
-    """
+    """dq (B, T, H, D), and δ (B, H, T) for the other kernel; with `tangents`, the derivative of the
+    tables by a learned coefficient, also this block's part of the coefficient's gradient, Σ dL·(q·k
+    ∂gain + ∂bias), (B, H, blocks). """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
     b = (tl.program_id(1) // n_heads).to(tl.int64)
     h = (tl.program_id(1) % n_heads).to(tl.int64)
@@ -64,25 +64,25 @@ def backward_queries(
     learned = tl.zeros([block_m], tl.float32)
     if firsts is not None:
         dq_tile, learned = _over_keys(
-            dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first, firsts, begin,
-            full_begin, scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, tangent_pairs, precision,
-            True, False,
+            dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents,
+            first, firsts, begin, full_begin, scale, length, k_t, v_t, width, width_padded, block_m,
+            block_n, pairs, tangent_pairs, precision, True, False,
         )  # fmt: skip
     if lines is not None:
         dq_tile, learned = _over_keys(
-            dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, lines, tangents, first, firsts,
-            full_begin, far_end, scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, tangent_pairs,
-            precision, False, True,
+            dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, lines, tangents,
+            first, firsts, full_begin, far_end, scale, length, k_t, v_t, width, width_padded,
+            block_m, block_n, pairs, tangent_pairs, precision, False, True,
         )  # fmt: skip
     dq_tile, learned = _over_keys(
-        dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first, firsts, far_end,
-        full_end, scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, tangent_pairs, precision,
-        False, False,
+        dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first,
+        firsts, far_end, full_end, scale, length, k_t, v_t, width, width_padded, block_m, block_n,
+        pairs, tangent_pairs, precision, False, False,
     )  # fmt: skip
     dq_tile, learned = _over_keys(
-        dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first, firsts, full_end,
-        end, scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, tangent_pairs, precision,
-        True, False,
+        dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first,
+        firsts, full_end, end, scale, length, k_t, v_t, width, width_padded, block_m, block_n,
+        pairs, tangent_pairs, precision, True, False,
     )  # fmt: skip
     dq_tile *= LN_2 if pairs else LN_2 * scale
     tiles.store_rows(
@@ -95,12 +95,14 @@ def backward_queries(
 
 @triton.jit
 def _over_keys(
-    dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first, firsts, begin, end,
-    scale, length, k_t, v_t,
-    width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr,
-    tangent_pairs: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr, is_far: tl.constexpr,
+    dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first,
+    firsts, begin, end, scale, length, k_t, v_t,
+    width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    pairs: tl.constexpr, tangent_pairs: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr,
+    is_far: tl.constexpr,
 ):  # fmt: skip
-    """Add keys begin … end − 1 to dq of the block's queries. `tables` are the lines if the keys are far."""
+    """Add keys begin … end − 1 to dq of the block's queries. `tables` are the lines if the keys are
+    far."""
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     steps = offsets_m.to(tl.float32)
@@ -124,23 +126,23 @@ def _over_keys(
             if is_far:
                 gain_slope, bias_slope, gains, biases = tiles.line_at(tables, steps, scale, pairs)
                 logits, gain = tiles.far_logits_of(
-                    scores, gain_slope, bias_slope, gains[:, None] if pairs else gains, (biases - lse_rows)[:, None],
-                    columns.to(tl.float32)[None, :], pairs,
+                    scores, gain_slope, bias_slope, gains[:, None] if pairs else gains,
+                    (biases - lse_rows)[:, None], columns.to(tl.float32)[None, :], pairs,
                 )  # fmt: skip
                 weights = tl.exp2(logits)
                 tables -= tiles.line_offset(block_n, pairs)
             else:
                 logits, gain = tiles.logits_of(
-                    scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
-                    pairs, masked,
+                    scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None,
+                    :], seen, scale, pairs, masked,
                 )  # fmt: skip
                 weights = tl.exp2(logits - lse_rows[:, None])
             d_weights = tiles.product(d_out_tile, tl.trans(v_tile), None, precision)
             d_scores = weights * (d_weights - delta_rows[:, None])
             if tangents is not None:
                 d_gain, change = tiles.look_up(
-                    tangents, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], scale,
-                    tangent_pairs, masked,
+                    tangents, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :],
+                    scale, tangent_pairs, masked,
                 )  # fmt: skip
                 if tangent_pairs:
                     change += d_gain * scores

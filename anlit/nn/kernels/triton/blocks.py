@@ -1,15 +1,16 @@
 """Block sizes of each kernel, by head width, dtype and device.
 
-With them the kernels spill few or no registers (`tests/nn/attention/registers.py`). Other sizes have not been timed.
-They are fixed, because they decide the order of sums: the same run on the same device gives the same bits.
-"""
+With them the kernels spill few or no registers (`tests/nn/attention/registers.py`). Other sizes
+have not been timed. They are fixed, because they decide the order of sums: the same run on the same
+device gives the same bits. """
 
 from typing import NamedTuple
 
 import torch
 
 PADDING = 128
-"""How far past the last distance kernels may read the tables: the largest number of queries in a block."""
+"""How far past the last distance kernels may read the tables: the largest number of queries in a
+block."""
 
 
 class Blocks(NamedTuple):
@@ -33,7 +34,8 @@ SINGLE = {
     64: KernelBlocks(Blocks(64, 32, 8, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
     256: KernelBlocks(Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 4, 1)),
 }
-"""float32, by the largest head width. It needs twice the memory and has no matrix units; it serves as a reference."""
+"""float32, by the largest head width. It needs twice the memory and has no matrix units; it serves
+as a reference."""
 HALF_8 = {
     64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2)),
     128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2)),

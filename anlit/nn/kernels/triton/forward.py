@@ -10,14 +10,13 @@ from anlit.nn.kernels.triton import tiles
 def forward(
     q, k, v, tables, lines, far_start, starts, out, lse, scale, length, window,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, tables_h, lines_h,
-    n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr,
-    block_n: tl.constexpr, pairs: tl.constexpr, precision: tl.constexpr,
+    n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, width_padded: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """out (B, T, H, D) and lse (B, H, T), in base 2, for the queries of one block and head.
 
-    Only the first and the last blocks of keys need a mask. Of those without, the far ones take a(t) and m(t) from
-    `lines` and not from `tables`.
-    """
+    Only the first and the last blocks of keys need a mask. Of those without, the far ones take a(t)
+    and m(t) from `lines` and not from `tables`. """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m  # the longest rows start first
     b = (tl.program_id(1) // n_heads).to(tl.int64)
     h = (tl.program_id(1) % n_heads).to(tl.int64)
@@ -45,21 +44,23 @@ def forward(
     row_max = tl.full([block_m], float("-inf"), tl.float32)
     if firsts is not None:
         average, row_sum, row_max = _over_keys(
-            average, row_sum, row_max, q_tile, k, v, tables, first, firsts, begin, full_begin, scale, length,
-            k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
+            average, row_sum, row_max, q_tile, k, v, tables, first, firsts, begin, full_begin,
+            scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
+            False,
         )  # fmt: skip
     if lines is not None:
         average, row_sum, row_max = _over_keys(
-            average, row_sum, row_max, q_tile, k, v, lines, first, firsts, full_begin, far_end, scale, length,
-            k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False, True,
+            average, row_sum, row_max, q_tile, k, v, lines, first, firsts, full_begin, far_end,
+            scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False,
+            True,
         )  # fmt: skip
     average, row_sum, row_max = _over_keys(
-        average, row_sum, row_max, q_tile, k, v, tables, first, firsts, far_end, full_end, scale, length,
-        k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False, False,
+        average, row_sum, row_max, q_tile, k, v, tables, first, firsts, far_end, full_end, scale,
+        length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False, False,
     )  # fmt: skip
     average, row_sum, row_max = _over_keys(
-        average, row_sum, row_max, q_tile, k, v, tables, first, firsts, full_end, end, scale, length,
-        k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
+        average, row_sum, row_max, q_tile, k, v, tables, first, firsts, full_end, end, scale,
+        length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
     )  # fmt: skip
 
     out += (b * length * n_heads + h) * width
@@ -79,15 +80,15 @@ def forward(
 
 @triton.jit
 def _over_keys(
-    average, row_sum, row_max, q_tile, k, v, tables, first, firsts, begin, end, scale, length, k_t, v_t,
-    width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr,
-    precision: tl.constexpr, masked: tl.constexpr, is_far: tl.constexpr,
+    average, row_sum, row_max, q_tile, k, v, tables, first, firsts, begin, end, scale, length, k_t,
+    v_t, width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr,
+    block_n: tl.constexpr, pairs: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr,
+    is_far: tl.constexpr,
 ):  # fmt: skip
     """Add keys begin … end − 1 to the running softmax. `tables` are the lines if the keys are far.
 
-    `row_max` is the largest logit, for far keys nearly: any number near to it will do, because lse = row_max +
-    log2(row_sum).
-    """
+    `row_max` is the largest logit, for far keys nearly: any number near to it will do, because lse
+    = row_max + log2(row_sum). """
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     steps = offsets_m.to(tl.float32)
@@ -111,15 +112,15 @@ def _over_keys(
                 gain_slope, bias_slope, gains, biases = tiles.line_at(tables, steps, scale, pairs)
                 higher = tl.maximum(row_max, tl.max(scores, 1) * gains + biases)
                 logits, _ = tiles.far_logits_of(
-                    scores, gain_slope, bias_slope, gains[:, None] if pairs else gains, (biases - higher)[:, None],
-                    columns.to(tl.float32)[None, :], pairs,
+                    scores, gain_slope, bias_slope, gains[:, None] if pairs else gains,
+                    (biases - higher)[:, None], columns.to(tl.float32)[None, :], pairs,
                 )  # fmt: skip
                 weights = tl.exp2(logits)
                 shrink = tl.exp2(row_max - higher)
             else:
                 logits, _ = tiles.logits_of(
-                    scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
-                    pairs, masked,
+                    scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None,
+                    :], seen, scale, pairs, masked,
                 )  # fmt: skip
                 higher = tl.maximum(row_max, tl.max(logits, 1))
                 base = higher

@@ -1,17 +1,18 @@
 """The kernels as custom operators: opaque to `torch.compile`, known to autograd and the FLOP counter.
 
     anlit::triton_attention(
-        q, k, v, coefficient, tables, tangents, lines, far_start, starts, ends, window) -> (out, lse)
+        q, k, v, coefficient, tables, tangents, lines, far_start, starts, ends, window) -> (out,
+        lse)
 
-q is (B, H, T, D), k and v (B, G, T, D) with G a divisor of H. Query i of head h sees the keys starts_i ≤ j ≤ i with
-j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T + PADDING, 2) float32, holds (gain, bias)
-by distance i−j; with last size 1 the biases only, and None is for no biases: the gain is then log2(e)/√D. Kernels may
-read entries past distance T − 1 but do not use them. `lines` and `far_start` are what `linear_tables` makes of them, or
-None. `starts` and `ends`, (B, T) int32, are the bounds of each token's document. out is stored (B, T, H, D), viewed
-(B, H, T, D); lse (B, H, T) float32 is in base 2. `coefficient`, (H or 1,) or None, is a learned number on which the
-tables depend, there for its gradient alone, and `tangents` the tables' derivative by it; of last size 1 if only the
-biases depend on it.
-"""
+q is (B, H, T, D), k and v (B, G, T, D) with G a divisor of H. Query i of head h sees the keys
+starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T
++ PADDING, 2) float32, holds (gain, bias) by distance i−j; with last size 1 the biases only, and
+None is for no biases: the gain is then log2(e)/√D. Kernels may read entries past distance T − 1 but
+do not use them. `lines` and `far_start` are what `linear_tables` makes of them, or None. `starts`
+and `ends`, (B, T) int32, are the bounds of each token's document. out is stored (B, T, H, D),
+viewed (B, H, T, D); lse (B, H, T) float32 is in base 2. `coefficient`, (H or 1,) or None, is a
+learned number on which the tables depend, there for its gradient alone, and `tangents` the tables'
+derivative by it; of last size 1 if only the biases depend on it. """
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -29,8 +30,9 @@ NARROWEST = 16
 
 @torch.library.custom_op("anlit::triton_attention", mutates_args=())
 def triton_attention(
-    q: Tensor, k: Tensor, v: Tensor, coefficient: Tensor | None, tables: Tensor | None, tangents: Tensor | None,
-    lines: Tensor | None, far_start: Tensor | None, starts: Tensor | None, ends: Tensor | None, window: int | None,
+    q: Tensor, k: Tensor, v: Tensor, coefficient: Tensor | None, tables: Tensor | None,
+    tangents: Tensor | None, lines: Tensor | None, far_start: Tensor | None, starts: Tensor | None,
+    ends: Tensor | None, window: int | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The forward kernel; see the top of this file."""
     from anlit.nn.kernels.triton.forward import forward
@@ -42,17 +44,17 @@ def triton_attention(
     blocks = _blocks(q).forward
     with _on(q.device):
         forward[(math.ceil(T / blocks.block_m), B * H)](
-            q, k, v, tables, lines, far_start, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
-            _head_stride(tables), _head_stride(lines), **_constants(q, k, tables, blocks),
+            q, k, v, tables, lines, far_start, starts, out, lse, _scale(q), T, window, *_strides(q,
+            k, v), _head_stride(tables), _head_stride(lines), **_constants(q, k, tables, blocks),
         )  # fmt: skip
     return out, lse
 
 
 @torch.library.custom_op("anlit::triton_attention_backward", mutates_args=())
 def triton_attention_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, coefficient: Tensor | None, tables: Tensor | None,
-    tangents: Tensor | None, lines: Tensor | None, far_start: Tensor | None, starts: Tensor | None, ends: Tensor | None,
-    window: int | None, out: Tensor, lse: Tensor,
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, coefficient: Tensor | None,
+    tables: Tensor | None, tangents: Tensor | None, lines: Tensor | None, far_start: Tensor | None,
+    starts: Tensor | None, ends: Tensor | None, window: int | None, out: Tensor, lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and the coefficient; that of the coefficient is empty if it is None."""
     from anlit.nn.kernels.triton.backward_keys import backward_keys
@@ -68,16 +70,17 @@ def triton_attention_backward(
     strides = (*_strides(q, k, v, d_out), _head_stride(tables), _head_stride(lines))
     with _on(q.device):
         backward_queries[(n_blocks, B * H)](
-            q, k, v, tables, lines, far_start, tangents, starts, out, lse, d_out, delta, dq, parts, _scale(q), T,
-            window, *strides, _head_stride(tangents), **_constants(q, k, tables, blocks.backward_queries),
+            q, k, v, tables, lines, far_start, tangents, starts, out, lse, d_out, delta, dq, parts,
+            _scale(q), T, window, *strides, _head_stride(tangents), **_constants(q, k, tables,
+            blocks.backward_queries),
             tangent_pairs=tangents is not None and tangents.shape[-1] == 2,
         )  # fmt: skip
         by_head = (
             [dk, dv] if k.shape[1] == H else [lse.new_empty(B, T, H, x.shape[-1]) for x in (k, v)]
         )
         backward_keys[(math.ceil(T / blocks.backward_keys.block_n), B * H)](
-            q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, *by_head, _scale(q), T, window,
-            *strides, **_constants(q, k, tables, blocks.backward_keys),
+            q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, *by_head, _scale(q),
+            T, window, *strides, **_constants(q, k, tables, blocks.backward_keys),
         )  # fmt: skip
     if k.shape[1] != H:  # in float32 and always in the same order
         for total, parts_of_heads in zip((dk, dv), by_head, strict=True):
@@ -155,10 +158,11 @@ def _constants(q: Tensor, k: Tensor, tables: Tensor | None, blocks: Blocks) -> d
     """What a kernel is compiled for."""
     exact = torch.get_float32_matmul_precision() == "highest" or q.dtype != torch.float32
     return {
-        "block_m": blocks.block_m, "block_n": blocks.block_n, "width": q.shape[-1], "width_padded": _padded(q),
-        "n_heads": q.shape[1], "group": q.shape[1] // k.shape[1], "precision": "ieee" if exact else "tf32",
-        "pairs": tables is not None and tables.shape[-1] == 2,
-        "num_warps": blocks.warps, "num_stages": blocks.stages,
+        "block_m": blocks.block_m, "block_n": blocks.block_n, "width": q.shape[-1],
+        "width_padded": _padded(q), "n_heads": q.shape[1], "group": q.shape[1] // k.shape[1],
+        "precision": "ieee" if exact else "tf32",
+        "pairs": tables is not None and tables.shape[-1] == 2, "num_warps": blocks.warps,
+        "num_stages": blocks.stages,
     }  # fmt: skip
 
 

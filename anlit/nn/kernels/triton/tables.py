@@ -1,16 +1,16 @@
-"""a(t) and m(t) as the kernels read them, their derivative by a learned coefficient, and straight lines for far tiles.
+"""a(t) and m(t) as the kernels read them, their derivative by a learned coefficient, and lines for far tiles.
 
-Within a tile distances differ by less than 2·128. Far away a(t) and m(t) hardly bend over so few. There a tile takes
-both from the straight lines that are nearest to them, in the sense of the largest error: no load per score. Tiles are
-far from where on
+Within a tile distances differ by less than 2·128. Far away a(t) and m(t) hardly bend over so few. A
+far tile takes both from straight lines with the smallest possible error: no load per score. Tiles
+are far from the first distance on where
 
-    the logits' error is below the rounding of the weights, half a unit in the last place, for every |S| ≤ 8, and
-    the logits change over a tile by at most one bit because of the distance.
+    the logits' error is below the rounding of the weights, half a unit in the last place, for all
+    |S| ≤ 8, and the logits change over a tile by at most one bit because of the distance.
 
-The second keeps the forward kernel's estimate of the largest logit near to it. For ScaleInvariant the error of m(t) in
-base 2 is at most log2(e)·c·127²/(4 (t+τ)²), with t at the tile's near end, and that of 8·a(t) is similar. With
-c = 2, τ = 10 and bfloat16, tiles are far from t = 2,592 on, in float16 from 7,152. In float32 none are.
-"""
+The second condition keeps the forward kernel's estimate of the largest logit near to it. For
+ScaleInvariant the error of m(t) in base 2 is at most log2(e)·c·127²/(4 (t+τ)²), with t at the
+tile's near end; the error of 8·a(t) is similar. With c = 2, τ = 10 and bfloat16, tiles are far from
+t = 2,592 on, in float16 from 7,152. In float32 no tiles are far. """
 
 import math
 from typing import Any
@@ -24,21 +24,28 @@ from anlit.nn.kernels.triton.blocks import PADDING
 from anlit.nn.mechanisms.coefficient import Coefficient, learned_coefficients
 from anlit.nn.mechanisms.mechanism import Mechanism
 
-STEP = 16
-"""Tokens from one line to the next. All block sizes are multiples of it."""
-FIRST = PADDING
-"""The distance of the first line. A tile's distances differ by less than this from that of its first pair."""
+LINE_SPACING = 16
+"""Tokens from each line to the next. All block sizes are multiples of it."""
+
+FIRST_LINE = PADDING
+"""The distance of the first line. The distances of a tile differ by less from the distance of its
+first pair."""
+
 TOLERANCES = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """The largest error of a far tile's logits in base 2, by the dtype of the weights."""
+
 LARGEST_SCORE = 8.0
-"""Of S, which has a variance of about 1."""
+"""The largest |S| for which the error is bounded; S has a variance of about 1."""
+
 LARGEST_RISE = 1.0
-SHORTEST = 2048
-"""Sequences up to this length have no far tiles that would be worth the lines."""
+"""The largest change of logits over a far tile, in base 2."""
+
+LONGEST_WITHOUT_LINES = 2048
+"""Tokens of a sequence up to which far tiles would not be worth the lines."""
 
 
-def coefficient_of(mechanism: Mechanism) -> Coefficient | None:
-    """The learned coefficient without which a(t) and m(t) would have no gradient; None if there is no such one."""
+def find_coefficient(mechanism: Mechanism) -> Coefficient | None:
+    """The learned coefficient that gives a(t) and m(t) their gradient; None unless there is exactly one."""
     for coefficient in learned_coefficients(mechanism):
         assert coefficient.value is not None
         with coefficient.replaced_by(coefficient.value.detach()):
@@ -47,24 +54,27 @@ def coefficient_of(mechanism: Mechanism) -> Coefficient | None:
     return None
 
 
-def tables_of(
+def make_tables(
     mechanism: Mechanism, like: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The operator's `tables`, `coefficient` and `tangents` for queries such as `like`, (B, H, T, D)."""
-    length, width = like.shape[-2] + PADDING, like.shape[-1]
+    length = like.shape[-2] + PADDING
+    width = like.shape[-1]
     a, m = distance_tables(mechanism, length, like)
     tables = interleave(a, m, width)
     if tables is None or not tables.requires_grad:
         return tables, None, None
-    coefficient: Any = coefficient_of(mechanism)
+    coefficient: Any = find_coefficient(mechanism)
 
-    def packed(value: Tensor) -> Tensor | None:
+    def tables_at(value: Tensor) -> Tensor | None:
         with coefficient.replaced_by(value):
             gains, biases = distance_tables(mechanism, length, like)
-        return interleave(gains if a is not None and a.requires_grad else None, biases, width)
+        if a is None or not a.requires_grad:
+            gains = None
+        return interleave(gains, biases, width)
 
     value = coefficient.value.detach()
-    tangents = torch.func.jvp(packed, (value,), (torch.ones_like(value),))[1]
+    _, tangents = torch.func.jvp(tables_at, (value,), (torch.ones_like(value),))
     return tables.detach(), coefficient.value, tangents.contiguous()
 
 
@@ -81,32 +91,37 @@ def interleave(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
 def linear_tables(
     tables: Tensor | None, width: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """The lines of all far tiles, and where they begin, for heads of `width` in `dtype`; None and None without any.
+    """The lines of all far tiles, and the distance of the first, for heads of `width` in `dtype`.
 
-    The lines are (H or 1, lines, 4 or 2) float32: slope and level of the gain, then of the bias, at distance
-    STEP·index. They begin at (H or 1,) int32, the distance from which on a tile's first query and key are far.
-    """
-    if tables is None or dtype not in TOLERANCES or tables.shape[1] - PADDING <= SHORTEST:
+    The lines are (H or 1, lines, 4 or 2) float32: slope and level of the gain, then of the bias, at
+    distance
+
+    LINE_SPACING·index. A tile is far if the distance of its first query and key reaches the second
+    result, (H or 1,) int32. Both are None if no tile is far. """
+    if tables is None or dtype not in TOLERANCES:
         return None, None
-    spans = tables[:, 1:].unfold(1, 2 * FIRST - 1, STEP)  # (H, lines, 2 or 1, distances)
-    slopes = (spans[..., -1] - spans[..., 0]) / (2 * FIRST - 2)
-    steps = torch.arange(1 - FIRST, FIRST, device=tables.device, dtype=tables.dtype)
-    rest = spans - slopes[..., None] * steps
-    lowest, highest = rest.amin(-1), rest.amax(-1)
+    if tables.shape[1] - PADDING <= LONGEST_WITHOUT_LINES:
+        return None, None
+    reach = 2 * FIRST_LINE - 2  # from a tile's smallest distance to its largest
+    spans = tables[:, 1:].unfold(1, reach + 1, LINE_SPACING)  # (H, lines, 2 or 1, distances)
+    slopes = (spans[..., -1] - spans[..., 0]) / reach
+    steps = torch.arange(1 - FIRST_LINE, FIRST_LINE, device=tables.device, dtype=tables.dtype)
+    deviations = spans - slopes[..., None] * steps
+    lowest = deviations.amin(-1)
+    highest = deviations.amax(-1)
     lines = torch.stack((slopes, (lowest + highest) / 2), -1).flatten(-2)
-    gain_matters = LARGEST_SCORE * width**0.5  # q·k = √D·S
-    error = _of_logits((highest - lowest) / 2, gain_matters)
-    rise = _of_logits(slopes.abs() * (2 * FIRST - 2), gain_matters)
-    is_bent = (error > TOLERANCES[dtype]) | (rise > LARGEST_RISE)
+    largest_product = LARGEST_SCORE * width**0.5  # q·k = √D·S
+    logit_error = _change_of_logits((highest - lowest) / 2, largest_product)
+    logit_rise = _change_of_logits(slopes.abs() * reach, largest_product)
+    is_bent = (logit_error > TOLERANCES[dtype]) | (logit_rise > LARGEST_RISE)
     counts = torch.arange(1, is_bent.shape[1] + 1, device=tables.device, dtype=torch.int32)
-    # No tile is far before FIRST, so the lines before it are never read.
-    return F.pad(lines, (0, 0, FIRST // STEP, 0)), FIRST + STEP * (is_bent * counts).amax(1)
+    far_start = FIRST_LINE + LINE_SPACING * (is_bent * counts).amax(1)
+    # No tile is far before FIRST_LINE: kernels never read the padding.
+    return F.pad(lines, (0, 0, FIRST_LINE // LINE_SPACING, 0)), far_start
 
 
-def _of_logits(changes: Tensor, gain_matters: float) -> Tensor:
-    """Changes of gain and bias, or of the bias alone, (H, lines, 2 or 1), as those of logits, (H, lines)."""
-    return (
-        changes[..., -1]
-        if changes.shape[-1] == 1
-        else changes[..., 0] * gain_matters + changes[..., 1]
-    )
+def _change_of_logits(changes: Tensor, product: float) -> Tensor:
+    """The change of logits, (H, lines), by changes of gain and bias, or of the bias alone, (H, lines, 2 or 1)."""
+    if changes.shape[-1] == 1:
+        return changes[..., -1]
+    return changes[..., 0] * product + changes[..., 1]

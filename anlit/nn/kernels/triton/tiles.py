@@ -1,7 +1,7 @@
 """Functions that the kernels share: visible keys, tiles of tensors, and the tables over distance.
 
-Logits are in base 2, where an exponential is one instruction: log2(e)·L = gain·(q·k) + bias, with gain =
-a(t)·log2(e)/√D and bias = m(t)·log2(e). `tables` and `firsts` cost nothing if they are None.
+Logits are in base 2, where an exponential is one instruction: log2(e)·L = gain·(q·k) + bias, with
+gain = a(t)·log2(e)/√D and bias = m(t)·log2(e). `tables` and `firsts` cost nothing if they are None.
 """
 
 import os
@@ -10,10 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
-from anlit.nn.kernels.triton.tables import STEP
+from anlit.nn.kernels.triton.tables import LINE_SPACING
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-LINE_STEP = tl.constexpr(STEP)
+SPACING = tl.constexpr(LINE_SPACING)
+"""The distance of lines, for kernels."""
+
 PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 """Whether kernels may contain PTX, the assembly of NVIDIA's GPUs."""
 
@@ -61,7 +63,8 @@ def load_tile(
     tensor, stride, length,
     width: tl.constexpr, width_padded: tl.constexpr, block: tl.constexpr, bounded: tl.constexpr,
 ):  # fmt: skip
-    """The first rows of (length, D) as (block, width_padded): 0 past the width and, if bounded, past the length."""
+    """The first rows of (length, D) as (block, width_padded): 0 past the width and, if bounded,
+    past the length."""
     rows = tl.arange(0, block)
     columns = tl.arange(0, width_padded)
     pointers = tensor + (rows[:, None] * stride + columns[None, :])
@@ -139,8 +142,9 @@ def ranges_of_keys(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
 ):
-    """The keys that the queries from `first` on see: begin, full_begin, far_end, full_end, end. Blocks from begin to
-    full_begin and from full_end to end need a mask. Tiles from full_begin to far_end are far."""
+    """The keys that the queries from `first` on see: begin, full_begin, far_end, full_end, end.
+    Blocks from begin to full_begin and from full_end to end need a mask. Tiles from full_begin to
+    far_end are far."""
     end = tl.minimum(first + block_m, length)
     full_end = (first + 1) // block_n * block_n
     if firsts is not None:
@@ -160,13 +164,13 @@ def ranges_of_keys(
 @triton.jit
 def line_offset(distance, pairs: tl.constexpr):
     """Where in `lines` the line of a tile is whose first query and first key are so far apart."""
-    return distance // LINE_STEP * (4 if pairs else 2)
+    return distance // SPACING * (4 if pairs else 2)
 
 
 @triton.jit
 def line_at(lines, steps, scale, pairs: tl.constexpr):
-    """The slopes over distance of gain and bias in a far tile, and both at each of its queries and its first key;
-    `steps` counts the queries from the tile's first, as floats. See `tables.py`."""
+    """The slopes over distance of gain and bias in a far tile, and both at each of its queries and
+    its first key; `steps` counts the queries from the tile's first, as floats. See `tables.py`."""
     gain_slope, gain, bias_slope, bias = _load_line(lines, pairs)
     gains = gain_slope * steps + gain if pairs else scale
     return gain_slope, bias_slope, gains, bias_slope * steps + bias
@@ -214,8 +218,9 @@ def _load_line(lines, pairs: tl.constexpr):
 
 @triton.jit
 def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr):
-    """Gain and bias of the pairs (rows, keys), of shapes that broadcast. Unless masked, rows − keys is least + offsets,
-    the same offsets ≥ 0 for all tiles: a thread computes them once, and one address per tile."""
+    """Gain and bias of the pairs (rows, keys), of shapes that broadcast. Unless masked, rows − keys
+    is least + offsets, the same offsets ≥ 0 for all tiles: a thread computes them once, and one
+    address per tile."""
     step: tl.constexpr = 2 if pairs else 1
     if masked:
         offsets = tl.maximum(rows - keys, 0)
@@ -231,8 +236,9 @@ def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, mask
 
 @triton.jit
 def _load_pairs(tables, offsets):
-    """The two numbers at each offset; in PTX one plain load for both, because Triton would pipeline a `tl.load` inside
-    a loop through shared memory, with a whole tile of numbers of which only one per diagonal differs."""
+    """The two numbers at each offset; in PTX one plain load for both, because Triton would pipeline
+    a `tl.load` inside a loop through shared memory, with a whole tile of numbers of which only one
+    per diagonal differs."""
     if PTX:
         first, second = tl.inline_asm_elementwise(
             """{
