@@ -1,1 +1,4 @@
-"""The networks in plain torch: layers, mechanisms, kernels, attention, models. No Lightning, no files."""
+"""The networks in plain torch: layers, mechanisms, kernels, attention, models.
+
+No Lightning, no files.
+"""

@@ -65,7 +65,10 @@ class Attention(nn.Module):
             self._kernels.clear()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-        """q (B, H, T, D); k, v (B, G, T, D), where query head h uses key head h // (H/G) → (B, H, T, D)."""
+        """q (B, H, T, D); k, v (B, G, T, D) → (B, H, T, D).
+
+        Query head h uses key head h // (H/G).
+        """
         if self.clip is not None and self.training:
             self._observe_scores(self.clip, q, k, documents)
         dtype = computing_dtype(q)
@@ -78,11 +81,12 @@ class Attention(nn.Module):
             if documents.n_earlier:
                 return cache.attend(q, k, v, self.mechanism, documents)
         dropout = self.dropout if self.training else 0.0
-        kernel = KERNELS[self.kernel_for(q, documents.are_masked)]
-        return kernel.attend(q, k, v, self.mechanism, documents, dropout)  # type: ignore[no-any-return]
+        kernel: Any = KERNELS[self.kernel_for(q, documents.are_masked)]
+        out: Tensor = kernel.attend(q, k, v, self.mechanism, documents, dropout)
+        return out
 
     def kernel_for(self, q: Tensor, is_packed: bool) -> str:
-        """Return the name of the kernel for queries like `q`, (B, H, T, D), chosen once for each kind of queries.
+        """Return the name of the kernel for queries like `q`, (B, H, T, D), chosen once per kind.
 
         Raises:
             UserError: The kernel in the settings cannot compute queries on this device or in this
@@ -124,7 +128,7 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def prepare(self, documents: Documents, h: Tensor) -> None:
-        """Choose the kernel for hidden states h, (B, T, d), and let it store in `documents` what layers share.
+        """Choose the kernel for h (B, T, d), and let it store in `documents` what layers share.
 
         The decoder calls this before the first block, outside of compiled code.
         """
@@ -169,7 +173,7 @@ def kernels_in_use(layers: Iterable[Attention]) -> list[dict[str, Any]]:
 def example_query(
     mechanism: Mechanism, length: int, dtype: torch.dtype, device: torch.device, requires_grad: bool
 ) -> Tensor:
-    """Queries (1, H, T, D) in the memory of a single number, from which kernels see what they must support."""
+    """Queries (1, H, T, D) in the memory of one number, as an example for `unsupported_reason`."""
     shape = (1, mechanism.n_heads, length, mechanism.d_head)
     return torch.empty_strided(
         shape, (0, 0, 0, 0), dtype=dtype, device=device, requires_grad=requires_grad

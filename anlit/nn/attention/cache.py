@@ -60,7 +60,10 @@ class KeyValueCache:
         return Continuation(self, begins, n_earlier, n_tokens, device)
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor, window: int | None) -> list[Tensor]:
-        """Add a layer's new keys and values, (B, G, Q, D); return those that its new queries may see, (B, G, K, D)."""
+        """Add a layer's new keys and values, (B, G, Q, D).
+
+        Return those that its new queries may see, (B, G, K, D).
+        """
         if layer not in self._layers:
             self._layers[layer] = LayerCache(window, self.max_length)
         return self._layers[layer].append(k, v)
@@ -68,7 +71,10 @@ class KeyValueCache:
     def _find_begins(
         self, n_tokens: int, document_ids: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        """(B or 1, Q): the slot at which the document of each new token begins; None if all begin at slot 0."""
+        """(B or 1, Q): the slot at which the document of each new token begins.
+
+        None if all begin at slot 0.
+        """
         if document_ids is None and self._padding is None:
             return None
         slots = torch.arange(self.n_filled, self.n_filled + n_tokens, device=device)
@@ -115,10 +121,11 @@ class Continuation(Documents):
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation
 ) -> Tensor:
-    """softmax(a·g·S + m) v of new queries q, (B, H, Q, D), over k and v, (B, G, K, D), as `extend` returns them.
+    """softmax(a·g·S + m) v of new queries q (B, H, Q, D) over k and v (B, G, K, D) from `extend`.
 
     A fused kernel computes a single query, if the mechanism has no a(t) and the kernel needs no
-    copy of the keys. """
+    copy of the keys.
+    """
     if q.shape[-2] == 1 and not mechanism.scales_with_distance:
         mask = _single_query_mask(q, k.shape[-2], mechanism, documents)
         if k.shape[1] == q.shape[1] or sdpa.reads_groups(q, mask):
@@ -129,7 +136,10 @@ def attend(
 def _single_query_mask(
     q: Tensor, n_keys: int, mechanism: Mechanism, documents: Continuation
 ) -> Tensor | None:
-    """m(t) of one query, −∞ at keys of other documents: (B or 1, H or 1, 1, K); None if it is 0 everywhere."""
+    """m(t) of one query, −∞ at keys of other documents: (B or 1, H or 1, 1, K).
+
+    None if it is 0 everywhere.
+    """
     _, m = distance_tables(mechanism, n_keys, q)
     if m is None and not documents.are_masked:
         return None
@@ -151,7 +161,7 @@ class LayerCache:
         self.buffers: tuple[Tensor, ...] = ()
 
     def append(self, *new: Tensor) -> list[Tensor]:
-        """Add new keys and values, (B, G, Q, D), behind the visible older ones, and return both, (B, G, K, D)."""
+        """Add new keys and values, (B, G, Q, D); return all that are visible, (B, G, K, D)."""
         if not self.buffers:
             self.buffers = tuple(x.new_empty(*x.shape[:2], self.capacity, x.shape[3]) for x in new)
         n_new = new[0].shape[-2]

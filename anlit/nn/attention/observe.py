@@ -2,7 +2,8 @@
 
 A hook before each `Attention` computes the logits from q and k once more, a few queries at a time.
 So any kernel can be observed, and memory grows with the length, not with its square. The model does
-not change. """
+not change.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,13 +27,19 @@ FEWEST_QUERIES = 16
 
 
 def bin_edges(longest: int) -> list[int]:
-    """1, 2, 4 …: the bins [2^k, 2^{k+1}) of context lengths up to `longest`. If `longest` is 2^k, it joins the last."""
+    """1, 2, 4 …: the bins [2^k, 2^{k+1}) of context lengths up to `longest`.
+
+    If `longest` is 2^k, it joins the last.
+    """
     n_bins = max(1, (longest - 1).bit_length())
     return [2**power for power in range(n_bins)]
 
 
 class BinnedMeans:
-    """Means over queries, for each head and bin of the context length n. Bins begin at `edges`; the last has no end."""
+    """Means over queries, for each head and bin of the context length n. Bins begin at `edges`.
+
+    The last has no end.
+    """
 
     def __init__(self, edges: list[int]) -> None:
         self.edges = edges
@@ -40,7 +47,10 @@ class BinnedMeans:
         self._counts: dict[str, Tensor] = {}
 
     def add(self, values: dict[str, Tensor], n: Tensor) -> None:
-        """Add each statistic's values, (B, H, Q), of queries with context lengths n, (B, Q); skip NaN."""
+        """Add each statistic's values, (B, H, Q), of queries with context lengths n, (B, Q).
+
+        Skip NaN.
+        """
         edges = torch.tensor(self.edges, device=n.device)
         bins = (torch.bucketize(n, edges, right=True) - 1).flatten()
         for name, value in values.items():
@@ -64,7 +74,9 @@ class BinnedMeans:
 
 @contextmanager
 def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator[list[BinnedMeans]]:
-    """Record all forward passes of `model` inside this context. Yields the means of each layer, first to last.
+    """Record all forward passes of `model` inside this context.
+
+    Yields the means of each layer, first to last.
 
     A compiled model runs uncompiled here and stays compiled afterwards.
 

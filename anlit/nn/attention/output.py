@@ -20,7 +20,7 @@ class GateMap(ScaledLinear):
 
 
 class AttentionOutput(nn.Module):
-    """The input of W_o: the heads' averages with norm and gates 2σ(W_g x) (arXiv 2505.06708), concatenated.
+    """The input of W_o: the heads' averages with norm and gates 2σ(W_g x) (arXiv 2505.06708).
 
     Args:
         d_model: d, the width of x.

@@ -1,4 +1,4 @@
-"""QK-clip (arXiv 2507.20534): shrinks queries and keys after a step in which a score was too large."""
+"""QK-clip (arXiv 2507.20534): shrinks queries and keys after a step with too large a score."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,10 @@ from anlit.nn.layers.norms import RMSNorm
 
 
 class QKClip(nn.Module):
-    """Remembers each head's largest score q·k/√D since the last optimizer step; it may be `threshold` at most."""
+    """Remembers each head's largest score q·k/√D since the last optimizer step.
+
+    It may be `threshold` at most.
+    """
 
     def __init__(self, threshold: float, n_heads: int) -> None:
         super().__init__()
@@ -31,7 +34,9 @@ class QKClip(nn.Module):
     @staticmethod
     @torch.no_grad()
     def factors(clips: "Sequence[QKClip]") -> list[Tensor]:
-        """√min(1, threshold/largest) per head, the factor of q and of k: (H,) for each layer. Resets `largest`.
+        """√min(1, threshold/largest) per head, the factor of q and of k: (H,) for each layer.
+
+        Resets `largest`.
 
         With several ranks `largest` is the maximum over ranks, from one all-reduce for all layers.
         """
@@ -52,7 +57,8 @@ def shrink(
     """Multiply the scores of head i by the square of factors[i], (H,), in (0, 1].
 
     `queries` and `keys` are W_q and W_k, each with the norm that follows it. A gain of this norm is
-    multiplied instead of W's rows. All heads share the gain, so it takes the smallest factor. """
+    multiplied instead of W's rows. All heads share the gain, so it takes the smallest factor.
+    """
     n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
     # Heads share a key: its factor is the largest of theirs, and the queries take up the
     # difference.
@@ -66,7 +72,7 @@ def shrink(
 def _scale_heads(
     linear: ScaledLinear, norm: nn.Module, factors: Tensor, gain_factor: Tensor
 ) -> None:
-    """Multiply the gain of `norm` by `gain_factor` or, without a gain, each head's rows by its factor."""
+    """Multiply the norm's gain by `gain_factor` or, without a gain, each head's rows by a factor."""
     if isinstance(norm, RMSNorm) and norm.gain is not None:
         norm.gain.mul_(gain_factor)
     else:

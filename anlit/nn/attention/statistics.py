@@ -2,7 +2,8 @@
 
 `logits` are (B, H, Q, K), −∞ where a key is not visible. The last query is at the last key, so key
 j is at the distance t = (K − Q + i) − j from query i. Weights are w = softmax(logits). Results are
-(B, H, Q), in float32 at least; NaN where a query sees no key of the range. """
+(B, H, Q), in float32 at least; NaN where a query sees no key of the range.
+"""
 
 import math
 from typing import NamedTuple
@@ -25,7 +26,7 @@ class Range(NamedTuple):
 
 
 def ranges(longest: int) -> list[Range]:
-    """[0, 1), which is the query's token, then [1, 10), [10, 100) … up to a distance of `longest`."""
+    """[0, 1), the query's token, then [1, 10), [10, 100) … up to a distance of `longest`."""
     spans = [Range(0, 1)]
     while spans[-1].end <= longest:
         spans.append(Range(spans[-1].end, 10 * spans[-1].end))
@@ -33,7 +34,10 @@ def ranges(longest: int) -> list[Range]:
 
 
 def within(logits: Tensor, span: Range) -> Tensor:
-    """The logits of keys at distances in `span`, −∞ for others; keys outside all queries' ranges are cut off."""
+    """The logits of keys at distances in `span`, −∞ for others.
+
+    Keys outside all queries' ranges are cut off.
+    """
     n_queries, n_keys = logits.shape[-2:]
     first_key = max(0, n_keys - n_queries - span.end + 1)
     end_key = max(0, n_keys - span.first)
@@ -59,7 +63,10 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def squared_average(logits: Tensor, v: Tensor) -> Tensor:
-    """‖Σ_j w_j v_j‖² / mean ‖v_j‖² over the visible keys, v (B, G, K, D): Σ w² for orthogonal values of equal norm."""
+    """‖Σ_j w_j v_j‖² / mean ‖v_j‖² over the visible keys, v (B, G, K, D).
+
+    It is Σ w² for orthogonal values of equal norm.
+    """
     v = v.to(wide_dtype(v))
     is_visible = (logits > -math.inf).to(v.dtype)
     squared_norms = v.square().sum(-1, keepdim=True)
@@ -78,7 +85,8 @@ def statistics(
     `attention_sink` is the weight on `first_keys`, (B or 1, Q) int64, where each query's document
     begins. `weight_latest_100` is the weight on the last 100 tokens, with the query's, as in [SI].
     `weight_1_to_10` and `entropy_1_to_10` are for distances [1, 10), over the keys that the query
-    sees. """
+    sees.
+    """
     total = log_total(logits)
     first_key = logits.gather(-1, first_keys[:, None, :, None].expand(*logits.shape[:-1], 1))
     values = {

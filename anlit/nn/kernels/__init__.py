@@ -93,7 +93,7 @@ def hides_keys(mechanism: Mechanism, is_packed: bool) -> bool:
 def unsupported_reason(
     name: str, mechanism: Mechanism, q: Tensor | None, dropout: float
 ) -> str | None:
-    """The reason why the kernel `name` cannot compute `mechanism` for queries like `q` with this dropout, or None."""
+    """The reason why a kernel cannot compute `mechanism` for queries like `q`, None if it can."""
     if dropout and name not in DROP_WEIGHTS:
         return f"it does not drop attention weights, and dropout is {dropout:g}"
     return KERNELS[name].unsupported_reason(mechanism, q)
@@ -137,7 +137,7 @@ def default_kernel(
     dropout: float = 0.0,
     may_compile: bool = True,
 ) -> KernelName:
-    """The kernel that `auto` takes on a device of this type, for queries like `q` or in a common precision.
+    """The kernel that `auto` takes on a device, for queries like `q` or in a common precision.
 
     Without `may_compile`, it leaves out kernels that a GPU would first compile.
     """
@@ -157,11 +157,12 @@ def default_kernel(
 
 
 def _cpu_kernels(mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[KernelName, ...]:
-    """The order on a CPU, within 2 % of the fastest in all 20 cells of docs/results/speed.md, in float32.
+    """The order on a CPU: within 2 % of the fastest in all float32 cells of docs/results/speed.md.
 
     sdpa needs a T × T mask where logits change by distance. Training in bfloat16 takes `eager` up
     to one block of its queries: sdpa's backward pass is slow there, and blockwise computes in
-    float32. """
+    float32.
+    """
     if q is not None and _trains_short_in_bfloat16(q):
         return ("eager",)
     if mechanism.depends_on_distance and not dropout:
@@ -176,7 +177,7 @@ def _trains_short_in_bfloat16(q: Tensor) -> bool:
 def fallback_warning(
     name: str, mechanism: Mechanism, is_packed: bool, q: Tensor, dropout: float
 ) -> str | None:
-    """Return a sentence if a GPU gets a kernel that is much slower than the table's first, else None."""
+    """Return a sentence if a GPU gets a kernel much slower than the table's first, else None."""
     are_keys_hidden = hides_keys(mechanism, is_packed)
     is_cheap = name == "sdpa" and form_of(mechanism) == "g(n)" and not are_keys_hidden
     if q.device.type != "cuda" or is_cheap or name not in COST_OF_FALLBACK:

@@ -13,7 +13,8 @@ q and out are (B, H, T, D), k and v (B, G, T, D), see `grouped_heads.py`. a and 
 distance, (T,) or (H or 1, T), or None if trivial. `starts`, (B, T), is the first token of each
 token's document; None for one document. A query sees the keys from there to its own, and at most
 `window` of them. `saved` is empty without `needs_gradients`, else all attention weights or, if they
-are too many, log Z. """
+are too many, log Z.
+"""
 
 import math
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 @dataclass(frozen=True)
 class Block:
-    """Queries [first, end) of rows [row, end_row), and the keys [begin, end) that some of them see."""
+    """Queries [first, end) of rows [row, end_row), and the keys [begin, end) that they see."""
 
     row: int
     end_row: int
@@ -98,7 +99,10 @@ class Block:
 
 
 def find_blocks(n_rows: int, length: int, starts: Tensor | None, window: int | None) -> list[Block]:
-    """The blocks of all rows together or, with documents, of each row, which skips keys of earlier documents."""
+    """The blocks of all rows together or, with documents, of each row.
+
+    Blocks skip the keys of earlier documents.
+    """
     if starts is None:
         return _blocks_of_rows(0, n_rows, length, [0] * math.ceil(length / QUERIES), window)
     blocks: list[Block] = []
@@ -110,7 +114,10 @@ def find_blocks(n_rows: int, length: int, starts: Tensor | None, window: int | N
 def _blocks_of_rows(
     row: int, end_row: int, length: int, begins: list[int], window: int | None
 ) -> list[Block]:
-    """The blocks of rows [row, end_row); the document of block number i's first query begins at begins[i]."""
+    """The blocks of rows [row, end_row).
+
+    The document of block number i's first query begins at begins[i].
+    """
     blocks = []
     for number, begin in enumerate(begins):
         first = number * QUERIES
@@ -126,7 +133,8 @@ class Tables:
 
     The last key of a block is at its last query. So the matrix of a block is the lower right corner
     of one QUERIES × T matrix, with the distance (T − 1 − y) − (QUERIES − 1 − x) at entry (x, y).
-    Invisible keys have m = −∞. """
+    Invisible keys have m = −∞.
+    """
 
     def __init__(
         self, a: Tensor | None, m: Tensor | None, length: int, window: int | None, like: Tensor
@@ -152,7 +160,7 @@ class Tables:
         return matrix[:, QUERIES - block.n_queries :, self.length - block.n_keys :]
 
     def to_logits(self, scores: Tensor, block: Block, starts: Tensor | None) -> Tensor:
-        """a·scores + m, −∞ where a key is not visible: in place, scores (sequences, H, queries, keys)."""
+        """Turn scores, (rows, H, queries, keys), into a·scores + m, −∞ for invisible keys."""
         if self.gain is not None:
             scores.mul_(self.corner(self.gain, block))
         if self.has_bias or (self.window is not None and block.n_keys > self.window):
@@ -170,14 +178,14 @@ class Tables:
         return scores
 
     def sum_by_distance(self, matrix: Tensor, like: Tensor) -> Tensor:
-        """Sum (H or 1, QUERIES, T) over equal distances, in the shape of `like`, (T,) or (H or 1, T)."""
+        """Sum (H or 1, QUERIES, T) over equal distances, in the shape of `like`."""
         sums = matrix.new_zeros(len(matrix), self.length)
         sums.index_add_(1, self.index.flatten(), matrix.flatten(1))
         return sums.to(like.dtype).reshape(like.shape)
 
 
 class SavedWeights:
-    """Memory of a forward pass for its backward pass: all weights, block after block, or log Z (B, H, T)."""
+    """Memory for the backward pass: all weights, block after block, or log Z (B, H, T)."""
 
     def __init__(self, saved: Tensor) -> None:
         self.saved = saved
@@ -288,7 +296,10 @@ def blockwise_attention_backward(
 
 
 def _add_transposed_product(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """total (B, G, K, D) += xᵀ y, summed over the heads of a group; x (B, H, N, K), y (B, H, N, D)."""
+    """total (B, G, K, D) += xᵀ y, summed over the heads of a group.
+
+    x (B, H, N, K), y (B, H, N, D).
+    """
     flat = total.view(-1, *total.shape[2:])
     # Views if G is H
     x = x.reshape(len(flat), -1, x.shape[-1])
@@ -297,7 +308,7 @@ def _add_transposed_product(total: Tensor, x: Tensor, y: Tensor) -> None:
 
 
 def _add_sum(total: Tensor, terms: Tensor) -> None:
-    """total (H or 1, queries, keys) += the sum of terms (B, H, queries, keys) over the other axes."""
+    """total (H or 1, queries, keys) += terms (B, H, queries, keys), summed over the other axes."""
     total += terms.sum_to_size(total.shape)
 
 

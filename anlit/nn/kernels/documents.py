@@ -71,7 +71,9 @@ class Documents:
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor] | None:
-        """The begin and the end (exclusive) of each token's document, each (B, T) int32; None for one document.
+        """The begin and the end (exclusive) of each token's document, each (B, T) int32.
+
+        None for one document.
 
         Not a cached_property, because torch cannot trace it.
         """
@@ -100,7 +102,8 @@ class Documents:
         """`cu_seqlens` of `n_rows` sequences on the device, and an empty (n, 0) on the host.
 
         n is a length that no document exceeds. Both are computed once per batch. Compiled code
-        serves all batches, because the sizes are dynamic. """
+        serves all batches, because the sizes are dynamic.
+        """
         if self._packing is None:
             rows = torch.arange(0, n_rows * self.length + 1, self.length, dtype=torch.int32)
             starts = self.cu_seqlens if self.are_masked else rows
@@ -116,7 +119,7 @@ class Documents:
         return self._packing
 
     def sees(self, first: int, distances: Tensor, window: int | None) -> Tensor:
-        """Whether queries from token number `first` on see keys at `distances` (Q, K): (B or 1, 1, Q, K)."""
+        """Whether queries from `first` on see keys at `distances` (Q, K): (B or 1, 1, Q, K)."""
         is_near = distances >= 0
         if window is not None:
             is_near = is_near & (distances < window)
@@ -126,7 +129,9 @@ class Documents:
         return is_near & (distances <= positions)
 
     def mask(self, window: int | None = None) -> Tensor:
-        """Whether queries see keys, (B or 1, 1, T, T); computed once per batch and shared by the layers.
+        """Whether queries see keys, (B or 1, 1, T, T).
+
+        Computed once per batch and shared by the layers.
 
         Compiled layers read it but do not store it: to store it would give the next layer another
             graph.

@@ -1,4 +1,7 @@
-"""The readable kernel: the general form written out. Exact, differentiable, any mechanism, any device."""
+"""The readable kernel: the general form written out.
+
+Exact, differentiable, any mechanism, any device.
+"""
 
 import math
 from collections.abc import Callable
@@ -33,11 +36,14 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> None:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
 ) -> Tensor:
-    """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); q and k of unit root mean square.
+    """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D).
+
+    q and k of unit root mean square.
 
     Queries are taken in blocks of 512, so memory grows with 512·T and not with T². Keys ahead of a
     block's window are not read. If there are more keys than queries, as with a cache, the queries
-    belong to the last keys. """
+    belong to the last keys.
+    """
     a, m = distance_tables(mechanism, k.shape[-2], q)
     n_earlier = k.shape[-2] - q.shape[-2]
     q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
@@ -67,7 +73,10 @@ def by_blocks(attend_block: Callable[..., Tensor], q: Tensor, *shared: Tensor | 
 
 
 def _attend_block(first: int, q: Tensor, *shared: Tensor | None, **settings: Any) -> Tensor:
-    """Attention of a block of queries; a CPU computes it in slices. The arguments are `_attend_slice`'s."""
+    """Attention of a block of queries; a CPU computes it in slices.
+
+    The arguments are `_attend_slice`'s.
+    """
     n_slices = CPU_SLICES if q.device.type == "cpu" else 1
     slice_size = max(SMALLEST_SLICE, math.ceil(q.shape[-2] / n_slices))
     outputs = []
@@ -104,7 +113,10 @@ def _attend_slice(
 def logits_of_queries(
     q: Tensor, k: Tensor, mechanism: Mechanism, documents: Documents, first: int, end: int
 ) -> Tensor:
-    """L of queries [first, end) over keys [0, end): (B, H, end − first, end) in float32 at least, −∞ if not visible."""
+    """L of queries [first, end) over keys [0, end): (B, H, end − first, end), −∞ if not visible.
+
+    The result is in float32 at least.
+    """
     a, m = distance_tables(mechanism, end, q)
     q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)[..., first:end, :]
     return logits_of_scaled_queries(q, k[..., :end, :], a, m, documents, mechanism.window, first)
@@ -119,7 +131,10 @@ def logits_of_scaled_queries(
     window: int | None,
     first: int,
 ) -> Tensor:
-    """L of queries q, which have the factor g/√D and begin at number `first`, over keys that end with theirs."""
+    """L of queries q over keys that end with theirs.
+
+    q has the factor g/√D, and its first query has the number `first`.
+    """
     t = distances(q.shape[-2], k.shape[-2], q.device)
     scores = grouped_product(q, k.mT).to(wide_dtype(q))
     bias = masked_bias(m, t, documents, window, first, scores.dtype)

@@ -2,7 +2,8 @@
 
 PyTorch's `varlen_attn` computes it, ALiBi's slopes the package flash-attn. Documents are sequences
 of varying length. `torch.nn.attention.activate_flash_attention_impl("FA4")` lets PyTorch take the
-package flash-attn-4 for it. """
+package flash-attn-4 for it.
+"""
 
 import importlib.util
 import inspect
@@ -35,7 +36,7 @@ function that looks it up."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """Refuse mechanisms with a(t) or an m(t) other than ALiBi's, and devices, precisions and widths of `q`."""
+    """Refuse a(t), any m(t) but ALiBi's, and some devices, precisions and widths of `q`."""
     reason = _unsupported_mechanism(mechanism)
     if reason is None and q is not None:
         reason = _unsupported_queries(q)

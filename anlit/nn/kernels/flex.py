@@ -1,11 +1,12 @@
-"""PyTorch's FlexAttention: the general form as a function of the score, which it compiles into its kernel.
+"""PyTorch's FlexAttention, which compiles the general form, a function of the score, into a kernel.
 
 a(t) and m(t) are tables over the distance, through which learned coefficients get their gradient.
 Blocks of logits that are masked as a whole are skipped. The documents at the ends of a block tell
 whether it is, so the (T, T) mask is never made.
 
 With the package flash-attn-4, Hopper and Blackwell compute it by FlashAttention-4's kernel, into
-which PyTorch writes the function of the score. No GPU has run that. """
+which PyTorch writes the function of the score. No GPU has run that.
+"""
 
 import importlib.util
 from collections.abc import Callable
@@ -37,7 +38,7 @@ WIDEST_FLASH_HEAD = {9: 256, 10: 128}
 
 
 def _has_flash_4() -> bool:
-    """Whether flash-attn-4 is installed, without an import of flash_attn, which flash-attn 2 may be."""
+    """Whether flash-attn-4 is installed, without importing flash_attn, perhaps flash-attn 2."""
     package = importlib.util.find_spec("flash_attn")
     folders = getattr(package, "submodule_search_locations", None) or ()
     return any((Path(folder) / "cute" / "interface.py").is_file() for folder in folders)
@@ -122,12 +123,13 @@ def _run(
 
 
 def table_options(q: Tensor) -> dict[str, Any]:
-    """PyTorch's options for kernels that look up a(t) or m(t), forward and backward, for queries like `q`.
+    """PyTorch's options for kernels that look up a(t) or m(t), for queries like `q`.
 
     Triton copies the gains and biases of a tile through shared memory ahead of time, once per stage
     after the first. With PyTorch's tiles that takes up to 377 kB, and an H200 has 232. The tiles
     here take 156 kB at most. `FORCE_USE_FLEX_ATTENTION` keeps short rows from PyTorch's decoding
-    kernel, which has other tiles. """
+    kernel, which has other tiles.
+    """
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
     if q.element_size() > 2:
         return options | {"num_stages": 1}
@@ -139,7 +141,7 @@ def table_options(q: Tensor) -> dict[str, Any]:
 
 
 def runs_on_flash_4(q: Tensor, *tables: Tensor | None) -> bool:
-    """Whether FlashAttention-4's kernel can compute it: in 16 bits, and without a gradient of the tables."""
+    """Whether FlashAttention-4 can compute it: in 16 bits, and without a gradient of the tables."""
     if not HAS_FLASH_4 or not q.is_cuda or q.element_size() != 2 or q.shape[-1] % 8:
         return False
     are_learned = any(table is not None and table.requires_grad for table in tables)
@@ -158,10 +160,11 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def block_mask(documents: Documents, window: int | None) -> BlockMask:
-    """The blocks of 128 × 128 logits that are visible in part, and those that are visible as a whole.
+    """The blocks of 128 × 128 logits that are visible in part, and the wholly visible blocks.
 
     They follow from the ids of each block's first and last token, because ids do not decrease along
-    a row. The mask is made once per batch. """
+    a row. The mask is made once per batch.
+    """
     if window in documents.flex_masks:
         return documents.flex_masks[window]
     length = documents.length

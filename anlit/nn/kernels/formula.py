@@ -1,4 +1,4 @@
-"""The general form, as far as kernels share it: distances, the tables a(t) and m(t), the gain, masks.
+"""The general form, shared by the kernels: distances, the tables a(t) and m(t), the gain, masks.
 
 L_ij = a(i − j)·g(n_i)·S_ij + m(i − j) where j is visible from i, −∞ elsewhere;  S = q·k/√D
 """
@@ -20,13 +20,13 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 def distance_tables(
     mechanism: Mechanism, length: int, like: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """a(t) and m(t) for t = 0 … length − 1, each (length,), (H or 1, length) or None, in float32 at least."""
+    """a(t) and m(t) for t < length, (length,), (H or 1, length) or None, in float32 at least."""
     t = torch.arange(length, device=like.device, dtype=wide_dtype(like))
     return mechanism.distance_gain(t), mechanism.distance_bias(t)
 
 
 def tables_are_learned(mechanism: Mechanism) -> bool:
-    """Whether a(t) or m(t) has a gradient, by a parameter of the mechanism or a coefficient that layers share."""
+    """Whether a(t) or m(t) has a gradient, by a parameter or a coefficient that layers share."""
     parameters = list(mechanism.parameters())
     for coefficient in learned_coefficients(mechanism):
         parameters.extend(coefficient.parameters())
@@ -44,7 +44,7 @@ def with_gain(q: Tensor, mechanism: Mechanism, documents: Documents) -> Tensor:
 
 
 def distances(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
-    """i − j for queries at the last keys: (queries, keys) int64, negative if a key is ahead of a query."""
+    """i − j for queries at the last keys: (queries, keys) int64, negative if a key is ahead."""
     keys = torch.arange(n_keys, device=device)
     return keys[n_keys - n_queries :, None] - keys
 
@@ -88,7 +88,8 @@ def count_flops(forward: Any, backward: Any, window_index: int) -> None:
     """Let torch's FLOP counter count a kernel's matrix products, without recomputation.
 
     It counts the visible pairs as if each sequence was one document. `window_index` is the index of
-    the argument `window` after q in `forward`. """
+    the argument `window` after q in `forward`.
+    """
     register_flop_formula(forward)(partial(_forward_flops, window_index))
     register_flop_formula(backward)(partial(_backward_flops, window_index))
 

@@ -15,5 +15,8 @@ def grouped_product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def repeat_kv(x: Tensor, n_heads: int) -> Tensor:
-    """Keys or values (B, G, T, D) → (B, H, T, D), copied for the query heads that use them; no copy if G is H."""
+    """Keys or values (B, G, T, D) → (B, H, T, D), copied for the query heads that use them.
+
+    No copy if G is H.
+    """
     return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)

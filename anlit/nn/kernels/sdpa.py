@@ -51,7 +51,8 @@ def attend(
     g multiplies q. m, the window and documents go into an additive mask for 512 queries at a time.
     A single document on a CPU has a T × T mask, which is faster. On a CPU, long packed documents
     are computed one by one. On other devices keys of earlier documents are masked, because reading
-    the lengths would wait; `flash` and `triton` skip them. """
+    the lengths would wait; `flash` and `triton` skip them.
+    """
     window = mechanism.window
     is_on_cpu = q.device.type == "cpu"
     q = with_gain(q, mechanism, documents)
@@ -113,7 +114,10 @@ def _split_documents(x: Tensor, lengths: list[int]) -> list[Tensor]:
 
 
 def _are_long(documents: Documents) -> bool:
-    """Whether a call for each document is faster. Not in compiled code, which would be made again for each batch."""
+    """Whether a call for each document is faster.
+
+    Not in compiled code, which would be made again for each batch.
+    """
     if torch.compiler.is_compiling():
         return False
     return documents.cu_seqlens[-1].item() >= SHORTEST_MEAN * (len(documents.cu_seqlens) - 1)
@@ -122,7 +126,10 @@ def _are_long(documents: Documents) -> bool:
 def _document_bias(
     m: Tensor | None, window: int | None, length: int, like: Tensor
 ) -> Tensor | None:
-    """The bias and mask of one document's logits, (1, H or 1, length, length); None if the causal mask is enough."""
+    """The bias and mask of one document's logits, (1, H or 1, length, length).
+
+    None if the causal mask is enough.
+    """
     if m is None and (window is None or window >= length):
         return None
     document = Documents(None, length, like.device)
@@ -132,7 +139,7 @@ def _document_bias(
 def _attend_whole_rows(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attention of rows (B, H, T, D) that hold one document each, with the upper left of `bias`, if any."""
+    """Attention of rows (B, H, T, D) of one document each, with `bias` cut to T × T."""
     mask = None if bias is None else bias[..., : q.shape[-2], : q.shape[-2]]
     return fused(q, k, v, mask, dropout, is_causal=mask is None)
 
@@ -145,7 +152,10 @@ def fused(
     dropout: float = 0.0,
     is_causal: bool = False,
 ) -> Tensor:
-    """PyTorch's kernel for q (B, H, T, D), k and v (B, G, K, D), which are copied for all heads if it needs that."""
+    """PyTorch's kernel for q (B, H, T, D), k and v (B, G, K, D).
+
+    Keys and values are copied for all heads if the kernel needs that.
+    """
     if not reads_groups(q, mask):
         k = repeat_kv(k, q.shape[1])
         v = repeat_kv(v, q.shape[1])
@@ -169,7 +179,9 @@ def gpu_generation() -> int:
 
 
 def reads_groups(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether a fused kernel takes keys that heads share. Without it PyTorch makes all T × K logits.
+    """Whether a fused kernel takes keys that heads share.
+
+    Without it PyTorch makes all T × K logits.
 
     On CUDA only flash attention takes them on all GPUs, without a mask, in 16 bits.
     """

@@ -1,1 +1,1 @@
-"""Layers that the three architectures share below attention: norms and their constants, scaling vectors, positions."""
+"""Layers that the three architectures share below attention."""

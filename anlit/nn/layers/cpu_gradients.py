@@ -1,7 +1,10 @@
-"""Gradients written by hand for training without a compiler on a CPU, where every pass of autograd goes through memory.
+"""Gradients written by hand, for training on a CPU without a compiler.
+
+There each pass of autograd goes through memory.
 
 The formulas are in `norms.py`, `swiglu.py` and `positions.py`; other devices and compilers take
-those. """
+those.
+"""
 
 from typing import Any
 
@@ -12,15 +15,16 @@ from torch.nn.functional import silu
 
 
 def is_trained_eagerly_on_cpu(x: Tensor) -> bool:
-    """Whether x is on a CPU and needs a gradient, outside of compiled code, which fuses passes by itself."""
+    """Whether x is on a CPU and needs a gradient, outside of compiled code, which fuses passes."""
     return x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 class Normalise(torch.autograd.Function):
-    """factor · gain ∘ x / √(Σx² + eps) over the last axis, with a third of the passes that autograd takes.
+    """factor · gain ∘ x / √(Σx² + eps) over the last axis, with a third of autograd's passes.
 
     With x̂ = x / √(Σx² + eps), the gradient by x is (g − x̂ (x̂·g)) · factor / √(Σx² + eps), where
-    g is the gradient by factor · x̂. """
+    g is the gradient by factor · x̂.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float, factor: float) -> Tensor:
@@ -55,7 +59,10 @@ class Normalise(torch.autograd.Function):
 
 
 class SwiGLU(torch.autograd.Function):
-    """u ∘ SiLU(z) of (…, 2f), which holds u and then z. The backward pass writes the gradients in three passes."""
+    """u ∘ SiLU(z) of (…, 2f), which holds u and then z.
+
+    The backward pass writes the gradients in three passes.
+    """
 
     @staticmethod
     def forward(ctx: Any, uz: Tensor) -> Tensor:

@@ -165,7 +165,8 @@ def chunk_size(device_type: str, vocab_size: int, width: int, n_tokens: int) -> 
     """Tokens in a chunk. At least d, or adding to W's gradient would cost more than the logits.
 
     On a GPU chunks have equal size if possible, and are multiples of `TILE`. A smaller last chunk
-    would be compiled separately, and leave most of the device idle. """
+    would be compiled separately, and leave most of the device idle.
+    """
     n_logits = CHUNK_NUMBERS.get(device_type, DEFAULT_CHUNK_NUMBERS)
     largest = max(width, n_logits // vocab_size)
     if device_type == "cpu":

@@ -1,8 +1,11 @@
-"""Matrix products in float8, by torchao: x, W and the gradients are rounded to 8 bits right before each product.
+"""Matrix products in float8, by torchao.
+
+x, W and the gradients are rounded to 8 bits right before each product.
 
 Weights, activations, sums and tensors saved for the backward pass keep their precision. Numbers are
 scaled to float8's range by their largest magnitude, with a factor per tensor or per row (arXiv
-2209.05433). """
+2209.05433).
+"""
 
 from dataclasses import replace
 from typing import Literal
@@ -50,7 +53,7 @@ class Float8Product:
             self.products = Float8Linear.from_float(linear, self.config).linear_mm_config
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x (…, d_in), weight (d_out, d_in) → (…, d_out), in autocast's precision if autocast is on."""
+        """x (…, d_in), weight (d_out, d_in) → (…, d_out), in autocast's precision if it is on."""
         dtype = computing_dtype(x)
         return self.multiply(x.to(dtype), weight.to(dtype).mT, self.products, self.config)
 
@@ -68,9 +71,9 @@ def use_float8(module: nn.Module, recipe: Recipe, device_type: str) -> None:
         if isinstance(linear, ScaledLinear):
             if linear.in_features % MULTIPLE or linear.out_features % MULTIPLE:
                 raise UserError(
-                    f"runtime.float8 needs matrices with sides that are multiples of {MULTIPLE}, and "
-                    f"{name} is {linear.out_features} × {linear.in_features}: choose another d_model, d_ff "
-                    "or d_head, or leave float8 out"
+                    f"runtime.float8 needs matrices with sides that are multiples of {MULTIPLE}, "
+                    f"and {name} is {linear.out_features} × {linear.in_features}: "
+                    "choose another d_model, d_ff or d_head, or leave float8 out"
                 )
             linear.product = product
 
@@ -80,6 +83,6 @@ def _check_capability(recipe: Recipe) -> None:
     lowest_major, lowest_minor = CAPABILITY[recipe]
     if (major, minor) < (lowest_major, lowest_minor):
         raise UserError(
-            f"runtime.float8={recipe} needs a GPU of compute capability {lowest_major}.{lowest_minor}, "
-            f"and this GPU has {major}.{minor}: leave float8 out"
+            f"runtime.float8={recipe} needs a GPU of compute capability "
+            f"{lowest_major}.{lowest_minor}, and this GPU has {major}.{minor}: leave float8 out"
         )

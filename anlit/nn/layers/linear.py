@@ -9,7 +9,7 @@ from anlit.nn.layers.sharded import replicated_like
 
 
 def computing_dtype(x: Tensor) -> torch.dtype:
-    """The precision of products of tensors like `x`: autocast's if autocast is on, else the precision of `x`."""
+    """The precision of products with `x`: autocast's if it is on, else the precision of `x`."""
     if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
@@ -41,7 +41,7 @@ class ScaledLinear(nn.Linear):
         """Computes x Wᵀ; `anlit.nn.layers.float8` replaces it."""
 
     def reset_parameters(self) -> None:
-        """Draws nothing, so that other modules of a model do not change the initial values of its matrices."""
+        """Draw nothing, so that other modules do not change the initial values of matrices."""
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """x (…, d_in) → (…, d_out); scale (d_out,) or None."""
@@ -54,12 +54,15 @@ class ScaledLinear(nn.Linear):
 
     @torch.no_grad()
     def scale_rows(self, factors: Tensor) -> None:
-        """Multiply row i of W in place with factors[i], (d_out,); all ranks pass the same if W is sharded."""
+        """Multiply row i of W in place with factors[i], (d_out,).
+
+        All ranks pass the same if W is sharded.
+        """
         self.weight.mul_(replicated_like(factors, self.weight)[:, None])
 
 
 def fused_linear(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None] = ()) -> Tensor:
-    """Several linear maps of the same x, their results side by side: x (…, d_in) → (…, sum of their d_out).
+    """Several linear maps of the same x, side by side: x (…, d_in) → (…, sum of their d_out).
 
     One product for all maps is faster, and its gradient by x needs no sum. A few tokens take a
     product for each map, because to concatenate the weights would cost more. The matrices remain

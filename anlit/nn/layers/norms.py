@@ -2,7 +2,8 @@
 
 GPT+ divides by the root mean square (`rms`, `RMSNorm`), nGPT by the length (`unit`), anGPT
 multiplies by constants that hold on average over the sphere (the `nu_*` functions). The first two
-work in float32 at least. """
+work in float32 at least.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -79,7 +80,7 @@ class UnitNorm(nn.Module):
 
 
 def nu_linear(d_in: int, d_out: int) -> float:
-    """√(d_in / d_out): keeps the expected norm of a unit vector through a map (d_out, d_in) with unit rows."""
+    """√(d_in / d_out): keeps a unit vector's expected norm through (d_out, d_in) with unit rows."""
     return math.sqrt(d_in / d_out)
 
 
@@ -88,7 +89,8 @@ def nu_activation(sigma: float) -> float:
 
     The norm of u ∘ SiLU(z) concentrates at √E[SiLU(σx)²], for a unit u in d_ff dimensions and
     entries of z with standard deviation σ. In [anGPT] z is √d_model times a unit vector in d_ff
-    dimensions, so σ = √(d_model/d_ff). """
+    dimensions, so σ = √(d_model/d_ff).
+    """
     from scipy import integrate  # it takes half a second, which --help does not wait for
 
     mean_square, _ = integrate.quad(
@@ -112,7 +114,7 @@ def _silu_square_density(x: float, sigma: float) -> float:
 
 
 def nu_residual(alpha: Tensor) -> Tensor:
-    """1/√(α² + (1−α)²), elementwise: keeps the norm of (1−α) ∘ h + α ∘ h' for orthogonal unit h and h'."""
+    """1/√(α² + (1−α)²), elementwise: keeps the norm of (1−α) ∘ h + α ∘ h' for orthogonal vectors."""
     return torch.rsqrt(alpha.square() + (1 - alpha).square())
 
 
@@ -126,11 +128,12 @@ them."""
 
 @torch.no_grad()
 def restore_norms(constraints: Iterable[Constraint], compiled: bool = False) -> None:
-    """Divide each vector w of the weights in place: by ‖w‖ (`strict`), or by max(1, ‖w‖) (`bounded`).
+    """Divide each vector w of the weights in place: by ‖w‖ (`strict`) or max(1, ‖w‖) (`bounded`).
 
     If vectors are split over ranks, the ranks add up the sums of their squares, for all weights in
     one collective operation. `compiled` makes the work of a rank a kernel for each matrix instead
-    of three. """
+    of three.
+    """
     whole: list[Constraint] = []
     split: list[Constraint] = []
     split_group = None

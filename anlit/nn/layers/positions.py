@@ -22,7 +22,10 @@ each document."""
 
 
 class Positions(nn.Module):
-    """Base class. A subclass gives the angular frequency of each rotated pair, in radians per token."""
+    """Base class.
+
+    A subclass gives the angular frequency of each rotated pair, in radians per token.
+    """
 
     @property
     def scale(self) -> float:
@@ -41,16 +44,17 @@ class Positions(nn.Module):
         return self
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
-        """Angular frequencies in radians per token, shape (R/2,), float64, for sequences of `length` tokens."""
+        """Angular frequencies in radians per token, (R/2,) float64, for `length` tokens."""
         raise NotImplementedError
 
     def tables(self, d_head: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """scale × cos and sin of position × frequency, each (T, R/2), in float32 at least, where `like` is.
+        """scale × cos and sin of position × frequency, each (T, R/2), on the device of `like`.
 
         They are computed in float64: at 64k tokens a float32 product of position and frequency is
             off by
         0.004 rad. They are computed outside inference mode, so that training can use them after
-        validation. """
+        validation.
+        """
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         key = (d_head, length, like.device, dtype)
         if getattr(self, "_key", None) != key:
@@ -66,7 +70,9 @@ class Positions(nn.Module):
     def rotation(
         self, d_head: int, length: int, index: Tensor | None, like: Tensor
     ) -> Rotation | None:
-        """The rotation of a batch's queries and keys, for all layers with these positions; None for no rotation.
+        """The rotation of a batch's queries and keys, for all layers with these positions.
+
+        None for no rotation.
 
         Args:
             d_head: D.
@@ -82,7 +88,7 @@ class Positions(nn.Module):
 
 
 def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Rotate the pairs (i, i + R/2) of the first R dimensions of each (B, H, T, D) tensor, and scale them."""
+    """Rotate and scale the pairs (i, i + R/2) of the first R dimensions of tensors (B, H, T, D)."""
     if rotation is None:
         return vectors
     cos, sin = rotation
@@ -127,9 +133,9 @@ class RoPE(Positions):
         is_even = round(width) % 2 == 0 and math.isclose(width, round(width))
         if round(width) < self.smallest_width or not is_even:
             raise ValueError(
-                f"positions.fraction={self.fraction:g} of d_head={d_head} rotates {width:g} dimensions, but "
-                f"the rotary width must be an even number of at least {self.smallest_width}: choose another "
-                "fraction or d_head"
+                f"positions.fraction={self.fraction:g} of d_head={d_head} rotates {width:g} "
+                "dimensions, but the rotary width must be an even number of at least "
+                f"{self.smallest_width}: choose another fraction or d_head"
             )
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
@@ -148,7 +154,7 @@ def _geometric_series(base: float, width: int) -> Tensor:
 
 
 class DynamicNTK(RoPE):
-    """RoPE whose base grows with the sequence: base·(T/T_train)^{R/(R−2)} for a sequence of T > T_train tokens.
+    """RoPE with a base that grows with the sequence: base·(T/T_train)^{R/(R−2)} for T > T_train.
 
     The fastest pair turns as in training. The slowest pair turns as far over T tokens as it did
     over T_train, so a longer sequence has no angle that the model was not trained on. Up to T_train
@@ -201,7 +207,7 @@ class LinearRoPE(RoPE):
 
 
 class Llama3RoPE(RoPE):
-    """RoPE of Llama 3.1 and later: pairs that make few turns over T_train tokens turn slower by `factor`.
+    """RoPE of Llama 3.1 and later: pairs of few turns over T_train tokens turn slower by `factor`.
 
     A pair of n turns keeps its frequency if n ≥ high_freq_factor, and is slower by `factor` if
     n ≤ low_freq_factor. Between the two its frequency is interpolated by n.
@@ -240,7 +246,7 @@ class Llama3RoPE(RoPE):
 
 
 class YaRN(RoPE):
-    """YaRN (arXiv 2309.00071): pairs that make few turns over T_train tokens turn slower, and scores are larger.
+    """YaRN (arXiv 2309.00071): pairs of few turns over T_train turn slower, scores are larger.
 
     Pairs up to the pair of beta_fast turns keep their frequency. Pairs from the pair of beta_slow
     turns on are slower by `factor`. Between the two the frequency is interpolated by the pair's
@@ -324,12 +330,13 @@ def _check_order(positions: Any, low_name: str, high_name: str) -> None:
     if not 0 < low < high:
         kind = type(positions).__name__
         raise ValueError(
-            f"{kind}'s {low_name} must be positive and less than {high_name}, not {low:g} and {high:g}"
+            f"{kind}'s {low_name} must be positive and less than {high_name}, "
+            f"not {low:g} and {high:g}"
         )
 
 
 class PRoPE(Positions):
-    """p-RoPE as in [SI] (arXiv 2505.17083): the lower half of the frequencies is 0, so half the pairs are NoPE.
+    """p-RoPE as in [SI] (arXiv 2505.17083): half of the pairs have frequency 0, as in NoPE.
 
     Args:
         base: The d_head/4 rotating pairs turn by base^(−i/(d_head/4 − 1)), i = 0 … d_head/4 − 1,
@@ -344,8 +351,8 @@ class PRoPE(Positions):
     def check(self, d_head: int) -> None:
         if d_head % 4 or d_head < 8:
             raise ValueError(
-                "PRoPE needs a d_head (default d_model/n_heads) that is a multiple of 4 and at least 8, "
-                f"not {d_head}"
+                "PRoPE needs a d_head (default d_model/n_heads) that is a multiple of 4 and at "
+                f"least 8, not {d_head}"
             )
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
@@ -364,7 +371,7 @@ class NoPE(Positions):
 
 
 class PositionsPattern(Positions):
-    """Different positions in different layers: layer number l (from 0) has `layers[l mod len(layers)]`.
+    """Different positions in different layers: layer l (from 0) has `layers[l mod len(layers)]`.
 
     An entry counts its layers from 0, so a pattern inside a pattern has its entries in turn.
 

@@ -1,4 +1,4 @@
-"""Learned scaling vectors with a re-parametrised step size ([nGPT], arXiv 2410.01131, section 2.5)."""
+"""Learned scaling vectors with a re-parametrised step ([nGPT], arXiv 2410.01131, section 2.5)."""
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,13 @@ def scale_queries_and_keys(q: Tensor, k: Tensor, s_qk: Tensor) -> tuple[Tensor, 
 
 
 class ScalingVector(nn.Module):
-    """s = ŝ · (init / scale), shape (width,). The stored ŝ starts at `scale`, so s starts at `init`.
+    """s = ŝ · (init / scale), shape (width,).
+
+    The stored ŝ starts at `scale`, so s starts at `init`.
 
     Adam moves the entries of ŝ by about the learning rate, so s moves by lr · init / scale: `scale`
-    sets how fast this vector learns relative to the matrices. """
+    sets how fast this vector learns relative to the matrices.
+    """
 
     def __init__(self, width: int, init: float, scale: float) -> None:
         super().__init__()

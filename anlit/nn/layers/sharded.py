@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 
 def replicated_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Turn a tensor that all ranks have into a factor for `like`: a replicated DTensor if `like` is sharded."""
+    """Turn a tensor that all ranks have into a factor for `like`, which may be sharded."""
     if not isinstance(like, DTensor):
         return tensor
     return DTensor.from_local(
@@ -23,7 +23,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def local_shard(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
-    """Return this rank's shard of a weight, a view, and the ranks over which vectors along `dim` are split.
+    """Return this rank's shard of a weight, a view, and the ranks that share vectors along `dim`.
 
     The ranks are None if each vector is on one rank.
     """
@@ -37,10 +37,11 @@ def local_shard(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
 
 @torch.no_grad()
 def fill(weight: Tensor, draw: Callable[[Tensor], None]) -> None:
-    """Fill a weight by `draw`, on the host: its values depend neither on the device nor the number of ranks.
+    """Fill a weight by `draw`, on the host, so that values do not depend on devices and ranks.
 
     All ranks draw the whole matrix from the same random state and store their shard. Nothing is
-    sent. """
+    sent.
+    """
     if weight.device.type == "cpu" and not isinstance(weight, DTensor):
         draw(weight)
         return

@@ -11,15 +11,17 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 class ALiBi(Mechanism):
     """m(t) = −slope_h·t; meant for use without positions.
 
-    Where H is a power of two, slope_h = 2^{−8h/H} for h = 1 … H. Otherwise P is the largest power
-    of two below H: P heads have the slopes of H = P, the others every second slope of H = 2P, as in
-    the paper's code. """
+    If H is a power of two, slope_h = 2^{−8h/H} for h = 1 … H. Otherwise P is the largest power of
+    two below H. Then P heads have the slopes for H = P, and the remaining heads every second slope
+    for H = 2P, as in the paper's code.
+    """
 
     replaces_positions = True
 
     def distance_bias(self, t: Tensor) -> Tensor:
         power = 2 ** int(math.log2(self.n_heads))
         heads = torch.arange(1, power + 1, device=t.device, dtype=t.dtype)
-        others = 1 + 2 * torch.arange(self.n_heads - power, device=t.device, dtype=t.dtype)
-        exponents = torch.cat((-8 * heads / power, -8 * others / (2 * power)))
+        n_remaining = self.n_heads - power
+        odd = 1 + 2 * torch.arange(n_remaining, device=t.device, dtype=t.dtype)
+        exponents = torch.cat((-8 * heads / power, -8 * odd / (2 * power)))
         return -(2**exponents)[:, None] * t

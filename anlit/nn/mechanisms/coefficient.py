@@ -1,4 +1,4 @@
-"""Coefficients of an attention mechanism, constant or learned: for the model, per layer or per head."""
+"""Coefficients of a mechanism, constant or learned: for the model, per layer or per head."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,15 +8,16 @@ import torch
 from torch import Tensor, nn
 
 Learned = Literal["never", "globally", "per_layer", "per_head"]
-"""Whether a coefficient is constant or learned: one for all layers, one per layer, or one per layer
-and head."""
+"""Whether a coefficient is constant, or learned for all layers, per layer, or per layer and
+head."""
 
 
 class Coefficient(nn.Module):
     """A constant or learned factor of a mechanism.
 
-    A learned one is a parameter of shape (1,) or (H,), because 0-d parameters cannot be sharded,
-    that starts at `initial`. Like all parameters that are not matrices it has no weight decay. """
+    If it is learned, it is a parameter of shape (1,) or (H,) that starts at `initial`; 0-d
+    parameters cannot be sharded. Like all parameters that are not matrices it has no weight decay.
+    """
 
     def __init__(self, initial: float, learned: Learned = "never", n_heads: int = 1) -> None:
         super().__init__()
@@ -24,11 +25,12 @@ class Coefficient(nn.Module):
             raise ValueError(
                 f"learned={learned!r} is unknown: choose {', '.join(get_args(Learned))}"
             )
-        self.initial, self.learned = initial, learned
+        self.initial = initial
+        self.learned = learned
         size = n_heads if learned == "per_head" else 1
-        self.value = (
-            None if learned == "never" else nn.Parameter(torch.full((size,), float(initial)))
-        )
+        self.value = None
+        if learned != "never":
+            self.value = nn.Parameter(torch.full((size,), float(initial)))
         self._replacement: Tensor | None = None
 
     def reset_parameters(self) -> None:
@@ -36,21 +38,22 @@ class Coefficient(nn.Module):
             nn.init.constant_(self.value, self.initial)
 
     def for_layer(self, n_heads: int) -> nn.Module:
-        """The coefficient of one layer: a new one, or a reference to this one if all layers share it."""
-        return (
-            Reference(self)
-            if self.learned == "globally"
-            else Coefficient(self.initial, self.learned, n_heads)
-        )
+        """The coefficient of one layer: a new one, or a reference if all layers share it."""
+        if self.learned == "globally":
+            return Reference(self)
+        return Coefficient(self.initial, self.learned, n_heads)
 
     def forward(self) -> Tensor | float:
-        """The constant, or the parameter as (H or 1, 1), which broadcasts with counts (B, 1, T) and distances (T,)."""
+        """The constant, or the parameter as (H or 1, 1).
+
+        It broadcasts with counts (B, 1, T) and distances (T,).
+        """
         value = self.value if self._replacement is None else self._replacement
         return self.initial if value is None else value[:, None]
 
     @contextmanager
     def replaced_by(self, value: Tensor) -> Iterator[None]:
-        """Inside, the coefficient is `value`, (H or 1,), and not its parameter: for derivatives by it."""
+        """Let the coefficient be `value`, (H or 1,), inside this context, for derivatives by it."""
         self._replacement = value
         try:
             yield
@@ -62,7 +65,8 @@ class Reference(nn.Module):
     """A layer's reference to a coefficient that all layers share.
 
     The decoder owns the coefficient (`shared_coefficients`): checkpoint, optimizer and outermost
-    shard have it once. """
+    shard have it once.
+    """
 
     def __init__(self, coefficient: Coefficient) -> None:
         super().__init__()
@@ -82,17 +86,20 @@ class Reference(nn.Module):
 
 
 def shared_coefficients(model: nn.Module) -> list[Coefficient]:
-    """The coefficients that `Reference`s in `model` point to, each once, in order of first appearance."""
-    return list(
-        dict.fromkeys(part.coefficient for part in model.modules() if isinstance(part, Reference))
-    )
+    """The coefficients that layers of `model` share, each once, in order of first appearance."""
+    coefficients: list[Coefficient] = []
+    for module in model.modules():
+        if isinstance(module, Reference) and module.coefficient not in coefficients:
+            coefficients.append(module.coefficient)
+    return coefficients
 
 
 def learned_coefficients(model: nn.Module) -> list[Coefficient]:
-    """The learned coefficients in `model`, its own and those that it shares, each once."""
-    parts = [*model.modules(), *shared_coefficients(model)]
-    return list(
-        dict.fromkeys(
-            part for part in parts if isinstance(part, Coefficient) and part.value is not None
-        )
-    )
+    """The learned coefficients in `model` and behind its references, each once."""
+    coefficients: list[Coefficient] = []
+    for module in (*model.modules(), *shared_coefficients(model)):
+        if not isinstance(module, Coefficient) or module in coefficients:
+            continue
+        if module.value is not None:
+            coefficients.append(module)
+    return coefficients

@@ -10,26 +10,28 @@ from anlit.nn.mechanisms.plain import Plain
 class LogBias(Mechanism):
     """m(t) = −ln(1+t/τ), with the g(n) of another mechanism.
 
-    For Gaussian S every range [t, tΔ) far beyond τ has the same expected weight, as in
-    scale-invariant attention, but without the gain a(t) that of a far range is spread over more
-    keys.
+    For Gaussian S all ranges [t, tΔ) far beyond τ have the same expected weight, as in
+    scale-invariant attention. But without the gain a(t) the weight of a far range is spread over
+    more keys.
 
     Args:
         tau: Distance in tokens up to which the bias is small.
-        g: The mechanism whose g(n) is used, such as LogN or SqrtLogN.
+        g: The mechanism that gives g(n), such as LogN or SqrtLogN.
     """
 
     def __init__(self, tau: float = 10.0, g: Mechanism = Plain()) -> None:
         super().__init__()
         if tau <= 0:
             raise ValueError(f"LogBias's tau must be positive, not {tau}")
-        self.tau, self.g = tau, g
+        self.tau = tau
+        self.g = g
 
     def check(self) -> None:
         if self.g.depends_on_distance:
+            name = type(self.g).__name__
             raise ValueError(
-                f"LogBias's g must be a mechanism of g(n) alone, but {type(self.g).__name__} changes logits by distance"
-                ": choose Plain, LogN, SqrtLogN, ExpectedMaximum or BetaScaling"
+                f"LogBias's g must be a mechanism of g(n) alone, but {name} changes logits by "
+                "distance: choose Plain, LogN, SqrtLogN, ExpectedMaximum or BetaScaling"
             )
 
     def gain(self, n: Tensor) -> Tensor | None:

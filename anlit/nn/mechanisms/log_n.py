@@ -1,4 +1,4 @@
-"""Logits that grow with the logarithm of the number of keys: the LogN trick, or scalable softmax."""
+"""Logits that grow with the logarithm of the number of keys: LogN, or scalable softmax."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,9 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 
 
 class LogN(Mechanism):
-    """g(n) = s·ln(b·n + c). With b = 1, c = 0 it is LogN ([SI]) or scalable softmax (arXiv 2501.19399).
+    """g(n) = s·ln(b·n + c).
+
+    With b = 1, c = 0 it is LogN ([SI]) or scalable softmax (arXiv 2501.19399).
 
     With the shifted count of [NOR], such as b = 0.1 and c = 1.9, g(1) is s·ln 2 instead of 0, and g
     grows from about n = c/b on. Short contexts then have nearly the same gain.
@@ -25,7 +27,10 @@ class LogN(Mechanism):
     ) -> None:
         super().__init__()
         check_count(self, b, c)
-        self.s, self.learned, self.b, self.c = s, learned, b, c
+        self.s = s
+        self.learned = learned
+        self.b = b
+        self.c = c
         self.strength = Coefficient(s, learned)
 
     def gain(self, n: Tensor) -> Tensor:
@@ -37,5 +42,6 @@ def check_count(mechanism: Mechanism, b: float, c: float) -> None:
     if b < 0 or b + c < 1:
         name = type(mechanism).__name__
         raise ValueError(
-            f"{name}'s b must not be negative and b + c not below 1, where ln(b n + c) < 0: b={b}, c={c}"
+            f"{name}'s b must not be negative and b + c not below 1, where ln(b n + c) < 0: "
+            f"b={b}, c={c}"
         )

@@ -5,9 +5,10 @@ here has logits
 
     L_ij = a(i−j) · g(n_i) · S_ij + m(i−j)        over the keys j that query i may see,
 
-where n_i is the number of those keys and t = i − j the distance. A mechanism is three small
-functions, and may have a window. To add one, write a subclass with the functions that are not
-trivial, and a YAML file that names it. """
+where n_i is the number of these keys and t = i − j the distance. A mechanism is three small
+functions, and may have a window. To add a mechanism, write a subclass with the functions that are
+not trivial, and a YAML file that names it.
+"""
 
 import copy
 
@@ -17,21 +18,34 @@ from anlit.nn.mechanisms.coefficient import Coefficient, Reference
 
 
 class Mechanism(nn.Module):
-    """Base class: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is trivial and costs
-    nothing. Which ones a subclass overrides decides which kernels can compute it.
+    """Base class: a(t) = 1, g(n) = 1, m(t) = 0.
+
+    A function that returns None is trivial and costs nothing. The functions that a subclass
+    overrides decide which kernels can compute it.
 
     The object that a user makes is a template. `for_layer` makes from it the module of one layer,
     with `n_heads` and `d_head`. A number that may be learned is a `Coefficient`; call it for its
-    value. """
+    value.
+    """
 
     window: int | None = None
-    replaces_positions = False  # whether it is published for use without positions
+    """How many keys a query may see; None for all earlier keys of its document."""
+
+    replaces_positions = False
+    """Whether it is published for use without positions."""
+
     n_heads: int
+    """H, in the module of a layer."""
+
     d_head: int
+    """D, in the module of a layer."""
 
     @property
     def scales_with_distance(self) -> bool:
-        """Whether it overrides `distance_gain`, a(t). Many kernels cannot multiply single logits."""
+        """Whether it overrides `distance_gain`, a(t).
+
+        Many kernels cannot multiply single logits.
+        """
         return getattr(self.distance_gain, "__func__", None) is not Mechanism.distance_gain
 
     @property
@@ -45,23 +59,26 @@ class Mechanism(nn.Module):
         return self.scales_with_distance or self.shifts_with_distance or self.window is not None
 
     def for_layer(self, n_heads: int, d_head: int, layer: int) -> "Mechanism":
-        """The mechanism of layer number `layer`, from 0: a copy with its own learned coefficients.
+        """The mechanism of layer number `layer`, from 0: a copy with separate learned coefficients.
 
-        Raises ValueError if it cannot work with what it is made of, see `check`.
+        Raises:
+            ValueError: It cannot work at this d_head or with the mechanisms inside, see `check`.
         """
         mechanism = copy.deepcopy(self)
-        mechanism.n_heads, mechanism.d_head = n_heads, d_head
-        for name, part in self.named_children():
-            if isinstance(part, Coefficient):
-                setattr(mechanism, name, part.for_layer(n_heads))
-            elif isinstance(part, Mechanism):
-                setattr(mechanism, name, part.for_layer(n_heads, d_head, layer))
+        mechanism.n_heads = n_heads
+        mechanism.d_head = d_head
+        for name, child in self.named_children():
+            if isinstance(child, Coefficient):
+                setattr(mechanism, name, child.for_layer(n_heads))
+            elif isinstance(child, Mechanism):
+                setattr(mechanism, name, child.for_layer(n_heads, d_head, layer))
         mechanism.check()
         return mechanism
 
     def check(self) -> None:
-        """Raise ValueError if the mechanism of a layer cannot work: at this d_head, or with the
-        parts that it has there, which are those of the layer also where the template has a pattern.
+        """Raise ValueError if the mechanism of a layer cannot work at its d_head or as composed.
+
+        If the template has a pattern inside, the layer has an entry of the pattern.
         """
 
     def gain(self, n: Tensor) -> Tensor | None:
@@ -78,13 +95,13 @@ class Mechanism(nn.Module):
 
 
 class MechanismWrapper(Mechanism):
-    """A mechanism with another one inside, whose functions are its own unless it overrides them."""
+    """A mechanism with another inside: it has the other's functions, unless it overrides them."""
 
     def __init__(self, mechanism: Mechanism) -> None:
         super().__init__()
         if type(self) is MechanismWrapper:
             raise ValueError(
-                "MechanismWrapper is no mechanism by itself: choose the one that is to be inside of it"
+                "MechanismWrapper is not a mechanism by itself: choose the mechanism inside of it"
             )
         self.mechanism = mechanism
 
@@ -107,7 +124,7 @@ class MechanismWrapper(Mechanism):
 
 
 def mechanism_name(mechanism: Mechanism) -> str:
-    """The class, the window, and what is learned: `SlidingWindow(window 128, ScaleInvariant(strength per_layer))`.
+    """The class, the window and learned coefficients: `SlidingWindow(window 128, Plain)`.
 
     The values of coefficients are left out, because no kernel's speed depends on them.
     """

@@ -5,7 +5,7 @@ from anlit.nn.mechanisms.plain import Plain
 
 
 class SlidingWindow(MechanismWrapper):
-    """Another mechanism over the `width` latest keys of the query's document, the query's own included.
+    """Another mechanism over the `width` latest keys of the query's document, with the query's key.
 
     n counts the keys inside the window: a gain g(n) grows until the window is full.
 
@@ -18,10 +18,13 @@ class SlidingWindow(MechanismWrapper):
         super().__init__(mechanism)
         if width < 1:
             raise ValueError(f"SlidingWindow's width must be at least 1 key, not {width}")
-        self.width = self.window = width
+        self.width = width
+        self.window = width
 
     def check(self) -> None:
-        if (inner := self.mechanism.window) is not None:
+        inner_window = self.mechanism.window
+        if inner_window is not None:
             raise ValueError(
-                f"SlidingWindow's mechanism already has a window, of {inner} keys: name one width"
+                f"SlidingWindow's mechanism already has a window, of {inner_window} keys: "
+                "name one width"
             )

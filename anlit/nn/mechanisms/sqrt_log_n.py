@@ -1,4 +1,4 @@
-"""Logits that grow like the largest of n normal numbers, √(2 log n) ([NOR], the Gaussian assumption)."""
+"""Logits that grow like the largest of n normal numbers, √(2 log n) ([NOR])."""
 
 import torch
 from torch import Tensor
@@ -11,14 +11,14 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 class SqrtLogN(Mechanism):
     """g(n) = r·(a + √(2 ln(b·n + c))).
 
-    The largest of n standard normal scores is about √(2 ln n), and the next ones follow at
-    distances of order 1/√(2 ln n). A gain of this size keeps the weight on the largest from
-    vanishing as n grows; a smaller one does not. With r > 1, E[1/w_max] stays below 1 + 1/(r−1): if
-    a = 0, b = 1, c = 0, and with b = 0.1, c = 1.9 for r = 1.5 and 2 up to n = 10⁵. At r = 1 it
-    grows slowly, to 6.1 at n = 10⁵.
+    The largest of n standard normal scores is about √(2 ln n), and the next follow at distances of
+    order 1/√(2 ln n). A gain of this size keeps the weight on the largest from vanishing as n
+    grows; a smaller gain does not. With r > 1, E[1/w_max] stays below 1 + 1/(r−1): if a = 0, b = 1,
+    c = 0, and with b = 0.1, c = 1.9 for r = 1.5 and 2 up to n = 10⁵. At r = 1 it grows slowly, to
+    6.1 at n = 10⁵.
 
     Args:
-        r: Strength. Our default of 1 is the border between a weight that vanishes and one that
+        r: Strength. Our default of 1 is the border between a weight that vanishes and a weight that
             stays.
         learned: Whether r is learned.
         a: Added to the root.
@@ -36,7 +36,11 @@ class SqrtLogN(Mechanism):
     ) -> None:
         super().__init__()
         check_count(self, b, c)
-        self.r, self.learned, self.a, self.b, self.c = r, learned, a, b, c
+        self.r = r
+        self.learned = learned
+        self.a = a
+        self.b = b
+        self.c = c
         self.strength = Coefficient(r, learned)
 
     def gain(self, n: Tensor) -> Tensor:

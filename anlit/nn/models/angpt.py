@@ -19,7 +19,8 @@ of nGPT: `s_qk` multiplies q and k after the QK-norm (q ∘ s_qk), and `silu_std
 the standard deviation of √d z.
 
 Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
-width, f MLP width, V vocabulary. """
+width, f MLP width, V vocabulary.
+"""
 
 import math
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class AnGPTConfig(NormalisedConfig):
 
 
 class AnGPTBlock(nn.Module):
-    """h (B, T, d) of norm about 1 → the same, after interpolations towards the outputs of attention and MLP."""
+    """h (B, T, d) of norm about 1 → the same, interpolated towards attention's and MLP's output."""
 
     def __init__(self, config: AnGPTConfig, layer: int) -> None:
         super().__init__()
@@ -130,7 +131,7 @@ class AnGPTBlock(nn.Module):
         return self.interpolate(h, self.mlp(h), self.alpha_M())
 
     def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
-        """ν(α) ∘ (h + α ∘ (suggestion − h)), (B, T, d), written as two weights for h and for the suggestion."""
+        """ν(α) ∘ (h + α ∘ (suggestion − h)), (B, T, d), as two weights for h and the suggestion."""
         h_weight, suggestion_weight = self.residual_weights(alpha)
         return torch.addcmul(h_weight * h, suggestion_weight, self.dropout(suggestion))
 
@@ -182,6 +183,9 @@ class AnGPTBlock(nn.Module):
 
 
 class AnGPTDecoder(NormalisedDecoder):
-    """The anGPT network. Initial values: all rows of all matrices uniform on the sphere; α and s_z at `init`."""
+    """The anGPT network. Initial values: all rows of all matrices uniform on the sphere.
+
+    Α and s_z at `init`.
+    """
 
     block_class = AnGPTBlock

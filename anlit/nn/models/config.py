@@ -1,7 +1,8 @@
 """The settings that architectures share, each written once.
 
 A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NGPT` and `AnGPT`.
-Each architecture adds its settings in its file. """
+Each architecture adds its settings in its file.
+"""
 
 import math
 from dataclasses import dataclass
@@ -142,8 +143,8 @@ class DecoderConfig:
         """
         if self.qk_clip is not None and not can_shrink:
             raise UserError(
-                "model.qk_clip has nothing to shrink, because the QK-norm has no learned gain here: set "
-                "model.qk_norm_gain: true, or leave qk_clip out"
+                "model.qk_clip has nothing to shrink, because the QK-norm has no learned gain "
+                "here: set model.qk_norm_gain: true, or leave qk_clip out"
             )
         try:
             self.positions.check(self.head_width)
@@ -156,7 +157,7 @@ class DecoderConfig:
             raise UserError(f"model: {error}") from error
 
     def attention_output(self, norm: nn.Module, gate_factor: float) -> AttentionOutput:
-        """Build what lies between attention and W_o: the gate, and `norm` if `attention_norm` is on."""
+        """Build the gate between attention and W_o, with `norm` if `attention_norm` is on."""
         return AttentionOutput(
             d_model=self.d_model,
             n_heads=self.n_heads,
@@ -191,9 +192,9 @@ class NormalisedConfig(DecoderConfig):
         super().__post_init__()
         if self.tie_embeddings:
             raise UserError(
-                "model.tie_embeddings is for GPT+ only, because the h of nGPT and anGPT begins as its token's "
-                "unit row and keeps most of it, so that a tied head would predict the token that it reads: "
-                "leave it out"
+                "model.tie_embeddings is for GPT+ only, because the h of nGPT and anGPT begins as "
+                "its token's unit row and keeps most of it, so that a tied head would predict the "
+                "token that it reads: leave it out"
             )
 
     def alpha(self) -> ScalingVector:

@@ -1,8 +1,9 @@
-"""The skeleton that the three architectures share: embed → blocks → head, and the hook that restores norms.
+"""The skeleton of the three architectures: embed → blocks → head, and the hook that restores norms.
 
 Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
 width, f MLP width, V vocabulary. A linear map is W of shape (out, in); a "row" has the weights of
-one output. """
+one output.
+"""
 
 import copy
 import math
@@ -35,7 +36,10 @@ MODULES_WITH_INITIAL_VALUES = RMSNorm | ScalingVector | Coefficient | GateMap | 
 
 
 class Decoder(nn.Module):
-    """tokens (B, T) → logits (B, T, V). Subclasses add `output`, initial values and, if any, the constraint."""
+    """tokens (B, T) → logits (B, T, V).
+
+    Subclasses add `output`, initial values and, if any, the constraint.
+    """
 
     block_class: Callable[[Any, int], nn.Module]
     """Called with the settings and a layer's number, from 0."""
@@ -78,7 +82,9 @@ class Decoder(nn.Module):
         cache: KeyValueCache | None = None,
         n_logits: int | None = None,
     ) -> Any:
-        """Logits (B, T, V) for tokens (B, T); or with `targets` the loss and the objective, without all logits.
+        """Logits (B, T, V) for tokens (B, T).
+
+        Or with `targets` the loss and the objective, without all logits.
 
         Args:
             tokens: Token ids.
@@ -119,7 +125,7 @@ class Decoder(nn.Module):
         return linear_cross_entropy(x, self.head.scaled(scale), targets, z_loss, self.compiles_loss)
 
     def rotations(self, documents: Documents, h: Tensor) -> dict[Positions, Rotation | None]:
-        """The rotation of this batch for each kind of positions in the blocks, computed once for all layers."""
+        """The rotation of this batch for each kind of positions, once for all layers."""
         rotations: dict[Positions, Rotation | None] = {}
         for block in self.blocks:
             if block.positions not in rotations:
@@ -129,7 +135,7 @@ class Decoder(nn.Module):
         return rotations
 
     def matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All weight matrices with the names of their maps: embedding, head, and each block's W_q … W_d."""
+        """All weight matrices with the names of their maps: embedding, head, W_q … W_d."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 weight: Any = module.weight
@@ -141,7 +147,7 @@ class Decoder(nn.Module):
         return self.head(x, scale)
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The last hidden state (B, T, d) → the head's input (B, T, d), and factors of W's rows (V,), None for 1."""
+        """The last h (B, T, d) → the head's input (B, T, d), and factors (V,) of its rows or None."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -160,7 +166,10 @@ class Decoder(nn.Module):
                 module.reset_parameters()
 
     def draw_missing(self, device: torch.device) -> None:
-        """Give a decoder that was built on the meta device its initial values, on `device`. Others do not change."""
+        """Give a decoder that was built on the meta device its initial values, on `device`.
+
+        Others do not change.
+        """
         if not self.embedding.weight.is_meta:
             return
         self.to_empty(device=device)
@@ -184,7 +193,7 @@ class Decoder(nn.Module):
             fill(state[name], methodcaller("copy_", values))
 
     def complete(self) -> None:
-        """Add the state that is not in a state_dict, after weights were assigned to the meta device."""
+        """Add the state that no state_dict has, after weights were assigned to the meta device."""
         self.tie_head()
         for module in self.modules():
             if isinstance(module, QKClip):
@@ -192,11 +201,17 @@ class Decoder(nn.Module):
                 module.reset_parameters()
 
     def draw(self, name: str, weight: Tensor) -> None:
-        """Fill one matrix with its initial values, without gradients; `name` is the name of its map."""
+        """Fill one matrix with its initial values, without gradients.
+
+        `name` is the name of its map.
+        """
         raise NotImplementedError
 
     def clip_qk(self) -> None:
-        """Shrink queries and keys where a score was too large (QK-clip); called once after each optimizer step."""
+        """Shrink queries and keys where a score was too large (QK-clip).
+
+        Called once after each optimizer step.
+        """
         clips = [block.attention.clip for block in self.blocks]
         if None in clips:
             return
@@ -204,10 +219,15 @@ class Decoder(nn.Module):
             block.shrink_qk(factors)
 
     def restore_norms(self) -> None:
-        """Bring the weights back to the architecture's constraint; called once after each optimizer step."""
+        """Bring the weights back to the architecture's constraint.
+
+        Called once after each optimizer step.
+        """
 
     def row_norms(self) -> Iterable[Tensor]:
-        """The norms of all constrained vectors but the gates', a 1-d tensor per matrix; nothing for GPT+.
+        """The norms of all constrained vectors but the gates', a 1-d tensor per matrix.
+
+        Nothing for GPT+.
 
         They are in float32 at least.
         """
@@ -217,7 +237,7 @@ class Decoder(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def cache_bytes(self, length: int, element_size: int) -> int:
-        """Bytes of a `KeyValueCache` for one row of `length` tokens: 2·G·D numbers a token in each layer."""
+        """Bytes of a `KeyValueCache` for `length` tokens: 2·G·D numbers per token and layer."""
         n_numbers = 0
         for block in self.blocks:
             capacity = layer_capacity(length, block.attention.mechanism.window)
@@ -226,7 +246,7 @@ class Decoder(nn.Module):
 
 
 class NormalisedDecoder(Decoder):
-    """What nGPT and anGPT share: the vectors of all matrices are drawn uniformly on the sphere, and `norms` holds.
+    """The decoder of nGPT and anGPT: vectors are drawn uniformly on the sphere, and `norms` holds.
 
     The gates W_g start at 0, so they cannot have norm 1. Their rows are bounded (our choice).
     """
@@ -239,7 +259,10 @@ class NormalisedDecoder(Decoder):
         self.reset_parameters()
 
     def axis(self, name: str) -> int:
-        """The axis of a matrix along which its vectors lie, by default rows; `name` is the name of its map."""
+        """The axis of a matrix along which its vectors lie, by default rows.
+
+        `name` is the name of its map.
+        """
         return 1
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -265,6 +288,6 @@ class NormalisedDecoder(Decoder):
 
 
 def split_heads(qkv: Tensor, n_heads: int, n_kv_heads: int) -> tuple[Tensor, ...]:
-    """Queries, keys and values side by side, (B, T, (H + 2G)·D) → q (B, H, T, D), k and v (B, G, T, D)."""
+    """(B, T, (H + 2G)·D) → q (B, H, T, D), k and v (B, G, T, D)."""
     sizes = (n_heads, n_kv_heads, n_kv_heads)
     return qkv.unflatten(-1, (sum(sizes), -1)).transpose(1, 2).split(sizes, dim=1)

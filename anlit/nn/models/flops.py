@@ -5,7 +5,8 @@ pass. A multiplication and an addition are two operations. Not counted are eleme
 rotations, softmax, scaling vectors, products of scales and weights; together about one percent, at
 memory speed), recomputation in the backward pass, and masked logits that a kernel computes anyway.
 So MFU is the share of the peak spent on what the model needs, whatever the kernel and the memory
-settings. """
+settings.
+"""
 
 from torch import nn
 
@@ -16,7 +17,7 @@ FORWARD_AND_BACKWARD = 3
 
 
 def mean_visible_keys(length: int, window: int | None = None) -> float:
-    """Mean of min(i, window), the keys that query i sees, over queries 1 … `length` of a document."""
+    """Mean of min(i, window), the keys that query i sees, for i = 1 … `length` of a document."""
     width = length if window is None else min(window, length)
     return width - width * (width - 1) / (2 * length)
 
@@ -27,7 +28,8 @@ def flops_per_token(model: nn.Module, length: int) -> float:
     Each weight of a linear map costs 6, gates included; the embedding is a look-up. Each key that a
     query sees on average costs 12·H·D per layer: 2·H·D for q·k and 2·H·D for weights·v, times 3.
     Heads that share keys save nothing. The average assumes that a sequence is one document of
-    `length` tokens, an upper bound for packed documents. """
+    `length` tokens, an upper bound for packed documents.
+    """
     n_weights = 0
     for module in model.modules():
         if isinstance(module, nn.Linear):

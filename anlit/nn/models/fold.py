@@ -1,14 +1,16 @@
-"""Folding: for inference, the factors of nGPT and anGPT are stored in the matrices that they multiply.
+"""Folding: for inference, the matrices of nGPT and anGPT absorb the factors that multiply them.
 
 Training keeps factors and matrices apart, because the bound on the rows holds for the matrix alone,
 and the step size for the scaling vector alone. After training the product is enough:
 
     anGPT   W ← c·W for ν_qkv, ν_p, ν_uz, √d, ν_d ν_acf;  W_head ← s_z ∘ W_head
             h ← w_h ∘ h + W_o(…),  w_h = ν(α)(1−α),  W_o ← ν(α)α ∘ W_o, and W_d alike
-    nGPT    W_u ← s_u ∘ W_u,  W_z ← √d s_v ∘ W_z,  W_head ← s_z ∘ W_head,  |α| and s_qk as they multiply
+    nGPT    W_u ← s_u ∘ W_u,  W_z ← √d s_v ∘ W_z,  W_head ← s_z ∘ W_head
+            α ← |α|,  s_qk with its factor √D
 
 where s ∘ W multiplies row i of W by s_i. Some factors cannot be folded: nGPT's norms, s_qk after
-the norm of q and k, and ν(α)α if a post-norm follows W_o and W_d. """
+the norm of q and k, and ν(α)α if a post-norm follows W_o and W_d.
+"""
 
 import copy
 from typing import Any
@@ -25,7 +27,7 @@ from anlit.nn.models.decoder import Decoder, NormalisedDecoder
 
 
 class Stored(nn.Module):
-    """Replaces a scaling vector: returns its value, (width,), or None if its matrix has absorbed it."""
+    """Replaces a scaling vector: its value, (width,), or None if its matrix has absorbed it."""
 
     def __init__(self, vector: Tensor | None = None) -> None:
         super().__init__()
@@ -54,7 +56,10 @@ class FoldedAnGPTBlock(AnGPTBlock):
     """anGPT's block with one elementwise multiplication an update: h ← w_h ∘ h + suggestion."""
 
     def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Any) -> Tensor:
-        """w_h ∘ h + w_s ∘ suggestion; `alpha` is (w_h, w_s), with w_s None if W_o or W_d has absorbed it."""
+        """w_h ∘ h + w_s ∘ suggestion.
+
+        `alpha` is (w_h, w_s), with w_s None if W_o or W_d has absorbed it.
+        """
         h_weight, suggestion_weight = alpha
         if suggestion_weight is not None:
             suggestion = suggestion_weight * suggestion
@@ -63,14 +68,15 @@ class FoldedAnGPTBlock(AnGPTBlock):
 
 @torch.no_grad()
 def fold(decoder: Decoder) -> Decoder:
-    """Return a copy of `decoder` with the same logits and, as far as possible, its factors in its matrices.
+    """Return a copy of `decoder` with the same logits and its factors in its matrices.
 
     Raises:
         UserError: The decoder has no factors (GPT+), or is folded already.
     """
     if not isinstance(decoder, NormalisedDecoder):
         raise UserError(
-            "--fold is for nGPT and anGPT, because GPT+ has no factors to fold into matrices: leave it out"
+            "--fold is for nGPT and anGPT, because GPT+ has no factors to fold into matrices: "
+            "leave it out"
         )
     if isinstance(decoder.s_z, Stored):
         raise UserError("the model is folded already: leave out --fold")
@@ -98,7 +104,10 @@ def _fold_angpt_block(block: Any) -> None:
 
 
 def _fold_residual(block: Any, alpha: nn.Module, linear: ScaledLinear) -> ResidualWeights:
-    """The weights that replace `alpha`; `linear` absorbs the suggestion's, unless a norm follows it."""
+    """The weights that replace `alpha`.
+
+    `linear` absorbs the suggestion's, unless a norm follows it.
+    """
     h_weight, suggestion_weight = block.residual_weights(alpha())
     if not isinstance(block.post_norm, nn.Identity):
         return ResidualWeights(h_weight, suggestion_weight)

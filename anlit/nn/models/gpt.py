@@ -4,12 +4,14 @@ It has SwiGLU, RoPE, QK-norm and untied embeddings. With rotary fraction 1 a blo
 (arXiv 2505.09388).
 
     h = E[token]
-    h = h + W_o · Attn(q, k, v)      x = rms(h)·g₁;  q, k, v = W_q x, W_k x, W_v x;  q, k → rms·gain → RoPE
-    h = h + W_d (u ∘ SiLU(z))        x = rms(h)·g₂;  u, z = W_u x, W_z x
+    h = h + W_o · Attn(q, k, v)      q, k, v = W_q x, W_k x, W_v x with x = rms(h)·g₁
+                                     q, k → rms·gain → RoPE
+    h = h + W_d (u ∘ SiLU(z))        u, z = W_u x, W_z x with x = rms(h)·g₂
     logits = W_head (rms(h)·g_f)
 
 Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
-width, f MLP width, V vocabulary. """
+width, f MLP width, V vocabulary.
+"""
 
 import math
 from dataclasses import dataclass
@@ -115,7 +117,10 @@ class GPTBlock(nn.Module):
 
 
 class GPTDecoder(Decoder):
-    """The GPT+ network. Initial values: matrices N(0, init_std²), W_o and W_d smaller by 1/√(2L), gains 1."""
+    """The GPT+ network.
+
+    Initial values: matrices N(0, init_std²), W_o and W_d smaller by 1/√(2L), gains 1.
+    """
 
     block_class = GPTBlock
 

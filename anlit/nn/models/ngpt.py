@@ -1,10 +1,10 @@
-"""nGPT: representation learning on the hypersphere (Loshchilov et al., ICLR 2025, arXiv 2410.01131).
+"""nGPT: learning on the hypersphere (Loshchilov et al., ICLR 2025, arXiv 2410.01131).
 
-    h = E[token]                                      all vectors along the embedding axis have norm 1
-    q = unit(RoPE(W_q h)) ∘ s_qk, k likewise          per head; softmax scale √D
-    h_A = unit(W_o · Attn(q, k, v))                   h ← unit(h + |α_A| ∘ (h_A − h))
+    h = E[token]                                  all vectors along the embedding axis have norm 1
+    q = unit(RoPE(W_q h)) ∘ s_qk, k likewise      per head; softmax scale √D
+    h_A = unit(W_o · Attn(q, k, v))               h ← unit(h + |α_A| ∘ (h_A − h))
     u = s_u ∘ W_u h,  z = √d · s_v ∘ W_z h
-    h_M = unit(W_d (u ∘ SiLU(z)))                     h ← unit(h + |α_M| ∘ (h_M − h))
+    h_M = unit(W_d (u ∘ SiLU(z)))                 h ← unit(h + |α_M| ∘ (h_M − h))
     logits = s_z ∘ (W_head h)
 
 There are no norm layers, no weight decay and no warm-up.
@@ -14,7 +14,8 @@ per head. The learned s_qk follows RoPE, so scores depend on the absolute positi
 therefore restart with each masked document.
 
 Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
-width, f MLP width, V vocabulary. """
+width, f MLP width, V vocabulary.
+"""
 
 import math
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class NGPTConfig(NormalisedConfig):
 
 
 class NGPTBlock(nn.Module):
-    """h (B, T, d) of norm 1 → the same, after steps on the sphere towards the outputs of attention and MLP."""
+    """h (B, T, d) of norm 1 → the same, after steps towards attention's and MLP's output."""
 
     def __init__(self, config: NGPTConfig, layer: int) -> None:
         super().__init__()
@@ -101,8 +102,8 @@ class NGPTBlock(nn.Module):
         if config.qk_norm and self.positions.scale != 1:
             raise UserError(
                 f"model.positions {type(self.positions).__name__} has "
-                f"attention_factor={self.positions.scale:g}, which nGPT's QK-norm after the rotation "
-                "cancels: set positions.attention_factor: 1, or qk_norm: false"
+                f"attention_factor={self.positions.scale:g}, which nGPT's QK-norm after the "
+                "rotation cancels: set positions.attention_factor: 1, or qk_norm: false"
             )
         self.dropout = nn.Dropout(config.dropout)
 
@@ -147,13 +148,16 @@ class NGPTBlock(nn.Module):
         return unit(self.W_d(swiglu(uz)))
 
     def shrink_qk(self, factors: Tensor) -> None:
-        """Multiply the scores of head i by the square of factors[i], (H,), through its entries of s_qk."""
+        """Multiply the scores of head i by the square of factors[i], (H,), through s_qk."""
         assert self.s_qk is not None
         self.s_qk.multiply(factors.repeat_interleave(self.d_head))
 
 
 class NGPTDecoder(NormalisedDecoder):
-    """The nGPT network. Initial values: all vectors along the embedding axis uniform on the sphere; s at `init`."""
+    """The nGPT network. Initial values: all vectors along the embedding axis uniform on the sphere.
+
+    s at `init`.
+    """
 
     block_class = NGPTBlock
 

@@ -111,10 +111,13 @@ class Runtime:
             use_float8(decoder.blocks, self.float8, device_type)
 
     def wrap_blocks(self, decoder: Any, device_type: str, compiles: bool) -> None:
-        """Compile the blocks or not, and recompute some of them in the backward pass. It may be called again.
+        """Compile the blocks or not, and recompute some of them in the backward pass.
+
+        It may be called again.
 
         Each block's `forward` is replaced, not the module. So the names in checkpoints do not
-        change, and the hooks of sharding are neither compiled nor recomputed. """
+        change, and the hooks of sharding are neither compiled nor recomputed.
+        """
         if compiles:
             _configure_compiler()
         limit = {"recompile_limit": RECOMPILE_LIMIT} if TAKES_RECOMPILE_LIMIT else {}
@@ -133,20 +136,21 @@ def _configure_compiler() -> None:
 
     DDP would split each block into several graphs to exchange gradients early. A pattern of layers
     needs a compilation for each kind of layer, in training, in validation and for the last batch:
-    beyond torch's limit of 8 it would run uncompiled. """
+    beyond torch's limit of 8 it would run uncompiled.
+    """
     configuration = torch._dynamo.config
     configuration.optimize_ddp = False
     configuration.recompile_limit = max(configuration.recompile_limit, RECOMPILE_LIMIT)
 
 
 def repays_compiled_blocks(decoder: Any, n_tokens: int, length: int) -> bool:
-    """Whether to evaluate `n_tokens` in sequences of `length` takes longer than to compile the blocks."""
+    """Whether `n_tokens` in sequences of `length` take longer than to compile the blocks."""
     forward = flops_per_token(decoder, length) / FORWARD_AND_BACKWARD
     return n_tokens * forward >= FLOPS_THAT_REPAY
 
 
 def allow_compiled_kernels(decoder: Any, n_tokens: int, length: int) -> None:
-    """Let attention take kernels that must be compiled only if `n_tokens` in sequences of `length` repay it."""
+    """Allow kernels that must be compiled if `n_tokens` in sequences of `length` repay it."""
     layers = attention_layers(decoder)
     logits_per_token = 0.0
     for layer in layers:
@@ -160,7 +164,8 @@ def flush_denormals() -> None:
     """Treat denormal numbers as 0 in this thread and in threads that it starts later.
 
     A product with a denormal (below 1.2e-38) takes many times as long. Denormals arise from
-    vanishing exponentials, such as ALiBi's far weights, and in Adam's averages for rare tokens. """
+    vanishing exponentials, such as ALiBi's far weights, and in Adam's averages for rare tokens.
+    """
     # numpy before 2.4 would warn if it computed these after the change. It remembers them.
     np.finfo(np.float32)
     np.finfo(np.float64)
@@ -171,7 +176,8 @@ def prepare_cpu() -> None:
     """Keep freed memory for the next step (glibc), and flush denormals.
 
     By default every step returns the memory of its activations to the kernel, and gets it back page
-    by page, zeroed. """
+    by page, zeroed.
+    """
     with suppress(OSError, AttributeError):  # other C libraries do not have it
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
@@ -186,7 +192,7 @@ def prepare_cpu() -> None:
 
 @contextmanager
 def enough_memory(rows: int, length: int, device: torch.device, advice: str) -> Iterator[None]:
-    """Raise UserError that ends with `advice` if the code inside, on `rows` × `length` tokens, has no memory."""
+    """Raise UserError with `advice` if the code inside has too little memory for its tokens."""
     try:
         yield
     except RuntimeError as error:

@@ -40,7 +40,7 @@ OLDEST_CAPABILITY = (8, 0)
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """Refuse mechanisms with several learned coefficients, and devices, precisions and widths of `q`."""
+    """Refuse several learned coefficients, and some devices, precisions and widths of `q`."""
     if not IS_INSTALLED:
         return f"triton is not installed: {install('triton', 'triton')}"
     if tables_are_learned(mechanism) and find_coefficient(mechanism) is None:
@@ -55,7 +55,9 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
     device_type = q.device.type
     is_interpreted = device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if device_type != "cuda" and not is_interpreted:
-        return f"it runs on a GPU, not on {device_type} (on cpu, for tests, with TRITON_INTERPRET=1)"
+        return (
+            f"it runs on a GPU, not on {device_type} (on cpu, for tests, with TRITON_INTERPRET=1)"
+        )
     is_nvidia = device_type == "cuda" and torch.version.hip is None
     if is_nvidia and torch.cuda.get_device_capability(q.device) < OLDEST_CAPABILITY:
         major, minor = OLDEST_CAPABILITY

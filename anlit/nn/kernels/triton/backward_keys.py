@@ -16,7 +16,8 @@ def backward_keys(
     precision: tl.constexpr,
 ):  # fmt: skip
     """dk and dv (B, T, H, D) of one block of keys, from one query head; those of a group are summed
-    afterwards."""
+    afterwards.
+    """
     first = tl.program_id(0) * block_n
     b = (tl.program_id(1) // n_heads).to(tl.int64)
     h = (tl.program_id(1) % n_heads).to(tl.int64)
@@ -106,7 +107,8 @@ def _over_queries(
     pairs: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr, is_far: tl.constexpr,
 ):  # fmt: skip
     """Add queries begin … end − 1 to dk and dv of the block's keys. `tables` are the lines if the
-    queries are far."""
+    queries are far.
+    """
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     steps = offsets_m.to(tl.float32)

@@ -1,8 +1,9 @@
-"""The backward kernel over blocks of queries: dq, a learned coefficient's gradient, and δ for the other kernel.
+"""The backward kernel over blocks of queries: dq, δ, and the gradient of a learned coefficient.
 
 The backward kernels recompute the weights from the logits and the saved lse. With P the weights, O
 the output, δ_i = dO_i·O_i and dP = dO Vᵀ, the gradient of the logits is dL = P ∘ (dP − δ). Sums
-have a fixed order and no atomics. """
+have a fixed order and no atomics.
+"""
 
 import triton
 import triton.language as tl
@@ -23,7 +24,8 @@ def backward_queries(
 ):  # fmt: skip
     """dq (B, T, H, D), and δ (B, H, T) for the other kernel; with `tangents`, the derivative of the
     tables by a learned coefficient, also this block's part of the coefficient's gradient, Σ dL·(q·k
-    ∂gain + ∂bias), (B, H, blocks). """
+    ∂gain + ∂bias), (B, H, blocks).
+    """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
     b = (tl.program_id(1) // n_heads).to(tl.int64)
     h = (tl.program_id(1) % n_heads).to(tl.int64)
@@ -102,7 +104,8 @@ def _over_keys(
     is_far: tl.constexpr,
 ):  # fmt: skip
     """Add keys begin … end − 1 to dq of the block's queries. `tables` are the lines if the keys are
-    far."""
+    far.
+    """
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     steps = offsets_m.to(tl.float32)

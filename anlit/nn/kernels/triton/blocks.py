@@ -2,7 +2,8 @@
 
 With them the kernels spill few or no registers (`tests/nn/attention/registers.py`). Other sizes
 have not been timed. They are fixed, because they decide the order of sums: the same run on the same
-device gives the same bits. """
+device gives the same bits.
+"""
 
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ block."""
 
 
 class Blocks(NamedTuple):
-    """Queries and keys that a program computes at a time, its warps, and the pipeline stages of its loads."""
+    """Queries and keys that a program computes at a time, its warps, and stages of its loads."""
 
     block_m: int
     block_n: int
@@ -53,7 +54,10 @@ HALF_9 = {
 def blocks_for(
     width_padded: int, dtype: torch.dtype, capability: tuple[int, int] | None
 ) -> KernelBlocks:
-    """The blocks for heads of `width_padded`, a power of two up to 256; `capability` is a GPU's, None for a CPU."""
+    """The blocks for heads of `width_padded`, a power of two up to 256.
+
+    `capability` is a GPU's, None for a CPU.
+    """
     if capability is None:
         return SMALL
     half = HALF_9 if capability >= (9, 0) else HALF_8

@@ -1,4 +1,4 @@
-"""The forward kernel: one program per block of queries and head, a running softmax over the keys that it sees."""
+"""The forward kernel: a program per block of queries and head, a running softmax over its keys."""
 
 import triton
 import triton.language as tl
@@ -16,7 +16,8 @@ def forward(
     """out (B, T, H, D) and lse (B, H, T), in base 2, for the queries of one block and head.
 
     Only the first and the last blocks of keys need a mask. Of those without, the far ones take a(t)
-    and m(t) from `lines` and not from `tables`. """
+    and m(t) from `lines` and not from `tables`.
+    """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m  # the longest rows start first
     b = (tl.program_id(1) // n_heads).to(tl.int64)
     h = (tl.program_id(1) % n_heads).to(tl.int64)
@@ -88,7 +89,8 @@ def _over_keys(
     """Add keys begin … end − 1 to the running softmax. `tables` are the lines if the keys are far.
 
     `row_max` is the largest logit, for far keys nearly: any number near to it will do, because lse
-    = row_max + log2(row_sum). """
+    = row_max + log2(row_sum).
+    """
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     steps = offsets_m.to(tl.float32)

@@ -1,4 +1,4 @@
-"""The kernels as custom operators: opaque to `torch.compile`, known to autograd and the FLOP counter.
+"""The kernels as custom operators, opaque to torch.compile, known to autograd and the FLOP counter.
 
     anlit::triton_attention(
         q, k, v, coefficient, tables, tangents, lines, far_start, starts, ends, window) -> (out,
@@ -12,7 +12,8 @@ do not use them. `lines` and `far_start` are what `linear_tables` makes of them,
 and `ends`, (B, T) int32, are the bounds of each token's document. out is stored (B, T, H, D),
 viewed (B, H, T, D); lse (B, H, T) float32 is in base 2. `coefficient`, (H or 1,) or None, is a
 learned number on which the tables depend, there for its gradient alone, and `tangents` the tables'
-derivative by it; of last size 1 if only the biases depend on it. """
+derivative by it; of last size 1 if only the biases depend on it.
+"""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -167,7 +168,7 @@ def _constants(q: Tensor, k: Tensor, tables: Tensor | None, blocks: Blocks) -> d
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Make `device` current: kernels are launched on the current device, whatever the tensors' device."""
+    """Make `device` current, because kernels are launched on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""a(t) and m(t) as the kernels read them, their derivative by a learned coefficient, and lines for far tiles.
+"""a(t) and m(t) for the kernels, their derivative by a learned coefficient, lines for far tiles.
 
 Within a tile distances differ by less than 2·128. Far away a(t) and m(t) hardly bend over so few. A
 far tile takes both from straight lines with the smallest possible error: no load per score. Tiles
@@ -10,7 +10,8 @@ are far from the first distance on where
 The second condition keeps the forward kernel's estimate of the largest logit near to it. For
 ScaleInvariant the error of m(t) in base 2 is at most log2(e)·c·127²/(4 (t+τ)²), with t at the
 tile's near end; the error of 8·a(t) is similar. With c = 2, τ = 10 and bfloat16, tiles are far from
-t = 2,592 on, in float16 from 7,152. In float32 no tiles are far. """
+t = 2,592 on, in float16 from 7,152. In float32 no tiles are far.
+"""
 
 import math
 from typing import Any
@@ -45,7 +46,10 @@ LONGEST_WITHOUT_LINES = 2048
 
 
 def find_coefficient(mechanism: Mechanism) -> Coefficient | None:
-    """The learned coefficient that gives a(t) and m(t) their gradient; None unless there is exactly one."""
+    """The learned coefficient that gives a(t) and m(t) their gradient.
+
+    None unless there is exactly one.
+    """
     for coefficient in learned_coefficients(mechanism):
         assert coefficient.value is not None
         with coefficient.replaced_by(coefficient.value.detach()):
@@ -57,7 +61,7 @@ def find_coefficient(mechanism: Mechanism) -> Coefficient | None:
 def make_tables(
     mechanism: Mechanism, like: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The operator's `tables`, `coefficient` and `tangents` for queries such as `like`, (B, H, T, D)."""
+    """The operator's `tables`, `coefficient` and `tangents` for queries `like`, (B, H, T, D)."""
     length = like.shape[-2] + PADDING
     width = like.shape[-1]
     a, m = distance_tables(mechanism, length, like)
@@ -79,7 +83,7 @@ def make_tables(
 
 
 def interleave(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
-    """a(t) and m(t) for the kernels: (H or 1, T + PADDING, 2 or 1), float32, in base 2, with a divided by √D."""
+    """a(t)/√D and m(t) in base 2 for the kernels: (H or 1, T + PADDING, 2 or 1), float32."""
     biases = None if m is None else (m * math.log2(math.e)).float().reshape(-1, m.shape[-1])
     if a is None:
         return None if biases is None else biases[..., None].contiguous()
@@ -97,7 +101,8 @@ def linear_tables(
     distance
 
     LINE_SPACING·index. A tile is far if the distance of its first query and key reaches the second
-    result, (H or 1,) int32. Both are None if no tile is far. """
+    result, (H or 1,) int32. Both are None if no tile is far.
+    """
     if tables is None or dtype not in TOLERANCES:
         return None, None
     if tables.shape[1] - PADDING <= LONGEST_WITHOUT_LINES:
@@ -121,7 +126,7 @@ def linear_tables(
 
 
 def _change_of_logits(changes: Tensor, product: float) -> Tensor:
-    """The change of logits, (H, lines), by changes of gain and bias, or of the bias alone, (H, lines, 2 or 1)."""
+    """The change of logits, (H, lines), by changes of gain and bias, (H, lines, 2 or 1)."""
     if changes.shape[-1] == 1:
         return changes[..., -1]
     return changes[..., 0] * product + changes[..., 1]

@@ -22,7 +22,10 @@ PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 
 @triton.jit
 def first_seen(rows, starts, window, length):
-    """The first key that each query of `rows` sees, in its document and window. None without documents and window."""
+    """The first key that each query of `rows` sees, in its document and window.
+
+    None without documents and window.
+    """
     if starts is not None:
         firsts = tl.load(starts + tl.minimum(rows, length - 1))
         if window is not None:
@@ -53,7 +56,7 @@ def load_rows(
     width_padded: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Rows first … first + block − 1 of (T, D) as (block, width_padded): 0 past the width and past T."""
+    """Rows from `first` on of (T, D) as (block, width_padded): 0 past the width and past T."""
     rows = tensor + tl.cast(first, tl.int64) * stride
     return load_tile(rows, stride, length - first, width, width_padded, block, True)
 
@@ -64,7 +67,8 @@ def load_tile(
     width: tl.constexpr, width_padded: tl.constexpr, block: tl.constexpr, bounded: tl.constexpr,
 ):  # fmt: skip
     """The first rows of (length, D) as (block, width_padded): 0 past the width and, if bounded,
-    past the length."""
+    past the length.
+    """
     rows = tl.arange(0, block)
     columns = tl.arange(0, width_padded)
     pointers = tensor + (rows[:, None] * stride + columns[None, :])
@@ -144,7 +148,8 @@ def ranges_of_keys(
 ):
     """The keys that the queries from `first` on see: begin, full_begin, far_end, full_end, end.
     Blocks from begin to full_begin and from full_end to end need a mask. Tiles from full_begin to
-    far_end are far."""
+    far_end are far.
+    """
     end = tl.minimum(first + block_m, length)
     full_end = (first + 1) // block_n * block_n
     if firsts is not None:
@@ -170,7 +175,8 @@ def line_offset(distance, pairs: tl.constexpr):
 @triton.jit
 def line_at(lines, steps, scale, pairs: tl.constexpr):
     """The slopes over distance of gain and bias in a far tile, and both at each of its queries and
-    its first key; `steps` counts the queries from the tile's first, as floats. See `tables.py`."""
+    its first key; `steps` counts the queries from the tile's first, as floats. See `tables.py`.
+    """
     gain_slope, gain, bias_slope, bias = _load_line(lines, pairs)
     gains = gain_slope * steps + gain if pairs else scale
     return gain_slope, bias_slope, gains, bias_slope * steps + bias
@@ -178,7 +184,10 @@ def line_at(lines, steps, scale, pairs: tl.constexpr):
 
 @triton.jit
 def far_logits_of(scores, gain_slope, bias_slope, gains, biases, keys, pairs: tl.constexpr):
-    """log2(e)·L of a far tile, and the gain of the scores; `keys` counts from the tile's first, as floats."""
+    """log2(e)·L of a far tile, and the gain of the scores.
+
+    `keys` counts from the tile's first, as floats.
+    """
     gains = (
         _falling(gain_slope, gains, keys, scores) if pairs else tl.broadcast_to(gains, scores.shape)
     )
@@ -194,7 +203,10 @@ def _falling(slope, first, keys, like):
 
 @triton.jit
 def _load_line(lines, pairs: tl.constexpr):
-    """Slope and level of the gains, then of the biases; the gains' are 0 without pairs. See `_load_pairs`."""
+    """Slope and level of the gains, then of the biases; the gains' are 0 without pairs.
+
+    See `_load_pairs`.
+    """
     if PTX and pairs:
         gain_slope, gain, slope, bias = tl.inline_asm_elementwise(
             "ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];",
@@ -220,7 +232,8 @@ def _load_line(lines, pairs: tl.constexpr):
 def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr):
     """Gain and bias of the pairs (rows, keys), of shapes that broadcast. Unless masked, rows − keys
     is least + offsets, the same offsets ≥ 0 for all tiles: a thread computes them once, and one
-    address per tile."""
+    address per tile.
+    """
     step: tl.constexpr = 2 if pairs else 1
     if masked:
         offsets = tl.maximum(rows - keys, 0)
@@ -238,7 +251,8 @@ def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, mask
 def _load_pairs(tables, offsets):
     """The two numbers at each offset; in PTX one plain load for both, because Triton would pipeline
     a `tl.load` inside a loop through shared memory, with a whole tile of numbers of which only one
-    per diagonal differs."""
+    per diagonal differs.
+    """
     if PTX:
         first, second = tl.inline_asm_elementwise(
             """{
