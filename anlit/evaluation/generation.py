@@ -256,7 +256,9 @@ class _Batch:
     def _forward(self, tokens: Tensor, ids: Tensor | None) -> None:
         """Read tokens (B, Q) with their document ids, (B, Q) or None."""
         advice = "set a smaller --batch_size or --max_tokens, or give a shorter prompt"
-        with enough_memory(len(tokens), self.cache.n_filled + tokens.shape[1], tokens.device, advice):
+        with enough_memory(
+            len(tokens), self.cache.n_filled + tokens.shape[1], tokens.device, advice
+        ):
             self.logits = self.decoder(tokens, ids, cache=self.cache, n_logits=1)[:, 0]
 
 

@@ -1,1 +1,1 @@
-"""A run on a device that is not the CPU, on machines that have none: what would fail there, or wait for it."""
+"""Training on an imaginary device: what would fail on a GPU, or wait for it."""

@@ -1,14 +1,19 @@
-"""A device that does not exist, registered from Python, for tensors that are fake: they have no numbers.
+"""A device that does not exist, registered from Python, for fake tensors, which have no numbers.
 
-So an operation on tensors of two devices fails as it would on a GPU, and whatever has to know a number is seen, which
-waits for a GPU. Needs a process of its own, for a device cannot be removed.
+So an operation on tensors of two devices fails as on a GPU. An operation that needs a number, which
+waits for a GPU, is noticed. Use it in a separate process, because a device cannot be removed.
 """
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.attention import flex_attention
 from torch.utils import backend_registration
 
 from anlit.nn.kernels import KERNELS
+from anlit.nn.mechanisms.mechanism import Mechanism
 
 NAME = "imaginary"
 CAN_REGISTER = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
@@ -16,7 +21,7 @@ CAN_REGISTER = hasattr(backend_registration, "_setup_privateuseone_for_python_ba
 
 
 def register() -> None:
-    """Make the device known, and let the kernels that are written for CUDA have it: of them only the shapes run."""
+    """Register the device, and let the kernels for CUDA accept it: only their shapes run."""
 
     class DeviceModule(backend_registration._DummyBackendModule):
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -26,9 +31,17 @@ def register() -> None:
         NAME, backend_module=DeviceModule()
     )
     for name in ("flash", "triton", "flex"):
-        reason = KERNELS[name].unsupported_reason
-        KERNELS[name].unsupported_reason = lambda m, q=None, reason=reason: reason(m)  # type: ignore[attr-defined]
+        KERNELS[name].unsupported_reason = partial(  # type: ignore[attr-defined]
+            _reason_on_any_device, KERNELS[name].unsupported_reason
+        )
     flex_attention._validate_device = lambda *tensors: None  # type: ignore[attr-defined]
+
+
+def _reason_on_any_device(
+    unsupported_reason: Callable[..., str | None], mechanism: Mechanism, q: Any = None
+) -> str | None:
+    """The reason without an example of queries, so without their device."""
+    return unsupported_reason(mechanism)
 
 
 def on_device(module: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Runs of a Trainer, and what waited for the device in each of their optimizer steps."""
+"""Runs of a Trainer, and the operations in each optimizer step that waited for the device."""
 
 import contextlib
 import copy
@@ -18,59 +18,63 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anlit.data.batch import Batch
-from anlit.training import callbacks as ours
+from anlit.training import callbacks
 from anlit.training.loggers import MetricsCSV
 from tests.accelerator.device import NAME, on_device
 from tests.nn.models.tiny import ARCHITECTURES, tiny
 
-LAST_STEP, LOGGED_EVERY, MICRO_BATCHES = 8, 5, 2
-BATCH, LENGTH = 4, 16
+LAST_STEP = 8
+"""The optimizer step that ends the run."""
+
+LOGGED_EVERY = 5
+"""Optimizer steps from each log to the next."""
+
+MICRO_BATCHES = 2
+"""Batches of an optimizer step."""
+
+BATCH_SIZE = 4
+LENGTH = 16
 
 
 class Waits(TorchDispatchMode):
-    """Notes what waits: a number that is read, a copy between devices that was not told not to wait."""
-
-    step = 0
+    """Records what waits: reading a number, or a blocking copy between devices."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: dict[int, list[str]] = defaultdict(list)
+        self.step = 0
+        self.by_step: dict[int, list[str]] = defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             if args[0].device.type == NAME:
-                self._note("a number is read")
+                self._record("a number is read")
             return True if args[0].dtype == torch.bool else 1.0
-        ends = []
         if func is torch.ops.aten._to_copy.default and kwargs.get("device") is not None:
-            ends = [
-                args[0].device.type,
-                torch.device(kwargs["device"]).type,
-                kwargs.get("non_blocking"),
-            ]
+            target = torch.device(kwargs["device"])
+            self._record_copy(args[0].device, target, kwargs.get("non_blocking"))
         if func is torch.ops.aten.copy_.default:
-            ends = [
-                args[1].device.type,
-                args[0].device.type,
-                (*args, kwargs.get("non_blocking"))[2],
-            ]
-        if ends and ends[0] != ends[1] and not ends[2]:
-            self._note(f"a copy from {ends[0]} to {ends[1]}")
+            is_async = args[2] if len(args) > 2 else kwargs.get("non_blocking")
+            self._record_copy(args[1].device, args[0].device, is_async)
         return func(*args, **kwargs)
 
-    def _note(self, what: str) -> None:
-        frames = [
-            f
-            for f in traceback.extract_stack()
-            if "/anlit/" in f.filename or "lightning" in f.filename
-        ]
-        callers = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames[-6:]))
-        self.seen[self.step].append(f"{what}: {callers}")
+    def _record_copy(
+        self, source: torch.device, target: torch.device, is_async: bool | None
+    ) -> None:
+        if source.type != target.type and not is_async:
+            self._record(f"a copy from {source.type} to {target.type}")
+
+    def _record(self, wait: str) -> None:
+        callers = []
+        for frame in traceback.extract_stack():
+            if "/anlit/" in frame.filename or "lightning" in frame.filename:
+                callers.append(f"{Path(frame.filename).name}:{frame.lineno}")
+        innermost = " < ".join(reversed(callers[-6:]))
+        self.by_step[self.step].append(f"{wait}: {innermost}")
 
 
-def count(waits: Waits, trainer: L.Trainer, *_: Any) -> None:
-    """Tell `waits` which step is under way; the last ends the run, as what follows would write numbers."""
+def set_step(waits: Waits, trainer: L.Trainer, *_: Any) -> None:
+    """Tell `waits` the current step; end the run at the last, before code that writes numbers."""
     waits.step = trainer.global_step + 1
     if waits.step == LAST_STEP:
         raise StopAsyncIteration
@@ -85,7 +89,7 @@ class NoCPU(CPUAccelerator):
 
 
 class OnDevice(SingleDeviceStrategy):
-    """Holds a model whose parameters are there already."""
+    """Holds a model that has its parameters on the device already."""
 
     def model_to_device(self) -> None:
         self.model._device = self.root_device  # type: ignore[union-attr, assignment]
@@ -94,27 +98,57 @@ class OnDevice(SingleDeviceStrategy):
 
 
 def make_fake() -> None:
-    """Two ways to make a tensor that FakeTensorMode does not take over: from numbers, and as a deep copy."""
-    tensor, deepcopy = torch.tensor, copy.deepcopy
+    """Make two kinds of tensors fake that FakeTensorMode leaves real: from numbers, deep copies."""
+    make_real = torch.tensor
 
-    def fake(data: Any, *more: Any, device: Any = None, **settings: Any) -> torch.Tensor:
+    def fake_tensor(data: Any, *more: Any, device: Any = None, **settings: Any) -> torch.Tensor:
         with unset_fake_temporarily():
-            real = tensor(data, *more, **settings)
+            real = make_real(data, *more, **settings)
         empty = torch.empty(real.shape, dtype=real.dtype)
         return empty if device is None else empty.to(device)
 
-    def copied(x: Any, *more: Any) -> Any:
-        return x.clone() if isinstance(x, torch.Tensor) else deepcopy(x, *more)
+    def fake_deepcopy(x: Any, *more: Any) -> Any:
+        return x.clone() if isinstance(x, torch.Tensor) else copy.deepcopy(x, *more)
 
-    torch.tensor = fake  # type: ignore[assignment]
-    torchmetrics.metric.deepcopy = copied  # type: ignore[attr-defined]
+    torch.tensor = fake_tensor  # type: ignore[assignment]
+    torchmetrics.metric.deepcopy = fake_deepcopy  # type: ignore[attr-defined]
 
 
 def waits() -> dict[str, dict[int, list[str]]]:
-    """By architecture and step."""
+    """What waited, by architecture and step."""
     models = {architecture.__name__: tiny(architecture) for architecture in ARCHITECTURES}
     make_fake()
     return {name: waits_of(model) for name, model in models.items()}
+
+
+def fake_batch() -> Batch:
+    tensors = [torch.empty(BATCH_SIZE, LENGTH, dtype=torch.int64) for _ in range(4)]
+    return Batch(*tensors, torch.empty(9).int(), LENGTH)
+
+
+def trainer_on_device(run_dir: str, waits: Waits) -> L.Trainer:
+    set_step_of_waits = L.pytorch.callbacks.LambdaCallback(
+        on_train_batch_start=partial(set_step, waits)
+    )
+    return L.Trainer(
+        max_steps=LAST_STEP,
+        strategy=OnDevice(torch.device(NAME, 0), NoCPU()),
+        devices=1,
+        gradient_clip_val=1.0,
+        accumulate_grad_batches=MICRO_BATCHES,
+        log_every_n_steps=LOGGED_EVERY,
+        logger=MetricsCSV(run_dir),
+        callbacks=[
+            callbacks.StopOnNonFinite(),
+            callbacks.Throughput(),
+            callbacks.NormMonitor(),
+            callbacks.RandomState(),
+            callbacks.BestCheckpoint(run_dir),
+            callbacks.LastCheckpoint(run_dir),
+            set_step_of_waits,
+        ],
+        enable_model_summary=False,
+    )
 
 
 def waits_of(model: L.LightningModule) -> dict[int, list[str]]:
@@ -126,22 +160,9 @@ def waits_of(model: L.LightningModule) -> dict[int, list[str]]:
         waits,
     ):
         on_device(model.model)
-        batch = Batch(
-            *(torch.empty(BATCH, LENGTH, dtype=torch.int64) for _ in range(4)),
-            torch.empty(9).int(),
-            LENGTH,
-        )
-        callbacks = [
-            *(kind() for kind in (ours.StopOnNonFinite, ours.Throughput, ours.NormMonitor, ours.RandomState)),
-            ours.BestCheckpoint(run_dir), ours.LastCheckpoint(run_dir), 
-            L.pytorch.callbacks.LambdaCallback(on_train_batch_start=partial(count, waits)),
-        ]  # fmt: skip
-        trainer = L.Trainer(
-            max_steps=LAST_STEP, strategy=OnDevice(torch.device(NAME, 0), NoCPU()), devices=1, gradient_clip_val=1.0,
-            accumulate_grad_batches=MICRO_BATCHES, log_every_n_steps=LOGGED_EVERY, logger=MetricsCSV(run_dir),
-            callbacks=callbacks, enable_model_summary=False,
-        )  # fmt: skip
+        batches = Batches([fake_batch()] * MICRO_BATCHES * LAST_STEP)
+        trainer = trainer_on_device(run_dir, waits)
         with contextlib.suppress(StopAsyncIteration):
-            trainer.fit(model, Batches([batch] * MICRO_BATCHES * LAST_STEP))
+            trainer.fit(model, batches)
             raise AssertionError(f"the run ended before step {LAST_STEP}")
-    return waits.seen
+    return waits.by_step

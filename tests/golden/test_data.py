@@ -1,6 +1,6 @@
-"""Prepared folders, orders of draws and batches, against hashes stored before the data's code was rewritten.
+"""Prepared folders, orders of draws and batches, against stored hashes.
 
-Every folder here is made by one task. Where an issue says that they change:
+All folders here are made by a single process. If an issue says that hashes change, write them anew:
 
     python -m tests.golden.test_data
 """
@@ -47,7 +47,9 @@ CORPORA: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "zstd": (write_slimpajama, ["SlimPajama"]),
     "trained": (write_texts, ["TextFiles", "--val_fraction", "0.2", "--on_bad", "skip", *BPE]),
 }
-"""With subsets, and with a tokenizer that is trained; every format is read against its texts in tests/data."""
+"""With subsets, and with a tokenizer that is trained; tests/data reads all formats against their
+texts."""
+
 WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
 CHUNK_TOKENS = {
     "web": [[7000] * 40, [300, 5000]],
@@ -55,13 +57,33 @@ CHUNK_TOKENS = {
     "books": [[64], [9000, 100, 12_345]],
 }
 ORDERS: dict[str, tuple[dict[str, float] | None, bool]] = {
-    "pooled": (None, True), "weighted": (WEIGHTS, True), "unshuffled": (None, False),
+    "pooled": (None, True),
+    "weighted": (WEIGHTS, True),
+    "unshuffled": (None, False),
     "weighted, unshuffled": (WEIGHTS, False),
-}  # fmt: skip
+}
+"""Weights of the subsets, and whether blocks are shuffled."""
+
 BATCHES: dict[str, dict[str, Any]] = {
-    "pooled": {}, "weighted": {"weights": WEIGHTS, "score_first_token": False}, "unshuffled": {"shuffle": False},
-}  # fmt: skip
+    "pooled": {},
+    "weighted": {"weights": WEIGHTS, "score_first_token": False},
+    "unshuffled": {"shuffle": False},
+}
+"""Settings of `TokenShards`."""
+
 RESUMED_AT = 17
+"""The number of the first batch after a resume."""
+
+RECORDED_KEYS = (
+    "documents",
+    "bytes",
+    "tokens",
+    "skipped",
+    "vocab_size",
+    "tokenizer_sha256",
+    "content_sha256",
+)
+"""The entries of a manifest that are recorded."""
 
 
 def sha256(content: bytes) -> str:
@@ -69,78 +91,76 @@ def sha256(content: bytes) -> str:
 
 
 def prepared(corpus: str, folder: Path) -> dict[str, Any]:
-    """What `anlit prepare` makes of a corpus."""
-    write, arguments = CORPORA[corpus]
-    write(folder / "hub")
+    """The manifest and the hashes of the streams that `anlit prepare` makes of a corpus."""
+    write_corpus, arguments = CORPORA[corpus]
+    source = folder / "hub"
+    out = folder / "out"
+    write_corpus(source)
     if "--tokenizer" not in arguments:
         arguments = [*arguments, "--tokenizer", str(train_tokenizer(folder / "tokenizer.json"))]
-    out = folder / "out"
-    assert main(["prepare", *arguments, "--source", str(folder / "hub"), "--output", str(out)]) == 0
+
+    assert main(["prepare", *arguments, "--source", str(source), "--output", str(out)]) == 0
+
     manifest = json.loads((out / "manifest.json").read_bytes())
-    streams = sorted(path.parent.relative_to(out).as_posix() for path in out.rglob("index.json"))
-    kept = (
-        "documents",
-        "bytes",
-        "tokens",
-        "skipped",
-        "vocab_size",
-        "tokenizer_sha256",
-        "content_sha256",
-    )
-    return {key: manifest[key] for key in kept} | {
-        "streams": {stream: sha256(read_stream(out, stream).tobytes()) for stream in streams}
-    }
+    record: dict[str, Any] = {key: manifest[key] for key in RECORDED_KEYS}
+    record["streams"] = {}
+    for path in sorted(out.rglob("index.json")):
+        stream = path.parent.relative_to(out).as_posix()
+        record["streams"][stream] = sha256(read_stream(out, stream).tobytes())
+    return record
 
 
-def drawn(order: str) -> str:
-    """Hash of 60,000 draws from three places, among them one in a later pass and period."""
+def hash_of_draws(order: str) -> str:
+    """Hash of 60,000 draws from three positions, with one position in a later pass and period."""
     weights, shuffle = ORDERS[order]
-    made = training_order(CHUNK_TOKENS, 16, weights, shuffle, seed=5)
-    parts = [made.draw(first, 20_000) for first in (0, 12_345, 1_000_003)]
-    return sha256(
-        np.concatenate([number for part in parts for number in part]).astype("<i8").tobytes()
-    )
+    training = training_order(CHUNK_TOKENS, 16, weights, shuffle, seed=5)
+    arrays: list[np.ndarray] = []
+    for first in (0, 12_345, 1_000_003):
+        arrays += training.draw(first, 20_000)
+    return sha256(np.concatenate(arrays).astype("<i8").tobytes())
 
 
-def shards(folder: Path) -> str:
-    """A folder with three subsets, by the tests' own writer."""
-    sizes = {
-        "train/web": 20_000,
-        "train/code": 9_000,
-        "train/books": 3_000,
-        "val/web": 1_500,
-        "val/books": 700,
-    }
-    write_prepared(
-        folder,
-        {name: random_tokens(size, seed=size) for name, size in sizes.items()},
-        chunk_tokens=2500,
-    )
+STREAM_TOKENS = {
+    "train/web": 20_000,
+    "train/code": 9_000,
+    "train/books": 3_000,
+    "val/web": 1_500,
+    "val/books": 700,
+}
+
+
+def write_shards(folder: Path) -> str:
+    """A folder with three subsets, by the tests' writer."""
+    tokens = {}
+    for stream, size in STREAM_TOKENS.items():
+        tokens[stream] = random_tokens(size, seed=size)
+    write_prepared(folder, tokens, chunk_tokens=2500)
     return str(folder)
 
 
-def batches(
+def batch_bytes(batch: Any) -> bytes:
+    return b"".join(tensor.numpy().tobytes() for tensor in batch[:5])
+
+
+def hashes_of_batches(
     folder: str, case: str, num_workers: int, state: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Hash of training batches 17 to 39, the state before them, hash of all validation batches."""
-    data = TokenShards(
-        folder, batch_size=4, context_length=64, num_workers=num_workers, **BATCHES[case]
-    )
+    settings = BATCHES[case]
+    data = TokenShards(folder, batch_size=4, context_length=64, num_workers=num_workers, **settings)
     data.setup()
     data.load_state_dict(state or {})
-    loader = data.train_dataloader()
-    digest, place = hashlib.sha256(), None
-    for number, batch in zip(range(RESUMED_AT if state else 0, 40), loader, strict=False):
-        if number == RESUMED_AT:
-            digest = hashlib.sha256()  # of what a resumed run has
-        digest.update(b"".join(tensor.numpy().tobytes() for tensor in batch[:5]))
+    first = RESUMED_AT if state else 0
+    digest = hashlib.sha256()
+    state_before = None
+    for number, batch in zip(range(first, 40), data.train_dataloader(), strict=False):
+        if number >= RESUMED_AT:
+            digest.update(batch_bytes(batch))
         if number == RESUMED_AT - 1:
-            place = data.state_dict()
+            state_before = data.state_dict()
     data.teardown("fit")
-    val = b"".join(
-        tensor.numpy().tobytes() for batch in data.val_dataloader() for tensor in batch[:5]
-    )
-    return {"train": digest.hexdigest(), "state": place, "val": sha256(val)}
+    validation = b"".join(batch_bytes(batch) for batch in data.val_dataloader())
+    return {"train": digest.hexdigest(), "state": state_before, "val": sha256(validation)}
 
 
 STORED = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
@@ -152,35 +172,38 @@ def test_a_corpus_is_prepared_as_it_was(corpus: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", list(ORDERS))
-def test_the_draws_are_what_they_were(order: str) -> None:
-    assert drawn(order) == STORED["draws"][order]
+def test_the_draws_are_as_they_were(order: str) -> None:
+    assert hash_of_draws(order) == STORED["draws"][order]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("case", list(BATCHES))
-def test_the_batches_are_what_they_were_also_after_a_resume(
+def test_the_batches_are_as_they_were_also_after_a_resume(
     case: str, num_workers: int, tmp_path: Path
 ) -> None:
-    record, folder = STORED["batches"][case], shards(tmp_path / "shards")
-    made = batches(folder, case, num_workers)
-    made["state"]["split"]["num_workers"] = 0
-    assert made == record
-    assert batches(folder, case, num_workers, record["state"])["train"] == record["train"]
+    stored = STORED["batches"][case]
+    folder = write_shards(tmp_path / "shards")
+
+    uninterrupted = hashes_of_batches(folder, case, num_workers)
+    resumed = hashes_of_batches(folder, case, num_workers, stored["state"])
+
+    uninterrupted["state"]["split"]["num_workers"] = 0
+    assert uninterrupted == stored
+    assert resumed["train"] == stored["train"]
 
 
 def write() -> None:
-    """Store what this machine makes."""
-    record: dict[str, Any] = {
-        "prepared": {},
-        "draws": {order: drawn(order) for order in ORDERS},
-        "batches": {},
-    }
+    """Store this machine's hashes."""
+    record: dict[str, Any] = {"prepared": {}, "draws": {}, "batches": {}}
     for corpus in CORPORA:
         with tempfile.TemporaryDirectory() as folder:
             record["prepared"][corpus] = prepared(corpus, Path(folder))
+    for order in ORDERS:
+        record["draws"][order] = hash_of_draws(order)
     with tempfile.TemporaryDirectory() as folder:
-        path = shards(Path(folder) / "shards")
-        record["batches"] = {case: batches(path, case, num_workers=0) for case in BATCHES}
+        shards = write_shards(Path(folder) / "shards")
+        for case in BATCHES:
+            record["batches"][case] = hashes_of_batches(shards, case, num_workers=0)
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -1,7 +1,7 @@
-"""The runs of every shipped study keep the hashes in their folders' names, so that `--reuse` finds recorded ones.
+"""The runs of shipped studies keep the hashes in their names, by which `--reuse` finds them.
 
-A hash is of all settings and of the content of all configuration files. Only where runs are meant to be other ones may
-the record be written anew:
+A hash covers all settings and the content of all configuration files. Only if runs are meant to
+change may the record be written anew:
 
     python -m tests.golden.test_run_hashes
 """
@@ -20,30 +20,44 @@ STUDIES = Path(__file__).parents[2] / "configs" / "study"
 RECORD = Path(__file__).with_name("run_hashes.json")
 
 
-def hashes_of(path: str, budget: str | None) -> dict[str, str]:
-    """Arm → a hash over those of its runs, each point of its grids on each seed."""
-    study = read_study(path, budget)
-    runs: dict[str, list[str]] = {}
+def hashes_of_arms(path: Path, budget: str | None) -> dict[str, str]:
+    """Arm → a hash over its runs' hashes, with a run for each point of its grids on each seed."""
+    study = read_study(str(path), budget)
+    run_hashes: dict[str, list[str]] = {}
     for arm in study.arms:
-        seeds = [*study.seeds, *(study.tuning_seeds if arm.is_tuned else ())]
-        names = [PlannedRun(arm, point, seed).name for point in arm.points for seed in seeds]
-        runs.setdefault(arm.base, []).extend(name.rpartition("-")[2] for name in names)
-    return {
-        arm: hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8]
-        for arm, names in runs.items()
-    }
+        seeds = [*study.seeds]
+        if arm.is_tuned:
+            seeds += study.tuning_seeds
+        for point in arm.points:
+            for seed in seeds:
+                run_hash = PlannedRun(arm, point, seed).name.rpartition("-")[2]
+                run_hashes.setdefault(arm.base, []).append(run_hash)
+    hashes = {}
+    for arm_name, of_runs in run_hashes.items():
+        hashes[arm_name] = hashlib.sha256(" ".join(sorted(of_runs)).encode()).hexdigest()[:8]
+    return hashes
 
 
 @pytest.mark.parametrize("study", json.loads(RECORD.read_text()) if RECORD.is_file() else {})
 def test_the_runs_of_a_shipped_study_keep_their_hashes(study: str) -> None:
     name, _, budget = study.partition(" ")
-    known = json.loads(RECORD.read_text())[study]
-    actual = hashes_of(str(STUDIES / f"{name}.yaml"), budget or None)
-    assert {arm: actual.get(arm) for arm in known} == known
+    recorded = json.loads(RECORD.read_text())[study]
+
+    actual = hashes_of_arms(STUDIES / f"{name}.yaml", budget or None)
+
+    assert {arm: actual.get(arm) for arm in recorded} == recorded
+
+
+def write() -> None:
+    """Store the hashes of all shipped studies, with each of their budgets."""
+    record = {}
+    for path in sorted(STUDIES.glob("*.yaml")):
+        budgets = yaml.safe_load(path.read_text()).get("budgets") or [None]
+        for budget in budgets:
+            name = path.stem if budget is None else f"{path.stem} {budget}"
+            record[name] = hashes_of_arms(path, budget)
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    shipped = {" ".join(filter(None, [file.stem, budget])): hashes_of(str(file), budget)
-               for file in sorted(STUDIES.glob("*.yaml"))
-               for budget in yaml.safe_load(file.read_text()).get("budgets") or [None]}  # fmt: skip
-    RECORD.write_text(json.dumps(shipped, indent=1) + "\n")
+    write()

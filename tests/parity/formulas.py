@@ -1,6 +1,7 @@
-"""The logits of each mechanism written out from their formulas, for `naive.py`; nothing is imported from anlit.
+"""The logits of each mechanism written out from their formulas, for `naive.py`.
 
-Each is a function of the score S_ij, the distance t = i − j, the number n of visible keys, the head and the block.
+Nothing is imported from anlit. Each logit is a function of the score S_ij, the distance t = i − j,
+the number n of visible keys, the head and the block.
 """
 
 import math
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.parity.naive import Block, Logit
+
+EULER = 0.57721566490153286
 
 
 def plain(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
@@ -19,20 +22,21 @@ def scale_invariant(tau: float, learned: bool = False) -> Logit:
     """The bias falls by 2 log(1 + t/τ), or at a learned rate."""
 
     def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        distance = math.log(1 + t / tau)
-        return (
-            math.sqrt(1 + 2 * distance) * score
-            - (block.learned("decay", head) if learned else 2) * distance
-        )
+        log_distance = math.log(1 + t / tau)
+        decay = block.learned("decay", head) if learned else 2
+        return math.sqrt(1 + 2 * log_distance) * score - decay * log_distance
 
     return logit
 
 
 def log_n(b: float = 1.0, c: float = 0.0, s: float | None = None) -> Logit:
-    """The strength s is learned unless it is given."""
-    return lambda score, t, n, head, block: (
-        (block.learned("strength", head) if s is None else s) * math.log(b * n + c) * score
-    )
+    """The strength is s, or learned."""
+
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        strength = block.learned("strength", head) if s is None else s
+        return strength * math.log(b * n + c) * score
+
+    return logit
 
 
 def sqrt_log_n(
@@ -41,52 +45,59 @@ def sqrt_log_n(
     """The strength is r, or learned: by all layers together if shared."""
 
     def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        learned = block.learned_globally if shared else lambda: block.learned("strength", head)
-        strength = learned() if r is None else r
+        if r is not None:
+            strength = r
+        elif shared:
+            strength = block.learned_globally()
+        else:
+            strength = block.learned("strength", head)
         return strength * (a + (2 * math.log(b * n + c)) ** 0.5) * score
 
     return logit
 
 
 def expected_maximum(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-    euler = 0.57721566490153286
     root = math.sqrt(2 * math.log(n + 2))
-    return (
-        root - (math.log(math.log(n + 2)) + math.log(4 * math.pi) - 2 * euler) / (2 * root)
-    ) * score
+    correction = math.log(math.log(n + 2)) + math.log(4 * math.pi) - 2 * EULER
+    return (root - correction / (2 * root)) * score
 
 
 def beta(d_head: int) -> Logit:
-    return lambda score, t, n, head, block: (
-        block.learned("strength", head) * n ** (2 / (d_head - 1)) * score
-    )
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        return block.learned("strength", head) * n ** (2 / (d_head - 1)) * score
+
+    return logit
 
 
-def log_bias(tau: float, other: Logit = plain) -> Logit:
-    return lambda score, t, n, head, block: (
-        other(score, t, n, head, block) - math.log((tau + t) / tau)
-    )
-
-
-def warm_start(share: float, other: Logit) -> Logit:
-    """Between plain attention and a mechanism of which only one of a and g differs from 1."""
+def log_bias(tau: float, gained: Logit = plain) -> Logit:
+    """`gained` is the logit with g(n) alone."""
 
     def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        bias = other(torch.zeros_like(score), t, n, head, block)
-        factor = other(torch.ones_like(score), t, n, head, block) - bias
+        return gained(score, t, n, head, block) - math.log((tau + t) / tau)
+
+    return logit
+
+
+def warm_start(share: float, final: Logit) -> Logit:
+    """Between plain attention and a mechanism that has only one of a and g different from 1."""
+
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        bias = final(torch.zeros_like(score), t, n, head, block)
+        factor = final(torch.ones_like(score), t, n, head, block) - bias
         return (1 - share) * score + share * (factor * score + bias)
 
     return logit
 
 
 def alibi(n_heads: int) -> Logit:
-    return lambda score, t, n, head, block: score - t / 256 ** ((head + 1) / n_heads)
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        return score - t / 256 ** ((head + 1) / n_heads)
+
+    return logit
 
 
 def log_n_with_slopes(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
     """Strength and slope are parameters of the mechanism itself."""
-    strength, slope = (
-        block["attention.mechanism.strength"][head],
-        block["attention.mechanism.slope"][head],
-    )
+    strength = block["attention.mechanism.strength"][head]
+    slope = block["attention.mechanism.slope"][head]
     return strength * math.log(n) * score - slope * t

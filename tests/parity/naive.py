@@ -1,8 +1,8 @@
 """The three architectures written out from their formulas: the oracle of the parity tests.
 
-Slow on purpose. Everything is a loop over sequences, positions, heads, queries and keys on single vectors, the
-constants are worked out here a second time, and nothing is imported from anlit. Parameters come as a dict from the
-model's names to float64 tensors, so that gradients can be compared name by name.
+Slow on purpose: loops over sequences, positions, heads, queries and keys on single vectors. The
+constants are worked out a second time, and nothing is imported from anlit. Parameters come as a
+dict from the model's names to float64 tensors, so that gradients can be compared name by name.
 
 Letters: d width, D head width, H heads, f width of the MLP, L layers; W of shape (out, in).
 """
@@ -10,24 +10,37 @@ Letters: d width, D head width, H heads, f width of the MLP, L layers; W of shap
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Vectors = list[Tensor]
-"""One vector per position."""
+"""A vector per position."""
+
 Heads = list[Vectors]
-"""Per position, one vector per head."""
+"""Per position, a vector per head."""
+
+Ids = Sequence[int] | None
+"""The document of each position; None for one document."""
+
 Logit = Callable[[Tensor, int, int, int, "Block"], Tensor]
-"""(score S_ij, distance i − j, number of keys that the query may see, head, parameters of the block) → L_ij."""
-Layer = tuple[Logit, Sequence[float], int | None]
-"""Of one layer: its logits, the radians per token of each rotated pair of dimensions, and how many keys it sees."""
+"""(score S_ij, distance i − j, number of keys that the query may see, head, parameters of the
+block) → L_ij."""
+
+
+class Layer(NamedTuple):
+    """The attention of a layer."""
+
+    logit: Logit
+    frequencies: Sequence[float]  # radians per token of each rotated pair of dimensions
+    window: int | None  # how many keys a query sees
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a model is besides its parameters."""
+    """All of a model but its parameters."""
 
     n_heads: int
     n_kv_heads: int
@@ -38,7 +51,7 @@ class Settings:
     qk_norm: bool
     norm_eps: float
     alpha: tuple[float, float]  # initial value and scale of the residual step sizes
-    s_z: tuple[float, float]  # and of the logits' scaling vector
+    s_z: tuple[float, float]  # initial value and scale of the logits' scaling vector
     qk_norm_gain: bool | None = None
     qk_norm_eps: float | None = None
     v_norm: bool = False
@@ -55,13 +68,14 @@ class Block:
     """The parameters of one block under their short names."""
 
     def __init__(self, parameters: dict[str, Tensor], layer: int) -> None:
-        self.parameters, self.prefix = parameters, f"blocks.{layer}."
+        self.parameters = parameters
+        self.prefix = f"blocks.{layer}."
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[self.prefix + name]
 
     def learned(self, name: str, head: int) -> Tensor:
-        """A mechanism's coefficient for this head: learned per head, or one for the layer."""
+        """A mechanism's coefficient for this head: learned per head, or for the layer."""
         path = f"attention.mechanism.{name}.value"
         if self.prefix + path not in self.parameters:  # inside a sliding window
             path = f"attention.mechanism.mechanism.{name}.value"
@@ -84,33 +98,39 @@ def rope(d_head: int, fraction: float, base: float = 10_000.0) -> list[float]:
 def dynamic_ntk(
     d_head: int, fraction: float, stretch: float, base: float = 10_000.0
 ) -> list[float]:
-    """RoPE whose base grew by stretch^(r/(r−2)): pair i is slowed down by stretch^(2i/(r−2))."""
+    """RoPE with a base larger by stretch^(r/(r−2)): pair i is slower by stretch^(2i/(r−2))."""
     width = int(d_head * fraction)
-    return [
-        f / stretch ** (2 * i / (width - 2)) for i, f in enumerate(rope(d_head, fraction, base))
-    ]
+    frequencies = []
+    for i, frequency in enumerate(rope(d_head, fraction, base)):
+        frequencies.append(frequency / stretch ** (2 * i / (width - 2)))
+    return frequencies
 
 
 def p_rope(d_head: int, base: float = 1024.0) -> list[float]:
     quarter = d_head // 4
-    return [1 / base ** (i / (quarter - 1)) for i in range(quarter)] + [0.0] * quarter
+    turning = [1 / base ** (i / (quarter - 1)) for i in range(quarter)]
+    return turning + [0.0] * quarter
 
 
-def place(position: int, ids: Sequence[int] | None) -> int:
-    """A token's position in its own document: where documents are masked, positions restart with each."""
-    return position if ids is None else sum(ids[j] == ids[position] for j in range(position))
+def position_in_document(position: int, ids: Ids) -> int:
+    """Positions restart with each document that is masked."""
+    if ids is None:
+        return position
+    return sum(ids[j] == ids[position] for j in range(position))
 
 
 def rotate(x: Tensor, position: int, frequencies: Sequence[float]) -> Tensor:
-    turned, half = list(x), len(frequencies)
+    turned = list(x)
+    half = len(frequencies)
     for i, frequency in enumerate(frequencies):
-        cos, sin = math.cos(position * frequency), math.sin(position * frequency)
+        cos = math.cos(position * frequency)
+        sin = math.sin(position * frequency)
         turned[i] = cos * x[i] - sin * x[i + half]
         turned[i + half] = sin * x[i] + cos * x[i + half]
     return torch.stack(turned)
 
 
-# Parts.
+# Functions of one vector
 
 
 def unit(x: Tensor) -> Tensor:
@@ -126,68 +146,93 @@ def silu(x: Tensor) -> Tensor:
 
 
 def heads(weight: Tensor, x: Tensor, n_heads: int) -> Vectors:
-    """W x, cut into one vector per head: head h owns rows h·D … (h+1)·D of W."""
+    """W x, cut into a vector per head: head h has rows h·D … (h+1)·D of W."""
     d_head = weight.shape[0] // n_heads
     return [weight[h * d_head : (h + 1) * d_head] @ x for h in range(n_heads)]
 
 
 def shared(vectors: Vectors, head: int, s: Settings) -> Tensor:
-    """The key or value that a query head uses: n_heads/n_kv_heads query heads in a row have the same."""
+    """The key or value of a query head: n_heads/n_kv_heads query heads in a row have the same."""
     return vectors[head // (s.n_heads // len(vectors))]
 
 
+# Attention
+
+
+Turn = Callable[[Tensor, str, int], Tensor]
+"""(W x of a head, q or k, the token's position in its document) → query or key, normalised and
+rotated."""
+
+
 def project(
-    xs: Vectors, ids: Sequence[int] | None, block: Block, s: Settings, turn: Callable[[Tensor, str, int], Tensor],
+    xs: Vectors,
+    ids: Ids,
+    block: Block,
+    s: Settings,
+    turn: Turn,
     s_qk: Sequence[Tensor] | None = None,
-) -> tuple[Heads, Heads, Heads]:  # fmt: skip
+) -> tuple[Heads, Heads, Heads]:
     """Queries, keys and values of each position and head.
 
-    `turn` is called with W x of a head, q or k, and the token's place. `s_qk` has a vector for each head of queries,
-    which multiplies the keys that they share, too.
+    `s_qk` has a vector for each head of queries, which multiplies the keys that heads share, too.
     """
     q: Heads = []
     k: Heads = []
+    v: Heads = []
     for position, x in enumerate(xs):
-        for name, into, n in (("q", q, s.n_heads), ("k", k, s.n_kv_heads)):
-            vectors = [
-                turn(y, name, place(position, ids)) for y in heads(block[f"W_{name}.weight"], x, n)
-            ]
-            if s_qk is not None:
-                vectors = [shared(vectors, head, s) * s_qk[head] for head in range(s.n_heads)]
-            into.append(vectors)
-    return q, k, [heads(block["W_v.weight"], x, s.n_kv_heads) for x in xs]
+        place = position_in_document(position, ids)
+        queries = [turn(y, "q", place) for y in heads(block["W_q.weight"], x, s.n_heads)]
+        keys = [turn(y, "k", place) for y in heads(block["W_k.weight"], x, s.n_kv_heads)]
+        if s_qk is not None:
+            queries = [queries[head] * s_qk[head] for head in range(s.n_heads)]
+            keys = [shared(keys, head, s) * s_qk[head] for head in range(s.n_heads)]
+        q.append(queries)
+        k.append(keys)
+        v.append(heads(block["W_v.weight"], x, s.n_kv_heads))
+    return q, k, v
+
+
+def is_visible(query: int, key: int, ids: Ids, window: int | None) -> bool:
+    if ids is not None and ids[key] != ids[query]:
+        return False
+    if window is not None and query - key >= window:
+        return False
+    return key <= query
 
 
 def attend(
-    q: Heads, k: Heads, v: Heads, x: Vectors, ids: Sequence[int] | None, block: Block, layer: Layer, s: Settings,
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    x: Vectors,
+    ids: Ids,
+    block: Block,
+    layer: Layer,
+    s: Settings,
     norm: Callable[[Tensor, str], Tensor],
-) -> Vectors:  # fmt: skip
+) -> Vectors:
     """Per position, the heads' averages of v side by side, as they go into W_o.
 
-    `x` is what the gates read; `norm` is the architecture's norm, called with a vector and the name of its gain.
+    The gates read `x`. `norm` is the architecture's norm of a vector, called with the name of its
+    gain.
     """
-    logit, _, window = layer
     output = []
     for i in range(len(q)):
-        keys = [
-            j
-            for j in range(i + 1)
-            if (ids is None or ids[j] == ids[i]) and (window is None or i - j < window)
-        ]
+        keys = [j for j in range(i + 1) if is_visible(i, j, ids, layer.window)]
         averages = []
         for h in range(len(q[i])):
-            average, total = torch.zeros_like(v[0][0]), 0.0
+            weighted_sum = torch.zeros_like(v[0][0])
+            total = 0.0
             for j in keys:
                 score = (q[i][h] * shared(k[j], h, s)).sum() * len(q[i][h]) ** -0.5
-                weight, value = (
-                    torch.exp(logit(score, i - j, len(keys), h, block)),
-                    shared(v[j], h, s),
-                )
-                average = average + weight * (norm(value, "norm_v") if s.v_norm else value)
+                weight = torch.exp(layer.logit(score, i - j, len(keys), h, block))
+                value = shared(v[j], h, s)
+                if s.v_norm:
+                    value = norm(value, "norm_v")
+                weighted_sum = weighted_sum + weight * value
                 total = total + weight
-            averages.append(
-                norm(average / total, "output.norm") if s.attention_norm else average / total
-            )
+            average = weighted_sum / total
+            averages.append(norm(average, "output.norm") if s.attention_norm else average)
         side_by_side = torch.cat(averages)
         if s.gated:
             gate = 2 / (1 + torch.exp(-block["output.W_g.weight"] @ x[i]))
@@ -204,149 +249,164 @@ def nu_acf(sigma: float) -> float:
     return float(1 / np.sqrt(mean_square))
 
 
-# Architectures: h of one sequence → logits of that sequence.
+def unit_norm(x: Tensor, name: str) -> Tensor:
+    """The norm of nGPT and anGPT, without a gain."""
+    return unit(x)
 
 
-def gpt(
-    parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings
-) -> Tensor:
+# Architectures: h of one sequence → logits of that sequence
+
+
+def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Ids, s: Settings) -> Tensor:
+    for number, layer in enumerate(s.layers):
+        h = gpt_block(Block(parameters, number), layer, h, ids, s)
+    logits = []
+    for h_i in h:
+        x = rms(h_i, s.norm_eps) * parameters["norm_f.gain"]
+        logits.append(parameters["head.weight"] @ x)
+    return torch.stack(logits)
+
+
+def gpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -> Vectors:
     qk_eps = s.norm_eps if s.qk_norm_eps is None else s.qk_norm_eps
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return rms(x, s.norm_eps) * block[f"{name}.gain"]
+
+    def turn(x: Tensor, name: str, place: int) -> Tensor:
+        if s.qk_norm:
+            x = rms(x, qk_eps)
+            if s.qk_norm_gain is not False:
+                x = x * block[f"norm_{name}.gain"]
+        return rotate(x, place, layer.frequencies)
+
+    xs = [norm(h_i, "norm_1") for h_i in h]
+    q, k, v = project(xs, ids, block, s, turn)
+    attended = attend(q, k, v, xs, ids, block, layer, s, norm)
+    new_h = []
+    for h_i, a in zip(h, attended, strict=True):
+        update = block["W_o.weight"] @ a
+        h_i = h_i + (norm(update, "post_norm_A") if s.post_norm else update)
+        x = norm(h_i, "norm_2")
+        u = block["W_u.weight"] @ x
+        z = block["W_z.weight"] @ x
+        update = block["W_d.weight"] @ (u * silu(z))
+        new_h.append(h_i + (norm(update, "post_norm_M") if s.post_norm else update))
+    return new_h
+
+
+def normalised_logits(parameters: dict[str, Tensor], h: Vectors, s: Settings) -> Tensor:
+    """The logits of nGPT and anGPT."""
+    s_z = parameters["s_z.stored"] * (s.s_z[0] / s.s_z[1])
+    return torch.stack([s_z * (parameters["head.weight"] @ h_i) for h_i in h])
+
+
+def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Ids, s: Settings) -> Tensor:
     for number, layer in enumerate(s.layers):
-        block = Block(parameters, number)
-
-        def norm(x: Tensor, name: str, block: Block = block) -> Tensor:
-            return rms(x, s.norm_eps) * block[f"{name}.gain"]
-
-        def turn(
-            x: Tensor, name: str, place: int, block: Block = block, layer: Layer = layer
-        ) -> Tensor:
-            if s.qk_norm:
-                x = rms(x, qk_eps) * (1 if s.qk_norm_gain is False else block[f"norm_{name}.gain"])
-            return rotate(x, place, layer[1])
-
-        xs = [norm(h_i, "norm_1") for h_i in h]
-        attended = attend(*project(xs, ids, block, s, turn), xs, ids, block, layer, s, norm)
-        after = []
-        for h_i, a in zip(h, attended, strict=True):
-            update = block["W_o.weight"] @ a
-            h_i = h_i + (norm(update, "post_norm_A") if s.post_norm else update)
-            x = norm(h_i, "norm_2")
-            update = block["W_d.weight"] @ (
-                (block["W_u.weight"] @ x) * silu(block["W_z.weight"] @ x)
-            )
-            after.append(h_i + (norm(update, "post_norm_M") if s.post_norm else update))
-        h = after
-    return torch.stack(
-        [
-            parameters["head.weight"] @ (rms(h_i, s.norm_eps) * parameters["norm_f.gain"])
-            for h_i in h
-        ]
-    )
+        h = ngpt_block(Block(parameters, number), layer, h, ids, s)
+    return normalised_logits(parameters, h, s)
 
 
-def ngpt(
-    parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings
-) -> Tensor:
+def ngpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -> Vectors:
     root_d = math.sqrt(s.d_model)
+    alpha_a = (block["alpha_A.stored"] * (s.alpha[0] / s.alpha[1])).abs()
+    alpha_m = (block["alpha_M.stored"] * (s.alpha[0] / s.alpha[1])).abs()
+
+    def turn(x: Tensor, name: str, place: int) -> Tensor:
+        # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
+        # Without QK-norm √d on both; a finite ε is relative to it (the package's choices).
+        x = rotate(x, place, layer.frequencies)
+        if not s.qk_norm:
+            return x * root_d
+        if s.qk_norm_eps:
+            return rms(x * root_d, s.qk_norm_eps)
+        return unit(x) * math.sqrt(s.d_head)
+
+    s_qk = None
+    if s.qk_norm_gain is not False:
+        s_qk = (block["s_qk.stored"] * root_d).split(s.d_head)  # init 1, scale 1/√d
+    q, k, v = project(h, ids, block, s, turn, s_qk)
+    gate_inputs = [root_d * x for x in h]
+    attended = attend(q, k, v, gate_inputs, ids, block, layer, s, unit_norm)
+    new_h = []
+    for h_i, a in zip(h, attended, strict=True):
+        h_a = unit(block["W_o.weight"] @ a)
+        h_i = unit(h_i + alpha_a * (h_a - h_i))
+        u = block["s_u.stored"] * (block["W_u.weight"] @ h_i)
+        z = root_d * block["s_v.stored"] * (block["W_z.weight"] @ h_i)
+        h_m = unit(block["W_d.weight"] @ (u * silu(z)))
+        new_h.append(unit(h_i + alpha_m * (h_m - h_i)))
+    return new_h
+
+
+def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Ids, s: Settings) -> Tensor:
     for number, layer in enumerate(s.layers):
-        block = Block(parameters, number)
-        alpha_a, alpha_m = (
-            (block[f"alpha_{part}.stored"] * (s.alpha[0] / s.alpha[1])).abs() for part in "AM"
-        )
-
-        def turn(x: Tensor, name: str, place: int, layer: Layer = layer) -> Tensor:
-            # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
-            # Without QK-norm √d on both, which a finite ε is relative to (the package's choices).
-            x = rotate(x, place, layer[1])
-            if not s.qk_norm:
-                return x * root_d
-            return (
-                rms(x * root_d, s.qk_norm_eps) if s.qk_norm_eps else unit(x) * math.sqrt(s.d_head)
-            )
-
-        has_s_qk = s.qk_norm_gain is not False
-        s_qk = (
-            (block["s_qk.stored"] * root_d).split(s.d_head) if has_s_qk else None
-        )  # init 1, scale 1/√d
-        q, k, v = project(h, ids, block, s, turn, s_qk)
-        attended = attend(
-            q, k, v, [root_d * x for x in h], ids, block, layer, s, lambda x, name: unit(x)
-        )
-        after = []
-        for h_i, a in zip(h, attended, strict=True):
-            h_a = unit(block["W_o.weight"] @ a)
-            h_i = unit(h_i + alpha_a * (h_a - h_i))
-            u = block["s_u.stored"] * (block["W_u.weight"] @ h_i)
-            z = root_d * block["s_v.stored"] * (block["W_z.weight"] @ h_i)
-            h_m = unit(block["W_d.weight"] @ (u * silu(z)))
-            after.append(unit(h_i + alpha_m * (h_m - h_i)))
-        h = after
-    s_z = parameters["s_z.stored"] * (s.s_z[0] / s.s_z[1])
-    return torch.stack([s_z * (parameters["head.weight"] @ h_i) for h_i in h])
+        h = angpt_block(Block(parameters, number), layer, h, ids, s)
+    return normalised_logits(parameters, h, s)
 
 
-def angpt(
-    parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings
-) -> Tensor:
-    d, root_d, f, off = s.d_model, math.sqrt(s.d_model), s.d_ff, 1 + s.error
-    nu_qkv, nu_p, nu_uz, nu_d = (
-        off * math.sqrt(x) for x in (d / s.d_head, s.d_head / d, d / f, f / d)
-    )
-    sigma = math.sqrt(d / f) if s.silu_std is None else s.silu_std
+def angpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -> Vectors:
+    root_d = math.sqrt(s.d_model)
+    scale = 1 + s.error
+    nu_qkv = scale * math.sqrt(s.d_model / s.d_head)
+    nu_p = scale * math.sqrt(s.d_head / s.d_model)
+    nu_uz = scale * math.sqrt(s.d_model / s.d_ff)
+    nu_d = scale * math.sqrt(s.d_ff / s.d_model)
+    sigma = math.sqrt(s.d_model / s.d_ff) if s.silu_std is None else s.silu_std
+    alpha_a = block["alpha_A.stored"] * (s.alpha[0] / s.alpha[1])
+    alpha_m = block["alpha_M.stored"] * (s.alpha[0] / s.alpha[1])
 
-    def step(h: Tensor, to: Tensor, alpha: Tensor) -> Tensor:
+    def step(h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
         nu = (alpha**2 + (1 - alpha) ** 2) ** -0.5 if s.residual_factor else 1.0
-        return nu * (h + alpha * ((unit(to) if s.post_norm else to) - h))
+        if s.post_norm:
+            suggestion = unit(suggestion)
+        return nu * (h + alpha * (suggestion - h))
 
-    for number, layer in enumerate(s.layers):
-        block = Block(parameters, number)
-        alpha_a, alpha_m = (
-            block[f"alpha_{part}.stored"] * (s.alpha[0] / s.alpha[1]) for part in "AM"
-        )
+    def turn(x: Tensor, name: str, place: int) -> Tensor:
+        # q and k get root mean square 1 by √D (the package's choice): without QK-norm, and if a
+        # finite ε is added to the mean square. A gain comes before the rotation.
+        x = nu_qkv * x
+        if not s.qk_norm:
+            x = x * math.sqrt(s.d_head)
+        elif s.qk_norm_eps is None:
+            x = rms(x, s.norm_eps)
+        else:
+            x = rms(x * math.sqrt(s.d_head), s.qk_norm_eps)
+        if s.qk_norm and s.qk_norm_gain:
+            x = x * block[f"norm_{name}.gain"]
+        return rotate(x, place, layer.frequencies)
 
-        def turn(
-            x: Tensor, name: str, place: int, block: Block = block, layer: Layer = layer
-        ) -> Tensor:
-            # q and k get root mean square 1 by √D (the package's choice): without QK-norm, and where a finite ε is
-            # added to the mean square. A gain comes before the rotation.
-            x = nu_qkv * x * (1 if s.qk_norm and s.qk_norm_eps is None else math.sqrt(s.d_head))
-            if s.qk_norm:
-                x = rms(x, s.norm_eps if s.qk_norm_eps is None else s.qk_norm_eps)
-            return rotate(
-                x * block[f"norm_{name}.gain"] if s.qk_norm and s.qk_norm_gain else x,
-                place,
-                layer[1],
-            )
-
-        s_qk = (
-            (block["s_qk.stored"] * root_d).split(s.d_head) if s.s_qk else None
-        )  # init 1, scale 1/√d
-        q, k, v = project(h, ids, block, s, turn, s_qk)
-        v = [[nu_qkv * vector for vector in vectors] for vectors in v]
-        attended = attend(
-            q, k, v, [root_d * x for x in h], ids, block, layer, s, lambda x, name: unit(x)
-        )
-        after = []
-        for h_i, a in zip(h, attended, strict=True):
-            h_i = step(h_i, nu_p * (block["W_o.weight"] @ a), alpha_a)
-            u, z = nu_uz * (block["W_u.weight"] @ h_i), off * sigma * (block["W_z.weight"] @ h_i)
-            h_m = nu_d * (block["W_d.weight"] @ (off * nu_acf(sigma) * u * silu(root_d * z)))
-            after.append(step(h_i, h_m, alpha_m))
-        h = after
-    s_z = parameters["s_z.stored"] * (s.s_z[0] / s.s_z[1])
-    return torch.stack([s_z * (parameters["head.weight"] @ h_i) for h_i in h])
+    s_qk = None
+    if s.s_qk:
+        s_qk = (block["s_qk.stored"] * root_d).split(s.d_head)  # init 1, scale 1/√d
+    q, k, v = project(h, ids, block, s, turn, s_qk)
+    for values in v:
+        values[:] = [nu_qkv * value for value in values]
+    gate_inputs = [root_d * x for x in h]
+    attended = attend(q, k, v, gate_inputs, ids, block, layer, s, unit_norm)
+    new_h = []
+    for h_i, a in zip(h, attended, strict=True):
+        h_i = step(h_i, nu_p * (block["W_o.weight"] @ a), alpha_a)
+        u = nu_uz * (block["W_u.weight"] @ h_i)
+        z = scale * sigma * (block["W_z.weight"] @ h_i)
+        activation = scale * nu_acf(sigma) * u * silu(root_d * z)
+        h_m = nu_d * (block["W_d.weight"] @ activation)
+        new_h.append(step(h_i, h_m, alpha_m))
+    return new_h
 
 
 def run(
-    architecture: Callable[..., Tensor], parameters: dict[str, Tensor], tokens: Tensor, document_ids: Tensor | None,
+    architecture: Callable[..., Tensor],
+    parameters: dict[str, Tensor],
+    tokens: Tensor,
+    document_ids: Tensor | None,
     settings: Settings,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """tokens (B, T) → logits (B, T, V), and the embedded input (B, T, d), which keeps its gradient."""
+) -> tuple[Tensor, Tensor]:
+    """tokens (B, T) → logits (B, T, V), and the embedded input (B, T, d) with its gradient."""
     embedded = parameters["embedding.weight"][tokens]
     embedded.retain_grad()
     ids = [None] * len(tokens) if document_ids is None else document_ids.tolist()
-    logits = [
-        architecture(parameters, list(h), row, settings)
-        for h, row in zip(embedded, ids, strict=True)
-    ]
+    logits = []
+    for h, row_ids in zip(embedded, ids, strict=True):
+        logits.append(architecture(parameters, list(h), row_ids, settings))
     return torch.stack(logits), embedded

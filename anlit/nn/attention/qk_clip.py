@@ -72,7 +72,7 @@ def shrink(
 def _scale_heads(
     linear: ScaledLinear, norm: nn.Module, factors: Tensor, gain_factor: Tensor
 ) -> None:
-    """Multiply the norm's gain by `gain_factor` or, without a gain, each head's rows by a factor."""
+    """Multiply the norm's gain, if it has a gain, by `gain_factor`, else each head's rows."""
     if isinstance(norm, RMSNorm) and norm.gain is not None:
         norm.gain.mul_(gain_factor)
     else:

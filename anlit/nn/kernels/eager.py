@@ -72,7 +72,7 @@ def by_blocks(attend_block: Callable[..., Tensor], q: Tensor, *shared: Tensor | 
     return torch.cat(outputs, -2)
 
 
-def _attend_block(first: int, q: Tensor, *shared: Tensor | None, **settings: Any) -> Tensor:
+def _attend_block(first: int, q: Tensor, *shared: Any, **settings: Any) -> Tensor:
     """Attention of a block of queries; a CPU computes it in slices.
 
     The arguments are `_attend_slice`'s.

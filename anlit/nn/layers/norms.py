@@ -114,7 +114,7 @@ def _silu_square_density(x: float, sigma: float) -> float:
 
 
 def nu_residual(alpha: Tensor) -> Tensor:
-    """1/√(α² + (1−α)²), elementwise: keeps the norm of (1−α) ∘ h + α ∘ h' for orthogonal vectors."""
+    """1/√(α² + (1−α)²), elementwise: keeps the norm of (1−α) ∘ h + α ∘ h' for orthogonal h, h'."""
     return torch.rsqrt(alpha.square() + (1 - alpha).square())
 
 
@@ -188,4 +188,8 @@ EAGER = Functions(_divide, _sum_squares, _divide_by_roots)
 
 @cache
 def _compiled() -> Functions:
-    return Functions(*[torch.compile(function, dynamic=False) for function in EAGER])
+    return Functions(
+        torch.compile(_divide, dynamic=False),
+        torch.compile(_sum_squares, dynamic=False),
+        torch.compile(_divide_by_roots, dynamic=False),
+    )

@@ -22,7 +22,7 @@ from anlit.nn.attention.qk_clip import QKClip
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.layers.cross_entropy import linear_cross_entropy
 from anlit.nn.layers.linear import ScaledLinear, TokenEmbedding
-from anlit.nn.layers.norms import Constraint, RMSNorm, restore_norms
+from anlit.nn.layers.norms import Constraint, Norms, RMSNorm, restore_norms
 from anlit.nn.layers.positions import Positions, Rotation
 from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.layers.scaling import ScalingVector
@@ -147,7 +147,7 @@ class Decoder(nn.Module):
         return self.head(x, scale)
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The last h (B, T, d) → the head's input (B, T, d), and factors (V,) of its rows or None."""
+        """The last h (B, T, d) → the head's input (B, T, d), and a factor per row (V,) or None."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -275,7 +275,7 @@ class NormalisedDecoder(Decoder):
     def restore_norms(self) -> None:
         constraints: list[Constraint] = []
         for name, weight in self.matrices():
-            norms = "bounded" if name == "W_g" else self.norms
+            norms: Norms = "bounded" if name == "W_g" else self.norms
             constraints.append((weight, self.axis(name), norms))
         restore_norms(constraints, self.compiles_norms)
 

@@ -120,7 +120,9 @@ class Runtime:
         """
         if compiles:
             _configure_compiler()
-        limit = {"recompile_limit": RECOMPILE_LIMIT} if TAKES_RECOMPILE_LIMIT else {}
+        limit: dict[str, Any] = {}
+        if TAKES_RECOMPILE_LIMIT:
+            limit = {"recompile_limit": RECOMPILE_LIMIT}
         for number, block in enumerate(decoder.blocks):
             vars(block).pop("forward", None)  # the replacement of an earlier call
             if compiles:

@@ -1,4 +1,4 @@
-"""Any kernel against the readable kernel in float64: bounds, and inputs of every kind."""
+"""Compares any kernel with the readable kernel in float64: bounds, and inputs of all kinds."""
 
 import copy
 from functools import partial
@@ -24,7 +24,7 @@ from tests.nn.attention.examples import SHIPPED, LogNWithSlopes
 
 
 class Straight(Mechanism):
-    """a(t) = 1 + s·t/64 and m(t) = −s·2^{−h}·t for head h, s learned per head: straight at every distance."""
+    """a(t) = 1 + s·t/64 and m(t) = −s·2^{−h}·t for head h, s learned per head: straight lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,19 +34,24 @@ class Straight(Mechanism):
         return 1 + self.slope() * t / 64
 
     def distance_bias(self, t: Tensor) -> Tensor:
-        return (
-            -self.slope() * 2.0 ** -torch.arange(1, self.n_heads + 1, device=t.device)[:, None] * t
-        )
+        heads = torch.arange(1, self.n_heads + 1, device=t.device)[:, None]
+        return -self.slope() * 2.0**-heads * t
 
 
 MECHANISMS: dict[str, Mechanism] = {
-    **SHIPPED, "of one's own": LogNWithSlopes(), "straight": Straight(), "window of one": SlidingWindow(1),
+    **SHIPPED,
+    "a user's": LogNWithSlopes(),
+    "straight": Straight(),
+    "window of one": SlidingWindow(1),
     "window, alibi": SlidingWindow(6, ALiBi()),
-}  # fmt: skip
+}
+
 FLASH = ("plain", "log n", "window", "window of one", "window, log n", "alibi", "window, alibi")
 """Mechanisms that flash attention can compute."""
-ONE_COEFFICIENT = [name for name in MECHANISMS if name != "of one's own"]
-"""The mechanisms whose a(t) and m(t) learn one coefficient at most, as our Triton kernels need it."""
+
+ONE_COEFFICIENT = [name for name in MECHANISMS if name != "a user's"]
+"""Mechanisms with at most one learned coefficient in a(t) and m(t), as our Triton kernels need it."""
+
 WIDTHS = [32, 64, 80, 96, 128, 256]
 
 kinds = pytest.mark.parametrize("kind", ["dense", "documents", "window"])
@@ -55,14 +60,15 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.b
 
 
 def inputs(*shape: int, dtype: torch.dtype, n_heads_kv: int | None = None) -> list[Tensor]:
-    """q, k, v and weights for a scalar of the output, (B, H or H_kv, T, D), as the projections leave them."""
+    """q, k, v and weights for a scalar of the output, (B, H or H_kv, T, D), in the projections' layout."""
     B, H, T, D = shape
-    heads = (H, n_heads_kv or H, n_heads_kv or H, H)
+    G = n_heads_kv or H
     generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randn(B, T, h, D, generator=generator, dtype=torch.float64).to(dtype).transpose(1, 2)
-        for h in heads
-    ]
+    tensors = []
+    for n_heads in (H, G, G, H):
+        x = torch.randn(B, T, n_heads, D, generator=generator, dtype=torch.float64)
+        tensors.append(x.to(dtype).transpose(1, 2))
+    return tensors
 
 
 def packed(batch: int, length: int, kind: str, device: str = "cpu") -> Documents:
@@ -77,16 +83,16 @@ def packed(batch: int, length: int, kind: str, device: str = "cpu") -> Documents
 def gradients(
     attend, mechanism: Mechanism, tensors: list[Tensor], documents: Documents
 ) -> dict[str, Tensor]:
-    """The output and the gradients of q, k, v and of what the mechanism learns, all of them in one vector."""
+    """The output and the gradients of q, k and v; and of all learned coefficients, as one vector."""
     *qkv, probe = tensors
     q, k, v = (x.detach().requires_grad_() for x in qkv)
     output = attend(q, k, v, mechanism, documents, 0.0)
-    dq, dk, dv, *others = torch.autograd.grad(
+    dq, dk, dv, *d_learned = torch.autograd.grad(
         output, (q, k, v, *learned_parameters(mechanism)), probe
     )
     result = {"output": output.detach(), "q": dq, "k": dk, "v": dv}
-    if others:
-        result["learned"] = torch.cat([gradient.flatten() for gradient in others])
+    if d_learned:
+        result["learned"] = torch.cat([gradient.flatten() for gradient in d_learned])
     return {name: x.double().cpu() for name, x in result.items()}
 
 
@@ -96,39 +102,43 @@ def assert_close(
     dtype: torch.dtype,
     learned_size: float | None = None,
 ) -> None:
-    """Every entry is within its bound, relative to the reference; what is learned relative to `learned_size`."""
+    """Check that all errors are within their bounds, relative to the reference.
+
+    The error of learned coefficients is relative to `learned_size`.
+    """
     assert actual.keys() == expected.keys()
-    of_v = expected["v"].norm()
+    size_of_dv = expected["v"].norm()
     for name, reference in expected.items():
-        size = reference.norm()
+        scale = reference.norm()
+        bound = BOUNDS[dtype]
         if name == "learned" and learned_size is not None:
-            scale, bound = learned_size, LEARNED_BOUNDS[dtype]
-        elif size < NEGLIGIBLE * of_v:  # a query that sees one key gives q and k no gradient
-            scale, bound = of_v, BOUNDS[dtype]
-        else:
-            scale, bound = size, BOUNDS[dtype]
+            scale = learned_size
+            bound = LEARNED_BOUNDS[dtype]
+        elif scale < NEGLIGIBLE * size_of_dv:
+            # A query that sees a single key gives q and k no gradient.
+            scale = size_of_dv
         error = (actual[name] - reference).norm() / scale
         assert error <= bound, f"{name}: relative error {error:.1e}, more than {bound:.0e}"
 
 
 assert_same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
-"""Every number, in float64."""
+"""For numbers in float64."""
 
 
 def repeated(attend: Any) -> Any:
-    """`attend` with a copy of the keys and values for each head: head h of H gets those of h // (H/G)."""
+    """`attend` with keys and values copied for each head: head h of H gets head h // (H/G)."""
 
-    def run(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    def attend_repeated(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
         index = [h * k.shape[1] // q.shape[1] for h in range(q.shape[1])]
-        return attend(q, k[:, index], v[:, index], *rest)
+        return attend(q, k[:, index], v[:, index], *settings)
 
-    return run
+    return attend_repeated
 
 
 def windowed(mechanism: Mechanism, kind: str) -> Mechanism:
-    """The mechanism, for inputs of kind `window` inside a window of 11 keys unless it has one."""
-    has_one = mechanism.for_layer(1, 8, 0).window is not None
-    return SlidingWindow(11, mechanism) if kind == "window" and not has_one else mechanism
+    """The mechanism; for inputs of kind `window` inside a window of 11 keys, unless it has a window."""
+    has_window = mechanism.for_layer(1, 8, 0).window is not None
+    return SlidingWindow(11, mechanism) if kind == "window" and not has_window else mechanism
 
 
 def check(
@@ -139,37 +149,38 @@ def check(
     dtype: torch.dtype,
     device: str = "cpu",
 ) -> None:
-    """`kernel` against the readable one in float64, both with the numbers as `dtype` rounds them."""
+    """Compare `kernel` with the readable kernel in float64, both on numbers that `dtype` rounds."""
     B, H, T, D = shape
-    mechanism, reference = (
-        # a copy, because a coefficient that layers share is the template's, and changes dtype with them
-        windowed(copy.deepcopy(MECHANISMS[name]), kind).for_layer(H, D, 0)
-        for _ in range(2)
-    )
+    mechanism = layer_of(name, kind, H, D).float().to(device)
+    reference = layer_of(name, kind, H, D).double()
     tensors = inputs(*shape, dtype=dtype)
-    wide = [x.double() for x in tensors]
+    wide_tensors = [x.double() for x in tensors]
     documents = packed(B, T, kind)
-    reference.double()
-    expected = gradients(eager.attend, reference, wide, documents)
+
+    expected = gradients(eager.attend, reference, wide_tensors, documents)
     learned_size = None
     if "learned" in expected:
-        *qkv, probe = wide
-        sizes = size_of_terms(
-            lambda signed: learned_gradients(eager.attend, reference, [*qkv, signed], documents),
-            probe,
-        )
-        learned_size = torch.stack(sizes).norm().item()
-    on_device = [x.to(device) for x in tensors]
-    actual = gradients(
-        kernel.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device)
-    )
+        learned_size = size_of_learned_gradients(reference, wide_tensors, documents)
+    tensors_on_device = [x.to(device) for x in tensors]
+    documents_on_device = packed(B, T, kind, device)
+    actual = gradients(kernel.attend, mechanism, tensors_on_device, documents_on_device)
+
     assert_close(actual, expected, dtype, learned_size)
 
 
-def learned_gradients(
-    attend: Any, mechanism: Mechanism, tensors: list[Tensor], documents: Documents
-) -> list[Tensor]:
-    """The gradients of what the mechanism learns, alone."""
+def layer_of(name: str, kind: str, n_heads: int, d_head: int) -> Mechanism:
+    """The mechanism of a layer, from a copy: a shared coefficient is the template's, and changes dtype with layers."""
+    return windowed(copy.deepcopy(MECHANISMS[name]), kind).for_layer(n_heads, d_head, 0)
+
+
+def size_of_learned_gradients(
+    mechanism: Mechanism, tensors: list[Tensor], documents: Documents
+) -> float:
+    """The norm of the gradients' terms, before terms of different sign cancel."""
     *qkv, probe = tensors
-    output = attend(*qkv, mechanism, documents, 0.0)
-    return list(torch.autograd.grad(output, learned_parameters(mechanism), probe))
+
+    def learned_gradients(signed_probe: Tensor) -> list[Tensor]:
+        output = eager.attend(*qkv, mechanism, documents, 0.0)
+        return list(torch.autograd.grad(output, learned_parameters(mechanism), signed_probe))
+
+    return torch.stack(size_of_terms(learned_gradients, probe)).norm().item()

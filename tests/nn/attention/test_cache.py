@@ -1,4 +1,4 @@
-"""Text read in pieces, with its keys kept, gives what it gives when it is read at once."""
+"""Text that is read in pieces with a cache gives the same logits as text that is read at once."""
 
 from collections.abc import Sequence
 from itertools import pairwise, product
@@ -36,47 +36,76 @@ DOCUMENTS = (TOKENS == 3).cumsum(1)
 def in_pieces(
     model: Decoder, tokens: Tensor, ids: Any, cache: KeyValueCache, cuts: Sequence[int] = CUTS
 ) -> Tensor:
-    parts = (slice(first, end) for first, end in pairwise(cuts))
-    return torch.cat(
-        [model(tokens[:, i], None if ids is None else ids[:, i], cache=cache) for i in parts], 1
-    )
+    logits = []
+    for first, end in pairwise(cuts):
+        ids_of_piece = None if ids is None else ids[:, first:end]
+        logits.append(model(tokens[:, first:end], ids_of_piece, cache=cache))
+    return torch.cat(logits, 1)
 
 
-TELLING = ("plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "window, log n")
+NORMS = {"v_norm": True, "attention_norm": True, "post_norm": True}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "rope": {"positions": RoPE(1.0)}, "p-rope": {"positions": PRoPE()}, "nope": {"positions": NoPE()},
+    "defaults": {},
+    "rope": {"positions": RoPE(1.0)},
+    "p-rope": {"positions": PRoPE()},
+    "nope": {"positions": NoPE()},
     "dynamic ntk": {"positions": DynamicNTK(training_length=10)},
     "pattern of positions": {"positions": PositionsPattern([RoPE(), NoPE()])},
-    "norms": {"attention_gate": "per_head", "v_norm": True, "attention_norm": True, "post_norm": True},
+    "norms": {"attention_gate": "per_head", **NORMS},
     "epsilon": {"attention_gate": "per_element", "qk_norm_eps": 0.1},
-    "one key": {"n_heads": 4, "n_kv_heads": 1, "d_head": 12}, "two keys": {"n_heads": 4, "n_kv_heads": 2, "d_head": 12},
-}  # fmt: skip
+    "one key": {"n_heads": 4, "n_kv_heads": 1, "d_head": 12},
+    "two keys": {"n_heads": 4, "n_kv_heads": 2, "d_head": 12},
+}
+WITH_ALL_SETTINGS = (
+    "plain",
+    "scale-invariant, c per layer",
+    "sqrt log n",
+    "alibi",
+    "window, log n",
+)
+"""The mechanisms that are tried with all settings."""
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [*product(SHIPPED, ["as it is"]), *product(TELLING, SETTINGS)]
+    ("name", "settings"),
+    [*product(SHIPPED, ["defaults"]), *product(WITH_ALL_SETTINGS, list(SETTINGS)[1:])],
 )
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.covering(2)
 @torch.no_grad()
 def test_every_mechanism_and_setting_in_pieces(architecture, settings: str, name: str) -> None:
     """nGPT's gain after RoPE makes scores depend on the position itself."""
-    model = decoder(architecture, attention=SHIPPED[name], **SETTINGS.get(settings, {}))
+    model = decoder(architecture, attention=SHIPPED[name], **SETTINGS[settings])
     for ids in (DOCUMENTS, None):
         assert_same(in_pieces(model, TOKENS, ids, KeyValueCache(LENGTH)), model(TOKENS, ids))
 
 
-@pytest.mark.parametrize("name", ["log n", "alibi", "window", "scale-invariant"])
-def test_one_query_without_a_gain_by_distance_is_computed_by_a_fused_kernel(
-    name: str, monkeypatch
+@pytest.mark.parametrize(
+    ("name", "has_mask"),
+    [
+        ("log n", [False, False]),
+        ("alibi", [True, True]),
+        ("window", [False, False]),
+        ("scale-invariant", []),
+    ],
+)
+def test_a_fused_kernel_computes_one_query_without_a_gain_by_distance(
+    name: str, has_mask: list[bool], monkeypatch
 ) -> None:
-    masks, real = [], sdpa.fused
-    monkeypatch.setattr(sdpa, "fused", lambda *given: masks.append(given[3]) or real(*given))
+    """Two layers, for which `has_mask` lists the calls."""
+    masks = []
+    fused = sdpa.fused
+
+    def record_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *more: Any) -> Tensor:
+        masks.append(mask)
+        return fused(q, k, v, mask, *more)
+
+    monkeypatch.setattr(sdpa, "fused", record_mask)
     model = decoder(GPT, attention=SHIPPED[name], kernel="eager")
+
     in_pieces(model, TOKENS, None, KeyValueCache(LENGTH), (0, 30, 31, LENGTH))
-    assert [mask is None for mask in masks] == (
-        [] if name == "scale-invariant" else [name != "alibi"] * 2
-    )
+
+    assert [mask is not None for mask in masks] == has_mask
 
 
 @pytest.mark.parametrize("masking", [True, False])

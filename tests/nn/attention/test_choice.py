@@ -168,7 +168,7 @@ def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
     ("flex", ScaleInvariant(), Q.clone().requires_grad_(), "no backward pass on CPU"),
     ("flex", Plain(), Q.double(), "float64"), ("flex", Plain(), Q[..., :8], "not 8"),
     ("flex", Plain(), OnDevice("mps"), "mps"),
-    ("triton", MECHANISMS["of one's own"].for_layer(2, 8, 0), None, "is learned, and not by one Coefficient alone"),
+    ("triton", MECHANISMS["a user's"].for_layer(2, 8, 0), None, "is learned, and not by one Coefficient alone"),
     ("triton", MECHANISMS["straight"].for_layer(2, 8, 0), None, None),
     ("triton", Plain(), on_cuda(width=264), "at most 256 wide, not 264"),
     ("triton", Plain(), on_cuda(torch.float64), "not float64"),

@@ -1,6 +1,6 @@
-"""The kernels that run on a CPU against the formula written out in float64, on memory full of NaN.
+"""The kernels that run on a CPU against the readable kernel in float64, on memory full of NaN.
 
-The formula as an independent version has it is in tests/parity.
+tests/parity has an independent version of the formula.
 """
 
 import copy
@@ -24,31 +24,47 @@ from tests.nn.attention.kernels import (
 
 pytestmark = pytest.mark.usefixtures("poison")
 KERNELS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
-WAYS = {
-    "eager": (eager, "QUERIES_PER_BLOCK", 16), "eager, in parts": (eager, "SMALLEST_SLICE", 5),
-    "sdpa, each document": (sdpa, "SHORTEST_MEAN", 1), "sdpa, masked": (sdpa, "SHORTEST_MEAN", 1000),
-    "blockwise, recomputed": (blockwise, "LARGEST_SAVED", 0), "blockwise, kept": (blockwise, "LARGEST_SAVED", 2**30),
-}  # fmt: skip
-"""The kernel, and the name and value of the setting that decides the way through it."""
-CASES = [(way, name) for way in WAYS for name in MECHANISMS
-         if WAYS[way][0].unsupported_reason(MECHANISMS[name]) is None]  # fmt: skip
-H, D = 4, 8
+PATHS = {
+    "eager": (eager, "QUERIES_PER_BLOCK", 16),
+    "eager, in slices": (eager, "SMALLEST_SLICE", 5),
+    "sdpa, each document": (sdpa, "SHORTEST_MEAN", 1),
+    "sdpa, masked": (sdpa, "SHORTEST_MEAN", 1000),
+    "blockwise, recomputed": (blockwise, "LARGEST_SAVED", 0),
+    "blockwise, saved": (blockwise, "LARGEST_SAVED", 2**30),
+}
+"""The kernel, and the name and value of the constant that decides the path through it."""
+
+
+def list_cases() -> list[tuple[str, str]]:
+    """The paths, with the mechanisms that their kernel can compute."""
+    cases = []
+    for path, (kernel, _, _) in PATHS.items():
+        for name in MECHANISMS:
+            if kernel.unsupported_reason(MECHANISMS[name]) is None:
+                cases.append((path, name))
+    return cases
+
+
+H = 4
+D = 8
 
 
 @kernels.kinds
 @pytest.mark.parametrize("n_kv_heads", [1, 2, H])
-@pytest.mark.parametrize(("way", "name"), CASES)
+@pytest.mark.parametrize(("path", "name"), list_cases())
 @pytest.mark.covering(2)
-def test_every_mechanism_is_the_formula(way, name, n_kv_heads, kind, monkeypatch) -> None:
-    """Output and gradients, at two whole blocks of queries and a rest; shared keys are as keys copied for each head."""
-    kernel, setting, value = WAYS[way]
+def test_every_mechanism_is_the_formula(path, name, n_kv_heads, kind, monkeypatch) -> None:
+    """Output and gradients, at two and a half blocks of queries; shared keys are like keys copied per head."""
+    kernel, constant, value = PATHS[path]
     mechanism = windowed(copy.deepcopy(MECHANISMS[name]), kind).for_layer(H, D, 0).double()
     tensors = inputs(2, H, 39, D, dtype=torch.float64, n_heads_kv=n_kv_heads)
     expected = gradients(kernels.repeated(eager.attend), mechanism, tensors, packed(2, 39, kind))
     monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", 16)
     monkeypatch.setattr(blockwise, "QUERIES", 16)
-    monkeypatch.setattr(kernel, setting, value)
+    monkeypatch.setattr(kernel, constant, value)
+
     result = gradients(kernel.attend, mechanism, tensors, packed(2, 39, kind))
+
     assert_same(result, expected)
 
 
@@ -63,31 +79,30 @@ def test_every_width_and_dtype_is_the_reference(kernel, width, dtype, kind) -> N
 
 
 @kernels.packings
-@pytest.mark.parametrize("room", [0, 2**30])
+@pytest.mark.parametrize("largest_saved", [0, 2**30])
 @pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 300])
-def test_any_length_of_blockwise(length, kind, room, monkeypatch) -> None:
-    monkeypatch.setattr(blockwise, "LARGEST_SAVED", room)
-    check(
-        blockwise,
-        "scale-invariant",
-        kind if length > 2 else "dense",
-        (2, 3, length, D),
-        torch.float32,
-    )
+def test_any_length_of_blockwise(length, kind, largest_saved, monkeypatch) -> None:
+    monkeypatch.setattr(blockwise, "LARGEST_SAVED", largest_saved)
+    if length <= 2:
+        kind = "dense"
+    check(blockwise, "scale-invariant", kind, (2, 3, length, D), torch.float32)
 
 
-def test_a_long_sequence_keeps_no_logits_for_the_backward_pass() -> None:
-    """It takes blocks of 512 queries, each of which the backward pass computes again."""
-    for length, is_kept in ((512, True), (513, False)):
-        kept: list[torch.Tensor] = []
-        q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, length, D, dtype=torch.float32))
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda x, kept=kept: kept.append(x) or x, lambda x: x
-        ):
-            eager.attend(q, k, v, ScaleInvariant(), packed(1, length, "dense"), 0.0)
-        assert (
-            any(x.numel() >= 128 * 512 for x in kept) == is_kept
-        )  # of the last quarter of the queries
+@pytest.mark.parametrize(("length", "are_logits_saved"), [(512, True), (513, False)])
+def test_a_long_sequence_saves_no_logits_for_the_backward_pass(length, are_logits_saved) -> None:
+    """It takes blocks of 512 queries, which the backward pass computes again."""
+    sizes: list[int] = []
+
+    def record_size(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(x.numel())
+        return x
+
+    q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, length, D, dtype=torch.float32))
+    with torch.autograd.graph.saved_tensors_hooks(record_size, lambda x: x):
+        eager.attend(q, k, v, ScaleInvariant(), packed(1, length, "dense"), 0.0)
+
+    logits_of_last_slice = 128 * 512
+    assert any(size >= logits_of_last_slice for size in sizes) == are_logits_saved
 
 
 def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
@@ -106,8 +121,10 @@ def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
 def test_dropout_drops_weights_and_keeps_the_mean(kernel) -> None:
     q, k, v, _ = inputs(2, 3, 6, D, dtype=torch.float32)
     torch.manual_seed(0)
-    given = q, k, torch.ones_like(v), Plain(), packed(2, 6, "dense"), 0.5
-    outputs = torch.stack([kernel.attend(*given) for _ in range(400)])
+    arguments = q, k, torch.ones_like(v), Plain(), packed(2, 6, "dense"), 0.5
+
+    outputs = torch.stack([kernel.attend(*arguments) for _ in range(400)])
+
     assert outputs.std(0).max() > 0.3
     assert outputs.mean() == pytest.approx(1, abs=0.03)
 
@@ -115,27 +132,29 @@ def test_dropout_drops_weights_and_keeps_the_mean(kernel) -> None:
 def test_blockwise_does_not_compute_what_documents_and_windows_hide(monkeypatch) -> None:
     monkeypatch.setattr(blockwise, "QUERIES", 64)
     starts = torch.tensor([[0] * 100 + [100] * 156, [0] * 256], dtype=torch.int32)
-    blocks = [(b.row, b.first, b.begin) for b in blockwise.find_blocks(2, 256, starts, None)]
-    assert blocks[:4] == [(0, 0, 0), (0, 64, 0), (0, 128, 100), (0, 192, 100)]
-    assert blocks[4:] == [(1, first, 0) for first in (0, 64, 128, 192)]
-    assert [b.begin for b in blockwise.find_blocks(2, 256, None, 30)] == [0, 35, 99, 163]
+
+    with_documents = blockwise.find_blocks(2, 256, starts, None)
+    with_window = blockwise.find_blocks(2, 256, None, 30)
+
+    positions = [(block.row, block.first, block.begin) for block in with_documents]
+    assert positions[:4] == [(0, 0, 0), (0, 64, 0), (0, 128, 100), (0, 192, 100)]
+    assert positions[4:] == [(1, 0, 0), (1, 64, 0), (1, 128, 0), (1, 192, 0)]
+    assert [block.begin for block in with_window] == [0, 35, 99, 163]
 
 
-@pytest.mark.parametrize(("keeps", "n_numbers"), [(False, 0), (True, 2 * 3 * 33 * 33)])
-def test_blockwise_keeps_nothing_without_gradients(keeps, n_numbers) -> None:
+@pytest.mark.parametrize(("needs_gradients", "n_numbers"), [(False, 0), (True, 2 * 3 * 33 * 33)])
+def test_blockwise_saves_nothing_without_gradients(needs_gradients, n_numbers) -> None:
     q, k, v, _ = inputs(2, 3, 33, D, dtype=torch.float32)
-    assert (
-        blockwise.blockwise_attention(q, k, v, None, None, None, None, keeps)[1].numel()
-        == n_numbers
-    )
+    _, saved = blockwise.blockwise_attention(q, k, v, None, None, None, None, needs_gradients)
+    assert saved.numel() == n_numbers
 
 
 @kernels.packings
-@pytest.mark.parametrize("room", [0, 2**30])
+@pytest.mark.parametrize("largest_saved", [0, 2**30])
 @pytest.mark.parametrize("n_kv_heads", [1, 3])
-def test_blockwise_is_an_operator_of_torch(n_kv_heads, room, kind, monkeypatch) -> None:
-    """Its fake kernels, its schema and its autograd formula are what torch.compile relies on."""
-    monkeypatch.setattr(blockwise, "LARGEST_SAVED", room)
+def test_blockwise_is_an_operator_of_torch(n_kv_heads, largest_saved, kind, monkeypatch) -> None:
+    """torch.compile relies on its fake kernels, its schema and its autograd formula."""
+    monkeypatch.setattr(blockwise, "LARGEST_SAVED", largest_saved)
     q, k, v, _ = inputs(2, 3, 70, D, dtype=torch.float64, n_heads_kv=n_kv_heads)
     tensors = (x.requires_grad_() for x in (q, k, v, *torch.rand(2, 3, 70, dtype=torch.float64)))
     starts, _ = packed(2, 70, kind).bounds or (None, None)

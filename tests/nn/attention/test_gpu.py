@@ -32,7 +32,7 @@ CASES = [
     ("flex", "plain", "dense", 64, torch.bfloat16),  # few of flex, for each takes a compilation
     ("flex", "scale-invariant, c per layer", "dense", 128, torch.bfloat16),
     ("flex", "scale-invariant, c per layer", "documents", 64, torch.bfloat16),
-    ("flex", "of one's own", "documents", 64, torch.bfloat16),
+    ("flex", "a user's", "documents", 64, torch.bfloat16),
     ("flex", "window, scale-invariant", "documents", 80, torch.bfloat16),
     ("flex", "log bias", "dense", 32, torch.float16),
     ("flex", "scale-invariant", "documents", 256, torch.float16),

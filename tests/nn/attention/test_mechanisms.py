@@ -1,9 +1,8 @@
-"""What mechanisms promise: their settings, that what they learn is trained and saved, that a new one is one class."""
+"""Mechanisms: their settings, how learned coefficients are trained and saved, new mechanisms."""
 
 import copy
-import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,9 +31,10 @@ from tests.nn.attention.examples import LEARNED
 from tests.nn.attention.kernels import assert_same, gradients, inputs, packed
 from tests.nn.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, fit, random_tokens, tiny
 
-H, LAYERS = SIZE["n_heads"], SIZE["n_layers"]
+H = SIZE["n_heads"]
+LAYERS = SIZE["n_layers"]
 SIZES = {"globally": (1, 1), "per_layer": (LAYERS, 1), "per_head": (LAYERS, H)}
-"""How many parameters a model has, and of which length."""
+"""The number of parameters of a model, and their length."""
 
 
 @pytest.mark.parametrize(("make", "message"), [
@@ -59,49 +59,74 @@ def test_a_setting_without_meaning_is_refused(make, message) -> None:
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 8, 12, 20])
-def test_the_slopes_of_alibi_are_the_published_ones(n_heads: int) -> None:
+def test_the_slopes_of_alibi_are_the_published_slopes(n_heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     t = torch.arange(9.0)
-    keys_before_the_last = bloom.build_alibi_tensor(torch.ones(1, 9), n_heads, torch.float32)[:, 0]
+    published = bloom.build_alibi_tensor(torch.ones(1, 9), n_heads, torch.float32)[:, 0]
+
     bias = ALiBi().for_layer(n_heads, 8, 0).distance_bias(t)
-    torch.testing.assert_close(bias, -keys_before_the_last)
+
+    # The published bias grows towards the last key.
+    torch.testing.assert_close(bias, -published)
 
 
 WRAPPERS = {
-    "pattern": lambda part: AttentionPattern([LogN(0.7, "never"), part]), "window": lambda part: SlidingWindow(4, part),
-    "warm start": WarmStart, "bias": lambda part: LogBias(2.0, part),
-}  # fmt: skip
-N, DISTANCES = torch.arange(1.0, 9)[None, None], torch.arange(8.0)
-Form = tuple[int | None, Tensor | None, Tensor | None, Tensor | None]
+    "pattern": lambda inner: AttentionPattern([LogN(0.7, "never"), inner]),
+    "window": lambda inner: SlidingWindow(4, inner),
+    "warm start": WarmStart,
+    "bias": lambda inner: LogBias(2.0, inner),
+}
+N = torch.arange(1.0, 9)[None, None]
+DISTANCES = torch.arange(8.0)
 
 
-def form(part: Any, layer: int) -> Form:
-    """The window, and g, a and m at `N` and `DISTANCES`, of a layer; ValueError where a nesting has no meaning."""
-    if isinstance(part, AttentionPattern):
-        return form(part.layers[layer % 2], layer // 2)
-    if isinstance(part, LogBias):
-        window, g, a, m = form(part.g, layer)
+class Form(NamedTuple):
+    """The window of a layer, and its g, a and m at `N` and `DISTANCES`."""
+
+    window: int | None
+    g: Tensor | None
+    a: Tensor | None
+    m: Tensor | None
+
+
+def quarter(start: float, end: Tensor | None) -> Tensor | None:
+    """A quarter of the way from `start` to `end`, as after 25 of 100 steps."""
+    return None if end is None else start + (end - start) / 4
+
+
+def form(mechanism: Any, layer: int) -> Form:
+    """The form of a layer; ValueError if a nesting has no meaning."""
+    if isinstance(mechanism, AttentionPattern):
+        return form(mechanism.layers[layer % 2], layer // 2)
+    if isinstance(mechanism, LogBias):
+        window, g, a, m = form(mechanism.g, layer)
         if (window, a, m) != (None, None, None):
             raise ValueError(
                 "LogBias's g must be a mechanism of g.* changes logits by distance: choose Plain, LogN"
             )
-        return None, g, None, -torch.log1p(DISTANCES / 2)
-    if isinstance(part, SlidingWindow | WarmStart):
-        window, g, a, m = form(part.mechanism, layer)
+        return Form(None, g, None, -torch.log1p(DISTANCES / 2))
+    if isinstance(mechanism, SlidingWindow | WarmStart):
+        window, g, a, m = form(mechanism.mechanism, layer)
         if window is not None:
-            raise ValueError(
-                f"{type(part).__name__}'s mechanism (already )?has a window, of 4 keys"
-            )
-        if isinstance(part, SlidingWindow):
-            return 4, g, a, m
-        return None, *(x if x is None else x0 + (x - x0) / 4 for x0, x in ((1, g), (1, a), (0, m)))
-    return None, part.gain(N), part.distance_gain(DISTANCES), part.distance_bias(DISTANCES)
+            name = type(mechanism).__name__
+            raise ValueError(f"{name}'s mechanism (already )?has a window, of 4 keys")
+        if isinstance(mechanism, SlidingWindow):
+            return Form(4, g, a, m)
+        return Form(None, quarter(1, g), quarter(1, a), quarter(0, m))
+    return Form(
+        None,
+        mechanism.gain(N),
+        mechanism.distance_gain(DISTANCES),
+        mechanism.distance_bias(DISTANCES),
+    )
 
 
 @pytest.mark.parametrize("leaf", [SqrtLogN(), ScaleInvariant()], ids=["g", "a and m"])
 @pytest.mark.parametrize("names", itertools.product(WRAPPERS, repeat=3), ids=" of ".join)
-def test_a_nesting_keeps_every_part_in_each_layer_or_is_refused(names, leaf) -> None:
-    mechanism = functools.reduce(lambda part, name: WRAPPERS[name](part), reversed(names), leaf)
+def test_a_nesting_keeps_all_mechanisms_in_each_layer_or_is_refused(names, leaf) -> None:
+    mechanism = leaf
+    for name in reversed(names):
+        mechanism = WRAPPERS[name](mechanism)
     for number in range(8):
         try:
             expected = form(mechanism, number)
@@ -111,30 +136,38 @@ def test_a_nesting_keeps_every_part_in_each_layer_or_is_refused(names, leaf) -> 
             continue
         layer = mechanism.for_layer(H, 8, number)
         grow(warm_starts(layer), 25)  # of 100 steps
-        actual = (
+        actual = Form(
             layer.window,
             layer.gain(N),
             layer.distance_gain(DISTANCES),
             layer.distance_bias(DISTANCES),
         )
-        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(tuple(actual), tuple(expected))
 
 
 def coefficients(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {
-        name: parameter for name, parameter in model.named_parameters() if name.endswith(".value")
-    }
+    coefficients = {}
+    for name, parameter in model.named_parameters():
+        if name.endswith(".value"):
+            coefficients[name] = parameter
+    return coefficients
 
 
 def learned(mechanism: Any) -> str:
+    """The setting `learned` of a mechanism, or of the mechanism inside it."""
     inner = getattr(mechanism, "mechanism", getattr(mechanism, "g", None))
     return mechanism.learned if inner is None else learned(inner)
+
+
+def values_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of its coefficients."""
+    return {name: value.detach().clone() for name, value in coefficients(model).items()}
 
 
 @pytest.mark.parametrize("name", LEARNED)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.covering(1)
-def test_what_is_learned_is_trained_without_decay_and_saved(architecture, name, tmp_path) -> None:
+def test_coefficients_are_trained_without_decay_and_saved(architecture, name, tmp_path) -> None:
     model = tiny(
         architecture,
         attention=LEARNED[name],
@@ -151,34 +184,43 @@ def test_what_is_learned_is_trained_without_decay_and_saved(architecture, name, 
     assert vectors["weight_decay"] == 0.0
     assert {*map(id, parameters.values())} <= {*map(id, vectors["params"])}
 
-    before = {key: parameter.detach().clone() for key, parameter in parameters.items()}
+    initial = values_of(model)
     fit(model, max_steps=2)
-    assert all(
-        (parameter - before[key]).abs().min() > 1e-3 for key, parameter in parameters.items()
-    )
+    trained = values_of(model)
+    for key in initial:
+        assert (trained[key] - initial[key]).abs().min() > 1e-3
+
     model.trainer.save_checkpoint(tmp_path / "model.ckpt")
     loaded = load_checkpoint(str(tmp_path / "model.ckpt"), "cpu").model
-    torch.testing.assert_close(
-        coefficients(loaded), {key: p.detach() for key, p in parameters.items()}, rtol=0, atol=0
-    )
+    torch.testing.assert_close(values_of(loaded), trained, rtol=0, atol=0)
 
 
-def test_one_coefficient_serves_all_layers_of_its_model_and_of_no_other() -> None:
-    """It is a part of the decoder and of no block: in the outermost shard, which is whole while a block runs."""
-    template, tokens = SqrtLogN(r=1.5, learned="globally"), random_tokens(1, 8)
-    one, other = (tiny(AnGPT, attention=template).model for _ in range(2))
-    copied, unchanged = copy.deepcopy(one), one(tokens)
+def strengths(model: nn.Module) -> list[float]:
+    return [block.attention.mechanism.strength().item() for block in model.blocks]
+
+
+def test_a_shared_coefficient_serves_all_layers_of_its_model_alone() -> None:
+    """It belongs to the decoder and not to a block: to the outermost shard, which is whole while a block runs."""
+    template = SqrtLogN(r=1.5, learned="globally")
+    tokens = random_tokens(1, 8)
+    first = tiny(AnGPT, attention=template).model
+    second = tiny(AnGPT, attention=template).model
+    copied = copy.deepcopy(first)
+    logits = first(tokens)
+
     with torch.no_grad():
-        other.shared_coefficients[0].value.fill_(2.0)
+        second.shared_coefficients[0].value.fill_(2.0)
         copied.shared_coefficients[0].value.fill_(3.0)
-    values = [
-        [block.attention.mechanism.strength().item() for block in model.blocks]
-        for model in (one, other, copied)
-    ]
-    assert values == [[1.5] * LAYERS, [2.0] * LAYERS, [3.0] * LAYERS]
+
+    assert strengths(first) == [1.5] * LAYERS
+    assert strengths(second) == [2.0] * LAYERS
+    assert strengths(copied) == [3.0] * LAYERS
     assert template.strength().item() == 1.5
-    assert torch.equal(one(tokens), unchanged)
-    assert (copied(tokens) - unchanged).abs().max() > 1e-3
+    assert torch.equal(first(tokens), logits)
+    assert (copied(tokens) - logits).abs().max() > 1e-3
+
+
+def test_a_shared_coefficient_changes_its_precision_with_the_model() -> None:
     wide = tiny(AnGPT, attention=LogBias(g=SqrtLogN(learned="globally"))).model.double()
     assert [name for name, _ in wide.named_parameters() if "mechanism" in name] == []
     assert len([*wide.shared_coefficients.parameters()]) == 1
@@ -189,14 +231,17 @@ def test_one_coefficient_serves_all_layers_of_its_model_and_of_no_other() -> Non
     {"distance_gain": lambda self, t: 1 + t / 8}, {"distance_bias": lambda self, t: -t / 4}])  # fmt: skip
 def test_whichever_function_a_new_mechanism_has_is_computed(function) -> None:
     """By the kernel that auto takes, alone and inside of a window."""
-    kind, tensors = type("Own", (Mechanism,), function), inputs(2, H, 13, 8, dtype=torch.float64)
-    for mechanism in (kind(), SlidingWindow(99, kind())):
+    new_class = type("New", (Mechanism,), function)
+    tensors = inputs(2, H, 13, 8, dtype=torch.float64)
+    documents = packed(2, 13, "dense")
+    plain = gradients(eager.attend, Plain().for_layer(H, 8, 0), tensors, documents)
+    for mechanism in (new_class(), SlidingWindow(99, new_class())):
         layer = mechanism.for_layer(H, 8, 0)
-        auto = KERNELS[Attention(layer, "auto").kernel_for(tensors[0], is_packed=False)]
-        attends = ((auto, layer), (eager, layer), (eager, Plain().for_layer(H, 8, 0)))
-        result, expected, plain = (
-            gradients(b.attend, m, tensors, packed(2, 13, "dense")) for b, m in attends
-        )
+        kernel = KERNELS[Attention(layer, "auto").kernel_for(tensors[0], is_packed=False)]
+
+        result = gradients(kernel.attend, layer, tensors, documents)
+        expected = gradients(eager.attend, layer, tensors, documents)
+
         assert_same(result, expected)
         assert not torch.allclose(expected["output"], plain["output"], rtol=1e-3)
 
@@ -207,7 +252,7 @@ def test_whichever_function_a_new_mechanism_has_is_computed(function) -> None:
 def test_a_new_mechanism_is_one_class_and_its_parameters_are_its_own_whatever_their_name(
     architecture, name
 ) -> None:
-    """Each layer has them at the values that they were given, without our matrices' initial values and constraints."""
+    """Each layer has them at their values, without our matrices' initial values and constraints."""
 
     class Named(Mechanism):
         def __init__(self) -> None:
@@ -227,7 +272,7 @@ def test_a_new_mechanism_is_one_class_and_its_parameters_are_its_own_whatever_th
 
 
 def test_a_coefficient_that_layers_share_moves_with_a_mechanism_that_refers_to_it() -> None:
-    """`.to` on the mechanism alone, as a user's own module has it; the layers go on sharing one parameter."""
+    """`.to` on the mechanism alone, as in a user's module; the layers go on sharing the parameter."""
     template = LogBias(g=SqrtLogN(learned="globally"))
     first, second = (template.for_layer(2, 8, layer) for layer in range(2))
     shared = template.g.strength

@@ -62,7 +62,11 @@ def test_every_length_is_the_reference(length) -> None:
 @pytest.mark.parametrize("name", ["straight", "alibi"])
 def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
     """With tables that are straight, and limits with which tiles of 16 × 16 are far after one block, in float32."""
-    for setting, value in {"FIRST_LINE": 16, "LONGEST_WITHOUT_LINES": 0, "LARGEST_RISE": 1e3}.items():
+    for setting, value in {
+        "FIRST_LINE": 16,
+        "LONGEST_WITHOUT_LINES": 0,
+        "LARGEST_RISE": 1e3,
+    }.items():
         monkeypatch.setattr(tables, setting, value)
     monkeypatch.setitem(tables.TOLERANCES, torch.float32, 1e-3)
     made, make = [], tables.linear_tables
@@ -86,7 +90,9 @@ def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) 
     actual, far_start = tables.linear_tables(by_distance, width, dtype)
     steps = torch.arange(1 - tables.FIRST_LINE, tables.FIRST_LINE, dtype=torch.float64)
     centres = torch.arange(int(far_start), length, tables.LINE_SPACING)
-    gain_slope, gain, bias_slope, bias = actual[0, centres // tables.LINE_SPACING].double().T[..., None]
+    gain_slope, gain, bias_slope, bias = (
+        actual[0, centres // tables.LINE_SPACING].double().T[..., None]
+    )
     t = centres[:, None] + steps
     exact = torch.stack((mechanism.distance_gain(t), mechanism.distance_bias(t))) / math.log(2)
     gains, biases = (gain_slope * steps + gain) * width**0.5, bias_slope * steps + bias

@@ -9,14 +9,19 @@ from anlit.nn.kernels.triton.backward_queries import LN_2
 
 @triton.jit
 def backward_keys(
-    q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, dk, dv, scale, length,
-    window, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_out_b, d_out_h, d_out_t, tables_h,
-    lines_h, n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr,
-    width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr,
-    precision: tl.constexpr,
+    # Tensors; tables, lines, far_start, starts and ends may be None
+    q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, dk, dv,
+    # Numbers; window may be None
+    scale, length, window,
+    # Strides of batch, head and token
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_out_b, d_out_h, d_out_t, tables_h, lines_h,
+    # Constants of the compiled kernel
+    n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, width_padded: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv (B, T, H, D) of one block of keys, from one query head; those of a group are summed
-    afterwards.
+    """dk and dv (B, T, H, D) of one block of keys, from one query head.
+
+    The launch sums them over the query heads that share a key head.
     """
     first = tl.program_id(0) * block_n
     b = (tl.program_id(1) // n_heads).to(tl.int64)
@@ -55,27 +60,31 @@ def backward_keys(
     v_tile = tiles.load_rows(v, first, v_t, length, width, width_padded, block_n)
     dk_tile = tl.zeros([block_n, width_padded], tl.float32)
     dv_tile = tl.zeros([block_n, width_padded], tl.float32)
-    dk_tile, dv_tile = _over_queries(
+    # Queries at the diagonal, with a mask
+    dk_tile, dv_tile = _add_queries(
         dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window,
         begin, full_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-        pairs, precision, True, False,
+        pairs, precision, masked=True, is_far=False,
     )  # fmt: skip
-    dk_tile, dv_tile = _over_queries(
+    # Near queries, without a mask
+    dk_tile, dv_tile = _add_queries(
         dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window,
         full_begin, far_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-        pairs, precision, False, False,
+        pairs, precision, masked=False, is_far=False,
     )  # fmt: skip
     if lines is not None:
-        dk_tile, dv_tile = _over_queries(
+        # Far queries, by lines
+        dk_tile, dv_tile = _add_queries(
             dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, lines, first, starts, window,
             far_begin, full_end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-            pairs, precision, False, True,
+            pairs, precision, masked=False, is_far=True,
         )  # fmt: skip
     if starts is not None or window is not None:
-        dk_tile, dv_tile = _over_queries(
+        # Queries at the end of documents or window, with a mask
+        dk_tile, dv_tile = _add_queries(
             dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window,
             full_end, end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-            pairs, precision, True, False,
+            pairs, precision, masked=True, is_far=False,
         )  # fmt: skip
 
     dk_tile *= LN_2 if pairs else LN_2 * scale
@@ -90,7 +99,7 @@ def backward_keys(
 
 @triton.jit
 def _end_of_queries(key, ends, window, length):
-    """One past the last query that sees `key`."""
+    """The number after the last query that sees `key`."""
     end = length
     if ends is not None:
         end = tl.load(ends + key)
@@ -100,21 +109,26 @@ def _end_of_queries(key, ends, window, length):
 
 
 @triton.jit
-def _over_queries(
-    dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, begin,
-    end, scale, length, q_t, d_out_t,
+def _add_queries(
+    # The gradients so far
+    dk_tile, dv_tile,
+    # The block's keys and values, and all queries
+    k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, begin, end, scale, length,
+    q_t, d_out_t,
+    # Constants of the compiled kernel
     width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
     pairs: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr, is_far: tl.constexpr,
 ):  # fmt: skip
-    """Add queries begin … end − 1 to dk and dv of the block's keys. `tables` are the lines if the
-    queries are far.
+    """Add queries begin … end − 1 to dk and dv of the block's keys.
+
+    `tables` are the lines if the queries are far.
     """
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     steps = offsets_m.to(tl.float32)
     keys = first + columns
     offsets = offsets_m[None, :] - columns[:, None] + (block_n - 1)
-    if begin < end:  # or else ptxas lets each wgmma wait for the one before
+    if begin < end:  # otherwise ptxas lets each wgmma wait for the last
         q += tl.cast(begin, tl.int64) * q_t
         d_out += tl.cast(begin, tl.int64) * d_out_t
         if is_far:
@@ -126,30 +140,42 @@ def _over_queries(
             d_out_tile = tiles.load_tile(
                 d_out, d_out_t, length - row, width, width_padded, block_m, True
             )
-            lse_rows = tl.load(
-                lse + rows, mask=inside, other=float("inf")
-            )  # no weight for rows past the end
+            # No weight for rows past the end
+            lse_rows = tl.load(lse + rows, mask=inside, other=float("inf"))
             delta_rows = tl.load(delta + rows, mask=inside, other=0.0)
-            seen = None
+            is_visible = None
             if masked:
                 firsts = tiles.first_seen(rows, starts, window, length)
-                seen = tiles.visible(
+                is_visible = tiles.visible(
                     rows[None, :], keys[:, None], None if firsts is None else firsts[None, :]
                 )
             scores = tiles.product(k_tile, tl.trans(q_tile), None, precision)
             if is_far:
                 gain_slope, bias_slope, gains, biases = tiles.line_at(tables, steps, scale, pairs)
                 logits, gain = tiles.far_logits_of(
-                    scores, gain_slope, bias_slope, gains[None, :] if pairs else gains,
-                    (biases - lse_rows)[None, :], columns.to(tl.float32)[:, None], pairs,
-                )  # fmt: skip
+                    scores,
+                    gain_slope,
+                    bias_slope,
+                    gains[None, :] if pairs else gains,
+                    (biases - lse_rows)[None, :],
+                    columns.to(tl.float32)[:, None],
+                    pairs,
+                )
                 weights = tl.exp2(logits)
                 tables += tiles.line_offset(block_m, pairs)
             else:
                 logits, gain = tiles.logits_of(
-                    scores, tables, row - first - (block_n - 1), offsets, rows[None, :], keys[:,
-                    None], seen, scale, pairs, masked,
-                )  # fmt: skip
+                    scores,
+                    tables,
+                    row - first - (block_n - 1),
+                    offsets,
+                    rows[None, :],
+                    keys[:, None],
+                    is_visible,
+                    scale,
+                    pairs,
+                    masked,
+                )
                 weights = tl.exp2(logits - lse_rows[None, :])
             dv_tile = tiles.product(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, precision)
             d_weights = tiles.product(v_tile, tl.trans(d_out_tile), None, precision)

@@ -15,16 +15,22 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def backward_queries(
+    # Tensors; tables, lines, far_start, tangents, starts and d_coefficient may be None
     q, k, v, tables, lines, far_start, tangents, starts, out, lse, d_out, delta, dq, d_coefficient,
+    # Numbers; window may be None
     scale, length, window,
+    # Strides of batch, head and token
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_out_b, d_out_h, d_out_t, tables_h, lines_h,
-    tangents_h, n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr,
-    width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr,
-    tangent_pairs: tl.constexpr, precision: tl.constexpr,
+    tangents_h,
+    # Constants of the compiled kernel
+    n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, width_padded: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr, tangent_pairs: tl.constexpr,
+    precision: tl.constexpr,
 ):  # fmt: skip
-    """dq (B, T, H, D), and δ (B, H, T) for the other kernel; with `tangents`, the derivative of the
-    tables by a learned coefficient, also this block's part of the coefficient's gradient, Σ dL·(q·k
-    ∂gain + ∂bias), (B, H, blocks).
+    """dq (B, T, H, D), and δ (B, H, T) for the other kernel.
+
+    `tangents` is the derivative of the tables by a learned coefficient. With it, d_coefficient
+    (B, H, blocks) gets the block's share of the coefficient's gradient, Σ dL·(q·k ∂gain + ∂bias).
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
     b = (tl.program_id(1) // n_heads).to(tl.int64)
@@ -65,53 +71,86 @@ def backward_queries(
     dq_tile = tl.zeros([block_m, width_padded], tl.float32)
     learned = tl.zeros([block_m], tl.float32)
     if firsts is not None:
-        dq_tile, learned = _over_keys(
-            dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents,
-            first, firsts, begin, full_begin, scale, length, k_t, v_t, width, width_padded, block_m,
-            block_n, pairs, tangent_pairs, precision, True, False,
-        )  # fmt: skip
+        # Keys at the begin of documents or window, with a mask
+        dq_tile, learned = _add_keys(
+            dq_tile,
+            learned,
+            q_tile,
+            d_out_tile,
+            lse_rows,
+            delta_rows,
+            k,
+            v,
+            tables,
+            tangents,
+            first,
+            firsts,
+            begin,
+            full_begin,
+            scale,
+            length,
+            k_t,
+            v_t,
+            width,
+            width_padded,
+            block_m,
+            block_n,
+            pairs,
+            tangent_pairs,
+            precision,
+            masked=True,
+            is_far=False,
+        )
     if lines is not None:
-        dq_tile, learned = _over_keys(
+        # Far keys, by lines
+        dq_tile, learned = _add_keys(
             dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, lines, tangents,
             first, firsts, full_begin, far_end, scale, length, k_t, v_t, width, width_padded,
-            block_m, block_n, pairs, tangent_pairs, precision, False, True,
+            block_m, block_n, pairs, tangent_pairs, precision, masked=False, is_far=True,
         )  # fmt: skip
-    dq_tile, learned = _over_keys(
+    # Near keys, without a mask
+    dq_tile, learned = _add_keys(
         dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first,
         firsts, far_end, full_end, scale, length, k_t, v_t, width, width_padded, block_m, block_n,
-        pairs, tangent_pairs, precision, False, False,
+        pairs, tangent_pairs, precision, masked=False, is_far=False,
     )  # fmt: skip
-    dq_tile, learned = _over_keys(
+    # Keys at the diagonal, with a mask
+    dq_tile, learned = _add_keys(
         dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first,
         firsts, full_end, end, scale, length, k_t, v_t, width, width_padded, block_m, block_n,
-        pairs, tangent_pairs, precision, True, False,
+        pairs, tangent_pairs, precision, masked=True, is_far=False,
     )  # fmt: skip
     dq_tile *= LN_2 if pairs else LN_2 * scale
     tiles.store_rows(
         dq + offset, dq_tile, first, n_heads * width, length, width, width_padded, block_m
     )
     if tangents is not None:
-        part = (b * n_heads + h) * tl.num_programs(0) + tl.program_id(0)
-        tl.store(d_coefficient + part, tl.sum(learned, 0) * LN_2)
+        index = (b * n_heads + h) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(d_coefficient + index, tl.sum(learned, 0) * LN_2)
 
 
 @triton.jit
-def _over_keys(
-    dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first,
-    firsts, begin, end, scale, length, k_t, v_t,
+def _add_keys(
+    # The gradients so far; `learned` is the coefficient's, by query
+    dq_tile, learned,
+    # The block's queries, and all keys and values
+    q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first, firsts, begin, end,
+    scale, length, k_t, v_t,
+    # Constants of the compiled kernel
     width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    pairs: tl.constexpr, tangent_pairs: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr,
-    is_far: tl.constexpr,
+    pairs: tl.constexpr, tangent_pairs: tl.constexpr, precision: tl.constexpr,
+    masked: tl.constexpr, is_far: tl.constexpr,
 ):  # fmt: skip
-    """Add keys begin … end − 1 to dq of the block's queries. `tables` are the lines if the keys are
-    far.
+    """Add keys begin … end − 1 to dq of the block's queries.
+
+    `tables` are the lines if the keys are far.
     """
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     steps = offsets_m.to(tl.float32)
     rows = first + offsets_m
     offsets = offsets_m[:, None] - columns[None, :] + (block_n - 1)
-    if begin < end:  # or else ptxas lets each wgmma wait for the one before
+    if begin < end:  # otherwise ptxas lets each wgmma wait for the last
         k += tl.cast(begin, tl.int64) * k_t
         v += tl.cast(begin, tl.int64) * v_t
         if is_far:
@@ -120,33 +159,52 @@ def _over_keys(
             keys = key + columns
             k_tile = tiles.load_tile(k, k_t, length - key, width, width_padded, block_n, masked)
             v_tile = tiles.load_tile(v, v_t, length - key, width, width_padded, block_n, masked)
-            seen = None
+            is_visible = None
             if masked:
-                seen = tiles.visible(
+                is_visible = tiles.visible(
                     rows[:, None], keys[None, :], None if firsts is None else firsts[:, None]
                 )
             scores = tiles.product(q_tile, tl.trans(k_tile), None, precision)
             if is_far:
                 gain_slope, bias_slope, gains, biases = tiles.line_at(tables, steps, scale, pairs)
                 logits, gain = tiles.far_logits_of(
-                    scores, gain_slope, bias_slope, gains[:, None] if pairs else gains,
-                    (biases - lse_rows)[:, None], columns.to(tl.float32)[None, :], pairs,
-                )  # fmt: skip
+                    scores,
+                    gain_slope,
+                    bias_slope,
+                    gains[:, None] if pairs else gains,
+                    (biases - lse_rows)[:, None],
+                    columns.to(tl.float32)[None, :],
+                    pairs,
+                )
                 weights = tl.exp2(logits)
                 tables -= tiles.line_offset(block_n, pairs)
             else:
                 logits, gain = tiles.logits_of(
-                    scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None,
-                    :], seen, scale, pairs, masked,
-                )  # fmt: skip
+                    scores,
+                    tables,
+                    first - key - (block_n - 1),
+                    offsets,
+                    rows[:, None],
+                    keys[None, :],
+                    is_visible,
+                    scale,
+                    pairs,
+                    masked,
+                )
                 weights = tl.exp2(logits - lse_rows[:, None])
             d_weights = tiles.product(d_out_tile, tl.trans(v_tile), None, precision)
             d_scores = weights * (d_weights - delta_rows[:, None])
             if tangents is not None:
                 d_gain, change = tiles.look_up(
-                    tangents, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :],
-                    scale, tangent_pairs, masked,
-                )  # fmt: skip
+                    tangents,
+                    first - key - (block_n - 1),
+                    offsets,
+                    rows[:, None],
+                    keys[None, :],
+                    scale,
+                    tangent_pairs,
+                    masked,
+                )
                 if tangent_pairs:
                     change += d_gain * scores
                 learned += tl.sum(d_scores * change, 1)

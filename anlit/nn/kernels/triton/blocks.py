@@ -24,31 +24,36 @@ class Blocks(NamedTuple):
 
 
 class KernelBlocks(NamedTuple):
+    """The blocks of the three kernels."""
+
     forward: Blocks
     backward_queries: Blocks
     backward_keys: Blocks
 
 
-SMALL = KernelBlocks(*[Blocks(16, 16, 4, 1)] * 3)
+SMALL = KernelBlocks(Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1))
 """For the interpreter: tests need many blocks in short sequences."""
-SINGLE = {
+
+FLOAT32 = {
     64: KernelBlocks(Blocks(64, 32, 8, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
     256: KernelBlocks(Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 4, 1)),
 }
 """float32, by the largest head width. It needs twice the memory and has no matrix units; it serves
 as a reference."""
+
 HALF_8 = {
     64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2)),
     128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2)),
     256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1)),
 }
 """bfloat16 and float16 on compute capability 8.x, by the largest head width."""
+
 HALF_9 = {
     64: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2)),
     128: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2), Blocks(32, 128, 8, 2)),
     256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 64, 8, 1)),
 }
-"""The same from 9.0 on."""
+"""bfloat16 and float16 on compute capability 9.0 and later, by the largest head width."""
 
 
 def blocks_for(
@@ -60,6 +65,10 @@ def blocks_for(
     """
     if capability is None:
         return SMALL
-    half = HALF_9 if capability >= (9, 0) else HALF_8
-    by_width = SINGLE if dtype == torch.float32 else half
-    return next(blocks for widest, blocks in by_width.items() if width_padded <= widest)
+    by_width = HALF_9 if capability >= (9, 0) else HALF_8
+    if dtype == torch.float32:
+        by_width = FLOAT32
+    for widest, blocks in by_width.items():
+        if width_padded <= widest:
+            return blocks
+    raise AssertionError(f"heads of {width_padded} are wider than all blocks")

@@ -78,7 +78,7 @@ def make_tables(
         return interleave(gains, biases, width)
 
     value = coefficient.value.detach()
-    _, tangents = torch.func.jvp(tables_at, (value,), (torch.ones_like(value),))
+    tangents = torch.func.jvp(tables_at, (value,), (torch.ones_like(value),))[1]
     return tables.detach(), coefficient.value, tangents.contiguous()
 
 

@@ -1,7 +1,15 @@
 """Functions that the kernels share: visible keys, tiles of tensors, and the tables over distance.
 
-Logits are in base 2, where an exponential is one instruction: log2(e)·L = gain·(q·k) + bias, with
-gain = a(t)·log2(e)/√D and bias = m(t)·log2(e). `tables` and `firsts` cost nothing if they are None.
+Logits are in base 2, where an exponential is a single instruction: log2(e)·L = gain·(q·k) + bias,
+with gain = a(t)·log2(e)/√D and bias = m(t)·log2(e). `tables` and `firsts` cost nothing if they are
+None. Constants of the compiled kernels:
+
+    block_m, block_n      queries and keys in a tile
+    width, width_padded   D, and the power of two in which a tile holds it
+    group                 query heads that share a key head
+    pairs                 tables hold (gain, bias); otherwise biases alone
+    masked                the tile needs a mask
+    is_far                the tile takes gain and bias from lines, see `tables.py`
 """
 
 import os
@@ -40,10 +48,10 @@ def first_seen(rows, starts, window, length):
 @triton.jit
 def visible(rows, keys, firsts):
     """Whether queries `rows` see `keys`, both of shapes that broadcast."""
-    seen = keys <= rows
+    is_visible = keys <= rows
     if firsts is not None:
-        seen = seen & (keys >= firsts)
-    return seen
+        is_visible = is_visible & (keys >= firsts)
+    return is_visible
 
 
 @triton.jit
@@ -73,9 +81,8 @@ def load_tile(
     columns = tl.arange(0, width_padded)
     pointers = tensor + (rows[:, None] * stride + columns[None, :])
     if bounded and width != width_padded:
-        tile = tl.load(
-            pointers, mask=(rows < length)[:, None] & (columns < width)[None, :], other=0.0
-        )
+        inside = (rows < length)[:, None] & (columns < width)[None, :]
+        tile = tl.load(pointers, mask=inside, other=0.0)
     elif bounded:
         tile = tl.load(pointers, mask=(rows < length)[:, None], other=0.0)
     elif width != width_padded:
@@ -117,7 +124,7 @@ def logits_of(
     offsets,
     rows,
     keys,
-    seen,
+    is_visible,
     scale,
     pairs: tl.constexpr,
     masked: tl.constexpr,
@@ -130,7 +137,7 @@ def logits_of(
         gain, bias = look_up(tables, least, offsets, rows, keys, scale, pairs, masked)
         logits = tl.fma(scores, tl.broadcast_to(gain, scores.shape), bias)
     if masked:
-        logits = tl.where(seen, logits, float("-inf"))
+        logits = tl.where(is_visible, logits, float("-inf"))
     return logits, gain
 
 
@@ -147,6 +154,7 @@ def ranges_of_keys(
     block_n: tl.constexpr,
 ):
     """The keys that the queries from `first` on see: begin, full_begin, far_end, full_end, end.
+
     Blocks from begin to full_begin and from full_end to end need a mask. Tiles from full_begin to
     far_end are far.
     """
@@ -168,14 +176,15 @@ def ranges_of_keys(
 
 @triton.jit
 def line_offset(distance, pairs: tl.constexpr):
-    """Where in `lines` the line of a tile is whose first query and first key are so far apart."""
+    """The offset in `lines` for a tile with `distance` between its first query and first key."""
     return distance // SPACING * (4 if pairs else 2)
 
 
 @triton.jit
 def line_at(lines, steps, scale, pairs: tl.constexpr):
-    """The slopes over distance of gain and bias in a far tile, and both at each of its queries and
-    its first key; `steps` counts the queries from the tile's first, as floats. See `tables.py`.
+    """The slopes of gain and bias over distance in a far tile, and both at queries and first key.
+
+    `steps` counts the queries from the tile's first, as floats. See `tables.py`.
     """
     gain_slope, gain, bias_slope, bias = _load_line(lines, pairs)
     gains = gain_slope * steps + gain if pairs else scale
@@ -230,9 +239,10 @@ def _load_line(lines, pairs: tl.constexpr):
 
 @triton.jit
 def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr):
-    """Gain and bias of the pairs (rows, keys), of shapes that broadcast. Unless masked, rows − keys
-    is least + offsets, the same offsets ≥ 0 for all tiles: a thread computes them once, and one
-    address per tile.
+    """Gain and bias of the pairs (rows, keys), of shapes that broadcast.
+
+    Unless masked, rows − keys is least + offsets, with the same offsets ≥ 0 for all tiles: a thread
+    computes them once, and one address per tile.
     """
     step: tl.constexpr = 2 if pairs else 1
     if masked:
@@ -249,9 +259,10 @@ def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, mask
 
 @triton.jit
 def _load_pairs(tables, offsets):
-    """The two numbers at each offset; in PTX one plain load for both, because Triton would pipeline
-    a `tl.load` inside a loop through shared memory, with a whole tile of numbers of which only one
-    per diagonal differs.
+    """The two numbers at each offset; in PTX a plain load for both.
+
+    Triton would pipeline a `tl.load` inside a loop through shared memory, with a whole tile of
+    numbers. Only one number per diagonal differs.
     """
     if PTX:
         first, second = tl.inline_asm_elementwise(
