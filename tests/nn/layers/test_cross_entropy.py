@@ -1,4 +1,4 @@
-"""The loss without all logits is the loss from the logits: value, gradients, ignored targets, precision, memory."""
+"""The loss without all logits is the loss from the logits: value, gradients, targets, precision."""
 
 import pytest
 import torch
@@ -8,21 +8,20 @@ from anlit.nn.layers import cross_entropy
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from tests.nn.models.tiny import ARCHITECTURES, next_token_loss, random_tokens, tiny
 
-V, D = 37, 6
+V = 37
+D = 6
 
 
 @pytest.fixture
 def chunks_of_five(monkeypatch) -> None:
-    """12 tokens are two chunks and a rest."""
+    """12 tokens are two chunks and a smaller chunk."""
     monkeypatch.setattr(cross_entropy, "chunk_size", lambda *_: 5)
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x, weight = (
-        2 * torch.randn(*shape, generator=generator, dtype=torch.float64)
-        for shape in [(2, 6, D), (V, D)]
-    )
+    x = 2 * torch.randn(2, 6, D, generator=generator, dtype=torch.float64)
+    weight = 2 * torch.randn(V, D, generator=generator, dtype=torch.float64)
     targets = torch.randint(V, (2, 6), generator=generator)
     targets[0, 2:4] = targets[1, 5] = IGNORE_INDEX
     return x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), targets
@@ -38,34 +37,34 @@ def gradients(objective: Tensor, *tensors: Tensor) -> list[Tensor]:
 def test_it_is_the_loss_of_the_logits(
     z_loss, upstream, compiled, chunks_of_five, monkeypatch
 ) -> None:
-    traced = torch.compile(
-        cross_entropy._chunk_losses, dynamic=False, backend="aot_eager"
-    )  # without the compiler's kernels
+    # Without the compiler's kernels
+    traced = torch.compile(cross_entropy._chunk_losses, dynamic=False, backend="aot_eager")
     monkeypatch.setattr(cross_entropy, "_compiled_chunk_losses", lambda: traced)
     x, weight, targets = inputs()
+
     loss, objective = linear_cross_entropy(x, weight, targets, z_loss, compiled)
-    ours = gradients(objective * upstream, x, weight)
-    expected_loss, expected = next_token_loss(x @ weight.mT, targets, z_loss)
-    torch.testing.assert_close((loss, objective), (expected_loss, expected), rtol=1e-12, atol=0)
+    actual = gradients(objective * upstream, x, weight)
+
+    expected_loss, expected_objective = next_token_loss(x @ weight.mT, targets, z_loss)
+    expected = gradients(expected_objective * upstream, x, weight)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(objective, expected_objective, rtol=1e-12, atol=0)
     assert not loss.requires_grad
-    torch.testing.assert_close(
-        ours, gradients(expected * upstream, x, weight), rtol=1e-10, atol=1e-14
-    )
-    assert ours[0][0, 2:4].abs().max() == 0, "what is not counted gets no gradient"
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-14)
+    assert actual[0][0, 2:4].abs().max() == 0, "tokens that do not count get no gradient"
 
 
 def test_extreme_logits_and_no_target_at_all_stay_finite(chunks_of_five) -> None:
     x, weight, targets = inputs(torch.float32)
     loss, objective = linear_cross_entropy(x * 300, weight, targets)
-    torch.testing.assert_close(
-        loss, next_token_loss(x * 300 @ weight.mT, targets)[0], rtol=1e-6, atol=0
-    )
+    expected_loss, _ = next_token_loss(x * 300 @ weight.mT, targets)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=0)
     assert gradients(objective, x)[0].isfinite().all()
     loss, objective = linear_cross_entropy(x, weight, torch.full_like(targets, IGNORE_INDEX), 0.1)
     assert loss == objective == gradients(objective, x)[0].abs().max() == 0
 
 
-def test_only_what_asks_for_a_gradient_gets_one_and_validation_keeps_nothing(
+def test_only_tensors_that_require_a_gradient_get_it_and_validation_saves_nothing(
     chunks_of_five,
 ) -> None:
     x, weight, targets = inputs()
@@ -86,21 +85,31 @@ def test_autocast_computes_products_in_its_precision_and_the_rest_in_float32(
         expected, _ = next_token_loss(x @ weight.mT, targets)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
-    exact = inputs()
-    theirs = gradients(next_token_loss(exact[0] @ exact[1].mT, targets)[1], *exact[:2])
-    for mine, its in zip(gradients(objective, x, weight), theirs, strict=True):
-        assert mine.dtype == torch.float32
-        assert (mine.double() - its).norm() < 2e-2 * its.norm()
+    exact_x, exact_weight, _ = inputs()
+    exact_objective = next_token_loss(exact_x @ exact_weight.mT, targets)[1]
+    exact = gradients(exact_objective, exact_x, exact_weight)
+    for gradient, reference in zip(gradients(objective, x, weight), exact, strict=True):
+        assert gradient.dtype == torch.float32
+        assert (gradient.double() - reference).norm() < 2e-2 * reference.norm()
 
 
-@pytest.mark.parametrize(("device", "vocab_size", "width", "n_tokens", "expected"), [
-    ("cpu", 1024, 64, 16_384, 1024), ("cpu", 50_304, 768, 16_384, 768), ("cuda", 1024, 64, 2**20, 2**17),
-    *(("cuda", 50_304, 768, n, 2048) for n in (16_384, 2048, 65_536, 12_288)), ("cuda", 50_304, 768, 16_383, 2560),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("device", "vocab_size", "width", "n_tokens", "expected"),
+    [
+        ("cpu", 1024, 64, 16_384, 1024),
+        ("cpu", 50_304, 768, 16_384, 768),
+        ("cuda", 1024, 64, 2**20, 2**17),
+        ("cuda", 50_304, 768, 16_384, 2048),
+        ("cuda", 50_304, 768, 2048, 2048),
+        ("cuda", 50_304, 768, 65_536, 2048),
+        ("cuda", 50_304, 768, 12_288, 2048),
+        ("cuda", 50_304, 768, 16_383, 2560),
+    ],
+)
 def test_chunks_hold_a_bounded_number_of_logits_and_are_equal_on_a_gpu(
     device, vocab_size, width, n_tokens, expected
 ):
-    """Where the number of tokens allows it; else they are multiples of 256, with a rest."""
+    """If the number of tokens allows it; otherwise they are multiples of 256 and a smaller chunk."""
     assert cross_entropy.chunk_size(device, vocab_size, width, n_tokens) == expected
 
 
@@ -109,26 +118,33 @@ def test_chunks_hold_a_bounded_number_of_logits_and_are_equal_on_a_gpu(
 def test_on_a_gpu_it_is_the_loss_of_the_logits(compiled, monkeypatch) -> None:
     monkeypatch.setattr(cross_entropy, "chunk_size", lambda *_: 256)
     generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(*shape, generator=generator) for shape in [(3, 200, 64), (1000, 64)])
+    x = torch.randn(3, 200, 64, generator=generator)
+    weight = torch.randn(1000, 64, generator=generator)
     targets = torch.randint(1000, (3, 200), generator=generator)
     exact = [x.double().requires_grad_(), weight.double().requires_grad_()]
-    expected, _ = next_token_loss(exact[0] @ exact[1].mT, targets)
-    ours = [x.cuda().requires_grad_(), weight.cuda().requires_grad_()]
+    on_gpu = [x.cuda().requires_grad_(), weight.cuda().requires_grad_()]
+
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss, objective = linear_cross_entropy(*ours, targets.cuda(), compiled=compiled)
-    torch.testing.assert_close(loss.cpu().double(), expected.detach(), rtol=2e-3, atol=0)
-    for mine, its in zip(gradients(objective, *ours), gradients(expected, *exact), strict=True):
-        assert (mine.cpu().double() - its).norm() < 1e-2 * its.norm()
+        loss, objective = linear_cross_entropy(*on_gpu, targets.cuda(), compiled=compiled)
+    actual = gradients(objective, *on_gpu)
+
+    expected_loss, _ = next_token_loss(exact[0] @ exact[1].mT, targets)
+    torch.testing.assert_close(loss.cpu().double(), expected_loss.detach(), rtol=2e-3, atol=0)
+    for gradient, reference in zip(actual, gradients(expected_loss, *exact), strict=True):
+        assert (gradient.cpu().double() - reference).norm() < 1e-2 * reference.norm()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_model_asked_for_its_loss_gives_that_of_its_logits(architecture) -> None:
+def test_the_loss_of_a_model_is_the_loss_of_its_logits(architecture) -> None:
     model = tiny(architecture).model.double()
-    tokens, targets = random_tokens(2, 16), random_tokens(2, 16, seed=1)
-    ours, theirs = (
-        model(tokens, targets=targets, z_loss=0.2),
-        next_token_loss(model(tokens), targets, 0.2),
-    )
-    torch.testing.assert_close(ours, (theirs[0].detach(), theirs[1]), rtol=1e-12, atol=0)
-    mine, its = (gradients(objective, *model.parameters()) for _, objective in (ours, theirs))
-    torch.testing.assert_close(mine, its, rtol=1e-8, atol=1e-12)
+    tokens = random_tokens(2, 16)
+    targets = random_tokens(2, 16, seed=1)
+
+    loss, objective = model(tokens, targets=targets, z_loss=0.2)
+    actual = gradients(objective, *model.parameters())
+
+    expected_loss, expected_objective = next_token_loss(model(tokens), targets, 0.2)
+    expected = gradients(expected_objective, *model.parameters())
+    torch.testing.assert_close(loss, expected_loss.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(objective, expected_objective, rtol=1e-12, atol=0)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-12)

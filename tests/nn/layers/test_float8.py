@@ -1,4 +1,4 @@
-"""Products in float8: the rounding written out, what of a model is rounded, what the rounding does to gradients."""
+"""Products in float8: the rounding written out, which matrices are rounded, the gradients' error."""
 
 import sys
 
@@ -17,7 +17,10 @@ if sys.platform != "linux":  # the test extra has it there
 
 
 def rounded(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
-    """x, scaled so that the largest of a tensor (of each vector along `dim`: a power of two) just fits, and rounded."""
+    """x rounded, after it is scaled so that the largest number just fits.
+
+    With `dim` the vectors along it are scaled, by powers of two.
+    """
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     scale = torch.finfo(dtype).max / largest.double()
     if dim is not None:
@@ -26,49 +29,63 @@ def rounded(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
-def test_products_and_gradients_are_those_of_rounded_numbers(recipe: str) -> None:
+def test_products_and_gradients_are_computed_from_rounded_numbers(recipe: str) -> None:
     torch.manual_seed(0)
-    x, weight, upstream = torch.randn(48, 32), torch.randn(64, 32), torch.randn(48, 64)
-    own = [tensor.clone().requires_grad_() for tensor in (x, weight)]
-    y = Float8Product(recipe, emulated=True)(*own)
+    x = torch.randn(48, 32, requires_grad=True)
+    weight = torch.randn(64, 32, requires_grad=True)
+    upstream = torch.randn(48, 64)
+
+    y = Float8Product(recipe, emulated=True)(x, weight)
     y.backward(upstream)
 
+    exact_x = x.detach()
+    exact_weight = weight.detach()
     e4m3 = torch.float8_e4m3fn
-    of_gradients = torch.float8_e5m2 if recipe == "tensorwise" else e4m3
+    dtype_of_gradients = torch.float8_e5m2 if recipe == "tensorwise" else e4m3
     along, across = (None, None) if recipe == "tensorwise" else (1, 0)
-    expected = rounded(x, e4m3, along) @ rounded(weight, e4m3, along).T
-    dx = rounded(upstream, of_gradients, along) @ rounded(weight, e4m3, across)
-    dweight = rounded(upstream, of_gradients, across).T @ rounded(x, e4m3, across)
+    expected = rounded(exact_x, e4m3, along) @ rounded(exact_weight, e4m3, along).T
+    dx = rounded(upstream, dtype_of_gradients, along) @ rounded(exact_weight, e4m3, across)
+    dweight = rounded(upstream, dtype_of_gradients, across).T @ rounded(exact_x, e4m3, across)
     if recipe == "rowwise_with_gw_hp":
-        dweight = upstream.double().T @ x.double()
-    assert torch.linalg.vector_norm(expected - x.double() @ weight.double().T) > 0.01
-    for ours, theirs in ((y, expected), (own[0].grad, dx), (own[1].grad, dweight)):
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
+        dweight = upstream.double().T @ exact_x.double()
+    unrounded = exact_x.double() @ exact_weight.double().T
+    assert torch.linalg.vector_norm(expected - unrounded) > 0.01
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(x.grad.double(), dx, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(weight.grad.double(), dweight, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_all_matrices_of_the_blocks_and_no_others(architecture, monkeypatch) -> None:
-    """And what rounding does to the gradients is small beside them."""
-    plain, rounding = (jolt(tiny(architecture)).model for _ in range(2))
+def test_the_matrices_of_the_blocks_alone_are_rounded(architecture, monkeypatch) -> None:
+    """The error of the gradients is small."""
+    exact = jolt(tiny(architecture)).model
+    rounding = jolt(tiny(architecture)).model
     Runtime(float8="tensorwise").apply(rounding, "cpu")
-    multiply, sides = Float8Product.__call__, []
-    monkeypatch.setattr(
-        Float8Product,
-        "__call__",
-        lambda self, x, w: sides.append(w.numel()) or multiply(self, x, w),
-    )
-    tokens, targets = random_tokens(4, 16), random_tokens(4, 16, seed=1)
-    losses = [model(tokens, targets=targets)[1] for model in (plain, rounding)]
-    for loss in losses:
-        loss.backward()
-    assert sum(sides) == 2 * (4 + 12) * 32 * 32
-    assert (losses[0] - losses[1]).abs() > 1e-5, "nothing is rounded"
-    torch.testing.assert_close(losses[0], losses[1], rtol=0.02, atol=0)
+    sizes: list[int] = []
+    multiply = Float8Product.__call__
+
+    def multiply_and_record(self: Float8Product, x: Tensor, weight: Tensor) -> Tensor:
+        sizes.append(weight.numel())
+        return multiply(self, x, weight)
+
+    monkeypatch.setattr(Float8Product, "__call__", multiply_and_record)
+    tokens = random_tokens(4, 16)
+    targets = random_tokens(4, 16, seed=1)
+
+    exact_loss = exact(tokens, targets=targets)[1]
+    exact_loss.backward()
+    loss = rounding(tokens, targets=targets)[1]
+    loss.backward()
+
+    assert sum(sizes) == 2 * (4 + 12) * 32 * 32
+    assert (loss - exact_loss).abs() > 1e-5, "nothing is rounded"
+    torch.testing.assert_close(exact_loss, loss, rtol=0.02, atol=0)
     assert {parameter.dtype for parameter in rounding.parameters()} == {torch.float32}
-    for name, parameter in plain.named_parameters():
+    for name, parameter in exact.named_parameters():
         if parameter.dim() == 2:
-            other = rounding.get_parameter(name).grad
-            assert cosine_similarity(parameter.grad.flatten(), other.flatten(), dim=0) > 0.95, name
+            gradient = rounding.get_parameter(name).grad
+            similarity = cosine_similarity(parameter.grad.flatten(), gradient.flatten(), dim=0)
+            assert similarity > 0.95, name
 
 
 def test_refusals(monkeypatch) -> None:

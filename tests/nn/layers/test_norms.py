@@ -8,7 +8,9 @@ from torch import Tensor
 
 from anlit.nn.layers import norms
 
-D, HEADS, SAMPLES = 512, 8, 300
+D = 512
+HEADS = 8
+SAMPLES = 300
 
 
 @pytest.fixture(autouse=True)
@@ -49,23 +51,23 @@ def test_the_factor_of_concatenated_heads_does_not_change_with_groups(d_head, gr
 
 
 def test_the_factor_of_the_residual_keeps_the_norm_for_orthogonal_vectors() -> None:
-    h, other = unit_rows(SAMPLES, D), torch.randn(SAMPLES, D)
-    other = norms.unit(other - (other * h).sum(-1, keepdim=True) * h)
+    h = unit_rows(SAMPLES, D)
+    random = torch.randn(SAMPLES, D)
+    orthogonal = norms.unit(random - (random * h).sum(-1, keepdim=True) * h)
     for alpha in (torch.tensor(0.05), torch.tensor(0.5), torch.tensor(-0.3), torch.rand(D)):
-        assert near_one(norms.nu_residual(alpha) * (h + alpha * (other - h)))
+        assert near_one(norms.nu_residual(alpha) * (h + alpha * (orthogonal - h)))
 
 
 @pytest.mark.parametrize(
     ("ratio", "expected"), [(4.0, 3.72), (1.0, 1.677), (8 / 3, None), (0.25, None), (64.0, None)]
 )
 def test_factor_of_the_activation_is_the_monte_carlo_estimate(ratio, expected) -> None:
-    squares = torch.nn.functional.silu(
-        torch.randn(1_000_000, dtype=torch.float64) / math.sqrt(ratio)
-    ).square()
-    error, factor = (
-        squares.std().item() / math.sqrt(len(squares)),
-        norms.nu_activation(1 / math.sqrt(ratio)),
-    )
+    z = torch.randn(1_000_000, dtype=torch.float64) / math.sqrt(ratio)
+    squares = torch.nn.functional.silu(z).square()
+    error = squares.std().item() / math.sqrt(len(squares))
+
+    factor = norms.nu_activation(1 / math.sqrt(ratio))
+
     assert abs(factor**-2 - squares.mean().item()) < 4 * error < 0.04 * factor**-2
     assert factor == pytest.approx(expected or factor, abs=0.01)
 

@@ -1,4 +1,4 @@
-"""Rotations: frequencies are those of others, tables are exact; tests/parity has the formulas."""
+"""Rotations: transformers has the same frequencies, tables are exact; tests/parity has the formulas."""
 
 import math
 
@@ -37,54 +37,58 @@ def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(length, cont
 def test_a_pattern_inside_a_pattern_has_its_entries_in_turn() -> None:
     pattern = PositionsPattern([RoPE(), PositionsPattern([NoPE(), PRoPE()])])
     model = tiny(GPT, positions=pattern, n_layers=6).model
-    assert [type(block.positions) for block in model.blocks] == [
-        RoPE,
-        NoPE,
-        RoPE,
-        PRoPE,
-        RoPE,
-        NoPE,
-    ]
+    kinds = [type(block.positions) for block in model.blocks]
+    assert kinds == [RoPE, NoPE, RoPE, PRoPE, RoPE, NoPE]
     model(random_tokens(1, 5))
 
 
-THEIRS = [
-    (LinearRoPE, "linear", {"factor": 2.5}, {}), (DynamicNTK, "dynamic", {}, {"training_length": 2048}),
-    (Llama3RoPE, "llama3", {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-     {"training_length": 8192}),
-    (Llama3RoPE, "llama3", {"factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 9.0}, {"training_length": 100}),
-    (YaRN, "yarn", {"factor": 4.0}, {"training_length": 32768}),
-    (YaRN, "yarn", {"factor": 40.0, "beta_fast": 20.0, "beta_slow": 2.0}, {"training_length": 4096}),
-    (YaRN, "yarn", {"factor": 8.0, "truncate": False, "attention_factor": 1.25}, {"training_length": 1000}),
-    (YaRN, "yarn", {"factor": 16.0}, {"training_length": 5}),
-]  # fmt: skip
-"""Class, transformers' type, the settings that both have, and ours alone."""
+ROPE_TYPES = {LinearRoPE: "linear", DynamicNTK: "dynamic", Llama3RoPE: "llama3", YaRN: "yarn"}
+"""The types of transformers."""
+
+STRETCHED = [
+    (LinearRoPE, None, {"factor": 2.5}),
+    (DynamicNTK, 2048, {}),
+    (Llama3RoPE, 8192, {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+    (Llama3RoPE, 100, {"factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 9.0}),
+    (YaRN, 32768, {"factor": 4.0}),
+    (YaRN, 4096, {"factor": 40.0, "beta_fast": 20.0, "beta_slow": 2.0}),
+    (YaRN, 1000, {"factor": 8.0, "truncate": False, "attention_factor": 1.25}),
+    (YaRN, 5, {"factor": 16.0}),
+]
+"""Class, training length, and the settings that transformers has too."""
 
 
 @pytest.mark.parametrize(("base", "fraction"), [(10_000.0, 1.0), (1e6, 0.5)])
-@pytest.mark.parametrize(("kind", "rope_type", "both", "ours"), THEIRS)
-def test_stretched_rope_is_that_of_transformers(
-    kind, rope_type, both, ours, base, fraction, monkeypatch
+@pytest.mark.parametrize(("kind", "training_length", "settings"), STRETCHED)
+def test_stretched_rope_has_the_frequencies_of_transformers(
+    kind, training_length, settings, base, fraction, monkeypatch
 ) -> None:
-    """In transformers' own precision, and once more with its code in float64."""
+    """In transformers' precision, and once more with its code in float64."""
     transformers = pytest.importorskip("transformers")
     functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
-    length = 3 * ours.get("training_length", 1000)
-    trained = (
-        {"original_max_position_embeddings": length // 3} if kind in (Llama3RoPE, YaRN) else {}
-    )
+    rope_type = ROPE_TYPES[kind]
+    length = 3 * (training_length or 1000)
     rope = {
         "rope_type": rope_type,
         "rope_theta": base,
         "partial_rotary_factor": fraction,
         "factor": 1.0,
+        **settings,
     }
+    if kind in (Llama3RoPE, YaRN):
+        rope["original_max_position_embeddings"] = training_length
     config = transformers.LlamaConfig(
-        hidden_size=256, num_attention_heads=4, max_position_embeddings=2048 if kind is DynamicNTK else length,
-        rope_parameters=rope | both | trained,
-    )  # fmt: skip
-    positions = kind(**both, **ours, base=base, fraction=fraction)
+        hidden_size=256,
+        num_attention_heads=4,
+        max_position_embeddings=training_length if kind is DynamicNTK else length,
+        rope_parameters=rope,
+    )
+    if training_length is not None:
+        settings = {**settings, "training_length": training_length}
+    positions = kind(**settings, base=base, fraction=fraction)
+
     frequencies, scale = functions[rope_type](config, seq_len=length)
+
     assert positions.scale == pytest.approx(scale, rel=1e-15)
     torch.testing.assert_close(
         positions.frequencies(64, length).float(), frequencies, rtol=2e-6, atol=0
@@ -98,17 +102,17 @@ def test_stretched_rope_is_that_of_transformers(
 
 def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None:
     """Also in the gradient of training on a CPU, which is written by hand."""
-    positions, x = (
-        YaRN(factor=4.0, training_length=16, fraction=0.5),
-        normal(1, 1, 5, D_HEAD).requires_grad_(),
-    )
-    norms = [
-        part.norm(dim=-1)
-        for y in (turned(positions, x), x)
-        for part in y.split(D_HEAD // 2, dim=-1)
-    ]
-    torch.testing.assert_close(norms[0], norms[2] * (0.1 * math.log(4) + 1), rtol=1e-12, atol=0)
-    torch.testing.assert_close(norms[1], norms[3], rtol=1e-12, atol=0)
+    positions = YaRN(factor=4.0, training_length=16, fraction=0.5)
+    x = normal(1, 1, 5, D_HEAD).requires_grad_()
+
+    y = turned(positions, x)
+
+    n_rotated = D_HEAD // 2
+    norms = x[..., :n_rotated].norm(dim=-1)
+    rotated_norms = y[..., :n_rotated].norm(dim=-1)
+    factor = 0.1 * math.log(4) + 1
+    torch.testing.assert_close(rotated_norms, factor * norms, rtol=1e-12, atol=0)
+    torch.testing.assert_close(y[..., n_rotated:], x[..., n_rotated:], rtol=1e-12, atol=0)
     assert torch.autograd.gradcheck(lambda x: turned(positions, x), x)
 
 
