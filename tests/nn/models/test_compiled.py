@@ -1,4 +1,4 @@
-"""Compiled blocks under packed documents that change with every batch: no graph breaks, and nothing compiled again."""
+"""Compiled blocks with packed documents that change from batch to batch: one graph, without breaks."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -10,29 +10,29 @@ from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 import anlit
-from anlit import GPT, AnGPT, AttentionPattern, LogN, Runtime, ScaleInvariant, SlidingWindow
+from anlit import GPT, NGPT, AnGPT, AttentionPattern, LogN, Runtime, ScaleInvariant, SlidingWindow
 from anlit.data.batch import batch_from_blocks
 from anlit.nn.kernels import flash, flex
 from anlit.training.language_model import LanguageModel
 from tests.nn.attention import test_flash
-from tests.nn.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
+from tests.nn.models.tiny import SIZE, random_tokens, tiny
 
 
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModule]]:
-    """The graphs that torch.compile made, which run as they are: what a backend would do with them is left out."""
-    made: list[torch.fx.GraphModule] = []
-    monkeypatch.setattr(
-        torch,
-        "compile",
-        partial(torch.compile, backend=lambda graph, _: made.append(graph) or graph),
-    )
+    """The graphs that torch.compile makes; they run uncompiled."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def record_graph(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=record_graph))
     torch.compiler.reset()
     counters.clear()
-    with torch._dynamo.config.patch(
-        recompile_limit=2
-    ):  # fewer than the kinds of layers of a pattern
-        yield made
+    fewer_than_kinds_of_layers = 2
+    with torch._dynamo.config.patch(recompile_limit=fewer_than_kinds_of_layers):
+        yield graphs
     torch.compiler.reset()
     assert not counters["graph_break"]
 
@@ -46,7 +46,7 @@ def compiled(
 
 
 def logits(model: LanguageModel, step: int) -> torch.Tensor:
-    """From one document to one per token, in turn: their number, their places and the longest change every time."""
+    """Logits of a batch with from one document to one per token, in turn: the packing always changes."""
     blocks = random_tokens(2, SIZE["context_length"] + 1, seed=step, vocab_size=1 + step % 8)
     batch = batch_from_blocks(blocks if step % 8 else blocks + 1, end_of_document=0)
     return model(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
@@ -57,21 +57,28 @@ def train(model: LanguageModel, steps: int) -> None:
         logits(model, step).square().mean().backward()
 
 
-KINDS: dict[str, dict[str, object]] = {
-    **{architecture.__name__: {"architecture": architecture} for architecture in ARCHITECTURES},
-    "c per layer": {"attention": ScaleInvariant(learned="per_layer"), "positions": anlit.DynamicNTK()},
+SHARED_KEYS = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
+SETTINGS: dict[str, dict[str, object]] = {
+    "GPT": {},
+    "NGPT": {"architecture": NGPT},
+    "AnGPT": {"architecture": AnGPT},
+    "c per layer": {
+        "attention": ScaleInvariant(learned="per_layer"),
+        "positions": anlit.DynamicNTK(),
+    },
     "alibi": {"attention": anlit.ALiBi(), "positions": anlit.PRoPE()},
-    "eager": {"kernel": "eager"}, "window": {"attention": SlidingWindow(5)}, "not masked": {"document_masking": False},
-    "shared keys": {"attention": LogN(), "positions": anlit.NoPE(), "n_heads": 4, "n_kv_heads": 2, "d_head": 12},
-    "threads": {"attention": ScaleInvariant(), "kernel": "blockwise"},
-}  # fmt: skip
+    "eager": {"kernel": "eager"},
+    "window": {"attention": SlidingWindow(5)},
+    "not masked": {"document_masking": False},
+    "shared keys": {"attention": LogN(), "positions": anlit.NoPE(), **SHARED_KEYS},
+    "blockwise": {"attention": ScaleInvariant(), "kernel": "blockwise"},
+}
 
 
-@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_one_graph_serves_all_layers_and_all_batches(settings, graphs) -> None:
-    train(
-        compiled(**{"architecture": GPT, **settings}), 9
-    )  # eight kinds of packing, of which the first comes back
+    """Eight kinds of packing, and the first once more."""
+    train(compiled(**{"architecture": GPT, **settings}), 9)
     assert len(graphs) == 1
 
 
@@ -98,15 +105,8 @@ def test_one_graph_of_a_gpu_s_kernels_serves_all_batches(graphs, monkeypatch) ->
 
 def test_each_kind_of_layers_in_a_pattern_has_a_graph(graphs) -> None:
     pattern = AttentionPattern([SlidingWindow(4, ScaleInvariant()), SlidingWindow(4), LogN()])
-    train(
-        compiled(
-            GPT,
-            6,
-            attention=pattern,
-            positions=anlit.PositionsPattern([anlit.RoPE(), anlit.NoPE()]),
-        ),
-        2,
-    )
+    positions = anlit.PositionsPattern([anlit.RoPE(), anlit.NoPE()])
+    train(compiled(GPT, 6, attention=pattern, positions=positions), 2)
     assert len(graphs) == 6
 
 
@@ -122,9 +122,8 @@ def test_validation_adds_one_graph_and_training_goes_on_with_its_own(graphs) -> 
 def test_ddp_leaves_each_block_whole(graphs) -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     model = compiled(GPT, n_layers=2)
-    DistributedDataParallel(model.model, bucket_cap_mb=0.001)(
-        random_tokens(2, 16)
-    ).square().mean().backward()
+    wrapped = DistributedDataParallel(model.model, bucket_cap_mb=0.001)
+    wrapped(random_tokens(2, 16)).square().mean().backward()
     distributed.destroy_process_group()
     assert len(graphs) == 1
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -28,19 +28,18 @@ def test_cuda_equals_cpu_in_float64(architecture, mechanism) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_compiled_step_never_waits_and_gives_the_same(architecture) -> None:
-    """Three steps of bf16 training; the host may be asked for nothing that the device still computes."""
+    """Three steps of bf16 training, in which the host never reads a number from the device."""
     losses = []
     for compiles in (False, True):
         model = tiny(architecture, n_layers=2, vocab_size=512).cuda()
         decoder = model.model
         Runtime(compile=compiles).apply(decoder, "cuda")
         optimizer = model.make_optimizer(parameter_groups(decoder))
-        tokens, targets = (
-            random_tokens(4, 64, seed=seed, vocab_size=512).cuda() for seed in (0, 1)
-        )
-        seen = []
+        tokens = random_tokens(4, 64, seed=0, vocab_size=512).cuda()
+        targets = random_tokens(4, 64, seed=1, vocab_size=512).cuda()
+        losses_of_run = []
         for step in range(3):
-            torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first one compiles
+            torch.cuda.set_sync_debug_mode("error" if step else "default")  # step 0 compiles
             try:
                 with torch.autocast("cuda", dtype=torch.bfloat16):
                     loss, objective = decoder(tokens, targets=targets)
@@ -52,26 +51,23 @@ def test_a_compiled_step_never_waits_and_gives_the_same(architecture) -> None:
                 decoder.restore_norms()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-            seen.append(loss)
-        losses.append(torch.stack(seen))
+            losses_of_run.append(loss)
+        losses.append(torch.stack(losses_of_run))
     torch.testing.assert_close(losses[0], losses[1], rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
-def test_float8_products_are_the_emulated_ones(recipe) -> None:
+def test_float8_products_are_the_emulated_products(recipe) -> None:
     if torch.cuda.get_device_capability() < CAPABILITY[recipe]:
-        pytest.skip("this GPU has no such products")
+        pytest.skip("this GPU does not have the products")
     torch.manual_seed(0)
-    x, weight = (
-        torch.randn(4, 64, 128, dtype=torch.bfloat16),
-        torch.randn(256, 128, dtype=torch.bfloat16),
-    )
+    x = torch.randn(4, 64, 128, dtype=torch.bfloat16)
+    weight = torch.randn(256, 128, dtype=torch.bfloat16)
     results = []
     for device in ("cpu", "cuda"):
-        own = [tensor.to(device).requires_grad_() for tensor in (x, weight)]
-        y = Float8Product(recipe, emulated=device == "cpu")(*own)
-        results.append([y, *torch.autograd.grad(y.square().sum(), own)])
+        inputs = [x.to(device).requires_grad_(), weight.to(device).requires_grad_()]
+        y = Float8Product(recipe, emulated=device == "cpu")(*inputs)
+        results.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
     for emulated, real in zip(*results, strict=True):
-        torch.testing.assert_close(
-            real.cpu(), emulated, rtol=2e-2, atol=2e-2 * float(emulated.abs().max())
-        )
+        atol = 2e-2 * float(emulated.abs().max())
+        torch.testing.assert_close(real.cpu(), emulated, rtol=2e-2, atol=atol)

@@ -1,10 +1,11 @@
-"""Norms, QK-clip and Muon where blocks are sharded (FSDP2): how often ranks meet, and compiled as on whole weights.
+"""Norms, QK-clip and Muon on sharded blocks (FSDP2): how often ranks meet; compiled, the same numbers.
 
-Training on several ranks, compared with one, is in tests/integration/test_strategies.py.
+Training on several ranks, compared with a single rank, is in tests/integration/test_strategies.py.
 """
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -77,25 +78,31 @@ def test_muon_takes_two_meetings_however_many_matrices_there_are(n_layers, ranks
 def test_compiled_norms_are_as_few_calls_however_many_weights_there_are(
     architecture, expected, n_layers, constraint, ranks, monkeypatch
 ) -> None:
-    calls: list[torch.fx.GraphModule] = []
+    n_calls = 0
 
-    def count(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
-        return lambda *arguments: calls.append(graph) or graph.forward(*arguments)
+    def count_calls(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            nonlocal n_calls
+            n_calls += 1
+            return graph.forward(*arguments)
 
-    made = [
-        torch.compile(function, dynamic=False, fullgraph=True, backend=count)
-        for function in norms.EAGER
-    ]
-    monkeypatch.setattr(norms, "_compiled", lambda: norms.Functions(*made))
+        return run
+
+    compile_counted = partial(torch.compile, dynamic=False, fullgraph=True, backend=count_calls)
+    functions = norms.Functions(*map(compile_counted, norms.EAGER))
+    monkeypatch.setattr(norms, "_compiled", lambda: functions)
     whole = tiny(architecture, n_layers=n_layers, norms=constraint, attention_gate="per_head").model
     with torch.no_grad():
         for number, weight in enumerate(whole.parameters()):
             weight.mul_(1.3 if number % 2 else 0.7).add_(0.01)
-    parts = copy.deepcopy(whole)
-    Runtime(compile=True).apply(parts, "cuda")
-    sharded(parts)
+    shards = copy.deepcopy(whole)
+    Runtime(compile=True).apply(shards, "cuda")
+    sharded(shards)
+
     whole.restore_norms()
-    parts.restore_norms()
-    assert len(calls) == expected
-    for (name, part), weight in zip(parts.named_parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(part.full_tensor(), weight, rtol=1e-6, atol=1e-7, msg=name)
+    shards.restore_norms()
+
+    assert n_calls == expected
+    for name, shard in shards.named_parameters():
+        weight = whole.get_parameter(name)
+        torch.testing.assert_close(shard.full_tensor(), weight, rtol=1e-6, atol=1e-7, msg=name)

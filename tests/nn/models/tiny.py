@@ -42,24 +42,21 @@ def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
 
 
 def decoder(architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any) -> Decoder:
-    """That of a tiny model off its initial values, in float64, as it generates and scores."""
+    """The decoder of a tiny model off its initial values, in float64, as it generates and scores."""
     return jolt(tiny(architecture, seed, **changes)).double().eval().model
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-    """From all logits (B, T, V): mean cross-entropy in nats per counted token, and that plus z_loss · mean(log Z)²."""
+    """Loss and objective from all logits (B, T, V); see `linear_cross_entropy`."""
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    counted = targets != IGNORE_INDEX
-    n_counted = counted.sum().clamp_min(1)  # no target at all: a loss of 0, not NaN
-    loss = (
-        cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-        )
-        / n_counted
+    is_counted = targets != IGNORE_INDEX
+    n_counted = is_counted.sum().clamp_min(1)  # without targets a loss of 0, not NaN
+    loss_sum = cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
     )
-    return loss, loss + z_loss * torch.where(
-        counted, logits.logsumexp(-1).square(), 0
-    ).sum() / n_counted
+    loss = loss_sum / n_counted
+    penalty_sum = torch.where(is_counted, logits.logsumexp(-1).square(), 0).sum()
+    return loss, loss + z_loss * penalty_sum / n_counted
 
 
 def random_tokens(*shape: int, seed: int = 0, vocab_size: int = SIZE["vocab_size"]) -> Tensor:
@@ -77,7 +74,7 @@ def batches(n_sequences: int, length: int, batch_size: int = 4) -> DataLoader:
 
 
 class Logged(L.Callback):
-    """Keeps what is logged under these names, by name, at the last micro-batch of each optimizer step."""
+    """Records the values logged under these names, at the last micro-batch of each optimizer step."""
 
     def __init__(self, *names: str) -> None:
         self.values: dict[str, list[float]] = {name: [] for name in names}
@@ -89,17 +86,23 @@ class Logged(L.Callback):
 
 
 def fit(
-    model: LanguageModel, max_steps: int, batch_size: int = 4, accumulate: int = 1, loader: DataLoader | None = None,
-    **trainer: Any,
-) -> LanguageModel:  # fmt: skip
-    """`max_steps` optimizer steps on random tokens, or on those of `loader`."""
-    loader = loader or batches(
-        max_steps * batch_size * accumulate, model.context_length, batch_size
-    )
-    settings = {"devices": 1, "gradient_clip_val": 1.0, **trainer}
-    quiet_trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings).fit(
-        model, loader
-    )
+    model: LanguageModel,
+    max_steps: int,
+    batch_size: int = 4,
+    accumulate: int = 1,
+    loader: DataLoader | None = None,
+    **changes: Any,
+) -> LanguageModel:
+    """Take `max_steps` optimizer steps on random tokens, or on the batches of `loader`.
+
+    `changes` are settings of the Trainer.
+    """
+    if loader is None:
+        n_sequences = max_steps * batch_size * accumulate
+        loader = batches(n_sequences, model.context_length, batch_size)
+    settings = {"devices": 1, "gradient_clip_val": 1.0, **changes}
+    trainer = quiet_trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings)
+    trainer.fit(model, loader)
     return model
 
 
