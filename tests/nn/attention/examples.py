@@ -8,27 +8,33 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 
 WINDOW_OF_TWO = anlit.SlidingWindow(2, anlit.ALiBi())
 SHIPPED: dict[str, Mechanism] = {
-    "plain": anlit.Plain(), "scale-invariant": anlit.ScaleInvariant(tau=3.0),
+    "plain": anlit.Plain(),
+    "scale-invariant": anlit.ScaleInvariant(tau=3.0),
     "scale-invariant, c per layer": anlit.ScaleInvariant(tau=3.0, c=1.3, learned="per_layer"),
-    "log n": anlit.LogN(), "log n, fixed": anlit.LogN(s=0.7, learned="never"),
+    "log n": anlit.LogN(),
+    "log n, fixed": anlit.LogN(s=0.7, learned="never"),
     "log n, shifted": anlit.LogN(s=0.9, learned="per_layer", b=0.3, c=1.5),
-    "sqrt log n": anlit.SqrtLogN(r=1.5, a=0.2), "sqrt log n, r global": anlit.SqrtLogN(r=1.2, learned="globally"),
+    "sqrt log n": anlit.SqrtLogN(r=1.5, a=0.2),
+    "sqrt log n, r global": anlit.SqrtLogN(r=1.2, learned="globally"),
     "sqrt log n, r per layer": anlit.SqrtLogN(r=1.2, learned="per_layer", b=0.5, c=1.0),
-    "sqrt log n, r per head": anlit.SqrtLogN(learned="per_head"), "expected maximum": anlit.ExpectedMaximum(),
-    "beta": anlit.BetaScaling(s=0.8, learned="per_head"), "log bias": anlit.LogBias(tau=2.0),
+    "sqrt log n, r per head": anlit.SqrtLogN(learned="per_head"),
+    "expected maximum": anlit.ExpectedMaximum(),
+    "beta": anlit.BetaScaling(s=0.8, learned="per_head"),
+    "log bias": anlit.LogBias(tau=2.0),
     "log bias, r global": anlit.LogBias(tau=2.0, g=anlit.SqrtLogN(learned="globally")),
-    "alibi": anlit.ALiBi(), "window": anlit.SlidingWindow(3),
+    "alibi": anlit.ALiBi(),
+    "window": anlit.SlidingWindow(3),
     "window, scale-invariant": anlit.SlidingWindow(4, anlit.ScaleInvariant(tau=2.0)),
     "window, log n": anlit.SlidingWindow(3, anlit.LogN()),
     "warm start, scale-invariant": anlit.WarmStart(anlit.ScaleInvariant(tau=2.0), steps=8),
     "warm start, log n": anlit.WarmStart(anlit.LogN(learned="never"), steps=8),
     "pattern": anlit.AttentionPattern([WINDOW_OF_TWO, anlit.SqrtLogN(r=1.2, learned="per_head")]),
-}  # fmt: skip
+}
 LEARNED = {name: mechanism for name, mechanism in SHIPPED.items() if list(mechanism.parameters())}
 
 
 class LogNWithSlopes(Mechanism):
-    """g(n) = s·ln n and m(t) = −slope·t, s and slope learned per head: everything but a gain per distance."""
+    """g(n) = s·ln n and m(t) = −slope·t, with s and slope learned per head."""
 
     strength: nn.Parameter
     slope: nn.Parameter

@@ -1,7 +1,7 @@
 """Compile FlexAttention's kernels without a GPU: `python -m tests.nn.attention.flex_memory`.
 
-PyTorch traces attention on a CPU. The traced tensors are then renamed to CUDA, so that Inductor writes
-the Triton kernels of a GPU, and Triton compiles these. Each row shows what a kernel takes.
+PyTorch traces attention on a CPU. The traced tensors are then renamed to CUDA, so that Inductor
+writes the Triton kernels of a GPU, and Triton compiles these. Each row shows what a kernel takes.
 """
 
 import argparse
@@ -64,7 +64,7 @@ N_PROCESSORS = {80: 108, 90: 132}
 
 
 def trace(form: str, width: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, GraphModule]:
-    """The graphs of the forward and the backward pass, as the kernel's own compilation sees them."""
+    """The graphs of the forward and the backward pass that the kernel's compilation gets."""
     template, is_packed = FORMS[form]
     mechanism = template.for_layer(N_HEADS, width, 0)
     graphs: dict[str, GraphModule] = {}

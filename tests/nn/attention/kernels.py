@@ -50,7 +50,8 @@ FLASH = ("plain", "log n", "window", "window of one", "window, log n", "alibi", 
 """Mechanisms that flash attention can compute."""
 
 ONE_COEFFICIENT = [name for name in MECHANISMS if name != "a user's"]
-"""Mechanisms with at most one learned coefficient in a(t) and m(t), as our Triton kernels need it."""
+"""Mechanisms with at most one learned coefficient in a(t) and m(t), as our Triton kernels need
+it."""
 
 WIDTHS = [32, 64, 80, 96, 128, 256]
 
@@ -60,7 +61,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.b
 
 
 def inputs(*shape: int, dtype: torch.dtype, n_heads_kv: int | None = None) -> list[Tensor]:
-    """q, k, v and weights for a scalar of the output, (B, H or H_kv, T, D), in the projections' layout."""
+    """q, k, v and weights for a scalar of the output, (B, H or G, T, D), in the projections' layout."""
     B, H, T, D = shape
     G = n_heads_kv or H
     generator = torch.Generator().manual_seed(0)
@@ -83,7 +84,10 @@ def packed(batch: int, length: int, kind: str, device: str = "cpu") -> Documents
 def gradients(
     attend, mechanism: Mechanism, tensors: list[Tensor], documents: Documents
 ) -> dict[str, Tensor]:
-    """The output and the gradients of q, k and v; and of all learned coefficients, as one vector."""
+    """The output and the gradients of q, k and v.
+
+    And of all learned coefficients, as one vector.
+    """
     *qkv, probe = tensors
     q, k, v = (x.detach().requires_grad_() for x in qkv)
     output = attend(q, k, v, mechanism, documents, 0.0)
@@ -136,7 +140,10 @@ def repeated(attend: Any) -> Any:
 
 
 def windowed(mechanism: Mechanism, kind: str) -> Mechanism:
-    """The mechanism; for inputs of kind `window` inside a window of 11 keys, unless it has a window."""
+    """The mechanism.
+
+    For inputs of kind `window` inside a window of 11 keys, unless it has a window.
+    """
     has_window = mechanism.for_layer(1, 8, 0).window is not None
     return SlidingWindow(11, mechanism) if kind == "window" and not has_window else mechanism
 
@@ -169,7 +176,7 @@ def check(
 
 
 def layer_of(name: str, kind: str, n_heads: int, d_head: int) -> Mechanism:
-    """The mechanism of a layer, from a copy: a shared coefficient is the template's, and changes dtype with layers."""
+    """The mechanism of a layer, from a copy: a shared coefficient changes its dtype with a layer."""
     return windowed(copy.deepcopy(MECHANISMS[name]), kind).for_layer(n_heads, d_head, 0)
 
 

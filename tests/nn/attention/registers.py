@@ -1,4 +1,4 @@
-"""Compile the kernels without a GPU and show their resources: `python -m tests.nn.attention.registers`.
+"""Compile kernels without a GPU and show their resources: `python -m tests.nn.attention.registers`.
 
 A kernel that spills needs smaller blocks or more warps (`blocks.py`).
 """
@@ -21,23 +21,31 @@ from anlit.reporting.text import echo
 N_HEADS = 12
 KERNELS = ("forward", "backward_queries", "backward_keys")
 FORMS = ("plain", "biases", "dense", "learned", "packed", "windowed")
-"""No tables; biases; gains and biases; the same with a learned bias, with documents, with documents and a window."""
+"""No tables; biases; gains and biases; the same with a learned bias, with documents, with documents
+and a window."""
 PRECISIONS = {
-    "bfloat16": (torch.bfloat16, "*bf16", "ieee"), "float16": (torch.float16, "*fp16", "ieee"),
-    "float32": (torch.float32, "*fp32", "ieee"), "tf32": (torch.float32, "*fp32", "tf32"),
-}  # fmt: skip
-"""The dtype of q, k and v, Triton's name for a pointer to it, and the input precision of products."""
+    "bfloat16": (torch.bfloat16, "*bf16", "ieee"),
+    "float16": (torch.float16, "*fp16", "ieee"),
+    "float32": (torch.float32, "*fp32", "ieee"),
+    "tf32": (torch.float32, "*fp32", "tf32"),
+}
+"""The dtype of q, k and v, Triton's name for a pointer to it, and the input precision of
+products."""
 TYPES = {
-    **dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv"), "*q"), "scale": "fp32",
+    **dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv"), "*q"),
+    "scale": "fp32",
     **dict.fromkeys(("tables", "lines", "tangents", "lse", "delta", "d_coefficient"), "*fp32"),
     **dict.fromkeys(("starts", "ends", "far_start"), "*i32"),
-}  # fmt: skip
+}
 
 
 def compile_kernel(
     kernel: str, form: str, width: int, capability: int, group: int = 1, precision: str = "bfloat16"
 ) -> Any:
-    """The compiled kernel, of `KERNELS`, in one of `FORMS` and `PRECISIONS`; `capability` is 80 or 90."""
+    """The compiled kernel, of `KERNELS`, in one of `FORMS` and `PRECISIONS`.
+
+    `capability` is 80 or 90.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -53,10 +61,17 @@ def compile_kernel(
     unused += [] if form in ("packed", "windowed") else ["starts", "ends"]
     unused += [] if form == "windowed" else ["window"]
     constants: dict[str, Any] = {
-        "n_heads": N_HEADS, "group": group, "width": width, "width_padded": padded, "block_m": blocks.block_m,
-        "block_n": blocks.block_n, "precision": products, "pairs": form not in ("plain", "biases"),
-        "tangent_pairs": False, **dict.fromkeys(unused),
-    }  # fmt: skip
+        "n_heads": N_HEADS,
+        "group": group,
+        "width": width,
+        "width_padded": padded,
+        "block_m": blocks.block_m,
+        "block_n": blocks.block_n,
+        "precision": products,
+        "pairs": form not in ("plain", "biases"),
+        "tangent_pairs": False,
+        **dict.fromkeys(unused),
+    }
     names = function.arg_names
     types = TYPES | (
         dict.fromkeys(("dk", "dv"), "*fp32") if group > 1 else {}
@@ -75,10 +90,11 @@ def compile_kernel(
 
 
 def resources(compiled: Any) -> dict[str, int]:
-    """Registers and spilled bytes per thread, shared memory per program in bytes, and counts of instructions.
+    """Registers and spilled bytes per thread, shared memory per program, counts of instructions.
 
-    `loop` are the instructions of the shortest loop over tiles, that over far ones if there is one, `near` those of the
-    next, over tiles without a mask; 0 for float32, which has no matrix units. `waits` counts waits for wgmma.
+    `loop` are the instructions of the shortest loop over tiles, that over far ones if there is one,
+    `near` those of the next, over tiles without a mask; 0 for float32, which has no matrix units.
+    `waits` counts waits for wgmma.
     """
     from triton.backends.nvidia import __file__ as backend
 
@@ -106,7 +122,7 @@ def resources(compiled: Any) -> dict[str, int]:
 
 
 def loops_with_products(code: str) -> list[int]:
-    """The number of instructions of each loop with matrix products, up to a branch back to its label, in a listing."""
+    """The number of instructions of each loop with matrix products in a listing."""
     instructions, labels, lengths = list[str](), dict[str, int](), list[int]()
     for line in map(str.strip, code.splitlines()):
         if label := re.match(r"(\.L_x_\d+):", line):

@@ -129,7 +129,7 @@ def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, mas
 
 @torch.no_grad()
 def test_a_window_bounds_the_memory_and_takes_more_new_tokens_than_a_block_of_queries() -> None:
-    """2 layers, 2 or 1 heads of keys of width 16, float64: 1,024 or 512 bytes per slot for keys and values."""
+    """2 layers, 2 or 1 heads of keys of width 16, float64: 1,024 or 512 bytes per slot."""
     tokens = random_tokens(1, 700)
     for attention, n_slots, n_keys in (
         (SlidingWindow(40, SqrtLogN()), 80, 2),

@@ -60,7 +60,10 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_on_a_cpu_auto_takes_what_needs_no_mask_of_all_pairs(name: str) -> None:
-    """Training in bfloat16 takes eager up to a block of its queries. Sizing asks the same without queries."""
+    """Training in bfloat16 takes eager up to a block of its queries.
+
+    Sizing asks the same without queries.
+    """
     layer = SHIPPED[name].for_layer(3, 64, 0)
     usual = "blockwise" if layer.depends_on_distance else "sdpa"
     with_dropout = "eager" if layer.scales_with_distance else "sdpa"
@@ -78,12 +81,21 @@ def test_on_a_cpu_auto_takes_what_needs_no_mask_of_all_pairs(name: str) -> None:
 
 @pytest.mark.usefixtures("h200")
 @pytest.mark.parametrize("is_packed", [False, True], ids=["whole rows", "packed"])
-@pytest.mark.parametrize(("name", "expected"), [
-    ("plain", ("sdpa", "flash")), ("log n", ("sdpa", "flash")), ("sqrt log n", ("sdpa", "flash")),
-    ("window", ("flash", "flash")), ("window, log n", ("flash", "flash")), ("alibi", ("triton", "triton")),
-    ("log bias", ("triton", "triton")), ("scale-invariant", ("triton", "triton")),
-    ("scale-invariant, c per layer", ("triton", "triton")), ("window, scale-invariant", ("triton", "triton")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("plain", ("sdpa", "flash")),
+        ("log n", ("sdpa", "flash")),
+        ("sqrt log n", ("sdpa", "flash")),
+        ("window", ("flash", "flash")),
+        ("window, log n", ("flash", "flash")),
+        ("alibi", ("triton", "triton")),
+        ("log bias", ("triton", "triton")),
+        ("scale-invariant", ("triton", "triton")),
+        ("scale-invariant, c per layer", ("triton", "triton")),
+        ("window, scale-invariant", ("triton", "triton")),
+    ],
+)
 def test_on_an_h200_in_bfloat16_auto_takes_the_kernel_that_was_measured_fastest(
     name: str, expected: tuple[str, str], is_packed: bool
 ) -> None:
@@ -93,13 +105,15 @@ def test_on_an_h200_in_bfloat16_auto_takes_the_kernel_that_was_measured_fastest(
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)], ids=str)
 @pytest.mark.parametrize("has_triton", [True, False], ids=["triton", "no triton"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
+)
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.covering(2)
 def test_every_mechanism_packing_and_width_has_a_kernel_that_can_compute_it(
     name, dtype, has_triton, capability, monkeypatch
 ) -> None:
-    """What auto takes has no reason against it, and is told in a sentence where it is a costly last resort."""
+    """The kernel that auto takes can compute the mechanism. A costly last resort gives a warning."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(triton, "IS_INSTALLED", has_triton)
     for is_packed, width, dropout in product((False, True), (8, 64, 80, 128, 256, 320), (0.0, 0.1)):
@@ -142,10 +156,18 @@ def test_a_kernel_is_chosen_again_where_documents_are_packed() -> None:
     assert kinds == [(5, False), (5, True), (3, True)]
 
 
-@pytest.mark.parametrize(("changes", "expected"), [
-    ({}, True), ({"generation": 10}, True), ({"generation": 8}, False), ({"has_package": False}, False),
-    ({"learned": True}, False), ({"q": on_cuda(torch.float32)}, False), ({"q": Q.half()}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"generation": 10}, True),
+        ({"generation": 8}, False),
+        ({"has_package": False}, False),
+        ({"learned": True}, False),
+        ({"q": on_cuda(torch.float32)}, False),
+        ({"q": Q.half()}, False),
+    ],
+)
 def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
     changes, expected, monkeypatch
 ) -> None:
@@ -157,23 +179,36 @@ def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
 
 
 @pytest.mark.usefixtures("h200")
-@pytest.mark.parametrize(("kernel", "mechanism", "q", "reason"), [
-    ("sdpa", ScaleInvariant(), None, "a(t)"), ("flash", SlidingWindow(3, ScaleInvariant()), None, "a(t)"),
-    ("flash", LogBias(), None, "of all biases m(t)"),
-    ("flash", SlidingWindow(3, ALiBi()), None, "pip install flash-attn"), ("flash", Plain(), Q, "CUDA device"),
-    ("flash", Plain(), on_cuda(torch.float32), "not float32"), ("flash", Plain(), on_cuda(width=36), "not 36"),
-    ("flash", Plain(), on_cuda(width=264), "not 264"),
-    ("flash", SlidingWindow(3, LogN()), on_cuda(torch.float16, 80), None), ("flex", ScaleInvariant(), Q, None),
-    ("flex", ScaleInvariant(), on_cuda(), None),
-    ("flex", ScaleInvariant(), Q.clone().requires_grad_(), "no backward pass on CPU"),
-    ("flex", Plain(), Q.double(), "float64"), ("flex", Plain(), Q[..., :8], "not 8"),
-    ("flex", Plain(), OnDevice("mps"), "mps"),
-    ("triton", MECHANISMS["a user's"].for_layer(2, 8, 0), None, "is learned, and not by one Coefficient alone"),
-    ("triton", MECHANISMS["straight"].for_layer(2, 8, 0), None, None),
-    ("triton", Plain(), on_cuda(width=264), "at most 256 wide, not 264"),
-    ("triton", Plain(), on_cuda(torch.float64), "not float64"),
-    ("blockwise", ScaleInvariant(), on_cuda(), "made for CPUs, and the model is on cuda"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernel", "mechanism", "q", "reason"),
+    [
+        ("sdpa", ScaleInvariant(), None, "a(t)"),
+        ("flash", SlidingWindow(3, ScaleInvariant()), None, "a(t)"),
+        ("flash", LogBias(), None, "of all biases m(t)"),
+        ("flash", SlidingWindow(3, ALiBi()), None, "pip install flash-attn"),
+        ("flash", Plain(), Q, "CUDA device"),
+        ("flash", Plain(), on_cuda(torch.float32), "not float32"),
+        ("flash", Plain(), on_cuda(width=36), "not 36"),
+        ("flash", Plain(), on_cuda(width=264), "not 264"),
+        ("flash", SlidingWindow(3, LogN()), on_cuda(torch.float16, 80), None),
+        ("flex", ScaleInvariant(), Q, None),
+        ("flex", ScaleInvariant(), on_cuda(), None),
+        ("flex", ScaleInvariant(), Q.clone().requires_grad_(), "no backward pass on CPU"),
+        ("flex", Plain(), Q.double(), "float64"),
+        ("flex", Plain(), Q[..., :8], "not 8"),
+        ("flex", Plain(), OnDevice("mps"), "mps"),
+        (
+            "triton",
+            MECHANISMS["a user's"].for_layer(2, 8, 0),
+            None,
+            "is learned, and not by one Coefficient alone",
+        ),
+        ("triton", MECHANISMS["straight"].for_layer(2, 8, 0), None, None),
+        ("triton", Plain(), on_cuda(width=264), "at most 256 wide, not 264"),
+        ("triton", Plain(), on_cuda(torch.float64), "not float64"),
+        ("blockwise", ScaleInvariant(), on_cuda(), "made for CPUs, and the model is on cuda"),
+    ],
+)
 def test_what_a_kernel_cannot_compute_has_a_reason(kernel, mechanism, q, reason) -> None:
     actual = KERNELS[kernel].unsupported_reason(mechanism, q)
     assert actual is None if reason is None else reason in actual
@@ -194,12 +229,20 @@ def test_reasons_that_lie_with_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
     assert "triton is not installed" in triton.unsupported_reason(Plain())
 
 
-@pytest.mark.parametrize(("settings", "sentence"), [
-    ({"kernel": "sdpa", "attention": ScaleInvariant()}, "'sdpa' cannot do attention ScaleInv.*choose.*eager"),
-    *[({"kernel": name, "dropout": 0.1}, "drop.*; choose auto or sdpa, eager")
-      for name in ("flash", "flex", "triton", "blockwise")],
-    ({"kernel": "flush"}, r"kernel='flush' is unknown: choose auto, .*sdpa, eager"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"kernel": "sdpa", "attention": ScaleInvariant()},
+            "'sdpa' cannot do attention ScaleInv.*choose.*eager",
+        ),
+        *[
+            ({"kernel": name, "dropout": 0.1}, "drop.*; choose auto or sdpa, eager")
+            for name in ("flash", "flex", "triton", "blockwise")
+        ],
+        ({"kernel": "flush"}, r"kernel='flush' is unknown: choose auto, .*sdpa, eager"),
+    ],
+)
 def test_what_no_device_can_do_is_refused_when_the_model_is_built(settings, sentence) -> None:
     with pytest.raises(UserError, match=sentence):
         tiny(GPT, **settings)

@@ -54,7 +54,10 @@ D = 8
 @pytest.mark.parametrize(("path", "name"), list_cases())
 @pytest.mark.covering(2)
 def test_every_mechanism_is_the_formula(path, name, n_kv_heads, kind, monkeypatch) -> None:
-    """Output and gradients, at two and a half blocks of queries; shared keys are like keys copied per head."""
+    """Output and gradients, at two and a half blocks of queries.
+
+    Shared keys are like keys copied per head.
+    """
     kernel, constant, value = PATHS[path]
     mechanism = windowed(copy.deepcopy(MECHANISMS[name]), kind).for_layer(H, D, 0).double()
     tensors = inputs(2, H, 39, D, dtype=torch.float64, n_heads_kv=n_kv_heads)

@@ -1,4 +1,7 @@
-"""FlexAttention on the CPU, uncompiled but for one test; test_gpu.py has the compiled kernels of a GPU."""
+"""FlexAttention on the CPU, uncompiled but for one test.
+
+Test_gpu.py has the compiled kernels of a GPU.
+"""
 
 import copy
 import itertools
@@ -48,7 +51,7 @@ def test_the_forward_pass_is_eager(name, n_kv_heads, kind) -> None:
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.covering(1)
 def test_the_gradients_are_those_of_the_formula(name, kind, monkeypatch) -> None:
-    """Uncompiled, because PyTorch has no compiled backward pass for a CPU and refuses to begin one."""
+    """Uncompiled, because PyTorch refuses a compiled backward pass on a CPU."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     check(flex, name, kind, (2, HEADS, 150, 16), torch.float32)
 

@@ -1,4 +1,4 @@
-"""FlexAttention's kernels for a(t) and m(t), compiled for compute capability 8.0 and 9.0 without a GPU."""
+"""FlexAttention's kernels for a(t) and m(t), compiled for capability 8.0 and 9.0 without a GPU."""
 
 import functools
 import os

@@ -1,6 +1,7 @@
-"""Kernels that need a GPU against the formula in float64, by the check that those of a CPU pass (test_cpu_kernels.py).
+"""Kernels that need a GPU against the formula in float64, as in test_cpu_kernels.py.
 
-Triton's interpreter computes our own kernels on a CPU too (test_triton.py); flash and flex have their own files.
+Triton's interpreter computes our own kernels on a CPU too (test_triton.py); flash and flex have
+their own files.
 """
 
 from itertools import product
@@ -36,10 +37,11 @@ CASES = [
     ("flex", "window, scale-invariant", "documents", 80, torch.bfloat16),
     ("flex", "log bias", "dense", 32, torch.float16),
     ("flex", "scale-invariant", "documents", 256, torch.float16),
-    *product(["flash"], FLASH, PACKINGS, [64], HALF), *product(["flash"], ["log n"], PACKINGS, WIDTHS, HALF),
+    *product(["flash"], FLASH, PACKINGS, [64], HALF),
+    *product(["flash"], ["log n"], PACKINGS, WIDTHS, HALF),
     *product(["triton"], TRITON, KINDS, [64], DTYPES),
     *product(["triton"], ["scale-invariant, c per layer"], KINDS, WIDTHS, DTYPES),
-]  # fmt: skip
+]
 
 
 @pytest.mark.gpu

@@ -37,22 +37,40 @@ SIZES = {"globally": (1, 1), "per_layer": (LAYERS, 1), "per_head": (LAYERS, H)}
 """The number of parameters of a model, and their length."""
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: ScaleInvariant(tau=0.0), "ScaleInvariant's tau must be positive, not 0.0"),
-    (lambda: SqrtLogN(b=0.1, c=0.8), r"SqrtLogN's b must not be negative and b \+ c not below 1"),
-    (lambda: LogN(learned="per_token"), "learned='per_token' is unknown: choose never, globally, per_layer"),
-    (lambda: SlidingWindow(0), "SlidingWindow's width must be at least 1 key, not 0"),
-    (lambda: BetaScaling().for_layer(4, 1, 0), "BetaScaling needs a d_head .* of at least 2, not 1"),
-    (lambda: AttentionPattern([]), "AttentionPattern's layers must name at least one"),
-    (lambda: LinearRoPE(factor=0.5), "LinearRoPE's factor must be at least 1, not 0.5"),
-    (lambda: Llama3RoPE(8.0, 9, 4.0), "low_freq_factor must be positive and less than high_freq_factor"),
-    (lambda: YaRN(4.0, 9, beta_slow=40.0), "beta_slow must be positive and less than beta_fast, not 40 and 32"),
-    (lambda: YaRN(4.0, 9, attention_factor=0.0), "attention_factor must be positive, not 0"),
-    (lambda: DynamicNTK(training_length=0), "training_length must be at least 1, not 0"),
-    (lambda: RoPE(base=1.0), "RoPE's base must be more than 1 and finite, not 1"),
-    (lambda: PRoPE(0.0), "PRoPE's base must be more than 1 and finite, not 0"),
-    (lambda: RoPE(1.5), r"RoPE's fraction must be in \(0, 1\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ScaleInvariant(tau=0.0), "ScaleInvariant's tau must be positive, not 0.0"),
+        (
+            lambda: SqrtLogN(b=0.1, c=0.8),
+            r"SqrtLogN's b must not be negative and b \+ c not below 1",
+        ),
+        (
+            lambda: LogN(learned="per_token"),
+            "learned='per_token' is unknown: choose never, globally, per_layer",
+        ),
+        (lambda: SlidingWindow(0), "SlidingWindow's width must be at least 1 key, not 0"),
+        (
+            lambda: BetaScaling().for_layer(4, 1, 0),
+            "BetaScaling needs a d_head .* of at least 2, not 1",
+        ),
+        (lambda: AttentionPattern([]), "AttentionPattern's layers must name at least one"),
+        (lambda: LinearRoPE(factor=0.5), "LinearRoPE's factor must be at least 1, not 0.5"),
+        (
+            lambda: Llama3RoPE(8.0, 9, 4.0),
+            "low_freq_factor must be positive and less than high_freq_factor",
+        ),
+        (
+            lambda: YaRN(4.0, 9, beta_slow=40.0),
+            "beta_slow must be positive and less than beta_fast, not 40 and 32",
+        ),
+        (lambda: YaRN(4.0, 9, attention_factor=0.0), "attention_factor must be positive, not 0"),
+        (lambda: DynamicNTK(training_length=0), "training_length must be at least 1, not 0"),
+        (lambda: RoPE(base=1.0), "RoPE's base must be more than 1 and finite, not 1"),
+        (lambda: PRoPE(0.0), "PRoPE's base must be more than 1 and finite, not 0"),
+        (lambda: RoPE(1.5), r"RoPE's fraction must be in \(0, 1\]"),
+    ],
+)
 def test_a_setting_without_meaning_is_refused(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()
@@ -200,7 +218,7 @@ def strengths(model: nn.Module) -> list[float]:
 
 
 def test_a_shared_coefficient_serves_all_layers_of_its_model_alone() -> None:
-    """It belongs to the decoder and not to a block: to the outermost shard, which is whole while a block runs."""
+    """It belongs to the decoder: to the outermost shard, which is whole while a block runs."""
     template = SqrtLogN(r=1.5, learned="globally")
     tokens = random_tokens(1, 8)
     first = tiny(AnGPT, attention=template).model
@@ -227,8 +245,10 @@ def test_a_shared_coefficient_changes_its_precision_with_the_model() -> None:
     assert wide.blocks[0].attention.mechanism.g.strength().dtype == torch.float64
 
 
-@pytest.mark.parametrize("function", [
-    {"distance_gain": lambda self, t: 1 + t / 8}, {"distance_bias": lambda self, t: -t / 4}])  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [{"distance_gain": lambda self, t: 1 + t / 8}, {"distance_bias": lambda self, t: -t / 4}],
+)
 def test_whichever_function_a_new_mechanism_has_is_computed(function) -> None:
     """By the kernel that auto takes, alone and inside of a window."""
     new_class = type("New", (Mechanism,), function)
@@ -272,7 +292,10 @@ def test_a_new_mechanism_is_one_class_and_its_parameters_are_its_own_whatever_th
 
 
 def test_a_coefficient_that_layers_share_moves_with_a_mechanism_that_refers_to_it() -> None:
-    """`.to` on the mechanism alone, as in a user's module; the layers go on sharing the parameter."""
+    """`.to` on the mechanism alone, as in a user's module.
+
+    The layers go on sharing the parameter.
+    """
     template = LogBias(g=SqrtLogN(learned="globally"))
     first, second = (template.for_layer(2, 8, layer) for layer in range(2))
     shared = template.g.strength

@@ -1,4 +1,4 @@
-"""Attention statistics: against loops over pairs in float64, and at attention whose numbers are known."""
+"""Attention statistics against loops over pairs in float64, and for attention with known numbers."""
 
 import math
 
@@ -22,7 +22,7 @@ INFINITY = float("inf")
 def naive(
     row: list[float], position: int, first_key: int, spans: list[Range], latest: int
 ) -> dict[str, float]:
-    """The statistics of one query at `position` with these logits of keys 0 … position, key by key."""
+    """The statistics of a query at `position` with these logits of keys 0 … position."""
     visible = {position - j: math.exp(value) for j, value in enumerate(row) if value > -INFINITY}
     weights = {t: e / sum(visible.values()) for t, e in visible.items()}
 
@@ -35,17 +35,27 @@ def naive(
 
     inside = {span: [w for t, w in weights.items() if span.first <= t < span.end] for span in spans}
     return {
-        "entropy": entropy_of([*weights.values()]), "inverse_largest_weight": 1 / max(weights.values()),
+        "entropy": entropy_of([*weights.values()]),
+        "inverse_largest_weight": 1 / max(weights.values()),
         "participation": sum(w * w for w in weights.values()),
         "attention_sink": weights.get(position - first_key, math.nan),
         f"weight_latest_{latest}": sum(w for t, w in weights.items() if t < latest),
-        **{f"weight_{span}": sum(chosen) if chosen else math.nan for span, chosen in inside.items()},
-        **{f"entropy_{span}": entropy_of(chosen) for span, chosen in inside.items() if span != (0, 1)},
-    }  # fmt: skip
+        **{
+            f"weight_{span}": sum(chosen) if chosen else math.nan for span, chosen in inside.items()
+        },
+        **{
+            f"entropy_{span}": entropy_of(chosen)
+            for span, chosen in inside.items()
+            if span != (0, 1)
+        },
+    }
 
 
 def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """(2, H, Q, K) float64, causal; row 0 is two documents, the second from key 3; row 1 has a window of 5 keys."""
+    """(2, H, Q, K) float64, causal; row 0 is two documents, the second from key 3.
+
+    Row 1 has a window of 5 keys.
+    """
     L = 2 * torch.randn(
         2,
         HEADS,
@@ -65,7 +75,7 @@ def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, T
 
 @pytest.mark.parametrize("n_queries", [13, 6, 1])
 def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
-    """NaN where a query sees none of the keys: far ones, or its document's first one, outside of a window."""
+    """NaN where a query sees no key of a range, or not its document's first key."""
     n_keys, spans = 13, [Range(0, 1), Range(1, 3), Range(3, 9), Range(9, 27)]
     L, first_keys = masked_logits(n_queries, n_keys)
     actual = statistics(L, first_keys, spans, latest=4)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("poison")
 
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch) -> None:
-    """Kernels are for the interpreter or for the GPU from their import on: one of them per process."""
+    """From their import on kernels are for the interpreter or for the GPU."""
     if torch.cuda.is_available():
         pytest.skip("test_gpu.py does this on the GPU")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -61,7 +61,7 @@ def test_every_length_is_the_reference(length) -> None:
 
 @pytest.mark.parametrize("name", ["straight", "alibi"])
 def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
-    """With tables that are straight, and limits with which tiles of 16 × 16 are far after one block, in float32."""
+    """With straight tables, and limits that make tiles of 16 × 16 far after one block, in float32."""
     for setting, value in {
         "FIRST_LINE": 16,
         "LONGEST_WITHOUT_LINES": 0,
@@ -130,7 +130,7 @@ def test_any_strides_will_do() -> None:
 
 @pytest.mark.parametrize(("kind", "reach"), [("documents", 32), ("window", 16)])
 def test_blocks_out_of_sight_are_not_touched(kind, reach) -> None:
-    """NaN in all blocks of some keys, or of some gradients, is not in what sees none of these blocks."""
+    """NaN in some blocks of keys or gradients does not reach results that see no such block."""
     T = 64
     ids = (torch.arange(T) >= 32).long()[None] if kind == "documents" else None
     mechanism = (Plain() if kind == "documents" else SlidingWindow(17)).for_layer(1, 8, 0)

@@ -1,6 +1,7 @@
-"""Our kernels compiled ahead of time for compute capability 8.0 and 9.0, without a GPU: what they take, by bounds.
+"""Bounds of the resources of our kernels, compiled for capability 8.0 and 9.0 without a GPU.
 
-The numbers are those of triton 3.9, loops rounded up to five. A kernel that needs less may lower its bound.
+The numbers are those of triton 3.9, loops rounded up to five. A kernel that needs less may lower
+its bound.
 """
 
 import functools
@@ -24,7 +25,8 @@ LOOPS = {
     (90, "backward_queries"): ((350, 370, 295, 300, 295, 620), (405, 435, 320, 320, 320, 650)),
     (90, "backward_keys"): ((515, 550, 390, 390, 390, 840), (540, 580, 395, 395, 395, 845)),
 }
-"""Instructions of the loops over far and near tiles, with a(t), m(t) and packed documents, by `WIDTHS`."""
+"""Instructions of the loops over far and near tiles, with a(t), m(t) and packed documents, by
+`WIDTHS`."""
 STACKS = {80: (0, 8, 0, 32, 32, 96), 90: (0, 168, 96, 96, 96, 536)}
 """Spilled bytes of a thread of any kernel, for heads of each of `WIDTHS`."""
 
@@ -59,7 +61,7 @@ def test_every_form_fits(form, capability) -> None:
 @capabilities
 @pytest.mark.parametrize("width", [64, 96, 128])
 def test_heads_that_share_keys_take_what_single_heads_take(width, capability) -> None:
-    """Each query head's part of dk and dv has a program of its own, so nothing is spilled between heads."""
+    """Each query head has a program for its dk and dv, so nothing is spilled between heads."""
     own, shared = (
         compiled(capability, width, "packed", "bfloat16", group)["backward_keys"]
         for group in (1, 4)
@@ -93,7 +95,9 @@ def compiled(
 
 
 def assert_fits(taken: dict[str, int], capability: int, has_units: bool = True) -> None:
-    """It has the shared memory that it needs; its products run in that capability's matrix units, and not one by one.
+    """It has the shared memory that it needs.
+
+    Its products run in that capability's matrix units, and not one by one.
 
     If ptxas has to let each wgmma wait for the one before, there are as many waits as wgmma.
     """

@@ -1,6 +1,7 @@
 """Where gradients written by hand are taken.
 
-That they are right is in tests/parity, that the formulas of compilers and GPUs are the same in models/test_runtime.py.
+That they are right is in tests/parity, that the formulas of compilers and GPUs are the same in
+models/test_runtime.py.
 """
 
 import torch

@@ -109,7 +109,10 @@ def test_autocast_computes_products_in_its_precision_and_the_rest_in_float32(
 def test_chunks_hold_a_bounded_number_of_logits_and_are_equal_on_a_gpu(
     device, vocab_size, width, n_tokens, expected
 ):
-    """If the number of tokens allows it; otherwise they are multiples of 256 and a smaller chunk."""
+    """If the number of tokens allows it.
+
+    Otherwise they are multiples of 256 and a smaller chunk.
+    """
     assert cross_entropy.chunk_size(device, vocab_size, width, n_tokens) == expected
 
 

@@ -1,4 +1,4 @@
-"""Products in float8: the rounding written out, which matrices are rounded, the gradients' error."""
+"""Products in float8: the rounding written out, the rounded matrices, the gradients' error."""
 
 import sys
 

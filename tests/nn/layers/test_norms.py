@@ -1,4 +1,4 @@
-"""Norms, and the constants of approximate normalisation: with each, the output's mean norm is within 3 % of 1."""
+"""Norms, and the constants of approximate normalisation: the output's mean norm is near 1."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_a_map_of_unit_rows_times_its_factor_keeps_norms(d_in, d_out) -> None:
 @pytest.mark.parametrize("d_head", [32, 96])
 @pytest.mark.parametrize("groups", [1, 2, HEADS])
 def test_the_factor_of_concatenated_heads_does_not_change_with_groups(d_head, groups) -> None:
-    """Heads that see the same key and share values have the same average: √H is the norm of all in any case."""
+    """Heads that see the same key and share values have the same average: √H is the norm of all."""
     averages = (
         unit_rows(SAMPLES * groups, d_head)
         .view(SAMPLES, groups, d_head)
@@ -74,7 +74,7 @@ def test_factor_of_the_activation_is_the_monte_carlo_estimate(ratio, expected) -
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_norms_of_half_precision_are_rounded_once(dtype) -> None:
-    """The sum, the root and the quotient are taken in float32: the result is the exact one, rounded."""
+    """Sum, root and quotient are taken in float32: the result is the exact result, rounded."""
     x, gain = torch.randn(50, 100).to(dtype), torch.linspace(0.5, 2, 100)
     exact = x.double() / x.double().norm(dim=-1, keepdim=True)
     layer = norms.RMSNorm(100, 0.0)

@@ -1,4 +1,7 @@
-"""Rotations: transformers has the same frequencies, tables are exact; tests/parity has the formulas."""
+"""Rotations: transformers has the same frequencies, tables are exact.
+
+Tests/parity has the formulas.
+"""
 
 import math
 
@@ -137,8 +140,13 @@ def test_half_precision_is_rotated_with_float32_tables() -> None:
 def test_tables_follow_width_length_and_dtype_and_inference_mode_does_not_spoil_training() -> None:
     """Lightning's validation runs in inference mode."""
     positions = RoPE(fraction=1.0)
-    for length, width, dtype in ((8, 16, torch.float64), (5, 16, torch.float64), (5, 8, torch.float64),
-                                 (5, 8, torch.float32), (9, 8, torch.float32)):  # fmt: skip
+    for length, width, dtype in (
+        (8, 16, torch.float64),
+        (5, 16, torch.float64),
+        (5, 8, torch.float64),
+        (5, 8, torch.float32),
+        (9, 8, torch.float32),
+    ):
         x = normal(1, 1, length, width).to(dtype).requires_grad_()
         with torch.inference_mode():
             assert torch.equal(turned(positions, x), turned(RoPE(fraction=1.0), x))

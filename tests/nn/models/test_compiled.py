@@ -1,4 +1,4 @@
-"""Compiled blocks with packed documents that change from batch to batch: one graph, without breaks."""
+"""Compiled blocks with packed documents that change from batch to batch: a graph without breaks."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -46,7 +46,7 @@ def compiled(
 
 
 def logits(model: LanguageModel, step: int) -> torch.Tensor:
-    """Logits of a batch with from one document to one per token, in turn: the packing always changes."""
+    """Logits of a batch, with a packing that changes from one document to one per token."""
     blocks = random_tokens(2, SIZE["context_length"] + 1, seed=step, vocab_size=1 + step % 8)
     batch = batch_from_blocks(blocks if step % 8 else blocks + 1, end_of_document=0)
     return model(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
@@ -90,7 +90,7 @@ def test_one_graph_of_our_own_kernels_serves_all_batches(graphs, monkeypatch) ->
 
 
 def test_one_graph_of_a_gpu_s_kernels_serves_all_batches(graphs, monkeypatch) -> None:
-    """On this CPU: flash attention by the operator's slow kernel, flex uncompiled and without a backward pass."""
+    """On a CPU: flash by the operator's slow kernel, flex uncompiled and without a backward pass."""
     assert test_flash.flash is flash, "its module registers the kernel"
     monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
     monkeypatch.setattr(flex, "_compiled", lambda: flex._run)

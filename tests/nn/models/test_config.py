@@ -1,4 +1,4 @@
-"""The settings of the models: each a documented key of the command line, all saved, refused where they cannot work."""
+"""The settings of the models: documented keys, saved, refused if they cannot work."""
 
 import math
 from dataclasses import fields
@@ -76,17 +76,47 @@ def test_default_parts_are_written_as_classes_and_read_again(
 YARN = {"factor": 4.0, "training_length": 8, "fraction": 1.0}
 
 
-@pytest.mark.parametrize(("architectures", "settings", "sentence"), [
-    ([GPT], {"n_heads": 4, "n_kv_heads": 3}, r"n_kv_heads=3 does not divide model\.n_heads=4"),
-    ([GPT, NGPT, AnGPT], {"qk_clip": 9.0, "qk_norm_gain": False}, r"qk_clip has .*: set model\.qk_norm_gain: true"),
-    ([NGPT, AnGPT], {"tie_embeddings": True}, r"tie_embeddings is for GPT\+ only, because the h of nGPT and anGPT"),
-    ([GPT], {"d_head": 4, "positions": DynamicNTK()}, r"fraction=0\.5 of d_head=4 rotates 2 .*even .* at least 4"),
-    *(([GPT], {"d_head": d, "positions": PRoPE()}, rf"PRoPE.*multiple of 4 and at least 8, not {d}") for d in (4, 10)),
-    ([GPT], {"vocab_size": None}, "vocab_size is not given"),
-    ([GPT, AnGPT], {"norm_eps": math.nan}, "norm_eps=nan is out of range: give a finite number, 0 or more"),
-    ([NGPT, AnGPT], {"s_z_scale": 0}, "s_z_scale=0 is out of range: give more than 0"),
-    ([NGPT], {"positions": YaRN(**YARN)}, r"attention_factor=1\.13863, .* cancels: set positions\.attention_factor: 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("architectures", "settings", "sentence"),
+    [
+        ([GPT], {"n_heads": 4, "n_kv_heads": 3}, r"n_kv_heads=3 does not divide model\.n_heads=4"),
+        (
+            [GPT, NGPT, AnGPT],
+            {"qk_clip": 9.0, "qk_norm_gain": False},
+            r"qk_clip has .*: set model\.qk_norm_gain: true",
+        ),
+        (
+            [NGPT, AnGPT],
+            {"tie_embeddings": True},
+            r"tie_embeddings is for GPT\+ only, because the h of nGPT and anGPT",
+        ),
+        (
+            [GPT],
+            {"d_head": 4, "positions": DynamicNTK()},
+            r"fraction=0\.5 of d_head=4 rotates 2 .*even .* at least 4",
+        ),
+        *(
+            (
+                [GPT],
+                {"d_head": d, "positions": PRoPE()},
+                rf"PRoPE.*multiple of 4 and at least 8, not {d}",
+            )
+            for d in (4, 10)
+        ),
+        ([GPT], {"vocab_size": None}, "vocab_size is not given"),
+        (
+            [GPT, AnGPT],
+            {"norm_eps": math.nan},
+            "norm_eps=nan is out of range: give a finite number, 0 or more",
+        ),
+        ([NGPT, AnGPT], {"s_z_scale": 0}, "s_z_scale=0 is out of range: give more than 0"),
+        (
+            [NGPT],
+            {"positions": YaRN(**YARN)},
+            r"attention_factor=1\.13863, .* cancels: set positions\.attention_factor: 1",
+        ),
+    ],
+)
 def test_a_setting_that_cannot_work_is_refused_with_the_fix(
     architectures, settings, sentence
 ) -> None:
@@ -95,11 +125,19 @@ def test_a_setting_that_cannot_work_is_refused_with_the_fix(
             tiny(architecture, **settings)
 
 
-@pytest.mark.parametrize(("where", "kind"), [
-    ("model", GPTConfig), ("model", NGPTConfig), ("model", AnGPTConfig), ("model.runtime", Runtime),
-    ("model.approximation", Approximation), ("model.schedule", Cosine), ("model.schedule", WSD),
-    ("model.optimizer", AdamW), ("model.optimizer", MuonAdamW),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("model", GPTConfig),
+        ("model", NGPTConfig),
+        ("model", AnGPTConfig),
+        ("model.runtime", Runtime),
+        ("model.approximation", Approximation),
+        ("model.schedule", Schedule),
+        ("model.optimizer", AdamW),
+        ("model.optimizer", MuonAdamW),
+    ],
+)
 def test_every_number_has_a_range_that_its_constructor_checks(where, kind) -> None:
     if "optimizer" in where:
         make = partial(kind, parameter_groups(tiny(GPT).model))

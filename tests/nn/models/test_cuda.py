@@ -1,4 +1,7 @@
-"""On a CUDA device: the same numbers as on CPU, compiled too, without waiting. Skips itself elsewhere."""
+"""On a CUDA device: the same numbers as on CPU, compiled too, without waiting.
+
+Skips itself elsewhere.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the architectures share: initial values, norms after real steps of a real Trainer, half precision."""
+"""All architectures: initial values, norms after real steps of a real Trainer, half precision."""
 
 import math
 from functools import partial
@@ -63,10 +63,13 @@ def test_initial_vectors_point_anywhere_and_have_norm_one(architecture, heads) -
 ROOT = 1 / math.sqrt(64)
 
 
-@pytest.mark.parametrize(("architecture", "others"), [
-    (NGPT, {"s_qk": (1.0, ROOT), "s_u": (1.0, 1.0), "s_v": (1.0, 1.0)}),
-    (AnGPT, {"alpha_A": (1 / 5, ROOT), "alpha_M": (1 / 5, ROOT)}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("architecture", "others"),
+    [
+        (NGPT, {"s_qk": (1.0, ROOT), "s_u": (1.0, 1.0), "s_v": (1.0, 1.0)}),
+        (AnGPT, {"alpha_A": (1 / 5, ROOT), "alpha_M": (1 / 5, ROOT)}),
+    ],
+)
 def test_initial_values_and_scales_of_the_scaling_vectors(architecture, others) -> None:
     expected = {"alpha_A": (0.05, ROOT), "alpha_M": (0.05, ROOT), "s_z": (1.0, ROOT), **others}
     modules = tiny(architecture, d_model=64, n_layers=5).model.named_modules()

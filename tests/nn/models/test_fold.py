@@ -50,13 +50,16 @@ def multiplications(decoder: torch.nn.Module) -> Counter[str]:
     return counts
 
 
-# Of anGPT: u ∘ SiLU(z) and α, and x · 1/rms(x) of q and of k with its square. Of nGPT: u ∘ SiLU(z), s_qk ∘ q and ∘ k,
-# α, and two norms for each update, one each for q and k.
-@pytest.mark.parametrize(("architecture", "qk_norm", "per_layer"), [
-    (AnGPT, False, {"mul": 1, "addcmul": 2}),
-    (AnGPT, True, {"mul": 1 + 2, "addcmul": 2, "pow": 2}),
-    (NGPT, True, {"mul": 3, "lerp": 2, "div": 6}),
-])  # fmt: skip
+# Of anGPT: u ∘ SiLU(z) and α, and x · 1/rms(x) of q and of k with its square. Of nGPT: u ∘ SiLU(z),
+# s_qk ∘ q and ∘ k, α, and two norms for each update, one each for q and k.
+@pytest.mark.parametrize(
+    ("architecture", "qk_norm", "per_layer"),
+    [
+        (AnGPT, False, {"mul": 1, "addcmul": 2}),
+        (AnGPT, True, {"mul": 1 + 2, "addcmul": 2, "pow": 2}),
+        (NGPT, True, {"mul": 3, "lerp": 2, "div": 6}),
+    ],
+)
 def test_a_folded_model_multiplies_by_what_cannot_be_folded_alone(
     architecture, qk_norm, per_layer
 ) -> None:

@@ -1,4 +1,4 @@
-"""Gates, further norms and QK-clip in training: where they start, that they learn, what they keep within bounds."""
+"""Gates, further norms and QK-clip in training: initial values, learning, bounds."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_gates_start_at_one_and_learn_within_the_bound(architecture, gate) -> No
 
 
 def largest_scores(model: nn.Module) -> torch.Tensor:
-    """Each layer's and head's largest score on the first training batch, (L, H), as the clip sees it."""
+    """The largest score of each layer and head on the first training batch, (L, H)."""
     batch = next(iter(batches(4, SIZE["context_length"])))
     model.train()
     with torch.no_grad():
@@ -63,10 +63,17 @@ def largest_scores(model: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize(
     "heads", [{}, {"n_heads": 4, "n_kv_heads": 2}], ids=["own keys", "shared keys"]
 )
-@pytest.mark.parametrize(("architecture", "qk_norm", "qk_gain"), [
-    (GPT, False, None), (GPT, True, None), (NGPT, True, None), (NGPT, False, None), (AnGPT, False, None),
-    (AnGPT, True, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("architecture", "qk_norm", "qk_gain"),
+    [
+        (GPT, False, None),
+        (GPT, True, None),
+        (NGPT, True, None),
+        (NGPT, False, None),
+        (AnGPT, False, None),
+        (AnGPT, True, True),
+    ],
+)
 def test_qk_clip_brings_the_largest_score_to_its_threshold(
     architecture, qk_norm, qk_gain, heads
 ) -> None:
@@ -109,10 +116,17 @@ def test_qk_clip_counts_visible_keys_alone() -> None:
 @architectures
 def test_all_settings_train_and_come_back_from_a_checkpoint(architecture, tmp_path) -> None:
     model = tiny(
-        architecture, attention=AttentionPattern([SlidingWindow(4, LogN()), LogN(s=0.7)]), qk_clip=5.0, v_norm=True,
-        positions=PositionsPattern([RoPE(fraction=0.5), NoPE()]), qk_norm_gain=True, qk_norm_eps=0.1,
-        attention_norm=True, attention_gate="per_head", post_norm=True,
-    )  # fmt: skip
+        architecture,
+        attention=AttentionPattern([SlidingWindow(4, LogN()), LogN(s=0.7)]),
+        qk_clip=5.0,
+        v_norm=True,
+        positions=PositionsPattern([RoPE(fraction=0.5), NoPE()]),
+        qk_norm_gain=True,
+        qk_norm_eps=0.1,
+        attention_norm=True,
+        attention_gate="per_head",
+        post_norm=True,
+    )
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     fit(model, max_steps=3)
     for name, parameter in model.named_parameters():

@@ -28,7 +28,7 @@ def test_auto_compiles_where_triton_makes_kernels(monkeypatch) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_runs_compiled_on_a_gpu_gives_the_same(architecture, monkeypatch) -> None:
-    """Blocks, the loss and the restored norms through the compiler's front end, without the kernels that it makes."""
+    """Blocks, loss and restored norms through the compiler's front end, without its kernels."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     plain, compiled = (tiny(architecture, n_layers=1).model for _ in range(2))
     compiled.load_state_dict(plain.state_dict())
@@ -52,7 +52,7 @@ def test_what_runs_compiled_on_a_gpu_gives_the_same(architecture, monkeypatch) -
 
 
 def test_a_thread_that_recomputes_has_room_for_as_many_compilations(monkeypatch) -> None:
-    """As the backward pass on a GPU, which has a thread of its own and with it torch's default limit of 8."""
+    """Like the backward pass on a GPU, which runs in another thread, with torch's default limit of 8."""
     compiled: list[torch.fx.GraphModule] = []
 
     def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
@@ -110,7 +110,10 @@ def test_bfloat16_trains_where_the_user_hides_avx512_from_torch(capability) -> N
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="for glibc only")
 def test_freed_memory_is_kept_and_numbers_too_small_to_be_normal_are_0_in_all_threads() -> None:
-    """Blocks of 64 MB, freed and taken again, mostly cost no page fault; glibc before 2.38 uses a few in turn."""
+    """Blocks of 64 MB, freed and taken again, mostly cost no page fault.
+
+    Glibc before 2.38 uses a few in turn.
+    """
     given_back, kept, numbers = json.loads(
         subprocess.check_output([sys.executable, "-c", NEW_PROCESS])
     )

@@ -1,4 +1,6 @@
-"""Norms, QK-clip and Muon on sharded blocks (FSDP2): how often ranks meet; compiled, the same numbers.
+"""Norms, QK-clip and Muon on sharded blocks (FSDP2): how often ranks meet.
+
+Compiled, the same numbers.
 
 Training on several ranks, compared with a single rank, is in tests/integration/test_strategies.py.
 """

@@ -1,4 +1,4 @@
-"""Models small enough for a test, jolted off their initial values, and a real Trainer to run them."""
+"""Models small enough for a test, jolted off their initial values, and a Trainer to run them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,10 @@ def tiny(
 
 
 def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
-    """Move every parameter off its initial value: no gain is 1, no vector constant; some α turn negative."""
+    """Move every parameter off its initial value: no gain is 1, no vector constant.
+
+    Some α turn negative.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.model.named_parameters():
@@ -42,7 +45,7 @@ def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
 
 
 def decoder(architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any) -> Decoder:
-    """The decoder of a tiny model off its initial values, in float64, as it generates and scores."""
+    """The decoder of a jolted tiny model, in float64, as it generates and scores."""
     return jolt(tiny(architecture, seed, **changes)).double().eval().model
 
 
@@ -74,7 +77,7 @@ def batches(n_sequences: int, length: int, batch_size: int = 4) -> DataLoader:
 
 
 class Logged(L.Callback):
-    """Records the values logged under these names, at the last micro-batch of each optimizer step."""
+    """Records values logged under these names, at the last micro-batch of an optimizer step."""
 
     def __init__(self, *names: str) -> None:
         self.values: dict[str, list[float]] = {name: [] for name in names}
