@@ -33,10 +33,10 @@ def leaves(value: Any) -> list[Any]:
         value = list(value.values())
     if not isinstance(value, list):
         return [value]
-    found = []
+    numbers_and_texts = []
     for entry in value:
-        found += leaves(entry)
-    return found
+        numbers_and_texts += leaves(entry)
+    return numbers_and_texts
 
 
 def approximately(leaf: Any) -> Any:

@@ -180,9 +180,13 @@ def project(
     k: Heads = []
     v: Heads = []
     for position, x in enumerate(xs):
-        place = position_in_document(position, ids)
-        queries = [turn(y, "q", place) for y in heads(block["W_q.weight"], x, s.n_heads)]
-        keys = [turn(y, "k", place) for y in heads(block["W_k.weight"], x, s.n_kv_heads)]
+        document_position = position_in_document(position, ids)
+        queries = [
+            turn(y, "q", document_position) for y in heads(block["W_q.weight"], x, s.n_heads)
+        ]
+        keys = [
+            turn(y, "k", document_position) for y in heads(block["W_k.weight"], x, s.n_kv_heads)
+        ]
         if s_qk is not None:
             queries = [queries[head] * s_qk[head] for head in range(s.n_heads)]
             keys = [shared(keys, head, s) * s_qk[head] for head in range(s.n_heads)]
@@ -273,12 +277,12 @@ def gpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -> 
     def norm(x: Tensor, name: str) -> Tensor:
         return rms(x, s.norm_eps) * block[f"{name}.gain"]
 
-    def turn(x: Tensor, name: str, place: int) -> Tensor:
+    def turn(x: Tensor, name: str, position: int) -> Tensor:
         if s.qk_norm:
             x = rms(x, qk_eps)
             if s.qk_norm_gain is not False:
                 x = x * block[f"norm_{name}.gain"]
-        return rotate(x, place, layer.frequencies)
+        return rotate(x, position, layer.frequencies)
 
     xs = [norm(h_i, "norm_1") for h_i in h]
     q, k, v = project(xs, ids, block, s, turn)
@@ -312,10 +316,10 @@ def ngpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) ->
     alpha_a = (block["alpha_A.stored"] * (s.alpha[0] / s.alpha[1])).abs()
     alpha_m = (block["alpha_M.stored"] * (s.alpha[0] / s.alpha[1])).abs()
 
-    def turn(x: Tensor, name: str, place: int) -> Tensor:
+    def turn(x: Tensor, name: str, position: int) -> Tensor:
         # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
         # Without QK-norm √d on both; a finite ε is relative to it (the package's choices).
-        x = rotate(x, place, layer.frequencies)
+        x = rotate(x, position, layer.frequencies)
         if not s.qk_norm:
             return x * root_d
         if s.qk_norm_eps:
@@ -362,7 +366,7 @@ def angpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -
             suggestion = unit(suggestion)
         return nu * (h + alpha * (suggestion - h))
 
-    def turn(x: Tensor, name: str, place: int) -> Tensor:
+    def turn(x: Tensor, name: str, position: int) -> Tensor:
         # q and k get root mean square 1 by √D (the package's choice): without QK-norm, and if a
         # finite ε is added to the mean square. A gain comes before the rotation.
         x = nu_qkv * x
@@ -374,7 +378,7 @@ def angpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -
             x = rms(x * math.sqrt(s.d_head), s.qk_norm_eps)
         if s.qk_norm and s.qk_norm_gain:
             x = x * block[f"norm_{name}.gain"]
-        return rotate(x, place, layer.frequencies)
+        return rotate(x, position, layer.frequencies)
 
     s_qk = None
     if s.s_qk:

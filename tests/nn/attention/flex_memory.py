@@ -138,14 +138,15 @@ def rename_device(graph: GraphModule) -> None:
             return {**value, "OUTPUT_LOGSUMEXP": True}
         return value
 
-    parts = [part for part in graph.modules() if isinstance(part, GraphModule)]
-    for node in itertools.chain.from_iterable(part.graph.nodes for part in parts):
-        node.meta = {"val": tree_map(renamed, node.meta.get("val"))}
-        node.args = tuple(map(with_sums, node.args))
-        if "device" in node.kwargs:
-            node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
-    for part in parts:
-        part.recompile()
+    for module in graph.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        for node in module.graph.nodes:
+            node.meta = {"val": tree_map(renamed, node.meta.get("val"))}
+            node.args = tuple(map(with_sums, node.args))
+            if "device" in node.kwargs:
+                node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+        module.recompile()
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def test_every_mechanism_packing_and_width_has_a_kernel_that_can_compute_it(
 
         preferred = GPU_KERNELS[form_of(layer), hides_keys(layer, is_packed)]
         faster = preferred[: preferred.index(kernel)]
-        assert all(unsupported_reason(other, layer, q, dropout) for other in faster)
+        assert all(unsupported_reason(name, layer, q, dropout) for name in faster)
 
         warning = fallback_warning(kernel, layer, is_packed, q, dropout)
         is_costly = kernel == "eager" or (kernel == "sdpa" and kernel != preferred[0])
@@ -249,8 +249,8 @@ def test_what_no_device_can_do_is_refused_when_the_model_is_built(settings, sent
 
 
 def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> None:
-    said = r"'flash' cannot do attention Plain: .*CUDA.*choose auto or .*wise, sdpa, eager"
-    with pytest.raises(UserError, match=said):
+    message = r"'flash' cannot do attention Plain: .*CUDA.*choose auto or .*wise, sdpa, eager"
+    with pytest.raises(UserError, match=message):
         tiny(GPT, kernel="flash")(random_tokens(2, 16))
 
 

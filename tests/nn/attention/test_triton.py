@@ -62,20 +62,22 @@ def test_every_length_is_the_reference(length) -> None:
 @pytest.mark.parametrize("name", ["straight", "alibi"])
 def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
     """With straight tables, and limits that make tiles of 16 × 16 far after one block, in float32."""
-    for setting, value in {
-        "FIRST_LINE": 16,
-        "LONGEST_WITHOUT_LINES": 0,
-        "LARGEST_RISE": 1e3,
-    }.items():
-        monkeypatch.setattr(tables, setting, value)
+    monkeypatch.setattr(tables, "FIRST_LINE", 16)
+    monkeypatch.setattr(tables, "LONGEST_WITHOUT_LINES", 0)
+    monkeypatch.setattr(tables, "LARGEST_RISE", 1e3)
     monkeypatch.setitem(tables.TOLERANCES, torch.float32, 1e-3)
-    made, make = [], tables.linear_tables
-    monkeypatch.setattr(
-        kernel, "linear_tables", lambda *given: made.append(make(*given)) or made[-1]
-    )
+    far_starts = []
+
+    def record_far_start(*arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
+        lines, far_start = tables.linear_tables(*arguments)
+        far_starts.append(far_start.tolist())
+        return lines, far_start
+
+    monkeypatch.setattr(kernel, "linear_tables", record_far_start)
+
     check(kernel, name, "dense", (1, 2, 53, 16), torch.float32)
-    [(_, far_start)] = made
-    assert far_start.tolist() == [16, 16]
+
+    assert far_starts == [[16, 16]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

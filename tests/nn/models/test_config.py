@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,12 +20,12 @@ from anlit.training.optim.optimizers import parameter_groups
 from anlit.training.optim.schedule import WSD, Cosine
 from tests.nn.models.tiny import SIZE, tiny
 
-each = pytest.mark.parametrize(
+models = pytest.mark.parametrize(
     ("model", "config"), [(GPT, GPTConfig), (NGPT, NGPTConfig), (AnGPT, AnGPTConfig)]
 )
 
 
-@each
+@models
 def test_every_setting_is_a_documented_key(
     model, config, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,7 +47,7 @@ def test_every_setting_is_a_documented_key(
         assert len(about) > 3, f"{key} says nothing: {about}"
 
 
-@each
+@models
 def test_a_model_built_in_python_saves_the_settings_that_were_not_given_too(model, config) -> None:
     saved = to_plain_values(dict(tiny(model, post_norm=True).hparams))
     assert saved.keys() >= {field.name for field in fields(config)}
@@ -126,7 +125,7 @@ def test_a_setting_that_cannot_work_is_refused_with_the_fix(
 
 
 @pytest.mark.parametrize(
-    ("where", "kind"),
+    ("key", "kind"),
     [
         ("model", GPTConfig),
         ("model", NGPTConfig),
@@ -139,21 +138,30 @@ def test_a_setting_that_cannot_work_is_refused_with_the_fix(
         ("model.optimizer", MuonAdamW),
     ],
 )
-def test_every_number_has_a_range_that_its_constructor_checks(where, kind) -> None:
-    if "optimizer" in where:
-        make = partial(kind, parameter_groups(tiny(GPT).model))
-    elif kind in (Runtime, Approximation):
-        make = lambda **given: AnGPTConfig(**SIZE, **{where.removeprefix("model."): kind(**given)})  # noqa: E731
-    else:
-        make = partial(kind, **({} if kind in (Cosine, WSD) else SIZE))
-    for name, annotation in ((each.name, each.annotation) for each in parameters_of(kind)):
-        if not {int, float} & {annotation, *get_args(annotation)}:
+def test_every_number_has_a_range_that_its_constructor_checks(key, kind) -> None:
+    for parameter in parameters_of(kind):
+        name = parameter.name
+        is_number = {int, float} & {parameter.annotation, *get_args(parameter.annotation)}
+        if not is_number:
             continue
-        given: dict[str, Any] = {name: (0.9, -1) if name == "betas" else -1}
-        with pytest.raises(
-            UserError, match=rf"^{where}\.{name}(\.1)?=-1 is out of range: give .*[01]"
-        ):
-            make(**given)
+        setting: dict[str, Any] = {name: (0.9, -1) if name == "betas" else -1}
+        message = rf"^{key}\.{name}(\.1)?=-1 is out of range: give .*[01]"
+        with pytest.raises(UserError, match=message):
+            make(kind, **setting)
+
+
+def make(kind: Any, **setting: Any) -> None:
+    """Make a `kind` with this setting, and what else it needs."""
+    if kind in (AdamW, MuonAdamW):
+        kind(parameter_groups(tiny(GPT).model), **setting)
+    elif kind is Runtime:
+        AnGPTConfig(**SIZE, runtime=Runtime(**setting))
+    elif kind is Approximation:
+        AnGPTConfig(**SIZE, approximation=Approximation(**setting))
+    elif kind in (Cosine, WSD):
+        kind(**setting)
+    else:
+        kind(**SIZE, **setting)
 
 
 def test_the_fix_is_accepted() -> None:

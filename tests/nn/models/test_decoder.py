@@ -64,29 +64,31 @@ ROOT = 1 / math.sqrt(64)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "others"),
+    ("architecture", "changes"),
     [
         (NGPT, {"s_qk": (1.0, ROOT), "s_u": (1.0, 1.0), "s_v": (1.0, 1.0)}),
         (AnGPT, {"alpha_A": (1 / 5, ROOT), "alpha_M": (1 / 5, ROOT)}),
     ],
 )
-def test_initial_values_and_scales_of_the_scaling_vectors(architecture, others) -> None:
-    expected = {"alpha_A": (0.05, ROOT), "alpha_M": (0.05, ROOT), "s_z": (1.0, ROOT), **others}
-    modules = tiny(architecture, d_model=64, n_layers=5).model.named_modules()
-    scaling = {
-        name.rsplit(".", 1)[-1]: module
-        for name, module in modules
-        if isinstance(module, ScalingVector)
-    }
+def test_initial_values_and_scales_of_the_scaling_vectors(architecture, changes) -> None:
+    expected = {"alpha_A": (0.05, ROOT), "alpha_M": (0.05, ROOT), "s_z": (1.0, ROOT), **changes}
+
+    scaling = {}
+    for name, module in tiny(architecture, d_model=64, n_layers=5).model.named_modules():
+        if isinstance(module, ScalingVector):
+            scaling[name.rsplit(".", 1)[-1]] = module
+
     assert scaling.keys() == expected.keys()
     for name, (init, scale) in expected.items():
-        for value, number in ((scaling[name](), init), (scaling[name].stored, scale)):
-            torch.testing.assert_close(value.detach(), torch.full_like(value, number))
+        value = scaling[name]().detach()
+        stored = scaling[name].stored.detach()
+        torch.testing.assert_close(value, torch.full_like(value, init))
+        torch.testing.assert_close(stored, torch.full_like(stored, scale))
 
 
 @pytest.mark.parametrize(("d_model", "rate"), [(256, 1 / 256), (32, 0.016)])
 @architectures
-def test_what_is_null_follows_the_size(architecture, d_model: int, rate: float) -> None:
+def test_settings_that_are_null_follow_the_size(architecture, d_model: int, rate: float) -> None:
     """As in the shipped model/*.yaml."""
     nulls = {} if architecture is GPT else {"alpha_init": None, "s_z_init": None}
     model = tiny(architecture, d_model=d_model, n_layers=5, vocab_size=500, **nulls).model
@@ -107,14 +109,14 @@ HEADS = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
 def test_norms_hold_after_training(architecture, constraint, optimizer, heads) -> None:
     """Strict norms are the default of nGPT, bounded ones of anGPT."""
     settings = {"optimizer": optimizer, "schedule": CONSTANT, "norms": constraint, **heads}
-    before, model = (
-        tiny(architecture, **settings),
-        fit(tiny(architecture, **settings), 20, accumulate=2),
-    )
+    initial = tiny(architecture, **settings).model.blocks[0].W_q.weight
+
+    model = fit(tiny(architecture, **settings), 20, accumulate=2)
+
     assert norms(model).max() <= 1 + 1e-6
     assert (norms(model).min() >= 1 - 1e-6) == (constraint == "strict")
     assert constraint == "strict" or norms(model).min() < 0.99, "a bound is not a fixed norm"
-    assert (model.model.blocks[0].W_q.weight - before.model.blocks[0].W_q.weight).abs().max() > 0.1
+    assert (model.model.blocks[0].W_q.weight - initial).abs().max() > 0.1
 
 
 def test_norms_are_restored_once_per_optimizer_step(monkeypatch) -> None:

@@ -64,19 +64,24 @@ def test_a_folded_model_multiplies_by_what_cannot_be_folded_alone(
     architecture, qk_norm, per_layer
 ) -> None:
     decoder = jolt(tiny(architecture, positions=NoPE(), qk_norm=qk_norm)).model.eval()
-    before, after = multiplications(decoder), multiplications(fold(decoder))
-    assert after == {name: number * len(decoder.blocks) for name, number in per_layer.items()}
-    assert before.total() > (2 if architecture is AnGPT else 1) * after.total()
+    expected = {name: number * len(decoder.blocks) for name, number in per_layer.items()}
+
+    unfolded = multiplications(decoder)
+    folded = multiplications(fold(decoder))
+
+    assert folded == expected
+    assert unfolded.total() > (2 if architecture is AnGPT else 1) * folded.total()
 
 
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
-def test_a_folded_model_continues_with_kept_keys(architecture) -> None:
-    decoder, requests = (
-        jolt(tiny(architecture)).double().model.eval(),
-        [Request([5, 6, 7]), Request([8])],
-    )
-    texts = [generate(each, requests, 24, Sampling(seed=4)) for each in (decoder, fold(decoder))]
-    assert [text.tokens for text in texts[0]] == [text.tokens for text in texts[1]]
+def test_a_folded_model_generates_the_same_with_a_cache(architecture) -> None:
+    decoder = jolt(tiny(architecture)).double().model.eval()
+    requests = [Request([5, 6, 7]), Request([8])]
+
+    texts = generate(decoder, requests, 24, Sampling(seed=4))
+    texts_of_folded = generate(fold(decoder), requests, 24, Sampling(seed=4))
+
+    assert [text.tokens for text in texts] == [text.tokens for text in texts_of_folded]
 
 
 @pytest.mark.parametrize(
@@ -85,10 +90,8 @@ def test_a_folded_model_continues_with_kept_keys(architecture) -> None:
 def test_a_folded_export_loads_everywhere_but_for_training(
     architecture, label, tmp_path: Path, refusal
 ) -> None:
-    run, out = (
-        make_run(tmp_path / "run", prepare(tmp_path / "data"), architecture),
-        tmp_path / "out",
-    )
+    run = make_run(tmp_path / "run", prepare(tmp_path / "data"), architecture)
+    out = tmp_path / "out"
     assert main(["export", str(run), "--fold", "--output", str(out)]) == 0
     tokens = random_tokens(2, 12, vocab_size=VOCABULARY)
     original, loaded = load_checkpoint(str(run), "cpu"), load_checkpoint(str(out), "cpu")
