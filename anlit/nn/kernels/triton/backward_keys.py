@@ -64,27 +64,31 @@ def backward_keys(
     dk_tile, dv_tile = _add_queries(
         dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window,
         begin, full_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-        pairs, precision, masked=True, is_far=False,
+        pairs, precision,
+        masked=True, is_far=False,
     )  # fmt: skip
     # Near queries, without a mask
     dk_tile, dv_tile = _add_queries(
         dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window,
         full_begin, far_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-        pairs, precision, masked=False, is_far=False,
+        pairs, precision,
+        masked=False, is_far=False,
     )  # fmt: skip
     if lines is not None:
         # Far queries, by lines
         dk_tile, dv_tile = _add_queries(
             dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, lines, first, starts, window,
             far_begin, full_end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-            pairs, precision, masked=False, is_far=True,
+            pairs, precision,
+            masked=False, is_far=True,
         )  # fmt: skip
     if starts is not None or window is not None:
         # Queries at the end of documents or window, with a mask
         dk_tile, dv_tile = _add_queries(
             dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window,
             full_end, end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-            pairs, precision, masked=True, is_far=False,
+            pairs, precision,
+            masked=True, is_far=False,
         )  # fmt: skip
 
     dk_tile *= LN_2 if pairs else LN_2 * scale
@@ -128,7 +132,7 @@ def _add_queries(
     steps = offsets_m.to(tl.float32)
     keys = first + columns
     offsets = offsets_m[None, :] - columns[:, None] + (block_n - 1)
-    if begin < end:  # otherwise ptxas lets each wgmma wait for the last
+    if begin < end:  # otherwise ptxas lets each wgmma wait for the previous
         q += tl.cast(begin, tl.int64) * q_t
         d_out += tl.cast(begin, tl.int64) * d_out_t
         if is_far:

@@ -73,52 +73,32 @@ def backward_queries(
     if firsts is not None:
         # Keys at the begin of documents or window, with a mask
         dq_tile, learned = _add_keys(
-            dq_tile,
-            learned,
-            q_tile,
-            d_out_tile,
-            lse_rows,
-            delta_rows,
-            k,
-            v,
-            tables,
-            tangents,
-            first,
-            firsts,
-            begin,
-            full_begin,
-            scale,
-            length,
-            k_t,
-            v_t,
-            width,
-            width_padded,
-            block_m,
-            block_n,
-            pairs,
-            tangent_pairs,
-            precision,
-            masked=True,
-            is_far=False,
-        )
+            dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents,
+            first, firsts, begin, full_begin, scale, length, k_t, v_t, width, width_padded, block_m,
+            block_n, pairs, tangent_pairs, precision,
+            masked=True, is_far=False,
+        )  # fmt: skip
     if lines is not None:
         # Far keys, by lines
         dq_tile, learned = _add_keys(
             dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, lines, tangents,
             first, firsts, full_begin, far_end, scale, length, k_t, v_t, width, width_padded,
-            block_m, block_n, pairs, tangent_pairs, precision, masked=False, is_far=True,
+            block_m, block_n, pairs, tangent_pairs, precision,
+            masked=False, is_far=True,
         )  # fmt: skip
     # Near keys, without a mask
     dq_tile, learned = _add_keys(
         dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first,
         firsts, far_end, full_end, scale, length, k_t, v_t, width, width_padded, block_m, block_n,
-        pairs, tangent_pairs, precision, masked=False, is_far=False,
+        pairs, tangent_pairs, precision,
+        masked=False, is_far=False,
     )  # fmt: skip
     # Keys at the diagonal, with a mask
     dq_tile, learned = _add_keys(
         dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first,
         firsts, full_end, end, scale, length, k_t, v_t, width, width_padded, block_m, block_n,
-        pairs, tangent_pairs, precision, masked=True, is_far=False,
+        pairs, tangent_pairs, precision,
+        masked=True, is_far=False,
     )  # fmt: skip
     dq_tile *= LN_2 if pairs else LN_2 * scale
     tiles.store_rows(
@@ -150,7 +130,7 @@ def _add_keys(
     steps = offsets_m.to(tl.float32)
     rows = first + offsets_m
     offsets = offsets_m[:, None] - columns[None, :] + (block_n - 1)
-    if begin < end:  # otherwise ptxas lets each wgmma wait for the last
+    if begin < end:  # otherwise ptxas lets each wgmma wait for the previous
         k += tl.cast(begin, tl.int64) * k_t
         v += tl.cast(begin, tl.int64) * v_t
         if is_far:

@@ -51,30 +51,10 @@ def forward(
     if firsts is not None:
         # Keys at the begin of documents or window, with a mask
         average, row_sum, row_max = _add_keys(
-            average,
-            row_sum,
-            row_max,
-            q_tile,
-            k,
-            v,
-            tables,
-            first,
-            firsts,
-            begin,
-            full_begin,
-            scale,
-            length,
-            k_t,
-            v_t,
-            width,
-            width_padded,
-            block_m,
-            block_n,
-            pairs,
-            precision,
-            masked=True,
-            is_far=False,
-        )
+            average, row_sum, row_max, q_tile, k, v, tables, first, firsts, begin, full_begin,
+            scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision,
+            masked=True, is_far=False,
+        )  # fmt: skip
     if lines is not None:
         # Far keys, by lines
         average, row_sum, row_max = _add_keys(
@@ -85,14 +65,14 @@ def forward(
     # Near keys, without a mask
     average, row_sum, row_max = _add_keys(
         average, row_sum, row_max, q_tile, k, v, tables, first, firsts, far_end, full_end, scale,
-        length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, masked=False,
-        is_far=False,
+        length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision,
+        masked=False, is_far=False,
     )  # fmt: skip
     # Keys at the diagonal, with a mask
     average, row_sum, row_max = _add_keys(
         average, row_sum, row_max, q_tile, k, v, tables, first, firsts, full_end, end, scale,
-        length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, masked=True,
-        is_far=False,
+        length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision,
+        masked=True, is_far=False,
     )  # fmt: skip
 
     out += (b * length * n_heads + h) * width
@@ -130,7 +110,7 @@ def _add_keys(
     steps = offsets_m.to(tl.float32)
     rows = first + offsets_m
     offsets = offsets_m[:, None] - columns[None, :] + (block_n - 1)
-    if begin < end:  # otherwise ptxas lets each wgmma wait for the last
+    if begin < end:  # otherwise ptxas lets each wgmma wait for the previous
         k += tl.cast(begin, tl.int64) * k_t
         v += tl.cast(begin, tl.int64) * v_t
         if is_far:
