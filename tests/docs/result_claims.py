@@ -122,7 +122,7 @@ def claims_on_equal_tuning() -> Iterator[Claim]:
     lower = figure(-untuned.test("nGPT", "GPT+").difference)
     yield *ONE_MILLION, f"nGPT ends {lower} below GPT+"
     earlier = Study("compute_optimal/1.3m-first").faster("nGPT", "GPT+")
-    yield *ONE_MILLION, f"nGPT {times(earlier)}"
+    yield *ONE_MILLION, f"There nGPT needs {times(earlier)} fewer tokens"
 
 
 def claims_on_the_gain() -> Iterator[Claim]:
@@ -164,7 +164,7 @@ def claims_on_the_norm() -> Iterator[Claim]:
     behind_normed = opened(behind, "behind a GPT+ with that norm ")
     yield *IN_SHORT, f"level with GPT+ ({gap}), {behind_normed}, p = {p})"
     yield *NORM, f"It ends level with GPT+ ({gap})"
-    yield *NORM, f"there anGPT is {opened(behind, 'behind ')}, p = {p})"
+    yield *NORM, f"Against that GPT+ anGPT is {opened(behind, 'behind ')}, p = {p})"
     yield *README, f"it is {opened(behind, 'behind ')})"
 
     onset = Study("bridge/onset")
@@ -187,7 +187,7 @@ def claims_on_scale_invariant_attention() -> Iterator[Claim]:
     lowered = opened(small.lower("anGPT, scale-invariant", "anGPT"))
     p = figure(small.p("anGPT, scale-invariant", "anGPT"))
     fewer = times(small.faster("anGPT, scale-invariant", "anGPT"))
-    yield *heading, f"loss by {lowered}, p = {p}), {fewer} fewer tokens"
+    yield *heading, f"anGPT's loss by {lowered}, p = {p}). That is {fewer} fewer tokens"
     gpt = figure(-small.test("GPT+, scale-invariant", "GPT+").difference)
     ngpt = figure(-small.test("nGPT, scale-invariant", "nGPT").difference)
     yield *heading, f"GPT+'s and nGPT's by {gpt} and {ngpt}"
@@ -217,10 +217,10 @@ def claims_on_a_bridge() -> Iterator[Claim]:
     )
     yield *BRIDGE, f"anGPT ends {opened(lag, 'behind GPT+ ')}, p = {p}, {holm} by"
     behind_ngpt = opened(plain.minus("anGPT", "nGPT"), "behind nGPT ")
-    yield *BRIDGE, f"and {behind_ngpt}, p = {figure(plain.p('anGPT', 'nGPT'))}"
+    yield *BRIDGE, f"anGPT ends {behind_ngpt}, p = {figure(plain.p('anGPT', 'nGPT'))}"
     yield *BRIDGE, f"anGPT is {opened(fresh, 'behind ')})"
     gap = level(plain.minus("nGPT", "GPT+"))
-    yield *BRIDGE, f"between nGPT and GPT+ no difference is shown ({gap})"
+    yield *BRIDGE, f"Between nGPT and GPT+ no difference is shown ({gap})"
 
 
 def claims_on_fewer_tokens() -> Iterator[Claim]:

@@ -75,13 +75,10 @@ def depth() -> Iterator[str]:
 @section(ARCHITECTURES, "Defaults")
 def defaults() -> Iterator[str]:
     study = Study("defaults/0.4m")
-    default, fresh_default = study.seeds("GPT+, defaults")
+    _, fresh_default = study.seeds("GPT+, defaults")
     tuned, fresh_tuned = study.seeds("GPT+, tuned")
-    yield (
-        f"0.02 with 40 % at {default}, the tuned best at {tuned}. "
-        f"Seed 2 is fresh: {fresh_default} against "
-    )
-    yield f"{fresh_default} against {fresh_tuned}."
+    yield f"The tuned best ends at {tuned} on that seed"
+    yield f"Seed 2 is fresh: {fresh_default} against {fresh_tuned}."
 
 
 @section(ARCHITECTURES, "A bridge from nGPT")
@@ -89,11 +86,11 @@ def bridge() -> Iterator[str]:
     study = Study("bridge/plain")
     p_values = corrected("nGPT", "anGPT", "bridge/plain", "bridge/onset")
     p_values += corrected("anGPT", "nGPT", "bridge/plain", "bridge/onset")
-    yield f", Holm {from_to(p_values)}), six seeds"
+    yield f", Holm {from_to(p_values)})."
     after_gpt = study.onset_minus("anGPT", "GPT+", 3.3)
-    yield f"its loss is 3.3 after GPT+'s by {after_gpt.replace(' (', 'M tokens (')}"
+    yield f"a loss of 3.3 later than GPT+ by {after_gpt.replace(' (', 'M tokens (')}"
     after_ngpt = study.onset_minus("anGPT", "nGPT", 3.3)
-    yield f"after nGPT's by {after_ngpt.replace(' (', 'M (')}"
+    yield f"later than nGPT by {after_ngpt.replace(' (', 'M (')}"
     losses = [figure(loss) for loss in sorted(study.losses("GPT+").values())]
     yield (
         f"Two of GPT+'s runs end at {losses[4]} and {losses[5]}, four between {losses[0]} and "
@@ -106,8 +103,8 @@ def bridge() -> Iterator[str]:
     silu = study.minus("anGPT, SiLU of deviation 1", "anGPT")
     gain_alone = study.minus("anGPT, gain on q and k", "anGPT")
     yield (
-        f"(three seeds: both {level(both)}; s_qk {level(s_qk)}; "
-        f"SiLU {leading(silu)}; the gain {leading(gain_alone)})"
+        f"on three seeds: both parts {both}, s_qk {s_qk}, SiLU {leading(silu)}, "
+        f"the gain of the QK-norm {leading(gain_alone)}."
     )
 
 
@@ -140,7 +137,7 @@ def gain() -> Iterator[str]:
     study = Study("bridge/plain-1.3m")
     seeds = (1, 2)
     gap = leading(study.minus("anGPT", "GPT+", seeds))
-    yield f"as they are {gap} on the same two seeds"
+    yield f"Unchanged, anGPT is {gap} behind on the same two seeds"
     bounded = "GPT+, no gain on q and k"
     with_gain = "anGPT, gain on q and k"
     pairs = [
@@ -153,7 +150,7 @@ def gain() -> Iterator[str]:
     yield f"(before it p from {from_to(study.p(*pair, seeds) for pair in pairs)})"
     highest = math.sqrt(32)
     share = figure(math.exp(highest) / (math.exp(highest) + 255))
-    yield f"is above √D, {figure(highest)} at this width: of 256 keys one gets {share} of"
+    yield f"is above √D, {figure(highest)} at this width. Of 256 keys one then gets {share} of"
     later = study.onset_minus("anGPT", "GPT+", 3.0).replace(" (", "M tokens (")
     yield f"A loss of 3.0 comes {later} later"
     yield later_and_lower()
@@ -189,7 +186,7 @@ def norm_of_average() -> Iterator[str]:
     normed = "GPT+, norm of each head's average"
     lag = leading(study.minus("anGPT", "GPT+"))
     yield f"{leading(study.minus(both, normed))} of a lag of {lag} is left"
-    yield f"of the lag of {lag} about a third"
+    yield f"about a third of the lag of {lag}"
     late = from_to(study.onsets(both, 3.0).values(), "M")
     early = from_to(study.onsets("anGPT", 3.0).values(), "M")
     yield f"comes after {late} tokens in place of {early}"
@@ -199,7 +196,7 @@ def norm_of_average() -> Iterator[str]:
     lowered = opened(study.lower(normed, "GPT+"))
     p = figure(study.p(normed, "GPT+"))
     holm = figure(corrected(normed, "GPT+", "bridge/plain-1.3m")[0])
-    yield f"whose loss that lowers by {lowered}, p = {p}, Holm {holm})"
+    yield f"The norm lowers GPT+'s loss too, by {lowered}, p = {p}, Holm {holm})"
 
 
 @section(ARCHITECTURES, "The norm of attention's average")
@@ -214,16 +211,17 @@ def norm_of_average_of_a_small_model() -> Iterator[str]:
     saved = []
     for diagnosis in (plain_diagnosis, normed_diagnosis):
         saved.append(figure(diagnosis["copying"]["first"] - diagnosis["copying"]["second"]))
-    yield f"by which a copy saves {' and '.join(saved)} nats"
+    yield f"In these two runs a copy saves {' and '.join(saved)} nats"
     holm = figure(corrected(alone, "anGPT", "bridge/onset")[0])
     yield f"Holm over five arms {holm})"
-    yield f"on the other four it is {study.lower(alone, 'anGPT', (3, 4, 5, 6))}"
-    yield f"it lowers GPT+'s loss by {opened(study.lower(normed, 'GPT+'))}, three seeds)"
+    yield f"On the other four it is {study.lower(alone, 'anGPT', (3, 4, 5, 6))}"
+    yield f"It lowers GPT+'s loss by {opened(study.lower(normed, 'GPT+'))}, three seeds)"
     yield f"With it in both anGPT is {study.minus(alone, normed).replace(' (', ' behind (')}"
-    without = study.minus("anGPT", "GPT+", (1, 2, 3))
+    without = opened(study.minus("anGPT", "GPT+", (1, 2, 3)), "behind ")
     six_seeds = leading(study.minus("anGPT", "GPT+"))
     normed_gap = study.minus(alone, "GPT+")
-    yield f"{without}; on six seeds {six_seeds} without it, and {normed_gap}"
+    yield f"Without it, on the same three seeds, anGPT is {without})"
+    yield f"anGPT is {six_seeds} behind without the norm, and {normed_gap} with the norm"
 
 
 @section(ARCHITECTURES, "1.3M parameters")
@@ -240,10 +238,10 @@ def one_million() -> Iterator[str]:
     losses: list[float] = []
     for arm in ("anGPT", "anGPT, half the rate", "anGPT, a quarter of the rate"):
         losses += study.losses(arm).values()
-    yield f"end between {from_and(losses)},"
+    yield f"end between {from_and(losses)}."
     gained = gain_of_half_the_rate(Study("compute_optimal/1.3m-first"))
     lost = -gain_of_half_the_rate(study)
-    yield f"gained {figure(gained)} in one study and lost {figure(lost)} in the other"
+    yield f"Half of the rate gained {figure(gained)} in one study and lost {figure(lost)} in the other"
 
 
 def gain_of_half_the_rate(study: Study) -> float:
@@ -275,10 +273,10 @@ def small_model() -> Iterator[str]:
     low, high = extremes(run["second_copy"] for run in copying)
     without_copies = from_to(run["second_copy"] for run in not_copying)
     yield f"({low} … {high} nats per token, against {without_copies})"
-    yield f"the others end between {from_and(run['final_loss'] for run in not_copying)}."
+    yield f"The other runs end between {from_and(run['final_loss'] for run in not_copying)}."
     study = Study("compute_optimal/0.4m")
     mean = figure(study.mean_loss("GPT+"))
-    yield f"GPT+'s best came to {figure(study.best_tuned_loss('gpt'))}, and to {mean} on the others"
+    yield f"On it GPT+'s best came to {figure(study.best_tuned_loss('gpt'))}, and to {mean} on the others"
 
 
 @section(ARCHITECTURES, "The same model on fewer tokens")
@@ -357,7 +355,7 @@ def rate_and_batch_size() -> Iterator[str]:
 
     yield f"costs GPT+ {cost('gpt')}, nGPT {cost('ngpt')} and anGPT {cost('angpt')}"
     narrow = [cost for arm, cost in costs.items() if not arm.endswith("128")]
-    yield f"it is between {from_and(narrow)}."
+    yield f"At 64 and 32 it is between {from_and(narrow)}."
 
 
 @section(ARCHITECTURES, "From GPT+ to anGPT")
