@@ -18,7 +18,7 @@ from tests.docs.records import (
     read_record,
     seconds_per_token,
 )
-from tests.docs.result_claims import Claim, corrected, leading, level, opened
+from tests.docs.result_claims import Claim, corrected, leading, opened
 from tests.docs.speed_tables import hidden_states, needles, quartiles, times_by_kernel
 
 Sentences = Callable[[], Iterator[str]]
