@@ -182,12 +182,15 @@ def _measure_length(
             f"leave {length} out of --lengths, or set --data"
         )
     means = [layer.means() for layer in layers]
+    statistics = {}
+    for name in means[0]:
+        statistics[name] = [layer[name].tolist() for layer in means]
     return {
         "length": length,
         "tokens": n_read,
         "edges": edges,
         "queries": layers[0].counts()[0].long().tolist(),
-        "statistics": {name: [layer[name].tolist() for layer in means] for name in means[0]},
+        "statistics": statistics,
     }
 
 

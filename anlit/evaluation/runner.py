@@ -7,6 +7,7 @@ earlier evaluation writes them again, without any model.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -84,7 +85,7 @@ class Evaluation:
         lengths = self.settings.lengths
         if not lengths:
             training_lengths = [checkpoint.training_length for checkpoint in checkpoints]
-            lengths = tuple(n * times for n in training_lengths for times in MULTIPLES)
+            lengths = tuple(n * times for n, times in product(training_lengths, MULTIPLES))
         self.lengths = sorted(set(lengths))
         return {"lengths": self.lengths}
 

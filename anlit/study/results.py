@@ -1,5 +1,6 @@
 """The results of a study so far: the points of each grid, each arm's best point, and its runs."""
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,10 @@ class TunedPoint(NamedTuple):
     """Mean final validation loss over the tuning seeds; infinite if a run has none."""
     states: tuple[State, ...]
 
+    @property
+    def has_ended(self) -> bool:
+        return all(state.has_ended for state in self.states)
+
 
 class Tuning(NamedTuple):
     """The tuning of an arm."""
@@ -36,7 +41,7 @@ class Tuning(NamedTuple):
     @property
     def has_ended(self) -> bool:
         """Whether all its runs have ended; until then no point is the best."""
-        return all(state.has_ended for tuned in self.points for state in tuned.states)
+        return all(tuned.has_ended for tuned in self.points)
 
     @property
     def best(self) -> GridPoint | None:
@@ -136,7 +141,7 @@ class MeasuredArm(NamedTuple):
     @property
     def summary(self) -> Summary:
         """The losses, None for each failed seed."""
-        return Summary([*self.losses, *[None] * self.failed])
+        return Summary([*self.losses, *itertools.repeat(None, self.failed)])
 
     def number(self, name: str) -> float:
         """A value as a number; UserError if there is no such number."""

@@ -141,11 +141,11 @@ def test_only_tokens_that_have_a_text_are_sampled(architecture, tmp_path: Path) 
     n_tokens = load_tokenizer(tmp_path / "data" / "tokenizer.json").get_vocab_size()
     assert n_tokens < VOCABULARY, "the vocabulary is rounded up"
     assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
-    theirs, ours = read(out, trust=True), load_checkpoint(str(run), "cpu").model
-    assert theirs.config.vocab_size == n_tokens
+    hub_model, anlit_model = read(out, trust=True), load_checkpoint(str(run), "cpu").model
+    assert hub_model.config.vocab_size == n_tokens
     tokens = random_tokens(2, 12, vocab_size=n_tokens)
-    torch.testing.assert_close(theirs(tokens).logits, ours(tokens)[..., :n_tokens])
-    sampled = theirs.generate(
+    torch.testing.assert_close(hub_model(tokens).logits, anlit_model(tokens)[..., :n_tokens])
+    sampled = hub_model.generate(
         tokens, do_sample=True, temperature=100.0, num_return_sequences=20, max_new_tokens=20
     )
     assert sampled.max() < n_tokens
@@ -159,16 +159,21 @@ def greedy(model, prompt: list[int]) -> list[int]:
     ]
 
 
-def assert_the_same(model, theirs, **options: Any) -> None:
+def assert_the_same(model, hub_model, **options: Any) -> None:
     """The same logits, and the same tokens in a batch of prompts of two lengths, padded on the left."""
     with torch.no_grad():
         logits = model(PROMPT)
         assert logits.std() > 0.5, "logits near zero would agree whatever the network"
-        torch.testing.assert_close(theirs(PROMPT).logits, logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(hub_model(PROMPT).logits, logits, rtol=1e-4, atol=1e-4)
     short, mask = PROMPT.clone(), torch.ones_like(PROMPT)
     short[1, :5], mask[1, :5] = 0, 0
-    given = {"attention_mask": mask, "max_new_tokens": N_NEW, "do_sample": False, **options}
-    generated = theirs.generate(short, **given).tolist()
+    generation_options = {
+        "attention_mask": mask,
+        "max_new_tokens": N_NEW,
+        "do_sample": False,
+        **options,
+    }
+    generated = hub_model.generate(short, **generation_options).tolist()
     prompts = short[0].tolist(), short[1, 5:].tolist()
     assert [generated[0], generated[1][5:]] == [greedy(model, prompt) for prompt in prompts]
 
@@ -183,9 +188,9 @@ def test_gpt_takes_an_architecture_of_transformers_and_comes_back(
     settings, name, tmp_path: Path
 ) -> None:
     model = loud(GPT, **settings)
-    theirs = read(write(model, tmp_path / "out"), trust=False)
-    assert type(theirs).__name__ == name
-    assert_the_same(model, theirs)
+    hub_model = read(write(model, tmp_path / "out"), trust=False)
+    assert type(hub_model).__name__ == name
+    assert_the_same(model, hub_model)
     assert main(["import", str(tmp_path / "out"), "--output", str(tmp_path / "back")]) == 0
     back = load_checkpoint(str(tmp_path / "back"), "cpu").model
     torch.testing.assert_close(back(PROMPT), model(PROMPT), rtol=1e-4, atol=1e-4)
@@ -219,11 +224,11 @@ def test_every_gate_and_norm_in_code_of_its_own(architecture, settings, tmp_path
 @pytest.mark.parametrize("name", ["past_key_values", "cache"])
 def test_the_cache_is_read_under_the_name_of_every_transformers(name: str, tmp_path: Path) -> None:
     model = loud(AnGPT, attention=SHIPPED["window, log n"])
-    theirs, cache = read(write(model, tmp_path / "out"), trust=True), transformers.DynamicCache()
-    for part in (PROMPT[:, :-1], PROMPT[:, -1:]):
-        logits = theirs(part, **{name: cache}).logits
-    torch.testing.assert_close(logits[:, -1], theirs(PROMPT).logits[:, -1], rtol=1e-5, atol=1e-5)
-    assert_the_same(model, theirs, use_cache=False)
+    hub_model, cache = read(write(model, tmp_path / "out"), trust=True), transformers.DynamicCache()
+    for chunk in (PROMPT[:, :-1], PROMPT[:, -1:]):
+        logits = hub_model(chunk, **{name: cache}).logits
+    torch.testing.assert_close(logits[:, -1], hub_model(PROMPT).logits[:, -1], rtol=1e-5, atol=1e-5)
+    assert_the_same(model, hub_model, use_cache=False)
 
 
 def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +251,9 @@ def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dynamic_module_utils, "get_class_from_dynamic_module", refuse)
     monkeypatch.setattr("builtins.input", refuse)
     for trust in ({}, {"trust_remote_code": False}, {"trust_remote_code": True}):
-        theirs = transformers.AutoTokenizer.from_pretrained(out, **trust)
-        assert (theirs(text)["input_ids"], theirs.decode(tokens)) == (tokens, text)
-        assert (theirs.eos_token, theirs.eos_token_id) == (END_OF_DOCUMENT, END)
+        hub_tokenizer = transformers.AutoTokenizer.from_pretrained(out, **trust)
+        assert (hub_tokenizer(text)["input_ids"], hub_tokenizer.decode(tokens)) == (tokens, text)
+        assert (hub_tokenizer.eos_token, hub_tokenizer.eos_token_id) == (END_OF_DOCUMENT, END)
     assert main(["lengths", str(out), "--output", str(tmp_path / "report")]) == 2
 
 
@@ -262,9 +267,9 @@ def test_the_code_needs_torch_and_transformers_alone() -> None:
     "settings", [{"positions": DynamicNTK()}, {"attention": LogNWithSlopes()}], ids=str
 )
 def test_what_the_code_has_no_form_for_is_refused(settings, tmp_path: Path) -> None:
-    ((key, part),) = settings.items()
+    ((key, setting),) = settings.items()
     with pytest.raises(
-        UserError, match=f"--format huggingface cannot hold {key} {type(part).__name__}"
+        UserError, match=f"--format huggingface cannot hold {key} {type(setting).__name__}"
     ):
         write(loud(GPT, **settings), tmp_path / "out")
     assert not (tmp_path / "out").exists()

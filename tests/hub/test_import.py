@@ -44,28 +44,28 @@ def exported(source: Path, output: Path) -> Any:
 @torch.no_grad()
 def test_a_family_comes_in_and_goes_back(case, tmp_path: Path) -> None:
     """The same logits as transformers', and out again in the same class with the same weights."""
-    theirs = published(case, tmp_path / "theirs")
+    hub_model = published(case, tmp_path / "theirs")
     loaded = load_checkpoint(str(import_model(tmp_path / "theirs", tmp_path / "ours")), "cpu")
     assert (loaded.architecture, loaded.training_length) == ("GPT", 64)
     assert loaded.model.model.n_parameters() == sum(
-        parameter.numel() for parameter in theirs.parameters()
+        parameter.numel() for parameter in hub_model.parameters()
     )
-    expected = theirs(TOKENS).logits
+    expected = hub_model(TOKENS).logits
     assert expected.std() > 0.5, "logits near zero would agree whatever the network"
     torch.testing.assert_close(loaded.model(TOKENS), expected, rtol=1e-4, atol=1e-4)
 
     back = exported(tmp_path / "ours", tmp_path / "back")
-    assert type(back) is type(theirs)
-    torch.testing.assert_close(back.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    assert type(back) is type(hub_model)
+    torch.testing.assert_close(back.state_dict(), hub_model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(back(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_run_from_imported_weights_remembers_the_family(tmp_path: Path) -> None:
     """A Mistral without a window is a Llama but for its name."""
     published("Mistral-7B-v0.3", tmp_path / "theirs")
-    ours = import_model(tmp_path / "theirs", tmp_path / "ours")
-    model = load_checkpoint(str(ours), "cpu").model.requires_grad_(True)
-    load_initial_weights(model, str(ours))
+    imported_folder = import_model(tmp_path / "theirs", tmp_path / "ours")
+    model = load_checkpoint(str(imported_folder), "cpu").model.requires_grad_(True)
+    load_initial_weights(model, str(imported_folder))
     file = save(model, tmp_path / "run" / "checkpoints" / "last.ckpt")
     assert type(exported(file, tmp_path / "back")).__name__ == "MistralForCausalLM"
 
@@ -76,27 +76,29 @@ def test_what_comes_out_again_has_the_longest_context_of_import_and_training(
 ) -> None:
     published("Qwen3-0.6B", tmp_path / "theirs")
     length = str(context_length)
-    ours = import_model(tmp_path / "theirs", tmp_path / "ours", "--context_length", length)
-    model = load_checkpoint(str(ours), "cpu").model.requires_grad_(True)
-    load_initial_weights(model, str(ours))
+    imported_folder = import_model(
+        tmp_path / "theirs", tmp_path / "ours", "--context_length", length
+    )
+    model = load_checkpoint(str(imported_folder), "cpu").model.requires_grad_(True)
+    load_initial_weights(model, str(imported_folder))
     file = save(model, tmp_path / "run" / "checkpoints" / "last.ckpt")
     assert main(["export", str(file), "--output", str(tmp_path / "copy")]) == 0
-    for number, source in enumerate((ours, file, tmp_path / "copy")):
+    for number, source in enumerate((imported_folder, file, tmp_path / "copy")):
         config = exported(source, tmp_path / f"back {number}").config
         assert config.max_position_embeddings == max(64, context_length)
 
 
 def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
     """A Llama has never read a text without its `<s>`, so a prompt begins with it, and a text is scored after it."""
-    theirs = published("Llama-2-7b", tmp_path / "theirs", vocab_size=300)
+    hub_model = published("Llama-2-7b", tmp_path / "theirs", vocab_size=300)
     tokenizer = train_bpe(["abc"], 260)
     tokenizer.add_special_tokens(["<s>", "</s>"])
     special = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
     tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=special)
     (tmp_path / "theirs" / "tokenizer.json").write_text(tokenizer.to_str())
-    ours = import_model(tmp_path / "theirs", tmp_path / "ours", "--context_length", "16")
+    imported_folder = import_model(tmp_path / "theirs", tmp_path / "ours", "--context_length", "16")
     capsys.readouterr()
-    assert main(["generate", str(ours), "abcba", "--max_tokens=1", "--json"]) == 0
+    assert main(["generate", str(imported_folder), "abcba", "--max_tokens=1", "--json"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
     tokens = tokenizer.encode("abcba", add_special_tokens=False).ids
     whole = [special[0][1], *tokens]
@@ -106,7 +108,7 @@ def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
         main(
             [
                 "score",
-                str(ours),
+                str(imported_folder),
                 str(tmp_path / "text.txt"),
                 "--output",
                 str(tmp_path / "scores.parquet"),
@@ -116,11 +118,13 @@ def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
     )
     table = pq.read_table(tmp_path / "scores.parquet").to_pydict()
     expected = (
-        theirs(torch.tensor([whole])).logits.log_softmax(-1)[0, range(len(tokens)), tokens].tolist()
+        hub_model(torch.tensor([whole]))
+        .logits.log_softmax(-1)[0, range(len(tokens)), tokens]
+        .tolist()
     )
     assert table["log_likelihood"] == pytest.approx(expected, abs=1e-5)
     assert (table["token"], table["n_context"]) == (tokens, list(range(len(tokens))))
-    loaded = load_checkpoint(str(ours), "cpu")
+    loaded = load_checkpoint(str(imported_folder), "cpu")
     assert (load_tokenizer(loaded).separator, loaded.training_length) == (Separator(7, "end"), 16)
 
 

@@ -50,7 +50,7 @@ def test_the_same_tokens(settings, tmp_path: Path, capsys) -> None:
         main(["generate", str(run), *PROMPTS, f"--max_tokens={N_NEW}", "--temperature=0", "--json"])
         == 0
     )
-    ours = [
+    expected_records = [
         json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")
     ]
 
@@ -64,14 +64,14 @@ def test_the_same_tokens(settings, tmp_path: Path, capsys) -> None:
         "type_k": llama_cpp.GGML_TYPE_F32,
         "type_v": llama_cpp.GGML_TYPE_F32,
     }  # half precision may break ties
-    theirs = llama_cpp.Llama(
+    llama = llama_cpp.Llama(
         str(tmp_path / "model.gguf"), n_ctx=256, n_threads=1, verbose=False, **float32
     )
-    for text, own in zip(PROMPTS, ours, strict=True):
-        prompt = theirs.tokenize(text.encode(), add_bos=False)
-        assert prompt == own["prompt_tokens"]
-        theirs.reset()
-        generated = theirs.generate(prompt, temp=0.0, repeat_penalty=1.0)
+    for text, record in zip(PROMPTS, expected_records, strict=True):
+        prompt = llama.tokenize(text.encode(), add_bos=False)
+        assert prompt == record["prompt_tokens"]
+        llama.reset()
+        generated = llama.generate(prompt, temp=0.0, repeat_penalty=1.0)
         tokens = list(takewhile(lambda token: token != END, islice(generated, N_NEW)))
         assert len(tokens) > 5
-        assert tokens == own["tokens"]
+        assert tokens == record["tokens"]

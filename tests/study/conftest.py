@@ -66,7 +66,10 @@ def study(folder: Path) -> Study:
 
 
 class Process:
-    """`anlit study` with the stand-in, forked, so that it starts at once; leader of a process group of its own."""
+    """`anlit study` with the stand-in, forked, so that it starts at once.
+
+    It is the leader of a new process group.
+    """
 
     def __init__(self, arguments: list[str], step: float, log: Path) -> None:
         self.log = log
@@ -75,20 +78,14 @@ class Process:
 
     def _run(self, arguments: list[str], step: float) -> None:
         launch.POLL_SECONDS = 0.01
-        convergence.plot_convergence = lambda comparison: (
-            None
-        )  # it takes most of the time; test_report.py has the pictures
-        command.measure_step_times = lambda study, output: (
-            None
-        )  # with torch, and the stand-in's runs have no model
-        command.check_study = lambda study: None  # the stand-in has settings of its own
-        launch.fit_command = lambda run, folder: [
-            sys.executable,
-            "-S",
-            str(STAND_IN),
-            str(step),
-            *run.options(folder),
-        ]
+        # It takes most of the time; test_report.py has the pictures.
+        convergence.plot_convergence = _do_nothing
+        # It needs torch, and the stand-in's runs have no model.
+        command.measure_step_times = _do_nothing
+        # The stand-in has settings that `anlit fit` does not have.
+        command.check_study = _do_nothing
+        interpreter = [sys.executable, "-S", str(STAND_IN), str(step)]
+        launch.fit_command = lambda run, folder: [*interpreter, *run.options(folder)]
         raise SystemExit(command.main(arguments))
 
     def wait(self, seconds: float = 240) -> int | None:
@@ -97,16 +94,20 @@ class Process:
         return self.forked.exitcode
 
     def kill(self, number: signal.Signals, group: bool = False) -> None:
-        (os.killpg if group else os.kill)(self.forked.pid, number)
+        send = os.killpg if group else os.kill
+        send(self.forked.pid, number)
+
+
+def _do_nothing(*_: Any) -> None:
+    pass
 
 
 @pytest.fixture
 def start(folder: Path) -> Launch:
-    """start(options…, step=seconds of a step) → a `Process` of `anlit study` whose runs go to the folder `out`."""
+    """start(options…, step=seconds of a step) → a `Process` with its runs in the folder `out`."""
 
     def start(*options: str, step: float = 0.002) -> Process:
-        return Process(
-            ["--config", "study.yaml", "--output", "out", *options], step, folder / "log"
-        )
+        arguments = ["--config", "study.yaml", "--output", "out", *options]
+        return Process(arguments, step, folder / "log")
 
     return start

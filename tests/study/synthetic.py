@@ -1,4 +1,4 @@
-"""Run folders of a study, as training would leave them, with losses that a function decides."""
+"""Run folders of a study as training would write them, with losses that a function decides."""
 
 from collections.abc import Callable
 from pathlib import Path

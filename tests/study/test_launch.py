@@ -76,11 +76,11 @@ def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
             process.wait()
     finish(start("--jobs", "2"))
     assert not list((folder / "out").glob("*/mishaps"))
-    began = starts(folder / "out")
-    assert all(steps == sorted(steps) for steps in began.values()), (
-        f"a run lost what it had trained: {began}"
+    start_steps = starts(folder / "out")
+    assert all(steps == sorted(steps) for steps in start_steps.values()), (
+        f"a run lost what it had trained: {start_steps}"
     )
-    assert any(len(steps) > 1 for steps in began.values()), "no run was cut"
+    assert any(len(steps) > 1 for steps in start_steps.values()), "no run was cut"
     assert (folder / "out" / "report.md").read_text() == undisturbed
 
 
@@ -144,12 +144,12 @@ def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Stu
     assert (out.count("started"), out.count(": taken from record/report.json")) == (0, 4)
     out = finish(start("--jobs", "2", "--reuse", "record"))
     assert (out.count("started"), out.count(": taken from record/report.json")) == (2 + 2, 4)
-    again = [
+    restarted_lines = [
         line
         for line in (folder / "out" / "report.md").read_text().splitlines()
         if "made by" not in line
     ]
-    assert again == lines
+    assert restarted_lines == lines
     for restored in folder.glob("out/*seed=1*/run.json"):
         assert json.loads(restored.read_text())["restored_from"] == "record/report.json"
         write_json(restored, json.loads(restored.read_text()) | {"data": {"content_sha256": "c1"}})
@@ -166,8 +166,8 @@ def test_a_restored_run_names_its_record_from_the_working_directory(folder: Path
     ]
     runs[1] = replace(runs[1], config=settings | {"model": {"alpha_init": 0.1, "d_model": 64}})
     write_json(folder / "report.json", {"comparisons": [], **record_runs([], runs)})
-    assert [read.config for read in read_record(folder)[1].values()] == [
-        each.config for each in runs
+    assert [restored_run.config for restored_run in read_record(folder)[1].values()] == [
+        recorded.config for recorded in runs
     ]
     run = runs[0]
     for name in ("record", "../record"):
@@ -278,11 +278,11 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(
         )
         == "77"
     )
-    first, then = calls.read_text().splitlines()
+    first, second = calls.read_text().splitlines()
     assert {"--array=0-4%4", "--signal=SIGUSR1@90"} < set(first.split())
     assert first.index("--time=24:00:00") < first.index("--time=1:00")
-    assert "--dependency=afterany:77" in then
-    assert "-m anlit study --config s.yaml --slurm" in then
+    assert "--dependency=afterany:77" in second
+    assert "-m anlit study --config s.yaml --slurm" in second
     assert read_state(output / runs[1].name).status == "interrupted"
     script(folder / "squeue", 'echo "77_1 anlit R"')
     with pytest.raises(UserError, match="job array 77 still has runs"):

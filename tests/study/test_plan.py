@@ -12,85 +12,128 @@ from anlit.study.read_study import read_study
 from tests.study.conftest import STUDY, write_study
 
 
-def test_a_grid_is_its_product_a_list_their_union_and_a_choice_changes_several_settings() -> None:
-    points = expand_grid(
-        [{"m.lr": [0.1, 0.2], "m.depth": [1, 2]}, {"m.lr": 0.1, "m.depth": 2}], "here"
-    )
-    names = ["depth=1_lr=0.1", "depth=1_lr=0.2", "depth=2_lr=0.1", "depth=2_lr=0.2"]
-    assert sorted(point.name for point in points) == names
-    alike = expand_grid([{"m.first.lr": [1], "m.second.lr": [2]}, {"m.second.lr": 2}], "here")
-    assert [point.shown for point in alike] == [{"first.lr": 1, "second.lr": 2}, {"second.lr": 2}]
-    choices = expand_grid(
-        {"size": {"small": {"m.d": 1, "m.h": 1}, "large": {"m.d": 2, "m.h": 2}}}, "here"
-    )
-    named = {point.name: point.settings for point in choices}
-    assert named == {"size=small": {"m.d": 1, "m.h": 1}, "size=large": {"m.d": 2, "m.h": 2}}
+def test_a_grid_is_the_product_of_its_lines_and_a_list_of_grids_their_union() -> None:
+    grids = [{"m.lr": [0.1, 0.2], "m.depth": [1, 2]}, {"m.lr": 0.1, "m.depth": 2}]
+
+    points = expand_grid(grids, "here")
+
+    names = sorted(point.name for point in points)
+    assert names == ["depth=1_lr=0.1", "depth=1_lr=0.2", "depth=2_lr=0.1", "depth=2_lr=0.2"]
 
 
-def test_tuning_and_measuring_are_all_arms_at_all_points_and_seeds(study: Study) -> None:
-    assert len({run.name for run in study.tuning_runs()}) == 2 * 3 == len(study.tuning_runs())
-    best = {"gpt": study.arms[0].points[1], "angpt": study.arms[1].points[0]}
-    measured = study.measuring_runs(best)
-    names = [
-        f"{arm}_lr={lr}_seed={seed}"
-        for seed in (1, 2, 3)
-        for arm, lr in (("gpt", 0.2), ("angpt", 0.1))
+def test_keys_with_the_same_last_name_keep_what_tells_them_apart() -> None:
+    points = expand_grid([{"m.first.lr": [1], "m.second.lr": [2]}, {"m.second.lr": 2}], "here")
+
+    shown = [point.shown for point in points]
+    assert shown == [{"first.lr": 1, "second.lr": 2}, {"second.lr": 2}]
+
+
+def test_a_named_choice_changes_several_settings() -> None:
+    sizes = {"small": {"m.d": 1, "m.h": 1}, "large": {"m.d": 2, "m.h": 2}}
+
+    points = expand_grid({"size": sizes}, "here")
+
+    settings = {point.name: point.settings for point in points}
+    assert settings == {"size=small": sizes["small"], "size=large": sizes["large"]}
+
+
+def test_tuning_runs_are_all_arms_at_all_points(study: Study) -> None:
+    names = [run.name for run in study.tuning_runs()]
+
+    assert len(names) == len(set(names)) == 2 * 3
+
+
+def test_measuring_runs_are_all_arms_at_their_points_on_all_seeds(study: Study) -> None:
+    gpt, angpt = study.arms
+    selected = {"gpt": gpt.points[1], "angpt": angpt.points[0]}
+
+    runs = study.measuring_runs(selected)
+
+    names = [run.name.rsplit("-", 1)[0] for run in runs]
+    assert names == [
+        "gpt_lr=0.2_seed=1",
+        "angpt_lr=0.1_seed=1",
+        "gpt_lr=0.2_seed=2",
+        "angpt_lr=0.1_seed=2",
+        "gpt_lr=0.2_seed=3",
+        "angpt_lr=0.1_seed=3",
     ]
-    assert [run.name.rsplit("-", 1)[0] for run in measured] == names
-    assert measured[0].options(Path("x")) == [
-        "--config", "gpt.yaml", "--config", "common.yaml", "--model.init_args.lr=0.2", "--seed_everything=1",
-        "--data.init_args.seed=1", "--run_dir=x",
-    ]  # fmt: skip
+    assert runs[0].options(Path("x")) == [
+        "--config",
+        "gpt.yaml",
+        "--config",
+        "common.yaml",
+        "--model.init_args.lr=0.2",
+        "--seed_everything=1",
+        "--data.init_args.seed=1",
+        "--run_dir=x",
+    ]
 
 
 def test_a_name_follows_the_settings_and_the_content_of_the_files(
     study: Study, folder: Path
 ) -> None:
+    config = folder / "common.yaml"
+    text = config.read_text()
     name = study.tuning_runs()[0].name
-    (folder / "common.yaml").write_text("# a comment\n" + (folder / "common.yaml").read_text())
+
+    config.write_text("# a comment\n" + text)
     assert study.tuning_runs()[0].name == name
-    (folder / "common.yaml").write_text((folder / "common.yaml").read_text().replace("400", "401"))
+
+    config.write_text(text.replace("400", "401"))
     assert study.tuning_runs()[0].name != name
 
 
 def test_a_budget_is_merged_over_the_study(folder: Path) -> None:
     cpu = {"seeds": [5], "arms": {"gpt": {"tune": None}, "angpt": None}}
     path = write_study(folder, budgets={"cpu": cpu, "1gpu": None})
+
     small = read_study(path, "cpu")
-    assert ([arm.name for arm in small.arms], small.tuning_runs()) == (["gpt"], [])
+    full = read_study(path, "1gpu")
+
+    assert [arm.name for arm in small.arms] == ["gpt"]
+    assert small.tuning_runs() == []
     assert len(small.measuring_runs({"gpt": small.arms[0].points[0]})) == 1
-    assert len(read_study(path, "1gpu").tuning_runs()) == 6
-    for budget in (None, "8gpu"):
-        with pytest.raises(
-            UserError, match=r"study\.yaml has the budgets cpu, 1gpu: choose one with --budget"
-        ):
-            read_study(path, budget)
+    assert len(full.tuning_runs()) == 6
 
 
-def test_what_varies_are_arms_of_their_own(folder: Path) -> None:
-    """And unequal tuning is allowed where it is said."""
+@pytest.mark.parametrize("budget", [None, "8gpu"])
+def test_a_budget_that_the_file_does_not_list_is_refused(folder: Path, budget: str | None) -> None:
+    path = write_study(folder, budgets={"cpu": None, "1gpu": None})
+
+    message = r"study\.yaml has the budgets cpu, 1gpu: choose one with --budget"
+    with pytest.raises(UserError, match=message):
+        read_study(path, budget)
+
+
+def test_every_point_of_vary_is_an_arm(folder: Path) -> None:
+    """Unequal tuning is allowed if the file says so."""
     arms = {
         "gpt": {"configs": ["gpt.yaml"], "vary": {"model.init_args.tau": [0.1, 10]}},
         "tuned": STUDY["arms"]["gpt"],
     }
-    study = read_study(
-        write_study(folder, arms=arms, baseline="gpt_tau=10", equal_tuning=False), None
-    )
-    assert [(arm.name, arm.title, arm.settings) for arm in study.arms[:2]] == [
-        ("gpt_tau=0.1", "gpt, tau 0.1", {"model.init_args.tau": 0.1}),
-        ("gpt_tau=10", "gpt, tau 10", {"model.init_args.tau": 10}),
-    ]
-    assert study.comparisons[0].baseline is study.arms[1]
+    path = write_study(folder, arms=arms, baseline="gpt_tau=10", equal_tuning=False)
+
+    study = read_study(path, None)
+
+    first, second, _ = study.arms
+    assert (first.name, first.title) == ("gpt_tau=0.1", "gpt, tau 0.1")
+    assert first.settings == {"model.init_args.tau": 0.1}
+    assert (second.name, second.title) == ("gpt_tau=10", "gpt, tau 10")
+    assert second.settings == {"model.init_args.tau": 10}
+    assert study.comparisons[0].baseline is second
 
 
-def test_lists_in_a_seeds_mapping_are_seeds_of_their_own(folder: Path) -> None:
-    key = "data.init_args.seed"
-    study = read_study(write_study(folder, seeds=[7, {key: [1, 2], "seed_everything": 3}]), None)
-    assert [seed.settings.get(key) for seed in study.seeds] == [7, 1, 2]
+def test_a_list_in_the_mapping_of_a_seed_makes_several_seeds(folder: Path) -> None:
+    path = write_study(folder, seeds=[7, {"data.init_args.seed": [1, 2], "seed_everything": 3}])
+
+    study = read_study(path, None)
+
+    assert [seed.settings["data.init_args.seed"] for seed in study.seeds] == [7, 1, 2]
     assert [seed.settings["seed_everything"] for seed in study.seeds] == [7, 3, 3]
 
 
-@pytest.mark.parametrize(("changes", "words"), [
+@pytest.mark.parametrize(("changes", "message"), [
     ({"arms": None}, "lists no arms"),
     ({"arms": {"gpt": {"configs": ["no.yaml"]}}}, "configs of arm .gpt. in .*: no.yaml does not exist"),
     ({"arms": {"gpt": {"config": "gpt.yaml"}}}, "arm 'gpt' of study.yaml has the unknown key 'config'"),
@@ -117,21 +160,25 @@ def test_lists_in_a_seeds_mapping_are_seeds_of_their_own(folder: Path) -> None:
     ({"seeds": [1, {"seed_everything": 0}], "tuning_seeds": [0]}, "measures on the seed .*0, on which it also tunes"),
     ({"arms": STUDY["arms"] | {"ngpt": {"configs": ["gpt.yaml"]}}}, "gpt 3, angpt 3, ngpt 1.*equal_tuning: false"),
 ])  # fmt: skip
-def test_mistakes_in_the_file_are_told(folder: Path, changes: dict, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        read_study(write_study(folder, **changes), None)
+def test_mistakes_in_the_file_are_refused(folder: Path, changes: dict, message: str) -> None:
+    path = write_study(folder, **changes)
+
+    with pytest.raises(UserError, match=message):
+        read_study(path, None)
 
 
-def test_the_estimate_counts_tokens_and_hours(folder: Path) -> None:
-    study = read_study(
-        write_study(folder, pace={"flops_per_second": 1e10, "measured": "here"}), None
-    )
+def test_the_estimate_has_tokens_and_hours(folder: Path) -> None:
+    pace = {"flops_per_second": 1e10, "measured": "here"}
+    study = read_study(write_study(folder, pace=pace), None)
+
     cost = estimate_cost(study.tuning_runs()[0])
-    linear = 4 * (4 * 128**2 + 12 * 128**2) + 1024 * 128
-    assert cost.tokens == 400 * 8 * 256
-    assert cost.parameters == linear + 1024 * 128
-    assert cost.flops == cost.tokens * (6 * linear + 6 * 4 * 128 * 257)
     text = describe_plan(study, 2, {}, {})
+
+    head = 1024 * 128
+    linear = 4 * (4 * 128**2 + 12 * 128**2) + head
+    assert cost.tokens == 400 * 8 * 256
+    assert cost.parameters == linear + head
+    assert cost.flops == cost.tokens * (6 * linear + 6 * 4 * 128 * 257)
     hours = (6 + 6) * (cost.flops / 1e10 + 10) / 3600 / 2
     assert f"estimate: {hours:.2f} h with --jobs 2" in text
     assert "tuning: 6 runs, 4,915,200 tokens" in text

@@ -31,7 +31,7 @@ from tests.study.conftest import write_configs, write_study
 from tests.study.synthetic import SHARE, Final, curve_to, train
 
 TOKENS = 400 * 8 * 256
-SAID = {("gpt", 1): 3.50, ("gpt", 2): 3.53, ("gpt", 3): 3.49,
+FINAL_LOSSES = {("gpt", 1): 3.50, ("gpt", 2): 3.53, ("gpt", 3): 3.49,
         ("angpt", 1): 3.30, ("angpt", 2): 3.36, ("angpt", 3): 3.31}  # fmt: skip
 SEEDS = (1, 2, 3)
 TWO = {
@@ -42,14 +42,16 @@ COMMAND = "anlit study --config study.yaml"
 
 
 def final(run, values, parameters, tokens):
-    """The losses of SAID at a rate of 0.2; more beside it; anGPT fails at 0.4, and GPT+ diverges late at 0.1."""
-    if (
-        none := {("angpt", 0.4): math.nan, ("gpt", 0.1): math.inf}.get(
-            (run.arm.base, values.get("lr"))
-        )
-    ) is not None:
-        return none
-    return SAID.get((run.arm.base, values["seed"]), 3.4) + abs(values.get("lr", 0.2) - 0.2)
+    """`FINAL_LOSSES` at a rate of 0.2, more at other rates.
+
+    anGPT fails at 0.4, and GPT+ diverges late at 0.1.
+    """
+    rate = values.get("lr", 0.2)
+    if (run.arm.base, rate) == ("angpt", 0.4):
+        return math.nan
+    if (run.arm.base, rate) == ("gpt", 0.1):
+        return math.inf
+    return FINAL_LOSSES.get((run.arm.base, values["seed"]), 3.4) + abs(rate - 0.2)
 
 
 def trained(folder: Path, loss: Final = final, **changes: object) -> Study:
@@ -97,22 +99,22 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Page) -> None:
-    ours, theirs = ([SAID[arm, seed] for seed in SEEDS] for arm in ("angpt", "gpt"))
+    angpt_losses = [FINAL_LOSSES["angpt", seed] for seed in SEEDS]
+    gpt_losses = [FINAL_LOSSES["gpt", seed] for seed in SEEDS]
     # The synthetic curves reach GPT+'s end between two of ten points.
     ratios = [
-        1 / np.interp(-target, -curve_to(own), SHARE)
-        for own, target in zip(ours, theirs, strict=True)
+        1 / np.interp(-target, -curve_to(losses), SHARE)
+        for losses, target in zip(angpt_losses, gpt_losses, strict=True)
     ]
-    row, logs = page.row("anGPT", 11), stats.ttest_1samp(np.log(ratios), 0)
-    low, high = np.exp(logs.confidence_interval())
-    spread, speed_up = (
-        f"{fmean(ours):.4f} ± {stdev(ours):.4f}",
-        f"{stats.gmean(ratios):.2f} ({low:.2f} … {high:.2f})",
-    )
-    assert (row[1], row[3], row[7]) == ("3", spread, speed_up)
-    test = stats.ttest_rel(ours, theirs)
+    row = page.row("anGPT", 11)
+    low, high = np.exp(stats.ttest_1samp(np.log(ratios), 0).confidence_interval())
+    speed_up = f"{stats.gmean(ratios):.2f} ({low:.2f} … {high:.2f})"
+    mean = fmean(angpt_losses)
+    mean_and_sd = f"{mean:.4f} ± {stdev(angpt_losses):.4f}"
+    assert (row[1], row[3], row[7]) == ("3", mean_and_sd, speed_up)
+    test = stats.ttest_rel(angpt_losses, gpt_losses)
     low, high = test.confidence_interval()
-    shown = minus(f"{fmean(ours) - fmean(theirs):+.4f} ({low:+.4f} … {high:+.4f})")
+    shown = minus(f"{mean - fmean(gpt_losses):+.4f} ({low:+.4f} … {high:+.4f})")
     p = f"p = {test.pvalue:.4f}"
     assert (
         f", {shown} from the baseline: significant by the paired t-test, n = 3, {p}, Holm {p}; speed-up"
@@ -122,30 +124,30 @@ def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Page) -> 
 
 @pytest.mark.parametrize("ending", ["failed", "diverged", "killed"])
 def test_a_seed_that_is_lost_counts_and_is_named(folder: Path, ending: str) -> None:
-    """And the comparison is recomputed so; a killed run may have no config.yaml, and cannot say that it failed."""
+    """The recomputed comparison has it too.
 
-    def loss(run, *given):
-        gone = (run.arm.base, run.seed.name) == ("angpt", "seed=2")
-        return (
-            {"failed": math.nan, "diverged": math.inf}.get(ending, 3.0)
-            if gone
-            else final(run, *given)
-        )
+    A killed run may have no config.yaml, and has not recorded that it failed.
+    """
+
+    def loss(run, *values):
+        if (run.arm.base, run.seed.name) == ("angpt", "seed=2"):
+            return {"failed": math.nan, "diverged": math.inf, "killed": 3.0}[ending]
+        return final(run, *values)
 
     section = {"loss_gap": {"baseline": "gpt", "each": "d"}}
     vary = {"vary": {"d": {64: {"model.init_args.d_model": 64}}}, "configs": ["common.yaml"]}
     sections = ["convergence", {"trend": {"over": "d"}}, section]
     study = trained(folder, loss, arms=TWO, shared=vary, baseline="gpt_d=64", sections=sections)
-    (gone,) = folder.glob("out/angpt*seed=2*")
+    (lost_folder,) = folder.glob("out/angpt*seed=2*")
     if ending == "killed":
-        (gone / "config.yaml").unlink()
-        (gone / "run.json").write_text('{"status": "running"}')
-        note_start(gone, "local")
-        note_end(gone, -9)
+        (lost_folder / "config.yaml").unlink()
+        (lost_folder / "run.json").write_text('{"status": "running"}')
+        note_start(lost_folder, "local")
+        note_end(lost_folder, -9)
     page = report(study)
     row = page.row("anGPT", 11)
     assert (row[1], row[3], row[7]) == ("2 of 3", "2 of 3 seeds", "2 of 3 seeds")
-    assert f"LOST {gone.name} (failed" in page.text.replace("\\", "")
+    assert f"LOST {lost_folder.name} (failed" in page.text.replace("\\", "")
     assert "has a loss on 2 of 3 seeds only; speed-up 2 of 3 seeds in tokens" in page.text
     assert ["anGPT", "64", "2 of 3 seeds"] in page.rows, "the trend"
     assert page.row("64", 7)[3:] == ["2 of 3", "3.5067 ± 0.0208", "2 of 3 seeds", "2 of 3 seeds"], (
@@ -167,8 +169,8 @@ def test_a_report_of_half_a_study_shows_what_has_ended_and_names_what_has_not(fo
     assert "\n- GPT+: waits for seed=3." in text
     assert main(["--recompute", "out"]) == 0
     assert "\n- GPT+: waits for seed=3." in (folder / "out" / "report.md").read_text()
-    for done in folder.glob("out/gpt_lr=0.4*seed=0*"):
-        shutil.rmtree(done)
+    for folder_of_run in folder.glob("out/gpt_lr=0.4*seed=0*"):
+        shutil.rmtree(folder_of_run)
     page = report(study)
     assert page.row("GPT+", 7) == ["GPT+", "2 of 3", "1", "so far lr=0.2", "3.4000", "–", "–"]
     assert "NOT ENDED: GPT+ (its tuning)." in page.text
@@ -200,23 +202,23 @@ def test_the_page_travels_alone_and_its_twins_say_the_same(page: Page) -> None:
     assert html.count("<tr>") == len(page.rows)
     assert html.count('src="data:image/png;base64,') == len(page.pictures) == 1
     assert "://" not in re.sub(r"data:image[^\"]*", "", html)
-    for needed in (
+    for text in (
         "0123456789",
         "test cpu, 2 cores",
         "content_sha256 c0",
         f"`{COMMAND}`",
         "seed=0",
     ):
-        assert needed in page.text.replace("\\", "")
+        assert text in page.text.replace("\\", "")
     raw = json.loads(page.path.with_suffix(".json").read_text())
     assert raw["selected"] == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
     (compared,) = raw["comparisons"]
     assert len(raw["measured"]) == len(raw["runs"]) == 2 * 3 + len(compared["runs"])
-    ends = sorted(
+    final_losses = sorted(
         (run["counted_in"], run["curve"]["loss"][-1])
         for run in map(raw["measured"].get, compared["runs"])
     )
-    assert ends == [
+    assert final_losses == [
         ("GPT+", 3.49),
         ("GPT+", 3.50),
         ("GPT+", 3.53),
@@ -239,8 +241,8 @@ def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_pat
     (folder / "report.json").write_text(json.dumps(record))
     (folder / "report.md").write_text(text.replace("speed-up", "velocity"))
     assert main(["--recompute", str(folder)]) == 0
-    (again,) = json.loads((folder / "report.json").read_text())["comparisons"]
-    assert again["groups"][1]["speedup_tokens"]["values"] == pytest.approx(expected, rel=1e-5)
+    (recomputed,) = json.loads((folder / "report.json").read_text())["comparisons"]
+    assert recomputed["groups"][1]["speedup_tokens"]["values"] == pytest.approx(expected, rel=1e-5)
     assert (folder / "report.md").read_text() == text
     assert (folder / "1-convergence.png").is_file()
     compared["groups"][1]["label"] = compared["groups"][0]["label"]
@@ -320,11 +322,11 @@ def test_trends(folder: Path) -> None:
         return 3 + 0.1 * abs(math.log2(values["lr"] / best)) + 0.01 * values["seed"]
 
     arms = {"gpt": TWO["gpt"] | {"tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}, "vary": SIZES}}
-    one = {"trend": {"over": "d", "arms": ["gpt_d=64", "gpt_d=128"]}}
+    two_arms = {"trend": {"over": "d", "arms": ["gpt_d=64", "gpt_d=128"]}}
     sections = [
         {"trend": {"value": "lr", "over": "parameters"}},
         {"trend": {"over": "parameters"}},
-        one,
+        two_arms,
     ]
     page = report(trained(folder, loss, arms=arms, baseline=None, sections=sections))
     assert len(page.pictures) == 3
@@ -412,19 +414,21 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, d
 def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
     section = {"onset": {"loss": 4.3, "after": 200_000, "baseline": "gpt"}}
     page = report(trained(folder, arms=TWO, sections=[section], seeds=[*SEEDS]))
-    begun = {key: np.interp(-4.3, -curve_to(loss), SHARE * TOKENS) for key, loss in SAID.items()}
-    later = {
-        key: np.interp(begun[key] + 200_000, SHARE * TOKENS, curve_to(loss))
-        for key, loss in SAID.items()
-    }
+    onsets = {}
+    later = {}
+    for key, loss in FINAL_LOSSES.items():
+        tokens = SHARE * TOKENS
+        losses = curve_to(loss)
+        onsets[key] = np.interp(-4.3, -losses, tokens)
+        later[key] = np.interp(onsets[key] + 200_000, tokens, losses)
     rows = [row for row in page.rows if len(row) == 5][-2:]
     for row, name in zip(rows, ("gpt", "angpt"), strict=True):
         thousands = [float(cell.removesuffix("k")) for cell in row[1].split(", ")]
-        assert thousands == pytest.approx([begun[name, seed] / 1e3 for seed in SEEDS], rel=5e-3)
-        after = [later[name, seed] for seed in SEEDS]
-        assert row[3] == f"{fmean(after):.3f} ± {stdev(after):.3f}"
+        assert thousands == pytest.approx([onsets[name, seed] / 1e3 for seed in SEEDS], rel=5e-3)
+        later_losses = [later[name, seed] for seed in SEEDS]
+        assert row[3] == f"{fmean(later_losses):.3f} ± {stdev(later_losses):.3f}"
     assert rows[0][2] == rows[0][4] == "–"
-    for column, numbers, scale in ((2, begun, 1e-6), (4, later, 1.0)):
+    for column, numbers, scale in ((2, onsets, 1e-6), (4, later, 1.0)):
         pairs = [scale * (numbers["angpt", seed] - numbers["gpt", seed]) for seed in SEEDS]
         low, high = stats.ttest_1samp(pairs, 0).confidence_interval()
         assert rows[1][column] == minus(f"{fmean(pairs):.3f} ({low:.3f} … {high:.3f})")
@@ -441,19 +445,23 @@ def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
 
 def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -> None:
     arms = {
-        name: arm | {"vary": SIZES if name == "gpt" else {"tau": [1]}} for name, arm in TWO.items()
+        "gpt": TWO["gpt"] | {"vary": SIZES},
+        "angpt": TWO["angpt"] | {"vary": {"tau": [1]}},
     }
-    one, both = ({"trend": {"over": "d"} | arms} for arms in ({"arms": ["gpt"]}, {}))
-    check_sections(read_study(write_study(folder, arms=arms, baseline=None, sections=[one]), None))
-    study = read_study(write_study(folder, arms=arms, baseline=None, sections=[both]), None)
-    with pytest.raises(
-        UserError,
-        match=r"over 'd', which is no number of arm 'angpt_tau=1': .* parameters, .*, tau",
-    ):
-        check_sections(study)
+
+    def study_with(**options: object) -> Study:
+        sections = [{"trend": {"over": "d", **options}}]
+        path = write_study(folder, arms=arms, baseline=None, sections=sections)
+        return read_study(path, None)
+
+    check_sections(study_with(arms=["gpt"]))
+
+    message = r"over 'd', which is no number of arm 'angpt_tau=1': .* parameters, .*, tau"
+    with pytest.raises(UserError, match=message):
+        check_sections(study_with())
 
 
-@pytest.mark.parametrize(("section", "words"), [
+@pytest.mark.parametrize(("section", "message"), [
     ({"loss_gap": {"baseline": "gpt"}}, "the section 'loss_gap' of study.yaml is not .*: each is missing"),
     ({"loss_gap": {"baseline": "gpt", "each": "lr", "arms": []}}, "has the unknown key 'arms': the known ones are"),
     ({"onset": {"loss": "4.3", "after": 1, "baseline": "gpt"}}, "loss is str in place of int or float"),
@@ -465,8 +473,8 @@ def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -
     ({"trend": {"over": "tokens", "value": "lr"}}, "has value 'lr', which is no number of arm 'gpt': vary or tune it"),
     ({"embed": {"name": "lenghts"}}, "has the name 'lenghts', which is no command of `after`: choose one of lengths"),
 ])  # fmt: skip
-def test_mistakes_in_sections_are_told(folder: Path, section: Any, words: str) -> None:
-    after = {"lengths": "anlit lengths {runs} --output {output}"}
-    study = trained(folder, arms=TWO, sections=[section], seeds=[1], after=after)
-    with pytest.raises(UserError, match=words):
+def test_mistakes_in_sections_are_told(folder: Path, section: Any, message: str) -> None:
+    commands = {"lengths": "anlit lengths {runs} --output {output}"}
+    study = trained(folder, arms=TWO, sections=[section], seeds=[1], after=commands)
+    with pytest.raises(UserError, match=message):
         write_report(results(study))

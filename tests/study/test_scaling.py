@@ -1,4 +1,4 @@
-"""The fit recovers known exponents within its own intervals; test_report.py has losses without noise."""
+"""The fit recovers the true exponents within its intervals; test_report.py has exact losses."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_the_best_split_is_a_minimum_and_keeps_to_the_compute() -> None:
 
 
 def test_an_exponent_whose_interval_ends_at_a_limit_of_the_fit_is_not_determined() -> None:
-    """What follows from it neither."""
+    """Nor are the values that follow from it."""
     laws = np.tile(TRUE[:, None], 41)
     assert scaling._cells(laws)[:2] == ["0.340 (0.340 … 0.340)", "0.280 (0.280 … 0.280)"]
     for limit in (0.01, 3.0):

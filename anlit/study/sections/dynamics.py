@@ -58,7 +58,8 @@ def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
             "No finished run logged them: add `trainer/dynamics.yaml` to the study.",
         ]
     means = {title: mean_over_seeds(seeds) for title, seeds in seeds_by_title.items()}
-    names = [name for name in AXIS_LABELS if any(name in metrics for metrics in means.values())]
+    logged_names = set().union(*means.values())
+    names = [name for name in AXIS_LABELS if name in logged_names]
     _draw_panels(names, means, seeds_by_title, results.output / "dynamics.png")
     rows = [["seeds that logged them", *counts]]
     for name in names:
@@ -102,9 +103,10 @@ def mean_over_seeds(seeds: Sequence[Metrics]) -> Metrics:
         curves = [metrics[name] for metrics in seeds if name in metrics]
         if curves:
             steps = sorted(set.intersection(*map(set, curves)))
-            means[name] = {
-                step: float(np.mean([curve[step] for curve in curves])) for step in steps
-            }
+            means[name] = {}
+            for step in steps:
+                values = [curve[step] for curve in curves]
+                means[name][step] = float(np.mean(values))
     return means
 
 

@@ -1,5 +1,6 @@
 """The section `trend`: the loss, or the best value of a setting, over another value."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -121,7 +122,7 @@ def draw_trend(
 ) -> None:
     """Draw the points over a logarithmic x, joined by lines or with their fitted power law."""
     styles = line_styles(list(lines))
-    all_points = [point for points in lines.values() for point in points]
+    all_points = list(itertools.chain.from_iterable(lines.values()))
     all_x = sorted(x for x, _ in all_points)
     has_bars = any(y.sd for _, y in all_points)
     with style(8):

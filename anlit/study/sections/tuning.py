@@ -1,6 +1,7 @@
 """The section `tuning`: each arm's best point, and all points. Every report has it."""
 
 import math
+from itertools import chain
 from typing import Any
 
 from anlit.reporting.table import NONE, markdown_table
@@ -54,7 +55,7 @@ def _budget(tunings: list[Tuning]) -> str:
 def _best_row(arm_tuning: Tuning) -> list[str]:
     """The columns of HEAD for an arm."""
     best, second, *_ = arm_tuning.points
-    states = [state for tuned in arm_tuning.points for state in tuned.states]
+    states = list(chain.from_iterable(tuned.states for tuned in arm_tuning.points))
     n_ended = sum(state.has_ended for state in states)
     n_failed = sum(state.status == "failed" for state in states)
     return [
