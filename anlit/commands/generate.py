@@ -104,11 +104,13 @@ def main(argv: list[str]) -> None:
     from anlit.data.tokenizer import vocabulary_size  # after the checks: torch takes seconds
     from anlit.evaluation.generation import Request, Sampling, generate
     from anlit.evaluation.text_stream import TextStream, decode_continuation
-    from anlit.evaluation.tokenizer import load_tokenizer
+    from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
     from anlit.training.load_model import load_checkpoint
 
     checkpoint = load_checkpoint(options.checkpoint, options.device)
-    text = load_tokenizer(checkpoint, options.tokenizer, options.special_tokens or options.chat)
+    text = load_checkpoint_tokenizer(
+        checkpoint, options.tokenizer, options.special_tokens or options.chat
+    )
     requests = []
     for prompt in prompts:
         tokens = _encode_prompt(prompt, text, checkpoint, options.chat)

@@ -148,13 +148,15 @@ def main(argv: list[str]) -> None:
 
     from anlit.evaluation.scores_table import ScoredText, write_table  # torch takes seconds
     from anlit.evaluation.scoring import score_documents
-    from anlit.evaluation.tokenizer import load_tokenizer
+    from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
     from anlit.nn.models.runtime import allow_compiled_kernels
     from anlit.training.load_model import describe, load_checkpoint
 
     checkpoint = load_checkpoint(options.checkpoint, options.device)
     decoder = checkpoint.model.model
-    text = load_tokenizer(checkpoint, options.tokenizer, options.special_tokens or options.chat)
+    text = load_checkpoint_tokenizer(
+        checkpoint, options.tokenizer, options.special_tokens or options.chat
+    )
     length = options.length or checkpoint.training_length
     stride = max(1, length // 2) if options.stride is None else options.stride
     allow_compiled_kernels(decoder, _estimated_inputs(options.files, length, stride), length)

@@ -24,7 +24,7 @@ MIN_POSITION = 8
 MAX_TICKS = 5
 LINE_SHIFT = 1.035
 """Ratio of the x of neighbouring lines, so that their error bars do not overlap."""
-HEAD = (
+LENGTH_COLUMNS = (
     "configuration",
     "documents masked",
     "length",
@@ -73,7 +73,7 @@ def report_lengths(record: dict[str, Any]) -> Report:
     paragraphs = [
         "# Loss by length",
         "![loss over length and position](lengths.png)",
-        markdown_table(HEAD, rows),
+        markdown_table(LENGTH_COLUMNS, rows),
         LENGTH_NOTE.format(tokens=tokens, block=math.lcm(*lengths)),
         "## By position",
         POSITION_NOTE.format(length=lengths[-1]),
@@ -110,7 +110,7 @@ def _masking_text(masked: bool) -> str:
 
 
 def _length_cells(seeds: list[dict[str, Any]]) -> list[str]:
-    """The columns of HEAD after the length, from the measurement of each seed."""
+    """The columns of LENGTH_COLUMNS after the length, from the measurement of each seed."""
     losses = [seed["total"] for seed in seeds]
     changes = [seed["change"] for seed in seeds]
     bits_per_byte = Summary(tuple(seed["bits_per_byte"] for seed in seeds))

@@ -58,7 +58,7 @@ class CheckpointTokenizer:
         """The tokens of a document that begins with `text`, after what training put before it.
 
         An empty text is the beginning of a document. If `text` itself begins with the special
-        token before a text (see `load_tokenizer`), the token is not doubled.
+        token before a text (see `load_checkpoint_tokenizer`), the token is not doubled.
 
         Raises:
             UserError: The text is empty, and no token begins a document.
@@ -86,7 +86,7 @@ class CheckpointTokenizer:
     def render_chat(self, messages: Sequence[Message], is_answered: bool = False) -> str:
         """Render a conversation with the model's chat template.
 
-        Encode the text with special tokens (see `load_tokenizer`), and nothing in front of it.
+        Encode the text with special tokens (see `load_checkpoint_tokenizer`), and nothing in front of it.
 
         Raises:
             UserError: The model has no template, or it refuses this conversation.
@@ -146,7 +146,7 @@ class CheckpointTokenizer:
         return encoding.ids[:n_special]
 
 
-def load_tokenizer(
+def load_checkpoint_tokenizer(
     checkpoint: Checkpoint, tokenizer: str | None = None, special_tokens: bool = False
 ) -> CheckpointTokenizer:
     """Load the tokenizer of a checkpoint, with the separator of its training data.

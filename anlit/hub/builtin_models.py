@@ -126,7 +126,7 @@ def config_json(decoder: Any, context_length: int, model_type: str) -> dict[str,
 
 
 def _rope_settings(rope: Any) -> dict[str, Any]:
-    """The rotation for config.json: the keys of transformers 5, and those of older readers."""
+    """The rotation for config.json: the keys of transformers 5 and of older readers."""
     rope_type = ROPE_TYPE_BY_CLASS[type(rope)]
     scaling: dict[str, Any] = {"rope_type": rope_type}
     for key in ROPE_TYPES[rope_type].keys:

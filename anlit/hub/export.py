@@ -12,7 +12,11 @@ from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, write_exported, 
 from anlit.checkpoints.special_tokens import GENERATION_CONFIG, TOKENIZER_CONFIG, SpecialTokens
 from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
-from anlit.evaluation.tokenizer import CheckpointTokenizer, MissingTokenizerError, load_tokenizer
+from anlit.evaluation.tokenizer import (
+    CheckpointTokenizer,
+    MissingTokenizerError,
+    load_checkpoint_tokenizer,
+)
 from anlit.hub import builtin_models, custom_code, families
 from anlit.io.write import write_json, writing
 from anlit.nn.models.fold import fold
@@ -46,7 +50,7 @@ def export_model(
     folder = check_new_folder(output)
     loaded = load_checkpoint(checkpoint, "cpu")  # checks that the weights fit
     try:
-        text = load_tokenizer(loaded, tokenizer)
+        text = load_checkpoint_tokenizer(loaded, tokenizer)
     except MissingTokenizerError:
         text = None
     with writing(folder):
@@ -94,8 +98,8 @@ def write_huggingface(
 ) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
-    GPT+ is written in an exactly equal architecture of transformers, first the one that it was
-    imported from. nGPT and anGPT (folded), and GPT+ with other settings, come with custom code,
+    GPT+ is written in an exactly equal architecture of transformers; an imported model in its
+    original architecture if possible. nGPT and anGPT (folded), and GPT+ with other settings, come with custom code,
     which from_pretrained runs with `trust_remote_code=True`.
 
     The tokens with which `fit` rounds the vocabulary up have no text, so they are left out.

@@ -51,7 +51,7 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         folder / CONFIG_JSON, TYPES, "give a folder that holds a model of transformers"
     )
     check_config(config, folder)
-    tensors = read_tensors(folder)
+    tensors = read_model_tensors(folder)
     n_layers = _check_n_layers(tensors, config, folder)
     settings = gpt_settings(config)
     if context_length:
@@ -85,7 +85,7 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
     return []
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_model_tensors(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a model in float32.
 
     Raises:
@@ -115,7 +115,7 @@ def _check_n_layers(tensors: dict[str, Tensor], config: dict[str, Any], folder: 
     if config["num_hidden_layers"] != n_layers:
         raise UserError(
             f"{folder / CONFIG_JSON} says {config['num_hidden_layers']} layers, but the weights "
-            f"are those of {n_layers}: download it again"
+            f"have {n_layers}: download it again"
         )
     return n_layers
 

@@ -16,7 +16,7 @@ from anlit.io.read import dump_yaml, read_json
 from anlit.io.write import write_json, write_text
 from anlit.runs.folders import METRICS, RECORD, Curve, Run
 
-RECORD_SCHEMA = {
+REPORT_SCHEMA = {
     "comparisons": [dict],
     "measured": dict,
     "shared": {"config": dict, "record": dict},
@@ -32,7 +32,7 @@ def read_record(folder: Path) -> tuple[dict[str, Any], dict[str, Run]]:
     Raises:
         UserError: It is missing, or not a study's report.
     """
-    record = read_json(folder / STUDY, RECORD_SCHEMA, ADVICE)
+    record = read_json(folder / STUDY, REPORT_SCHEMA, ADVICE)
     runs: dict[str, Run] = {}
     try:
         shared = record["shared"]

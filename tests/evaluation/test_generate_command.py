@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from anlit import GPT, load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT
-from anlit.evaluation.tokenizer import load_tokenizer
+from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
 from anlit.reporting.text import KEPT, without_control_codes
 from tests.checkpoints.foreign import trained
 from tests.data.prepared import END, VOCABULARY
@@ -121,7 +121,7 @@ def test_a_separator_comes_before_the_prompt_if_the_model_saw_it(
 ) -> None:
     run = make_run_with_text(tmp_path, GPT, document_masking=has_masking)
     checkpoint = load_checkpoint(str(run), "cpu")
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = load_checkpoint_tokenizer(checkpoint)
 
     tokens = tokenizer.encode_prompt("the cat", checkpoint)
 

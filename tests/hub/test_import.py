@@ -16,7 +16,7 @@ from anlit import GPT, Plain, RoPE
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from anlit.evaluation.generation import Separator
-from anlit.evaluation.tokenizer import load_tokenizer
+from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
 from anlit.training.load_model import load_checkpoint, load_initial_weights
 from tests.data.reader import edit
 from tests.evaluation.saved import save, small
@@ -125,7 +125,10 @@ def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
     assert table["log_likelihood"] == pytest.approx(expected, abs=1e-5)
     assert (table["token"], table["n_context"]) == (tokens, list(range(len(tokens))))
     loaded = load_checkpoint(str(imported_folder), "cpu")
-    assert (load_tokenizer(loaded).separator, loaded.training_length) == (Separator(7, "end"), 16)
+    assert (load_checkpoint_tokenizer(loaded).separator, loaded.training_length) == (
+        Separator(7, "end"),
+        16,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +157,7 @@ def refused(folder: Path, refusal: Callable[..., str]) -> str:
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 (Qwen3ForCausalLM ignores it)"),
     ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} (GPT+ has no quantised weights)"),
     ({"model_type": "gpt2"}, "model_type='gpt2', an architecture that GPT+ does not include: choose a checkpoint of"),
-    ({"num_hidden_layers": 10**9}, "says 1000000000 layers, but the weights are those of 3"),
+    ({"num_hidden_layers": 10**9}, "says 1000000000 layers, but the weights have 3"),
     ({"head_dim": 24}, "size mismatch for model.blocks.0.W_q.weight"),
     ({"num_key_value_heads": 3}, "n_kv_heads=3 does not divide model.n_heads=4"),
     ({"num_attention_heads": None}, "has no num_attention_heads"),

@@ -34,7 +34,7 @@ UNITS = {
     "loss": "validation loss (nats per token)",
 }
 """Labels of axes."""
-LINE_SHIFT = 1 / 50
+AXIS_SHIFT = 1 / 50
 """Lines with points at the same x are shifted by this share of the axis, so that none is hidden."""
 MIN_TICK_RATIO = 1.1
 """Nearer values share a tick: arms of the same width have slightly different parameters."""
@@ -130,7 +130,7 @@ def draw_trend(
         for i, (label, points) in enumerate(lines.items()):
             colour, marker, dash = styles[label]
             x, y, sd = np.array(sorted((x, y.mean or np.nan, y.sd or np.nan) for x, y in points)).T
-            shift = (all_x[-1] / all_x[0]) ** ((i - (len(lines) - 1) / 2) * LINE_SHIFT)
+            shift = (all_x[-1] / all_x[0]) ** ((i - (len(lines) - 1) / 2) * AXIS_SHIFT)
             bars: dict[str, Any] = {"capsize": 2, "elinewidth": 0.8}
             line: dict[str, Any] = {
                 "color": colour,

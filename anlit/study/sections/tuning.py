@@ -8,7 +8,7 @@ from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal
 from anlit.study.results import StudyResults, Tuning, is_number
 
-HEAD = (
+TUNING_COLUMNS = (
     "arm",
     "runs done",
     "failed",
@@ -39,7 +39,7 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
         "the measurement does not use, in full length. The best by final validation loss (nats per "
         "token) is measured. A best value at the edge of its grid means that a wider grid might "
         "find a better one.",
-        markdown_table(HEAD, rows),
+        markdown_table(TUNING_COLUMNS, rows),
         "## Tuning, all settings",
         markdown_table(["arm", "setting", "validation loss", "state"], all_rows, left=(0, 1, 3)),
     ]
@@ -53,7 +53,7 @@ def _budget(tunings: list[Tuning]) -> str:
 
 
 def _best_row(arm_tuning: Tuning) -> list[str]:
-    """The columns of HEAD for an arm."""
+    """The columns of TUNING_COLUMNS for an arm."""
     best, second, *_ = arm_tuning.points
     states = list(chain.from_iterable(tuned.states for tuned in arm_tuning.points))
     n_ended = sum(state.has_ended for state in states)
