@@ -22,9 +22,9 @@ from anlit.errors import (
     RUN_FOLDER,
     Preempted,
     UserError,
-    install,
-    panics_told,
-    unforeseen,
+    install_advice,
+    report_unforeseen,
+    tokenizer_panics_as_errors,
 )
 from anlit.reporting.text import VisibleRecord, discard_unwritable, echo
 from anlit.signals import preempted_by_signals
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         try:
-            with panics_told():
+            with tokenizer_panics_as_errors():
                 return _run(*arguments or ["--help"])
         finally:
             sys.stdout.flush()  # a broken pipe is noticed here, not when Python exits
@@ -73,11 +73,11 @@ def main(argv: list[str] | None = None) -> int:
         fix = "start it again, fit with --ckpt_path last where it has a checkpoint"
         return _fail(f"ended by a signal: {fix}", PREEMPTED)
     except BrokenPipeError as error:
-        return 1 if _discard_output_without_reader() else _fail(unforeseen(error), 1)
+        return 1 if _discard_output_without_reader() else _fail(report_unforeseen(error), 1)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except Exception as error:
-        return _fail(unforeseen(error), 1)
+        return _fail(report_unforeseen(error), 1)
 
 
 def _run(command: str, *arguments: str) -> int:
@@ -116,7 +116,7 @@ def _completion(shell: str) -> str:
     try:
         import shtab
     except ImportError as error:
-        advice = install("completion", "shtab")
+        advice = install_advice("completion", "shtab")
         raise UserError(f"--print_completion needs shtab: {advice}") from error
     if shell not in shtab.SUPPORTED_SHELLS:
         shells = ", ".join(shtab.SUPPORTED_SHELLS)

@@ -1,4 +1,4 @@
-"""Errors that a user can correct, and the record of one that nobody foresaw."""
+"""Errors that a user can correct, and reports of unforeseen errors."""
 
 import os
 import sys
@@ -14,42 +14,57 @@ from typing import TypeVar
 
 Cause = TypeVar("Cause", bound=BaseException)
 RUN_FOLDER: ContextVar[str] = ContextVar("RUN_FOLDER", default="")
-"""Where the traceback of an unforeseen error is kept; "" for the folder of temporary files."""
+"""The folder for the traceback of an unforeseen error; "" for the folder of temporary files."""
 LONGEST_MESSAGE = 300
 PANIC = "PanicException"
-"""What the tokenizers library, in Rust, raises where it fails itself: no `Exception`, and importable from nowhere."""
+"""Name of the error that the Rust code of the tokenizers library raises when it fails.
+
+It is not an `Exception`, and no module exports it.
+"""
 
 PREEMPTED = 75
-"""Exit code of a run that is to be started again, EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a run that has to be started again, EX_TEMPFAIL of sysexits.h."""
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended before it could end in order."""
 
 
 class Preempted(KeyboardInterrupt):
-    """A run that was preempted, or out of `max_time`, and can be continued. Lightning treats it like Ctrl-C."""
+    """A run was preempted, or reached `max_time`, and can be continued.
+
+    Lightning treats it like Ctrl-C.
+    """
 
 
 class UserError(ValueError):
-    """Something in the user's command, configuration or data is wrong. The message is one sentence that names the key,
-    the value and the fix; the command line prints it without a traceback, and exits with `exit_code`."""
+    """A mistake in the user's command, configuration or data.
+
+    The message is one sentence that names the key, the value and the fix. The command line prints
+    it without a traceback, and exits with `exit_code`.
+    """
 
     exit_code = 2
 
 
 class RunError(UserError):
-    """A correctly configured run cannot continue, for example on a full disk. The message is as in `UserError`."""
+    """A correctly configured run cannot continue, for example on a full disk.
+
+    The message has the form of a `UserError`.
+    """
 
     exit_code = 1
 
 
-def install(extra: str, package: str) -> str:
-    """What to do about an optional package that is missing: in the repository, or with an installed wheel."""
+def install_advice(extra: str, package: str) -> str:
+    """Return how to install an optional package: in the repository, or beside a wheel."""
     return f"run `make extras EXTRAS={extra}`, or pip install {package}"
 
 
 @contextmanager
-def panics_told() -> Iterator[None]:
-    """Raise UserError where the library fails in the middle of a text, for example in a pattern without end."""
+def tokenizer_panics_as_errors() -> Iterator[None]:
+    """Raise UserError if the tokenizers library fails in a text, for example on an endless pattern.
+
+    Other errors pass.
+    """
     try:
         yield
     except BaseException as error:
@@ -62,38 +77,46 @@ def panics_told() -> Iterator[None]:
         ) from error
 
 
-def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, the one that it was raised from, and so on."""
+def error_chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, the error that caused it, and so on."""
     link: BaseException | None = error
     while link is not None:
         yield link
         link = link.__cause__ or link.__context__
 
 
-def cause_of(error: BaseException, kind: type[Cause]) -> Cause | None:
-    """Return the first error of a kind in the chain of errors, None if there is none."""
-    return next((link for link in chain_of(error) if isinstance(link, kind)), None)
+def find_cause(error: BaseException, kind: type[Cause]) -> Cause | None:
+    """Return the first error of a kind in the chain of errors, or None."""
+    return next((link for link in error_chain(error) if isinstance(link, kind)), None)
 
 
-def unforeseen(error: BaseException) -> str:
-    """Write the traceback of an error that is no `UserError` to a file, and return one sentence that names the file."""
+def report_unforeseen(error: BaseException) -> str:
+    """Write the traceback of an unforeseen error to a file; return a sentence that names the file.
+
+    An error is unforeseen if it is not a `UserError`.
+    """
+    path = _write_traceback(error)
+    if path is None:
+        advice = "its traceback could not be written"
+    else:
+        advice = f"please report it with {path}, which has the traceback"
+    message = textwrap.shorten(str(error), LONGEST_MESSAGE, placeholder=" …")
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"unforeseen {type(error).__name__} ({message}) at {frame.filename}:{frame.lineno}: "
+        f"{advice}"
+    )
+
+
+def _write_traceback(error: BaseException) -> Path | None:
+    """Write command and traceback to a new file; return its path, None if no folder accepts it."""
     name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     text = f"anlit {' '.join(sys.argv[1:])}\n\n{''.join(traceback.format_exception(error))}"
     for folder in (RUN_FOLDER.get() or tempfile.gettempdir(), tempfile.gettempdir()):
+        path = Path(folder) / name
         try:
-            (file := Path(folder) / name).write_text(
-                text, encoding="utf-8", errors="backslashreplace"
-            )
-            break
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError:  # a full disk, for example
-            file = Path()
-    message = textwrap.shorten(str(error), LONGEST_MESSAGE, placeholder=" …")
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    kept = (
-        f"please report it with {file}, which has the traceback"
-        if file.name
-        else "its traceback could not be kept"
-    )
-    return (
-        f"unforeseen {type(error).__name__} ({message}) at {place.filename}:{place.lineno}: {kept}"
-    )
+            continue
+        return path
+    return None

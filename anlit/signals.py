@@ -10,22 +10,23 @@ from typing import Any
 
 from anlit.errors import Preempted
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Ctrl-C, a scheduler or a cloud, a closed terminal, Slurm's warning."""
-LEFT_TO_PARENT = (*ENDING, signal.SIGUSR2)
+SIGNALS_FOR_PARENT = (*ENDING_SIGNALS, signal.SIGUSR2)
+"""Signals that child processes ignore."""
 
 
 def handle_signals(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> dict[int, Any]:
-    """Install `handler` for signals and return the handlers before, for `restore_handlers`.
+    """Install `handler` for signals; return the previous handlers, for `restore_handlers`.
 
-    SIGHUP stays ignored where `nohup` has started the command.
+    SIGHUP stays ignored if `nohup` has started the command.
     """
-    before: dict[int, Any] = {}
+    previous_handlers: dict[int, Any] = {}
     for number in numbers:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue
-        before[number] = signal.signal(number, handler)
-    return before
+        previous_handlers[number] = signal.signal(number, handler)
+    return previous_handlers
 
 
 def restore_handlers(handlers: dict[int, Any]) -> None:
@@ -36,45 +37,48 @@ def restore_handlers(handlers: dict[int, Any]) -> None:
 
 @contextmanager
 def preempted_by_signals() -> Iterator[None]:
-    """Raise `Preempted` at each signal of `ENDING` but Ctrl-C, which Python has an exception for."""
-    process = os.getpid()
+    """Raise `Preempted` at each of the `ENDING_SIGNALS` but Ctrl-C.
+
+    Python has an exception for Ctrl-C.
+    """
+    process_id = os.getpid()
 
     def handle(number: int, frame: Any) -> None:
-        if os.getpid() == process:
+        if os.getpid() == process_id:
             raise Preempted
         signal.signal(number, signal.SIG_DFL)  # a forked child
         os.kill(os.getpid(), number)
 
-    before = handle_signals(handle, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    previous_handlers = handle_signals(handle, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     try:
         yield
     finally:
-        restore_handlers(before)
+        restore_handlers(previous_handlers)
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold signals back while child processes start, which inherit this until they are ready."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)
+    """Hold signals back while child processes start; they inherit this until they are ready."""
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_FOR_PARENT)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def leave_signals_to_parent(*_: Any) -> None:
-    """Make this child process deaf to signals that reach a whole process group, job or container.
+    """Make this child process ignore signals to its process group, job or container.
 
     The parent saves and then ends its children. SIGTERM from the parent itself ends this process:
     DataLoader and multiprocessing end a child that hangs in this way.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)  # threads started later inherit it
-    threading.Thread(target=_end_when_parent_says, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_FOR_PARENT)  # later threads inherit it
+    threading.Thread(target=_end_at_parents_sigterm, daemon=True).start()
 
 
-def _end_when_parent_says() -> None:
-    parent = multiprocessing.parent_process()  # behind a fork server it is not the system's parent
-    parent_pid = os.getppid() if parent is None else parent.pid
-    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent_pid:
+def _end_at_parents_sigterm() -> None:
+    parent = multiprocessing.parent_process()  # behind a fork server not the system's parent
+    parent_id = os.getppid() if parent is None else parent.pid
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent_id:
         pass
     os._exit(0)

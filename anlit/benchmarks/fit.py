@@ -33,9 +33,10 @@ from anlit.config.options import ToolParser, at_least
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
+from anlit.io.read import parse_cell, read_rows
 from anlit.reporting.table import Table, console
 from anlit.reporting.text import say
-from anlit.runs.folders import METRICS, Run, load_run, number, read_rows
+from anlit.runs.folders import METRICS, Run, load_run
 from anlit.training.callbacks.throughput import StepTimes
 
 N_BATCHES = 8
@@ -103,8 +104,10 @@ def logged_times(run: Run) -> dict[str, float]:
     rows = [row for row in read_rows(path) if row.get("train/step_seconds_p50")]
     late_rows = rows[len(rows) // 2 :]
     return {
-        "fit": median(number(row, "train/step_seconds_p50", path) for row in late_rows),
-        "data_wait_share": median(number(row, "train/data_wait_share", path) for row in late_rows),
+        "fit": median(parse_cell(row, "train/step_seconds_p50", path) for row in late_rows),
+        "data_wait_share": median(
+            parse_cell(row, "train/data_wait_share", path) for row in late_rows
+        ),
     }
 
 

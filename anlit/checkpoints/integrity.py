@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from anlit.checkpoints.location import REST, complete_checkpoints
 from anlit.errors import UserError
-from anlit.io.read import check, read_json
+from anlit.io.read import check_content, read_json
 
 SUMS = "sums.json"
 UNREADABLE = (
@@ -74,7 +74,7 @@ def require_content(content: Any, needed: dict[str, Any]) -> None:
     """Raises ValueError if a checkpoint lacks something of `MODEL` or `TRAINING`."""
     if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
         raise DamagedError("anlit did not write it")
-    check(content, needed, complete=True)
+    check_content(content, needed, complete=True)
 
 
 def reason(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from anlit.checkpoints.writing import first_cause
-from anlit.errors import RUN_FOLDER, RunError, UserError, chain_of
+from anlit.errors import RUN_FOLDER, RunError, UserError, error_chain
 
 FULL_DISK_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Codes of the operating system for a full disk, a full quota and a file at its size limit."""
@@ -23,7 +23,7 @@ def run_error(error: Exception) -> RunError | None:
 
     A library may raise its own error from it: a lost data worker interrupts the run anywhere.
     """
-    for link in chain_of(error):
+    for link in error_chain(error):
         if isinstance(link, UserError):  # a sentence already
             return None
         machine_error = _machine_error(link)

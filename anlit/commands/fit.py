@@ -36,7 +36,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, RunError, UserError
 from anlit.nn.models.runtime import flush_denormals
 from anlit.reporting.text import echo, lasting_output
-from anlit.signals import ENDING
+from anlit.signals import ENDING_SIGNALS
 from anlit.training import run_folder
 from anlit.training.callbacks.checkpoints import LastCheckpoint
 from anlit.training.lightning_internals import CommandLine, start_method, wrap_on_current_stream
@@ -123,7 +123,7 @@ class FitCommand(ConfigurationParser):
         for callback in callbacks:
             if not isinstance(callback, LastCheckpoint):
                 continue
-            if callback.interruption.signal not in ENDING:
+            if callback.interruption.signal not in ENDING_SIGNALS:
                 continue
             if callback.interruption.signal != signal.SIGINT:
                 raise Preempted from error

@@ -28,7 +28,7 @@ from anlit.config.error_messages import sentence
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.data.storage.manifest import MANIFEST, read_manifest
-from anlit.errors import UserError, cause_of
+from anlit.errors import UserError, find_cause
 from anlit.training.language_model import LanguageModel
 from anlit.training.lightning_internals import CommandLine
 from anlit.training.support import names_class_of_strategy
@@ -204,7 +204,7 @@ def _raise_user_errors(parse: Callable[[], T], subcommand: str) -> T:
     try:
         return parse()
     except ArgumentError as error:
-        user_error = cause_of(error, UserError)
+        user_error = find_cause(error, UserError)
         if user_error is not None:
             raise UserError(str(user_error)) from error
         trainer_settings = inspect.signature(L.Trainer).parameters

@@ -208,7 +208,7 @@ def _encode_documents(
     """
     import numpy as np
 
-    from anlit.data.round_trip import Kind, RoundTrip
+    from anlit.data.round_trip import ChangeKind, RoundTrip
     from anlit.evaluation.chat import read_messages
     from anlit.evaluation.scores_table import to_byte_ranges
 
@@ -219,8 +219,8 @@ def _encode_documents(
         encoding = text.tokenizer.encode(document, add_special_tokens=False)
         if not encoding.ids:
             raise UserError(f"{origin}: the tokenizer makes no tokens of its text: leave it out")
-        (change,) = round_trip.changes([document], [np.array(encoding.ids)])
-        if change is not None and change.kind != Kind.NORMALISED:
+        (change,) = round_trip.find_changes([document], [np.array(encoding.ids)])
+        if change is not None and change.kind != ChangeKind.NORMALISED:
             totals.changed += 1
         ranges = to_byte_ranges(document, encoding.offsets)
         yield EncodedDocument(encoding.ids, document, ranges, origin)

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.config.labels import class_name
-from anlit.errors import UserError, install
+from anlit.errors import UserError, install_advice
 from anlit.io.write import write_text
 
 RUN_ID = "wandb-run-id"
@@ -28,7 +28,9 @@ def wandb_run(config: Any, run_dir: str) -> Iterator[None]:
     """
     loggers = _configured_wandb_loggers(config)
     if loggers and importlib.util.find_spec("wandb") is None:
-        raise UserError(f"trainer.logger=WandbLogger needs wandb: {install('wandb', 'wandb')}")
+        raise UserError(
+            f"trainer.logger=WandbLogger needs wandb: {install_advice('wandb', 'wandb')}"
+        )
     configured_settings = [logger.init_args for logger in loggers]
     for logger, settings in zip(loggers, configured_settings, strict=True):
         run_id = settings.get("id") or _run_id(run_dir)

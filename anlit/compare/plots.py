@@ -7,7 +7,15 @@ from matplotlib import pyplot as plt
 
 from anlit.compare.comparison import Comparison, Result, seconds_per_token
 from anlit.compare.statistics import mean_sd
-from anlit.reporting.figure import BASELINE_LINE, INK, LETTER, TEXT, line_styles, save, style
+from anlit.reporting.figure import (
+    BASELINE_LINE,
+    INK,
+    LETTER_WIDTH,
+    TEXT_WIDTH,
+    line_styles,
+    save,
+    style,
+)
 
 LATE, TALLEST = 0.2, 2.5
 """The y axis ends at the highest loss after this share of the tokens, at most at this multiple of the baseline's."""
@@ -69,7 +77,7 @@ def plot_convergence(comparison: Comparison) -> None:
     several = any(len(result.group.counted) > 1 for result in results)
     bands = "; bands: ± standard deviation over seeds" * several
     with style(8):
-        size = (TEXT, 2.9 + 0.16 * (len(results) + 1))
+        size = (TEXT_WIDTH, 2.9 + 0.16 * (len(results) + 1))
         figure, ((first, *rest),) = plt.subplots(
             1, len(panels), figsize=size, sharey=True, squeeze=False
         )
@@ -92,7 +100,7 @@ def plot_convergence(comparison: Comparison) -> None:
             ax.grid()
         first.set(ylim=_limits(results), ylabel="validation loss (nats per token)")
         handles, labels = first.get_legend_handles_labels()
-        labels = [textwrap.fill(label, int(TEXT / LETTER) - 10) for label in labels]
+        labels = [textwrap.fill(label, int(TEXT_WIDTH / LETTER_WIDTH) - 10) for label in labels]
         figure.legend(handles, labels, loc="outside lower center", ncols=1)
         save(figure, comparison.plot)
 

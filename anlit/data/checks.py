@@ -1,92 +1,97 @@
-"""Settings of a DataModule that do not fit its data, its model or each other: each check raises UserError."""
+"""Checks of a DataModule's settings against its data and its model; each raises UserError."""
 
+import math
 from collections.abc import Mapping, Sequence
 
-from anlit.data.storage.shards import Source
+from anlit.data.storage.shards import TokenArray
 from anlit.errors import UserError
 
-VOCABULARY_PADDING = (
-    128  # a model's vocabulary may be rounded up to a multiple of this, for faster kernels
-)
+VOCABULARY_MULTIPLE = 128
+"""A model may round its vocabulary up to a multiple of this number, for faster kernels."""
 
 
 def padded_vocabulary(size: int) -> int:
-    """The size that a model has for a vocabulary of `size` tokens, where the user says none."""
-    return -(-size // VOCABULARY_PADDING) * VOCABULARY_PADDING
+    """Return the vocabulary size that a model has by default for `size` tokens."""
+    return -(-size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 def check_vocabulary(model_size: int | None, shards_size: int, path: str) -> None:
-    """The model's vocabulary is the shards', or that rounded up; None: there is no model."""
+    """Check that the model's vocabulary is the shards', possibly padded; None: no model."""
     if model_size is not None and not shards_size <= model_size <= padded_vocabulary(shards_size):
         raise UserError(
-            f"The model has a vocabulary of {model_size} tokens and the shards in {path} have "
-            f"{shards_size}: set --model.vocab_size {shards_size}, or leave it out."
+            f"the model has a vocabulary of {model_size} tokens and the shards in {path} have "
+            f"{shards_size}: set --model.vocab_size {shards_size}, or leave it out"
         )
 
 
 def check_context_schedule(schedule: Mapping[int, int] | None, context_length: int) -> None:
-    """The schedule begins at step 0, its lengths divide the last, and that is the context's."""
+    """Check that the schedule begins at step 0, and that its lengths divide the context length.
+
+    Its last length has to be the context length.
+    """
     if schedule is None:
         return
-    name, last = (
-        f"--data.context_schedule {dict(schedule)}",
-        schedule[max(schedule)] if schedule else 0,
-    )
+    name = f"--data.context_schedule {dict(schedule)}"
     if min(schedule, default=-1) != 0:
         raise UserError(
-            f"{name} does not begin at step 0: give the length for 0, and for no step before it."
+            f"{name} does not begin at step 0: give the length for 0, and for no earlier step"
         )
     for step, length in schedule.items():
         if length < 1 or context_length % length:
             raise UserError(
-                f"{name} has length {length} at step {step}, which does not divide the context length "
-                f"{context_length}: give one that does."
+                f"{name} has length {length} at step {step}, which does not divide the context "
+                f"length {context_length}: give a divisor"
             )
-    if last != context_length:
+    last_length = schedule[max(schedule)]
+    if last_length != context_length:
         raise UserError(
-            f"{name} ends with {last} and the context length is {context_length}: end it with {context_length}, or set "
-            f"--model.context_length {last}."
+            f"{name} ends with {last_length} and the context length is {context_length}: end it "
+            f"with {context_length}, or set --model.context_length {last_length}"
         )
 
 
 def check_weights(weights: Mapping[str, float] | None, names: Sequence[str], path: str) -> None:
-    """Every weight belongs to a name, none is negative and one is positive."""
+    """Check that every weight belongs to a name and is not negative, and that some are positive."""
     if weights is None:
         return
     if list(names) == [""]:
-        raise UserError(f"--data.weights is given and {path} has no subsets: leave it out.")
+        raise UserError(f"--data.weights is set and {path} has no subsets: leave it out")
     listed = ", ".join(names)
     if unknown := [name for name in weights if name not in names]:
         raise UserError(
-            f"--data.weights has {', '.join(unknown)} and {path} has {listed}: choose among these."
+            f"--data.weights has {', '.join(unknown)} and {path} has {listed}: choose among these"
         )
-    if negative := [name for name, weight in weights.items() if not 0 <= weight < float("inf")]:
+    if invalid := [name for name, weight in weights.items() if not 0 <= weight < math.inf]:
         raise UserError(
-            f"--data.weights of {', '.join(negative)} is not a number from 0 up: set it to one."
+            f"--data.weights of {', '.join(invalid)} is not a number from 0 up: set it to 0 or more"
         )
     if not any(weights.values()):
-        raise UserError(f"--data.weights are all 0: give at least one of {listed} a positive one.")
+        raise UserError(f"--data.weights are all 0: give a positive weight to one of {listed}")
 
 
 def check_enough_to_train(
-    drawn: Mapping[str, Sequence[Source]], batch_size: int, devices: int, length: int, path: str
+    arrays_by_name: Mapping[str, Sequence[TokenArray]],
+    batch_size: int,
+    devices: int,
+    length: int,
+    path: str,
 ) -> None:
-    """Of each name in `drawn` one source has a sequence of `length` tokens, and all have a batch for every device."""
-    counts = {
-        name: sum(max(0, s.n_tokens - 1) // length for s in sources)
-        for name, sources in drawn.items()
-    }
-    for name in (name for name, count in counts.items() if count == 0):
-        longest, where = (
-            max(source.n_tokens for source in drawn[name]),
-            f"{path}/train/{name}".rstrip("/"),
-        )
+    """Check that each name has a sequence of `length` tokens, and all together a global batch."""
+    total = 0
+    for name, arrays in arrays_by_name.items():
+        n_sequences = sum(max(0, array.n_tokens - 1) // length for array in arrays)
+        total += n_sequences
+        if n_sequences == 0:
+            longest = max(array.n_tokens for array in arrays)
+            folder = f"{path}/train/{name}".rstrip("/")
+            raise UserError(
+                f"context_length {length} is too long for {folder}, which has {longest:,} tokens: "
+                f"set --model.context_length to {max(1, longest - 1)} or less"
+            )
+    needed = batch_size * devices
+    if total < needed:
         raise UserError(
-            f"context_length {length} is too long for {where}, which has {longest:,} tokens: set "
-            f"--model.context_length to {max(1, longest - 1)} or less."
-        )
-    if (total := sum(counts.values())) < (needed := batch_size * devices):
-        raise UserError(
-            f"batch_size {batch_size} on each of {devices} device(s) needs {needed:,} sequences and {path}/train has "
-            f"{total:,} of {length} tokens: set a smaller --data.batch_size or a shorter context_length."
+            f"batch_size {batch_size} on each of {devices} device(s) needs {needed:,} sequences "
+            f"and {path}/train has {total:,} of {length} tokens: set a smaller --data.batch_size "
+            "or a shorter context_length"
         )

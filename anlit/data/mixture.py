@@ -5,23 +5,23 @@ import json
 import os
 from collections.abc import Collection
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 from anlit.data.module import TokenShards
-from anlit.data.storage.manifest import CHANGES, n_changed, read_manifest
-from anlit.data.storage.shards import Source, read_sources
+from anlit.data.storage.manifest import CHANGES, n_changed_documents, read_manifest
+from anlit.data.storage.shards import TokenArray, read_token_arrays
 from anlit.errors import UserError
 
-COUNTS = ("documents", "bytes", "tokens")
-MUST_AGREE = ("tokenizer_sha256", "vocab_size", "dtype", "end_of_document", "document_token_at")
+COUNT_KEYS = ("documents", "bytes", "tokens")
+SHARED_KEYS = ("tokenizer_sha256", "vocab_size", "dtype", "end_of_document", "document_token_at")
+"""Keys of the manifest that must be equal in all folders of a mixture."""
 
 
 class Mixture(TokenShards):
-    """Prepared folders mixed in given proportions, all of them made with the same tokenizer.
+    """Prepared folders mixed in fixed proportions, all of them made with the same tokenizer.
 
-    `weights` are given for the names of the folders, not of their subsets. Validation goes through every folder's val
-    split, one after the other, so each counts by its tokens.
+    `weights` belong to the names of the folders, not to their subsets. Validation reads the val
+    splits of all folders in turn, so each counts by its tokens.
 
     Args:
         paths: name → prepared folder (or s3://, gs://, hf:// address).
@@ -29,7 +29,7 @@ class Mixture(TokenShards):
 
     def __init__(self, paths: dict[str, str], **kwargs: Any) -> None:
         if not paths:
-            raise UserError("--data.paths names no folder: give at least one as name: folder.")
+            raise UserError("--data.paths names no folder: give at least one as name: folder")
         # In the order of their names, so that the order in a YAML file decides nothing.
         self.paths = {name: os.path.expanduser(paths[name].rstrip("/")) for name in sorted(paths)}
         super().__init__(" + ".join(self.paths.values()), **kwargs)
@@ -40,54 +40,68 @@ class Mixture(TokenShards):
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """One manifest for all, with each folder's own under `parts`."""
-        parts = {name: read_manifest(path) for name, path in self.paths.items()}
-        first, *others = parts
-        for other, key in product(others, MUST_AGREE):
-            if parts[other][key] != parts[first][key]:
-                raise UserError(
-                    f"{self.paths[first]} and {self.paths[other]} differ in {key} ({parts[first][key]} and "
-                    f"{parts[other][key]}): mix only folders that were prepared with the same tokenizer."
-                )
-        splits = [
-            split
-            for split in parts[first]["splits"]
-            if all(split in part["splits"] for part in parts.values())
-        ]
-        hashes = {name: part["content_sha256"] for name, part in parts.items()}
-        return {
-            **{key: parts[first][key] for key in MUST_AGREE},
-            "corpus": " + ".join(part["corpus"] for part in parts.values()),
+        """One manifest for all folders, with the manifest of each under `parts`."""
+        manifests = {name: read_manifest(path) for name, path in self.paths.items()}
+        self._check_shared_keys(manifests)
+        first_manifest = next(iter(manifests.values()))
+        hashes = {name: manifest["content_sha256"] for name, manifest in manifests.items()}
+        mixture = {
+            **{key: first_manifest[key] for key in SHARED_KEYS},
+            "corpus": " + ".join(manifest["corpus"] for manifest in manifests.values()),
             "content_sha256": hashlib.sha256(json.dumps(hashes).encode()).hexdigest(),
-            **_sum(parts.values(), COUNTS),
-            "splits": splits,
-            **{
-                split: _sum([part[split] for part in parts.values()], (*COUNTS, "chunks"))
-                | {CHANGES: {"changed": sum(n_changed(part, split) for part in parts.values())}}
-                for split in splits
-            },
-            "parts": parts,
+            **_add_counts(manifests.values(), COUNT_KEYS),
+            "splits": [],
+            "parts": manifests,
         }
+        for split in first_manifest["splits"]:
+            if not all(split in manifest["splits"] for manifest in manifests.values()):
+                continue
+            mixture["splits"].append(split)
+            counts = [manifest[split] for manifest in manifests.values()]
+            mixture[split] = _add_counts(counts, (*COUNT_KEYS, "chunks"))
+            n_changed = sum(n_changed_documents(manifest, split) for manifest in manifests.values())
+            mixture[split][CHANGES] = {"changed": n_changed}
+        return mixture
+
+    def _check_shared_keys(self, manifests: dict[str, dict[str, Any]]) -> None:
+        """Raise UserError if two folders have different tokenizers or formats."""
+        first_name, *other_names = manifests
+        for name in other_names:
+            for key in SHARED_KEYS:
+                first_value = manifests[first_name][key]
+                value = manifests[name][key]
+                if value != first_value:
+                    raise UserError(
+                        f"{self.paths[first_name]} and {self.paths[name]} differ in {key} "
+                        f"({first_value} and {value}): mix only folders that were prepared with "
+                        "the same tokenizer"
+                    )
 
     @cached_property
-    def sources(self) -> dict[str, dict[str, list[Source]]]:
+    def token_arrays(self) -> dict[str, dict[str, list[TokenArray]]]:
         """The token arrays of each split, by the names of the folders."""
-        parts = self.manifest["parts"]
-        by_folder = {name: read_sources(path, parts[name]) for name, path in self.paths.items()}
-        return {
-            split: {name: by_folder[name][split] for name in self.paths}
-            for split in self.manifest["splits"]
-        }
+        arrays: dict[str, dict[str, list[TokenArray]]] = {}
+        for split in self.manifest["splits"]:
+            arrays[split] = {}
+        for name, path in self.paths.items():
+            arrays_by_split = read_token_arrays(path, self.manifest["parts"][name])
+            for split in self.manifest["splits"]:
+                arrays[split][name] = arrays_by_split[split]
+        return arrays
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data in a run's record: that of the mixture, and the hash of each folder's content."""
-        parts = {name: part["content_sha256"] for name, part in self.manifest["parts"].items()}
-        return {**super().fingerprint, "parts": parts}
+        """The identity of the mixture in a run's record, with the hash of each folder's content."""
+        hashes = {}
+        for name, manifest in self.manifest["parts"].items():
+            hashes[name] = manifest["content_sha256"]
+        return {**super().fingerprint, "parts": hashes}
 
 
-def _sum(counts: Collection[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
-    """The counts of all folders together; None where one of them does not know it."""
-    return {
-        key: None if None in (own := [count[key] for count in counts]) else sum(own) for key in keys
-    }
+def _add_counts(counts: Collection[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
+    """Return the counts of all folders together; None if a folder does not know its count."""
+    totals: dict[str, Any] = {}
+    for key in keys:
+        values = [count[key] for count in counts]
+        totals[key] = None if None in values else sum(values)
+    return totals

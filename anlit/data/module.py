@@ -1,8 +1,9 @@
-"""The DataModule that every corpus is read through."""
+"""The DataModule that reads every corpus."""
 
 import logging
 import os
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,32 @@ from tokenizers import Tokenizer
 from anlit.config.schema import check_ranges
 from anlit.data import checks
 from anlit.data.batch import Batch, batch_from_blocks
+from anlit.data.loaders import Loader, ResumableLoader
 from anlit.data.order import training_order
-from anlit.data.storage.manifest import TOKENIZER, n_changed, read_manifest, read_tokenizer
-from anlit.data.storage.shards import Source, check_chunks, read_sources
-from anlit.data.storage.store import OpenFiles, TokenStore
-from anlit.data.streams import (
-    Blocks,
-    BlockStream,
-    EvaluationStream,
-    Loader,
-    ResumableLoader,
-    Share,
-    TokenStream,
+from anlit.data.storage.manifest import (
+    TOKENIZER,
+    n_changed_documents,
+    read_manifest,
+    read_tokenizer,
 )
+from anlit.data.storage.shards import TokenArray, check_chunks, read_token_arrays
+from anlit.data.storage.store import OpenFiles, TokenStore
+from anlit.data.streams import BlockStream, EvaluationStream, Share, TokenBlocks, TokenStream
 from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
 
-IDENTITY = (
-    "corpus", "content_sha256", "documents", "bytes", "tokens", "tokenizer_sha256", "vocab_size", "end_of_document",
+FINGERPRINT_KEYS = (
+    "corpus",
+    "content_sha256",
+    "documents",
+    "bytes",
+    "tokens",
+    "tokenizer_sha256",
+    "vocab_size",
+    "end_of_document",
     "document_token_at",
-)  # fmt: skip
+)
+"""Keys of the manifest that go into the record of a run."""
 BATCHES_AHEAD = 2
 """Batches that wait in page-locked memory for a GPU."""
 _log = logging.getLogger(__name__)
@@ -40,59 +47,75 @@ _log = logging.getLogger(__name__)
 class TokenShards(L.LightningDataModule):
     """Batches from a prepared folder of token shards.
 
-    A corpus is a subclass whose `prepare_data` makes the shards. A split is one long array of tokens, cut into blocks
-    of `context_length` targets. Every block comes once before any comes again; training leaves out only the rest at
-    the array's end, which is too short for a block. `seed` alone decides the order, whatever the number of workers and
-    devices. Every checkpoint has the place in that order.
+    A corpus is a subclass that makes the shards in `prepare_data`. A split is a long array of
+    tokens, cut into blocks of `context_length` targets. Every block comes once before any comes
+    again. Training leaves out the end of the array, which is too short for a block. `seed` alone
+    decides the order, whatever the number of workers and devices. Every checkpoint has the position
+    in that order.
 
     Args:
-        path: folder (or s3://, gs://, hf:// address) with train/, val/, tokenizer.json and manifest.json.
+        path: folder (or s3://, gs://, hf:// address) with train/, val/, tokenizer.json and
+            manifest.json.
         batch_size: sequences per device and micro-batch.
         context_length: tokens per sequence; by default the model's.
-        num_workers: loader processes per device for training; evaluation reads in the process itself.
-        shuffle: whether to shuffle the training blocks; otherwise they come in the order of the files. Validation is
-            never shuffled.
+        num_workers: loader processes per device for training; evaluation needs none.
+        shuffle: whether to shuffle the training blocks; otherwise they come in the order of the
+            files. Validation is never shuffled.
         seed: seed of the data order.
-        score_first_token: whether a document's first token counts in the loss where another document precedes it.
+        score_first_token: whether a document's first token counts in the loss if another document
+            precedes it.
         val_batch_size: sequences per device and validation batch; by default batch_size.
-        weights: how often to draw from each subset of the corpus, or each folder of a `Mixture`, as {name: weight}; a
-            name that is not listed is left out. By default all are one, and every block comes once.
-        val_tokens: number of targets to validate on, tokens 1 … val_tokens of the split; by default all.
-        val_blocks: number of blocks of `val_context_length` to validate on, evenly spread over these targets: the first
-            blocks alone may be a few long documents, on which runs differ by far more. By default all.
+        weights: how often to draw from each subset of the corpus, or each folder of a `Mixture`, as
+            {name: weight}. A name that is not listed is left out. By default nothing is weighted,
+            and every block comes once.
+        val_tokens: number of targets to validate on, tokens 1 … val_tokens of the split; by default
+            all.
+        val_blocks: number of blocks of `val_context_length` to validate on, evenly spread over
+            these targets; by default all. The first blocks may be a few long documents, and runs
+            differ by far more on these.
         val_context_length: tokens per sequence of validation and test; by default context_length.
-        context_schedule: optimizer step → tokens per training sequence from then on, as {0: 1024, 5000: 2048}. Each
-            length divides the last, context_length: a batch keeps its tokens, cut into more sequences.
-        cache_gb: size of the cache for remote shards of all runs, in 10⁹ bytes, under LITDATA_CACHE_DIR (by default
-            ~/.lightning/chunks).
+        context_schedule: optimizer step → tokens per training sequence from that step on, as
+            {0: 1024, 5000: 2048}. Each length divides the last, context_length: a batch keeps its
+            tokens, cut into more sequences.
+        cache_gb: size of the cache for remote shards of all runs, in 10⁹ bytes, under
+            LITDATA_CACHE_DIR (by default ~/.lightning/chunks).
     """
 
     def __init__(
-        self, path: str, batch_size: int = 8, context_length: int | None = None, num_workers: int = 0,
-        shuffle: bool = True, seed: int = 42, score_first_token: bool = True, val_batch_size: int | None = None,
-        weights: dict[str, float] | None = None, val_tokens: int | None = None, val_blocks: int | None = None,
-        val_context_length: int | None = None, context_schedule: dict[int, int] | None = None, cache_gb: float = 100.0,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        batch_size: int = 8,
+        context_length: int | None = None,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        seed: int = 42,
+        score_first_token: bool = True,
+        val_batch_size: int | None = None,
+        weights: dict[str, float] | None = None,
+        val_tokens: int | None = None,
+        val_blocks: int | None = None,
+        val_context_length: int | None = None,
+        context_schedule: dict[int, int] | None = None,
+        cache_gb: float = 100.0,
+    ) -> None:
         check_ranges("data", locals())
         super().__init__()
-        self.path, self.batch_size, self.context_length = (
-            os.path.expanduser(path.rstrip("/")),
-            batch_size,
-            context_length,
-        )
-        self.num_workers, self.shuffle, self.seed = num_workers, shuffle, seed
-        self.score_first_token, self.val_batch_size = (
-            score_first_token,
-            val_batch_size or batch_size,
-        )
-        self.weights, self.val_tokens, self.val_blocks = weights, val_tokens, val_blocks
-        self.val_context_length, self.context_schedule, self.cache_gb = (
-            val_context_length,
-            context_schedule,
-            cache_gb,
-        )
+        self.path = os.path.expanduser(path.rstrip("/"))
+        self.batch_size = batch_size
+        self.context_length = context_length
+        self.num_workers = num_workers
+        self.shuffle = shuffle
+        self.seed = seed
+        self.score_first_token = score_first_token
+        self.val_batch_size = val_batch_size or batch_size
+        self.weights = weights
+        self.val_tokens = val_tokens
+        self.val_blocks = val_blocks
+        self.val_context_length = val_context_length
+        self.context_schedule = context_schedule
+        self.cache_gb = cache_gb
         self._loader: ResumableLoader | None = None
-        self._restored: dict[str, Any] = {}
+        self._restored_state: dict[str, Any] = {}
 
     @property
     def folders(self) -> list[str]:
@@ -106,96 +129,92 @@ class TokenShards(L.LightningDataModule):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data in a run's record."""
-        known = [key for key in (*IDENTITY, *self.manifest["splits"]) if key in self.manifest]
-        return {"path": self.path, **{key: self.manifest[key] for key in known}}
+        """The identity of the data in a run's record."""
+        fingerprint = {"path": self.path}
+        for key in (*FINGERPRINT_KEYS, *self.manifest["splits"]):
+            if key in self.manifest:
+                fingerprint[key] = self.manifest[key]
+        return fingerprint
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens in the vocabulary, with the special ones."""
+        """Number of tokens in the vocabulary, with the special tokens."""
         return self.manifest["vocab_size"]
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens; UserError if the folder has none or another one."""
+        """The tokenizer that made the tokens; UserError if it is missing or differs."""
         return parse_tokenizer(self.tokenizer_content, f"{self.folders[0]}/{TOKENIZER}")
 
     @property
     def tokenizer_content(self) -> bytes:
-        """The content of tokenizer.json; errors are those of `tokenizer`."""
+        """The content of tokenizer.json; errors as in `tokenizer`."""
         return read_tokenizer(self.folders[0], self.manifest)
 
     def bytes_per_token(self, split: str = "val") -> float | None:
-        """Bytes of text per token, which turns nats per token into bits per byte; None where the text is not known, or
-        only the beginning of the split is read, whose tokens may be longer or shorter. None also where a document does
-        not come back from its tokens: the loss is that of another text.
+        """Return the bytes of text per token, which turn nats per token into bits per byte.
+
+        Returns None if the text is not known, or only the beginning of the split is read: its
+        tokens may be longer or shorter. Also None if a document does not come back from its
+        tokens: the loss then belongs to another text.
         """
         if split not in self.manifest:
             split = "val"
         counts = self.manifest[split]
-        if n_changed(self.manifest, split):
+        if n_changed_documents(self.manifest, split):
             return None
-        read, there = self._batches(split)
-        if read < there or (split == "val" and 0 < (self.val_tokens or 0) < self.n_targets(split)):
+        n_read, n_available = self._count_batches(split)
+        reads_val_tokens = split == "val" and 0 < (self.val_tokens or 0) < self.n_targets(split)
+        if n_read < n_available or reads_val_tokens or not counts["bytes"]:
             return None
-        return counts["bytes"] / counts["tokens"] if counts["bytes"] else None
+        return counts["bytes"] / counts["tokens"]
 
     @cached_property
-    def sources(self) -> dict[str, dict[str, list[Source]]]:
-        """The token arrays of each split, by the names that weights are given for; UserError for a damaged index."""
-        return {
-            split: {source.name: [source] for source in sources}
-            for split, sources in read_sources(self.path, self.manifest).items()
-        }
+    def token_arrays(self) -> dict[str, dict[str, list[TokenArray]]]:
+        """The token arrays of each split, by the names that have weights.
 
-    def all_sources(self, split: str) -> list[Source]:
-        """The token arrays of a split, in order."""
-        return [source for group in self.sources[split].values() for source in group]
+        Raises UserError for a damaged index.
+        """
+        arrays_by_split = {}
+        for split, arrays in read_token_arrays(self.path, self.manifest).items():
+            arrays_by_split[split] = {array.name: [array] for array in arrays}
+        return arrays_by_split
+
+    def arrays_of_split(self, split: str) -> list[TokenArray]:
+        """Return the token arrays of a split, in order."""
+        return list(chain.from_iterable(self.token_arrays[split].values()))
 
     def n_targets(self, split: str) -> int:
-        """Tokens to predict: all of each source but its first."""
-        return sum(max(0, source.n_tokens - 1) for source in self.all_sources(split))
+        """Return the number of tokens to predict: all tokens of each array but the first."""
+        return sum(max(0, array.n_tokens - 1) for array in self.arrays_of_split(split))
 
     def stores(self, split: str) -> list[TokenStore]:
-        """The token arrays of a split, to be read from."""
+        """Return readers of the token arrays of a split."""
         open_files = OpenFiles()
         cache_bytes = int(self.cache_gb * 1e9)
-        return [TokenStore(source, cache_bytes, open_files) for source in self.all_sources(split)]
+        arrays = self.arrays_of_split(split)
+        return [TokenStore(array, cache_bytes, open_files) for array in arrays]
 
     @property
     def counts_every_target(self) -> bool:
-        """Whether every target of a training batch counts in the loss, so that all batches count equally many."""
+        """Whether every target of a training batch counts, so that all batches weigh the same."""
         return self.score_first_token
 
     def setup(self, stage: str | None = None) -> None:
-        """Check the shards: UserError if the folder is missing or damaged, or does not fit a setting or the model."""
+        """Check the shards and the settings.
+
+        Raises UserError if the folder is missing or damaged, or does not fit a setting or the
+        model.
+        """
         self.teardown("fit")
         model = self.trainer.lightning_module if self.trainer is not None else None
-        own = getattr(model, "context_length", None)
-        if self.context_length is None:
-            self.context_length = own
-        if stage in (None, "fit") and own not in (
-            None,
-            self.context_length,
-        ):  # the length of training, for all
-            differs = f"data.context_length={self.context_length} is not model.context_length={own}"
-            raise UserError(
-                f"{differs}: leave it out, and set the model's to the length of training"
-            )
-        if self.context_length is None:
-            raise UserError(
-                "The data have no context length and the model tells none: set --data.context_length."
-            )
-        for folder in self.folders:
-            if Path(folder, TOKENIZER).is_file():
-                read_tokenizer(folder, self.manifest)
-        for split in self.manifest["splits"]:
-            for source in self.all_sources(split):
-                check_chunks(source)
+        trains = stage in (None, "fit")
+        length = self._set_context_length(getattr(model, "context_length", None), trains)
+        self._check_files()
         checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, self.path)
-        checks.check_context_schedule(self.context_schedule, self.context_length)
-        checks.check_weights(self.weights, list(self.sources["train"]), self.path)
-        if stage in (None, "fit"):
+        checks.check_context_schedule(self.context_schedule, length)
+        checks.check_weights(self.weights, list(self.token_arrays["train"]), self.path)
+        if trains:
             self._check_training()
         self._check_validation()
         trainer: Any = self.trainer
@@ -203,137 +222,183 @@ class TokenShards(L.LightningDataModule):
         if trainer is not None and not trainer.fast_dev_run and split in self.manifest["splits"]:
             self._warn_of_cut(split)
 
-    def _check_training(self) -> None:
-        if repeated := getattr(self.trainer, "overfit_batches", 0):
-            fix = "leave it out, and overfit a corpus of a few texts"
+    def _set_context_length(self, model_length: int | None, trains: bool) -> int:
+        """Take the model's context length by default; training needs the same length in both."""
+        if self.context_length is None:
+            self.context_length = model_length
+        if self.context_length is None:
             raise UserError(
-                f"trainer.overfit_batches={repeated} cannot repeat batches of an endless stream: {fix}"
+                "the data have no context length and the model has none: set --data.context_length"
             )
-        if (limit := getattr(self.trainer, "limit_train_batches", 1.0)) != 1.0 and self._share(
-            1
-        ).rank == 0:
+        if trains and model_length not in (None, self.context_length):
+            raise UserError(
+                f"data.context_length={self.context_length} is not "
+                f"model.context_length={model_length}: leave it out, and set the model's to the "
+                "length of training"
+            )
+        return self.context_length
+
+    def _check_files(self) -> None:
+        """Raise UserError for a damaged tokenizer.json, index or chunk."""
+        for folder in self.folders:
+            if Path(folder, TOKENIZER).is_file():
+                read_tokenizer(folder, self.manifest)
+        for split in self.manifest["splits"]:
+            for array in self.arrays_of_split(split):
+                check_chunks(array)
+
+    def _check_training(self) -> None:
+        overfit_batches = getattr(self.trainer, "overfit_batches", 0)
+        if overfit_batches:
+            raise UserError(
+                f"trainer.overfit_batches={overfit_batches} cannot repeat batches of an endless "
+                "stream: leave it out, and overfit a corpus of a few texts"
+            )
+        limit = getattr(self.trainer, "limit_train_batches", 1.0)
+        if limit != 1.0 and self._is_first_device:
             _log.info(
-                f"trainer.limit_train_batches={limit} ends epochs early; the data go on, no batch is repeated."
+                f"trainer.limit_train_batches={limit} ends epochs early; the data go on, no batch "
+                "is repeated."
             )
-        drawn = {"": self.all_sources("train")}
-        if self.weights is not None:
-            drawn = {
-                name: self.sources["train"][name] for name, weight in self.weights.items() if weight
-            }
-        devices = self._share(self.batch_size).world_size
-        checks.check_enough_to_train(drawn, self.batch_size, devices, self._length, self.path)
+        if self.weights is None:
+            arrays_by_name = {"": self.arrays_of_split("train")}
+        else:
+            arrays_by_name = {}
+            for name, weight in self.weights.items():
+                if weight:
+                    arrays_by_name[name] = self.token_arrays["train"][name]
+        n_devices = self._share(self.batch_size).world_size
+        checks.check_enough_to_train(
+            arrays_by_name, self.batch_size, n_devices, self._length, self.path
+        )
         self._training_stream()  # refuses weights that are too small
 
     def _check_validation(self) -> None:
-        if (n_documents := n_changed(self.manifest, "val")) and self._share(1).rank == 0:
+        n_changed = n_changed_documents(self.manifest, "val")
+        if n_changed and self._is_first_device:
+            n_documents = self.manifest["val"]["documents"]
             _log.info(
-                f"{self.path}/val: the tokenizer gives back {n_documents:,} of "
-                f"{self.manifest['val']['documents']:,} documents as another text, so no bits per byte is reported."
+                f"{self.path}/val: the tokenizer gives back {n_changed:,} of {n_documents:,} "
+                "documents as another text, so no bits per byte is reported."
             )
-        if (n_targets := self.n_targets("val")) == 0:
+        n_targets = self.n_targets("val")
+        if n_targets == 0:
             raise UserError(
-                f"{self.path}/val has no token to predict: prepare it again with more text held out."
+                f"{self.path}/val has no token to predict: prepare it again with more text held out"
             )
         stream: Any = self._evaluation_stream("val")
-        within = (
-            f" in its first {self.val_tokens:,}"
-            if self.val_tokens and self.val_tokens < n_targets
-            else ""
-        )
-        blocks = f"{stream.available:,} blocks of {stream.length} tokens{within}"
-        for there, wanted, what, option in (
-            (n_targets, self.val_tokens, f"{n_targets:,} targets", "val_tokens"),
-            (stream.available, self.val_blocks, blocks, "val_blocks"),
-        ):
-            if there < (wanted or 0) and stream.share.rank == 0:
-                _log.info(
-                    f"{self.path}/val has only {what}, not the {wanted:,} of --data.{option}."
-                )
+        n_blocks = stream.available
+        limit = ""
+        if self.val_tokens and self.val_tokens < n_targets:
+            limit = f" in its first {self.val_tokens:,}"
+        if self._is_first_device and n_targets < (self.val_tokens or 0):
+            _log.info(
+                f"{self.path}/val has only {n_targets:,} targets, not the {self.val_tokens:,} of "
+                "--data.val_tokens."
+            )
+        if self._is_first_device and n_blocks < (self.val_blocks or 0):
+            _log.info(
+                f"{self.path}/val has only {n_blocks:,} blocks of {stream.length} tokens{limit}, "
+                f"not the {self.val_blocks:,} of --data.val_blocks."
+            )
 
     def _warn_of_cut(self, split: str) -> None:
-        """Say that the Trainer's limit leaves the beginning of a split, and what samples or reads all of it."""
-        (read, there), share = self._batches(split), self._share(self.val_batch_size)
+        """Warn if the Trainer's limit leaves only the beginning of a split; give the fix."""
+        n_read, n_available = self._count_batches(split)
+        share = self._share(self.val_batch_size)
+        if not 0 < n_read < n_available or share.rank != 0:
+            return
+        fix = "leave the limit out"
+        if split == "val":
+            fix = f"set data.val_blocks to {n_read * share.sequences} and {fix}"
         limit = getattr(self.trainer, f"limit_{split}_batches")
-        if 0 < read < there and share.rank == 0:
-            what = f"the first {read:,} of {there:,} batches, the beginning of {self.path}/{split} and no sample of it"
-            sample = (
-                f"set data.val_blocks to {read * share.sequences} and " if split == "val" else ""
-            )
-            _log.warning(
-                f"trainer.limit_{split}_batches={limit} reads {what}: {sample}leave the limit out."
-            )
+        _log.warning(
+            f"trainer.limit_{split}_batches={limit} reads the first {n_read:,} of {n_available:,} "
+            f"batches, the beginning of {self.path}/{split} and no sample of it: {fix}."
+        )
 
-    def _batches(self, split: str) -> tuple[int, int]:
-        """How many batches of a validation or test split the Trainer reads, and how many there are."""
-        there = self._evaluation_stream(split).n_batches or 0
+    def _count_batches(self, split: str) -> tuple[int, int]:
+        """Return how many batches of an evaluation split the Trainer reads, and how many exist."""
+        n_available = self._evaluation_stream(split).n_batches or 0
         limit = getattr(self.trainer, f"limit_{split}_batches", 1.0)
-        return min(there, int(there * limit) if isinstance(limit, float) else limit), there
+        max_batches = int(n_available * limit) if isinstance(limit, float) else limit
+        return min(n_available, max_batches), n_available
 
-    def size_of_evaluation(self, split: str) -> tuple[int, int]:
-        """Tokens of a validation or test split that each device reads, and tokens of its sequences.
+    def evaluation_size(self, split: str) -> tuple[int, int]:
+        """Return the tokens of an evaluation split that each device reads, and of a sequence.
 
-        None without the split, which `test_dataloader` refuses.
+        The first number is 0 without the split, which `test_dataloader` refuses.
         """
         length = self.val_context_length or self._length
-        if split not in self.sources:
+        if split not in self.token_arrays:
             return 0, length
-        n_batches, _ = self._batches(split)
+        n_batches, _ = self._count_batches(split)
         return n_batches * self.val_batch_size * length, length
 
     def teardown(self, stage: str) -> None:
-        """End the training loader's workers; the next run begins at the stream's start."""
+        """End the training loader's workers; the next run begins at the start of the stream."""
         if self._loader is not None:
             self._loader.close()
-        self._loader, self._restored = None, {}
+        self._loader = None
+        self._restored_state = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the training stream.
+        """Return the position in the training stream.
 
-        Lightning saves the loader's state too, but restores that one only if nothing has asked for the loader before,
-        as `Trainer.estimated_stepping_batches` does in `configure_optimizers`.
+        Lightning saves the loader's state too, but restores it only into a loader that nothing has
+        asked for. `Trainer.estimated_stepping_batches` asks for it in `configure_optimizers`.
         """
-        return self._loader.state_dict() if self._loader is not None else self._restored
+        return self._loader.state_dict() if self._loader is not None else self._restored_state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = state_dict
-        if (
-            self._loader is not None
-        ):  # sharded strategies restore after the optimizers have asked for the loader
+        self._restored_state = state_dict
+        # Sharded strategies restore after the optimizers have asked for the loader.
+        if self._loader is not None:
             self._loader.load_state_dict(state_dict)
 
     def train_dataloader(self) -> ResumableLoader:
-        """The training batches, all of them full, from where the checkpoint or this run's last loader stopped.
+        """Return the training batches, all of them full.
 
-        Raises UserError if the checkpoint's place is in other data, or in another order.
+        They start at the position of the checkpoint or of this run's last loader. Raises UserError
+        if the checkpoint's position belongs to other data or another order.
         """
         micro_batches = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
-        stream, identity = self._training_stream(), self._identity()
         loader = ResumableLoader(
-            stream, self._make_batch, self.num_workers, identity, micro_batches, self._n_ahead
+            self._training_stream(),
+            self._make_batch,
+            self.num_workers,
+            self._identity(),
+            micro_batches,
+            self._n_ahead,
         )
-        if place := self.state_dict():
-            loader.load_state_dict(place)
+        if position := self.state_dict():
+            loader.load_state_dict(position)
         self._loader = loader
         return loader
 
     def val_dataloader(self) -> Loader:
-        """The validation split in its order, all of it or what `val_tokens` and `val_blocks` take of it."""
+        """Return the validation split in order, as far as `val_tokens` and `val_blocks` select."""
         return Loader(self._evaluation_stream("val"), self._make_batch, n_ahead=self._n_ahead)
 
     def test_dataloader(self) -> Loader:
-        """The test split; UserError if the corpus has none: its validation loss is no test loss."""
+        """Return the test split.
+
+        Raises UserError if the corpus has none: a validation loss is not a test loss.
+        """
         if "test" not in self.manifest["splits"]:
             raise UserError(
-                f"{self.path} has no test split: use `anlit validate` for the loss on its validation split"
+                f"{self.path} has no test split: use `anlit validate` for the loss on its "
+                "validation split"
             )
         return Loader(self._evaluation_stream("test"), self._make_batch, n_ahead=self._n_ahead)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Cut a training batch to the length that `context_schedule` gives for the current step."""
+        """Cut a training batch to the length that `context_schedule` has for the current step."""
         if not self.context_schedule or self.trainer is None or not self.trainer.training:
             return batch
-        begun = [step for step in self.context_schedule if step <= self.trainer.global_step]
-        return batch.split(self.context_schedule[max(begun)])
+        current_step = self.trainer.global_step
+        last_change = max(step for step in self.context_schedule if step <= current_step)
+        return batch.split(self.context_schedule[last_change])
 
     @property
     def _length(self) -> int:
@@ -341,7 +406,7 @@ class TokenShards(L.LightningDataModule):
         return self.context_length
 
     def _identity(self) -> dict[str, Any]:
-        """What a place in the training stream depends on."""
+        """Return the settings that a position in the training stream depends on."""
         return {
             "--data.path (the texts in it)": self.manifest["content_sha256"],
             "--data.seed": self.seed,
@@ -351,33 +416,43 @@ class TokenShards(L.LightningDataModule):
         }
 
     def _training_stream(self) -> BlockStream:
-        tokens = {
-            name: [[chunk.tokens for chunk in source.chunks] for source in group]
-            for name, group in self.sources["train"].items()
-        }
-        order = training_order(tokens, self._length, self.weights, self.shuffle, self.seed)
+        chunk_tokens = {}
+        for name, arrays in self.token_arrays["train"].items():
+            chunk_tokens[name] = [array.chunk_tokens for array in arrays]
+        order = training_order(chunk_tokens, self._length, self.weights, self.shuffle, self.seed)
         return TokenStream(self.stores("train"), order, self._length, self._share(self.batch_size))
 
     def _evaluation_stream(self, split: str) -> BlockStream:
-        length, share = self.val_context_length or self._length, self._share(self.val_batch_size)
-        part = (self.val_tokens, self.val_blocks) if split == "val" else (None, None)
+        is_val = split == "val"
         return EvaluationStream(
-            self.stores(split), length, share, self.manifest["end_of_document"], *part,
+            self.stores(split),
+            self.val_context_length or self._length,
+            self._share(self.val_batch_size),
+            self.manifest["end_of_document"],
+            self.val_tokens if is_val else None,
+            self.val_blocks if is_val else None,
             whole_batches=self._is_on_gpu,
-        )  # fmt: skip
+        )
 
     def _share(self, batch_size: int) -> Share:
         # Not the Trainer's rank: devices that split one model between them get the same data.
-        place = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
-        return (
-            Share(batch_size, place["rank"], place["num_replicas"]) if place else Share(batch_size)
-        )
+        sampler = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
+        if not sampler:
+            return Share(batch_size)
+        return Share(batch_size, sampler["rank"], sampler["num_replicas"])
 
-    def _make_batch(self, blocks: Blocks) -> Batch:
-        """What a loader turns its blocks into; pinned where a GPU takes it."""
-        end, token_at = self.manifest["end_of_document"], self.manifest["document_token_at"]
+    @property
+    def _is_first_device(self) -> bool:
+        return self._share(1).rank == 0
+
+    def _make_batch(self, blocks: TokenBlocks) -> Batch:
+        """Make the batch of a loader, page-locked if a GPU reads it."""
         batch = batch_from_blocks(
-            blocks.tokens, end, token_at, self.score_first_token, blocks.n_targets
+            blocks.tokens,
+            self.manifest["end_of_document"],
+            self.manifest["document_token_at"],
+            self.score_first_token,
+            blocks.n_targets,
         )
         return batch.pin_memory() if self._is_on_gpu else batch
 
@@ -387,5 +462,5 @@ class TokenShards(L.LightningDataModule):
 
     @property
     def _n_ahead(self) -> int:
-        """On a CPU the thread would take time from the cores that compute."""
+        """Batches made in advance. On a CPU the thread would slow down the computation."""
         return BATCHES_AHEAD if self._is_on_gpu else 0

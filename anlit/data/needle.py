@@ -1,11 +1,12 @@
-"""The needle-in-a-haystack task (arXiv 2505.17083): its samples, and the DataModule that fine-tunes on them.
+"""The needle-in-a-haystack task (arXiv 2505.17083) and the DataModule that fine-tunes on it.
 
-    corpus text … ⏎ The special magic <city> number is <7 digits>. ⏎ … corpus text ⏎ The special magic <city> number is
+    corpus text … ⏎ The special magic <city> number is <7 digits>. ⏎ … corpus text ⏎
+    The special magic <city> number is
 
-The continuation is the number. Corpus text comes as tokens from prepared shards. Blank lines replace the
-end-of-document tokens, so that a sample is one document for the mask.
+The continuation is the number. Corpus text comes as tokens from prepared shards. Blank lines
+replace the end-of-document tokens, so that a sample is a single document for the mask.
 
-City and number of a sample are drawn from one of two disjoint sets of pairs, one for training and one for evaluation.
+The pairs of city and number form two disjoint sets, for training and for evaluation.
 """
 
 from functools import cached_property
@@ -17,44 +18,51 @@ from anlit.config.schema import check_ranges
 from anlit.data.batch import IGNORE_INDEX, Batch
 from anlit.data.module import TokenShards
 from anlit.data.order import generator
-from anlit.data.streams import Blocks, BlockStream, Share
+from anlit.data.streams import BlockStream, Share, TokenBlocks
 from anlit.errors import UserError
 
 SENTENCE = "The special magic {city} number is {number}."
 QUESTION = "The special magic {city} number is"
-SMALLEST, LARGEST = 1_000_000, 9_999_999
-MODULUS, FACTOR = (
-    97,
-    41,
-)  # the pair (city c, number m) is held out for evaluation if m + 41·c is a multiple of 97
-UNUSED = (
-    "--data.shuffle",
-    "--data.weights",
-)  # on which the place in the training samples does not depend
-CLOSE = 0.05  # the needle moves to the end of a sentence or line within this share of the haystack
-TRAINING, VALIDATION, EVALUATION = (
-    1,
-    2,
-    3,
-)  # the random streams of one seed; the last is that of `anlit needle`
-NAMES = """
-    Aarhus Accra Adelaide Algiers Almaty Amman Amsterdam Ankara Antwerp Athens Auckland Baku Bangkok Barcelona Basel
-    Beirut Belgrade Bergen Berlin Bern Bilbao Bogota Bologna Bordeaux Boston Bratislava Bremen Brisbane Bristol Brussels
-    Bucharest Budapest Cairo Calgary Canberra Caracas Cardiff Chicago Cologne Copenhagen Cordoba Cork Dakar Dallas
-    Damascus Delhi Denver Detroit Doha Dortmund Dresden Dubai Dublin Durban Edinburgh Florence Geneva Genoa Ghent
-    Glasgow Granada Graz Hamburg Hanoi Havana Helsinki Houston Istanbul Jakarta Kabul Kampala Karachi Kigali Kingston
-    Krakow Kyoto Lagos Leeds Leipzig Lima Lisbon Liverpool London Lyon Madrid Malaga Manila Marseille Melbourne Memphis
-    Miami Milan Montreal Moscow Mumbai Munich Nairobi Nantes Naples Nice Osaka Oslo Oxford Palermo Paris Perth Porto
-    Prague Quito Riga Rome Rotterdam Salzburg Seattle Seoul Seville Sofia Stockholm Sydney Tallinn Tokyo Toronto Trieste
-    Tunis Turin Valencia Vienna Vilnius Warsaw Zurich
+SMALLEST_NUMBER = 1_000_000
+LARGEST_NUMBER = 9_999_999
+PAIR_MODULUS = 97
+"""The pair of city c and number m is held out for evaluation if m + 41·c is a multiple of 97."""
+CITY_FACTOR = 41
+UNUSED_KEYS = ("--data.shuffle", "--data.weights")
+"""Settings that do not influence the position in the training samples."""
+BOUNDARY_SHARE = 0.05
+"""The needle moves to the end of a sentence or line within this share of the haystack."""
+TRAINING = 1
+"""Random stream of training samples."""
+VALIDATION = 2
+"""Random stream of validation samples."""
+EVALUATION = 3
+"""Random stream of `anlit needle`."""
+SENTENCE_ENDS = (".", "!", "?", '."', ".)", "!)", "?)", '!"', '?"')
+CITY_NAMES = """
+    Aarhus Accra Adelaide Algiers Almaty Amman Amsterdam Ankara Antwerp Athens Auckland Baku
+    Bangkok Barcelona Basel Beirut Belgrade Bergen Berlin Bern Bilbao Bogota Bologna Bordeaux
+    Boston Bratislava Bremen Brisbane Bristol Brussels Bucharest Budapest Cairo Calgary Canberra
+    Caracas Cardiff Chicago Cologne Copenhagen Cordoba Cork Dakar Dallas Damascus Delhi Denver
+    Detroit Doha Dortmund Dresden Dubai Dublin Durban Edinburgh Florence Geneva Genoa Ghent Glasgow
+    Granada Graz Hamburg Hanoi Havana Helsinki Houston Istanbul Jakarta Kabul Kampala Karachi Kigali
+    Kingston Krakow Kyoto Lagos Leeds Leipzig Lima Lisbon Liverpool London Lyon Madrid Malaga Manila
+    Marseille Melbourne Memphis Miami Milan Montreal Moscow Mumbai Munich Nairobi Nantes Naples Nice
+    Osaka Oslo Oxford Palermo Paris Perth Porto Prague Quito Riga Rome Rotterdam Salzburg Seattle
+    Seoul Seville Sofia Stockholm Sydney Tallinn Tokyo Toronto Trieste Tunis Turin Valencia Vienna
+    Vilnius Warsaw Zurich
 """
-CITIES = NAMES.split()  # in an order that must not change: it decides which pairs are held out
+CITIES = CITY_NAMES.split()
+"""The order must not change: it decides which pairs are held out."""
 
 
 class Sample(NamedTuple):
-    """One haystack with its needle, question and answer: the model reads the first `length` tokens."""
+    """A haystack with its needle, question and answer; the model reads the first `length` tokens.
 
-    tokens: np.ndarray  # (length + 1,) int64; the answer is their end
+    The answer is at the end of the tokens.
+    """
+
+    tokens: np.ndarray  # (length + 1,) int64
     n_answer: int  # tokens of the answer
     city: str
     number: int
@@ -62,131 +70,133 @@ class Sample(NamedTuple):
 
 
 class Haystack:
-    """Makes samples from one split of prepared data; UserError if its tokenizer does not reproduce the sentence."""
+    """Makes samples from a split of prepared data.
+
+    Raises UserError if the tokenizer does not reproduce the sentence of the needle.
+    """
 
     def __init__(self, data: TokenShards, split: str) -> None:
-        self.name, self.stores, self.tokenizer = (
-            f"{data.path}/{split}",
-            data.stores(split),
-            data.tokenizer,
-        )
+        self.name = f"{data.path}/{split}"
+        self.stores = data.stores(split)
+        self.tokenizer = data.tokenizer
         self.end_of_document = data.manifest["end_of_document"]
-        self.ends = np.cumsum([0, *(store.n_tokens for store in self.stores)])
-        self.n_tokens = int(self.ends[-1])
+        self.store_bounds = np.cumsum([0, *(store.n_tokens for store in self.stores)])
+        self.n_tokens = int(self.store_bounds[-1])
         self.blank_line = self._encode("\n\n")
-        sentence = SENTENCE.format(city=CITIES[0], number=SMALLEST)
-        if self.tokenizer.decode(self._encode(sentence).tolist()).strip() != sentence or not len(
-            self.blank_line
-        ):
+        sentence = SENTENCE.format(city=CITIES[0], number=SMALLEST_NUMBER)
+        decoded = self.tokenizer.decode(self._encode(sentence).tolist())
+        if decoded.strip() != sentence or not len(self.blank_line):
             raise UserError(
-                f"The tokenizer of {self.name} does not reproduce '{sentence}': the needle needs one that keeps "
-                "letters, digits and line ends, such as a byte-level BPE."
+                f"the tokenizer of {self.name} does not reproduce '{sentence}': use a tokenizer "
+                "that keeps letters, digits and line ends, such as a byte-level BPE"
             )
 
     @cached_property
     def shortest(self) -> int:
-        """The least length that has room for a token of corpus text with every needle and question."""
-        questions = max(len(self._encode(f"\n{QUESTION}".format(city=city))) for city in CITIES)
-        longest_answer = len(f" {LARGEST}")  # at most one token per character
-        return 2 * (questions + longest_answer) + len(self._encode(".\n"))
+        """The least length that has room for text with every needle and question."""
+        questions = [f"\n{QUESTION}".format(city=city) for city in CITIES]
+        longest_question = max(len(self._encode(question)) for question in questions)
+        longest_answer = len(f" {LARGEST_NUMBER}")  # at most one token per character
+        return 2 * (longest_question + longest_answer) + len(self._encode(".\n"))
 
     def check(self, length: int) -> None:
         """Raise UserError if samples of `length` tokens cannot be made."""
         if length < self.shortest:
-            least = f"choose {self.shortest} or more"
             raise UserError(
-                f"{length} tokens are too few for a needle with the tokenizer of {self.name}: {least}."
+                f"{length} tokens are too few for a needle with the tokenizer of {self.name}: "
+                f"choose {self.shortest} or more"
             )
         if length > self.n_tokens:
             raise UserError(
-                f"{self.name} has {self.n_tokens:,} tokens, too few for a haystack of {length:,}: choose a shorter "
-                "length, or a corpus with more text in that split."
+                f"{self.name} has {self.n_tokens:,} tokens, too few for a haystack of {length:,}: "
+                "choose a shorter length, or a corpus with more text in that split"
             )
 
     def sample(
         self, length: int, depth: float, random: np.random.RandomState, held_out: bool
     ) -> Sample:
-        """One sample of `length` tokens; `random` decides on it, and `held_out` whether its pair is one for evaluation.
+        """Return a sample of `length` tokens, which `random` draws.
 
-        `depth` is the needle's position, from 0 (first) to 1 (before the question). It moves to the nearest end of a
-        sentence or line if one is within `CLOSE`.
+        Args:
+            length: tokens that the model reads.
+            depth: position of the needle, from 0 (first) to 1 (before the question). It moves to
+                the nearest end of a sentence or line within `BOUNDARY_SHARE`.
+            random: decides on the text, the city and the number.
+            held_out: whether the pair of city and number is held out for evaluation.
         """
         city, number = draw_pair(random, held_out)
         needle = self._encode(f"\n{SENTENCE}\n".format(city=city, number=number))
         question = self._encode(f"\n{QUESTION}".format(city=city))
         answer = self._encode(f" {number}")
         n_text = length + 1 - len(needle) - len(question) - len(answer)
-        text = self._text(
-            int(random.randint(0, self.n_tokens - n_text + 1, dtype=np.int64)), n_text
-        )
-        place = self._place(text, depth)
-        tokens = np.concatenate([text[:place], needle, text[place:], question, answer])
-        return Sample(tokens, len(answer), city, number, place / len(text))
+        start = int(random.randint(0, self.n_tokens - n_text + 1, dtype=np.int64))
+        text = self._read_text(start, n_text)
+        position = self._needle_position(text, depth)
+        tokens = np.concatenate([text[:position], needle, text[position:], question, answer])
+        return Sample(tokens, len(answer), city, number, position / len(text))
 
     def _encode(self, text: str) -> np.ndarray:
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
-    def _text(self, start: int, count: int) -> np.ndarray:
-        """`count` tokens of the corpus from the token `start` on, with blank lines between documents."""
-        begins = np.clip(
-            start - self.ends[:-1], 0, np.diff(self.ends)
-        ).tolist()  # in each of the consecutive stores
-        stops = np.clip(start + count - self.ends[:-1], 0, np.diff(self.ends)).tolist()
-        read = [
-            store.read(a, b - a)
-            for store, a, b in zip(self.stores, begins, stops, strict=True)
-            if a < b
-        ]
-        tokens = np.concatenate(read).astype(np.int64)
+    def _read_text(self, start: int, count: int) -> np.ndarray:
+        """Return `count` tokens of the corpus, with blank lines between documents."""
+        pieces = []
+        for store, first in zip(self.stores, self.store_bounds.tolist(), strict=False):
+            begin = min(max(start - first, 0), store.n_tokens)
+            end = min(max(start + count - first, 0), store.n_tokens)
+            if begin < end:
+                pieces.append(store.read(begin, end - begin))
+        tokens = np.concatenate(pieces).astype(np.int64)
         documents = np.split(tokens, np.flatnonzero(tokens == self.end_of_document))
-        parts = [
-            documents[0],
-            *(np.concatenate([self.blank_line, document[1:]]) for document in documents[1:]),
-        ]
-        return np.concatenate(parts)[:count]
+        text = [documents[0]]
+        for document in documents[1:]:  # each begins with the end-of-document token
+            text += [self.blank_line, document[1:]]
+        return np.concatenate(text)[:count]
 
-    def _place(self, text: np.ndarray, depth: float) -> int:
-        """The index of the token before which the needle is inserted."""
-        asked = round(depth * len(text))
-        ends_line, ends_sentence, begins_word = self._kinds
-        before, after = text[:-1], text[1:]
-        inside = (
-            np.flatnonzero(ends_line[before] | (ends_sentence[before] & begins_word[after])) + 1
-        )
-        boundaries = np.concatenate([[0], inside, [len(text)]])
-        nearest = int(boundaries[np.abs(boundaries - asked).argmin()])
-        return nearest if abs(nearest - asked) <= CLOSE * len(text) else asked
+    def _needle_position(self, text: np.ndarray, depth: float) -> int:
+        """Return the index of the token before which the needle is inserted."""
+        position = round(depth * len(text))
+        ends_line, ends_sentence, begins_word = self._token_properties
+        left = text[:-1]
+        right = text[1:]
+        is_boundary = ends_line[left] | (ends_sentence[left] & begins_word[right])
+        boundaries = np.concatenate([[0], np.flatnonzero(is_boundary) + 1, [len(text)]])
+        nearest = int(boundaries[np.abs(boundaries - position).argmin()])
+        return nearest if abs(nearest - position) <= BOUNDARY_SHARE * len(text) else position
 
     @cached_property
-    def _kinds(self) -> np.ndarray:
-        """(3, V): whether a token ends a line, ends with a full stop or the like, begins with a space."""
+    def _token_properties(self) -> np.ndarray:
+        """(3, V) whether each token ends a line, ends a sentence, begins with a space."""
         ids = [[token] for token in range(self.tokenizer.get_vocab_size())]
-        texts = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
-        stops = (".", "!", "?", '."', ".)", "!)", "?)", '!"', '?"')
-        return np.array(
-            [(text.endswith("\n"), text.endswith(stops), text[:1].isspace()) for text in texts]
-        ).T
+        properties = []
+        for text in self.tokenizer.decode_batch(ids, skip_special_tokens=False):
+            ends_line = text.endswith("\n")
+            ends_sentence = text.endswith(SENTENCE_ENDS)
+            properties.append((ends_line, ends_sentence, text[:1].isspace()))
+        return np.array(properties).T
 
 
 def draw_pair(random: np.random.RandomState, held_out: bool) -> tuple[str, int]:
-    """A city and a number of 7 digits, from the pairs for evaluation (`held_out`) or from all others."""
-    city, number = int(random.randint(len(CITIES))), int(random.randint(SMALLEST, LARGEST + 1))
-    rest = (number + FACTOR * city) % MODULUS
+    """Draw a city and a number of 7 digits: a held-out pair for evaluation, or any other."""
+    city = int(random.randint(len(CITIES)))
+    number = int(random.randint(SMALLEST_NUMBER, LARGEST_NUMBER + 1))
+    remainder = (number + CITY_FACTOR * city) % PAIR_MODULUS
     if held_out:
-        number -= rest
-        number += MODULUS if number < SMALLEST else 0
-    elif rest == 0:
-        number += 1 if number < LARGEST else -1
+        number -= remainder
+        if number < SMALLEST_NUMBER:
+            number += PAIR_MODULUS
+    elif remainder == 0:
+        number += 1 if number < LARGEST_NUMBER else -1
     return CITIES[city], number
 
 
 class NeedleStream(BlockStream):
-    """Samples by their numbers, which alone decide on them, with the seed; the depth is uniform.
+    """Samples that their number and the seed determine; the depth is uniform.
 
-    Endless, or the first `count` and as many more as fill every device's last batch.
+    The stream is endless, or has the first `count` samples and fills every device's last batch.
     """
 
-    n_blocks = 1 << 20  # an epoch for Lightning; the next one has other samples
+    n_blocks = 1 << 20  # an epoch for Lightning; the next epoch has other samples
 
     def __init__(
         self,
@@ -197,35 +207,34 @@ class NeedleStream(BlockStream):
         held_out: bool,
         count: int | None = None,
     ) -> None:
-        self.haystack, self.length, self.seed, self.share, self.held_out = (
-            haystack,
-            length,
-            seed,
-            share,
-            held_out,
-        )
+        self.haystack = haystack
+        self.length = length
+        self.seed = seed
+        self.share = share
+        self.held_out = held_out
         self.n_batches = None if count is None else -(-count // share.sequences)
 
-    def batch(self, number: int) -> Blocks:
-        first, purpose = self.first_draw(number), VALIDATION if self.held_out else TRAINING
-        draws = [
-            generator(self.seed, purpose, self.length, first + row)
-            for row in range(self.share.batch_size)
-        ]
-        samples = [
-            self.haystack.sample(self.length, draw.random_sample(), draw, self.held_out)
-            for draw in draws
-        ]
-        answers = np.array([sample.n_answer for sample in samples])
-        return Blocks(np.stack([sample.tokens for sample in samples]), answers)
+    def batch(self, number: int) -> TokenBlocks:
+        first = self.first_draw(number)
+        purpose = VALIDATION if self.held_out else TRAINING
+        tokens = []
+        n_answers = []
+        for draw in range(first, first + self.share.batch_size):
+            random = generator(self.seed, purpose, self.length, draw)
+            depth = random.random_sample()
+            sample = self.haystack.sample(self.length, depth, random, self.held_out)
+            tokens.append(sample.tokens)
+            n_answers.append(sample.n_answer)
+        return TokenBlocks(np.stack(tokens), np.array(n_answers))
 
 
 class NeedleInHaystack(TokenShards):
-    """Needles in haystacks of a prepared corpus, for fine-tuning (arXiv 2505.17083); the loss counts the answers only.
+    """Needles in haystacks of a prepared corpus, for fine-tuning (arXiv 2505.17083).
 
-    A sample is `context_length` tokens of corpus text with the sentence "The special magic <city> number is
-    <7 digits>." at a random depth, and the question for the number. Validation has other numbers, in the
-    text of the validation split, and no pair of city and number that training could draw.
+    A sample is `context_length` tokens of corpus text. At a random depth it has the sentence "The
+    special magic <city> number is <7 digits>.", and at the end the question for the number. The
+    loss counts the answers only. Validation uses the text of the validation split, and no pair of
+    city and number that training could draw.
 
     Args:
         path: folder (or s3://, gs://, hf:// address) of prepared token shards with their tokenizer.
@@ -239,29 +248,45 @@ class NeedleInHaystack(TokenShards):
     """
 
     def __init__(
-        self, path: str, batch_size: int = 8, context_length: int | None = None, num_workers: int = 0, seed: int = 42,
-        val_batch_size: int | None = None, val_samples: int = 128, cache_gb: float = 100.0,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        batch_size: int = 8,
+        context_length: int | None = None,
+        num_workers: int = 0,
+        seed: int = 42,
+        val_batch_size: int | None = None,
+        val_samples: int = 128,
+        cache_gb: float = 100.0,
+    ) -> None:
         check_ranges("data", locals())
         super().__init__(
-            path, batch_size, context_length, num_workers, seed=seed, val_batch_size=val_batch_size, cache_gb=cache_gb,
+            path,
+            batch_size,
+            context_length,
+            num_workers,
+            seed=seed,
+            val_batch_size=val_batch_size,
+            cache_gb=cache_gb,
             score_first_token=False,  # only answers count, and they differ in length
-        )  # fmt: skip
+        )
         self.val_samples = val_samples
         self._haystacks: dict[str, Haystack] = {}
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """The data in a run's record: the corpus of the haystacks, and the task."""
+        """The identity of the haystacks' corpus in a run's record, and the task."""
         return {**super().fingerprint, "task": type(self).__name__}
 
     def bytes_per_token(self, split: str = "val") -> float | None:
-        """None: a loss over answers says nothing about the corpus's bytes."""
+        """Return None: a loss over answers is unrelated to the corpus's bytes."""
         return None
 
     def _identity(self) -> dict[str, Any]:
-        kept = {key: value for key, value in super()._identity().items() if key not in UNUSED}
-        return {"--data": type(self).__name__, **kept}
+        identity = {"--data": type(self).__name__}
+        for key, value in super()._identity().items():
+            if key not in UNUSED_KEYS:
+                identity[key] = value
+        return identity
 
     def _training_stream(self) -> NeedleStream:
         return self._stream("train", self.batch_size)
@@ -270,18 +295,19 @@ class NeedleInHaystack(TokenShards):
         return self._stream(split, self.val_batch_size, self.val_samples)
 
     def _stream(self, split: str, batch_size: int, count: int | None = None) -> NeedleStream:
-        haystack, share = self._haystack(split), self._share(batch_size)
-        return NeedleStream(haystack, self._length, self.seed, share, split != "train", count)
+        share = self._share(batch_size)
+        held_out = split != "train"
+        return NeedleStream(self._haystack(split), self._length, self.seed, share, held_out, count)
 
     def _haystack(self, split: str) -> Haystack:
         if split not in self._haystacks:
             self._haystacks[split] = Haystack(self, split)
         return self._haystacks[split]
 
-    def _make_batch(self, blocks: Blocks) -> Batch:
-        """Only the answers are targets: the last `n_targets` of each row."""
+    def _make_batch(self, blocks: TokenBlocks) -> Batch:
+        """Make a batch that has only the answers as targets: the last `n_targets` of each row."""
         assert blocks.n_targets is not None
-        batch = super()._make_batch(Blocks(blocks.tokens, None))
+        batch = super()._make_batch(TokenBlocks(blocks.tokens, None))
         length = batch.targets.shape[1]
         batch.targets.numpy()[np.arange(length) < length - blocks.n_targets[:, None]] = IGNORE_INDEX
         return batch
@@ -293,4 +319,4 @@ class NeedleInHaystack(TokenShards):
         self._haystack("val").check(self._length)
 
     def _warn_of_cut(self, split: str) -> None:
-        """Say nothing: the first samples are as random as all."""
+        """Do nothing: the first samples are as random as all samples."""

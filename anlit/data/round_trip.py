@@ -1,8 +1,8 @@
 """Whether a text comes back from its tokens: decode(encode(text)) against the text.
 
-A byte-level BPE gives back every text by construction, so its texts are not decoded. With NFC as its
-only normalisation (GPT-NeoX, Qwen) it gives back every text in that Unicode normal form. The texts of
-all other tokenizers are decoded, which takes a tenth to a half of the time of encoding.
+A byte-level BPE gives back every text by construction, so its texts are not decoded. If NFC is its
+only normalisation (GPT-NeoX, Qwen), it gives back every text in that Unicode normal form. The texts
+of all other tokenizers are decoded, which takes a tenth to a half of the time of encoding.
 """
 
 import json
@@ -15,98 +15,109 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
-from anlit.data.tokenizer import steps_of
-from anlit.errors import panics_told
+from anlit.data.tokenizer import flatten_steps
+from anlit.errors import tokenizer_panics_as_errors
 
-SHOWN = 20  # characters of a text in a sentence
+SHOWN_CHARACTERS = 20
+"""Characters of a text that a message shows."""
 NormalForm = Literal["NFC", "NFD"]
 NORMAL_FORMS: tuple[NormalForm, ...] = ("NFC", "NFD")
+SPLITTING_STEPS = ("Split", "Digits")
+"""Pre-tokenizers that cut a text and keep all of it, except for the behaviour "Removed"."""
 
 
-class Kind(StrEnum):
-    """What decode(encode(text)) is, where it is not the text."""
+class ChangeKind(StrEnum):
+    """How decode(encode(text)) differs from the text."""
 
-    NORMALISED = "normalised"  # another Unicode normal form, which stands for the same characters
+    NORMALISED = "normalised"  # another Unicode normal form of the same characters
     CHANGED = "changed"  # another text: letters are lost, lower case, other spaces
-    LOST = "lost"  # nothing at all
+    LOST = "lost"  # the empty text
 
 
-class Change(NamedTuple):
-    """How a text differs from what comes back from its tokens."""
+class TextChange(NamedTuple):
+    """A text that differs from its decoded tokens."""
 
-    kind: Kind
+    kind: ChangeKind
     text: str
-    back: str  # what comes back
+    decoded: str
 
     @property
-    def place(self) -> str:
-        """The first place where they differ, in a clause."""
-        start = len(os.path.commonprefix([self.text, self.back]))  # noqa: RUF071  of characters
-        shown = [whole[start : start + SHOWN] for whole in (self.text, self.back)]
+    def first_difference(self) -> str:
+        """A clause with the first characters that differ."""
+        start = len(os.path.commonprefix([self.text, self.decoded]))  # noqa: RUF071  of characters
         # Normal forms look alike.
-        text, back = map(ascii if self.kind == Kind.NORMALISED else repr, shown)
-        return f"{text} becomes {back}"
+        show = ascii if self.kind == ChangeKind.NORMALISED else repr
+        text = show(self.text[start : start + SHOWN_CHARACTERS])
+        decoded = show(self.decoded[start : start + SHOWN_CHARACTERS])
+        return f"{text} becomes {decoded}"
 
 
 class RoundTrip:
-    """Compares texts with what comes back from their tokens.
+    """Compares texts with their decoded tokens.
 
     Attributes:
-        decodes: whether texts have to be decoded for that.
+        decodes: whether the comparison has to decode tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         content = json.loads(tokenizer.to_str())
         self.tokenizer = tokenizer
-        steps = [step["type"] for step in steps_of(content["normalizer"])]
-        is_known = steps in ([], *([form] for form in NORMAL_FORMS))
-        self.normal_form: NormalForm | None = steps[0] if steps and is_known else None
-        self.decodes = not (is_known and _is_byte_level(content))
+        steps = [step["type"] for step in flatten_steps(content["normalizer"])]
+        normalises_only = len(steps) == 1 and steps[0] in NORMAL_FORMS
+        self.normal_form: NormalForm | None = steps[0] if normalises_only else None
+        self.decodes = not ((not steps or normalises_only) and _is_byte_level(content))
 
-    def changes(
+    def find_changes(
         self, texts: Sequence[str], tokens: Sequence[np.ndarray]
-    ) -> Iterator[Change | None]:
-        """For each text None if it comes back, else how it is changed.
+    ) -> Iterator[TextChange | None]:
+        """Yield how each text changes, or None if it comes back.
 
-        `tokens` are the texts' tokens without the end-of-document token.
+        `tokens` has the tokens of each text without the end-of-document token.
         """
         if not self.decodes:
-            yield from map(self._normalised, texts)
+            yield from map(self._normalise, texts)
             return
         ids = [array.tolist() for array in tokens]
-        with panics_told():
-            decoded = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
-        for text, back in zip(texts, decoded, strict=True):
-            yield None if text == back else Change(_kind_of(text, back), text, back)
+        with tokenizer_panics_as_errors():
+            decoded_texts = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
+        for text, decoded in zip(texts, decoded_texts, strict=True):
+            if text == decoded:
+                yield None
+            else:
+                yield TextChange(_change_kind(text, decoded), text, decoded)
 
-    def _normalised(self, text: str) -> Change | None:
-        """How a byte-level tokenizer changes a text."""
+    def _normalise(self, text: str) -> TextChange | None:
+        """Return how a byte-level tokenizer changes a text."""
         if self.normal_form is None or unicodedata.is_normalized(self.normal_form, text):
             return None
-        back = unicodedata.normalize(self.normal_form, text)
-        return Change(Kind.NORMALISED, text, back)
+        normalised = unicodedata.normalize(self.normal_form, text)
+        return TextChange(ChangeKind.NORMALISED, text, normalised)
 
 
-def _kind_of(text: str, back: str) -> Kind:
-    if not back:
-        return Kind.LOST
-    is_same = unicodedata.normalize("NFC", text) == unicodedata.normalize("NFC", back)
-    return Kind.NORMALISED if is_same else Kind.CHANGED
+def _change_kind(text: str, decoded: str) -> ChangeKind:
+    if not decoded:
+        return ChangeKind.LOST
+    if unicodedata.normalize("NFC", text) == unicodedata.normalize("NFC", decoded):
+        return ChangeKind.NORMALISED
+    return ChangeKind.CHANGED
 
 
 def _is_byte_level(content: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json splits a text, turns all its bytes into letters and knows each of them."""
+    """Whether a tokenizer.json splits a text, turns all its bytes into letters and knows each."""
     model = content["model"]
     if model["type"] != "BPE" or (content["decoder"] or {}).get("type") != "ByteLevel":
         return False
-    if any(model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")):
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return False
     if not model["vocab"].keys() >= {*pre_tokenizers.ByteLevel.alphabet()}:
         return False
     if any(token["lstrip"] or token["rstrip"] for token in content["added_tokens"]):
-        return False  # it takes spaces beside it
-    *splits, last = steps_of(content["pre_tokenizer"]) or [{}]
-    if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
+        return False  # such a token takes the spaces beside it
+    *splits, last_step = flatten_steps(content["pre_tokenizer"]) or [{}]
+    if last_step.get("type") != "ByteLevel" or last_step["add_prefix_space"]:
         return False
-    keeps_all = [split["type"] in ("Split", "Digits") for split in splits]
-    return all(keeps_all) and all(split.get("behavior") != "Removed" for split in splits)
+    return all(_keeps_all_text(split) for split in splits)
+
+
+def _keeps_all_text(split: dict[str, Any]) -> bool:
+    return split["type"] in SPLITTING_STEPS and split.get("behavior") != "Removed"

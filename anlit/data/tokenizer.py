@@ -8,47 +8,53 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from anlit.errors import PANIC, UserError, panics_told
+from anlit.data.storage.manifest import LARGEST_VOCABULARY
+from anlit.errors import PANIC, UserError, tokenizer_panics_as_errors
 
 END_OF_DOCUMENT = "<|endoftext|>"
-SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-document token
-LARGEST_VOCABULARY = 1 << 31
-LARGEST_FILE = 128 << 20  # of a tokenizer.json; vocabularies of 250,000 tokens take up to 35 MB
-MOST_GROWTH, MOST_STEPS = 100, 1000  # Llama's makes a text of one character twice as long
-MOST_LISTED = 8  # special tokens in a sentence
+SMALLEST_VOCABULARY = 257
+"""The 256 bytes and the end-of-document token."""
+LARGEST_FILE_BYTES = 128 << 20
+"""The largest tokenizer.json; vocabularies of 250,000 tokens take up to 35 MB."""
+MOST_GROWTH = 100
+"""How many times as long normalisation may make a text; Llama's makes a character two."""
+MOST_STEPS = 1000
+"""Normalisation steps that a tokenizer may have."""
+MOST_LISTED = 8
+"""Special tokens that an error lists."""
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE; the same texts in the same order give the same tokenizer.
 
     Args:
-        texts: the training part only, or the validation loss would know its own text.
-        vocab_size: number of tokens with the end-of-document token (id 0), with room for the 256 bytes. A corpus too
-            small to have so many merges gives fewer.
+        texts: the training split only, or the tokenizer would know the text of validation.
+        vocab_size: number of tokens with the 256 bytes and the end-of-document token (id 0). A
+            small corpus with fewer merges gives a smaller vocabulary.
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(
-            f"vocab_size {vocab_size} leaves no room for the 256 bytes and the end-of-document token: "
-            f"set it to {SMALLEST_VOCABULARY} or more."
+            f"vocab_size {vocab_size} has no room for the 256 bytes and the end-of-document token: "
+            f"set it to {SMALLEST_VOCABULARY} or more"
         )
-    tokenizer, alphabet = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[END_OF_DOCUMENT],
-        initial_alphabet=alphabet,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return as_plain_text(tokenizer)
+    return set_plain_encoding(tokenizer)
 
 
-def as_plain_text(tokenizer: Tokenizer) -> Tokenizer:
-    """Encode "<|endoftext|>" inside a text as those letters, which no tokenizer.json says, and neither cut nor fill up.
+def set_plain_encoding(tokenizer: Tokenizer) -> Tokenizer:
+    """Make a tokenizer encode a text to the same tokens each time, and nothing else.
 
-    Its own truncation and padding are not ours: a padding of 10⁹ tokens takes all memory. BPE dropout is
-    switched off, because a text has the same tokens each time.
+    "<|endoftext|>" inside a text is encoded as letters; no tokenizer.json can say so. Truncation
+    and padding are switched off: a padding of 10⁹ tokens takes all memory. So is BPE dropout.
     """
     tokenizer.encode_special_tokens = True
     if isinstance(tokenizer.model, models.BPE):
@@ -59,106 +65,135 @@ def as_plain_text(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer.json; UserError if there is no such file, or as in `parse_tokenizer`."""
+    """Read a tokenizer.json; UserError also if the file is missing or too large."""
     if not Path(path).is_file():
-        raise UserError(f"There is no tokenizer at {path}: give the path of a tokenizer.json.")
-    if (size := Path(path).stat().st_size) > LARGEST_FILE:
+        raise UserError(f"there is no tokenizer at {path}: give the path of a tokenizer.json")
+    size = Path(path).stat().st_size
+    if size > LARGEST_FILE_BYTES:
         raise UserError(
-            f"{path} has {size:,} bytes, and a tokenizer.json has {LARGEST_FILE:,} at most: give another."
+            f"{path} has {size:,} bytes, and a tokenizer.json has {LARGEST_FILE_BYTES:,} at most: "
+            "give another file"
         )
     return parse_tokenizer(Path(path).read_bytes(), str(path))
 
 
-def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
-    """The tokenizer in a tokenizer.json that lies at `where`, whoever has written it.
+def parse_tokenizer(content: bytes, origin: str) -> Tokenizer:
+    """Return the tokenizer in the content of a tokenizer.json, which anyone may have written.
 
-    Raises UserError if it is none, or its steps could make a text so long that it takes all memory.
+    Raises UserError, which names the `origin`, if the library cannot read it, or if its steps could
+    make a text too long for the memory.
     """
     try:
         growth, steps = _growth_and_steps(json.loads(content))
         if growth <= MOST_GROWTH and steps <= MOST_STEPS:
-            return as_plain_text(Tokenizer.from_buffer(content))
-    except BaseException as error:  # the library raises bare Exception for whatever it cannot read
+            return set_plain_encoding(Tokenizer.from_buffer(content))
+    except (
+        BaseException
+    ) as error:  # the library raises a bare Exception for anything it cannot read
         if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
         raise UserError(
-            f"{where} is not a tokenizer.json that the tokenizers library can read: {error}."
+            f"{origin} is not a tokenizer.json that the tokenizers library can read ({error}): "
+            "take another tokenizer.json"
         ) from error
     raise UserError(
-        f"{where} is not used: its {steps:,} normalisation steps could make a text {growth:,.0f} times as long "
-        f"(at most {MOST_GROWTH}, and {MOST_STEPS:,} steps): take another tokenizer.json."
+        f"{origin} is not used, its {steps:,} normalisation steps could make a text {growth:,.0f} "
+        f"times as long (at most {MOST_GROWTH}, and {MOST_STEPS:,} steps): take another "
+        "tokenizer.json"
     )
 
 
 def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
-    """How many times longer a text may become by what a tokenizer.json replaces in it, and in how many steps.
+    """Return how many times longer a tokenizer.json may make a text, and in how many steps.
 
-    The library ends the whole process if it runs out of memory, so this has to be known before.
+    The library ends the whole process if it runs out of memory, so this check comes first.
     """
-    growth, steps = 1.0, 0
-    waiting: list[Any] = [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
-    for part in waiting:  # which grows
-        if isinstance(part, dict):
-            steps += "type" in part
-            if part.get("type") == "Replace":
-                replaced = part["pattern"].get(
-                    "String", " "
-                )  # an expression may stand for one character
-                growth *= max(1.0, len(part["content"]) / max(1, len(replaced)))
-            elif part.get("type") == "Prepend":
-                growth *= 1 + len(part["prepend"])
-        waiting += (
-            part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        )
-    return growth, steps
+    growth = 1.0
+    n_steps = 0
+    queue: list[Any] = [content.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")]
+    for value in queue:  # the loop appends to it
+        if isinstance(value, list):
+            queue += value
+        elif isinstance(value, dict):
+            queue += value.values()
+            n_steps += "type" in value
+            growth *= _step_growth(value)
+    return growth, n_steps
+
+
+def _step_growth(step: dict[str, Any]) -> float:
+    """Return how many times longer a step may make a text."""
+    if step.get("type") == "Replace":
+        # A regular expression may match a single character.
+        replaced = step["pattern"].get("String", " ")
+        return max(1.0, len(step["content"]) / max(1, len(replaced)))
+    if step.get("type") == "Prepend":
+        return 1 + len(step["prepend"])
+    return 1.0
 
 
 def has_dropout(content: bytes) -> bool:
-    """Whether a tokenizer.json asks for BPE dropout, that is, for other tokens each time."""
+    """Whether a tokenizer.json asks for BPE dropout, that is, for different tokens each time."""
     return bool(json.loads(content)["model"].get("dropout"))
 
 
-def steps_of(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre_tokenizer of a tokenizer.json, in order, without the sequences around them."""
-    if part is None:
+def flatten_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the steps of a normalizer or pre_tokenizer in order, without their Sequences."""
+    if step is None:
         return []
-    if part["type"] != "Sequence":
-        return [part]
-    inner = part.get("normalizers") or part.get("pretokenizers") or []
-    return [step for one in inner for step in steps_of(one)]
+    if step["type"] != "Sequence":
+        return [step]
+    steps = []
+    for inner_step in step.get("normalizers") or step.get("pretokenizers") or []:
+        steps += flatten_steps(inner_step)
+    return steps
 
 
 def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> int:
-    """Id of the token that ends a document; UserError if there is none, or a text that has its letters is cut by it."""
+    """Return the id of the token that ends a document.
+
+    Raises UserError if it is missing, or if the tokenizer finds it inside a text with its letters.
+    """
     token_id = tokenizer.token_to_id(token)
     if token_id is None:
         raise UserError(
-            f'The tokenizer has no token "{token}" to end documents with{_special_tokens(tokenizer)}: set '
-            "--end_of_document (--data.end_of_document) to the one it has."
+            f'the tokenizer has no token "{token}" to end documents with'
+            f"{_describe_special_tokens(tokenizer)}: set --end_of_document "
+            "(--data.end_of_document) to a token that it has"
         )
     if token_id in tokenizer.encode(token, add_special_tokens=False).ids:
         raise UserError(
-            f'The tokenizer takes "{token}" inside of a text for the end of a document: set "special": true for '
-            "that token in the added_tokens of its tokenizer.json, or choose another --end_of_document."
+            f'the tokenizer takes "{token}" inside a text for the end of a document: set '
+            '"special": true for that token in the added_tokens of its tokenizer.json, or choose '
+            "another --end_of_document"
         )
     return token_id
 
 
-def _special_tokens(tokenizer: Tokenizer) -> str:
-    """The special tokens of a tokenizer in a clause, the first of them if there are many."""
-    tokens = [token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
-    names = [token.content for token in tokens if token.special]
-    more = " …" if len(names) > MOST_LISTED else ""
-    return f" (its special tokens: {' '.join(names[:MOST_LISTED])}{more})" if names else ""
+def _describe_special_tokens(tokenizer: Tokenizer) -> str:
+    """Return a clause with the first special tokens of a tokenizer; empty if it has none."""
+    names = []
+    for _, token in sorted(tokenizer.get_added_tokens_decoder().items()):
+        if token.special:
+            names.append(token.content)
+    if not names:
+        return ""
+    listed = " ".join(names[:MOST_LISTED])
+    if len(names) > MOST_LISTED:
+        listed += " …"
+    return f" (its special tokens: {listed})"
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """One more than the largest id, also if no token has some: what an embedding needs; UserError if above 2³¹."""
+    """Return the size of an embedding for all ids, which may have gaps.
+
+    Raises UserError if it is above 2³¹.
+    """
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > LARGEST_VOCABULARY:
         raise UserError(
-            f"The tokenizer has a token with the id {size - 1:,}, and shards hold ids below {LARGEST_VOCABULARY:,}: "
-            "number its tokens without gaps."
+            f"the tokenizer has a token with the id {size - 1:,}, and shards hold ids below "
+            f"{LARGEST_VOCABULARY:,}: number its tokens without gaps"
         )
     return size
 
@@ -166,8 +201,9 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 def encode_documents(
     tokenizer: Tokenizer, texts: list[str], end_of_document: int, dtype: np.dtype | type
 ) -> Iterator[np.ndarray]:
-    """Each text's tokens and then the end-of-document token, (n + 1,) of a dtype that holds all ids."""
-    with panics_told():  # fast: without characters' positions
+    """Yield the tokens of each text and then the end-of-document token, (n + 1,) of `dtype`."""
+    with tokenizer_panics_as_errors():
+        # Fast: without the positions of characters.
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     for encoding in encodings:
         yield np.array([*encoding.ids, end_of_document], dtype=dtype)

@@ -12,11 +12,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from anlit.nn.attention.statistics import ranges
 from anlit.reporting.figure import (
+    COLOUR_MAP,
     DASHES,
-    MAP,
     MARKERS,
     SHADED,
-    TEXT,
+    TEXT_WIDTH,
     heat_map,
     legend_below,
     panels,
@@ -64,7 +64,7 @@ def statistic_values(result: dict[str, Any], name: str) -> np.ndarray:
 
 def draw_statistics(result: dict[str, Any], training_length: int) -> Figure:
     """Draw each statistic over n: a line for each layer, and a band over its heads."""
-    figure, all_axes = panels(len(PANEL_TITLES), 3, TEXT / 3, 1.8)
+    figure, all_axes = panels(len(PANEL_TITLES), 3, TEXT_WIDTH / 3, 1.8)
     for axes, (name, title) in zip(all_axes, PANEL_TITLES.items(), strict=True):
         _draw_layers(axes, result, name)
         axes.set_title(title)
@@ -87,7 +87,7 @@ def draw_ranges(result: dict[str, Any], training_length: int) -> Figure:
     """
     longest_shown, _ = last_bin(result)
     spans = [span for span in ranges(result["length"] - 1) if span.first < longest_shown]
-    figure, all_axes = panels(2 * len(spans), len(spans), TEXT / len(spans), 1.7)
+    figure, all_axes = panels(2 * len(spans), len(spans), TEXT_WIDTH / len(spans), 1.7)
     for axes, (kind, span) in zip(all_axes, product(("weight", "entropy"), spans), strict=True):
         name = f"{kind}_{span}"
         if name not in result["statistics"]:
@@ -108,7 +108,7 @@ def draw_heads(result: dict[str, Any]) -> Figure:
     entropy = statistic_values(result, "entropy")[:, :, last]
     sink = statistic_values(result, "attention_sink")[:, :, last]
     n_layers, n_heads = entropy.shape
-    size = (TEXT, 0.9 + min(7.0, 0.22 * n_layers + 0.5))
+    size = (TEXT_WIDTH, 0.9 + min(7.0, 0.22 * n_layers + 0.5))
     figure, (entropy_axes, sink_axes) = plt.subplots(1, 2, figsize=size)
     has_numbers = n_heads <= MAX_NUMBERED_HEADS
     entropy_map = heat_map(entropy_axes, entropy, math.log(high), has_numbers)
@@ -129,7 +129,7 @@ def _draw_layers(axes: Axes, result: dict[str, Any], name: str) -> None:
     n_bins = n_reliable_bins(result)
     layers = statistic_values(result, name)[:, :, :n_bins]
     n = statistic_values(result, "n")[0, 0, :n_bins]
-    colours = plt.get_cmap(MAP)(np.linspace(0, 0.8, len(layers)))
+    colours = plt.get_cmap(COLOUR_MAP)(np.linspace(0, 0.8, len(layers)))
     styles = zip(layers, colours, cycle(DASHES), cycle(MARKERS), strict=False)
     for layer, (heads, colour, dash, marker) in enumerate(styles):
         has_values = np.isfinite(heads).any(0)

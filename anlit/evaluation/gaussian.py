@@ -25,7 +25,7 @@ from anlit.nn import mechanisms
 from anlit.nn.attention.statistics import Range, log_total, ranges, statistics, within
 from anlit.nn.kernels.formula import distance_tables
 from anlit.nn.mechanisms.mechanism import Mechanism
-from anlit.reporting.figure import TEXT, legend_below, line_styles, panels
+from anlit.reporting.figure import TEXT_WIDTH, legend_below, line_styles, panels
 from anlit.reporting.table import Table, markdown_table
 
 SCORES_AT_ONCE = 1 << 22
@@ -194,7 +194,7 @@ def draw_distances(by_name: dict[str, Any], n_keys: str) -> Figure:
     styles = line_styles(list(labels.values()))
     starts = [span.first for span in ranges(int(n_keys) - 1)[1:] if span.end <= int(n_keys)]
     n_panels = len(DISTANCE_PANELS)
-    figure, all_axes = panels(n_panels, n_panels, TEXT / n_panels, 2.0)
+    figure, all_axes = panels(n_panels, n_panels, TEXT_WIDTH / n_panels, 2.0)
     for axes, (kind, title) in zip(all_axes, DISTANCE_PANELS.items(), strict=True):
         for name, label in labels.items():
             colour, marker, dash = styles[label]

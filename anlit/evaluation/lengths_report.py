@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator
 
 from anlit.compare.statistics import Summary, mean_sd
 from anlit.evaluation.runner import Report
-from anlit.reporting.figure import SHADED, TEXT, legend_below, line_styles, shade
+from anlit.reporting.figure import SHADED, TEXT_WIDTH, legend_below, line_styles, shade
 from anlit.reporting.page import listed
 from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal
@@ -167,7 +167,7 @@ def loss_figure(record: dict[str, Any]) -> Figure:
     masking = record["settings"]["masking"]
     lengths = record["settings"]["lengths"]
     arms = record["arms"]
-    size = (TEXT, 0.3 + 2.3 * len(masking) + 0.16 * len(arms))
+    size = (TEXT_WIDTH, 0.3 + 2.3 * len(masking) + 0.16 * len(arms))
     figure, grid = plt.subplots(
         len(masking), 2, figsize=size, sharex="col", sharey="col", squeeze=False
     )

@@ -25,7 +25,7 @@ from anlit.data.order import generator
 from anlit.evaluation.runner import Evaluation, Report, group_by_seed
 from anlit.evaluation.settings import NeedleSettings
 from anlit.nn.models.runtime import allow_compiled_kernels, enough_memory
-from anlit.reporting.figure import TEXT, heat_map, legend_name, panels
+from anlit.reporting.figure import TEXT_WIDTH, heat_map, legend_name, panels
 from anlit.reporting.table import Table, markdown_table
 from anlit.reporting.text import literal, minus, say
 from anlit.training.language_model import LanguageModel
@@ -246,7 +246,7 @@ def draw_accuracy(record: dict[str, Any]) -> Figure:
     depths = record["settings"]["depths"]
     n_columns = min(len(arms), MAX_COLUMNS)
     height = 0.5 + 0.16 * max(5, len(depths))
-    figure, all_axes = panels(len(arms), n_columns, TEXT / n_columns, height)
+    figure, all_axes = panels(len(arms), n_columns, TEXT_WIDTH / n_columns, height)
     ticks = range(0, len(lengths), max(1, round(len(lengths) / MAX_LENGTH_TICKS)))
     tick_labels = [length_name(record, lengths[i]).replace(" ", "\n") for i in ticks]
     has_numbers = n_columns * len(lengths) <= MAX_NUMBERED_CELLS

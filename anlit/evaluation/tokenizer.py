@@ -17,7 +17,7 @@ from anlit.checkpoints.special_tokens import (
     text_folder,
     token_ids,
 )
-from anlit.data.storage.manifest import TOKENIZER, read_bytes
+from anlit.data.storage.manifest import TOKENIZER, read_small_file
 from anlit.data.storage.remote import is_remote
 from anlit.data.tokenizer import END_OF_DOCUMENT, parse_tokenizer, vocabulary_size
 from anlit.errors import UserError
@@ -249,7 +249,7 @@ def _tokenizer_path(tokenizer: str) -> str:
 
 def _read_named_tokenizer(path: str) -> bytes:
     try:
-        return read_bytes(path)
+        return read_small_file(path)
     except OSError as error:
         raise UserError(
             f"there is no tokenizer at {path}: set --tokenizer to the path of a tokenizer.json"
@@ -266,7 +266,7 @@ def _find_tokenizer(checkpoint: Checkpoint) -> tuple[str, bytes]:
     for folder in local_folders:
         path = f"{folder}/{TOKENIZER}"
         with suppress(OSError):
-            return path, read_bytes(path)
+            return path, read_small_file(path)
     places = f" (looked in {', '.join(local_folders)})" if local_folders else ""
     raise MissingTokenizerError(
         f"{checkpoint.file} has no tokenizer{places}: "

@@ -11,28 +11,46 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE_FOLDER = Path(__file__).parents[1]
 """The folder of anlit."""
 PACKAGES = (
-    "anlit", "torch", "lightning", "litdata", "jsonargparse", "torchmetrics", "tokenizers", "numpy", "scipy", "pyarrow",
-    "zstandard", "flash-attn", "flash-attn-4", "nvidia-cutlass-dsl", "triton",
-)  # fmt: skip
+    "anlit",
+    "torch",
+    "lightning",
+    "litdata",
+    "jsonargparse",
+    "torchmetrics",
+    "tokenizers",
+    "numpy",
+    "scipy",
+    "pyarrow",
+    "zstandard",
+    "flash-attn",
+    "flash-attn-4",
+    "nvidia-cutlass-dsl",
+    "triton",
+)
 """Packages that influence a result or its speed."""
 
 
 def environment() -> dict[str, Any]:
-    """The beginning of every record. Call it before measuring, because it has the load of the machine."""
-    return {"when": now(), "git": git_state(), "versions": versions(), "hardware": machine(),
-            "load_before": os.getloadavg()[0]}  # fmt: skip
+    """Return the beginning of every record. Call it before measuring: it has the load."""
+    return {
+        "when": utc_time(),
+        "git": git_state(),
+        "versions": versions(),
+        "hardware": machine(),
+        "load_before": os.getloadavg()[0],
+    }
 
 
-def now() -> str:
-    """The time in UTC, to the second."""
+def utc_time() -> str:
+    """Return the time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
-    """Python's version and those of the installed packages that influence a result."""
+    """Return the versions of Python and of the installed packages that influence a result."""
     installed = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -41,43 +59,51 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """The commit of the running code, outside a checkout ANLIT_COMMIT of images, and whether a tracked file differs."""
+    """Return the commit of the running code, and whether a tracked file differs from it.
 
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, check=True
-        ).stdout
-
+    Outside a checkout the commit is ANLIT_COMMIT of an image; without it return None.
+    """
     try:
-        git(
-            "ls-files", "--error-unmatch", "__init__.py"
-        )  # exclude another project's checkout around site-packages
-        dirty = git("status", "--porcelain", "--untracked-files=no").strip()
-        return {"commit": git("rev-parse", "HEAD").strip(), "dirty": bool(dirty)}
+        # Exclude another project's checkout around site-packages.
+        _run_git("ls-files", "--error-unmatch", "__init__.py")
+        changed_files = _run_git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": _run_git("rev-parse", "HEAD"), "dirty": bool(changed_files)}
     except (OSError, subprocess.CalledProcessError):
         commit = os.environ.get("ANLIT_COMMIT")
         return {"commit": commit, "dirty": commit.endswith("-dirty")} if commit else None
 
 
+def _run_git(*arguments: str) -> str:
+    process = subprocess.run(
+        ["git", *arguments], cwd=PACKAGE_FOLDER, capture_output=True, text=True, check=True
+    )
+    return process.stdout.strip()
+
+
 def machine() -> dict[str, Any]:
-    """{cpu, cores, memory_gb, system} of this machine; cores are those that this process may use."""
-    memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    return {"cpu": processor_name(), "cores": cores(), "memory_gb": memory,
-            "system": f"{platform.system()} {platform.release()}"}  # fmt: skip
+    """Return {cpu, cores, memory_gb, system} of this machine, with the usable cores."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": processor_name(),
+        "cores": cores(),
+        "memory_gb": round(memory_bytes / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+    }
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @cache
 def processor_name() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     path = Path("/proc/cpuinfo")
-    names = (
-        re.findall(r"^model name\s*:\s*(.*)$", path.read_text(), re.MULTILINE)
-        if path.is_file()
-        else ()
-    )
-    return next(iter(names), platform.processor() or platform.machine())
+    if path.is_file():
+        model_name = re.search(r"^model name\s*:\s*(.*)$", path.read_text(), re.MULTILINE)
+        if model_name is not None:
+            return model_name[1]
+    return platform.processor() or platform.machine()

@@ -1,9 +1,11 @@
-"""Reads small text files that may be damaged or foreign: JSON, YAML and CSV of runs, studies and reports; writes YAML.
+"""Reads small text files that may be damaged or foreign: JSON, YAML and CSV. Also writes YAML.
 
-Each is read with bounds on its size, its depth and what its aliases expand to, and checked against a schema, so a
-reader after it meets no surprise. A schema is a type, a tuple of types, `[schema]` for a list of such values,
-`{key: schema}` for a mapping, or `{str: schema}` for one whose keys are any strings; a mapping may lack a key or hold
-null, and may have more keys.
+Size, depth and the expansion of aliases are limited. The content is checked against a schema:
+
+- a type, or a tuple of types;
+- `[schema]` for a list of such values;
+- `{key: schema}` for a mapping. It may lack a key or hold null, and may have more keys;
+- `{str: schema}` for a mapping with any strings as keys.
 """
 
 import csv
@@ -20,17 +22,25 @@ import yaml
 from anlit.errors import UserError
 
 LARGEST_BYTES = 2**28
-DEEPEST = 100
+MOST_DEPTH = 100
 """Lists and mappings within each other."""
-TOO_DEEP = f"it is nested deeper than {DEEPEST} lists and mappings"
-MOST_VALUES, LONG_STRING = 1_000_000, 1000
-"""Values in a YAML file, each counted as often as an alias repeats it; characters that count as one value."""
+TOO_DEEP = f"it is nested deeper than {MOST_DEPTH} lists and mappings"
+MOST_VALUES = 1_000_000
+"""Values in a YAML file, each counted as often as an alias repeats it."""
+LONG_STRING = 1000
+"""Characters that count as a value."""
+MERGE_TAG = "tag:yaml.org,2002:merge"
+BOOLEAN_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+"""Words that people write for true and false."""
 
 
 def read_text(path: str | Path) -> str:
-    """The content of a regular file in UTF-8; raises OSError or ValueError for a pipe, a folder, or a large one."""
+    """Return the content of a regular file in UTF-8.
+
+    Raises OSError or ValueError for a pipe, a folder, or a large file.
+    """
     if Path(path).exists() and not Path(path).is_file():
-        raise OSError(0, "it is no regular file")
+        raise OSError(0, "it is not a regular file")
     with Path(path).open("rb") as file:
         content = file.read(LARGEST_BYTES + 1)
     if len(content) > LARGEST_BYTES:
@@ -41,34 +51,37 @@ def read_text(path: str | Path) -> str:
 def read_json(
     path: str | Path, schema: Any = object, advice: str = "repair or remove it", missing: Any = None
 ) -> Any:
-    """The content of a JSON file that is as `schema` says; `missing`, if it is given, where there is no file.
+    """Read a JSON file and check it against `schema`.
 
-    Raises UserError, which names the file, the reason and `advice`, if it cannot be read or is not so.
+    Returns `missing`, unless it is None, if there is no file. Raises UserError with the file, the
+    reason and `advice` if the file cannot be read or does not fit.
     """
-    is_absent = missing is not None and not Path(path).exists()
-    return missing if is_absent else _read(path, _parse_json, schema, advice)
+    if missing is not None and not Path(path).exists():
+        return missing
+    return _read(path, _parse_json, schema, advice)
 
 
 def read_yaml(path: str | Path, schema: Any = object, advice: str = "correct it there") -> Any:
-    """The content of a YAML file, as `read_json`."""
+    """Read a YAML file and check it against `schema`; errors as in `read_json`."""
     return _read(path, parse_yaml, schema, advice)
 
 
 def _read(path: str | Path, parse: Callable[[str], Any], schema: Any, advice: str) -> Any:
     try:
         content = parse(read_text(path))
-        check(content, schema)
+        check_content(content, schema)
         return content
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise _unreadable(path, error, advice) from error
+        raise _read_error(path, error, advice) from error
 
 
 def read_rows(
     path: str | Path, advice: str = "repair it or leave the run out"
 ) -> list[dict[str, str]]:
-    """The rows of a CSV file by its header, with "" for an empty cell. A last line without an end is left out.
+    """Return the rows of a CSV file by its header, with "" for an empty cell.
 
-    Raises UserError, which names the file, if it cannot be read, or has other rows than its header says.
+    A last line without a line end is left out. Raises UserError with the file and the reason if it
+    cannot be read, or if a row does not fit the header.
     """
     try:
         lines = read_text(path).splitlines(keepends=True)
@@ -81,52 +94,61 @@ def read_rows(
             raise ValueError("a row has more cells than the first line")
         return rows
     except (OSError, ValueError, csv.Error) as error:
-        raise _unreadable(path, error, advice) from error
+        raise _read_error(path, error, advice) from error
 
 
-def number(row: dict[str, str], column: str, path: str | Path) -> float:
-    """The number in a cell, NaN for an empty or missing one. Raises UserError if it is none."""
+def parse_cell(row: dict[str, str], column: str, path: str | Path) -> float:
+    """Return the number in a cell, NaN for an empty or missing cell; UserError for other text."""
     try:
         return float(row.get(column) or math.nan)
     except ValueError as error:
-        said = f"a row has {row[column][:40]!r} as {column}, which is no number"
-        raise _unreadable(path, ValueError(said), "repair it or leave the run out") from error
+        reason = ValueError(f"a row has {row[column][:40]!r} as {column}, which is not a number")
+        raise _read_error(path, reason, "repair it or leave the run out") from error
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's own, with quotes around each text that `parse_yaml` would read as a number."""
+    """PyYAML's dumper, with quotes around each text that `parse_yaml` would read as a number."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML without its surprises: `no`, `007`, `2024_11`, `10:00:00` and dates are texts.
 
-    YAML 1.1 reads them as a boolean, an octal number, two integers and a number of base 60. Where a key needs a number
-    or a boolean, `parse_scalar` reads the text. `1e4` and `1.5e4` are integers, `1e-3` is a number, and `1_000_000` is
-    an integer too.
+    YAML 1.1 reads them as a boolean, an octal number, two integers and a number of base 60. If a
+    key needs a number or a boolean, `parse_scalar` reads the text. `1e4` and `1.5e4` are integers,
+    `1e-3` is a number, and `1_000_000` is an integer too.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
 
 
-INTEGER = re.compile(
+NULL_PATTERN = re.compile(r"(~|null|Null|NULL|)$")
+BOOLEAN_PATTERN = re.compile(r"(true|True|TRUE|false|False|FALSE)$")
+INTEGER_PATTERN = re.compile(
     r"[-+]?(0|[1-9]\d*|[1-9]\d{0,2}(_\d{3})+|0x[0-9a-fA-F]+|\d+(\.\d+)?[eE]\+?\d\d?)$"
 )
-NUMBER = re.compile(
-    r"[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
+NUMBER_PATTERN = re.compile(
+    r"[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))$"
+    r"|\.(nan|NaN|NAN)$"
 )
-for _kind, _form, _first in (
-    ("null", re.compile(r"(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
-    ("bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
-    ("int", INTEGER, list("-+0123456789")),
-    ("float", NUMBER, list("-+0123456789.")),
-    ("merge", re.compile("<<$"), ["<"]),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _form, _first)
-    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _form, _first)
 
 
-def _integer(loader: Any, node: yaml.ScalarNode) -> int | float:
-    """The integer in a node; the number, where an exponent leaves a fraction: `1.25e1`."""
+def _add_resolver(kind: str, pattern: re.Pattern[str], first_characters: list[str]) -> None:
+    """Let plain text that matches a pattern be of a kind, by its first characters."""
+    tag = f"tag:yaml.org,2002:{kind}"
+    _Loader.add_implicit_resolver(tag, pattern, first_characters)
+    _Dumper.add_implicit_resolver(tag, pattern, first_characters)
+
+
+# The first resolver that matches decides.
+_add_resolver("null", NULL_PATTERN, ["~", "n", "N", ""])
+_add_resolver("bool", BOOLEAN_PATTERN, list("tTfF"))
+_add_resolver("int", INTEGER_PATTERN, list("-+0123456789"))
+_add_resolver("float", NUMBER_PATTERN, list("-+0123456789."))
+_add_resolver("merge", re.compile("<<$"), ["<"])
+
+
+def _construct_integer(loader: Any, node: yaml.ScalarNode) -> int | float:
+    """Return the integer in a node; a float if an exponent leaves a fraction: `1.25e1`."""
     text = loader.construct_scalar(node).replace("_", "")
     if "x" in text:
         return int(text, 16)
@@ -134,60 +156,61 @@ def _integer(loader: Any, node: yaml.ScalarNode) -> int | float:
     return int(exact) if exact == exact.to_integral_value() else float(text)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_integer)
 
 
 def dump_yaml(content: Any) -> str:
-    """YAML that every reader takes for the same content, by YAML 1.1 and by `parse_yaml`; keys in their order."""
+    """Return YAML that YAML 1.1 and `parse_yaml` read alike, with keys in their order."""
     return yaml.dump(
         content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
 
 
-MERGE = "tag:yaml.org,2002:merge"
-WORDS = {"yes": True, "on": True, "no": False, "off": False}
-"""What people write for true and false."""
-
-
 def parse_scalar(text: str) -> Any:
-    """The boolean, number or null that `text` means for a key that needs one; `text`, if it means none."""
+    """Return the boolean, number or null in `text`, for a key that needs it; otherwise `text`."""
     if re.fullmatch(r"[-+]?\d[\d_]*", text):
         return int(text.replace("_", ""))
-    if (word := WORDS.get(text.strip().lower())) is not None:
-        return word
+    boolean = BOOLEAN_WORDS.get(text.strip().lower())
+    if boolean is not None:
+        return boolean
     content = parse_yaml(text)
     return text if isinstance(content, dict | list) else content
 
 
 def parse_yaml(text: str) -> Any:
-    """The content of YAML, in which no mapping has a key twice.
+    """Return the content of YAML.
 
-    Raises YAMLError, or ValueError for a key that is written twice, for content that is nested too deep, or whose
-    aliases expand too far.
+    Raises YAMLError, or ValueError for a repeated key, for content that is nested too deep, or for
+    aliases that expand too far.
     """
-    depth = 0
-    for event in yaml.parse(
-        text, Loader=_Loader
-    ):  # before anything is built: the loader calls itself for each level
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-            event, yaml.CollectionEndEvent
-        )
-        if depth > DEEPEST:
-            raise ValueError(TOO_DEEP)
+    _check_depth(text)
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         _refuse_repeated_keys(node)
         content = loader.construct_document(node) if node is not None else None
-        return _bounded(content, MOST_VALUES)
+        _check_size(content, MOST_VALUES)
+        return content
     except RecursionError as error:  # aliases of aliases
         raise ValueError(TOO_DEEP) from error
     finally:
         loader.dispose()
 
 
+def _check_depth(text: str) -> None:
+    """Raise ValueError for deep YAML, before the loader builds it with a call for each level."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MOST_DEPTH:
+            raise ValueError(TOO_DEEP)
+
+
 def _refuse_repeated_keys(document: yaml.Node | None) -> None:
-    """Raise ValueError for a mapping with a key twice: YAML's readers keep the last one without a word."""
+    """Raise ValueError for a mapping with a repeated key; YAML keeps the last without a warning."""
     nodes: list[tuple[str, Any]] = [("", document)]
     visited: set[int] = set()
     while nodes:
@@ -196,74 +219,111 @@ def _refuse_repeated_keys(document: yaml.Node | None) -> None:
             continue
         visited.add(id(node))
         if isinstance(node, yaml.SequenceNode):
-            nodes += [(f"{path}.{number}", item) for number, item in enumerate(node.value)]
+            for number, item in enumerate(node.value):
+                nodes.append((f"{path}.{number}", item))
         elif isinstance(node, yaml.MappingNode):
             lines: dict[tuple[str, str], int] = {}
             for key, value in node.value:
                 name = f"{path}.{key.value}".removeprefix(".")
-                if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
-                    line = key.start_mark.line + 1
-                    if first := lines.get((key.tag, key.value)):
-                        where = f", in lines {first} and {line}" if first < line else ""
-                        raise ValueError(f"{name} is written twice{where}")
-                    lines[key.tag, key.value] = line
+                if isinstance(key, yaml.ScalarNode) and key.tag != MERGE_TAG:
+                    _record_key(key, name, lines)
                 nodes.append((name, value))
+
+
+def _record_key(key: yaml.ScalarNode, name: str, lines: dict[tuple[str, str], int]) -> None:
+    """Record the line of a key; raise ValueError if its mapping has it already."""
+    line = key.start_mark.line + 1
+    first_line = lines.get((key.tag, key.value))
+    if first_line is not None:
+        location = f", in lines {first_line} and {line}" if first_line < line else ""
+        raise ValueError(f"{name} is written twice{location}")
+    lines[key.tag, key.value] = line
 
 
 def _parse_json(text: str) -> Any:
     try:
-        return _bounded(json.loads(text))
+        content = json.loads(text)
     except RecursionError as error:
         raise ValueError(TOO_DEEP) from error
+    _check_size(content)
+    return content
 
 
-def _bounded(content: Any, most: float = math.inf) -> Any:
-    """`content`. Raises ValueError for more than `most` values, counted as often as they occur, or deeper ones."""
-    level, total = [content], 0
-    for _ in range(DEEPEST + 1):
-        parts = [value for value in level if isinstance(value, dict | list)]
-        total += sum(map(len, parts)) + sum(
-            len(value) // LONG_STRING for value in level if isinstance(value, str)
-        )
-        if total > most:
-            raise ValueError(f"it expands to more than {most:,} values")
-        level = [
-            inner for part in parts for inner in (part.values() if isinstance(part, dict) else part)
-        ]
-        if not level:
-            return content
+def _check_size(content: Any, most_values: float = math.inf) -> None:
+    """Raise ValueError for content with too many values or too many levels.
+
+    A value counts as often as it occurs.
+    """
+    level = [content]
+    total = 0
+    for _ in range(MOST_DEPTH + 1):
+        next_level: list[Any] = []
+        collections = []
+        for value in level:
+            if isinstance(value, str):
+                total += len(value) // LONG_STRING
+            elif isinstance(value, dict | list):
+                total += len(value)
+                collections.append(value)
+        if total > most_values:
+            raise ValueError(f"it expands to more than {most_values:,} values")
+        for value in collections:
+            next_level += value.values() if isinstance(value, dict) else value
+        if not next_level:
+            return
+        level = next_level
     raise ValueError(TOO_DEEP)
 
 
-def check(value: Any, schema: Any, name: str = "", complete: bool = False) -> None:
-    """Raises ValueError, which names the part, such as `hardware.devices`, if `value` is not as `schema` says, or lacks
-    a part of it where it must be complete."""
-    kind: Any = type(schema) if isinstance(schema, dict | list) else schema
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not isinstance(value, kind) or (isinstance(value, bool) and not {bool, object} & {*kinds}):
-        names = " or ".join(kind.__name__ for kind in kinds)
-        given = "empty" if value is None else f"{type(value).__name__} in place of {names}"
-        raise ValueError(f"{name or 'its content'} is {given}")
+def check_content(value: Any, schema: Any, name: str = "", complete: bool = False) -> None:
+    """Check a value against a schema, see the head of this file.
+
+    With `complete`, no key of the schema may be missing or null, and no list empty. Raises
+    ValueError, which names the key, such as `hardware.devices`.
+    """
+    label = name or "its content"
+    _check_type(value, schema, label)
     if isinstance(schema, list):
         if complete and not value:
             raise ValueError(f"{name} is empty")
         for item in value:
-            check(item, schema[0], f"an entry of {name or 'its content'}", complete)
+            check_content(item, schema[0], f"an entry of {label}", complete)
     if isinstance(schema, dict):
-        if str in schema and (others := [key for key in value if not isinstance(key, str)]):
-            raise ValueError(
-                f"{name} has the key {others[0]!r}, which is no string: put it in quotes"
-            )
-        for key, part in (dict.fromkeys(value, schema[str]) if str in schema else schema).items():
-            inner = f"{name}.{key}".removeprefix(".")
+        schema_by_key = schema
+        if str in schema:
+            _refuse_other_keys(value, name)
+            schema_by_key = dict.fromkeys(value, schema[str])
+        for key, key_schema in schema_by_key.items():
+            key_name = f"{name}.{key}".removeprefix(".")
             if value.get(key) is not None:
-                check(value[key], part, inner, complete)
+                check_content(value[key], key_schema, key_name, complete)
             elif complete:
-                raise ValueError(f"{inner} is missing")
+                raise ValueError(f"{key_name} is missing")
 
 
-def _unreadable(path: str | Path, error: Exception, advice: str) -> UserError:
-    reason = (error.strerror if isinstance(error, OSError) else None) or " ".join(
-        str(error).split()
-    )
+def _check_type(value: Any, schema: Any, label: str) -> None:
+    """Raise ValueError if the type of a value does not fit; a boolean is not an integer."""
+    types = type(schema) if isinstance(schema, dict | list) else schema
+    if not isinstance(types, tuple):
+        types = (types,)
+    is_allowed_boolean = bool in types or object in types
+    if isinstance(value, types) and (is_allowed_boolean or not isinstance(value, bool)):
+        return
+    if value is None:
+        raise ValueError(f"{label} is empty")
+    names = " or ".join(kind.__name__ for kind in types)
+    raise ValueError(f"{label} is {type(value).__name__} in place of {names}")
+
+
+def _refuse_other_keys(mapping: dict[Any, Any], name: str) -> None:
+    """Raise ValueError for a key that is not a string."""
+    for key in mapping:
+        if not isinstance(key, str):
+            raise ValueError(f"{name} has the key {key!r}, which is not a string: put it in quotes")
+
+
+def _read_error(path: str | Path, error: Exception, advice: str) -> UserError:
+    reason = error.strerror if isinstance(error, OSError) else None
+    if not reason:
+        reason = " ".join(str(error).split())
     return UserError(f"{path} cannot be read ({reason}): {advice}")

@@ -13,13 +13,17 @@ from typing import Any
 from anlit.errors import UserError
 
 TEMPORARY = ".tmp-"
-"""Part of the names of files that are being written."""
+"""A piece of the name of each file that is not yet complete."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path that replaces `path` at the end, or is removed after an exception, safe in power cuts."""
-    # Random, because machines that share the folder may have equal process ids; with a dot, which hides it from *.json.
+    """Yield a temporary path that replaces `path` at the end, even if the power fails.
+
+    An exception removes the temporary file.
+    """
+    # Random, because machines that share the folder may have equal process ids. The dot hides the
+    # file from *.json.
     temporary = path.with_name(f".{path.name}{TEMPORARY}{secrets.token_hex(8)}")
     try:
         yield temporary
@@ -32,13 +36,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` atomically, as UTF-8 with Unix line ends; lone surrogates, of file names, become escapes."""
+    """Replace `path` atomically, as UTF-8 with Unix line ends.
+
+    Lone surrogates, which file names may have, become escapes.
+    """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
-    """Replace `path` atomically by `content` as JSON, see `jsonable`; without `indent` in one line without spaces."""
+    """Replace `path` atomically by `content` as JSON, see `jsonable`.
+
+    Without `indent` it is a single line without spaces.
+    """
     separators = (",", ":") if indent is None else None
     text = json.dumps(
         jsonable(content), ensure_ascii=False, indent=indent, separators=separators, allow_nan=False
@@ -47,9 +57,10 @@ def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
 
 
 def jsonable(value: Any, digits: int | None = None) -> Any:
-    """`value` as JSON types, numbers with so many significant `digits` (default: all), null if not finite.
+    """Return `value` as JSON types: numbers with `digits` significant digits (default: all).
 
-    Dataclasses and named tuples become objects, arrays lists, keys and what JSON does not have strings.
+    Numbers that are not finite become null, dataclasses and named tuples objects, arrays lists.
+    Keys and all other types become strings.
     """
     if is_dataclass(value) and not isinstance(value, type):
         value = vars(value)
@@ -58,22 +69,22 @@ def jsonable(value: Any, digits: int | None = None) -> Any:
     elif hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, dict):
-        return {str(key): jsonable(below, digits) for key, below in value.items()}
+        return {str(key): jsonable(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(below, digits) for below in value]
+        return [jsonable(item, digits) for item in value]
     if isinstance(value, float):
-        return (
-            None
-            if not math.isfinite(value)
-            else value
-            if digits is None
-            else float(f"{value:.{digits}g}")
-        )
+        return _jsonable_float(value, digits)
     return value if isinstance(value, str | int | bool | None) else str(value)
 
 
+def _jsonable_float(value: float, digits: int | None) -> float | None:
+    if not math.isfinite(value):
+        return None
+    return value if digits is None else float(f"{value:.{digits}g}")
+
+
 def output_folder(output: str) -> Path:
-    """The folder that --output names, made where missing; UserError if it cannot be made."""
+    """Make the folder of --output and return it; UserError if it cannot be made."""
     with writing(Path(output), "made"):
         Path(output).mkdir(parents=True, exist_ok=True)
     return Path(output)
@@ -81,22 +92,22 @@ def output_folder(output: str) -> Path:
 
 @contextmanager
 def folder_to_fill(output: str) -> Iterator[Path]:
-    """`output_folder`, which is removed again, with the parents that were made, where nothing comes to be in it."""
-    made = [path for path in (Path(output), *Path(output).parents) if not path.exists()]
+    """Yield `output_folder`; if it stays empty, remove it and the parents that were made."""
+    new_folders = [path for path in (Path(output), *Path(output).parents) if not path.exists()]
     try:
         yield output_folder(output)
     finally:
         with suppress(OSError):  # it is filled
-            for path in made:
-                path.rmdir()
+            for folder in new_folders:
+                folder.rmdir()
 
 
 @contextmanager
-def writing(folder: Path, done: str = "written") -> Iterator[None]:
-    """Turns errors of writing into --output into a UserError."""
+def writing(folder: Path, action: str = "written") -> Iterator[None]:
+    """Turn errors of writing into --output into a UserError."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"--output {folder} cannot be {done} ({error.strerror}): give a writable folder"
+            f"--output {folder} cannot be {action} ({error.strerror}): give a writable folder"
         ) from error

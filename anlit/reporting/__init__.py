@@ -1,4 +1,4 @@
-"""How results are written: tables, pages, figures, files and their provenance.
+"""Output of results: tables, pages, figures and text.
 
-All other parts of anlit may import this package. It imports none of them, and neither torch nor lightning.
+All other packages of anlit may import this package. It imports neither torch nor lightning.
 """

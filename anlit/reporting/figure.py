@@ -1,7 +1,8 @@
-"""One style for all figures: each architecture and mechanism has the same colour and marker in all figures.
+"""One style for all figures: an architecture or mechanism always has the same colour and marker.
 
-With several architectures the colour is the architecture's, and the marker the mechanism's if there are several. With
-one architecture both are the mechanism's. Lines that would still be alike differ in marker and dashes.
+With several architectures, the colour shows the architecture, and the marker shows the mechanism if
+there are several. With one architecture, both show the mechanism. Lines that would still be alike
+differ in marker and dashes.
 """
 
 import re
@@ -23,29 +24,34 @@ from matplotlib.text import Text
 from PIL import Image
 
 DPI = 150
-COLUMN, TEXT = 3.35, 6.75
-"""Widths of figures for a paper in inches: one column (85 mm), and the text of a page."""
+COLUMN_WIDTH = 3.35
+"""Width of a figure in one column of a paper (85 mm), in inches."""
+TEXT_WIDTH = 6.75
+"""Width of a figure across the text of a page, in inches."""
+LETTER_WIDTH = 0.06
+"""Mean width of a letter in a legend, in inches."""
 INK = "#333333"
 # Okabe and Ito's palette without its yellow, which is too light for a line on white.
-COLOURS = BLUE, RED, GREEN, PURPLE, ORANGE, SKY = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-)
+BLUE = "#0072B2"
+RED = "#D55E00"
+GREEN = "#009E73"
+PURPLE = "#CC79A7"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (8, 2, 1, 2, 1, 2)), (0, (9, 4)))
-MAP = "cividis"  # readable with every kind of colour vision and in grey
+COLOUR_MAP = "cividis"
+"""Readable with every kind of colour vision and in grey."""
 BASELINE_LINE: Any = (0, (5, 4))
-SHADE: Any = {"color": "0.93", "linewidth": 0, "zorder": 0}  # behind what no training has seen
-SHADED = Patch(**SHADE, label="longer than in training")
-NAMES = {"SqrtLogN": "√(2 log n)", "LogN": "log n"}  # in a legend
-LETTER = 0.06  # mean width in a legend, in inches
+SHADE_STYLE: Any = {"color": "0.93", "linewidth": 0, "zorder": 0}
+"""Behind lengths that no training has seen."""
+SHADED = Patch(**SHADE_STYLE, label="longer than in training")
+LEGEND_NAMES = {"SqrtLogN": "√(2 log n)", "LogN": "log n"}
+"""Mechanisms that a legend shows by their formula."""
 
 
 class LineStyle(NamedTuple):
-    """How a line looks."""
+    """The look of a line."""
 
     colour: str
     marker: str
@@ -53,113 +59,154 @@ class LineStyle(NamedTuple):
 
 
 ARCHITECTURES = {"GPT+": (INK, "o"), "nGPT": (RED, "^"), "anGPT": (BLUE, "s")}
+"""Colour and marker, by the name in a label."""
 MECHANISMS = {
-    "plain": (INK, "o"), "scale-invariant": (BLUE, "s"), "LogN": (RED, "^"), "SqrtLogN": (GREEN, "v"),
-    "√(2 log n)": (GREEN, "v"), "dynamic NTK": (PURPLE, "D"), "ALiBi": (ORANGE, "P"), "window": (SKY, "X"),
-    "p-RoPE": (SKY, "<"), "no positions": (ORANGE, ">"), "log-bias": (SKY, "p"), "log bias": (SKY, "p"),
-    "beta": (PURPLE, "h"), "expected-maximum": (RED, "*"),
-}  # fmt: skip
-"""By the name in a label, also of position encodings that stand for a mechanism."""
+    "plain": (INK, "o"),
+    "scale-invariant": (BLUE, "s"),
+    "LogN": (RED, "^"),
+    "SqrtLogN": (GREEN, "v"),
+    "√(2 log n)": (GREEN, "v"),
+    "dynamic NTK": (PURPLE, "D"),
+    "ALiBi": (ORANGE, "P"),
+    "window": (SKY, "X"),
+    "p-RoPE": (SKY, "<"),
+    "no positions": (ORANGE, ">"),
+    "log-bias": (SKY, "p"),
+    "log bias": (SKY, "p"),
+    "beta": (PURPLE, "h"),
+    "expected-maximum": (RED, "*"),
+}
+"""Colour and marker, by the name in a label; also position encodings that stand for a mechanism."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
-    """The look of each label's line in a figure that has all of them."""
-    words = [(_word(label, ARCHITECTURES), _word(label, MECHANISMS)) for label in labels]
-    one_mechanism = len({mechanism or "plain" for _, mechanism in words}) == 1
-    by_architecture = one_mechanism or len({architecture for architecture, _ in words}) > 1
-    spare = [colour for colour in COLOURS if not by_architecture or colour not in (BLUE, RED)]
+    """Return the look of each label's line in a figure that has all of them."""
+    architectures = [_find_name(label, ARCHITECTURES) for label in labels]
+    mechanisms = [_find_name(label, MECHANISMS) for label in labels]
+    has_one_mechanism = len({mechanism or "plain" for mechanism in mechanisms}) == 1
+    by_architecture = has_one_mechanism or len(set(architectures)) > 1
+    spare_colours = list(COLOURS)
+    if by_architecture:
+        spare_colours = [GREEN, PURPLE, ORANGE, SKY]
     styles: dict[str, LineStyle] = {}
-    for number, (label, (architecture, mechanism)) in enumerate(zip(labels, words, strict=True)):
+    for number, label in enumerate(labels):
+        architecture = architectures[number]
+        mechanism = mechanisms[number]
         colour, marker = MECHANISMS[mechanism or "plain"]
         if by_architecture and architecture is not None:
-            colour, own = ARCHITECTURES[architecture]
-            marker = own if one_mechanism else marker
+            colour, architecture_marker = ARCHITECTURES[architecture]
+            if has_one_mechanism:
+                marker = architecture_marker
         elif architecture is None and mechanism is None:  # unknown: the next free colour
-            colour, marker = spare[number % len(spare)], MARKERS[number % len(MARKERS)]
-        taken = [style.marker for style in styles.values() if style.colour == colour]
-        if marker in taken:
-            marker = next((other for other in MARKERS if other not in taken), marker)
+            colour = spare_colours[number % len(spare_colours)]
+            marker = MARKERS[number % len(MARKERS)]
+        marker = _free_marker(marker, colour, list(styles.values()))
         styles[label] = LineStyle(colour, marker, DASHES[number % len(DASHES)])
     return styles
 
 
+def _free_marker(marker: str, colour: str, styles: Sequence[LineStyle]) -> str:
+    """Return `marker`, or a different marker if a line of this colour has it."""
+    taken = {style.marker for style in styles if style.colour == colour}
+    if marker not in taken:
+        return marker
+    return next((candidate for candidate in MARKERS if candidate not in taken), marker)
+
+
 def shade(ax: Axes, begin: float) -> None:
-    """Shade x from `begin` on, what is longer than any training."""
+    """Shade x from `begin` on, the lengths beyond any training."""
     low, high = ax.get_xlim()
     if begin < high:
-        ax.axvspan(max(begin, low), high, **SHADE)
+        ax.axvspan(max(begin, low), high, **SHADE_STYLE)
     ax.set_xlim(low, high)
 
 
 def legend_name(label: str) -> str:
-    """A label with its mechanism's formula, √(2 log n) for SqrtLogN."""
-    return re.sub(rf"(?<![\w-])({'|'.join(NAMES)})(?![\w-])", lambda name: NAMES[name[0]], label)
+    """Return a label with its mechanism's formula, √(2 log n) for SqrtLogN."""
+    pattern = rf"(?<![\w-])({'|'.join(LEGEND_NAMES)})(?![\w-])"
+    return re.sub(pattern, lambda name: LEGEND_NAMES[name[0]], label)
 
 
 def legend_below(
     figure: Figure, handles: Sequence[Any], columns: int = 2, title: str | None = None
 ) -> None:
-    """A legend below the panels, row by row, in as many of `columns` as have room."""
+    """Draw a legend below the panels, row by row, in at most `columns` columns that fit."""
     for handle in handles:
         handle.set_label(legend_name(handle.get_label()))
     longest = max(len(handle.get_label()) for handle in handles)
-    columns = max(
-        1, min(columns, len(handles), int(figure.get_figwidth() / (LETTER * (longest + 6))))
-    )
-    # matplotlib fills column after column
-    ordered = [
-        handles[place]
-        for column in range(columns)
-        for place in range(column, len(handles), columns)
-    ]
+    fitting_columns = int(figure.get_figwidth() / (LETTER_WIDTH * (longest + 6)))
+    columns = max(1, min(columns, len(handles), fitting_columns))
+    ordered_handles: list[Any] = []
+    for column in range(columns):  # matplotlib fills column after column
+        ordered_handles += handles[column::columns]
     figure.legend(
-        handles=ordered, loc="outside lower center", ncols=columns, handlelength=3.2, title=title
+        handles=ordered_handles,
+        loc="outside lower center",
+        ncols=columns,
+        handlelength=3.2,
+        title=title,
     )
 
 
-def _word(label: str, names: dict[str, Any]) -> str | None:
-    """The name in `names` that is a word of a label; the longest of several."""
-    matches = [
-        name
-        for name in names
-        if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", label, re.IGNORECASE)
-    ]
+def _find_name(label: str, names: dict[str, Any]) -> str | None:
+    """Return the longest of `names` that is a word of a label, or None."""
+    matches = []
+    for name in names:
+        if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", label, re.IGNORECASE):
+            matches.append(name)
     return max(matches, key=len, default=None)
 
 
 def style(size: float = 10) -> AbstractContextManager[None]:
-    """The matplotlib settings for making and writing a figure, with text of a size in points."""
-    return plt.rc_context({
-        "font.size": size, "axes.titlesize": size, "axes.titlelocation": "left", "axes.edgecolor": INK,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.unicode_minus": True,
-        "axes.formatter.useoffset": False, "grid.alpha": 0.25, "grid.linewidth": 0.6, "legend.frameon": False,
-        "figure.constrained_layout.use": True, "savefig.facecolor": "white",  # also on a dark page
-        "pdf.fonttype": 42,  # keep text as text
-        "svg.hashsalt": "anlit",  # the same figure is the same file
-    })  # fmt: skip
+    """Return the matplotlib settings of a figure with text of `size` points."""
+    return plt.rc_context(
+        {
+            "font.size": size,
+            "axes.titlesize": size,
+            "axes.titlelocation": "left",
+            "axes.edgecolor": INK,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.unicode_minus": True,
+            "axes.formatter.useoffset": False,
+            "grid.alpha": 0.25,
+            "grid.linewidth": 0.6,
+            "legend.frameon": False,
+            "figure.constrained_layout.use": True,
+            "savefig.facecolor": "white",  # also on a dark page
+            "pdf.fonttype": 42,  # keep text as text
+            "svg.hashsalt": "anlit",  # the same figure is the same file
+        }
+    )
 
 
 def panels(
     count: int, columns: int, width: float = 3.2, height: float = 2.6
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels, `columns` in a row, of a size in inches each."""
+    """Return a figure with `count` panels, `columns` in a row; a panel's size is in inches."""
     columns = min(columns, count)
     n_rows = -(-count // columns)
     figure, grid = plt.subplots(
         n_rows, columns, figsize=(width * columns, height * n_rows + 0.9), squeeze=False
     )
-    for number, ax in enumerate(grid.flat):
-        ax.grid() if number < count else ax.set_axis_off()
-    return figure, list(grid.flat[:count])
+    axes = list(grid.flat)
+    for ax in axes[:count]:
+        ax.grid()
+    for ax in axes[count:]:
+        ax.set_axis_off()
+    return figure, axes[:count]
 
 
 def heat_map(ax: Axes, table: np.ndarray, top: float, numbers: bool) -> AxesImage:
-    """Draw (rows, columns) in colours for every kind of vision from 0 to `top`, with the numbers if they are wanted."""
-    image = ax.imshow(table, cmap=MAP, vmin=0, vmax=top, aspect="auto", interpolation="nearest")
-    for (row, column), value in np.ndenumerate(table) if numbers else ():
-        colour = "white" if value < top / 2 else "black"
-        ax.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    """Draw (rows, columns) in colours from 0 to `top`, with or without the numbers."""
+    image = ax.imshow(
+        table, cmap=COLOUR_MAP, vmin=0, vmax=top, aspect="auto", interpolation="nearest"
+    )
+    if numbers:
+        for (row, column), value in np.ndenumerate(table):
+            colour = "white" if value < top / 2 else "black"
+            ax.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     return image
 
 
@@ -169,21 +216,18 @@ def save(figure: Figure, path: Path) -> None:
     Dollar signs in labels do not begin formulas. Numbers on logarithmic axes stay formulas.
     """
     for text in figure.findobj(Text):
-        shown = text.get_text()  # type: ignore[attr-defined]
-        if "$" in shown and "mathdefault" not in shown:
+        content = text.get_text()  # type: ignore[attr-defined]
+        if "$" in content and "mathdefault" not in content:
             text.set_parse_math(False)  # type: ignore[attr-defined]
     try:
         figure.savefig(path, dpi=DPI)
-        figure.set_layout_engine(
-            "none"
-        )  # PDF and SVG keep this layout, which takes as long as the drawing
+        # PDF and SVG reuse this layout: making it takes as long as the drawing.
+        figure.set_layout_engine("none")
         with Image.open(path) as image:  # a third of the bytes
             reduced = image.convert("RGB").quantize(dither=Image.Dither.NONE)
         reduced.save(path, optimize=True)
-        figure.savefig(
-            path.with_suffix(".pdf"),
-            metadata={"CreationDate": None, "Producer": None, "Creator": None},
-        )
+        no_dates = {"CreationDate": None, "Producer": None, "Creator": None}
+        figure.savefig(path.with_suffix(".pdf"), metadata=no_dates)
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
     finally:
         plt.close(figure)

@@ -1,4 +1,4 @@
-"""Reports: Markdown, and the same as one HTML page with the pictures inside."""
+"""Reports: Markdown, and the same as an HTML page with the pictures inside."""
 
 import base64
 import re
@@ -14,68 +14,83 @@ from markdown_it.token import Token
 from anlit.io.write import write_text
 from anlit.reporting.text import literal
 
-FOLDED = ("Runs", "Tuning, all settings", "Where the numbers come from")
+FOLDED_SECTIONS = ("Runs", "Tuning, all settings", "Where the numbers come from")
 """Headings of sections that are folded at first."""
-CSS_DPI, PLOT_DPI = 96, 150
+CSS_DPI = 96
+PLOT_DPI = 150
 PICTURE = re.compile(r"(?:[\w-]+/)?[\w-]+\.png")
 """Pictures that a page includes: in its folder, or one level below."""
 
 
-def write_page(folder: Path, stem: str, parts: Iterable[str]) -> Path:
-    """Write paragraphs of Markdown, which name pictures in `folder`, as STEM.md and as the page STEM.html."""
-    markdown = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+def write_page(folder: Path, stem: str, paragraphs: Iterable[str]) -> Path:
+    """Write paragraphs of Markdown as STEM.md and as the page STEM.html; return the page's path.
+
+    Pictures that they name are in `folder`. Empty paragraphs are left out.
+    """
+    stripped = [paragraph.strip("\n") for paragraph in paragraphs if paragraph]
+    markdown = "\n\n".join(stripped) + "\n"
+    page = folder / f"{stem}.html"
     write_text(folder / f"{stem}.md", markdown)
-    write_text(page := folder / f"{stem}.html", html(markdown, folder))
+    write_text(page, html(markdown, folder))
     return page
 
 
 def listed(sentences: Iterable[str]) -> str:
-    """Sentences as a list in Markdown."""
+    """Return sentences as a list in Markdown."""
     return "\n".join(f"- {literal(sentence)}" for sentence in sentences)
 
 
 def html(markdown: str, folder: Path) -> str:
-    """The page: `markdown` rendered, with the PNG files in `folder` that it names inside, and its sections listed.
+    """Return the page: `markdown` rendered, with its PNG files from `folder` inside, and an index.
 
-    It loads nothing: other pictures appear as their text, HTML and links as they are written.
+    The page loads nothing. Other pictures appear as their text, HTML and links literally.
     """
-    parser = (
-        MarkdownIt("commonmark", {"html": False})
-        .enable("table")
-        .disable(["link", "autolink", "reference"])
+    parser = _parser(folder)
+    head, *sections = re.split(r"^## ", markdown, flags=re.MULTILINE)
+    links = []
+    blocks = []
+    for number, section in enumerate(sections):
+        heading, _, content = section.partition("\n")
+        name = _heading_as_html(parser, heading.strip())
+        rendered = parser.render(content)
+        links.append(f'<a href="#s{number}">{name}</a>')
+        if heading.strip() in FOLDED_SECTIONS:
+            summary = f"<summary>{name}</summary>"
+            blocks.append(f'<details id="s{number}">{summary}\n{rendered}</details>')
+        else:
+            blocks.append(f'<h2 id="s{number}">{name}</h2>\n{rendered}')
+    if links:
+        blocks.insert(0, f"<nav>{' '.join(links)}</nav>")
+    body = "\n".join([parser.render(head), *blocks])
+    body = body.replace("<table>", '<div class="wide"><table>')
+    body = body.replace("</table>", "</table></div>")
+    title = re.search(r"^# (.*)$", head, re.MULTILINE)
+    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=_heading_as_html(parser, title[1] if title else "Report"), body=body
     )
+
+
+def _parser(folder: Path) -> MarkdownIt:
+    """Return a parser without HTML and links that puts the pictures of `folder` into the page."""
+    parser = MarkdownIt("commonmark", {"html": False})
+    parser.enable("table").disable(["link", "autolink", "reference"])
     parser.add_render_rule(
         "image", lambda renderer, tokens, index, options, env: _image(tokens[index], folder)
     )
-    head, *sections = re.split(r"^## ", markdown, flags=re.MULTILINE)
-    title = re.search(r"^# (.*)$", head, re.MULTILINE)
-    links, body = [], []
-    for number, (heading, _, content) in enumerate(section.partition("\n") for section in sections):
-        name, rendered = _plain(parser, heading.strip()), parser.render(content)
-        links.append(f'<a href="#s{number}">{name}</a>')
-        folded = f'<details id="s{number}"><summary>{name}</summary>\n{rendered}</details>'
-        body.append(
-            folded if heading.strip() in FOLDED else f'<h2 id="s{number}">{name}</h2>\n{rendered}'
-        )
-    text = "\n".join(
-        [parser.render(head), *([f"<nav>{' '.join(links)}</nav>"] if links else []), *body]
-    )
-    text = text.replace("<table>", '<div class="wide"><table>').replace(
-        "</table>", "</table></div>"
-    )
-    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-    return template.substitute(title=_plain(parser, title[1] if title else "Report"), body=text)
+    return parser
 
 
-def _plain(parser: MarkdownIt, markdown: str) -> str:
-    """A heading without its markup, as HTML."""
+def _heading_as_html(parser: MarkdownIt, markdown: str) -> str:
+    """Return a heading without its markup."""
     (inline,) = parser.parseInline(markdown)
     return escape("".join(token.content for token in inline.children or []))
 
 
 def _image(token: Token, folder: Path) -> str:
-    """A picture of the folder inside the page, at its size in inches; the text of any other."""
-    name, text = str(token.attrs["src"]), escape(token.content)
+    """Return a picture of the folder as HTML, at its size in inches; for any other its text."""
+    name = str(token.attrs["src"])
+    text = escape(token.content)
     if not PICTURE.fullmatch(name) or not (folder / name).is_file():
         return text
     content = (folder / name).read_bytes()

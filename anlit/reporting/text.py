@@ -13,29 +13,47 @@ from typing import Any, TextIO, cast
 
 from anlit.io.write import jsonable
 
-HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-"""Control, format (writing direction, invisible), surrogate and private characters, line and paragraph separators."""
-KEPT = "\n\t\u200c\u200d"
-"""What `echo` leaves as it is: line breaks, tabs, and the joiners that Persian, Hindi and emoji are written with."""
-MARKUP = re.compile(r"[\\`*\[\]<>&]|(?<![^\W_])_|_(?![^\W_])")
-"""What begins a link, a picture, HTML, code, emphasis or an entity; an underscore inside a word begins nothing."""
+ESCAPED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Unicode categories that are escaped.
+
+They are control, format (writing direction, invisible), surrogate and private characters, and line
+and paragraph separators.
+"""
+PLAIN_CONTROLS = "\n\t\u200c\u200d"
+"""Characters that `echo` does not escape: line breaks, tabs, joiners of Persian, Hindi, emoji."""
+MARKDOWN_MARKS = re.compile(r"[\\`*\[\]<>&]|(?<![^\W_])_|_(?![^\W_])")
+"""Characters that begin a link, a picture, HTML, code, emphasis or an entity.
+
+An underscore inside a word begins nothing.
+"""
+NUMBER_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
+def _escaped_characters(text: str) -> set[str]:
+    """Return the characters of a text that have to be escaped."""
+    characters = set(text)
+    return {char for char in characters if unicodedata.category(char) in ESCAPED_CATEGORIES}
 
 
 def without_control_codes(text: str, keep: str = "") -> str:
-    r"""`text` with control characters but those to `keep` escaped, such as `\x1b`, so that a terminal obeys none."""
-    hidden = {char for char in text if unicodedata.category(char) in HIDDEN} - {*keep}
-    return text.translate({ord(char): char.encode("unicode_escape").decode() for char in hidden})
+    r"""Return `text` with control characters as escapes, such as `\x1b`, for a terminal.
+
+    Characters in `keep` are not escaped.
+    """
+    escapes = {}
+    for char in _escaped_characters(text) - set(keep):
+        escapes[ord(char)] = char.encode("unicode_escape").decode()
+    return text.translate(escapes)
 
 
 def echo(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
-    """Print `text`, which may be foreign, to standard output or `to`; a terminal obeys no control character in it."""
-    print(
-        without_control_codes(text, KEPT) + end, end="", file=to, flush=True
-    )  # one write: threads may print too
+    """Print `text`, which may be foreign, to standard output or `to`, without control codes."""
+    # As a single write, because threads may print too.
+    print(without_control_codes(text, PLAIN_CONTROLS) + end, end="", file=to, flush=True)
 
 
 class LastingOutput:
-    """A text stream that goes on where its reader is gone or its disk is full; lines are lost then."""
+    """A text stream that ignores errors: if its reader is gone or its disk full, lines are lost."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -55,9 +73,10 @@ class LastingOutput:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Let standard output and error be `LastingOutput`: a run is worth more than its lines of progress."""
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, LastingOutput(stream)) for stream in streams)
+    """Make standard output and error `LastingOutput`: a run is worth more than its progress."""
+    streams = (sys.stdout, sys.stderr)
+    sys.stdout = cast(TextIO, LastingOutput(sys.stdout))
+    sys.stderr = cast(TextIO, LastingOutput(sys.stderr))
     try:
         yield
     finally:
@@ -67,7 +86,10 @@ def lasting_output() -> Iterator[None]:
 
 
 def discard_unwritable(stream: TextIO) -> bool:
-    """Flush a stream, and send it to nowhere if that fails: Python would complain at its end."""
+    """Flush a stream; if that fails, connect it to nothing and return True.
+
+    Otherwise Python would complain when it ends.
+    """
     try:
         stream.flush()
     except OSError:
@@ -78,46 +100,50 @@ def discard_unwritable(stream: TextIO) -> bool:
 
 
 def json_line(value: Any) -> str:
-    """`value` as one line of JSON, see `jsonable`, with control codes escaped as JSON does it, so that none is lost."""
+    """Return `value` as a line of JSON, see `jsonable`, with control codes as JSON's escapes."""
     line = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
-    hidden = {char for char in line if unicodedata.category(char) in HIDDEN}
-    return line.translate({ord(char): json.dumps(char)[1:-1] for char in hidden})
+    escapes = {}
+    for char in _escaped_characters(line):
+        escapes[ord(char)] = json.dumps(char)[1:-1]
+    return line.translate(escapes)
 
 
 class VisibleRecord(logging.LogRecord):
-    """A log message in which control characters are escaped."""
+    """A log message with its control characters escaped."""
 
     def getMessage(self) -> str:  # noqa: N802  logging's name
-        return without_control_codes(super().getMessage(), KEPT)
+        return without_control_codes(super().getMessage(), PLAIN_CONTROLS)
 
 
 def literal(text: str) -> str:
-    """Markdown that shows `text` as it is: no link, picture, HTML or emphasis, all in one line."""
-    return MARKUP.sub(
-        lambda mark: "\\" + mark[0], without_control_codes(" ".join(text.splitlines()))
-    )
+    """Return Markdown that shows `text` in a line, without link, picture, HTML or emphasis."""
+    line = without_control_codes(" ".join(text.splitlines()))
+    return MARKDOWN_MARKS.sub(lambda mark: "\\" + mark[0], line)
 
 
 def code(text: str) -> str:
-    """Markdown that shows `text` as code, whatever backticks it has."""
-    shown = without_control_codes(" ".join(text.splitlines()))
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
-    padding = " " if shown[:1] == "`" or shown[-1:] == "`" else ""
-    return f"{fence}{padding}{shown}{padding}{fence}"
+    """Return Markdown that shows `text` as code, whatever backticks it has."""
+    line = without_control_codes(" ".join(text.splitlines()))
+    backticks = re.findall("`+", line)
+    fence = "`" * (1 + max(map(len, backticks), default=0))
+    if line.startswith("`") or line.endswith("`"):
+        line = f" {line} "
+    return f"{fence}{line}{fence}"
 
 
 def say(text: str) -> None:
-    """Print one line to standard error, with the time of day."""
+    """Print a line to standard error, with the time of day."""
     echo(f"{time.strftime('%H:%M:%S')}  {without_control_codes(text)}", sys.stderr)
 
 
 def short_number(value: float) -> str:
-    """`1.3M`, `820k`, `0.004`."""
-    sizes = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-    size, letter = next((pair for pair in sizes if value >= pair[0]), (1.0, ""))
-    return f"{value / size:.3g}{letter}"
+    """Return a number as `1.3M`, `820k`, `0.004`."""
+    for size, suffix in NUMBER_SUFFIXES:
+        if value >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.3g}"
 
 
 def minus(number: str) -> str:
-    """A number with the minus sign of figures, `−0.5`."""
+    """Return a number with the minus sign of figures, `−0.5`."""
     return number.replace("-", "−")

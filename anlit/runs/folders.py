@@ -23,7 +23,7 @@ from anlit.config.labels import (
     mapping,
 )
 from anlit.errors import UserError
-from anlit.io.read import number, read_json, read_rows, read_yaml
+from anlit.io.read import parse_cell, read_json, read_rows, read_yaml
 
 METRICS, RECORD = "metrics.csv", "run.json"
 LAUNCHES = "launches.json"
@@ -229,7 +229,7 @@ def _read_validation(path: Path) -> tuple[Curve, float | None]:
     points: list[list[float]] = []
     for row in read_rows(path) if path.exists() else []:
         point = [
-            number(row, f"val/{name}", path)
+            parse_cell(row, f"val/{name}", path)
             for name in ("tokens", "seconds", "loss", "bits_per_byte")
         ]
         if np.isfinite(point[0]) and row.get("val/loss"):

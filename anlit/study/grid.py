@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anlit.errors import UserError
-from anlit.io.read import check
+from anlit.io.read import check_content
 from anlit.runs.labels import short_names
 
 GRID_SCHEMA = {str: object}
@@ -122,7 +122,7 @@ def check_schema(
             has no value; with `complete`, a key is missing.
     """
     try:
-        check(content, schema, complete=complete)
+        check_content(content, schema, complete=complete)
     except ValueError as error:
         raise UserError(f"{location} is not as docs/studies.md says: {error}") from error
     if not refuse_unknown:

@@ -17,28 +17,28 @@ from typing import IO
 
 from anlit.errors import INTERRUPTED, PREEMPTED
 from anlit.reporting.text import echo
-from anlit.signals import ENDING, handle_signals, restore_handlers
+from anlit.signals import ENDING_SIGNALS, handle_signals, restore_handlers
 from anlit.study.plan import PlannedRun
 from anlit.study.state import LOG, note_end, note_start, read_state
 
 POLL_SECONDS = 0.2
 LOCK = ".lock"
-DIED_OF_SIGNAL = {INTERRUPTED, *(-number for number in ENDING)}
+DIED_OF_SIGNAL = {INTERRUPTED, *(-number for number in ENDING_SIGNALS)}
 """Exit codes of a run that a signal ends before it trains."""
 
 
 def launch(runs: list[PlannedRun], output: Path, n_jobs: int, threads: int) -> None:
     """Train the runs that have not ended, each in its folder under `output`.
 
-    At most `n_jobs` run at a time, with `threads` each. On a signal of `ENDING` the runs are told
-    to end, they write their checkpoints, and KeyboardInterrupt is raised.
+    At most `n_jobs` run at a time, with `threads` each. At one of the `ENDING_SIGNALS`
+    the runs write their checkpoints and end, and KeyboardInterrupt is raised.
 
-    After a SIGKILL they go on
-    training. The next launcher waits for them, because the lock belongs to the training process.
+    After a SIGKILL they go on training. The next launcher waits for them, because the lock belongs
+    to the training process.
     """
     queue = _Queue(runs, output, threads)
     with ThreadPoolExecutor(n_jobs) as pool:
-        handlers = handle_signals(signal.default_int_handler, *ENDING)
+        handlers = handle_signals(signal.default_int_handler, *ENDING_SIGNALS)
         try:
             workers = [pool.submit(queue.work) for _ in range(n_jobs)]
             for worker in as_completed(workers):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from anlit.errors import PREEMPTED
-from anlit.io.provenance import now
+from anlit.io.provenance import utc_time
 from anlit.io.read import read_json
 from anlit.io.write import write_json
 from anlit.runs.folders import LAUNCHES, RECORD, RECORD_SCHEMA, load_run
@@ -69,13 +69,13 @@ def _last_log_line(folder: Path) -> str:
 def note_start(folder: Path, how: str) -> None:
     """Note that a run is about to be started or submitted; `how` says where."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / LAUNCHES, [*read_launches(folder), {"started": now(), "how": how}])
+    write_json(folder / LAUNCHES, [*read_launches(folder), {"started": utc_time(), "how": how}])
 
 
 def note_end(folder: Path, exit_code: int) -> None:
     """Note that a run has ended with an exit code, which is negative for a signal."""
     *earlier, last = read_launches(folder)
-    ended = last | {"ended": now(), "exit_code": exit_code}
+    ended = last | {"ended": utc_time(), "exit_code": exit_code}
     write_json(folder / LAUNCHES, [*earlier, ended])
 
 

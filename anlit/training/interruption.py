@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from anlit.signals import ENDING, handle_signals, restore_handlers
+from anlit.signals import ENDING_SIGNALS, handle_signals, restore_handlers
 
 IMPATIENT = 3
 """This many times Ctrl-C ends a run at once, without a new checkpoint."""
@@ -38,7 +38,7 @@ class Interruption:
 
     def listen(self) -> None:
         """Install the handlers. Lightning's SIGTERM handler would end the run without a checkpoint."""
-        self._handlers = handle_signals(self._on_signal, *ENDING)
+        self._handlers = handle_signals(self._on_signal, *ENDING_SIGNALS)
         if (
             distributed.is_available()
             and distributed.is_initialized()

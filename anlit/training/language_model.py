@@ -112,7 +112,7 @@ class LanguageModel(L.LightningModule):
                 layer.allow_compilation(True)
             return self.runtime.compiles_on(device_type)
         split = "test" if self.trainer.state.fn == TrainerFn.TESTING else "val"
-        size = getattr(self._data(), "size_of_evaluation", None)
+        size = getattr(self._data(), "evaluation_size", None)
         n_tokens, length = (0, self.context_length) if size is None else size(split)
         allow_compiled_kernels(self.model, n_tokens, length)
         is_large = repays_compiled_blocks(self.model, n_tokens, length)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from anlit.errors import cause_of
+from anlit.errors import find_cause
 
 
 def trainer_of(module: L.LightningModule) -> L.Trainer | None:
@@ -67,7 +67,7 @@ def collect_log_errors(trainer: L.Trainer, note: Callable[[OSError], None]) -> N
         try:
             yield
         except Exception as error:  # TensorBoardLogger wraps it
-            cause = cause_of(error, OSError)
+            cause = find_cause(error, OSError)
             if cause is None:
                 raise
             note(cause)

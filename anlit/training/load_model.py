@@ -29,7 +29,7 @@ from anlit.config.labels import (
 )
 from anlit.config.objects import build_from_plain, subclass_named, to_plain_values
 from anlit.errors import UserError
-from anlit.io.read import check, read_yaml
+from anlit.io.read import check_content, read_yaml
 from anlit.nn.models.runtime import allow_compiled_kernels, prepare_cpu, without_values
 from anlit.training.language_model import LanguageModel
 from anlit.training.resume_checks import TAKEN, changes
@@ -174,7 +174,7 @@ def read_model(file: Path) -> dict[str, Any]:
             {"tokenizer_sha256": str, "vocab_size": int},
             {"family": str, "family_length": int},
         )
-        check(content, {"anlit": {"data": data, **family}})
+        check_content(content, {"anlit": {"data": data, **family}})
         if not all(isinstance(weight, Tensor) for weight in content["state_dict"].values()):
             raise DamagedError("not all of state_dict are tensors")
         return content

@@ -13,7 +13,7 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.io.read import number, read_rows
+from anlit.io.read import parse_cell, read_rows
 from anlit.io.write import replacing
 from anlit.runs.folders import METRICS
 from anlit.runs.groups import flatten
@@ -75,7 +75,7 @@ class MetricsCSV(Logger):
         """Write the rows of steps (from 0) below `before` anew, so that a kill loses nothing; returns them."""
         rows = read_rows(self.path) if self.path.is_file() else []
         self._columns = sorted({*more_columns, *(rows[0] if rows else [])})
-        rows = [row for row in rows if number(row, "step", self.path) < before]
+        rows = [row for row in rows if parse_cell(row, "step", self.path) < before]
         if self._columns:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.path) as partial, partial.open("w", newline="") as file:

@@ -24,8 +24,8 @@ from anlit.checkpoints.location import (
 from anlit.config.labels import CONFIG
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
-from anlit.io.provenance import now
-from anlit.io.read import number, read_json, read_rows, read_yaml
+from anlit.io.provenance import utc_time
+from anlit.io.read import parse_cell, read_json, read_rows, read_yaml
 from anlit.reporting.text import echo
 from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA
 
@@ -116,7 +116,7 @@ def lock_run_folder(run_dir: str) -> IO[str]:
         fix = "wait for its end, or choose another --run_dir"
         raise UserError(f"run_dir={run_dir} is being trained in by {holder}: {fix}") from error
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}\n")
+    file.write(f"process {os.getpid()} on {socket.gethostname()} since {utc_time()}\n")
     file.flush()
     return file
 
@@ -177,7 +177,9 @@ def _refuse_to_begin_anew(run: Path, every_n_steps: int, announce: bool) -> None
         return
     others, metrics = complete_checkpoints(run / CHECKPOINTS), run / METRICS
     rows = read_rows(metrics) if metrics.exists() else []
-    n_steps = max((int(number(row, "step", metrics)) + 1 for row in rows if row["step"]), default=0)
+    n_steps = max(
+        (int(parse_cell(row, "step", metrics)) + 1 for row in rows if row["step"]), default=0
+    )
     record = read_json(run / RECORD, RECORD_SCHEMA, missing={})
     is_of_run = bool(record) or not n_steps  # which writes its record first
     if (

@@ -26,47 +26,47 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def place() -> Iterator[Path]:
+def session_folder() -> Iterator[Path]:
     with scratch() as folder:
         yield folder
 
 
 @pytest.fixture(scope="session")
-def tokenizer(place: Path) -> str:
+def tokenizer(session_folder: Path) -> str:
     """A tokenizer.json of 800 tokens."""
-    return str(train_tokenizer(place / "tokenizer.json"))
+    return str(train_tokenizer(session_folder / "tokenizer.json"))
 
 
 @pytest.fixture(scope="session")
-def recipe(place: Path, tokenizer: str) -> Recipe:
-    """Of 50 documents in several tasks, nine of them held out."""
+def recipe(session_folder: Path, tokenizer: str) -> Recipe:
+    """A recipe for 50 documents in several tasks; nine documents are held out."""
     layouts.openwebtext(
-        place / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4
+        session_folder / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4
     )
-    return recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
+    return recipe_of(
+        "OpenWebText", session_folder / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2
+    )
 
 
 @pytest.fixture(scope="session")
-def finished(place: Path, recipe: Recipe) -> Path:
-    make(place / "finished", recipe)
-    assert len(record_times(place / "finished")) > 4
-    return place / "finished"
+def finished(session_folder: Path, recipe: Recipe) -> Path:
+    make(session_folder / "finished", recipe)
+    assert len(record_times(session_folder / "finished")) > 4
+    return session_folder / "finished"
 
 
 @pytest.fixture(scope="session")
-def tiny_shards(place: Path) -> str:
-    """Prepared folder of texts with many numbers, of several tokens each: vocabulary 320, about 50,000 tokens."""
+def tiny_shards(session_folder: Path) -> str:
+    """A prepared folder of texts with many numbers: vocabulary 320, about 50,000 tokens."""
     from anlit import TextFiles
 
-    path = str(place / "tiny")
-    numbers = [" ".join(f"word{n * number % 1000}" for n in range(120)) for number in range(7, 57)]
-    texts = [
-        own + text[:500]
-        for own, text in zip(numbers, list(documents(60, seed=6))[10:], strict=True)
-    ]
-    TextFiles(
-        str(layouts.text_files(place / "text", texts)), path, vocab_size=320, val_fraction=0.2
-    ).prepare_data()
+    path = str(session_folder / "tiny")
+    texts = []
+    for factor, text in enumerate(list(documents(60, seed=6))[10:], start=7):
+        words = [f"word{number * factor % 1000}" for number in range(120)]
+        texts.append(" ".join(words) + text[:500])
+    source = str(layouts.text_files(session_folder / "text", texts))
+    TextFiles(source, path, vocab_size=320, val_fraction=0.2).prepare_data()
     return path
 
 
@@ -77,21 +77,21 @@ def streams() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory, streams: dict[str, np.ndarray]) -> str:
-    """Prepared folder by the tests' own writer: seven chunks to train on, vocabulary 320."""
+    """A prepared folder by the independent writer: seven chunks to train on, vocabulary 320."""
     folder = tmp_path_factory.mktemp("prepared") / "plain"
     write_prepared(folder, streams, chunk_tokens=7001)
     return str(folder)
 
 
 @pytest.fixture
-def own_shards(prepared: str, tmp_path: Path) -> Path:
+def shards_copy(prepared: str, tmp_path: Path) -> Path:
     shutil.copytree(prepared, tmp_path / "shards")
     return tmp_path / "shards"
 
 
 @pytest.fixture(scope="session")
 def subsets(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, np.ndarray]]:
-    """Prepared folder of a corpus with three subsets of different sizes, and their tokens."""
+    """A prepared folder of a corpus with three subsets of different sizes, and their tokens."""
     folder = tmp_path_factory.mktemp("prepared") / "subsets"
     sizes = {
         "train/web": 20_000,

@@ -1,4 +1,4 @@
-"""DataModules on prepared shards, as a trainer sets them up, and what they deliver."""
+"""DataModules on prepared shards, set up as by a trainer, and the batches that they deliver."""
 
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
@@ -20,14 +20,22 @@ class CrashError(Exception): ...
 
 
 class Recorder(L.LightningModule):
-    """One weight, and a record of the sequences it was trained on, of this device, and of validation's lengths."""
+    """A model with one weight that records the data it gets on this device.
 
-    context_length, vocab_size = LENGTH, 320
+    Attributes:
+        seen: the sequences of each training batch.
+        validated: the lengths of the validation sequences.
+    """
+
+    context_length = LENGTH
+    vocab_size = 320
 
     def __init__(self, crash_after: int = -1) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(1))
-        self.crash_after, self.seen, self.validated = crash_after, list[Rows](), set[int]()
+        self.crash_after = crash_after
+        self.seen: list[Rows] = []
+        self.validated: set[int] = set()
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         if len(self.seen) == self.crash_after:
@@ -46,53 +54,65 @@ class Recorder(L.LightningModule):
 
 
 def quiet_trainer(**options: Any) -> L.Trainer:
-    """A trainer on the CPU that shows nothing and, by default, writes nothing."""
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    return L.Trainer(**{"accelerator": "cpu", **quiet, **options})
+    """Return a trainer on the CPU that shows nothing and, by default, writes nothing."""
+    quiet = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(**{**quiet, **options})
 
 
 def ready(
-    path: Any, rank: int = 0, ranks: int = 1, model: dict[str, int] | None = None, kind: Any = TokenShards,
+    path: Any,
+    rank: int = 0,
+    ranks: int = 1,
+    model: dict[str, int] | None = None,
+    kind: Any = TokenShards,
     **changes: Any,
-) -> Any:  # fmt: skip
-    """A DataModule that is set up, with a trainer if there are several devices or a model of these settings."""
+) -> Any:
+    """Return a DataModule after setup.
+
+    It has a trainer if there are several devices or a `model` with these settings.
+    """
     data = kind(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
     if ranks > 1 or model is not None:
         data.trainer = SimpleNamespace(
             lightning_module=SimpleNamespace(**model or {}),
-            distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks}, accumulate_grad_batches=1,
-            limit_val_batches=1.0, fast_dev_run=False, strategy=SimpleNamespace(root_device=torch.device("cpu")),
-        )  # fmt: skip
+            distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks},
+            accumulate_grad_batches=1,
+            limit_val_batches=1.0,
+            fast_dev_run=False,
+            strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        )
     data.setup()
     return data
 
 
-def blocks_of(batches: list[Batch]) -> list[list[int]]:
-    """Each row's T + 1 tokens."""
-    return [
-        row
-        for batch in batches
-        for row in torch.cat([batch.tokens, batch.targets[:, -1:]], dim=1).tolist()
-    ]
+def blocks_of(batches: Iterable[Batch]) -> list[list[int]]:
+    """Return each row's T + 1 tokens."""
+    blocks: list[list[int]] = []
+    for batch in batches:
+        blocks += torch.cat([batch.tokens, batch.targets[:, -1:]], dim=1).tolist()
+    return blocks
 
 
 def counted(batches: Iterable[Batch]) -> list[int]:
-    """The targets that count in the loss."""
+    """Return the targets that count in the loss."""
     targets = torch.cat([batch.targets.flatten() for batch in batches])
     return targets[targets != IGNORE_INDEX].tolist()
 
 
 def all_blocks(tokens: np.ndarray, length: int = LENGTH) -> list[list[int]]:
+    """Return every block of T + 1 tokens in order."""
     n_blocks = (len(tokens) - 1) // length
-    return [
-        tokens[block * length : block * length + length + 1].tolist() for block in range(n_blocks)
-    ]
+    starts = range(0, n_blocks * length, length)
+    return [tokens[start : start + length + 1].tolist() for start in starts]
 
 
 def collate(blocks: Sequence, **settings: Any) -> Batch:
-    """Collate function for loaders of single blocks: a list of (T + 1,) arrays becomes a `Batch`; 0 ends a document."""
-    return batch_from_blocks(
-        np.stack([np.asarray(block) for block in blocks]), end_of_document=0, **settings
-    )
+    """Collate a list of (T + 1,) arrays into a `Batch`; token 0 ends a document."""
+    rows = [np.asarray(block) for block in blocks]
+    return batch_from_blocks(np.stack(rows), end_of_document=0, **settings)

@@ -1,4 +1,4 @@
-"""Processes to kill and to wait for, and two that Lightning takes for the devices of one distributed run."""
+"""Processes to kill and to wait for, and two that stand for the devices of a distributed run."""
 
 import multiprocessing
 import os
@@ -16,10 +16,11 @@ Process = multiprocessing.process.BaseProcess
 
 
 def start(work: Callable[[], Any], output: Path | None = None, trains: bool = False) -> Process:
-    """Call `work` in a process with a session of its own; what it and its children print goes to `output`.
+    """Call `work` in a process with a new session; its output and its children's go to `output`.
 
-    Work that trains is a function that other processes can import, or a partial of one. Other work is forked with all
-    that it refers to, and cannot take gradients (`training_context`).
+    Work that trains is a function that other processes can import, or a partial of such a function.
+    Other work is forked with everything it refers to, and cannot take gradients, see
+    `training_context`.
     """
     context: Any = training_context() if trains else multiprocessing.get_context("fork")
     process = context.Process(target=_lead, args=(work, output, trains))
@@ -36,7 +37,8 @@ def _lead(work: Callable[[], Any], output: Path | None, trains: bool) -> None:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1)
         os.dup2(file, 2)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+        sys.stdout = os.fdopen(1, "w", 1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", 1, closefd=False)
     work()
 
 
@@ -45,57 +47,64 @@ def _refuse_gradients(*_: Any, **__: Any) -> None:
 
 
 def finish(process: Process, seconds: float = 60) -> int | None:
-    """Wait for a process; its exit code, None if it would not end and had to be ended with all that it started."""
+    """Wait for a process; return its exit code.
+
+    A process that does not end is killed with its children; then return None.
+    """
     process.join(seconds)
-    if (code := process.exitcode) is None:
+    exit_code = process.exitcode
+    if exit_code is None:
         os.killpg(process.pid or 0, signal.SIGKILL)
-    return code
+    return exit_code
 
 
 def members(session: int | None) -> list[int]:
-    """The living processes of a session."""
+    """Return the living processes of a session."""
     living = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-        except (OSError, ValueError):  # it has just ended
+            fields = stat.read_text().rpartition(")")[2].split()
+            state = fields[0]
+            session_of_process = int(fields[3])
+        except (OSError, ValueError, IndexError):  # it has just ended
             continue
-        if int(its_session) == session and state != "Z":
+        if session_of_process == session and state != "Z":
             living.append(int(stat.parent.name))
     return living
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "nothing happened"
+        assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.02)
 
 
 def free_port() -> int:
-    """For processes of this machine to meet at."""
+    """Return a port at which processes of this machine can meet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def training_context() -> multiprocessing.context.ForkServerContext:
-    """Start processes that train: forks of a server that has imported everything and computed nothing.
+    """Return a context for processes that train.
 
-    The threads that autograd starts for devices do not survive a fork. torch starts them at the first backward pass
-    on a GPU, and a build with CUDA does so without one too, at the first on fake tensors (`anlit size`). A child of
-    such a process cannot take gradients.
+    They are forks of a server that has imported everything and computed nothing. The threads that
+    autograd starts for devices do not survive a fork. torch starts them at the first backward pass
+    on a GPU. A build with CUDA starts them without a GPU too, at the first backward pass on fake
+    tensors (`anlit size`). A child of such a process cannot take gradients.
     """
+    modules = ["anlit.commands.fit", "anlit.training.models", "anlit.data.module"]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["anlit.commands.fit", "anlit.training.models", "anlit.data.module"]
-    )
+    context.set_forkserver_preload(modules)
     return context
 
 
 def on_two_devices(function: Callable[..., Any], **arguments: Any) -> list[Any]:
-    """What `function`, which other processes can import, returns on rank 0 and on rank 1."""
-    context, port = training_context(), str(free_port())
+    """Return the results of `function`, which other processes can import, on rank 0 and rank 1."""
+    context = training_context()
+    port = str(free_port())
     results = context.Queue()
     processes = [
         context.Process(target=_on_device, args=(rank, port, results, function, arguments))
@@ -104,16 +113,16 @@ def on_two_devices(function: Callable[..., Any], **arguments: Any) -> list[Any]:
     for process in processes:
         process.start()
     try:
-        returned = dict(results.get(timeout=600) for _ in processes)
+        result_by_rank = dict(results.get(timeout=600) for _ in processes)
     finally:
         for process in processes:
             process.join(10)
             process.kill()
-    return [returned[0], returned[1]]
+    return [result_by_rank[0], result_by_rank[1]]
 
 
 def _on_device(rank: int, port: str, results: Any, function: Any, arguments: dict) -> None:
-    # Lightning learns from the environment that the processes are there already.
+    # Lightning learns from the environment that the processes already exist.
     os.environ |= {
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": "2",

@@ -1,4 +1,4 @@
-"""A reader of prepared folders that uses nothing of the package, and ways to damage them."""
+"""An independent reader of prepared folders, and ways to damage them."""
 
 import functools
 import json
@@ -15,28 +15,35 @@ from tokenizers import Tokenizer
 
 from tests.data.layouts import END_OF_DOCUMENT
 
-COUNTS = ("documents", "bytes", "tokens")
+COUNT_KEYS = ("documents", "bytes", "tokens")
+DTYPES = {5: np.dtype("<u2"), 2: np.dtype("<i4")}
+"""By the number in the data_format of an index."""
+NOT_HASHED = (".prepare.lock", "sources.json")
+"""The lock file and the times of the source files."""
 
 
 @functools.cache
 def _tokenizer(content: bytes) -> Tokenizer:
     tokenizer = Tokenizer.from_buffer(content)
-    tokenizer.encode_special_tokens = True  # "<|endoftext|>" inside a text is nothing but text
+    tokenizer.encode_special_tokens = True  # "<|endoftext|>" inside a text is encoded as letters
     return tokenizer
 
 
 def encoded(
     path: str | Path, texts: Iterable[str], end_of_document: str = END_OF_DOCUMENT
 ) -> list[int]:
-    """The stream that texts make with a tokenizer.json: each and then its end-of-document token."""
+    """Return the tokens of all texts, each followed by the end-of-document token."""
     tokenizer = _tokenizer(Path(path).read_bytes())
     end = tokenizer.token_to_id(end_of_document)
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return [token for encoding in encodings for token in [*encoding.ids, end]]
+    tokens: list[int] = []
+    for encoding in encodings:
+        tokens += [*encoding.ids, end]
+    return tokens
 
 
 def by_split(texts: Iterable[str], fraction: float) -> dict[str, list[str]]:
-    """The streams that texts make of which a fraction is held out: those with the smallest hashes."""
+    """Return the texts by split; a fraction with the smallest hashes is held out for validation."""
     streams: dict[str, list[str]] = {"val": [], "train": []}
     for text in texts:
         is_held_out = int(sha256(text.encode()).hexdigest()[:8], 16) < fraction * 2**32
@@ -53,31 +60,36 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """What the records say of each source file; of a file in parts, the counts of all and the last part's hash."""
+    """Return the record of each source file.
+
+    If a file has several pieces, the counts are their sums and the hash is the last piece's.
+    """
     files: dict[str, dict[str, Any]] = {}
-    for piece in (piece for record in read_records(folder) for piece in record["files"]):
-        before = files.get(piece["name"], {})
-        files[piece["name"]] = piece | {key: before.get(key, 0) + piece[key] for key in COUNTS}
+    for record in read_records(folder):
+        for piece in record["files"]:
+            earlier_counts = files.get(piece["name"], {})
+            files[piece["name"]] = dict(piece)
+            for key in COUNT_KEYS:
+                files[piece["name"]][key] += earlier_counts.get(key, 0)
     return files
 
 
 def read_stream(folder: Path, stream: str) -> np.ndarray:
-    """All tokens of one stream ("val", "train/RedPajamaC4"); its index and its chunks are checked."""
+    """Return all tokens of a stream ("val", "train/RedPajamaC4"); check its index and chunks."""
     index = read_json(folder / stream / "index.json")
     number = int(index["config"]["data_format"][0].removeprefix("no_header_numpy:"))
-    dtype = {5: np.dtype("<u2"), 2: np.dtype("<i4")}[number]
-    parts = []
+    dtype = DTYPES[number]
+    arrays = []
     for chunk in index["chunks"]:
         content = (folder / stream / chunk["filename"]).read_bytes()
-        assert (
-            struct.unpack("<3I", content[:12])
-            == (chunk["chunk_size"], 12, len(content))
-            == (1, 12, len(content))
-        )
-        assert (chunk["chunk_bytes"], chunk["crc32"]) == (len(content), zlib.crc32(content))
-        parts.append(np.frombuffer(content[12:], dtype))
-        assert len(parts[-1]) == chunk["dim"] > 0
-    return np.concatenate(parts)
+        array = np.frombuffer(content[12:], dtype)
+        assert struct.unpack("<3I", content[:12]) == (1, 12, len(content))
+        assert chunk["chunk_size"] == 1
+        assert chunk["chunk_bytes"] == len(content)
+        assert chunk["crc32"] == zlib.crc32(content)
+        assert chunk["dim"] == len(array) > 0
+        arrays.append(array)
+    return np.concatenate(arrays)
 
 
 def read_texts(folder: Path, stream: str) -> list[str]:
@@ -85,26 +97,28 @@ def read_texts(folder: Path, stream: str) -> list[str]:
     tokenizer = _tokenizer((folder / "tokenizer.json").read_bytes())
     ends = np.flatnonzero(tokens == tokenizer.token_to_id(END_OF_DOCUMENT))
     assert ends[-1] == len(tokens) - 1
-    return tokenizer.decode_batch([part[:-1].tolist() for part in np.split(tokens, ends[:-1] + 1)])
+    documents = np.split(tokens, ends[:-1] + 1)
+    return tokenizer.decode_batch([document[:-1].tolist() for document in documents])
 
 
 def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
-    """The folder holds these texts in these streams, in this order, and everything it says about them is true."""
+    """Assert that the folder holds only these texts, in these streams and in this order.
+
+    Its manifest, indexes and records have to be true.
+    """
     manifest = read_json(folder / "manifest.json")
-    there = {"manifest.json", "tokenizer.json", "tasks/plan.json"}
-    there |= {f"tasks/{task:06d}.json" for task in range(manifest["tasks"])}
+    names = {"manifest.json", "tokenizer.json", "tasks/plan.json"}
+    names |= {f"tasks/{task:06d}.json" for task in range(manifest["tasks"])}
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for stream, texts in expected.items():
         tokens = encoded(folder / "tokenizer.json", texts)
         assert read_stream(folder, stream).tolist() == tokens, stream
-        chunks = [
-            chunk["filename"] for chunk in read_json(folder / stream / "index.json")["chunks"]
-        ]
-        there |= {f"{stream}/{name}" for name in [*chunks, "index.json"]}
-        size = sum(len(text.encode()) for text in texts)
+        index = read_json(folder / stream / "index.json")
+        chunks = [chunk["filename"] for chunk in index["chunks"]]
+        names |= {f"{stream}/{name}" for name in [*chunks, "index.json"]}
         numbers = {
             "documents": len(texts),
-            "bytes": size,
+            "bytes": sum(len(text.encode()) for text in texts),
             "tokens": len(tokens),
             "chunks": len(chunks),
         }
@@ -114,22 +128,28 @@ def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
         counts[split].update(numbers)
     assert {*counts} == {"", *manifest["splits"]}
     for split, numbers in counts.items():
-        assert numbers.items() <= (manifest[split] if split else manifest).items()
-    for key in COUNTS:
+        recorded = manifest[split] if split else manifest
+        assert numbers.items() <= recorded.items()
+    for key in COUNT_KEYS:
         assert sum(file[key] for file in read_files(folder).values()) == counts[""][key]
-    assert set(hashes(folder)) == there
+    assert set(hashes(folder)) == names
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file under a folder, and "" for every empty folder.
+    """Return the SHA-256 of every file under a folder, and "" for every empty folder.
 
-    The lock file and the times of the source files are left out.
+    Files in `NOT_HASHED` are left out.
     """
-    names = (".prepare.lock", "sources.json")
-    paths = [path for path in folder.rglob("*") if path.name not in names]
-    contents = {path: sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
-    contents |= {path: "" for path in paths if path.is_dir() and not any(path.iterdir())}
-    return {path.relative_to(folder).as_posix(): content for path, content in contents.items()}
+    content_hashes = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.name in NOT_HASHED:
+            continue
+        if path.is_file():
+            content_hashes[name] = sha256(path.read_bytes()).hexdigest()
+        elif path.is_dir() and not any(path.iterdir()):
+            content_hashes[name] = ""
+    return content_hashes
 
 
 def edit(path: Path, change: Callable[[Any], object]) -> None:
@@ -140,6 +160,7 @@ def edit(path: Path, change: Callable[[Any], object]) -> None:
 
 
 def flip(path: Path) -> None:
+    """Change a bit in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Two small servers of files on this machine, which can be told to fail: one in S3's way, one in the hub's."""
+"""Two small file servers on this machine that can be told to fail: like S3 and like the hub."""
 
 import hashlib
 import json
@@ -16,7 +16,14 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from huggingface_hub import close_session, constants
 
-COMMIT = "c0ffee" + 34 * "0"  # of the branch main, in all repositories
+COMMIT = "c0ffee" + 34 * "0"
+"""The commit of the branch main in all repositories."""
+SERVER_POLL_S = 0.01
+SILENCE_POLL_S = 0.05
+S3_CODES = {403: "AccessDenied", 404: "NoSuchKey"}
+LAST_MODIFIED = {"Last-Modified": "Fri, 20 Nov 2026 00:00:00 GMT", "ETag": '"0"'}
+ENDPOINT_CONSTANTS = ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE")
+"""Constants of huggingface_hub that HF_ENDPOINT sets when the package is loaded."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -24,11 +31,12 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), self.Handler)
-        self.root, self.address = root, f"http://127.0.0.1:{self.server_address[1]}"
+        self.root = root
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
         self.behave()
 
     def behave(self) -> None:
-        """Fail in no way, and forget what was asked for."""
+        """Stop failing, and forget all requests."""
 
     class Handler(BaseHTTPRequestHandler):
         server: Any
@@ -36,7 +44,7 @@ class _Server(ThreadingHTTPServer):
         wbufsize = -1  # head and body in one packet
 
         def log_message(self, *args: Any) -> None:
-            """Nothing on the terminal."""
+            """Print nothing."""
 
         def do_HEAD(self) -> None:
             self.do_GET()
@@ -56,7 +64,7 @@ S = TypeVar("S", bound=_Server)
 
 @contextmanager
 def serving(server: S) -> Iterator[S]:
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(SERVER_POLL_S,), daemon=True).start()
     try:
         yield server
     finally:
@@ -67,108 +75,111 @@ def serving(server: S) -> Iterator[S]:
 
 class ObjectStore(_Server):
     def behave(self) -> None:
-        self.requests: Counter[tuple[str, str]] = (
-            Counter()
-        )  # how often each (method, path) was asked for
-        self.status = 200  # what to answer; anything else than 200 for everything
-        self.silent = False  # accept connections and say nothing
-        self.damage: Counter[str] = (
-            Counter()
-        )  # path → how many times to serve it with a flipped bit
+        self.requests: Counter[tuple[str, str]] = Counter()  # number of each (method, path)
+        self.status = 200  # the answer to all requests if it is not 200
+        self.silent = False  # accept connections and do not answer
+        self.damage: Counter[str] = Counter()  # path → how often to serve it with a flipped bit
 
     def fetched(self, name: str) -> int:
-        """How often files of this kind of name were asked for."""
-        return sum(
-            n for (method, path), n in self.requests.items() if method == "GET" and name in path
-        )
+        """Return how often files with `name` in their path were requested."""
+        total = 0
+        for (method, path), count in self.requests.items():
+            if method == "GET" and name in path:
+                total += count
+        return total
 
     class Handler(_Server.Handler):
         def do_GET(self) -> None:
-            store, path = self.server, self.path.split("?")[0]
+            store = self.server
+            path = self.path.split("?")[0]
             store.requests[self.command, path] += 1
             while store.silent:
-                time.sleep(0.05)
+                time.sleep(SILENCE_POLL_S)
             file = store.root / path.lstrip("/")
             if store.status != 200 or not file.is_file():
                 status = store.status if store.status != 200 else 404
-                code = {403: "AccessDenied", 404: "NoSuchKey"}.get(status, "InternalError")
-                return self.answer(
-                    f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode(), status
-                )
+                code = S3_CODES.get(status, "InternalError")
+                error = f"<Error><Code>{code}</Code><Message>no</Message></Error>"
+                return self.answer(error.encode(), status)
             content = bytearray(file.read_bytes())
             if self.command == "GET" and store.damage[path]:
                 store.damage[path] -= 1
                 content[len(content) // 2] ^= 1
-            dated = {"Last-Modified": "Fri, 20 Nov 2026 00:00:00 GMT", "ETag": '"0"'}
-            return self.answer(bytes(content), headers=dated)
+            return self.answer(bytes(content), headers=LAST_MODIFIED)
 
 
 class Hub(_Server):
-    """Serves the repositories `root`/datasets/OWNER/NAME and `root`/models/OWNER/NAME, each with one commit."""
+    """Serves `root`/datasets/OWNER/NAME and `root`/models/OWNER/NAME, each with a single commit."""
 
     def behave(self) -> None:
         self.refusal: tuple[int, str] | None = None  # status and X-Error-Code of every answer
-        self.damaged = 0  # so many downloads have a wrong first byte
-        self.names: list[str] = []  # names that every listing has besides
-        self.asked: list[str] = []  # path of every request
+        self.damaged = 0  # number of downloads that have a wrong first byte
+        self.names: list[str] = []  # additional names in every listing
+        self.requested_paths: list[str] = []  # path of every request
 
     class Handler(_Server.Handler):
         def refuse(self, status: int, code: str = "") -> None:
             self.answer(b"{}", status, {"X-Error-Code": code} if code else {})
 
         def do_GET(self) -> None:
-            self.server.asked.append(self.path)
-            if (refusal := self.server.refusal) is not None:
-                return self.refuse(*refusal)
-            for pattern, answer in (
-                (r"/api/(datasets|models)/([^/]+/[^/]+)/revision/([^/]+)", self.revision),
-                (r"/api/(datasets|models)/([^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?", self.tree),
-                (r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.resolve),
-            ):
-                if match := re.fullmatch(pattern, urlsplit(self.path).path):
-                    kind, repo_id, revision, *others = (
-                        group and unquote(group) for group in match.groups()
-                    )
-                    root = self.server.root / (kind or "models") / repo_id
-                    if not root.is_dir():
-                        return self.refuse(401, "RepoNotFound")
-                    if revision not in ("main", COMMIT):
-                        return self.refuse(404, "RevisionNotFound")
-                    return answer(root, *others)
-            return self.blob(urlsplit(self.path).path.removeprefix("/blob/"))
+            self.server.requested_paths.append(self.path)
+            if self.server.refusal is not None:
+                return self.refuse(*self.server.refusal)
+            path = urlsplit(self.path).path
+            repository = r"([^/]+/[^/]+)"
+            answers = {
+                rf"/api/(datasets|models)/{repository}/revision/([^/]+)": self.revision,
+                rf"/api/(datasets|models)/{repository}/tree/([^/]+)(?:/(.+))?": self.tree,
+                rf"/(?:(datasets)/)?{repository}/resolve/([^/]+)/(.+)": self.resolve,
+            }
+            for pattern, answer in answers.items():
+                match = re.fullmatch(pattern, path)
+                if match is not None:
+                    groups = [group and unquote(group) for group in match.groups()]
+                    return self.answer_from_repository(answer, *groups)
+            return self.blob(path.removeprefix("/blob/"))
+
+        def answer_from_repository(
+            self, answer: Any, kind: str | None, repo_id: str, revision: str, *path: str
+        ) -> None:
+            root = self.server.root / (kind or "models") / repo_id
+            if not root.is_dir():
+                return self.refuse(401, "RepoNotFound")
+            if revision not in ("main", COMMIT):
+                return self.refuse(404, "RevisionNotFound")
+            return answer(root, *path)
 
         def revision(self, root: Path) -> None:
             self.answer(json.dumps({"id": root.name, "sha": COMMIT}).encode())
 
-        def tree(self, root: Path, below: str | None) -> None:
-            if not (root / (below or ".")).is_dir():
+        def tree(self, root: Path, subfolder: str | None) -> None:
+            folder = root / (subfolder or ".")
+            if not folder.is_dir():
                 return self.refuse(404, "EntryNotFound")
-            entries = [
-                _entry(root, path)
-                for path in sorted((root / (below or ".")).rglob("*"), reverse=True)
-            ]
-            entries += [
-                {"type": "file", "oid": "0" * 40, "size": 5, "path": name}
-                for name in self.server.names
-            ]
+            entries = [_entry(root, path) for path in sorted(folder.rglob("*"), reverse=True)]
+            for name in self.server.names:
+                entries.append({"type": "file", "oid": "0" * 40, "size": 5, "path": name})
             return self.answer(json.dumps(entries).encode())
 
         def resolve(self, root: Path, name: str) -> None:
-            """Where the bytes are: on another host, as on the hub."""
-            if not (root / name).is_file():
+            """Redirect to the bytes, on another host as on the hub."""
+            path = root / name
+            if not path.is_file():
                 return self.refuse(404, "EntryNotFound")
-            store = self.server.address.replace("127.0.0.1", "localhost")
+            host = self.server.address.replace("127.0.0.1", "localhost")
+            relative = path.relative_to(self.server.root).as_posix()
             headers = {
-                "Location": f"{store}/blob/{(root / name).relative_to(self.server.root).as_posix()}?signature=1",
-                "X-Linked-Size": str((root / name).stat().st_size),
-                "X-Repo-Commit": COMMIT, "X-Linked-ETag": _sha256(root / name),
-            }  # fmt: skip
+                "Location": f"{host}/blob/{relative}?signature=1",
+                "X-Linked-Size": str(path.stat().st_size),
+                "X-Repo-Commit": COMMIT,
+                "X-Linked-ETag": _sha256(path),
+            }
             return self.answer(b"", 302, headers)
 
         def blob(self, relative: str) -> None:
-            server, content = self.server, (self.server.root / relative).read_bytes()
-            if server.damaged:
-                server.damaged -= 1
+            content = (self.server.root / relative).read_bytes()
+            if self.server.damaged:
+                self.server.damaged -= 1
                 content = b"?" + content[1:]
             return self.answer(content)
 
@@ -193,18 +204,14 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def serving_hub(patch: pytest.MonkeyPatch, root: Path, cache: Path) -> Iterator[Hub]:
-    """The hub of `root`, as if HF_ENDPOINT named it, and a cache of its own."""
+    """Serve `root` as the hub, as if HF_ENDPOINT named it, with an empty cache."""
     patch.setattr(constants, "HF_HUB_CACHE", str(cache))
     patch.setenv("NO_PROXY", "127.0.0.1,localhost")
     server = Hub(root)
-    for name in (
-        "ENDPOINT",
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-    ):  # what HF_ENDPOINT sets, before the package is loaded
+    for name in ENDPOINT_CONSTANTS:
+        value = getattr(constants, name)
         patch.setattr(
-            constants,
-            name,
-            getattr(constants, name).replace(constants._HF_DEFAULT_ENDPOINT, server.address),
+            constants, name, value.replace(constants._HF_DEFAULT_ENDPOINT, server.address)
         )
     with serving(server):
         yield server

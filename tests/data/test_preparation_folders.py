@@ -27,9 +27,9 @@ from tests.data.reader import assert_holds, edit, flip, hashes, read_records
 
 
 @pytest.fixture
-def copied_hub(place: Path, tmp_path: Path) -> Path:
+def copied_hub(session_folder: Path, tmp_path: Path) -> Path:
     """A copy of the source of `recipe`, which a test may change."""
-    return Path(shutil.copytree(place / "hub", tmp_path / "hub"))
+    return Path(shutil.copytree(session_folder / "hub", tmp_path / "hub"))
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_other_settings_are_refused(
     difference: str,
     recipe: Recipe,
     finished: Path,
-    place: Path,
+    session_folder: Path,
     tokenizer: str,
     tmp_path: Path,
     out: Path,
@@ -124,7 +124,7 @@ def test_other_settings_are_refused(
     train_tokenizer(tmp_path / "another.json", 300)
     interrupt(out, recipe, tasks=2)
     options = {"tokenizer": tokenizer, "val_fraction": 0.2} | option
-    other_recipe = recipe_of(corpus, place / "hub", SIZES, **options)
+    other_recipe = recipe_of(corpus, session_folder / "hub", SIZES, **options)
     for folder in (finished, out):
         contents = hashes(folder)
 
@@ -136,12 +136,14 @@ def test_other_settings_are_refused(
 
 
 def test_the_same_tokenizer_in_another_folder_is_the_same(
-    recipe: Recipe, finished: Path, place: Path, tokenizer: str, tmp_path: Path, out: Path
+    recipe: Recipe, finished: Path, session_folder: Path, tokenizer: str, tmp_path: Path, out: Path
 ) -> None:
     interrupt(out, recipe, tasks=2)
     moved = str(shutil.copy(tokenizer, tmp_path / "moved.json"))
 
-    moved_recipe = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=moved, val_fraction=0.2)
+    moved_recipe = recipe_of(
+        "OpenWebText", session_folder / "hub", SIZES, tokenizer=moved, val_fraction=0.2
+    )
 
     assert_makes(out, moved_recipe, finished)
 

@@ -192,12 +192,12 @@ def exit_code_of_preparation(
     return finish(start(count_and_make))
 
 
-def test_killed_before_any_step(place: Path, tmp_path: Path) -> None:
+def test_killed_before_any_step(session_folder: Path, tmp_path: Path) -> None:
     """Before the first and the last steps, and every eighth between; a tokenizer is trained too."""
     texts = list(documents(50, seed=1))[10:]
-    layouts.openwebtext(place / "killed", texts, n_files=4, row_group_size=4)
+    layouts.openwebtext(session_folder / "killed", texts, n_files=4, row_group_size=4)
     options = {"tokenizer": "bpe", "vocab_size": 280, "val_fraction": 0.2}
-    recipe = recipe_of("OpenWebText", place / "killed", SIZES, **options)
+    recipe = recipe_of("OpenWebText", session_folder / "killed", SIZES, **options)
     count = tmp_path / "steps"
     undisturbed = tmp_path / "undisturbed"
 

@@ -1,4 +1,4 @@
-"""Shards in object storage: the same batches as from the disk, one fetch per chunk, and short words when it fails."""
+"""Shards in object storage: the batches of the local folder, a download per chunk, short errors."""
 
 import errno
 import os
@@ -13,11 +13,11 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from litdata.streaming import downloader as litdata_downloader
 
-from anlit.data import streams as order_streams
+from anlit.data import streams as stream_module
 from anlit.data.storage import remote
 from anlit.data.storage import store as store_module
 from anlit.data.storage.manifest import read_manifest
-from anlit.data.storage.shards import read_sources
+from anlit.data.storage.shards import read_token_arrays
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from tests.data.modules import blocks_of, ready
@@ -25,12 +25,21 @@ from tests.data.processes import finish, start, wait_for
 from tests.data.servers import ObjectStore, serving
 
 ADDRESS = "s3://bucket/corpus"
-ON_HUB = "hf://datasets/somebody/corpus"
+HUB_ADDRESS = "hf://datasets/somebody/corpus"
+S3_ENVIRONMENT = {
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_ACCESS_KEY_ID": "somebody",
+    "AWS_SECRET_ACCESS_KEY": "something",
+}
+N_CHUNKS = 7
+CHUNK_TOKENS = 7001
+CHUNK_BYTES = 14_014
 
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> Path:
-    """It outlives the test: a loader that is not closed would fetch what is removed again."""
+    """It outlives the test: a loader that stays open would download removed chunks again."""
     folder = tmp_path_factory.mktemp("remote") / "cache"
     monkeypatch.setattr(store_module, "cache_root", lambda: folder)
     return folder
@@ -38,7 +47,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    """One server for all, because to make a client for a new one takes long."""
+    """A single server for all tests, because making a client takes long."""
     with serving(ObjectStore(tmp_path_factory.mktemp("served"))) as running:
         yield running
     remote._downloader.cache_clear()
@@ -46,206 +55,264 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def store(server: ObjectStore, prepared: str, monkeypatch) -> ObjectStore:
-    """A server of a fresh copy of `prepared` that boto3 takes for S3."""
+    """A server with a fresh copy of `prepared` that boto3 takes for S3."""
     shutil.rmtree(server.root)
     shutil.copytree(prepared, server.root / "bucket" / "corpus")
     server.behave()
-    own = {
-        "ENDPOINT_URL": server.address,
-        "DEFAULT_REGION": "us-east-1",
-        "EC2_METADATA_DISABLED": "true",
-    }
-    for name, value in {
-        **own,
-        "ACCESS_KEY_ID": "somebody",
-        "SECRET_ACCESS_KEY": "something",
-    }.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
+    for name, value in S3_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     return server
 
 
 @pytest.fixture
-def other_client() -> Iterator[None]:
-    """For a test that changes what a client is made from."""
+def new_client() -> Iterator[None]:
+    """For a test that changes the settings of a client."""
     remote._downloader.cache_clear()
     yield
     remote._downloader.cache_clear()
 
 
-def store_of(limit_bytes: int = 10**9) -> TokenStore:
-    return TokenStore(read_sources(ADDRESS, read_manifest(ADDRESS))["train"][0], limit_bytes)
+def open_store(limit_bytes: int = 10**9) -> TokenStore:
+    arrays = read_token_arrays(ADDRESS, read_manifest(ADDRESS))
+    return TokenStore(arrays["train"][0], limit_bytes)
 
 
-def copy_of(reader: TokenStore, number: int) -> Path:
+def cached_copy(reader: TokenStore, number: int) -> Path:
     assert reader.cache is not None
-    return reader.cache.path(reader.source.chunks[number])
+    return reader.cache.path(reader.array.chunks[number])
 
 
-def cached(folder: Path) -> list[int]:
+def cached_chunks(folder: Path) -> list[int]:
     return sorted(int(path.stem[-1]) for path in folder.rglob("*.bin"))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_batches_are_those_of_the_local_folder(
+def test_the_batches_equal_those_of_the_local_folder(
     store: ObjectStore, prepared: str, workers: int
 ) -> None:
-    data, local = ready(ADDRESS, num_workers=workers), ready(prepared)
-    expected = blocks_of(list(local.train_dataloader()))
-    assert blocks_of(list(data.train_dataloader())) == expected
+    local_data = ready(prepared)
+    data = ready(ADDRESS, num_workers=workers)
+
+    training_blocks = blocks_of(data.train_dataloader())
     data.teardown("fit")
-    assert blocks_of(list(data.val_dataloader())) == blocks_of(list(local.val_dataloader()))
-    assert blocks_of(list(ready(ADDRESS).train_dataloader())) == expected
-    assert (store.fetched("train/chunk"), store.fetched("val/chunk")) == (7, 1)
+
+    assert training_blocks == blocks_of(local_data.train_dataloader())
+    assert training_blocks == blocks_of(ready(ADDRESS).train_dataloader())
+    assert blocks_of(data.val_dataloader()) == blocks_of(local_data.val_dataloader())
+    assert store.fetched("train/chunk") == N_CHUNKS
+    assert store.fetched("val/chunk") == 1
 
 
-def test_processes_on_one_cache_fetch_each_chunk_once(
+def test_processes_with_one_cache_download_each_chunk_once(
     store: ObjectStore, streams: Any, cache_folder: Path
 ) -> None:
-    reader = store_of()
-    copy_of(reader, 0).parent.mkdir(parents=True)
-    copy_of(reader, 0).with_name("chunk-0-0.bin.partial").write_bytes(
-        b"left by one that was killed"
-    )
-    read_all = lambda: np.testing.assert_array_equal(store_of().read(0, 46_000), streams["train"])  # noqa: E731
-    assert [finish(process) for process in [start(read_all) for _ in range(4)]] == [0] * 4
-    assert store.fetched("train/chunk") == 7
+    partial = cached_copy(open_store(), 0).with_name("chunk-0-0.bin.partial")
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(b"from a process that was killed")
+
+    def read_all() -> None:
+        np.testing.assert_array_equal(open_store().read(0, 46_000), streams["train"])
+
+    processes = [start(read_all) for _ in range(4)]
+
+    assert [finish(process) for process in processes] == [0] * 4
+    assert store.fetched("train/chunk") == N_CHUNKS
     assert not list(cache_folder.rglob("*.partial"))
 
 
-def test_the_cache_keeps_what_was_used_last(
+def test_the_cache_keeps_the_chunks_that_were_used_last(
     store: ObjectStore, streams: Any, cache_folder: Path
 ) -> None:
-    reader = store_of(limit_bytes=45_000)  # three chunks
+    limit_bytes = 45_000  # three chunks
+    reader = open_store(limit_bytes)
     for _ in range(2):  # the removed files are still open
         assert np.array_equal(reader.read(0, 46_000), streams["train"])
-    assert cached(cache_folder) == [4, 5, 6]
-    assert store.fetched("train/chunk") == 7
+    assert cached_chunks(cache_folder) == [4, 5, 6]
+    assert store.fetched("train/chunk") == N_CHUNKS
+
     for number in (4, 5):
-        os.utime(copy_of(reader, number), (number, number))
-    store_of(45_000).read(7001 * 4, 10)
-    store_of(45_000).read(0, 10)
-    assert cached(cache_folder) == [0, 4, 6]
+        os.utime(cached_copy(reader, number), (number, number))
+    open_store(limit_bytes).read(CHUNK_TOKENS * 4, 10)
+    open_store(limit_bytes).read(0, 10)
+
+    assert cached_chunks(cache_folder) == [0, 4, 6]
 
 
-def test_a_chunk_that_does_not_end(store: ObjectStore, cache_folder: Path) -> None:
+def test_a_chunk_that_does_not_end_is_not_downloaded_whole(
+    store: ObjectStore, cache_folder: Path
+) -> None:
     chunk = store.root / "bucket" / "corpus" / "train" / "chunk-0-0.bin"
     chunk.write_bytes(chunk.read_bytes() * 400)
-    with pytest.raises(UserError, match=r"chunk-0-0\.bin is longer than 14,014 bytes"):
-        store_of().read(0, 10)
-    assert max(path.stat().st_size for path in cache_folder.rglob("*.partial")) <= 14_014
+
+    message = r"chunk-0-0\.bin is longer than the expected 14,014 bytes"
+    with pytest.raises(UserError, match=message):
+        open_store().read(0, 10)
+
+    for partial in cache_folder.rglob("*.partial"):
+        assert partial.stat().st_size <= CHUNK_BYTES
 
 
-@pytest.mark.parametrize("damage", [0, 1, 5])
-def test_a_damaged_chunk_is_fetched_again(
-    store: ObjectStore, streams: Any, damage: int, cache_folder: Path
+def test_a_chunk_that_is_damaged_in_the_cache_is_downloaded_again(
+    store: ObjectStore, streams: Any
 ) -> None:
-    """Damaged in the cache, once on the way, or always."""
-    if damage == 0:
-        reader = store_of()
-        reader.read(0, 46_000)
-        os.truncate(copy_of(reader, 2), 1000)
-    store.damage["/bucket/corpus/train/chunk-0-2.bin"] = damage
-    if damage == 5:
-        with pytest.raises(
-            UserError, match=r"s3://bucket/.*chunk-0-2.bin is damaged \(its CRC-32 .*prepare"
-        ):
-            store_of().read(0, 46_000)
-        assert cached(cache_folder) == [0, 1]
-    else:
-        assert np.array_equal(store_of().read(0, 46_000), streams["train"])
+    reader = open_store()
+    reader.read(0, 46_000)
+    os.truncate(cached_copy(reader, 2), 1000)
+
+    assert np.array_equal(open_store().read(0, 46_000), streams["train"])
     assert store.fetched("chunk-0-2") == 2
 
 
-def test_a_missing_chunk_is_one_sentence(store: ObjectStore) -> None:
-    """Also from a worker process."""
+def test_a_chunk_that_arrives_damaged_is_downloaded_again(store: ObjectStore, streams: Any) -> None:
+    store.damage["/bucket/corpus/train/chunk-0-2.bin"] = 1
+
+    assert np.array_equal(open_store().read(0, 46_000), streams["train"])
+    assert store.fetched("chunk-0-2") == 2
+
+
+def test_a_chunk_that_arrives_damaged_twice_is_an_error(
+    store: ObjectStore, cache_folder: Path
+) -> None:
+    store.damage["/bucket/corpus/train/chunk-0-2.bin"] = 5
+
+    message = r"s3://bucket/.*chunk-0-2.bin is damaged \(its CRC-32 .*prepare"
+    with pytest.raises(UserError, match=message):
+        open_store().read(0, 46_000)
+
+    assert cached_chunks(cache_folder) == [0, 1]
+    assert store.fetched("chunk-0-2") == 2
+
+
+def test_a_missing_chunk_is_one_sentence_also_from_a_worker(store: ObjectStore) -> None:
     (store.root / "bucket" / "corpus" / "train" / "chunk-0-5.bin").unlink()
-    with pytest.raises(
-        UserError,
-        match=r"^s3://bucket/corpus/train/chunk-0-5.bin is damaged \(it is missing\): .+$",
-    ):
+
+    message = r"^s3://bucket/corpus/train/chunk-0-5.bin is damaged \(it is missing\): .+$"
+    with pytest.raises(UserError, match=message):
         list(ready(ADDRESS, num_workers=1).train_dataloader())
 
 
-def test_training_fetches_ahead(store: ObjectStore, monkeypatch) -> None:
-    """The chunks of the next draws: 430 begin in the first four, of 109 blocks each; of the next, when it is there."""
-    monkeypatch.setattr(order_streams, "DRAWS_AHEAD", 430)
+def test_training_downloads_the_chunks_of_the_next_draws(store: ObjectStore, monkeypatch) -> None:
+    """A chunk has 109 blocks: 430 draws need four chunks, and later a fifth."""
+    monkeypatch.setattr(stream_module, "DRAWS_AHEAD", 430)
     loader = ready(ADDRESS, shuffle=False).train_dataloader()
     batches = iter(loader)
-    for there, n_batches in (({0, 1, 2, 3}, 1), ({0, 1, 2, 3, 4}, 20)):
-        for _ in range(n_batches):
-            next(batches)
-        wait_for(lambda there=there: store.fetched("train/chunk") == len(there))
-        assert {number for number in range(7) if store.fetched(f"chunk-0-{number}")} == there
+
+    next(batches)
+    wait_for(lambda: store.fetched("train/chunk") == 4)
+    assert [store.fetched(f"chunk-0-{number}") for number in range(4)] == [1] * 4
+
+    for _ in range(20):
+        next(batches)
+    wait_for(lambda: store.fetched("train/chunk") == 5)
+    assert store.fetched("train/chunk-0-4") == 1
     loader.close()
 
 
-@pytest.mark.parametrize(("status", "address", "said"), [
-    (403, ADDRESS, r"^Cannot read s3://bucket/corpus/manifest.json \((ClientError|AccessDenied).*: check the addr"),
-    (500, ADDRESS, r"^Cannot read s3://bucket/corpus/manifest.json \(.*check the address, the network"),
-    (200, "s3://bucket/other", r"^There is no s3://bucket/other/manifest.json, so it is not a prepared folder"),
-    (200, "ftp://host/corpus", "no way to fetch from ftp://: use a local folder, s3://, gs:// or hf://"),
-])  # fmt: skip
-def test_an_address_that_gives_nothing(
-    store: ObjectStore, status: int, address: str, said: str
+@pytest.mark.parametrize(
+    ("status", "address", "message"),
+    [
+        (
+            403,
+            ADDRESS,
+            r"^s3://bucket/corpus/manifest.json cannot be read "
+            r"\((ClientError|AccessDenied).*: check the address",
+        ),
+        (
+            500,
+            ADDRESS,
+            r"^s3://bucket/corpus/manifest.json cannot be read "
+            r"\(.*check the address, the network",
+        ),
+        (
+            200,
+            "s3://bucket/other",
+            "^there is no s3://bucket/other/manifest.json, so it is not a prepared folder",
+        ),
+        (
+            200,
+            "ftp://host/corpus",
+            "^ftp:// is not an address that can be read: use a local folder, s3://, gs:// or hf://",
+        ),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_one_sentence(
+    store: ObjectStore, status: int, address: str, message: str
 ) -> None:
     store.status = status
-    with pytest.raises(UserError, match=said) as caught:
+
+    with pytest.raises(UserError, match=message) as caught:
         ready(address)
+
     assert "\n" not in str(caught.value)
     assert sum(store.requests.values()) <= 3
 
 
-def test_no_answer(store: ObjectStore, other_client: None, monkeypatch) -> None:
+def test_a_server_that_does_not_answer_is_one_sentence(
+    store: ObjectStore, new_client: None, monkeypatch
+) -> None:
     monkeypatch.setitem(remote.S3_LIMITS, "read_timeout", 0.3)
     store.silent = True
-    with pytest.raises(
-        UserError, match=r"^Cannot read s3://bucket/corpus/manifest.json \(ReadTimeout.*: check the"
-    ):
+
+    message = r"^s3://bucket/corpus/manifest.json cannot be read \(ReadTimeout.*: check the"
+    with pytest.raises(UserError, match=message):
         ready(ADDRESS)
 
 
-def test_a_full_disk(store: ObjectStore, monkeypatch) -> None:
-    reader, full = store_of(), OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(litdata_downloader.S3Downloader, "download_fileobj", Mock(side_effect=full))
-    with pytest.raises(
-        UserError,
-        match=r"^The disk is full where s3://.* is cached: free it, set LITDATA_CACHE_DIR",
-    ):
+def test_a_full_disk_is_one_sentence(store: ObjectStore, monkeypatch) -> None:
+    reader = open_store()
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(litdata_downloader.S3Downloader, "download_fileobj", full)
+
+    message = r"^the disk that caches s3://.* is full: free it, set LITDATA_CACHE_DIR"
+    with pytest.raises(UserError, match=message):
         reader.read(0, 1)
 
 
-def test_google_storage(other_client: None, prepared: str, monkeypatch) -> None:
+def test_google_storage_gives_the_batches_of_the_local_folder(
+    new_client: None, prepared: str, monkeypatch
+) -> None:
     def download(self: object, address: str, file: Any) -> None:
         file.write(Path(prepared, address.removeprefix("gs://bucket/plain/")).read_bytes())
 
-    monkeypatch.setattr(litdata_downloader, "_GOOGLE_STORAGE_AVAILABLE", False)
-    with pytest.raises(
-        UserError, match=r"Reading from gs:// needs a package .*: run `make extras EXTRAS=gs`"
-    ):
-        ready("gs://bucket/plain")
     monkeypatch.setattr(litdata_downloader, "_GOOGLE_STORAGE_AVAILABLE", True)
     monkeypatch.setattr(litdata_downloader.GCPDownloader, "download_fileobj", download)
+
     data = ready("gs://bucket/plain", num_workers=1)
-    assert blocks_of(list(data.train_dataloader())) == blocks_of(
-        list(ready(prepared).train_dataloader())
-    )
+
+    expected = blocks_of(ready(prepared).train_dataloader())
+    assert blocks_of(data.train_dataloader()) == expected
 
 
-def test_hugging_face(prepared: str, monkeypatch) -> None:
-    asked = []
+def test_a_missing_client_of_google_storage_is_named(new_client: None, monkeypatch) -> None:
+    monkeypatch.setattr(litdata_downloader, "_GOOGLE_STORAGE_AVAILABLE", False)
+
+    with pytest.raises(UserError, match=r"gs:// needs .*: run `make extras EXTRAS=gs`"):
+        ready("gs://bucket/plain")
+
+
+def test_hugging_face_gives_the_batches_of_the_local_folder(prepared: str, monkeypatch) -> None:
+    downloads = []
 
     def download(repo: str, path: str, **options: Any) -> str:
-        asked.append((repo, path, options["repo_type"], options["revision"]))
+        downloads.append((repo, path, options["repo_type"], options["revision"]))
         return str(Path(prepared, path.removeprefix("shards/")))
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    data = ready(f"{ON_HUB}@v2/shards")
-    assert blocks_of(list(data.train_dataloader())) == blocks_of(
-        list(ready(prepared).train_dataloader())
-    )
-    assert asked[0] == ("somebody/corpus", "shards/manifest.json", "dataset", "v2")
-    assert len([path for _, path, *_ in asked if "train/chunk" in path]) == 7
+
+    data = ready(f"{HUB_ADDRESS}@v2/shards")
+
+    expected = blocks_of(ready(prepared).train_dataloader())
+    assert blocks_of(data.train_dataloader()) == expected
+    assert downloads[0] == ("somebody/corpus", "shards/manifest.json", "dataset", "v2")
+    chunks = [path for _, path, _, _ in downloads if "train/chunk" in path]
+    assert len(chunks) == N_CHUNKS
+
+
+def test_hugging_face_without_a_connection_is_one_sentence(monkeypatch) -> None:
     no_connection = LocalEntryNotFoundError("An error happened on the Hub.\nMore.")
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", Mock(side_effect=no_connection))
-    with pytest.raises(UserError, match=r"^Cannot read hf://[^\n]*: there is no con"):
-        ready(ON_HUB)
+    download = Mock(side_effect=no_connection)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+
+    with pytest.raises(UserError, match=r"^hf://[^\n]* cannot be read, there is no con"):
+        ready(HUB_ADDRESS)

@@ -1,4 +1,4 @@
-"""What each kind of tokenizer does to each kind of text: what comes back, what is counted, what is said."""
+"""Each kind of tokenizer with each kind of text: the changes, their counts and their messages."""
 
 import json
 import re
@@ -32,8 +32,11 @@ TEXTS = {
     "padded": " padded  text ",
     "empty": "",
 }
-SAME, NORMALISED, CHANGED = "same", "normalised", "changed"
-NO_TOKEN, LOST = "no_token", "lost"
+SAME = "same"
+NORMALISED = "normalised"
+CHANGED = "changed"
+NO_TOKEN = "no_token"
+LOST = "lost"
 TABLE: dict[str, dict[str, str]] = {
     "bytes": {},
     "bytes, dropout": {},
@@ -41,23 +44,36 @@ TABLE: dict[str, dict[str, str]] = {
     "bytes, NFKC": {"decomposed": NORMALISED, "ligature": CHANGED},
     "bytes, Lowercase": {"capitals": CHANGED},
     "bytes, Strip": {"control": CHANGED, "spaces": NO_TOKEN, "padded": CHANGED},
-    "bytes, prefix space": {
-        text: CHANGED for text in TEXTS if text not in ("spaces", "padded", "empty")
-    },
+    "bytes, prefix space": dict.fromkeys(TEXTS.keys() - {"spaces", "padded", "empty"}, CHANGED),
     "letters": {
-        "emoji": NO_TOKEN, "accents": CHANGED, "decomposed": CHANGED, "ligature": CHANGED, "control": CHANGED,
+        "emoji": NO_TOKEN,
+        "accents": CHANGED,
+        "decomposed": CHANGED,
+        "ligature": CHANGED,
+        "control": CHANGED,
     },
     "letters, Metaspace": {
-        "emoji": LOST, "accents": CHANGED, "decomposed": CHANGED, "ligature": CHANGED, "control": CHANGED,
-        "spaces": CHANGED, "padded": CHANGED,
+        "emoji": LOST,
+        "accents": CHANGED,
+        "decomposed": CHANGED,
+        "ligature": CHANGED,
+        "control": CHANGED,
+        "spaces": CHANGED,
+        "padded": CHANGED,
     },
     "words": {
-        "emoji": CHANGED, "accents": CHANGED, "decomposed": CHANGED, "ligature": CHANGED, "control": CHANGED,
-        "spaces": NO_TOKEN, "padded": CHANGED,
+        "emoji": CHANGED,
+        "accents": CHANGED,
+        "decomposed": CHANGED,
+        "ligature": CHANGED,
+        "control": CHANGED,
+        "spaces": NO_TOKEN,
+        "padded": CHANGED,
     },
-}  # fmt: skip
-"""What becomes of a text, if it does not come back as it is. The empty text has no token with any of them."""
-DECODED = {name for name in TABLE if name not in ("bytes", "bytes, dropout", "bytes, NFC")}
+}
+"""How each tokenizer changes a text; other texts come back. The empty text never has a token."""
+DECODED = TABLE.keys() - {"bytes", "bytes, dropout", "bytes, NFC"}
+"""Tokenizers with texts that are decoded for the comparison."""
 NORMALIZERS = {
     "NFC": normalizers.NFC(),
     "NFKC": normalizers.NFKC(),
@@ -98,116 +114,160 @@ def write_tokenizer(kind: str, path: Path) -> Path:
     return path
 
 
+def prepare_command(folder: Path, tokenizer: Path, output: Path) -> list[str]:
+    """Return the command that prepares the JSON lines of a folder."""
+    return [
+        "prepare",
+        "TextFiles",
+        f"--source={folder}",
+        "--pattern=*.jsonl",
+        "--val_fraction=0.2",
+        f"--tokenizer={tokenizer}",
+        f"--output={output}",
+    ]
+
+
 @pytest.mark.parametrize("kind", TABLE)
-def test_what_becomes_of_each_text(kind: str, tmp_path: Path) -> None:
+def test_each_text_changes_as_the_table_says(kind: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_tokenizer(kind, tmp_path / "tokenizer.json"))
     round_trip = RoundTrip(tokenizer)
-    assert round_trip.decodes == (kind in DECODED)
     end = tokenizer.token_to_id(END_OF_DOCUMENT)
-    found = {}
+    changes = {}
     for name, text in TEXTS.items():
         (tokens,) = encode_documents(tokenizer, [text], end, "<u2")
-        (change,) = round_trip.changes([text], [tokens[:-1]])
-        found[name] = NO_TOKEN if len(tokens) == 1 else change.kind.value if change else SAME
-        back = tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=False)
-        assert (back == text) == (change is None), name
-    assert found == dict.fromkeys(TEXTS, SAME) | {"empty": NO_TOKEN} | TABLE[kind]
+        (change,) = round_trip.find_changes([text], [tokens[:-1]])
+        changes[name] = SAME if change is None else change.kind.value
+        if len(tokens) == 1:
+            changes[name] = NO_TOKEN
+        decoded = tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=False)
+        assert (decoded == text) == (change is None), name
+
+    assert changes == {**dict.fromkeys(TEXTS, SAME), "empty": NO_TOKEN, **TABLE[kind]}
+    assert round_trip.decodes == (kind in DECODED)
+
+
+def without_zeros(counts: dict[str, int]) -> dict[str, int]:
+    return {key: count for key, count in counts.items() if count}
 
 
 @pytest.mark.parametrize("kind", TABLE)
-def test_what_prepare_counts_and_says(kind: str, tmp_path: Path, capsys) -> None:
-    """With documents that have no token left out, and the same tokens a second time."""
-    path = write_tokenizer(kind, tmp_path / "tokenizer.json")
+def test_prepare_counts_and_reports_the_changes(kind: str, tmp_path: Path, capsys) -> None:
+    """Documents without a token are left out."""
+    tokenizer = write_tokenizer(kind, tmp_path / "tokenizer.json")
     texts = [*TEXTS.values(), *PLAIN]
     write(tmp_path / "text" / "a.jsonl", b"".join(json_lines(texts)))
-    source = ["--source", str(tmp_path / "text"), "--pattern", "*.jsonl", "--val_fraction", "0.2"]
-    command = ["prepare", "TextFiles", *source, "--tokenizer", str(path), "--on_bad", "skip"]
-    out = tmp_path / "out"
-    assert main([*command, "--output", str(out)]) == 0
-    said = capsys.readouterr().err
+    command = [*prepare_command(tmp_path / "text", tokenizer, tmp_path / "out"), "--on_bad=skip"]
 
-    becomes = Counter(TABLE[kind].values())
-    plain = len(PLAIN) if kind == "bytes, prefix space" else 0
-    changes = {NORMALISED: becomes[NORMALISED], CHANGED: becomes[CHANGED] + plain}
-    manifest = read_json(out / "manifest.json")
-    assert manifest.get("changes", {}) == {key: n for key, n in changes.items() if n}
-    assert manifest["documents"] == len(texts) - 1 - becomes[NO_TOKEN] - becomes[LOST]
+    assert main(command) == 0
+
+    messages = capsys.readouterr().err
+    expected = Counter(TABLE[kind].values())
+    if kind == "bytes, prefix space":
+        expected[CHANGED] += len(PLAIN)
+    manifest = read_json(tmp_path / "out" / "manifest.json")
+    changes = {NORMALISED: expected[NORMALISED], CHANGED: expected[CHANGED]}
+    assert manifest.get("changes", {}) == without_zeros(changes)
+    n_documents = len(texts) - 1 - expected[NO_TOKEN] - expected[LOST]
+    assert manifest["documents"] == n_documents
     skipped = {reason: entry["count"] for reason, entry in manifest["skipped"].items()}
-    refused = {"empty": 1, "no_token": becomes[NO_TOKEN], "no_text": becomes[LOST]}
-    assert skipped == {reason: n for reason, n in refused.items() if n}
-    for change, words in ((NORMALISED, "in another Unicode"), (CHANGED, "as another text, so no")):
-        count = (
-            f"{changes[change]} of {manifest['documents']} documents come back from their tokens"
-        )
-        assert bool(re.search(rf"{count} {words}.*a\.jsonl, line \d+: .* becomes ", said)) == (
-            changes[change] > 0
-        )
-    assert ("Each document is decoded again" in said) == (kind in DECODED)
-    assert ("dropout is switched off" in said) == ("dropout" in kind)
+    expected_skipped = {"empty": 1, "no_token": expected[NO_TOKEN], "no_text": expected[LOST]}
+    assert skipped == without_zeros(expected_skipped)
+    clauses = {NORMALISED: "in another Unicode", CHANGED: "as another text, so no"}
+    for change, clause in clauses.items():
+        count = f"{changes[change]} of {n_documents} documents come back from their tokens"
+        pattern = rf"{count} {clause}.*a\.jsonl, line \d+: .* becomes "
+        assert bool(re.search(pattern, messages)) == (changes[change] > 0)
+    assert ("Each document is decoded again" in messages) == (kind in DECODED)
+    assert ("dropout is switched off" in messages) == ("dropout" in kind)
 
-    assert main([*command, "--output", str(tmp_path / "again")]) == 0
+
+@pytest.mark.parametrize("kind", TABLE)
+def test_prepare_makes_the_same_tokens_each_time(kind: str, tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(kind, tmp_path / "tokenizer.json")
+    write(tmp_path / "text" / "a.jsonl", b"".join(json_lines([*TEXTS.values(), *PLAIN])))
+    outputs = [tmp_path / "first", tmp_path / "second"]
+
+    for output in outputs:
+        command = prepare_command(tmp_path / "text", tokenizer, output)
+        assert main([*command, "--on_bad=skip"]) == 0
+
     for stream in ("train", "val"):
-        first, second = read_stream(out, stream), read_stream(tmp_path / "again", stream)
-        assert first.tolist() == second.tolist()
+        first, second = (read_stream(output, stream).tolist() for output in outputs)
+        assert first == second
 
 
 def test_a_repair_makes_the_same_tokens_with_a_tokenizer_that_has_dropout(tmp_path: Path) -> None:
-    path = write_tokenizer("bytes, dropout", tmp_path / "tokenizer.json")
+    tokenizer = write_tokenizer("bytes, dropout", tmp_path / "tokenizer.json")
     write(tmp_path / "text" / "a.jsonl", b"".join(json_lines(PLAIN)))
-    source = ["--source", str(tmp_path / "text"), "--pattern", "*.jsonl", "--val_fraction", "0.2"]
-    out = tmp_path / "out"
-    command = ["prepare", "TextFiles", *source, "--tokenizer", str(path), "--output", str(out)]
+    output = tmp_path / "out"
+    command = prepare_command(tmp_path / "text", tokenizer, output)
     assert main(command) == 0
-    before = hashes(out)
-    next((out / "train").glob("chunk-*")).unlink()
+    expected = hashes(output)
+
+    next((output / "train").glob("chunk-*")).unlink()
     assert main(command) == 0
-    assert hashes(out) == before
+
+    assert hashes(output) == expected
 
 
-@pytest.mark.parametrize(("kind", "text", "problem"), [
-    ("letters", "🦜🦜🦜🦜", "the tokenizer makes no token of its text"),
-    ("bytes, Strip", "   ", "the tokenizer makes no token of its text"),
-    ("letters, Metaspace", "🦜🦜🦜🦜", "nothing of its text comes back from the tokenizer's tokens"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        ("letters", "🦜🦜🦜🦜", "the tokenizer makes no token of its text"),
+        ("bytes, Strip", "   ", "the tokenizer makes no token of its text"),
+        (
+            "letters, Metaspace",
+            "🦜🦜🦜🦜",
+            "nothing of its text comes back from the tokenizer's tokens",
+        ),
+    ],
+)
 def test_a_document_that_leaves_nothing_stops_the_command(
     kind: str, text: str, problem: str, tmp_path: Path, capsys
 ) -> None:
-    path = write_tokenizer(kind, tmp_path / "tokenizer.json")
+    tokenizer = write_tokenizer(kind, tmp_path / "tokenizer.json")
     for number, content in enumerate([text, *PLAIN[:3]]):
         write(tmp_path / "text" / f"{number}.txt", content.encode())
-    source = ["--source", str(tmp_path / "text"), "--output", str(tmp_path / "out")]
-    assert main(["prepare", "TextFiles", *source, "--tokenizer", str(path)]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert f"0.txt, the file: {problem}: repair the file" in said
+    folders = [f"--source={tmp_path / 'text'}", f"--output={tmp_path / 'out'}"]
+
+    assert main(["prepare", "TextFiles", *folders, f"--tokenizer={tokenizer}"]) == 2
+
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"0.txt, the file: {problem}: repair the file" in error
 
 
-@pytest.mark.parametrize(("kind", "texts", "has_bits"), [
-    ("bytes", ["The Cat", "🦜"], True),
-    ("bytes, NFC", ["e\u0301", "a\u0308"], True),
-    ("bytes, Lowercase", ["The Cat", "the Cat"], False),
-    ("bytes, Lowercase", ["the cat", "the dog"], True),
-    ("letters", ["cat 🦜", "dog 🦜"], False),
-    ("words", ["parrot", "cat cat horse"], False),
-])  # fmt: skip
-def test_bits_per_byte_are_those_of_the_text_or_none(
+@pytest.mark.parametrize(
+    ("kind", "texts", "has_bits"),
+    [
+        ("bytes", ["The Cat", "🦜"], True),
+        ("bytes, NFC", ["e\u0301", "a\u0308"], True),
+        ("bytes, Lowercase", ["The Cat", "the Cat"], False),
+        ("bytes, Lowercase", ["the cat", "the dog"], True),
+        ("letters", ["cat 🦜", "dog 🦜"], False),
+        ("words", ["parrot", "cat cat horse"], False),
+    ],
+)
+def test_bits_per_byte_are_reported_only_if_validation_texts_come_back(
     kind: str, texts: list[str], has_bits: bool, tmp_path: Path, caplog
 ) -> None:
-    path = write_tokenizer(kind, tmp_path / "tokenizer.json")
-    by_split = {"train": PLAIN, "validation": texts}
-    for split, some in by_split.items():
-        write(tmp_path / "hub" / split / "a.jsonl", b"".join(json_lines(some)))
+    tokenizer = write_tokenizer(kind, tmp_path / "tokenizer.json")
+    texts_by_split = {"train": PLAIN, "validation": texts}
+    for split, texts_of_split in texts_by_split.items():
+        write(tmp_path / "hub" / split / "a.jsonl", b"".join(json_lines(texts_of_split)))
     out = str(tmp_path / "out")
-    source = ["--source", str(tmp_path / "hub"), "--output", out]
-    assert main(["prepare", "SlimPajama", *source, "--tokenizer", str(path)]) == 0
+    folders = [f"--source={tmp_path / 'hub'}", f"--output={out}"]
+    assert main(["prepare", "SlimPajama", *folders, f"--tokenizer={tokenizer}"]) == 0
+
     data = TokenShards(out, batch_size=1, context_length=2)
     with caplog.at_level("INFO"):
         data.setup()
-    assert (data.bytes_per_token("val") is not None) == has_bits
     mixture = Mixture({"first": out, "second": out}, batch_size=1, context_length=2)
     mixture.setup()
+
+    assert (data.bytes_per_token("val") is not None) == has_bits
     assert (mixture.bytes_per_token("val") is not None) == has_bits
-    said = "the tokenizer gives back 2 of 2 documents as another text, so no bits per byte"
-    assert (said in caplog.text) != has_bits
+    message = "the tokenizer gives back 2 of 2 documents as another text, so no bits per byte"
+    assert (message in caplog.text) != has_bits
 
 
 def test_tokens_that_take_the_spaces_beside_them_are_decoded(tmp_path: Path) -> None:
@@ -216,23 +276,27 @@ def test_tokens_that_take_the_spaces_beside_them_are_decoded(tmp_path: Path) -> 
     flags = {"single_word": False, "rstrip": False, "normalized": False}
     edit(path, lambda content: content["added_tokens"].append(token | flags))
     tokenizer = load_tokenizer(path)
-    round_trip = RoundTrip(tokenizer)
     texts = ["the cat", "the <x>"]
-    tokens = list(encode_documents(tokenizer, texts, 0, "<u2"))
-    kept, change = round_trip.changes(texts, [array[:-1] for array in tokens])
-    assert kept is None
-    assert (change.kind, change.place) == (CHANGED, "' <x>' becomes '<x>'")
+    tokens = [array[:-1] for array in encode_documents(tokenizer, texts, 0, "<u2")]
+
+    first_change, second_change = RoundTrip(tokenizer).find_changes(texts, tokens)
+
+    assert first_change is None
+    assert second_change.kind == CHANGED
+    assert second_change.first_difference == "' <x>' becomes '<x>'"
 
 
 def test_a_split_that_cuts_and_drops_is_decoded(tmp_path: Path) -> None:
-    """As in tokenizers that keep what an expression matches; only decoding tells whether that is all."""
+    """Some tokenizers keep only the matches of an expression; decoding tells if these are all."""
     path = write_tokenizer("bytes", tmp_path / "tokenizer.json")
     content = json.loads(path.read_text())
     split = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
-    steps = [split, content["pre_tokenizer"] | {"use_regex": False}]
+    steps = [split, {**content["pre_tokenizer"], "use_regex": False}]
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+
     path.write_text(json.dumps(content))
     assert RoundTrip(load_tokenizer(path)).decodes
-    steps[0]["behavior"] = "Isolated"
+
+    split["behavior"] = "Isolated"
     path.write_text(json.dumps(content))
     assert not RoundTrip(load_tokenizer(path)).decodes

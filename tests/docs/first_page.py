@@ -78,7 +78,7 @@ COMPARISONS = (
 
 def draw() -> Figure:
     """The speed-ups with their 95 % intervals, one row each, under the headings of their trainings."""
-    axis_figure, (axes,) = figure.panels(1, 1, width=figure.TEXT, height=2.7)
+    axis_figure, (axes,) = figure.panels(1, 1, width=figure.TEXT_WIDTH, height=2.7)
     row = 0.0
     training = ""
     for comparison in COMPARISONS:

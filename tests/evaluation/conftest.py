@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from anlit import GPT
-from tests.data.conftest import place, prepared, streams, tiny_shards  # noqa: F401  fixtures
+from tests.data.conftest import prepared, session_folder, streams, tiny_shards  # noqa: F401  fixtures
 from tests.evaluation.saved import make_run, make_run_with_text, prepare
 
 

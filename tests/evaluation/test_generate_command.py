@@ -13,7 +13,7 @@ from anlit import GPT, load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT
 from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
-from anlit.reporting.text import KEPT, without_control_codes
+from anlit.reporting.text import PLAIN_CONTROLS, without_control_codes
 from tests.checkpoints.foreign import trained
 from tests.data.prepared import END, VOCABULARY
 from tests.evaluation.saved import make_run, make_run_with_text, prepare
@@ -49,7 +49,7 @@ def test_json_lines_and_the_printed_text_are_the_same(
         assert max(record["tokens"]) < VOCABULARY - 10, "tokens above have no text"
         header = f"--- prompt {number // 2 + 1}, sample {number % 2 + 1}\n{record['prompt']}"
         text = record["text"].rstrip("�")  # bytes of an unfinished character are not printed
-        expected = without_control_codes(header + text, KEPT)
+        expected = without_control_codes(header + text, PLAIN_CONTROLS)
         position = printed.index(expected, position + 1)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from anlit import load_checkpoint
 from anlit.cli import main
-from anlit.data.tokenizer import as_plain_text, vocabulary_size
+from anlit.data.tokenizer import set_plain_encoding, vocabulary_size
 from anlit.evaluation.generation import Request, Sampling, Separator, generate
 from anlit.evaluation.text_stream import TextStream, decode_continuation
 from tests.data.prepared import END
@@ -122,7 +122,7 @@ def test_special_tokens_of_a_prompt_are_those_of_transformers(kind, prompt, tmp_
     assert tokenizer.encode(prompt).ids == hub_tokenizer(prompt).input_ids
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     names = [name for name in special if name in prompt]
-    as_letters = as_plain_text(KINDS[kind]()).encode(prompt, add_special_tokens=False)
+    as_letters = set_plain_encoding(KINDS[kind]()).encode(prompt, add_special_tokens=False)
     assert not {tokenizer.token_to_id(name) for name in names}.intersection(as_letters.ids)
 
 
@@ -130,7 +130,7 @@ def test_special_tokens_of_a_prompt_are_those_of_transformers(kind, prompt, tmp_
 @pytest.mark.parametrize("prompt", [*PROMPTS, ""])
 def test_a_stream_is_the_text_whatever_the_tokens(kind, prompt) -> None:
     """Random tokens, half of them bytes where there are such; a piece that is shown is never taken back."""
-    tokenizer = as_plain_text(KINDS[kind]())
+    tokenizer = set_plain_encoding(KINDS[kind]())
     prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
     generator = torch.Generator().manual_seed(1)
     texts = []

@@ -198,7 +198,7 @@ SLOW = [
     (f"{FIT} --data.path nowhere", r"no folder nowhere with token shards: set --data\.path"),
     (
         f"{FIT} --data.path swapped",
-        r"tokenizer\.json is not the tokenizer that made the tokens .* put that one back",
+        r"tokenizer\.json is not the tokenizer that made the tokens .* put the right file",
     ),
     (f"{FIT} --data.batch_size 0", r"data\.batch_size=0 is out of range: give 1 or more"),
     (f"{FIT} --ckpt_path empty", r"ckpt_path=empty is no checkpoint: give a file such as RUN"),
@@ -285,7 +285,7 @@ SLOW = [
     ),
     (
         "prepare SlimPajama --output new --source texts --tokenizer gpt3",
-        r"There is no tokenizer at gpt3",
+        r"there is no tokenizer at gpt3",
     ),
     ("prepare FineWebBin --source texts --tokenizer bpe", r"--tokenizer bpe is for text"),
     # after training

@@ -1,4 +1,4 @@
-"""What a result says of the code behind it."""
+"""The commit of the code behind a result."""
 
 import subprocess
 from pathlib import Path
@@ -8,17 +8,42 @@ import pytest
 from anlit.io import provenance
 from anlit.io.provenance import git_state
 
+IDENTITY = ["-c", "user.name=a", "-c", "user.email=b"]
 
-def test_commit_and_changes_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "__init__.py"
-    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the package's."""
+    (tmp_path / "__init__.py").write_text("")
+    monkeypatch.setattr(provenance, "PACKAGE_FOLDER", tmp_path)
+    return tmp_path
+
+
+def run_git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", *IDENTITY, *arguments], cwd=folder, check=True)
+
+
+def make_repository(folder: Path) -> None:
+    run_git(folder, "init", "-q")
+    run_git(folder, "commit", "-q", "--allow-empty", "-m", "x")
+
+
+def test_a_package_outside_a_checkout_has_no_commit(package: Path) -> None:
     assert git_state() is None
-    package.write_text("")
-    identity = ["-c", "user.name=a", "-c", "user.email=b"]
-    for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "x"]):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    assert git_state() is None  # a checkout, but not of this file
-    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+
+
+def test_the_commit_of_another_project_s_checkout_is_not_used(package: Path) -> None:
+    make_repository(package)
+
+    assert git_state() is None
+
+
+def test_the_commit_of_a_checkout_tells_whether_a_tracked_file_differs(package: Path) -> None:
+    make_repository(package)
+    run_git(package, "add", ".")
+
     state = git_state()
+
     assert state is not None
-    assert (len(state["commit"]), state["dirty"]) == (40, True)
+    assert len(state["commit"]) == 40
+    assert state["dirty"] is True

@@ -1,4 +1,4 @@
-"""One look: colours and markers belong to names, files come in pairs, labels are no formulas."""
+"""One style: a name keeps its colour and marker, files come in pairs, labels are no formulas."""
 
 from pathlib import Path
 
@@ -9,49 +9,74 @@ from PIL import Image
 from anlit.reporting.figure import ARCHITECTURES, MECHANISMS, line_styles, save, style
 
 
-def test_an_architecture_has_its_colour_in_every_figure() -> None:
-    few, many = (
+@pytest.mark.parametrize(
+    "labels",
+    [
         ["anGPT, plain", "GPT+, plain"],
         ["GPT+", "nGPT, scale-invariant", "anGPT, plain", "anGPT, LogN, lr=1"],
-    )
-    for label, look in [*line_styles(few).items(), *line_styles(many).items()]:
-        assert look.colour == ARCHITECTURES[label.split(",")[0]][0]
-    assert line_styles(many)["nGPT, scale-invariant"].marker == MECHANISMS["scale-invariant"][1]
+    ],
+)
+def test_an_architecture_has_the_same_colour_in_every_figure(labels: list[str]) -> None:
+    for label, line_style in line_styles(labels).items():
+        architecture = label.split(",")[0]
+        colour, _ = ARCHITECTURES[architecture]
+        assert line_style.colour == colour
 
 
-def test_mechanisms_of_one_architecture_have_theirs_however_they_are_written() -> None:
-    labels = {
-        "anGPT, plain": "plain", "anGPT, scale-invariant": "scale-invariant", "anGPT, √(2 log n), RoPE": "SqrtLogN",
-        "anGPT, ALiBi, RoPE": "ALiBi", "anGPT, log bias, RoPE": "log-bias", "anGPT, plain, dynamic NTK": "dynamic NTK",
-    }  # fmt: skip
-    styles = line_styles(list(labels))
-    assert {label: styles[label][:2] for label in labels} == {
-        label: MECHANISMS[name] for label, name in labels.items()
+def test_beside_other_architectures_a_mechanism_has_its_marker() -> None:
+    styles = line_styles(["GPT+", "nGPT, scale-invariant", "anGPT, plain"])
+
+    _, marker = MECHANISMS["scale-invariant"]
+    assert styles["nGPT, scale-invariant"].marker == marker
+
+
+def test_a_mechanism_of_one_architecture_has_its_colour_and_marker_in_each_spelling() -> None:
+    mechanisms = {
+        "anGPT, plain": "plain",
+        "anGPT, scale-invariant": "scale-invariant",
+        "anGPT, √(2 log n), RoPE": "SqrtLogN",
+        "anGPT, ALiBi, RoPE": "ALiBi",
+        "anGPT, log bias, RoPE": "log-bias",
+        "anGPT, plain, dynamic NTK": "dynamic NTK",
     }
 
+    styles = line_styles(list(mechanisms))
 
-@pytest.mark.parametrize("labels", [
-    ["GPT+, plain, lr=1", "GPT+, plain, lr=2", "first", "second", "GPT+, plain, lr=4", "anGPT, plain"],
-    [f"anGPT, lr={n}" for n in range(6)],
-])  # fmt: skip
-def test_no_two_lines_look_alike(labels: list[str]) -> None:
-    looks = line_styles(labels).values()
-    assert (
-        len({(look.colour, look.marker) for look in looks})
-        == len({(look.colour, look.dash) for look in looks})
-        == 6
-    )
+    for label, mechanism in mechanisms.items():
+        colour, marker = MECHANISMS[mechanism]
+        assert (styles[label].colour, styles[label].marker) == (colour, marker)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [
+            "GPT+, plain, lr=1",
+            "GPT+, plain, lr=2",
+            "first",
+            "second",
+            "GPT+, plain, lr=4",
+            "anGPT, plain",
+        ],
+        [f"anGPT, lr={n}" for n in range(6)],
+    ],
+)
+def test_no_two_lines_are_alike(labels: list[str]) -> None:
+    styles = line_styles(labels).values()
+
+    assert len({(line_style.colour, line_style.marker) for line_style in styles}) == 6
+    assert len({(line_style.colour, line_style.dash) for line_style in styles}) == 6
 
 
 def test_a_figure_is_written_for_pages_and_for_papers(tmp_path: Path) -> None:
     with style():
         figure, ax = plt.subplots()
-        ax.loglog(
-            [1, 1000], [1, 1000], label="costs $x^{ and $y"
-        )  # as a formula it could not be parsed
+        not_a_formula = "costs $x^{ and $y"
+        ax.loglog([1, 1000], [1, 1000], label=not_a_formula)
         ax.set_title("a $ b $ c")
         figure.legend()
         save(figure, tmp_path / "a.png")
+
     with Image.open(tmp_path / "a.png") as image:
         assert (image.format, image.mode) == ("PNG", "P")
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")

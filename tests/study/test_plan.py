@@ -138,7 +138,7 @@ def test_a_list_in_the_mapping_of_a_seed_makes_several_seeds(folder: Path) -> No
     ({"arms": {"gpt": {"configs": ["no.yaml"]}}}, "configs of arm .gpt. in .*: no.yaml does not exist"),
     ({"arms": {"gpt": {"config": "gpt.yaml"}}}, "arm 'gpt' of study.yaml has the unknown key 'config'"),
     ({"arms": {"gpt": ["gpt.yaml"]}}, "study.yaml is not as docs/studies.md says: arms.gpt is list in place of dict"),
-    ({"arms": {"gpt": {"settings": {1: 2}}}}, "arms.gpt.settings has the key 1, which is no string: put it in quotes"),
+    ({"arms": {"gpt": {"settings": {1: 2}}}}, "arms.gpt.settings has the key 1, which is not a string: put it in"),
     ({"arms": {"gpt": {"tune": {"lr": []}}}}, "tune of arm 'gpt' in study.yaml has no values: leave it out"),
     ({"arms": {"gpt": {"vary": [1]}}}, "vary of arm 'gpt' in study.yaml .*its content is int in place of dict"),
     ({"arms": {"gpt": {"tune": {"size": {"a": 1}}}}}, "the choice 'a' of 'size' in tune of arm 'gpt' .* is int in"),

@@ -1,4 +1,7 @@
-"""No terminal code of a foreign name, text or tokenizer reaches the terminal, and no unforeseen error a user's eyes."""
+"""No terminal code of a foreign name, text or tokenizer reaches the terminal.
+
+Unforeseen errors are one sentence.
+"""
 
 import json
 from pathlib import Path
@@ -7,22 +10,24 @@ import pytest
 import torch
 
 from anlit.cli import main
-from anlit.reporting.text import KEPT, echo, json_line, without_control_codes
+from anlit.reporting.text import PLAIN_CONTROLS, echo, json_line, without_control_codes
 from tests.checkpoints.foreign import trained
 from tests.evaluation.saved import TEXTS
 
 CODES = "\x1b[2J\x9b31m\u202e\x07"
+ESCAPED_CODES = r"\x1b[2J\x9b31m\u202e\x07"
+CONTROL_CHARACTERS = set("\x1b\x9b\u202e\x07")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run whose folder's name clears the screen."""
+    """A run in a folder with a name that clears the screen."""
     return trained(tmp_path_factory.mktemp("terminal") / f"a{CODES}", "GPT")
 
 
 @pytest.fixture(scope="module")
 def checkpoint(run: Path) -> Path:
-    """One that names no tokenizer, so that any will do, and beside it one whose decoder makes terminal codes."""
+    """A checkpoint that accepts any tokenizer, beside a tokenizer that decodes to terminal codes."""
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     content["anlit"]["data"] = None
     torch.save(content, run.parent / "a.ckpt")
@@ -33,53 +38,71 @@ def checkpoint(run: Path) -> Path:
     return run.parent / "a.ckpt"
 
 
-def printed(capfd, *arguments: object) -> str:
+def run_anlit(capfd, *arguments: object) -> str:
+    """Run a command; return all its output."""
     capfd.readouterr()
     main([str(argument) for argument in arguments])
     output = capfd.readouterr()
     return output.out + output.err
 
 
-@pytest.mark.parametrize("more", [["--samples", "2"], ["--json"]])
-def test_a_tokenizer_writes_no_terminal_codes(more: list[str], checkpoint: Path, capfd) -> None:
-    given = [
+def generate(capfd, checkpoint: Path, *options: str) -> str:
+    """Generate with the tokenizer that decodes to terminal codes; return all output."""
+    return run_anlit(
+        capfd,
         "generate",
         checkpoint,
         "a the",
-        "--tokenizer",
-        checkpoint.with_name("evil.json"),
-        "--device",
-        "cpu",
-    ]
-    text = printed(capfd, *given, "--max_tokens", "30", *more)
+        f"--tokenizer={checkpoint.with_name('evil.json')}",
+        "--device=cpu",
+        "--max_tokens=30",
+        *options,
+    )
+
+
+def test_a_tokenizer_writes_no_terminal_codes(checkpoint: Path, capfd) -> None:
+    text = generate(capfd, checkpoint, "--samples=2")
+
     assert "error" not in text
-    assert not {*CODES} - {*"[2J31m"} & {*text}
-    if more == ["--json"]:
-        assert CODES in json.loads(text.splitlines()[-1])["text"]
-    else:
-        assert r"\x1b[2J\x9b31m\u202e\x07" in text
+    assert not CONTROL_CHARACTERS & set(text)
+    assert ESCAPED_CODES in text
+
+
+def test_json_has_a_tokenizer_s_terminal_codes_as_escapes(checkpoint: Path, capfd) -> None:
+    text = generate(capfd, checkpoint, "--json")
+
+    assert not CONTROL_CHARACTERS & set(text)
+    assert CODES in json.loads(text.splitlines()[-1])["text"]
 
 
 COMMANDS = [
-    "compare {run} --output {evil}/out", "generate {run} the --max_tokens 3", "export {run} --output {evil}/out",
-    "lengths {run} --output {evil}/out --lengths 16,32", "score {run} {evil}.txt --output {evil}/s.parquet",
+    "compare {run} --output {evil}/out",
+    "generate {run} the --max_tokens 3",
+    "export {run} --output {evil}/out",
+    "lengths {run} --output {evil}/out --lengths 16,32",
+    "score {run} {evil}.txt --output {evil}/s.parquet",
     "validate --config={run}/config.yaml --run_dir={run} --trainer.accelerator=cpu",
-    "fit --config={run}/config.yaml --run_dir={run}", "generate {evil} the",
-    "prepare TextFiles --source {evil} --output {evil}/out --vocab_size 300", "import {evil} --output {evil}/out",
-]  # fmt: skip
-"""On the folder `evil`; the run's name is evil too."""
+    "fit --config={run}/config.yaml --run_dir={run}",
+    "generate {evil} the",
+    "prepare TextFiles --source {evil} --output {evil}/out --vocab_size 300",
+    "import {evil} --output {evil}/out",
+]
+"""Commands on a run and a folder `evil`; both names have terminal codes."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_s_name_writes_no_terminal_codes(
     command: str, run: Path, tmp_path: Path, capfd
 ) -> None:
-    (evil := tmp_path / f"c{CODES}").mkdir()
+    evil = tmp_path / f"c{CODES}"
+    evil.mkdir()
     (evil / "bad.jsonl").write_text("{")
     (tmp_path / f"c{CODES}.txt").write_text(TEXTS[0] * 20)
-    text = printed(capfd, *command.format(run=run, evil=evil).split())
+
+    text = run_anlit(capfd, *command.format(run=run, evil=evil).split())
+
     assert text
-    assert text == without_control_codes(text, KEPT)
+    assert text == without_control_codes(text, PLAIN_CONTROLS)
 
 
 def test_no_character_is_lost_in_json() -> None:
@@ -88,33 +111,38 @@ def test_no_character_is_lost_in_json() -> None:
     assert json_line(value) == without_control_codes(json_line(value))
 
 
-def test_joiners_are_printed_as_they_are(capsys) -> None:
+def test_joiners_are_not_escaped(capsys) -> None:
     echo("می\u200cخواهم\t\x1b")
     assert capsys.readouterr().out == "می\u200cخواهم\t\\x1b\n"
+
+
+BROKEN_OPTIMIZER = r"""
+import torch
+class Broken(torch.optim.SGD):
+    def step(self, closure=None):
+        {}["a\x1b[2J"]
+"""
 
 
 def test_an_unforeseen_error_names_the_file_to_report(
     run: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    """An optimizer of the user's own that fails in its first step."""
-    lines = (
-        "import torch",
-        "class Broken(torch.optim.SGD):",
-        " def step(self, closure=None):",
-        "  {}['a\\x1b[2J']",
-    )
-    (tmp_path / "brokenlab.py").write_text("\n".join(lines))
+    (tmp_path / "brokenlab.py").write_text(BROKEN_OPTIMIZER)
     monkeypatch.syspath_prepend(str(tmp_path))
-    new = [
+    fit = [
+        "fit",
         f"--config={run}/config.yaml",
         f"--run_dir={tmp_path / 'new'}",
         "--model.optimizer=brokenlab.Broken",
+        "--import=brokenlab",
     ]
-    assert main(["fit", *new, "--import", "brokenlab"]) == 1
+
+    assert main(fit) == 1
+
     (error,) = [line for line in capsys.readouterr().err.splitlines() if "anlit: error: " in line]
     (file,) = (tmp_path / "new").glob("error-*.txt")
     assert "unforeseen KeyError (" in error
-    assert f"brokenlab.py:4: please report it with {file}, which has the traceback" in error
+    assert f"brokenlab.py:5: please report it with {file}, which has the traceback" in error
     assert "\x1b" not in error
     assert "Traceback (most recent call last)" in file.read_text()
 
@@ -124,13 +152,9 @@ def test_a_tokenizer_that_panics_is_one_sentence(checkpoint: Path, capfd) -> Non
     split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}}
     tokenizer["pre_tokenizer"] = split | {"behavior": "Isolated", "invert": False}
     (checkpoint.parent / "endless.json").write_text(json.dumps(tokenizer))
-    words = [
-        "generate",
-        checkpoint,
-        "x" * 5000,
-        "--tokenizer",
-        checkpoint.with_name("endless.json"),
-    ]
-    text = printed(capfd, *words, "--device", "cpu")
+    option = f"--tokenizer={checkpoint.with_name('endless.json')}"
+
+    text = run_anlit(capfd, "generate", checkpoint, "x" * 5000, option, "--device=cpu")
+
     assert "anlit: error: the tokenizer fails on a text (Onig: " in text
     assert "Traceback" not in text

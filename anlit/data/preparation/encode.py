@@ -32,7 +32,7 @@ from anlit.data.preparation.tasks import (
     split_of_document,
     split_of_file,
 )
-from anlit.data.round_trip import Change, Kind, RoundTrip
+from anlit.data.round_trip import ChangeKind, RoundTrip, TextChange
 from anlit.data.storage.manifest import TASKS, TOKENIZER, VAL
 from anlit.data.storage.shards import CHUNK_HEADER_BYTES
 from anlit.errors import UserError
@@ -72,7 +72,7 @@ class _ChunkWriter:
         tokens: np.ndarray,
         n_bytes: int,
         n_documents: int = 1,
-        change: Change | None = None,
+        change: TextChange | None = None,
     ) -> None:
         """Add documents of `n_bytes` of text; `change` is how their tokens change the text."""
         counts = self.streams[stream]
@@ -170,7 +170,7 @@ class _TextEncoder:
         self.piece = piece
         self.writer = writer
         self.counts = Counter(dict.fromkeys(COUNT_KEYS, 0))
-        self.first_change: dict[Kind, str] = {}
+        self.first_change: dict[ChangeKind, str] = {}
         self.skipped = Counter[str]()
         self.skipped_list: list[tuple[str, str, str]] = []
 
@@ -188,7 +188,7 @@ class _TextEncoder:
                     tokenizer, texts, self.job.end_of_document, self.job.dtype
                 )
             )
-            changes = round_trip.changes(texts, [tokens[:-1] for tokens in encoded])
+            changes = round_trip.find_changes(texts, [tokens[:-1] for tokens in encoded])
             results = zip(encoded, changes, strict=True)
             for record in records:
                 if record.text is None:
@@ -203,7 +203,9 @@ class _TextEncoder:
             counts["skipped_list"] = self.skipped_list
         return counts
 
-    def _add(self, path: Path, record: Record, tokens: np.ndarray, change: Change | None) -> None:
+    def _add(
+        self, path: Path, record: Record, tokens: np.ndarray, change: TextChange | None
+    ) -> None:
         """Add a document to its stream, unless its tokens cannot be used."""
         problem, detail = _problem_with(tokens, self.job.end_of_document, change)
         if problem is not None:
@@ -212,7 +214,7 @@ class _TextEncoder:
         self.writer.add(self._stream_of(record), tokens, record.size, change=change)
         self.counts.update(documents=1, bytes=record.size, tokens=len(tokens))
         if change is not None and change.kind not in self.first_change:
-            self.first_change[change.kind] = f"{record.location}: {change.place}"
+            self.first_change[change.kind] = f"{record.location}: {change.first_difference}"
 
     def _skip(self, path: Path, record: Record, problem: str, detail: str) -> None:
         """Count a document that is left out; UserError if the user has not allowed that."""
@@ -240,12 +242,12 @@ def shown_name(file: SourceFile, path: Path) -> str:
 
 
 def _problem_with(
-    tokens: np.ndarray, end_of_document: int, change: Change | None
+    tokens: np.ndarray, end_of_document: int, change: TextChange | None
 ) -> tuple[str | None, str]:
     """Return why a document's tokens cannot be used, and the detail; the last token ends it."""
     if len(tokens) == 1:
         return "no_token", "the tokenizer makes no token of its text"
-    if change is not None and change.kind == Kind.LOST:
+    if change is not None and change.kind == ChangeKind.LOST:
         return "no_text", "nothing of its text comes back from the tokenizer's tokens"
     if (tokens[:-1] == end_of_document).any():
         return "separator", SEPARATOR_INSIDE

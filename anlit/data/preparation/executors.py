@@ -25,7 +25,7 @@ from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.sources import SourceFile
 from anlit.data.preparation.tasks import Job, Task
 from anlit.data.storage.manifest import TASKS
-from anlit.errors import UserError, install
+from anlit.errors import UserError, install_advice
 from anlit.reporting.table import console
 from anlit.reporting.text import say
 from anlit.signals import leave_signals_to_parent, signals_held
@@ -170,7 +170,9 @@ def _cluster(address: str) -> Iterator[Executor]:
         asyncio.run(_contact(address))
         client = Client(address, timeout=SCHEDULER_SECONDS)
     except ImportError as error:
-        raise UserError(f"--cluster needs Dask: {install('cluster', 'distributed')}") from error
+        raise UserError(
+            f"--cluster needs Dask: {install_advice('cluster', 'distributed')}"
+        ) from error
     except TypeError as error:  # without certificates Dask has no context for TLS
         raise UserError(
             f"--cluster {address} needs certificates: name them in Dask's configuration "

@@ -29,11 +29,11 @@ from anlit.data.storage.manifest import (
     MANIFEST,
     TASKS,
     TOKENIZER,
-    damaged,
+    damage_error,
     read_manifest,
     read_tokenizer,
 )
-from anlit.data.storage.shards import check_chunks, lost_chunk, read_sources
+from anlit.data.storage.shards import check_chunks, find_bad_chunk, read_token_arrays
 from anlit.errors import UserError
 from anlit.io.write import write_json
 from anlit.reporting.text import say
@@ -97,7 +97,7 @@ def find_damage(folder: Path, checksums: bool) -> Damage | None:
     """
     manifest = read_manifest(str(folder))
     try:
-        sources = read_sources(str(folder), manifest)
+        sources = read_token_arrays(str(folder), manifest)
         if checksums:
             check_records(folder, manifest)
     except UserError as error:
@@ -120,7 +120,7 @@ def _check_vocabulary(folder: Path, manifest: dict[str, Any], content: bytes) ->
     size = tokenizers.vocabulary_size(tokenizer)
     if size != manifest["vocab_size"]:
         damage = f"vocab_size is {manifest['vocab_size']} where the tokenizer has {size}"
-        raise damaged(str(folder / MANIFEST), damage, manifest["command"])
+        raise damage_error(str(folder / MANIFEST), damage, manifest["command"])
 
 
 def _without_advice(error: UserError) -> str:
@@ -149,7 +149,7 @@ def is_done(job: Job, task: Task, checksums: bool) -> bool:
         if file_sha256(file.path, number, n_pieces) != sha256:
             raise UserError(f"{file.path} is not what {job.folder} was begun with: {PUT_BACK}")
     return not any(
-        lost_chunk(f"{job.folder}/{name}", stream["chunks"], checksums)
+        find_bad_chunk(f"{job.folder}/{name}", stream["chunks"], checksums)
         for name, stream in streams.items()
     )
 

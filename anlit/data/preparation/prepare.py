@@ -35,7 +35,7 @@ from anlit.data.preparation.publish import publish, read_records
 from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import OTHER_FORMAT, CorpusFiles, DistinctTexts, LocalFiles
 from anlit.data.preparation.tasks import PROGRESS_KEPT, tasks_of
-from anlit.data.round_trip import Kind
+from anlit.data.round_trip import ChangeKind
 from anlit.data.storage.manifest import CHANGES, MANIFEST, read_manifest
 from anlit.errors import UserError
 from anlit.io.provenance import cores
@@ -44,8 +44,8 @@ from anlit.reporting.text import say, without_control_codes
 LARGE_VAL_SHARE = 0.3
 """Share of the tokens in val, above which the user is told."""
 CHANGE_EXPLANATIONS = {
-    Kind.NORMALISED: "in another Unicode normal form",
-    Kind.CHANGED: "as another text, so no bits per byte are reported for their split",
+    ChangeKind.NORMALISED: "in another Unicode normal form",
+    ChangeKind.CHANGED: "as another text, so no bits per byte are reported for their split",
 }
 """How a document comes back from its tokens, in a sentence."""
 

@@ -21,7 +21,7 @@ from anlit.data.storage.manifest import (
     TRAIN,
     VAL,
     checked_path,
-    damaged,
+    damage_error,
 )
 from anlit.data.storage.shards import INDEX, Chunk, chunk_bytes, content_sha256
 from anlit.errors import UserError
@@ -98,11 +98,11 @@ def check_records(folder: Path, manifest: Mapping[str, Any]) -> None:
         return
     except RECORD_ERRORS as error:
         damage = f"a record is not what a task writes ({error})"
-        raise damaged(f"{folder}/{TASKS}", damage) from error
+        raise damage_error(f"{folder}/{TASKS}", damage) from error
     for key, count in counts.items():
         if manifest.get(key) != count:
             damage = f"{key} is {manifest.get(key)} where the records of its tasks have {count}"
-            raise damaged(f"{folder}/{MANIFEST}", damage, manifest["command"])
+            raise damage_error(f"{folder}/{MANIFEST}", damage, manifest["command"])
 
 
 def read_records(folder: Path, n_tasks: int) -> dict[int, dict[str, Any]]:
@@ -118,7 +118,7 @@ def join_streams(records: Mapping[int, dict[str, Any]], dtype: np.dtype) -> Stre
     streams: Streams = {}
     for task, record in records.items():
         for name, stream in record["streams"].items():
-            if checked_path(name, "A record", most_parts=2).split("/")[0] not in SPLITS:
+            if checked_path(name, "A record", max_depth=2).split("/")[0] not in SPLITS:
                 raise ValueError(name)
             empty = {**dict.fromkeys(COUNT_KEYS, 0), "chunks": [], "changes": Counter()}
             total = streams.setdefault(name, empty)

@@ -1,1 +1,1 @@
-"""Prepared folders as they are read: manifest and index, chunks on the disk or in a bucket, and the cache of these."""
+"""Reading prepared folders: manifest, index, chunks on disk or in a bucket, and their cache."""

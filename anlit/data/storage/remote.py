@@ -1,7 +1,7 @@
-"""Files at an address (s3://, gs://, hf://), fetched by litdata's downloaders.
+"""Downloads files from an address (s3://, gs://, hf://) with litdata's downloaders.
 
-Every wait has an end: that of the limits here for s3://, that of their clients for gs:// and hf://. By default
-litdata's client for S3 sends a failing request up to a thousand times.
+Every wait has a limit. The limits for s3:// are here: by default litdata's client sends a failing
+request up to a thousand times. The clients of gs:// and hf:// have other limits.
 """
 
 import errno
@@ -13,74 +13,80 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from anlit.errors import UserError, install
+from anlit.errors import UserError, install_advice
 
 S3_LIMITS = {
     "connect_timeout": 5,
     "read_timeout": 10,
     "retries": {"total_max_attempts": 3, "mode": "standard"},
 }
-SMALL_FILE_BYTES = (
-    256 << 20
-)  # most of a manifest, an index (enough for a million chunks) or a tokenizer
-MISSING = ("NotFound", "RemoteEntryNotFoundError")  # what the clients of gs:// and hf:// raise
+HF_TIMEOUT_S = 5.0
+SMALL_FILE_BYTES = 256 << 20
+"""The largest manifest, tokenizer or index; such an index lists a million chunks."""
+MISSING_ERRORS = ("NotFound", "RemoteEntryNotFoundError")
+"""Names of the errors that the clients of gs:// and hf:// raise for a missing file."""
+MISSING_CODES = ("404", "NoSuchKey")
+"""The same in the answers of s3://."""
+LONGEST_REASON = 300
 
 
 def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def fetch_bytes(address: str) -> bytes:
-    """A small file; errors are those of `fetch`."""
+def download_bytes(address: str) -> bytes:
+    """Return the content of a small file; errors as in `download`."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         target = Path(folder, "file")
-        fetch(address, target, SMALL_FILE_BYTES)
+        download(address, target, SMALL_FILE_BYTES)
         return target.read_bytes()
 
 
-class _Bounded(io.FileIO):
-    """A new file that refuses to grow beyond a limit."""
+class _LimitedFile(io.FileIO):
+    """A new file that refuses to grow beyond `limit` bytes."""
 
     def __init__(self, path: Path, limit: int, address: str) -> None:
         super().__init__(path, "wb")
-        self.limit, self.address = limit, address
+        self.limit = limit
+        self.address = address
 
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > self.limit:
             raise UserError(
-                f"{self.address} is longer than {self.limit:,} bytes, which is not what was announced: check that the "
-                "address is that of a prepared folder."
+                f"{self.address} is longer than the expected {self.limit:,} bytes: "
+                "check that the address belongs to a prepared folder"
             )
         return super().write(data)
 
 
-def fetch(address: str, target: Path, limit: int) -> None:
-    """Fetch a file of at most `limit` bytes (hf:// ignores it) to `target`, which is complete when this has returned.
+def download(address: str, target: Path, limit: int) -> None:
+    """Download a file of at most `limit` bytes to `target`; hf:// ignores the limit.
 
-    Raises FileNotFoundError, or UserError if the address cannot be reached or refuses, stalls, or gives too much.
+    Raises FileNotFoundError, or UserError if the server cannot be reached, refuses, stalls or sends
+    too much.
     """
     downloader = _downloader(address.partition("://")[0] + "://", os.getpid())
     try:
         if address.startswith("hf://"):  # its client writes files only
             downloader.download_file(address, str(target))
         else:
-            with _Bounded(target, limit, address) as file:
+            with _LimitedFile(target, limit, address) as file:
                 downloader.download_fileobj(address, file)
     except UserError:
         raise
     except Exception as error:
-        raise _explained(error, address) from error
-    if (
-        not target.exists()
-    ):  # litdata passes over FileNotFoundError, which huggingface_hub raises without a network
+        raise _explain(error, address) from error
+    # litdata ignores FileNotFoundError, which huggingface_hub raises without a network.
+    if not target.exists():
         raise UserError(
-            f"Cannot read {address}: there is no connection to it; check the address and the network."
+            f"{address} cannot be read, there is no connection to it: check the address and the "
+            "network"
         )
 
 
 @lru_cache
-def _downloader(scheme: str, process: int) -> Any:
-    """litdata's downloader. Each process has its own, because the clients do not survive a fork."""
+def _downloader(scheme: str, process_id: int) -> Any:
+    """Return litdata's downloader. Each process needs a new client, no client survives a fork."""
     from litdata.streaming.downloader import LocalDownloader, get_downloader
 
     options: dict[str, Any] = {}
@@ -89,42 +95,46 @@ def _downloader(scheme: str, process: int) -> Any:
 
         options = {"config": Config(**S3_LIMITS)}
     elif scheme == "hf://":
-        options = {"etag_timeout": 5.0}
-        # It logs each of its attempts; only the outcome matters.
+        options = {"etag_timeout": HF_TIMEOUT_S}
+        # It logs every attempt; only the outcome matters.
         logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     try:
         downloader = get_downloader(scheme, "", [], options)
     except ImportError as error:
         # boto3 and huggingface_hub are always installed.
-        remedy = install("gs", "google-cloud-storage") if scheme == "gs://" else str(error)
-        raise UserError(
-            f"Reading from {scheme} needs a package that is not installed: {remedy}."
-        ) from error
+        fix = install_advice("gs", "google-cloud-storage") if scheme == "gs://" else str(error)
+        raise UserError(f"{scheme} needs a package that is not installed: {fix}") from error
     if type(downloader) is LocalDownloader:  # litdata's fallback
         raise UserError(
-            f"There is no way to fetch from {scheme}: use a local folder, s3://, gs:// or hf://."
+            f"{scheme} is not an address that can be read: "
+            "use a local folder, s3://, gs:// or hf://"
         )
     return downloader
 
 
-def _explained(error: Exception, address: str) -> Exception:
-    response = getattr(error, "response", None)
-    code = (
-        response.get("Error", {}).get("Code") if isinstance(response, dict) else None
-    )  # botocore's
-    # Hugging Face's LocalEntryNotFoundError is a FileNotFoundError too, and says that there is no connection.
-    if (
-        code in ("404", "NoSuchKey")
-        or type(error) is FileNotFoundError
-        or type(error).__name__ in MISSING
-    ):
+def _explain(error: Exception, address: str) -> Exception:
+    """Return FileNotFoundError for a missing file, and UserError for any other failure."""
+    if _is_missing(error):
         return FileNotFoundError(address)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return UserError(
-            f"The disk is full where {address} is cached: free it, set LITDATA_CACHE_DIR to a larger one, or a smaller "
-            "--data.cache_gb."
+            f"the disk that caches {address} is full: free it, set LITDATA_CACHE_DIR to a larger "
+            "disk, or set a smaller --data.cache_gb"
         )
-    said = (str(error) or repr(error)).strip().splitlines()[0].rstrip(".")[:300]
+    first_line = (str(error) or repr(error)).strip().splitlines()[0]
+    reason = first_line.rstrip(".")[:LONGEST_REASON]
     return UserError(
-        f"Cannot read {address} ({type(error).__name__}: {said}): check the address, the network and the credentials."
+        f"{address} cannot be read ({type(error).__name__}: {reason}): "
+        "check the address, the network and the credentials"
     )
+
+
+def _is_missing(error: Exception) -> bool:
+    """Whether the server answered that the file does not exist.
+
+    Hugging Face's LocalEntryNotFoundError is a FileNotFoundError too, but means no connection.
+    """
+    response = getattr(error, "response", None)
+    if isinstance(response, dict) and response.get("Error", {}).get("Code") in MISSING_CODES:
+        return True
+    return type(error) is FileNotFoundError or type(error).__name__ in MISSING_ERRORS

@@ -1,4 +1,7 @@
-"""The token arrays of a prepared folder: DIR/<split>/[<subset>/]index.json and chunk-*.bin, in litdata's format."""
+"""Reads the token arrays of a prepared folder, in litdata's format.
+
+A split or subset is DIR/<split>/[<subset>/] with index.json and chunk-*.bin.
+"""
 
 import hashlib
 import json
@@ -11,19 +14,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anlit.data.storage.manifest import MANIFEST, checked_path, damaged, read_json
+from anlit.data.storage.manifest import MANIFEST, checked_path, damage_error, read_complete_json
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
 
 INDEX = "index.json"
-NUMBERS = ("chunk_bytes", "dim", "crc32")
-SCHEMA = {"chunks": [{"filename": str, **dict.fromkeys(NUMBERS, int)}]}
+CHUNK_NUMBERS = ("chunk_bytes", "dim", "crc32")
+"""Keys of a chunk in the index, in the order of the fields of `Chunk`."""
+INDEX_SCHEMA = {"chunks": [{"filename": str, **dict.fromkeys(CHUNK_NUMBERS, int)}]}
 CHUNK_HEADER_BYTES = 12
-CHECKED_AT_ONCE = 1 << 20  # bytes
+CHECKSUM_READ_BYTES = 1 << 20
 
 
 class Chunk(NamedTuple):
-    """One file of a source: a header of 12 bytes, then tokens."""
+    """One file of a token array: a header of 12 bytes, then tokens."""
 
     filename: str
     size: int  # bytes, with the header
@@ -32,53 +36,61 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
-    """A split, or a subset of one: one long array of tokens, chunk after chunk."""
+class TokenArray:
+    """A split, or a subset of a split: a long array of tokens, chunk after chunk."""
 
-    name: str  # the subset; empty where the split has none
+    name: str  # of the subset; empty for a split without subsets
     folder: str  # path or address of its chunks
     chunks: tuple[Chunk, ...]
     manifest: Mapping[str, Any]
 
     @property
-    def n_tokens(self) -> int:
-        return sum(chunk.tokens for chunk in self.chunks)
+    def chunk_tokens(self) -> list[int]:
+        """The number of tokens in each chunk."""
+        return [chunk.tokens for chunk in self.chunks]
 
-    def damaged(self, chunk: Chunk, how: str) -> UserError:
-        """The error for a chunk that is not what the index says."""
-        return damaged(f"{self.folder}/{chunk.filename}", how, self.manifest["command"])
+    @property
+    def n_tokens(self) -> int:
+        return sum(self.chunk_tokens)
+
+    def damage_error(self, chunk: Chunk, problem: str) -> UserError:
+        """Return the error for a chunk that differs from the index."""
+        return damage_error(f"{self.folder}/{chunk.filename}", problem, self.manifest["command"])
 
 
 def chunk_bytes(tokens: int, dtype: np.dtype) -> int:
-    """Size of a chunk's file."""
+    """Return the size of a chunk's file."""
     return CHUNK_HEADER_BYTES + tokens * dtype.itemsize
 
 
-def read_sources(path: str, manifest: dict[str, Any]) -> dict[str, list[Source]]:
-    """The token arrays of each split: one for each subset, or the only one.
+def read_token_arrays(path: str, manifest: dict[str, Any]) -> dict[str, list[TokenArray]]:
+    """Return the token arrays of each split: an array for each subset, or a single array.
 
-    Raises UserError for an index that is damaged, or is not the one that the manifest was written for.
+    Raises UserError for an index that is damaged, or does not belong to the manifest.
     """
-    sources = {split: _sources_of(path, manifest, split) for split in manifest["splits"]}
-    streams = {
-        "/".join(part for part in (split, source.name) if part): source.chunks
-        for split in sources
-        for source in sources[split]
-    }
+    arrays_by_split = {}
+    streams = {}
+    for split in manifest["splits"]:
+        arrays_by_split[split] = _read_split(path, manifest, split)
+        for array in arrays_by_split[split]:
+            streams[_join(split, array.name)] = array.chunks
     dtype = np.dtype(manifest["dtype"])
     content = content_sha256(
         streams, manifest["end_of_document"], dtype, manifest["document_token_at"]
     )
     if content != manifest["content_sha256"]:
-        how = f"{MANIFEST} and the chunks that each {INDEX} lists do not belong together"
-        raise damaged(path, how, manifest["command"])
-    return sources
+        problem = f"{MANIFEST} and the chunks that each {INDEX} lists do not belong together"
+        raise damage_error(path, problem, manifest["command"])
+    return arrays_by_split
 
 
 def content_sha256(
     streams: Mapping[str, Sequence[Chunk]], end_of_document: int, dtype: np.dtype, token_at: str
 ) -> str:
-    """What identifies a folder's tokens: the chunks of each stream in their order, and how they are read."""
+    """Return a hash of the tokens of a folder and of the way to read them.
+
+    `streams` has the chunks of each token array in order, by names such as "train/web".
+    """
     chunks_by_stream = {}
     for name, chunks in streams.items():
         chunks_by_stream[name] = [(chunk.tokens, chunk.crc32) for chunk in chunks]
@@ -92,65 +104,91 @@ def content_sha256(
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def _sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
-    counts = manifest[split].get("subsets") or {"": manifest[split]}
-    sources = []
-    for name, count in counts.items():
-        folder = "/".join(part for part in (path, split, name) if part)
-        where = f"{folder}/{INDEX}"
-        try:
-            rows = read_json(where, SCHEMA, manifest["command"])["chunks"]
-        except FileNotFoundError as error:
-            raise damaged(where, "it is missing", manifest["command"]) from error
-        if any(row[key] < 0 for row in rows for key in NUMBERS):
-            raise damaged(where, "a number is negative", manifest["command"])
-        chunks = [
-            Chunk(checked_path(row["filename"], where, 1), *(row[key] for key in NUMBERS))
-            for row in rows
-        ]
-        source = Source(name, folder, tuple(chunks), manifest)
-        for chunk in source.chunks:
-            if chunk.size != (size := chunk_bytes(chunk.tokens, np.dtype(manifest["dtype"]))):
-                raise source.damaged(
-                    chunk, f"its index says {chunk.size:,} bytes and tokens that take {size:,}"
+def _join(*components: str) -> str:
+    """Return a path or address without its empty components."""
+    return "/".join(filter(None, components))
+
+
+def _read_split(path: str, manifest: dict[str, Any], split: str) -> list[TokenArray]:
+    counts_by_subset = manifest[split].get("subsets") or {"": manifest[split]}
+    arrays = []
+    for name, counts in counts_by_subset.items():
+        folder = _join(path, split, name)
+        array = TokenArray(name, folder, tuple(_read_index(folder, manifest)), manifest)
+        for chunk in array.chunks:
+            expected_size = chunk_bytes(chunk.tokens, np.dtype(manifest["dtype"]))
+            if chunk.size != expected_size:
+                raise array.damage_error(
+                    chunk,
+                    f"its index says {chunk.size:,} bytes and tokens that take {expected_size:,}",
                 )
-        if source.n_tokens != count["tokens"]:
-            how = f"{source.n_tokens:,} tokens where the manifest has {count['tokens']:,}"
-            raise damaged(folder, how, manifest["command"])
-        sources.append(source)
-    return sources
+        if array.n_tokens != counts["tokens"]:
+            problem = f"{array.n_tokens:,} tokens where the manifest has {counts['tokens']:,}"
+            raise damage_error(folder, problem, manifest["command"])
+        arrays.append(array)
+    return arrays
 
 
-def check_chunks(source: Source, checksums: bool = False) -> None:
-    """Raise UserError for a chunk of a local source that is missing, or has another length (or checksum, if asked)."""
-    if lost := lost_chunk(
-        source.folder, () if is_remote(source.folder) else source.chunks, checksums
-    ):
-        raise source.damaged(*lost)
+def _read_index(folder: str, manifest: dict[str, Any]) -> list[Chunk]:
+    """Return the chunks that a folder's index.json lists."""
+    index_path = f"{folder}/{INDEX}"
+    command = manifest["command"]
+    try:
+        rows = read_complete_json(index_path, INDEX_SCHEMA, command)["chunks"]
+    except FileNotFoundError as error:
+        raise damage_error(index_path, "it is missing", command) from error
+    chunks = []
+    for row in rows:
+        numbers = [row[key] for key in CHUNK_NUMBERS]
+        if min(numbers) < 0:
+            raise damage_error(index_path, "a number is negative", command)
+        filename = checked_path(row["filename"], index_path, max_depth=1)
+        chunks.append(Chunk(filename, *numbers))
+    return chunks
 
 
-def lost_chunk(folder: str, chunks: Iterable[Chunk], checksums: bool) -> tuple[Chunk, str] | None:
-    """The first chunk that is missing, or not as long as it should be, and what is wrong with it."""
+def check_chunks(array: TokenArray, checksums: bool = False) -> None:
+    """Check the length of each chunk of a local token array, and with `checksums` its content.
+
+    Raises UserError for the first chunk that is missing or differs.
+    """
+    if is_remote(array.folder):
+        return
+    bad_chunk = find_bad_chunk(array.folder, array.chunks, checksums)
+    if bad_chunk is not None:
+        raise array.damage_error(*bad_chunk)
+
+
+def find_bad_chunk(
+    folder: str, chunks: Iterable[Chunk], checksums: bool
+) -> tuple[Chunk, str] | None:
+    """Return the first chunk that is missing or differs from its file, with the problem."""
     for chunk in chunks:
-        problem: str | None = "it is missing"
-        if (file := Path(folder, chunk.filename)).is_file():
-            with file.open("rb") as opened:
-                problem = problem_with(opened.fileno(), chunk, checksums)
+        path = Path(folder, chunk.filename)
+        if not path.is_file():
+            return chunk, "it is missing"
+        with path.open("rb") as file:
+            problem = find_chunk_problem(file.fileno(), chunk, checksums)
         if problem is not None:
             return chunk, problem
     return None
 
 
-def problem_with(descriptor: int, chunk: Chunk, checksum: bool = True) -> str | None:
-    """What is wrong with an open file that should be `chunk`, or None; its checksum is read at about 3.5 GB/s."""
-    if (size := os.fstat(descriptor).st_size) != chunk.size:
+def find_chunk_problem(descriptor: int, chunk: Chunk, checksum: bool = True) -> str | None:
+    """Compare an open file with its chunk: return the difference, or None.
+
+    The checksum is computed at about 3.5 GB/s.
+    """
+    size = os.fstat(descriptor).st_size
+    if size != chunk.size:
         return f"it has {size:,} bytes instead of {chunk.size:,}"
-    crc32, position = 0, 0
-    while checksum and (piece := os.pread(descriptor, CHECKED_AT_ONCE, position)):
+    if not checksum:
+        return None
+    crc32 = 0
+    position = 0
+    while piece := os.pread(descriptor, CHECKSUM_READ_BYTES, position):
         crc32 = zlib.crc32(piece, crc32)
         position += len(piece)
-    return (
-        f"its CRC-32 is {crc32:08x} instead of {chunk.crc32:08x}"
-        if checksum and crc32 != chunk.crc32
-        else None
-    )
+    if crc32 != chunk.crc32:
+        return f"its CRC-32 is {crc32:08x} instead of {chunk.crc32:08x}"
+    return None

@@ -1,7 +1,7 @@
-"""Random access to a source, all of whose chunks are one array of tokens; chunks of remote sources are cached.
+"""Random access to the tokens of a token array; the chunks of remote arrays are cached.
 
-Processes and runs share the cache's folder. A chunk appears in it complete, and one that is removed while it is in use
-stays readable for the processes that have it open.
+Processes and runs share the cache's folder. A chunk appears in it complete. A chunk that is removed
+while it is in use stays readable for the processes that have it open.
 """
 
 import contextlib
@@ -17,38 +17,50 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from anlit.data.storage import remote
-from anlit.data.storage.manifest import damaged
-from anlit.data.storage.shards import CHUNK_HEADER_BYTES, Chunk, Source, problem_with
+from anlit.data.storage.manifest import damage_error
+from anlit.data.storage.shards import (
+    CHUNK_HEADER_BYTES,
+    Chunk,
+    TokenArray,
+    find_chunk_problem,
+)
 from anlit.errors import UserError
 
-OPEN_FILES = 256  # of all sources that are read together
-SHARE_OF_LIMIT = 8  # they take at most an eighth of the files that the process may open
+OPEN_FILES = 256
+"""The most files that all arrays of a stream keep open."""
+LIMIT_DIVISOR = 8
+"""They take at most an eighth of the files that the process may open."""
+LOCK_POLL_S = 0.05
+PARTIAL_SUFFIX = ".partial"
+LOCK_SUFFIX = ".lock"
 
 
 def cache_root() -> Path:
-    """anlit's part of litdata's cache: under LITDATA_CACHE_DIR, or ~/.lightning/chunks."""
+    """Return anlit's folder in litdata's cache: LITDATA_CACHE_DIR, or ~/.lightning/chunks."""
     from litdata.utilities.dataset_utilities import get_default_cache_dir
 
     return Path(get_default_cache_dir(), "anlit")
 
 
 class ChunkCache:
-    """The local copies of a source's chunks, in a folder named by their address and what they hold.
+    """The local copies of an array's chunks, in a folder named by their address and content.
 
-    Above `limit_bytes` in all, of all sources and runs, the least recently used chunks are removed.
+    If the caches of all arrays and runs exceed `limit_bytes`, the least recently used chunks are
+    removed.
     """
 
-    def __init__(self, source: Source, limit_bytes: int) -> None:
-        self.source, self.limit_bytes = source, limit_bytes
+    def __init__(self, array: TokenArray, limit_bytes: int) -> None:
+        self.array = array
+        self.limit_bytes = limit_bytes
         self.root = cache_root()
-        address = hashlib.sha256(source.folder.encode()).hexdigest()[:16]
-        self.folder = self.root / address / source.manifest["content_sha256"][:16]
+        address = hashlib.sha256(array.folder.encode()).hexdigest()[:16]
+        self.folder = self.root / address / array.manifest["content_sha256"][:16]
 
     def path(self, chunk: Chunk) -> Path:
         return self.folder / chunk.filename
 
     def has(self, chunk: Chunk) -> bool:
-        """Whether the chunk is there; if so it now counts as used."""
+        """Whether the cache holds the chunk, which then counts as used."""
         try:
             os.utime(self.path(chunk))
         except FileNotFoundError:
@@ -56,42 +68,50 @@ class ChunkCache:
         return True
 
     def fetch(self, chunk: Chunk, wait: bool = True) -> None:
-        """Fetch the chunk, unless the cache has it or (without `wait`) another is fetching it; UserError on failure."""
+        """Download a chunk that the cache lacks.
+
+        Without `wait`, leave a chunk that another process or thread downloads. Raises UserError if
+        the download fails.
+        """
         if self.has(chunk):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{self.path(chunk)}.lock")
-        with contextlib.suppress(Timeout), lock.acquire(blocking=wait, poll_interval=0.05):
+        lock = FileLock(f"{self.path(chunk)}{LOCK_SUFFIX}")
+        with contextlib.suppress(Timeout), lock.acquire(blocking=wait, poll_interval=LOCK_POLL_S):
             if not self.has(chunk):
-                self._make_room(chunk.size)
-                partial = (
-                    self.folder / f"{chunk.filename}.partial"
-                )  # only the holder of the chunk's lock writes it
-                partial.unlink(missing_ok=True)
-                try:
-                    remote.fetch(f"{self.source.folder}/{chunk.filename}", partial, chunk.size)
-                except FileNotFoundError as error:
-                    raise self.source.damaged(chunk, "it is missing") from error
-                os.replace(partial, self.path(chunk))
+                self._download(chunk)
+
+    def _download(self, chunk: Chunk) -> None:
+        """Download a chunk; the caller holds its lock."""
+        self._make_room(chunk.size)
+        partial = self.folder / f"{chunk.filename}{PARTIAL_SUFFIX}"
+        partial.unlink(missing_ok=True)
+        try:
+            remote.download(f"{self.array.folder}/{chunk.filename}", partial, chunk.size)
+        except FileNotFoundError as error:
+            raise self.array.damage_error(chunk, "it is missing") from error
+        os.replace(partial, self.path(chunk))
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used chunks until `size` more bytes fit."""
         files = []
+        excess = size - self.limit_bytes
         for path in self.root.glob("*/*/*"):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))
-        excess = sum(size for _, size, _ in files) + size - self.limit_bytes
-        for _, freed, path in sorted(files):
-            if excess > 0 and path.suffix not in (".lock", ".partial"):
+                excess += status.st_size
+        for _, file_size, path in sorted(files):
+            if excess > 0 and path.suffix not in (LOCK_SUFFIX, PARTIAL_SUFFIX):
                 path.unlink(missing_ok=True)
-                excess -= freed
+                excess -= file_size
 
 
 class OpenFiles:
-    """The open chunks of all sources that are read together; the least recently used are closed.
+    """The open chunks of all arrays of a stream; the least recently used are closed.
 
-    Pickled, it is empty. A forked process has the descriptors too, and closing its own leaves the others.
+    A pickled copy is empty. A forked process has the descriptors too, and closing its copies leaves
+    the parent's open.
     """
 
     def __init__(self) -> None:
@@ -107,18 +127,21 @@ class OpenFiles:
         return {"_descriptors": OrderedDict()}
 
     def get(self, path: str) -> int | None:
-        """The descriptor of a file that is open; it now counts as used."""
+        """Return the descriptor of an open file, which then counts as used."""
         if path in self._descriptors:
             self._descriptors.move_to_end(path)
         return self._descriptors.get(path)
 
     def open(self, path: str) -> int:
-        """Open a file for reading, without keeping it. OSError, or UserError if no more files may be open."""
+        """Return a descriptor for reading a file; `keep` stores it.
+
+        Raises OSError, or UserError if too many files are open.
+        """
         soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = OPEN_FILES
+        max_open = OPEN_FILES
         if soft_limit != resource.RLIM_INFINITY:
-            most = min(most, max(1, soft_limit // SHARE_OF_LIMIT))
-        self.close_all_but(most - 1)
+            max_open = min(max_open, max(1, soft_limit // LIMIT_DIVISOR))
+        self.close_all_but(max_open - 1)
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -130,128 +153,172 @@ class OpenFiles:
         except OSError as error:
             limits = {
                 errno.EMFILE: f"this process may have {soft_limit:,} open (`ulimit -n`)",
-                errno.ENFILE: "the machine has as many open as it may (fs.file-max)",
+                errno.ENFILE: "the machine has its maximum open (fs.file-max)",
             }
             if error.errno not in limits:
                 raise
             raise UserError(
-                f"{path} cannot be opened, too many files are open: {limits[error.errno]}: raise "
-                "that limit and start again."
+                f"{path} cannot be opened, too many files are open ({limits[error.errno]}): "
+                "raise that limit and start again"
             ) from error
 
     def keep(self, path: str, descriptor: int) -> None:
-        """Keep an open file until others are used more recently."""
+        """Store the descriptor of an open file."""
         self._descriptors[path] = descriptor
 
     def close_all_but(self, count: int) -> None:
         """Close the least recently used files, so that at most `count` stay open."""
         while len(self._descriptors) > count:
-            os.close(self._descriptors.popitem(last=False)[1])
+            _, descriptor = self._descriptors.popitem(last=False)
+            os.close(descriptor)
 
 
 class TokenStore:
-    """Random access to the tokens of a source; `cache_bytes` is the size of the cache of all remote ones.
+    """Random access to the tokens of an array; `cache_bytes` limits the cache of all remote arrays.
 
-    Stores that are read together share `open_files`, which bounds the chunks that are open at once.
-    Files are read with pread, never mapped, so that a process's memory does not grow with what it has
-    read. The CRC-32 of each chunk is checked the first time that a process opens it. It can be pickled,
-    and used after a fork. Reading raises UserError for a chunk that is missing or damaged, or has tokens
-    beyond the vocabulary.
+    The stores of a stream share `open_files`, which limits the chunks that are open at once.
+
+    Files are read with pread, never mapped: the memory of a process does not grow while it reads. A
+    process checks the CRC-32 of a chunk when it first opens the file. A store can be pickled, and
+    used after a fork.
+
+    Reading raises UserError for a chunk that is missing or damaged, or has tokens beyond the
+    vocabulary.
     """
 
     def __init__(
-        self, source: Source, cache_bytes: int = 0, open_files: OpenFiles | None = None
+        self, array: TokenArray, cache_bytes: int = 0, open_files: OpenFiles | None = None
     ) -> None:
-        self.source = source
+        self.array = array
         self.open_files = OpenFiles() if open_files is None else open_files
-        self.cache = ChunkCache(source, cache_bytes) if remote.is_remote(source.folder) else None
-        self.dtype = np.dtype(source.manifest["dtype"]).newbyteorder("<")
-        self.n_tokens = source.n_tokens
-        self._ends = np.cumsum([chunk.tokens for chunk in source.chunks])
-        self._checked: set[int] = set()
+        self.cache = ChunkCache(array, cache_bytes) if remote.is_remote(array.folder) else None
+        self.dtype = np.dtype(array.manifest["dtype"]).newbyteorder("<")
+        self.n_tokens = array.n_tokens
+        self._chunk_ends = np.cumsum(array.chunk_tokens)
+        self._checked_chunks: set[int] = set()
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens [start, start + count), which have to exist."""
-        out = np.empty(count, dtype=self.dtype)
-        self._read_into(start, out)
-        self._check(out)
-        return out
+        """Return the tokens [start, start + count); all must exist."""
+        tokens = np.empty(count, dtype=self.dtype)
+        self._read_into(start, tokens)
+        self._check_vocabulary(tokens)
+        return tokens
 
     def read_blocks(self, blocks: np.ndarray, length: int) -> np.ndarray:
-        """Blocks of `length` + 1 tokens, (n, length + 1): row i is [blocks[i]·length, blocks[i]·length + length]."""
-        out = np.empty((len(blocks), length + 1), dtype=self.dtype)
-        for row, block in zip(out, blocks.tolist(), strict=True):
+        """Return (n, length + 1) tokens: row i begins at token blocks[i]·length."""
+        tokens = np.empty((len(blocks), length + 1), dtype=self.dtype)
+        for row, block in zip(tokens, blocks.tolist(), strict=True):
             self._read_into(block * length, row)
-        self._check(out)
-        return out
+        self._check_vocabulary(tokens)
+        return tokens
 
-    def chunks_of(self, tokens: Any) -> np.ndarray:
-        """The number of the chunk that each of these tokens lies in; the token after the last has the last's + 1."""
-        return self._ends.searchsorted(tokens, side="right")
+    def chunk_numbers(self, tokens: Any) -> np.ndarray:
+        """Return the number of the chunk that holds each token, by the tokens' positions.
+
+        The position after the last token counts as a further chunk.
+        """
+        return self._chunk_ends.searchsorted(tokens, side="right")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_checked": set()}
+        return {**self.__dict__, "_checked_chunks": set()}
 
     def _read_into(self, start: int, out: np.ndarray) -> None:
+        """Fill `out` with the tokens from `start` on, from a chunk or several."""
         assert 0 <= start <= start + len(out) <= self.n_tokens, (start, len(out), self.n_tokens)
-        number = int(self.chunks_of(start))
+        number = int(self.chunk_numbers(start))
         while len(out):
-            chunk = self.source.chunks[number]
-            before = start - (int(self._ends[number]) - chunk.tokens)
-            part = out[: chunk.tokens - before]
-            position = CHUNK_HEADER_BYTES + before * self.dtype.itemsize
+            chunk = self.array.chunks[number]
+            offset = start - (int(self._chunk_ends[number]) - chunk.tokens)
+            segment = out[: chunk.tokens - offset]
+            position = CHUNK_HEADER_BYTES + offset * self.dtype.itemsize
+            buffers = [segment.view(np.uint8).data]
             try:
-                n_bytes = os.preadv(self._descriptor(number), [part.view(np.uint8).data], position)
+                n_bytes = os.preadv(self._descriptor(number), buffers, position)
             except OSError as error:
-                raise self.source.damaged(chunk, f"it cannot be read: {error.strerror}") from error
-            if n_bytes != part.nbytes:
-                raise self.source.damaged(
-                    chunk, f"it ends {part.nbytes - n_bytes:,} bytes too soon"
-                )
-            start, out, number = start + len(part), out[len(part) :], number + 1
+                problem = f"it cannot be read: {error.strerror}"
+                raise self.array.damage_error(chunk, problem) from error
+            if n_bytes != segment.nbytes:
+                problem = f"it ends {segment.nbytes - n_bytes:,} bytes too soon"
+                raise self.array.damage_error(chunk, problem)
+            start += len(segment)
+            out = out[len(segment) :]
+            number += 1
 
-    def _check(self, tokens: np.ndarray) -> None:
-        """Refuse tokens beyond the vocabulary: on a GPU they fail with an assertion that names nothing."""
-        largest = int(
-            tokens.view(f"u{tokens.itemsize}").max(initial=0)
-        )  # a negative one becomes a large one
-        if largest >= (size := self.source.manifest["vocab_size"]):
-            how = (
-                f"it has token {largest:,}, and its manifest says that the vocabulary has {size:,}"
+    def _check_vocabulary(self, tokens: np.ndarray) -> None:
+        """Raise UserError for tokens beyond the vocabulary.
+
+        A GPU would stop at them with an assertion that names nothing.
+        """
+        # As unsigned numbers, so that a negative token is a large one.
+        largest = int(tokens.view(f"u{tokens.itemsize}").max(initial=0))
+        vocab_size = self.array.manifest["vocab_size"]
+        if largest >= vocab_size:
+            raise damage_error(
+                self.array.folder,
+                f"it has token {largest:,}, and its manifest says that the vocabulary has "
+                f"{vocab_size:,}",
+                self.array.manifest["command"],
             )
-            raise damaged(self.source.folder, how, self.source.manifest["command"])
 
     def _descriptor(self, number: int) -> int:
-        chunk = self.source.chunks[number]
-        folder = self.source.folder if self.cache is None else self.cache.folder
+        """Return the descriptor of a chunk, opened if necessary."""
+        chunk = self.array.chunks[number]
+        folder = self.array.folder if self.cache is None else self.cache.folder
         path = f"{folder}/{chunk.filename}"
         descriptor = self.open_files.get(path)
         if descriptor is None:
-            descriptor = self._opened(number, path)
+            if self.cache is None:
+                descriptor = self._open_local(number, path)
+            else:
+                descriptor = self._open_cached(number, path, self.cache)
             self.open_files.keep(path, descriptor)
         return descriptor
 
-    def _opened(self, number: int, path: str) -> int:
-        """Open a chunk's file and, the first time, check all of it; a bad copy in the cache is fetched again once."""
-        chunk = self.source.chunks[number]
-        attempts = 1 if self.cache is None else 2
-        problem = "it is missing"
-        while attempts:
-            if self.cache is not None:
-                self.cache.fetch(chunk)
+    def _open_local(self, number: int, path: str) -> int:
+        chunk = self.array.chunks[number]
+        try:
+            descriptor = self._open_file(path)
+        except FileNotFoundError as error:
+            raise self.array.damage_error(chunk, "it is missing") from error
+        problem = self._check_chunk(number, descriptor)
+        if problem is not None:
+            raise self.array.damage_error(chunk, problem)
+        return descriptor
+
+    def _open_cached(self, number: int, path: str, cache: ChunkCache) -> int:
+        """Open a chunk in the cache; a damaged copy is downloaded again once."""
+        chunk = self.array.chunks[number]
+        is_second_copy = False
+        while True:
+            cache.fetch(chunk)
             try:
-                descriptor = self.open_files.open(path)
+                descriptor = self._open_file(path)
             except FileNotFoundError:
-                if self.cache is None:
-                    break
                 continue  # another process has just removed it to make room
-            except PermissionError as error:
-                raise UserError(f"{path} may not be read: change its permissions.") from error
-            if number in self._checked or not (problem := problem_with(descriptor, chunk) or ""):
-                self._checked.add(number)
+            problem = self._check_chunk(number, descriptor)
+            if problem is None:
                 return descriptor
+            cache.path(chunk).unlink(missing_ok=True)
+            if is_second_copy:
+                raise self.array.damage_error(chunk, problem)
+            is_second_copy = True
+
+    def _open_file(self, path: str) -> int:
+        try:
+            return self.open_files.open(path)
+        except PermissionError as error:
+            raise UserError(f"{path} cannot be read: change its permissions") from error
+
+    def _check_chunk(self, number: int, descriptor: int) -> str | None:
+        """Check the content of a chunk when it is opened first.
+
+        Returns the problem and closes the file, or returns None.
+        """
+        if number in self._checked_chunks:
+            return None
+        problem = find_chunk_problem(descriptor, self.array.chunks[number])
+        if problem is None:
+            self._checked_chunks.add(number)
+        else:
             os.close(descriptor)
-            attempts -= 1
-            if self.cache is not None:
-                self.cache.path(chunk).unlink(missing_ok=True)
-        raise self.source.damaged(chunk, problem)
+        return problem

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from anlit.errors import UserError, install
+from anlit.errors import UserError, install_advice
 from anlit.nn.layers.linear import ScaledLinear, computing_dtype
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
@@ -44,7 +44,7 @@ class Float8Product:
             from torchao.float8.config import Float8LinearConfig
             from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
         except ImportError as error:
-            fix = f"{install('float8', 'torchao')}, or leave float8 out"
+            fix = f"{install_advice('float8', 'torchao')}, or leave float8 out"
             raise UserError(f"runtime.float8={recipe} needs torchao ({error}): {fix}") from error
         self.config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
         self.multiply = matmul_with_hp_or_float8_args.apply

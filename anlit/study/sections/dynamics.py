@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from anlit.io.read import number, read_rows
-from anlit.reporting.figure import TEXT, LineStyle, line_styles, panels, save, style
+from anlit.io.read import parse_cell, read_rows
+from anlit.reporting.figure import TEXT_WIDTH, LineStyle, line_styles, panels, save, style
 from anlit.reporting.table import NONE, markdown_table
 from anlit.runs.folders import METRICS, Run
 from anlit.study.results import StudyResults
@@ -89,10 +89,10 @@ def read_metrics(run: Run) -> Metrics:
         for row in rows:
             if not row.get(column):
                 continue
-            value = number(row, column, path)
+            value = parse_cell(row, column, path)
             if name == INDUCTION_GAIN:
-                value = number(row, "copying/first", path) - value
-            metrics.setdefault(name, {})[number(row, "step", path) + 1] = value
+                value = parse_cell(row, "copying/first", path) - value
+            metrics.setdefault(name, {})[parse_cell(row, "step", path) + 1] = value
     return metrics
 
 
@@ -119,7 +119,7 @@ def _draw_panels(
     """Draw a panel for each metric: each arm's mean over its seeds, and thinner its seeds."""
     styles = line_styles(list(means))
     with style(8):
-        figure, all_axes = panels(len(names), 3, TEXT / 3, 1.9)
+        figure, all_axes = panels(len(names), 3, TEXT_WIDTH / 3, 1.9)
         for axes, name in zip(all_axes, names, strict=True):
             for title, metrics in means.items():
                 if name in metrics:

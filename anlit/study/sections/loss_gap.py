@@ -18,7 +18,15 @@ from anlit.compare.statistics import (
     speed_up,
 )
 from anlit.errors import UserError
-from anlit.reporting.figure import BASELINE_LINE, COLUMN, INK, LineStyle, line_styles, save, style
+from anlit.reporting.figure import (
+    BASELINE_LINE,
+    COLUMN_WIDTH,
+    INK,
+    LineStyle,
+    line_styles,
+    save,
+    style,
+)
 from anlit.reporting.table import markdown_table
 from anlit.reporting.text import short_number
 from anlit.study.results import MeasuredArm, StudyResults
@@ -166,7 +174,7 @@ def draw_gaps(gaps: list[Gap], baseline: str, panel_key: str, over: str, path: P
     n_columns = min(MAX_COLUMNS, len(panels))
     n_rows = -(-len(panels) // MAX_COLUMNS)
     with style(8):
-        size = (COLUMN, 0.9 + 1.6 * n_rows)
+        size = (COLUMN_WIDTH, 0.9 + 1.6 * n_rows)
         figure, grid = plt.subplots(n_rows, n_columns, figsize=size, sharey=True, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()

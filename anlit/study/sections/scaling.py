@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from anlit.reporting.figure import COLUMN, line_styles, save, style
+from anlit.reporting.figure import COLUMN_WIDTH, line_styles, save, style
 from anlit.reporting.table import markdown_table
 from anlit.study.results import StudyResults
 
@@ -212,7 +212,7 @@ def _draw_laws(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> 
     styles = line_styles(list(runs))
     heights: list[float] = []
     with style(8):
-        figure, axes = plt.subplots(figsize=(COLUMN, 2.9))
+        figure, axes = plt.subplots(figsize=(COLUMN_WIDTH, 2.9))
         for title, (parameters, tokens, losses) in runs.items():
             colour, marker, _ = styles[title]
             flops = 6 * parameters * tokens

@@ -12,7 +12,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
 
 from anlit.compare.statistics import Interval, Summary, mean_sd, power_law
-from anlit.reporting.figure import COLUMN, DASHES, line_styles, save, style
+from anlit.reporting.figure import COLUMN_WIDTH, DASHES, line_styles, save, style
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import short_number
 from anlit.study.results import StudyResults
@@ -126,7 +126,7 @@ def draw_trend(
     all_x = sorted(x for x, _ in all_points)
     has_bars = any(y.sd for _, y in all_points)
     with style(8):
-        figure, axes = plt.subplots(figsize=(COLUMN, 2.7))
+        figure, axes = plt.subplots(figsize=(COLUMN_WIDTH, 2.7))
         for i, (label, points) in enumerate(lines.items()):
             colour, marker, dash = styles[label]
             x, y, sd = np.array(sorted((x, y.mean or np.nan, y.sd or np.nan) for x, y in points)).T

@@ -36,7 +36,7 @@ class BestCheckpoint(ModelCheckpoint):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps `checkpoints/last.ckpt`, written every n optimizer steps, after validation and at the end.
 
-    At a signal of `ENDING` the run writes the checkpoint and stops after the current optimizer step or, with several
+    At `ENDING_SIGNALS` the run writes the checkpoint and stops after the current optimizer step or, with several
     ranks, after the next one. Nothing is lost, and the run can be continued exactly. The third Ctrl-C stops at once. A
     run that `max_time` ends before its last step, or whose loggers cannot write, ends in the same way.
     """

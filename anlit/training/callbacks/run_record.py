@@ -20,7 +20,7 @@ from anlit.checkpoints.special_tokens import (
 from anlit.config.objects import to_plain_values
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
-from anlit.io.provenance import git_state, machine, now, versions
+from anlit.io.provenance import git_state, machine, utc_time, versions
 from anlit.io.read import read_json
 from anlit.io.write import replacing, write_json
 from anlit.nn.attention.attention import Attention, attention_layers, kernels_in_use
@@ -52,7 +52,7 @@ class RunRecord(L.Callback):
         data = getattr(trainer, "datamodule", None)
         devices = [device_name(trainer.strategy.root_device)] * trainer.world_size
         launch = {
-            "started": now(),
+            "started": utc_time(),
             "step": trainer.global_step,
             "command": shlex.join(["anlit", *sys.argv[1:]]),
             "changed": pl_module.changed_settings,
@@ -128,7 +128,7 @@ class RunRecord(L.Callback):
             early = stopped_early(trainer)
             if early:
                 _log.info(f"{self.path.parent} ends after {early['stopped_early']}")
-            self._write(status="finished", ended=now(), **early)
+            self._write(status="finished", ended=utc_time(), **early)
 
     @rank_zero_only
     def on_exception(
@@ -138,7 +138,9 @@ class RunRecord(L.Callback):
             status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
             try:
                 self._write(
-                    status=status, ended=now(), error=f"{type(exception).__name__}: {exception}"
+                    status=status,
+                    ended=utc_time(),
+                    error=f"{type(exception).__name__}: {exception}",
                 )
             except OSError as error:  # for example a full disk, which the exception reports
                 _log.warning(

@@ -19,7 +19,7 @@ import os
 import torch
 from torch import Tensor
 
-from anlit.errors import install
+from anlit.errors import install_advice
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import tables_are_learned, with_gain
 from anlit.nn.kernels.triton.operator import triton_attention
@@ -42,7 +42,7 @@ OLDEST_CAPABILITY = (8, 0)
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
     """Refuse several learned coefficients, and some devices, precisions and widths of `q`."""
     if not IS_INSTALLED:
-        return f"triton is not installed: {install('triton', 'triton')}"
+        return f"triton is not installed: {install_advice('triton', 'triton')}"
     if tables_are_learned(mechanism) and find_coefficient(mechanism) is None:
         return "its a(t) or m(t) is learned, and not by one Coefficient alone"
     if q is None:

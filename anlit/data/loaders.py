@@ -1,0 +1,191 @@
+"""Loaders that turn streams into batches, with worker processes, and resume where they stopped."""
+
+import errno
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from anlit.data.batch import Batch
+from anlit.data.streams import BlockStream, TokenBlocks
+from anlit.errors import RunError, UserError
+from anlit.signals import leave_signals_to_parent, signals_held
+
+START_METHOD = "fork" if sys.platform == "linux" else None
+"""How data workers start, whatever Python's default: forked, in 0.01 s and with all imports."""
+START_FIXES = {
+    errno.ENOSPC: "make room in /dev/shm",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
+    errno.ENOMEM: "free memory",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+"""The fix for each reason that worker processes cannot start."""
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Loader:
+    """Batches of a finite stream, from its beginning at each iteration.
+
+    Worker processes read the blocks. The process that uses the batches makes them, up to `n_ahead`
+    in advance, in a thread. A Loader is not a DataLoader but wraps it: Lightning rebuilds every
+    DataLoader and would lose the position in the stream.
+    """
+
+    def __init__(
+        self,
+        stream: BlockStream,
+        make_batch: Callable[[TokenBlocks], Batch],
+        num_workers: int = 0,
+        n_ahead: int = 0,
+    ) -> None:
+        self.stream = stream
+        self.make_batch = make_batch
+        self.num_workers = num_workers
+        self.n_ahead = n_ahead
+
+    def __len__(self) -> int:
+        assert self.stream.n_batches is not None
+        return self.stream.n_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        options: dict[str, Any] = {
+            # It draws a number, by default from the generator of the model.
+            "generator": torch.Generator(),
+            # The default makes tensors of the arrays, which cost more to send.
+            "collate_fn": _do_not_collate,
+        }
+        if self.num_workers:
+            options["worker_init_fn"] = leave_signals_to_parent
+            options["multiprocessing_context"] = START_METHOD
+        loader = DataLoader(self.stream, batch_size=None, num_workers=self.num_workers, **options)
+        batches = self._make_batches(self._start(loader))
+        yield from prefetch(batches, self.n_ahead) if self.n_ahead else batches
+
+    def _make_batches(self, blocks: Iterator[Any]) -> Iterator[Batch]:
+        for item in blocks:
+            if isinstance(item, UserError):
+                raise item
+            yield self.make_batch(item)
+
+    def _start(self, loader: DataLoader) -> Iterator[Any]:
+        """Start the worker processes; raise RunError if the machine cannot start them."""
+        try:
+            with signals_held():
+                return iter(loader)
+        except OSError as error:
+            if not self.num_workers:
+                raise
+            fix = START_FIXES.get(error.errno or 0, "lower data.num_workers")
+            raise RunError(
+                f"the {self.num_workers} processes of data.num_workers cannot be started "
+                f"({error.strerror}): {fix}, or set --data.num_workers 0"
+            ) from error
+
+
+def prefetch(items: Iterator[T], n_ahead: int) -> Iterator[T]:
+    """Yield items in their order, while a thread makes up to `n_ahead` of them in advance.
+
+    An error while an item is made is raised where that item would be yielded. Closing the iterator
+    waits for the thread.
+    """
+    thread = ThreadPoolExecutor(1, "batches")
+    try:
+        futures = deque(thread.submit(next, items, None) for _ in range(n_ahead))
+        while (item := futures.popleft().result()) is not None:
+            futures.append(thread.submit(next, items, None))
+            yield item
+    finally:
+        thread.shutdown(cancel_futures=True)
+
+
+def _do_not_collate(blocks: Any) -> Any:
+    return blocks
+
+
+class ResumableLoader(Loader):
+    """Training batches; their position in the stream can be saved and restored.
+
+    The batches do not depend on `num_workers`. The stream has no end. An epoch has about as many
+    batches as the arrays fill once, in whole optimizer steps of `micro_batches`. The next epoch
+    continues with the same worker processes, so nothing is left out at the end of an epoch.
+
+    `identity` has the settings that a position in the stream depends on, by name: texts, seed, …
+    """
+
+    def __init__(
+        self,
+        stream: BlockStream,
+        make_batch: Callable[[TokenBlocks], Batch],
+        num_workers: int,
+        identity: dict[str, Any],
+        micro_batches: int = 1,
+        n_ahead: int = 0,
+    ) -> None:
+        super().__init__(stream, make_batch, num_workers, n_ahead)
+        self.identity = identity
+        self.micro_batches = micro_batches
+        self.drawn = 0  # sequences that all devices together have drawn
+        self._batches: Iterator[Batch] | None = None
+
+    def __len__(self) -> int:
+        n_batches = self.stream.n_blocks // self.stream.share.sequences
+        return max(1, n_batches // self.micro_batches) * self.micro_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(len(self)):
+            if self._batches is None:
+                self.stream.start = self.drawn
+                self._batches = super().__iter__()
+            batch = next(self._batches)
+            self.drawn += self.stream.share.sequences
+            yield batch
+
+    def close(self) -> None:
+        """End the workers; the next iteration starts new workers at the same position."""
+        self._batches = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, the settings it depends on, and the split over processes."""
+        share = self.stream.share
+        split = {
+            "batch_size": share.batch_size,
+            "devices": share.world_size,
+            "num_workers": self.num_workers,
+        }
+        return {"drawn": self.drawn, "identity": self.identity, "split": split}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a position from `state_dict`.
+
+        Raises UserError if the position belongs to other data or another order.
+        """
+        saved_identity = state.get("identity", {})
+        for name, value in self.identity.items():
+            saved_value = saved_identity.get(name)
+            if saved_value != value:
+                raise UserError(
+                    f"the checkpoint's position in the data is for {name} {saved_value} and this "
+                    f"run has {value}: set it back, or start from the weights alone"
+                )
+        self._log_changed_split(state)
+        self.drawn = state["drawn"]
+        self.close()
+
+    def _log_changed_split(self, state: dict[str, Any]) -> None:
+        """Log if the batches are now split differently; the sequences stay the same."""
+        split = self.state_dict()["split"]
+        changes = []
+        for key, saved_value in state["split"].items():
+            if saved_value != split[key]:
+                changes.append(f"{key} {saved_value} → {split[key]}")
+        if changes and self.stream.share.rank == 0 and self.drawn != state["drawn"]:
+            _log.info(
+                f"Resuming with {', '.join(changes)}: the data go on after sequence "
+                f"{state['drawn']:,}, none is repeated or left out."
+            )
