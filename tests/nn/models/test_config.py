@@ -161,7 +161,7 @@ def make(kind: Any, **setting: Any) -> None:
     elif kind in (Cosine, WSD):
         kind(**setting)
     else:
-        kind(**SIZE, **setting)
+        kind(**{**SIZE, **setting})
 
 
 def test_the_fix_is_accepted() -> None:
