@@ -1,10 +1,10 @@
-"""An exported model: a folder with its weights in one safetensors file, its settings and, if known, its tokenizer.
+"""An exported model: a folder with weights, settings and, if known, the tokenizer.
 
-FOLDER/model.safetensors    weights by the names of the decoder; one matrix for a tied embedding and head
-FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint, version, the family of
-                            transformers that it came from and its context length, and the token that separates
-                            documents
-FOLDER/tokenizer.json       the tokenizer of its training data
+FOLDER/model.safetensors    weights by the decoder's names; a tied embedding and head are one matrix
+FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint,
+                            version, family of transformers and its context length, token that
+                            separates documents
+FOLDER/tokenizer.json       the tokenizer of the training data
 """
 
 import json
@@ -26,23 +26,26 @@ from anlit.io.write import replacing, write_text
 
 TOKENIZER = "tokenizer.json"
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
-FAMILY = ("family", "family_length")
-"""Of the checkpoint that the first weights were imported from: transformers' model_type, and its context length."""
 PREFIX = "model."
-"""Prefix of the decoder's weights in the LightningModule, which the file leaves out."""
+"""Prefix of the decoder's weights in the LightningModule; the file leaves it out."""
 
 
 def write_exported(
-    content: dict[str, Any], settings: dict[str, Any], folder: Path, tokenizer: bytes | None,
-    separators: dict[str, Any], dtype: torch.dtype = torch.float32,
-) -> None:  # fmt: skip
+    content: dict[str, Any],
+    settings: dict[str, Any],
+    folder: Path,
+    tokenizer: bytes | None,
+    separators: dict[str, Any],
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """Write the model of a checkpoint's `content`; each file is complete or absent.
 
     Args:
         settings: The model's constructor arguments as plain values.
         tokenizer: The content of tokenizer.json; None for no such file.
-        separators: How the corpus separates documents, as far as it is known: `end_of_document`, `document_token_at`.
-        dtype: That of the weights in the file.
+        separators: How the corpus separates documents, if known: `end_of_document`,
+            `document_token_at`.
+        dtype: The dtype of the weights in the file.
     """
     origin = content["anlit"]
     record = {
@@ -50,8 +53,10 @@ def write_exported(
         "architecture": origin["architecture"],
         "step": content["global_step"],
         "data": origin["data"],
-        **{key: origin.get(key) for key in FAMILY},
-        **{key: separators.get(key) for key in ("end_of_document", "document_token_at")},
+        "family": origin.get("family"),
+        "family_length": origin.get("family_length"),
+        "end_of_document": separators.get("end_of_document"),
+        "document_token_at": separators.get("document_token_at"),
         "settings": settings,
     }
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in content["state_dict"].items()}
@@ -69,7 +74,7 @@ def write_folder(
 ) -> None:
     """Write model.safetensors in `dtype`, tokenizer.json and, last, config.json.
 
-    The folder is made where missing. UserError if a weight is NaN, infinite or too large for `dtype`.
+    A missing folder is made. Raises UserError if a weight is NaN, infinite or too large for `dtype`.
     """
     refuse_non_finite(weights, "the model")
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,21 +92,21 @@ def write_folder(
 
 
 def convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight in the file's precision; UserError if it is too large for that."""
+    """A weight in the file's dtype. Raises UserError if it is too large for this dtype."""
     if not tensor.is_floating_point() or tensor.dtype == dtype:
         return tensor.contiguous()
     converted = tensor.to(dtype).contiguous()
     largest = max(-tensor.min().item(), tensor.max().item())
     if math.isfinite(largest) and largest > torch.finfo(dtype).max:
         raise UserError(
-            f"--dtype {str(dtype).removeprefix('torch.')} cannot hold {name}, which reaches {largest:.3g}: choose "
-            "bfloat16 or float32"
+            f"--dtype {str(dtype).removeprefix('torch.')} cannot hold {name}, which reaches "
+            f"{largest:.3g}: choose bfloat16 or float32"
         )
     return converted
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """The content of config.json. Raises ValueError if it is damaged or another program wrote it."""
+    """The content of config.json. Raises ValueError if the file is damaged or foreign."""
     record = read_json(Path(folder) / SETTINGS, dict)
     if "model_type" in record or "anlit" not in record:
         raise ValueError(
@@ -111,16 +116,24 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
 
 
 def read_exported(folder: str | Path) -> dict[str, Any]:
-    """The exported model in the form of a checkpoint without optimizer, or one of the errors `UNREADABLE`."""
+    """The exported model in the form of a checkpoint without optimizer.
+
+    Raises an error of `UNREADABLE`.
+    """
     record = read_settings(folder)
     weights = load_file(Path(folder) / WEIGHTS)
     if record["settings"].get("tie_embeddings") and EMBEDDING in weights:
         weights[HEAD] = weights[EMBEDDING]
-    origin = {key: record.get(key) for key in ("architecture", "data", *FAMILY)}
     return {
         "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
         "hyper_parameters": record["settings"],
         "pytorch-lightning_version": version("lightning"),  # the form of this dictionary
         "global_step": record["step"],
-        "anlit": {**origin, "version": record["anlit"]},
+        "anlit": {
+            "architecture": record.get("architecture"),
+            "data": record.get("data"),
+            "family": record.get("family"),
+            "family_length": record.get("family_length"),
+            "version": record["anlit"],
+        },
     }

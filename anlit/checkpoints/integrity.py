@@ -1,8 +1,9 @@
-"""Checks that a checkpoint is what was written, by checksums in the files that torch does not check itself.
+"""Checks by checksums that a checkpoint has not changed since it was written.
 
-torch.save writes a ZIP archive with a CRC-32 of each record, so a copy of the file can be checked without anything
-else. Of 3,000 files with one flipped bit torch loaded 2,942 with a wrong number and no warning; the checksums found all
-of them. safetensors has no checksums, so `SUMS` in a sharded checkpoint holds those of the parts.
+torch.save writes a ZIP archive with a CRC-32 of each record, so a copy of the file can be checked
+alone. torch does not check it: from 3,000 files with one flipped bit torch loaded 2,942 with a wrong
+number and no warning. The checksums found all of them. safetensors has no checksums, so `SUMS` in
+a sharded checkpoint holds the checksums of the shards.
 """
 
 import pickle
@@ -15,50 +16,70 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from anlit.checkpoints.location import REST, complete_checkpoints
+from anlit.checkpoints.location import META, complete_checkpoints
 from anlit.errors import UserError
 from anlit.io.read import check_content, read_json
 
 SUMS = "sums.json"
+"""In a sharded checkpoint, the file with size and CRC-32 of each shard."""
 UNREADABLE = (
-    pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, AttributeError, TypeError, ArithmeticError,
-    LookupError, zipfile.BadZipFile, zlib.error, SafetensorError,
-)  # fmt: skip
-"""What reading a damaged or foreign checkpoint raises. RuntimeError has NotImplementedError and RecursionError."""
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    OSError,
+    ValueError,
+    AttributeError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    zipfile.BadZipFile,
+    zlib.error,
+    SafetensorError,
+)
+"""The errors of reading a damaged or foreign checkpoint.
+
+RuntimeError includes NotImplementedError and RecursionError.
+"""
 MODEL: dict[str, Any] = {
     "hyper_parameters": dict,
     "global_step": int,
     "anlit": {"architecture": str},
 }
+"""The entries that a model needs, as a schema of `anlit.io.read`."""
 TRAINING = MODEL | {
-    "loops": {"fit_loop": dict}, "callbacks": dict, "lr_schedulers": list, "epoch": int, "state_dict": dict,
+    "loops": {"fit_loop": dict},
+    "callbacks": dict,
+    "lr_schedulers": list,
+    "epoch": int,
+    "state_dict": dict,
     "optimizer_states": [{"state": dict, "param_groups": list}],
-}  # fmt: skip
-"""What a checkpoint needs for its model, and for a run to continue, as schemas of `anlit.io.read`."""
+}
+"""The entries that a continued run needs."""
 
 
 class DamagedError(ValueError):
-    """A checkpoint has changed since it was written. The message says where, in a few words."""
+    """A checkpoint has changed since it was written. The message names the place in a few words."""
 
 
 def verify(path: Path) -> None:
-    """Compare all checksums, at about 2 GB/s, of a checkpoint of one file or the folder of a sharded one.
+    """Compare all checksums of a single-file or sharded checkpoint, at about 2 GB/s.
 
-    Raises one of `UNREADABLE` if something is missing, truncated or changed.
+    Raises an error of `UNREADABLE` if something is missing, truncated or changed.
     """
     if path.is_dir():
         for name, expected in read_json(path / SUMS, dict, "choose another checkpoint").items():
-            part = path / Path(name).name
-            if not part.is_file() or checksum(part) != expected:
+            shard = path / Path(name).name
+            if not shard.is_file() or checksum(shard) != expected:
                 raise DamagedError(
-                    f"its part {part.name} is missing or has changed since it was written"
+                    f"its file {shard.name} is missing or has changed since it was written"
                 )
-        path = path / REST
+        path = path / META
     if not path.is_file() or not zipfile.is_zipfile(path):
         raise DamagedError(f"{path.name} is empty, cut short or no checkpoint")
     with zipfile.ZipFile(path) as archive:
-        if (changed := archive.testzip()) is not None:
-            raise DamagedError(f"{changed} in {path.name} has changed since it was written")
+        changed_record = archive.testzip()
+        if changed_record is not None:
+            raise DamagedError(f"{changed_record} in {path.name} has changed since it was written")
 
 
 def checksum(file: Path) -> dict[str, int]:
@@ -70,26 +91,26 @@ def checksum(file: Path) -> dict[str, int]:
         return {"bytes": opened.tell(), "crc32": crc32}
 
 
-def require_content(content: Any, needed: dict[str, Any]) -> None:
-    """Raises ValueError if a checkpoint lacks something of `MODEL` or `TRAINING`."""
+def require_content(content: Any, schema: dict[str, Any]) -> None:
+    """Raise ValueError if a checkpoint lacks an entry of `schema`, `MODEL` or `TRAINING`."""
     if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
         raise DamagedError("anlit did not write it")
-    check_content(content, needed, complete=True)
+    check(content, schema, complete=True)
 
 
 def reason(error: BaseException) -> str:
-    """The first sentence of one of the errors `UNREADABLE`, shortened: torch's explanations fill a screen."""
+    """The first sentence of an error of `UNREADABLE`, shortened: torch's explanations fill a screen."""
     sentence = " ".join(str(error).split()).split(". ")[0]
     return shorten(sentence, 160, placeholder=" …") or type(error).__name__
 
 
-def damaged(path: Path, error: BaseException) -> UserError:
-    """The sentence for a checkpoint that a run goes on from, with the newest one in its folder that is not damaged."""
+def damaged_checkpoint(path: Path, error: BaseException) -> UserError:
+    """The error for a damaged checkpoint. It names the newest intact checkpoint in the folder."""
     advice = "the run has no other checkpoint, so start again in another --run_dir"
-    for other in complete_checkpoints(path.parent):
+    for checkpoint in complete_checkpoints(path.parent):
         with suppress(*UNREADABLE):
-            if other.name != path.name:
-                verify(other)
-                advice = f"continue with --ckpt_path {other}"
+            if checkpoint.name != path.name:
+                verify(checkpoint)
+                advice = f"continue with --ckpt_path {checkpoint}"
                 break
     return UserError(f"ckpt_path={path} is damaged ({reason(error)}): {advice}")

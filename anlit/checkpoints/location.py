@@ -1,7 +1,7 @@
-"""Finds checkpoints by their files' names, without torch: a misspelt path is answered at once.
+"""Finds checkpoints by the names of files, without torch: the error for a misspelt path is quick.
 
-RUN/checkpoints/best.ckpt, last.ckpt    a file; if each rank wrote a part, a link to a folder in checkpoints/.sharded
-a sharded checkpoint                    a folder with `REST` and a safetensors file from each rank
+RUN/checkpoints/best.ckpt, last.ckpt    a file, or a link to a folder in checkpoints/.sharded
+a sharded checkpoint                    a folder with `META` and a safetensors file from each rank
 an exported model                       a folder with `WEIGHTS` and `SETTINGS`
 """
 
@@ -10,18 +10,23 @@ from pathlib import Path
 from anlit.errors import UserError
 
 CHECKPOINTS = "checkpoints"
-BEST, LAST = BEST_THEN_LAST = ("best.ckpt", "last.ckpt")
+"""The folder of a run's checkpoints."""
+BEST = "best.ckpt"
+LAST = "last.ckpt"
+BEST_THEN_LAST = (BEST, LAST)
 SHARDED = ".sharded"
-"""The folder next to the checkpoints that holds sharded ones; the names of checkpoints are links into it."""
-REST = "meta.pt"
-"""In a sharded checkpoint, the file of all that is not a tensor of the model or the optimizer."""
-WEIGHTS, SETTINGS = "model.safetensors", "config.json"
-"""The files of an exported model."""
+"""The folder of sharded checkpoints, beside the links to them."""
+META = "meta.pt"
+"""In a sharded checkpoint, the file with everything but the tensors of model and optimizer."""
+WEIGHTS = "model.safetensors"
+"""The weights of an exported model."""
+SETTINGS = "config.json"
+"""The settings of an exported model."""
 
 
 def is_sharded(path: str | Path) -> bool:
-    """Whether `path` is a checkpoint with a part from every rank."""
-    return (Path(path) / REST).is_file()
+    """Whether `path` is a checkpoint with a shard from every rank."""
+    return (Path(path) / META).is_file()
 
 
 def is_exported(path: str | Path) -> bool:
@@ -30,32 +35,39 @@ def is_exported(path: str | Path) -> bool:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether training can go on from `path`: a file or a sharded checkpoint."""
+    """Whether training can continue from `path`, a file or a sharded checkpoint."""
     return Path(path).is_file() or is_sharded(path)
 
 
 def checkpoint_of_run(run: str | Path, names: tuple[str, ...] = BEST_THEN_LAST) -> Path | None:
     """The first of `names` that the run folder has; None if it has none."""
-    return next(filter(is_checkpoint, (Path(run) / CHECKPOINTS / name for name in names)), None)
+    paths = [Path(run) / CHECKPOINTS / name for name in names]
+    return next(filter(is_checkpoint, paths), None)
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, the newest first; the name of a file that is being written begins with a dot."""
+    """The checkpoints in `folder`, newest first, without files that are being written (`.…`)."""
     files = [file for file in folder.glob("[!.]*.ckpt") if file.exists()]
     return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
 def name_to_continue(folder: Path) -> str:
-    """What --ckpt_path is to be, to go on with the run whose checkpoints are in `folder`."""
-    others = complete_checkpoints(folder)
-    return "last" if (folder / LAST).exists() or not others else str(others[0])
+    """The --ckpt_path that continues the run with the checkpoints in `folder`."""
+    checkpoints = complete_checkpoints(folder)
+    if (folder / LAST).exists() or not checkpoints:
+        return "last"
+    return str(checkpoints[0])
 
 
 def find_checkpoint(path: str) -> Path:
-    """A checkpoint, an exported folder, or the best, else the last checkpoint of a run folder; UserError for others."""
+    """The checkpoint or exported model `path`, or the best, else the last checkpoint of a run folder.
+
+    Raises UserError if there is no such checkpoint.
+    """
     if not Path(path).exists():
         raise UserError(
-            f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt"
+            f"{path} does not exist: give a run folder or a checkpoint such as "
+            "RUN/checkpoints/best.ckpt"
         )
     file = Path(path) if is_checkpoint(path) or is_exported(path) else checkpoint_of_run(path)
     if file is None:
@@ -65,7 +77,7 @@ def find_checkpoint(path: str) -> Path:
 
 
 def refuse_address(path: str | Path) -> None:
-    """Raises UserError for a checkpoint that is not on a file system of this machine."""
+    """Raise UserError for a checkpoint that is not on a file system of this machine."""
     if "://" in str(path) or str(path).startswith("registry"):
         advice = "download it, and give the path of the file or folder"
         raise UserError(f"the checkpoint {path} is not on this machine: {advice}")

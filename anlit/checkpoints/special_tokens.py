@@ -1,9 +1,9 @@
-"""What a model of transformers says of its special tokens, beside tokenizer.json and in transformers' own form.
+"""The special tokens of an imported model, in the files of transformers beside tokenizer.json.
 
 FOLDER/tokenizer_config.json     the texts of special tokens, and the chat template
-FOLDER/generation_config.json    the ids of special tokens, and how transformers generates
+FOLDER/generation_config.json    the ids of special tokens, and settings of generation
 
-`anlit import` writes both files. A run from these weights keeps them in its folder, an export in its own.
+`anlit import` writes both files. A run from these weights, and an export, copy them to its folder.
 """
 
 import hashlib
@@ -18,62 +18,68 @@ from anlit.errors import UserError
 from anlit.io.read import read_json, read_text
 from anlit.io.write import write_json
 
-TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
-TEMPLATE_FILE, TOKENS_MAP = "chat_template.jinja", "special_tokens_map.json"
-"""Files of transformers that may hold a part of tokenizer_config.json."""
-IDS = {"bos_token_id": (int, list), "eos_token_id": (int, list), "pad_token_id": int}
-TEXTS = {
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+"""The file that may hold the chat template of tokenizer_config.json."""
+TOKENS_MAP = "special_tokens_map.json"
+"""The file that may hold the texts of special tokens."""
+ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Keys of generation_config.json and config.json for the ids of special tokens."""
+TEXT_SCHEMA = {
     "chat_template": (str, list),
-    **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), (str, dict)),
+    "bos_token": (str, dict),
+    "eos_token": (str, dict),
+    "pad_token": (str, dict),
+    "unk_token": (str, dict),
 }
-"""The types of what is read from the files; null or a missing key stands for nothing."""
-LEFT_OUT = ("_from_model_config", "transformers_version", "auto_map")
-"""Keys that an import does not take: the origin of the file, and code in the folder."""
+"""The types of the values in tokenizer_config.json; null or a missing key means no value."""
+IGNORED_KEYS = ("_from_model_config", "transformers_version", "auto_map")
+"""Keys that an import leaves out: the origin of the file, and code in the folder."""
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens of a model from elsewhere; empty for a model that has none of the files.
+    """The special tokens of an imported model; empty for a model without these files.
 
     Args:
         tokenizer_config: tokenizer_config.json with the chat template in it.
-        generation_config: generation_config.json with the ids that it or config.json has.
+        generation_config: generation_config.json with the ids from this file or config.json.
     """
 
     tokenizer_config: dict[str, Any] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def begin(self) -> int | None:
+    def bos_token(self) -> int | None:
         """The token before a text (BOS)."""
         return next(iter(token_ids(self.generation_config.get("bos_token_id"))), None)
 
     @property
-    def ends(self) -> tuple[int, ...]:
-        """The tokens of which each ends a generated text."""
+    def eos_tokens(self) -> tuple[int, ...]:
+        """The tokens that end a generated text (EOS)."""
         return token_ids(self.generation_config.get("eos_token_id"))
 
     @property
     def chat_template(self) -> str | None:
-        """The template of a conversation; of several, the one named default."""
+        """The template of a conversation; from several templates, the template named default."""
         template = self.tokenizer_config.get("chat_template")
-        if isinstance(template, list):
-            return next(
-                (entry["template"] for entry in template if entry["name"] == "default"), None
-            )
-        return template
+        if not isinstance(template, list):
+            return template
+        templates = {entry["name"]: entry["template"] for entry in reversed(template)}
+        return templates.get("default")
 
     @property
     def texts(self) -> dict[str, str]:
         """The texts of special tokens by transformers' names, such as `bos_token`."""
-        return {
-            name: text
-            for name, text in self.tokenizer_config.items()
-            if name.endswith("_token") and isinstance(text, str)
-        }
+        texts = {}
+        for name, text in self.tokenizer_config.items():
+            if name.endswith("_token") and isinstance(text, str):
+                texts[name] = text
+        return texts
 
     def write(self, folder: Path) -> None:
-        """Write the files that have a content into a folder, which is made where missing."""
+        """Write the files with content into a folder; a missing folder is made."""
         folder.mkdir(parents=True, exist_ok=True)
         contents = {
             TOKENIZER_CONFIG: self.tokenizer_config,
@@ -85,7 +91,7 @@ class SpecialTokens:
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
-    """The ids in a value of `eos_token_id` and its like: a number, a list or None; -1 stands for no token."""
+    """The ids in a value such as `eos_token_id`: a number, a list or None; -1 means no token."""
     tokens = value if isinstance(value, list) else [value]
     return tuple(token for token in tokens if token is not None and token >= 0)
 
@@ -94,19 +100,19 @@ def read_special_tokens(folder: Path, config: Mapping[str, Any] | None = None) -
     """Read the special tokens of a folder of transformers, or of anlit.
 
     Args:
-        config: The content of config.json, whose ids hold where generation_config.json has none.
+        config: The content of config.json; its ids replace missing ids in generation_config.json.
 
     Raises:
-        UserError: A file is damaged, or a value has another type than transformers reads.
+        UserError: A file is damaged, or transformers would not read the type of a value.
     """
     advice = "correct it, or download it again"
     generation = read_json(folder / GENERATION_CONFIG, dict, advice, missing={})
-    for name in IDS:
+    for name in ID_KEYS:
         if generation.get(name) is None and config is not None:
             generation[name] = config.get(name)
         _check_ids(generation.get(name), folder, name)
-    tokens_map = read_json(folder / TOKENS_MAP, TEXTS, advice, missing={})
-    tokenizer = read_json(folder / TOKENIZER_CONFIG, TEXTS, advice, missing={})
+    tokens_map = read_json(folder / TOKENS_MAP, TEXT_SCHEMA, advice, missing={})
+    tokenizer = read_json(folder / TOKENIZER_CONFIG, TEXT_SCHEMA, advice, missing={})
     tokenizer = _as_texts(tokens_map) | _as_texts(tokenizer)
     if (folder / TEMPLATE_FILE).is_file():
         tokenizer["chat_template"] = _read_template(folder / TEMPLATE_FILE)
@@ -117,7 +123,7 @@ def read_special_tokens(folder: Path, config: Mapping[str, Any] | None = None) -
 
 
 def _as_texts(record: dict[str, Any]) -> dict[str, Any]:
-    """The values that are there, tokens as texts: tokenizer.json has their other properties."""
+    """The values except null, with tokens as texts: tokenizer.json has their properties."""
     texts: dict[str, Any] = {}
     for name, value in record.items():
         if name.endswith("_token") and isinstance(value, dict):
@@ -128,16 +134,20 @@ def _as_texts(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_origin(record: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: value for key, value in record.items() if key not in LEFT_OUT and value is not None
-    }
+    """The record without the keys that an import ignores, and without null."""
+    imported = {}
+    for key, value in record.items():
+        if key not in IGNORED_KEYS and value is not None:
+            imported[key] = value
+    return imported
 
 
 def _check_ids(value: Any, folder: Path, name: str) -> None:
     tokens = value if isinstance(value, list) else [value]
     if any(token is not None and type(token) is not int for token in tokens):
         raise UserError(
-            f"{folder} has {name}={value!r:.40}, which is no token's number: correct {GENERATION_CONFIG}"
+            f"{folder} has {name}={value!r:.40}, which is no token's number: correct "
+            f"{GENERATION_CONFIG}"
         )
 
 
@@ -150,24 +160,26 @@ def _read_template(path: Path) -> str:
 
 def _check_templates(template: Any, folder: Path) -> None:
     entries = template if isinstance(template, list) else []
-    keys = ("name", "template")
-    if not all(
-        isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in keys)
-        for entry in entries
-    ):
+    if not all(map(_is_named_template, entries)):
         raise UserError(
             f"{folder / TOKENIZER_CONFIG} has chat templates without name and template: correct it"
         )
 
 
+def _is_named_template(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    return isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
+
+
 def text_folder(checkpoint: Path) -> Path | None:
-    """The folder with the tokenizer of a checkpoint: an exported one, or that of its run; None for a lone file."""
+    """The folder with a checkpoint's tokenizer: the exported model or the run; None for a lone file."""
     if is_exported(checkpoint):
         return checkpoint
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
 
 
 def has_tokenizer(folder: Path, sha256: str | None) -> bool:
-    """Whether the tokenizer.json of a folder has this SHA-256."""
+    """Whether tokenizer.json of a folder has this SHA-256."""
     path = folder / TOKENIZER
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256

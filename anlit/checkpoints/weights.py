@@ -6,30 +6,34 @@ from anlit.errors import UserError
 
 
 def refuse_other_shapes(saved: dict[str, Tensor], expected: dict[str, Tensor], source: str) -> None:
-    """UserError, which begins with `source`, if a checkpoint's weights do not have the names and shapes of `expected`,
-    the model's, or one is of whole numbers.
+    """Raise UserError if names or shapes of `saved` weights differ from those of the model.
+
+    Weights of whole numbers are refused too. The message begins with `source`.
     """
-    for name in [*expected, *(name for name in saved if name not in expected)]:
-        then, now = (
-            _form(weights[name]) if name in weights else "missing" for weights in (saved, expected)
-        )
-        if then != now:
+    for name in {**expected, **saved}:
+        saved_form = _form(saved.get(name))
+        expected_form = _form(expected.get(name))
+        if saved_form != expected_form:
             raise UserError(
-                f"{source} does not fit the model ({name} is {then} in it and {now} in the model): give the settings "
-                "of the run that it comes from, with --config RUN/config.yaml"
+                f"{source} does not fit the model ({name} is {saved_form} in it and "
+                f"{expected_form} in the model): give the settings of the run that it comes from, "
+                "with --config RUN/config.yaml"
             )
 
 
 def refuse_non_finite(weights: dict[str, Tensor], source: str) -> None:
-    """UserError, which begins with `source`, if a weight is NaN or infinite."""
+    """Raise UserError, which begins with `source`, if a weight is NaN or infinite."""
     for name, weight in weights.items():
         if weight.is_floating_point() and not bool(weight.isfinite().all()):
             raise UserError(
-                f"{source} holds weights that are NaN or infinite ({name}): choose another checkpoint"
+                f"{source} holds weights that are NaN or infinite ({name}): choose another "
+                "checkpoint"
             )
 
 
-def _form(weight: Tensor) -> str:
-    """The shape, and the dtype if it is not one of weights."""
+def _form(weight: Tensor | None) -> str:
+    """The shape, with the dtype if it is no floating point; `missing` for None."""
+    if weight is None:
+        return "missing"
     shape = str(tuple(weight.shape))
     return shape if weight.is_floating_point() else f"{shape} of {weight.dtype}"

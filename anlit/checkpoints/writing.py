@@ -1,4 +1,4 @@
-"""Writes checkpoints so that each name stands for a complete one, also after a kill or on a full disk."""
+"""Writes files so that each name has a complete checkpoint, also after a kill or on a full disk."""
 
 import os
 import shutil
@@ -13,11 +13,11 @@ from anlit.checkpoints.location import SHARDED, name_to_continue
 from anlit.errors import RunError
 
 PARTIAL = ".partial-"
-"""How the name of a file or link begins that is not complete yet; `last` must not be its start."""
+"""The start of the name of an incomplete file or link; it must not start with `last`."""
 
 
 def write_durably(content: Any, path: Path) -> None:
-    """torch.save into a new file, followed by fsync. A link of that name is replaced, not followed."""
+    """Save into a new file, followed by fsync. A link of that name is replaced, not followed."""
     if path.is_dir() and not path.is_symlink():  # left by a killed run with sharded checkpoints
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
@@ -28,10 +28,9 @@ def write_durably(content: Any, path: Path) -> None:
 
 
 def give_name(complete: Path, name: Path) -> None:
-    """Rename a complete file or link atomically, and remove the sharded checkpoint that had the name before."""
-    if (
-        name.is_dir() and not name.is_symlink()
-    ):  # in a copy of a run; a rename cannot replace a folder
+    """Rename a complete file or link atomically, and remove the sharded checkpoint of that name."""
+    if name.is_dir() and not name.is_symlink():
+        # A copied run has a folder in place of the link, and a rename cannot replace a folder.
         (name.parent / SHARDED).mkdir(exist_ok=True)
         os.replace(name, name.parent / SHARDED / f"{name.stem}-{uuid.uuid4().hex[:12]}")
     os.replace(complete, name)
@@ -39,15 +38,16 @@ def give_name(complete: Path, name: Path) -> None:
 
 
 def remove_unnamed(checkpoints: Path) -> None:
-    """Remove sharded checkpoints without a name: replaced ones, and incomplete ones of killed runs.
+    """Remove the sharded checkpoints without a name, replaced or incomplete after a kill.
 
-    What is a link or lies outside of the folder is left alone.
+    Links and folders elsewhere stay.
     """
     folders = checkpoints / SHARDED
     if folders.is_dir() and not folders.is_symlink():
-        named = {
-            name.resolve() for name in checkpoints.iterdir() if not name.name.startswith(PARTIAL)
-        }
+        named = set()
+        for link in checkpoints.iterdir():
+            if not link.name.startswith(PARTIAL):
+                named.add(link.resolve())
         for folder in folders.iterdir():
             if not folder.is_symlink() and folder.resolve() not in named:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -55,18 +55,24 @@ def remove_unnamed(checkpoints: Path) -> None:
 
 def write_failed(path: Path, reason: str) -> RunError:
     """The error that ends a run that cannot save."""
-    advice = f"continue with --ckpt_path {name_to_continue(path.parent)}"
     return RunError(
-        f"{path} could not be written ({reason}): make room or repair the disk; then {advice}"
+        f"{path} could not be written ({reason}): make room or repair the disk; then continue with "
+        f"--ckpt_path {name_to_continue(path.parent)}"
     )
 
 
 def first_cause(error: BaseException) -> str:
-    """An error in a few words: the operating system's in its chain, else its first line; that of the first rank."""
+    """An error in a few words: the operating system's error in its chain, else its first line.
+
+    If several ranks failed, the error of the first rank counts.
+    """
     if isinstance(error, CheckpointException) and error.failures:
-        error = min(error.failures.items())[1][0]
+        first_rank = min(error.failures)
+        error = error.failures[first_rank][0]
     link: BaseException | None = error
-    while link is not None and not (isinstance(link, OSError) and link.strerror):
+    while link is not None:
+        if isinstance(link, OSError) and link.strerror:
+            return link.strerror
         link = link.__cause__ or link.__context__
-    text = error if link is None else link.strerror  # type: ignore[attr-defined]
-    return next(iter(str(text).splitlines()), "") or type(error).__name__
+    lines = str(error).splitlines()
+    return (lines[0] if lines else "") or type(error).__name__

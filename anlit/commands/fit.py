@@ -38,9 +38,19 @@ from anlit.nn.models.runtime import flush_denormals
 from anlit.reporting.text import echo, lasting_output
 from anlit.signals import ENDING_SIGNALS
 from anlit.training import run_folder
-from anlit.training.callbacks.checkpoints import LastCheckpoint
+from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
+from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
+from anlit.training.callbacks.loss_guard import LossGuard
+from anlit.training.callbacks.norms import NormMonitor
+from anlit.training.callbacks.progress import RunProgress
+from anlit.training.callbacks.random_state import RandomState
+from anlit.training.callbacks.run_record import RunRecord
+from anlit.training.callbacks.throughput import Throughput
+from anlit.training.callbacks.whole_steps import WholeSteps
+from anlit.training.initial_weights import load_initial_weights
 from anlit.training.lightning_internals import CommandLine, start_method, wrap_on_current_stream
-from anlit.training.load_model import load_initial_weights
+from anlit.training.loggers import MetricsCSV, MetricsOnResume
+from anlit.training.optim.optimizers import AdamW, rate_of_width
 from anlit.training.refusals import refusals
 from anlit.training.run_folder import checkpoint_to_continue, checkpoint_to_evaluate
 from anlit.training.support import check_strategy
@@ -273,6 +283,6 @@ def main(arguments: list[str]) -> int:
             raise machine_error from error
         refusals.tell(error.exit_code if isinstance(error, UserError) else 1)
         if isinstance(error, UserError):
-            run_folder.remove_traces(RUN_FOLDER.get())
+            run_folder.remove_refused_start(RUN_FOLDER.get())
         raise
     return 0

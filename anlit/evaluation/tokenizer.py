@@ -45,7 +45,7 @@ class CheckpointTokenizer:
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """The tokens that end a continuation: the imported model's, and the separator."""
-        tokens = [*self.special_tokens.ends]
+        tokens = [*self.special_tokens.eos_tokens]
         if self.separator.token is not None:
             tokens.append(self.separator.token)
         return tuple(dict.fromkeys(tokens))
@@ -113,8 +113,8 @@ class CheckpointTokenizer:
             )
         if prefix:
             return Separator(prefix[0], "start")
-        if not checkpoint.is_trained_here and self.special_tokens.begin is not None:
-            return Separator(self.special_tokens.begin)
+        if not checkpoint.is_trained_here and self.special_tokens.bos_token is not None:
+            return Separator(self.special_tokens.bos_token)
         return self.separator
 
     def _begin_token(self, checkpoint: Checkpoint) -> int:

@@ -177,7 +177,7 @@ def _special_token_ids(text: CheckpointTokenizer | None) -> dict[str, Any]:
     special = text.special_tokens if text else SpecialTokens()
     first_stop_token = stop_tokens[0] if stop_tokens else None
     return {
-        "bos_token_id": special.begin,
+        "bos_token_id": special.bos_token,
         "eos_token_id": list(stop_tokens) if len(stop_tokens) > 1 else first_stop_token,
         "pad_token_id": special.generation_config.get("pad_token_id", first_stop_token),
     }

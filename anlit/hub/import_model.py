@@ -157,5 +157,5 @@ def _build_model(content: dict[str, Any], settings: dict[str, Any], folder: Path
 
 def _end_of_document(config: dict[str, Any], special: SpecialTokens) -> int | None:
     """The first end token of config.json, else of the other files."""
-    end_tokens = token_ids(config.get("eos_token_id")) or special.ends
+    end_tokens = token_ids(config.get("eos_token_id")) or special.eos_tokens
     return next(iter(end_tokens), None)

@@ -1,47 +1,49 @@
-"""Lightning imports all of torchmetrics and needs two of its classes.
+"""Lets Lightning import two classes of torchmetrics without the whole package.
 
-Its package pulls in scipy.signal, and transformers and torchvision where they are installed: a third of the processor
-time of `anlit fit --help`. Here the package is a module that loads itself when something else is asked of it. The two
-classes import matplotlib, an eighth of that time, for their method `plot`, which is left out.
+The package imports scipy.signal, and transformers and torchvision if they are installed: a third of
+the processor time of `anlit fit --help`. Here the package is a module that loads the rest on demand.
+The two classes import matplotlib, an eighth of that time, for their method `plot`; this import is
+left out.
 """
 
 import importlib
 import importlib.util
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 NAME = "torchmetrics"
-HOMES = {
-    "Metric": "metric", "MetricCollection": "collections", "__version__": "__about__",
-}  # fmt: skip
-"""What Lightning takes from it → the submodule that has it."""
+SUBMODULES = {
+    "Metric": "metric",
+    "MetricCollection": "collections",
+    "__version__": "__about__",
+}
+"""A name that Lightning imports → the submodule of the package that defines it."""
 
 
 def make_torchmetrics_lazy() -> None:
-    """Let `import torchmetrics` load what is asked of it; without effect where it is imported already."""
+    """Let `import torchmetrics` load only what is used. Without effect after an import."""
     spec = None if NAME in sys.modules else importlib.util.find_spec(NAME)
     if spec is not None and spec.loader is not None:
         package = importlib.util.module_from_spec(spec)
-        vars(package).update(
-            _logger=logging.getLogger(NAME), __getattr__=lambda name: _attribute(package, name)
-        )
+        vars(package)["_logger"] = logging.getLogger(NAME)
+        vars(package)["__getattr__"] = partial(_load_attribute, package)
         sys.modules[NAME] = package
 
 
-def _attribute(package: ModuleType, name: str) -> Any:
-    """An attribute that the package does not have yet; if it is in no part that is known, the package is loaded."""
-    if name.startswith("__") and name not in HOMES:  # what importlib and inspect look for
+def _load_attribute(package: ModuleType, name: str) -> Any:
+    """Load an attribute from its submodule; load the whole package for all other names."""
+    if name.startswith("__") and name not in SUBMODULES:  # importlib and inspect ask for them
         raise AttributeError(name)
     try:
         if name != "__version__":
             _leave_out_plots(package)
-            importlib.import_module(
-                f"{NAME}.utilities"
-            )  # first: its parts import each other in a circle
-        value = getattr(importlib.import_module(f"{NAME}.{HOMES[name]}"), name)
+            # First, because its modules import each other in a circle.
+            importlib.import_module(f"{NAME}.utilities")
+        value = getattr(importlib.import_module(f"{NAME}.{SUBMODULES[name]}"), name)
     except (KeyError, ImportError, AttributeError):
         vars(package).pop("__getattr__", None)
         assert package.__spec__ is not None
@@ -52,7 +54,7 @@ def _attribute(package: ModuleType, name: str) -> Any:
 
 
 def _leave_out_plots(package: ModuleType) -> None:
-    """Let the package find no matplotlib where it looks for what is installed, unless it has looked already."""
+    """Let the package find no matplotlib, unless it has looked for it already."""
     name = f"{NAME}.utilities.imports"
     file = Path(package.__path__[0], "utilities", "imports.py")
     if name in sys.modules or not file.is_file():

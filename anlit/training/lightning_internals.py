@@ -1,12 +1,11 @@
-"""Every private member of Lightning that anlit uses, behind a name that says what it is for.
+"""Every private member of Lightning that anlit uses, behind a name that says its purpose.
 
-Lightning promises nothing about them, so pyproject.toml has an upper bound of its version, and
-tests/training/test_lightning_internals.py fails where one of them is gone. Nothing else of anlit may use one.
+Lightning may change private members, so pyproject.toml bounds its version. If a member is gone,
+tests/training/test_lightning_internals.py fails. No other module of anlit may use such a member.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from anlit.errors import find_cause
 
 
 def trainer_of(module: L.LightningModule) -> L.Trainer | None:
-    """The module's Trainer; `module.trainer` raises where there is none."""
+    """The module's Trainer, or None; `module.trainer` raises without a Trainer."""
     return module._trainer
 
 
@@ -34,114 +33,115 @@ def is_made_by_cli(module: L.LightningModule) -> bool:
 
 
 def completes_step(trainer: L.Trainer) -> bool:
-    """Whether the training batch under way is the last micro-batch of an optimizer step."""
+    """Whether the current training batch is the last micro-batch of an optimizer step."""
     return not trainer.fit_loop._should_accumulate()
 
 
 def is_logged(trainer: L.Trainer, step: int) -> bool:
-    """Whether loggers are told of optimizer step number `step`, from 1, which the training batch under way completes.
+    """Whether loggers get step number `step` (from 1), which the current training batch completes.
 
-    In other steps, and in all but the last micro-batch of this one, nothing is to wait for the device.
+    In all other steps, and in earlier micro-batches of this step, nothing may wait for the device.
     """
-    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    return every > 0 and step % every == 0 and completes_step(trainer)
+    n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return n_steps > 0 and step % n_steps == 0 and completes_step(trainer)
 
 
 def number_logged_steps(trainer: L.Trainer, step: int) -> None:
-    """Give what is logged from here on the number `step`."""
+    """Give the number `step` to everything that is logged from this call on."""
     trainer.fit_loop.epoch_loop._batches_that_stepped = step
 
 
 def logged_metrics(trainer: L.Trainer) -> dict[str, Any]:
-    """What the batch under way has logged, as numbers, before loggers get it."""
+    """The numbers that the current batch has logged, before loggers get them."""
     return convert_tensors_to_scalars(trainer._logger_connector.metrics["log"])
 
 
 def collect_log_errors(trainer: L.Trainer, note: Callable[[OSError], None]) -> None:
-    """Tell `note` of a logger that cannot write, which would otherwise end the run within a step."""
+    """Call `note` when a logger cannot write, which would otherwise end the run within a step."""
     connector: Any = trainer._logger_connector
-    own = type(connector).log_metrics
-
-    @contextmanager
-    def noted() -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # TensorBoardLogger wraps it
-            cause = find_cause(error, OSError)
-            if cause is None:
-                raise
-            note(cause)
-
-    def log_metrics(metrics: dict[str, Any], step: int | None = None) -> None:
-        with noted():
-            own(connector, metrics, step)
-
-    def finalize_quietly(finalize: Callable[[str], None], status: str) -> None:
-        with noted():
-            finalize(status)
-
-    connector.log_metrics = log_metrics
+    log_metrics = partial(type(connector).log_metrics, connector)
+    connector.log_metrics = partial(call_noting_errors, note, log_metrics)
     for logger in trainer.loggers:
-        logger.finalize = partial(finalize_quietly, logger.finalize)  # type: ignore[method-assign]
+        finalize = partial(call_noting_errors, note, logger.finalize)
+        logger.finalize = finalize  # type: ignore[method-assign]
+
+
+def call_noting_errors(
+    note: Callable[[OSError], None], write: Callable[..., None], *args: Any, **kwargs: Any
+) -> None:
+    """Call `write`, and tell `note` the OSError that caused its error."""
+    try:
+        write(*args, **kwargs)
+    except Exception as error:  # TensorBoardLogger wraps the OSError
+        cause = cause_of(error, OSError)
+        if cause is None:
+            raise
+        note(cause)
 
 
 def validation_follows(trainer: L.Trainer) -> bool:
-    """Whether validation comes after the training batch under way."""
+    """Whether validation comes after the current training batch."""
     loop: Any = trainer.fit_loop
     return trainer.enable_validation and loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
 
 
 def set_validation_rule(trainer: L.Trainer, is_due: Callable[[Callable[[], bool]], bool]) -> None:
-    """Let `is_due` decide after each training batch whether to validate; it is given Lightning's own rule."""
-    loop: Any = trainer.fit_loop.epoch_loop
-    own = type(loop)._should_check_val_fx
-    loop._should_check_val_fx = lambda data_fetcher: is_due(lambda: own(loop, data_fetcher))
+    """Let `is_due` decide after each training batch whether to validate.
 
-
-def time_fetches(trainer: L.Trainer, waited: Callable[[float], None]) -> None:
-    """Tell `waited` the seconds of each `next(loader)` of training.
-
-    Between the hooks of a batch's end and the next one's start lie also checkpoints, validation and a broadcast.
+    Its argument is Lightning's rule, a function without arguments.
     """
     loop: Any = trainer.fit_loop.epoch_loop
-    own, asked_at = type(loop), 0.0
-
-    def on_before_fetch() -> None:
-        nonlocal asked_at
-        own._on_before_fetch(loop)
-        asked_at = time.perf_counter()
-
-    def on_after_fetch() -> None:
-        waited(time.perf_counter() - asked_at)
-        own._on_after_fetch(loop)
-
-    loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
+    rule = type(loop)._should_check_val_fx
+    loop._should_check_val_fx = lambda data_fetcher: is_due(partial(rule, loop, data_fetcher))
 
 
-def before_each_fetch(trainer: L.Trainer, act: Callable[[], None]) -> None:
-    """Call `act` before each `next(loader)` of training, where the place in the data changes."""
+class FetchTimer:
+    """Tells `note` the seconds of each `next(loader)` of training.
+
+    Checkpoints, validation and a broadcast also lie between a batch's end and the next start.
+    """
+
+    def __init__(self, trainer: L.Trainer, note: Callable[[float], None]) -> None:
+        loop: Any = trainer.fit_loop.epoch_loop
+        loop._on_before_fetch = self.start
+        loop._on_after_fetch = self.stop
+        self.loop = loop
+        self.note = note
+        self.started_at = 0.0
+
+    def start(self) -> None:
+        type(self.loop)._on_before_fetch(self.loop)
+        self.started_at = time.perf_counter()
+
+    def stop(self) -> None:
+        self.note(time.perf_counter() - self.started_at)
+        type(self.loop)._on_after_fetch(self.loop)
+
+
+def call_before_fetches(trainer: L.Trainer, action: Callable[[], None]) -> None:
+    """Call `action` before each `next(loader)` of training, which moves on in the data."""
     loop: Any = trainer.fit_loop.epoch_loop
-    earlier = loop._on_before_fetch
+    on_before_fetch = loop._on_before_fetch
 
-    def on_before_fetch() -> None:
-        act()
-        earlier()
+    def act_and_continue() -> None:
+        action()
+        on_before_fetch()
 
-    loop._on_before_fetch = on_before_fetch
+    loop._on_before_fetch = act_and_continue
 
 
 def start_method(strategy: Strategy) -> str:
-    """How a strategy starts its ranks: `popen` (as commands of their own), `spawn` or `fork`."""
+    """How a strategy starts its ranks: `popen` (new commands), `spawn` or `fork`."""
     return strategy._start_method if isinstance(strategy, DDPStrategy) else "popen"
 
 
 def stop_asking_for_sigterm(trainer: L.Trainer) -> None:
-    """Leave out Lightning's question to all ranks before every batch. `Interruption` asks without waiting."""
+    """Leave out Lightning's broadcast before every batch; `Interruption` asks ranks without waiting."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def save_checkpoint_now(callback: ModelCheckpoint, trainer: L.Trainer) -> None:
-    """Write the callback's checkpoint, whatever its interval says, unless it has that of this step."""
+    """Write the callback's checkpoint at any interval, unless it has saved this step."""
     if callback._last_global_step_saved != trainer.global_step:
         callback._save_topk_checkpoint(trainer, callback._monitor_candidates(trainer))
 
@@ -152,12 +152,12 @@ def is_save_deferred(callback: ModelCheckpoint) -> bool:
 
 
 def defer_save(callback: ModelCheckpoint, deferred: bool) -> None:
-    """Let the callback save at the next validation, or no longer do so."""
+    """Set whether the callback's next checkpoint is due at the next validation."""
     callback._defer_save_until_validation = deferred
 
 
 def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """Call `module.configure_model` as a Trainer's own loop would, for steps that are taken without one."""
+    """Call `module.configure_model` as the Trainer's loop does, for steps without this loop."""
     trainer.strategy._lightning_module = module
     call._call_configure_model(trainer)
 
@@ -165,8 +165,8 @@ def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:
 def wrap_on_current_stream(strategy: DDPStrategy) -> None:
     """Let DDP make its gradient nodes on the stream that the steps run on.
 
-    Lightning makes them on another one, which only a captured graph needs. So every step would wait for that stream,
-    and torch 2.11 and later warn of it.
+    Lightning makes them on another stream, which only a captured graph needs. So every step would
+    wait for that stream, and torch 2.11 and later warn of it.
     """
 
     def wrap(model: nn.Module) -> DistributedDataParallel:
@@ -177,28 +177,31 @@ def wrap_on_current_stream(strategy: DDPStrategy) -> None:
 
 
 def connect_ranks(strategy: ModelParallelStrategy, make_mesh: Callable[[], DeviceMesh]) -> None:
-    """Let the ranks meet, then take the mesh that `make_mesh` makes; Lightning's has tensor parallelism in a node."""
+    """Connect the ranks, then use the mesh of `make_mesh`.
+
+    Lightning's mesh has tensor parallelism in a node.
+    """
     strategy._setup_distributed()
     strategy._device_mesh = make_mesh()
 
 
 class CommandLine(LightningCLI):
-    """LightningCLI that leaves the configuration as it was given, and whose parts a subclass can use."""
+    """LightningCLI that does not change the configuration, with public names for subclasses."""
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """A setting of the subcommand under way, as an object where it names a class."""
+        """A setting of the current subcommand; an object if the setting names a class."""
         return self._get(self.config_init, key, default)
 
     def parser_of(self, subcommand: str) -> LightningArgumentParser:
-        """The parser of one subcommand."""
+        """The parser of a subcommand."""
         return self._parser(subcommand)
 
     def run(self, subcommand: str) -> None:
-        """Do what the subcommand says, once everything is made."""
+        """Run the subcommand; model, data and Trainer are made."""
         super()._run_subcommand(subcommand)
 
     def _run_subcommand(self, subcommand: str) -> None:
         self.run(subcommand)
 
     def _parse_ckpt_path(self) -> None:
-        """Do not take settings from the checkpoint; `LanguageModel.on_load_checkpoint` checks that it fits them."""
+        """Take no settings from the checkpoint; `LanguageModel.on_load_checkpoint` compares them."""

@@ -1,6 +1,5 @@
-"""From a checkpoint to the model in it, or to a new run's weights, without running any code that it names."""
+"""Loads the model of a checkpoint, without running any code that the file names."""
 
-import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,55 +14,48 @@ from torch import Tensor
 import anlit.nn.mechanisms
 import anlit.training.models  # noqa: F401
 from anlit.checkpoints.checkpoint_io import read_checkpoint
-from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX
+from anlit.checkpoints.exported import EMBEDDING, PREFIX
 from anlit.checkpoints.integrity import MODEL, UNREADABLE, DamagedError, reason, require_content
 from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
-from anlit.checkpoints.weights import refuse_non_finite, refuse_other_shapes
-from anlit.config.labels import (
-    ARCHITECTURES,
-    CONFIG,
-    attention_label,
-    class_name,
-    init_args,
-    mapping,
-)
-from anlit.config.objects import build_from_plain, subclass_named, to_plain_values
+from anlit.checkpoints.weights import refuse_non_finite
+from anlit.config.labels import ARCHITECTURES, CONFIG, attention_label, mapping
+from anlit.config.objects import build_from_plain, subclass_named
 from anlit.errors import UserError
 from anlit.io.read import check_content, read_yaml
 from anlit.nn.models.runtime import allow_compiled_kernels, prepare_cpu, without_values
 from anlit.training.language_model import LanguageModel
-from anlit.training.resume_checks import TAKEN, changes
 
-BLOCKS, MLP = "model.blocks.", "model.blocks.0.W_u.weight"
-OF_MECHANISM = (
-    ".attention.mechanism.",
-    ".shared_coefficients.",
-)  # in the names of what a mechanism learns
-
-SAID_OR_TAKEN = ("model.attention", "model.optimizer", *TAKEN)
-"""Settings that other weights may come with: the mechanism has a line of its own."""
-
-_log = logging.getLogger(__name__)
+BLOCKS = "model.blocks."
+"""How the names of a block's weights begin."""
+MLP = "model.blocks.0.W_u.weight"
+"""The weight from which the width of the MLP is read."""
+RECORD = {
+    "data": {"tokenizer_sha256": str, "vocab_size": int},
+    "family": str,
+    "family_length": int,
+}
+"""The types of the entries in a checkpoint's `anlit`, as a schema of `anlit.io.read`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A trained model and its origin."""
 
-    model: LanguageModel  # in eval mode, float32, on the requested device
+    model: LanguageModel
+    """In eval mode, in float32, on the requested device."""
     file: Path
-    step: int  # number of optimizer steps after which it was written
-    config: dict[str, Any] | None  # the run's config.yaml; None if the file is not in a run folder
-    trained_on: (
-        dict[str, Any] | None
-    )  # `TokenShards.fingerprint` of the training data; None if it is not known
-    settings: dict[
-        str, Any
-    ]  # the model's constructor arguments as plain values, without those for training
-    family: str | None = (
-        None  # transformers' model_type of what its first weights were imported from
-    )
-    family_length: int | None = None  # its context length
+    step: int
+    """The number of optimizer steps after which the file was written."""
+    config: dict[str, Any] | None
+    """The run's config.yaml; None if the file is not in a run folder."""
+    trained_on: dict[str, Any] | None
+    """`TokenShards.fingerprint` of the training data; None if the file has none."""
+    settings: dict[str, Any]
+    """The model's constructor arguments as plain values, without the optimizer."""
+    family: str | None = None
+    """transformers' model_type of the model that the first weights were imported from."""
+    family_length: int | None = None
+    """The context length of that model."""
 
     @property
     def architecture(self) -> str:
@@ -83,17 +75,17 @@ class Checkpoint:
 
     @property
     def longest_context(self) -> int:
-        """Tokens that it was trained on in one sequence, here or before it was imported."""
+        """Tokens in the longest training sequence, in anlit or before the import."""
         return max(self.training_length, self.family_length or 0)
 
     @property
     def is_trained_here(self) -> bool:
-        """Whether anlit trained it; else it was imported, and its settings tell nothing of its data."""
+        """Whether anlit trained the model; the settings of an imported model do not tell its data."""
         return self.family is None or self.trained_on is not None
 
     @property
     def run(self) -> Path | None:
-        """The run folder of the file; None if there is none."""
+        """The run folder of the file; None if the file lies elsewhere."""
         return self.file.parent.parent if self.config is not None else None
 
     @property
@@ -109,72 +101,79 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
         changes: Constructor arguments to replace, such as kernel="eager".
 
     Raises:
-        UserError: There is no checkpoint, it is damaged or anlit did not write it, or the device cannot be used.
+        UserError: The checkpoint is missing, damaged or foreign, or the device cannot be used.
     """
     target = find_device(device)
     if target.type == "cpu":
         prepare_cpu()
     file = find_checkpoint(path)
     content = read_model(file)
-    saved, record = content["hyper_parameters"], content["anlit"]
-    settings = {
-        name: saved[name] for name in saved if not name.startswith("_") and name != "optimizer"
-    }
-    with _reading(file):
-        model = rebuild(content, settings | changes, file).to(target).eval().requires_grad_(False)
+    record = content["anlit"]
+    settings = {}
+    for name, value in content["hyper_parameters"].items():
+        if not name.startswith("_") and name != "optimizer":
+            settings[name] = value
+    with _explain_unreadable(file):
+        model = rebuild(content, settings | changes, file).to(target)
+    model.eval().requires_grad_(False)
     refuse_non_finite(model.state_dict(), str(file))
-    allow_compiled_kernels(model.model, 0, model.context_length)  # a tool that reads much allows it
-    own, advice = file.parent.parent / CONFIG, "correct it, or copy the checkpoint elsewhere"
-    in_run = file.parent.name == CHECKPOINTS and own.exists()
-    config = mapping(read_yaml(own, advice=advice)) if in_run else None
+    # A tool that reads many tokens allows compiled kernels itself.
+    allow_compiled_kernels(model.model, 0, model.context_length)
     return Checkpoint(
-        model,
-        file,
-        content["global_step"],
-        config,
-        record.get("data"),
-        settings,
-        record.get("family"),
-        record.get("family_length"),
+        model=model,
+        file=file,
+        step=content["global_step"],
+        config=_config_of_run(file),
+        trained_on=record.get("data"),
+        settings=settings,
+        family=record.get("family"),
+        family_length=record.get("family_length"),
     )
 
 
+def _config_of_run(file: Path) -> dict[str, Any] | None:
+    """The config.yaml of the run folder that has the checkpoint `file`; None outside of a run."""
+    config_file = file.parent.parent / CONFIG
+    if file.parent.name != CHECKPOINTS or not config_file.exists():
+        return None
+    return mapping(read_yaml(config_file, advice="correct it, or copy the checkpoint elsewhere"))
+
+
 def find_device(name: str) -> torch.device:
-    """The device `name`; auto is the GPU if there is one. Raises UserError if there is no such device."""
+    """The device `name`; auto is the GPU if there is one. Raises UserError if it cannot be used."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
         raise UserError(
-            f"--device {name} cannot be used here: choose auto, cpu, or a device that is there"
+            f"--device {name} cannot be used here: choose auto, cpu, or a device of this machine"
         ) from error
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Turns what a damaged or foreign checkpoint raises into a UserError."""
+def _explain_unreadable(file: Path) -> Iterator[None]:
+    """Turn the errors of a damaged or foreign checkpoint into a UserError."""
     try:
         yield
     except UserError:
         raise
     except UNREADABLE as error:
-        advice = "choose another one from a run folder"
         raise UserError(
-            f"{file} cannot be read as a checkpoint ({reason(error)}): {advice}"
+            f"{file} cannot be read as a checkpoint ({reason(error)}): choose another one from a "
+            "run folder"
         ) from error
 
 
 def read_model(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint with all that a model needs; raises UserError if it is damaged or foreign."""
-    with _reading(file):
+    """The content of a checkpoint, checked to have everything that its model needs.
+
+    Raises UserError if the file is damaged or foreign.
+    """
+    with _explain_unreadable(file):
         content = read_checkpoint(file)
         require_content(content, MODEL | {"state_dict": dict})
-        data, family = (
-            {"tokenizer_sha256": str, "vocab_size": int},
-            {"family": str, "family_length": int},
-        )
-        check_content(content, {"anlit": {"data": data, **family}})
+        check(content, {"anlit": RECORD})
         if not all(isinstance(weight, Tensor) for weight in content["state_dict"].values()):
             raise DamagedError("not all of state_dict are tensors")
         return content
@@ -183,133 +182,80 @@ def read_model(file: Path) -> dict[str, Any]:
 def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> LanguageModel:
     """The model with its weights, in float32 on torch's default device.
 
-    Raises UserError if it names a class that may not be built, ValueError if settings and weights do not fit.
+    Raises UserError if a class may not be built, ValueError if settings and weights do not fit.
     """
     architecture = subclass_named(
         LanguageModel, content["anlit"]["architecture"], f"{file}: architecture"
     )
     weights = content["state_dict"]
+    _refuse_oversized_claim(weights)
     _refuse_other_sizes(settings, weights, architecture)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
         with without_values():
             model = build_from_plain(architecture, settings, f"{file}: model")
-        takes_weights = all(map(_is_ours, model.model.modules()))
-        if not takes_weights:  # a class of the user's may make tensors that are no weights
+        has_weights_only = all(map(_is_known_class, model.model.modules()))
+        if not has_weights_only:  # a class of the user's may make tensors that are no weights
             model = build_from_plain(architecture, settings, f"{file}: model")
             model.configure_model()
     for name, weight in model.state_dict().items():
         if name in weights and weights[name].is_floating_point() != weight.is_floating_point():
             raise DamagedError(f"it has {weights[name].dtype} for the weights {name}")
-    if takes_weights:
-        model.load_state_dict({name: _wide(weights[name]) for name in weights}, assign=True)
+    if has_weights_only:
+        wide_weights = {name: _to_float32(weight) for name, weight in weights.items()}
+        model.load_state_dict(wide_weights, assign=True)
         model.model.complete()
     else:
         model.load_state_dict(weights)
     return model
 
 
-def _is_ours(module: Any) -> bool:
+def _is_known_class(module: Any) -> bool:
+    """Whether the module is of anlit or torch, so that it has no tensors but its weights."""
     return type(module).__module__.startswith(("anlit.", "torch."))
 
 
-def _wide(weight: Tensor) -> Tensor:
+def _to_float32(weight: Tensor) -> Tensor:
     return weight.float() if weight.is_floating_point() else weight
+
+
+def _refuse_oversized_claim(weights: dict[str, Tensor]) -> None:
+    """Refuse views of a small tensor that claim a large shape."""
+    bytes_by_storage = {}
+    for tensor in weights.values():
+        storage = tensor.untyped_storage()
+        bytes_by_storage[storage.data_ptr()] = storage.nbytes()
+    held = sum(bytes_by_storage.values())
+    claimed = sum(tensor.nbytes for tensor in weights.values())
+    if claimed > 2 * held:  # two layers may share a weight
+        raise DamagedError(f"it claims {claimed:,} bytes of weights and holds {held:,}")
 
 
 def _refuse_other_sizes(
     settings: dict[str, Any], weights: dict[str, Tensor], architecture: type
 ) -> None:
-    """Refuse settings that do not have the size of the weights, before a model of that size is built."""
-    storages = [tensor.untyped_storage() for tensor in weights.values()]
-    held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    claimed = sum(tensor.nbytes for tensor in weights.values())
-    if (
-        claimed > 2 * held
-    ):  # views of a small tensor can claim any shape; twice, for a weight that two layers share
-        raise DamagedError(f"it claims {claimed:,} bytes of weights and holds {held:,}")
+    """Refuse settings that differ from the sizes of the weights, before such a model is built."""
     layers = {name.split(".")[2] for name in weights if name.startswith(BLOCKS)}
-    sizes, matrices = {"n_layers": len(layers)}, {PREFIX + EMBEDDING: ("vocab_size", "d_model")}
-    if MLP in weights or (
-        layers and architecture.__module__.startswith("anlit.")
-    ):  # others may have another MLP
+    sizes = {"n_layers": len(layers)}
+    matrices = {PREFIX + EMBEDDING: ("vocab_size", "d_model")}
+    # The architectures of users may have another MLP.
+    has_anlit_mlp = bool(layers) and architecture.__module__.startswith("anlit.")
+    if MLP in weights or has_anlit_mlp:
         matrices[MLP] = ("d_ff", "d_model")
     for name, axes in matrices.items():
         if name not in weights or weights[name].dim() != 2:
             raise DamagedError(f"it has no matrix {name} among its weights")
         sizes |= zip(axes, weights[name].shape, strict=True)
     for name, size in sizes.items():
-        if (said := settings.get(name)) not in (size, None):
+        setting = settings.get(name)
+        if setting is not None and setting != size:
             raise DamagedError(
-                f"it says that {name} is {str(said)[:20]}, but its weights are those of {name}={size}"
+                f"its settings have {name}={str(setting)[:20]}, but its weights have {name}={size}"
             )
 
 
-def load_initial_weights(model: LanguageModel, path: str) -> None:
-    """Let `model`, not yet sharded or compiled, begin from a checkpoint's weights, of the same architecture and shape.
-
-    `path` may be a run folder too. If the attention mechanism differs, a line in the log names both. UserError if there
-    is no checkpoint, it is damaged, anlit did not write it, or its weights do not fit the model.
-    """
-    given = f"initial_weights={path}"
-    content = read_model(find_checkpoint(path))
-    saved, expected = content["anlit"]["architecture"], type(model).__name__
-    if saved.startswith("Folded"):
-        what = "a folded model, which cannot be trained"
-        raise UserError(
-            f"{given} holds {what}: give the run's checkpoint, or export it without --fold"
-        )
-    if saved != expected:
-        what = f"{saved}, but the configuration's model is {expected}"
-        raise UserError(f"{given} holds {what}: set --model {saved} or choose another checkpoint")
-    saved_weights, weights = content["state_dict"], model.state_dict()
-    saved_settings, settings = content["hyper_parameters"], to_plain_values(dict(model.hparams))
-    then, now = saved_settings.get("attention"), settings.get("attention")
-    if _mechanisms(then) != _mechanisms(now):
-        _log.info(
-            f"attention is {attention_label(then)} in {given} and {attention_label(now)} in the model: what the "
-            "mechanism itself learns starts from its initial values"
-        )
-        saved_weights, weights = (
-            {
-                name: value
-                for name, value in held.items()
-                if not any(part in name for part in OF_MECHANISM)
-            }
-            for held in (saved_weights, weights)
-        )
-    refuse_other_shapes(saved_weights, weights, given)
-    refuse_non_finite(saved_weights, given)
-    changed = dict(changes({"model": saved_settings}, {"model": settings}))
-    others = [text for name, text in changed.items() if not name.startswith(SAID_OR_TAKEN)]
-    if others:
-        _log.info(
-            f"{given} was trained with other settings, the new ones are used: {', '.join(others)}"
-        )
-    if model.model.tie_embeddings and not saved_weights[PREFIX + EMBEDDING].equal(
-        saved_weights[PREFIX + HEAD]
-    ):
-        raise UserError(
-            f"{given} has an embedding and a head that differ: leave out model.tie_embeddings"
-        )
-    model.model.begin_from(
-        {name.removeprefix(PREFIX): value for name, value in saved_weights.items()}
-    )
-    model.family = content["anlit"].get("family")
-    model.family_length = content["anlit"].get("family_length")
-
-
-def _mechanisms(plain: Any) -> list[str]:
-    """The classes in the settings of an attention mechanism, outer ones first."""
-    if isinstance(plain, list):
-        return [name for part in plain for name in _mechanisms(part)]
-    if not isinstance(plain, dict):
-        return []
-    return [class_name(plain) or "Plain", *_mechanisms(list(init_args(plain).values()))]
-
-
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The checkpoint in a record of what was measured."""
+    """The checkpoint in a record of measurements."""
     return {
         "label": checkpoint.label,
         "file": str(checkpoint.file),
@@ -323,5 +269,5 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's model, else the device's kind."""
+    """The GPU's model, or the kind of a device that is no GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

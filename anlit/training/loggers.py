@@ -1,4 +1,4 @@
-"""metrics.csv and TensorBoard's curves that have each step once, also after a resume; TensorBoard's HPARAMS tab."""
+"""metrics.csv, TensorBoard's curves and its HPARAMS tab: each step once, also after a resume."""
 
 import csv
 import math
@@ -19,14 +19,17 @@ from anlit.runs.folders import METRICS
 from anlit.runs.groups import flatten
 from anlit.training.lightning_internals import is_logged, logged_metrics
 
-HPARAMS = ".hparams"
-"""How the name of the events file with a launch's settings ends."""
+HPARAMS_FILE = "hparams.yaml"
+"""The file with the settings of the last launch, in the run folder."""
+HPARAMS_SUFFIX = ".hparams"
+"""The end of the name of TensorBoard's file with a launch's settings."""
 
 
 class MetricsCSV(Logger):
-    """Writes `metrics.csv` into the run folder, row by row, appending after a resume, and `hparams.yaml`.
+    """Writes `metrics.csv` and `hparams.yaml` into the run folder.
 
-    `--trainer.logger CSVLogger` is Lightning's.
+    Rows are written one by one, and appended after a resume. `--trainer.logger CSVLogger` takes
+    Lightning's logger.
     """
 
     name = version = ""
@@ -36,7 +39,7 @@ class MetricsCSV(Logger):
         self.path = Path(run_dir) / METRICS
         self._columns: list[str] = []
         self.unwritten: list[dict[str, Any]] = []
-        """Rows that the file lacks because the disk is full; a checkpoint keeps them."""
+        """Rows that are not in the file because the disk is full; a checkpoint keeps them."""
 
     @property
     def save_dir(self) -> str:
@@ -45,7 +48,7 @@ class MetricsCSV(Logger):
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any]) -> None:  # type: ignore[override]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        save_hparams_to_yaml(self.path.with_name("hparams.yaml"), params)
+        save_hparams_to_yaml(self.path.with_name(HPARAMS_FILE), params)
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
@@ -56,9 +59,9 @@ class MetricsCSV(Logger):
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def _write_rows(self) -> None:
-        """Append the rows that the file lacks, or leave it as it was."""
+        """Append the unwritten rows, or leave the file unchanged."""
         columns = set().union(*self.unwritten)
-        if not columns <= {*self._columns}:
+        if not columns.issubset(self._columns):
             self.rewrite(more_columns=columns)
         size = self.path.stat().st_size
         try:
@@ -70,12 +73,18 @@ class MetricsCSV(Logger):
         self.unwritten = []
 
     def rewrite(
-        self, before: float = math.inf, more_columns: Iterable[str] = ()
+        self, end_step: float = math.inf, more_columns: Iterable[str] = ()
     ) -> list[dict[str, str]]:
-        """Write the rows of steps (from 0) below `before` anew, so that a kill loses nothing; returns them."""
+        """Write the rows of steps (from 0) below `end_step` anew, and return them.
+
+        A kill at any moment loses no row.
+        """
         rows = read_rows(self.path) if self.path.is_file() else []
-        self._columns = sorted({*more_columns, *(rows[0] if rows else [])})
-        rows = [row for row in rows if parse_cell(row, "step", self.path) < before]
+        columns = set(more_columns)
+        if rows:
+            columns.update(rows[0])
+        self._columns = sorted(columns)
+        rows = [row for row in rows if number(row, "step", self.path) < end_step]
         if self._columns:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.path) as partial, partial.open("w", newline="") as file:
@@ -86,37 +95,43 @@ class MetricsCSV(Logger):
 
 
 def log_settings(logger: Logger, settings: dict[str, Any]) -> None:
-    """Write a launch's settings to a logger; only those of the last launch stay.
+    """Write a launch's settings to a logger. They replace the settings of earlier launches.
 
-    TensorBoard's HPARAMS tab takes val/loss from the curve, which Lightning's own call would add a value to. The tab
-    shows the first settings that it finds, so they have a file of their own, which replaces the earlier launch's.
+    TensorBoard's HPARAMS tab takes val/loss from the curve; Lightning's call would add a value to
+    the curve. The tab shows the first settings that it finds, so they are in a separate file, which
+    replaces the earlier launch's file.
     """
     if not isinstance(logger, TensorBoardLogger):
         logger.log_hyperparams(settings)
         return
-    from torch.utils.tensorboard.summary import hparams  # only who logs to TensorBoard needs it
+    # tensorboard is an optional dependency.
+    from torch.utils.tensorboard.summary import hparams
     from torch.utils.tensorboard.writer import FileWriter
 
     logger.hparams.update(settings)
-    for earlier in Path(logger.log_dir).glob(f"events.out.tfevents.*{HPARAMS}"):
-        earlier.unlink()
-    writer = FileWriter(logger.log_dir, filename_suffix=HPARAMS)
+    for earlier_file in Path(logger.log_dir).glob(f"events.out.tfevents.*{HPARAMS_SUFFIX}"):
+        earlier_file.unlink()
+    writer = FileWriter(logger.log_dir, filename_suffix=HPARAMS_SUFFIX)
     for summary in hparams(dict(flatten(settings)), {"val/loss": 0.0}):
         writer.add_summary(summary)
     writer.close()
 
 
 class MetricsOnResume(L.Callback):
-    """Cuts metrics.csv and TensorBoard's curves back to the step at which a run starts or continues.
+    """Cuts metrics.csv and TensorBoard's curves at the step where a run starts or continues.
 
-    Rows of later steps come from a run that was killed, and will be logged again. Lightning writes the row of the
-    checkpoint's step after the checkpoint, so it may be missing, and the checkpoint contains it.
-    Callbacks that monitor a value, such as the last val/loss, find it there again.
+    Rows of later steps come from a killed run, and will be logged again. Lightning writes the row
+    of the checkpoint's step after the checkpoint. So the row may be missing, and the checkpoint
+    contains it. Callbacks that monitor a value, such as the last val/loss, find it in
+    `trainer.callback_metrics` again.
     """
 
-    _missing: dict[str, Any] | None = None
+    _last_metrics: dict[str, Any] | None = None
+    """What the checkpoint's step has logged; None if it was no logging step."""
     _unwritten: Sequence[dict[str, Any]] = ()
+    """Rows for which the disk had no space."""
     _monitored: dict[str, Any] | None = None
+    """The values that callbacks monitor."""
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -134,7 +149,7 @@ class MetricsOnResume(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._missing = checkpoint.get("metrics_under_way")
+        self._last_metrics = checkpoint.get("metrics_under_way")
         self._unwritten = checkpoint.get("metrics_unwritten", [])
         self._monitored = checkpoint.get("monitored")
 
@@ -145,24 +160,36 @@ class MetricsOnResume(L.Callback):
 
     @rank_zero_only
     def _restore_rows(self, trainer: L.Trainer) -> None:
-        step, missing, self._missing = trainer.global_step, self._missing, None
+        step = trainer.global_step
+        last_metrics, self._last_metrics = self._last_metrics, None
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSV):
-                rows = logger.rewrite(before=step)
-                for row in self._unwritten:
-                    metrics = {name: value for name, value in row.items() if name != "step"}
-                    logger.log_metrics(metrics, row["step"])
-                self._unwritten = ()
-                if any(row["step"] == str(step - 1) and row.get("train/loss") for row in rows):
-                    missing = None
+                if self._restore_csv(logger, step):
+                    last_metrics = None
             elif isinstance(logger, TensorBoardLogger) and step:
-                from tensorboard.compat.proto.event_pb2 import (
-                    Event,
-                    SessionLog,
-                )  # only who logs to it needs it
+                _hide_later_events(logger, step)
+        if last_metrics:
+            for logger in trainer.loggers:
+                logger.log_metrics(last_metrics, step - 1)
+                logger.save()
 
-                writer = logger.experiment.file_writer  # as SummaryWriter does for its purge_step
-                writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
-        for logger in trainer.loggers if missing else []:
-            logger.log_metrics(missing or {}, step - 1)
-            logger.save()
+    def _restore_csv(self, logger: MetricsCSV, step: int) -> bool:
+        """Cut metrics.csv before `step` and add the unwritten rows.
+
+        Returns whether the file had the last step's row already.
+        """
+        rows = logger.rewrite(end_step=step)
+        for row in self._unwritten:
+            metrics = dict(row)
+            logger.log_metrics(metrics, metrics.pop("step"))
+        self._unwritten = ()
+        return any(row["step"] == str(step - 1) and row.get("train/loss") for row in rows)
+
+
+def _hide_later_events(logger: TensorBoardLogger, step: int) -> None:
+    """Let TensorBoard show no event from `step` on, as SummaryWriter does for its purge_step."""
+    # tensorboard is an optional dependency.
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    session_log = SessionLog(status=SessionLog.START)
+    logger.experiment.file_writer.add_event(Event(step=step, session_log=session_log))

@@ -1,4 +1,4 @@
-"""The mean loss of an evaluation, in float64 whatever the precision of the model."""
+"""The mean loss of an evaluation, in float64 for any precision of the model."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,10 +8,10 @@ from torchmetrics import Metric
 
 
 class MeanLoss(Metric):
-    """The mean over counted targets, over all batches and ranks. NaN stays NaN.
+    """The mean over counted targets of all batches and ranks. NaN stays NaN.
 
-    Nothing waits for the device before `compute`, which returns the mean loss in nats per target, a NaN
-    without one, and the number of targets.
+    `compute` returns the mean loss in nats per target (NaN without targets) and the number of
+    targets. Only `compute` waits for the device.
     """
 
     full_state_update = False
@@ -20,12 +20,12 @@ class MeanLoss(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("total", "n_targets"):
-            zero = torch.zeros((), dtype=torch.float64)
-            self.add_state(name, default=zero, dist_reduce_fx="sum")
+        zero = torch.zeros((), dtype=torch.float64)
+        self.add_state("total", default=zero, dist_reduce_fx="sum")
+        self.add_state("n_targets", default=zero.clone(), dist_reduce_fx="sum")
 
     def update(self, loss: Tensor, n_targets: Tensor) -> None:
-        """Add a batch: its mean loss in nats per counted target, and the number of these, 0-d."""
+        """Add a batch: mean loss in nats per counted target, and number of these targets, both 0-d."""
         self.total += loss.detach().double() * n_targets
         self.n_targets += n_targets
 
@@ -35,5 +35,5 @@ class MeanLoss(Metric):
     def _apply(
         self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""
     ) -> torch.nn.Module:
-        """Move the sums with the module, and never cast them: `precision: bf16-true` casts the module."""
+        """Move the sums with the module, and keep float64: `precision: bf16-true` casts the module."""
         return super()._apply(lambda state: state.to(fn(state).device), exclude_state)

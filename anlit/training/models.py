@@ -74,7 +74,7 @@ class AnGPT(LanguageModel):
 
 
 class _Folded(LanguageModel):
-    """anGPT or nGPT, folded for inference, as `anlit export --fold` writes it. It refuses to train."""
+    """anGPT or nGPT, folded for inference by `anlit export --fold`. It refuses to train."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -83,8 +83,8 @@ class _Folded(LanguageModel):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             raise UserError(
-                "a folded model cannot be trained, because its factors are in its matrices: train from the run's "
-                "checkpoint, or export it without --fold"
+                "a folded model cannot be trained, because its factors are in its matrices: train "
+                "from the run's checkpoint, or export it without --fold"
             )
 
 

@@ -1,8 +1,8 @@
-"""Until training starts, a rank that refuses ends the others, which would wait for it until their time-out.
+"""Until training starts, a rank that refuses also ends the ranks that would wait for it.
 
-Where Lightning starts the ranks, it ends them too. Ranks that torchrun or Slurm start have the store that they meet in:
-a refusing rank leaves its exit code there. From the first step on ranks notice by themselves that one is gone, because
-each step has a small all-reduce on the host (`Interruption`).
+If Lightning starts the ranks, it ends them too. Ranks of torchrun or Slurm have a store in which
+they meet: a refusing rank leaves its exit code there. From the first step on, ranks notice a lost
+rank by themselves, because each step has a small all-reduce on the host (`Interruption`).
 """
 
 import os
@@ -20,13 +20,27 @@ from lightning.fabric.plugins.environments import (
 )
 from torch.distributed import TCPStore
 
-REFUSED, SEEN, DONE = "anlit/refused", "anlit/seen", "anlit/done"
-CONNECTING, LONGEST_WAIT = timedelta(minutes=10), timedelta(seconds=30)
-POLL_S, GRACE_S = 0.3, 2.0
+REFUSED = "anlit/refused"
+"""Key of the store: the exit code of the refusing rank."""
+SEEN = "anlit/seen"
+"""Key of the store: the number of ranks that know of the refusal."""
+DONE = "anlit/done"
+"""Key of the store: set when the refusing rank needs the store no longer."""
+CONNECT_TIMEOUT = timedelta(minutes=10)
+"""The longest wait of a listening rank for the store."""
+REFUSAL_TIMEOUT = timedelta(seconds=30)
+"""The longest wait of a refusing rank for the store and for other ranks."""
+POLL_S = 0.3
+"""Seconds between two looks into the store."""
+GRACE_S = 2.0
+"""Seconds in which a rank may refuse by itself, with its own error, before it is ended."""
 
 
 class Refusals(L.Callback):
-    """What the ranks of one command tell each other until training starts; nothing for a single rank."""
+    """Tells all ranks of a command that a rank refuses, until training starts.
+
+    It does nothing for a single rank.
+    """
 
     def __init__(self) -> None:
         self._environment: ClusterEnvironment | None = None
@@ -35,66 +49,64 @@ class Refusals(L.Callback):
 
     def listen(self) -> None:
         """End this process from now on, with the same exit code, when another rank refuses."""
-        launchers = (TorchElasticEnvironment, SLURMEnvironment)
-        self._environment = next((launcher() for launcher in launchers if launcher.detect()), None)
+        for launcher in (TorchElasticEnvironment, SLURMEnvironment):
+            if launcher.detect():
+                self._environment = launcher()
+                break
         if self._environment is not None and self._environment.world_size() > 1:
             self._stopped.clear()
-            threading.Thread(
-                target=self._end_with_others, args=(self._environment,), daemon=True
-            ).start()
+            thread = threading.Thread(
+                target=self._end_with_refusal, args=(self._environment,), daemon=True
+            )
+            thread.start()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stopped.set()
 
     def tell(self, exit_code: int) -> None:
-        """Tell the other ranks that this one refuses; returns when they have seen it, or after half a minute."""
-        if (environment := self._environment) is None or self._stopped.is_set():
+        """Tell all ranks that this rank refuses; return when they know, or after half a minute."""
+        environment = self._environment
+        if environment is None or self._stopped.is_set():
             return
         with suppress(RuntimeError):  # the store is gone, and rank 0 with it
-            store = _connect(environment, LONGEST_WAIT)
+            store = _connect(environment, REFUSAL_TIMEOUT)
             self._stopped.set()
             store.set(REFUSED, str(exit_code))
-            until = time.monotonic() + LONGEST_WAIT.total_seconds()
+            deadline = time.monotonic() + REFUSAL_TIMEOUT.total_seconds()
             store.add(SEEN, 1)
-            while store.add(SEEN, 0) < environment.world_size() and time.monotonic() < until:
+            while store.add(SEEN, 0) < environment.world_size() and time.monotonic() < deadline:
                 time.sleep(POLL_S)
             store.set(DONE, "")
 
-    def _end_with_others(self, environment: ClusterEnvironment) -> None:
+    def _end_with_refusal(self, environment: ClusterEnvironment) -> None:
+        """Poll the store, and end this process when a rank has refused."""
         with suppress(RuntimeError):
-            store = _connect(environment, CONNECTING)
+            store = _connect(environment, CONNECT_TIMEOUT)
             while not self._stopped.wait(POLL_S):
-                if store.check([REFUSED]) and not self._stopped.wait(
-                    GRACE_S
-                ):  # else this rank refuses by itself
+                # In the grace period this rank may refuse by itself.
+                if store.check([REFUSED]) and not self._stopped.wait(GRACE_S):
                     exit_code = int(store.get(REFUSED))
                     store.add(SEEN, 1)
-                    if _serves(environment):  # the store ends with this process
-                        store.wait([DONE], LONGEST_WAIT)
+                    if _has_store(environment):  # the store ends with this process
+                        store.wait([DONE], REFUSAL_TIMEOUT)
                     sys.stdout.flush()
                     sys.stderr.flush()
-                    os._exit(exit_code)  # the main thread may wait for the other rank
+                    os._exit(exit_code)  # the main thread may wait for the refusing rank
 
 
-def _serves(environment: ClusterEnvironment) -> bool:
-    """Whether the store is in this process; else in that of rank 0 or of torchrun."""
-    return (
-        environment.global_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    )
+def _has_store(environment: ClusterEnvironment) -> bool:
+    """Whether the store is in this process, and not in rank 0 or in torchrun."""
+    is_in_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return environment.global_rank() == 0 and not is_in_torchrun
 
 
 def _connect(environment: ClusterEnvironment, timeout: timedelta) -> TCPStore:
     """The store that `init_process_group` will use too."""
-    address, port, n_ranks = (
+    return TCPStore(
         environment.main_address,
         environment.main_port,
         environment.world_size(),
-    )
-    return TCPStore(
-        address,
-        port,
-        n_ranks,
-        _serves(environment),
+        _has_store(environment),
         timeout,
         wait_for_workers=False,
         multi_tenant=True,
@@ -102,3 +114,4 @@ def _connect(environment: ClusterEnvironment, timeout: timedelta) -> TCPStore:
 
 
 refusals = Refusals()
+"""The refusals of this process."""

@@ -1,18 +1,18 @@
-"""Continuing or evaluating a run with settings that differ from those of its checkpoint.
+"""A run continues, or is evaluated, with settings that differ from its checkpoint's.
 
-Settings                                        On a change
-model: its shape, heads, attention, positions … refused; with `accept_changes` the new ones are used
-optimizer's class                               refused; with `accept_changes` it starts without state
+Setting                                         On a change
+model: shape, heads, attention, positions …     refused; with `accept_changes` the new one is used
+optimizer's class                               refused; with `accept_changes` it has no state
 seed_everything                                 refused; with `accept_changes` the new one is used
-what is validated, such as data.val_blocks      refused, because best.ckpt and curves would mix two measures; as above
-learning rates, betas, weight decay, schedule,  the new ones are used from the next step on, and one line is logged
+validation, such as data.val_blocks             as above: curves would mix two measures
+learning rates, betas, weight decay, schedule,  used from the next step on, and one line is logged
 dropout, z_loss, runtime, kernel, Trainer's,
 data.batch_size, number of devices
 
 `validate` and `test` refuse the changes of the model that `fit` refuses.
 
-So config.yaml, which is written when training starts, has the settings that the run continues with. The data module
-itself refuses other texts or another order.
+Training writes config.yaml when it starts, so the file has the settings that the run continues
+with. The data module refuses other texts and another order.
 """
 
 import os
@@ -23,7 +23,7 @@ import lightning as L
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from anlit.config.labels import MEASURED, class_name
+from anlit.config.labels import MEASURED, class_name, init_args
 from anlit.errors import UserError
 
 TAKEN = ("model.optimizer.", "model.schedule", "model.dropout", "model.z_loss", "model.runtime", "model.kernel",
@@ -37,75 +37,98 @@ OF_RUN = (
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
-    """The settings of a run that a checkpoint records in addition to the model's."""
-    seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
-    values: dict[str, Any] = {"trainer": {"precision": str(trainer.precision)}, "data": {}}
+    """The settings of a run that a checkpoint records in addition to the model's settings."""
+    settings: dict[str, Any] = {"trainer": {"precision": str(trainer.precision)}, "data": {}}
     owners = {"trainer": trainer, "data": getattr(trainer, "datamodule", None)}
-    for section, name in (key.split(".") for key in OF_RUN):
+    for key in OF_RUN:
+        section, name = key.split(".")
         value = getattr(owners[section], name, None)
-        values[section][name] = getattr(
-            value, "value", value
-        )  # of an enumeration, which no checkpoint may hold
-    return values | {"seed_everything": int(seed) if seed is not None else None}
+        # A checkpoint may hold no enumeration, but its value.
+        settings[section][name] = getattr(value, "value", value)
+    seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
+    settings["seed_everything"] = int(seed) if seed is not None else None
+    return settings
 
 
-def changes(
-    then: dict[str, Any], now: dict[str, Any], prefix: str = ""
+def compare_settings(
+    saved: dict[str, Any], current: dict[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Dotted name, and `name old → new`, of settings that differ. Of a class that was replaced, not its arguments."""
-    for key in [*then, *(key for key in now if key not in then)]:
+    """Yield the dotted name of each setting that differs, and `name old → new`.
+
+    If a class was replaced, its arguments are not compared.
+    """
+    new_keys = [key for key in current if key not in saved]
+    for key in [*saved, *new_keys]:
         if str(key).startswith("_"):  # a step of a context schedule is a number
             continue
-        name, a, b = f"{prefix}{key}", _plain(then.get(key)), _plain(now.get(key))
-        if (
-            isinstance(a, dict)
-            and isinstance(b, dict)
-            and a.get("class_path") == b.get("class_path")
-        ):
-            if "class_path" in a:
-                a, b = a.get("init_args") or {}, b.get("init_args") or {}
-            yield from changes(a, b, f"{name}.")
-        elif a != b:
-            old, new = (
-                (class_name(value) or value) if isinstance(value, dict) else value
-                for value in (a, b)
-            )
-            yield name, f"{name} {old} → {new}"
+        name = f"{prefix}{key}"
+        old = _tuples_to_lists(saved.get(key))
+        new = _tuples_to_lists(current.get(key))
+        if _has_same_class(old, new):
+            yield from compare_settings(_arguments(old), _arguments(new), f"{name}.")
+        elif old != new:
+            yield name, f"{name} {_short_name(old)} → {_short_name(new)}"
 
 
-def check_changes(changed: dict[str, str], ckpt_path: Any) -> None:
-    """Raise UserError if a setting has changed that a continued run may not change."""
-    if refused := ", ".join(
-        text for name, text in changed.items() if not name.startswith(TAKEN) or name in MEASURED
-    ):
+def _has_same_class(old: Any, new: Any) -> bool:
+    """Whether two values are sections of settings, or configure objects of one class."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return False
+    return old.get("class_path") == new.get("class_path")
+
+
+def _arguments(section: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an object's configuration; a section of settings itself."""
+    return init_args(section) if "class_path" in section else section
+
+
+def _short_name(value: Any) -> Any:
+    """The class of an object's configuration; any other value itself."""
+    return (class_name(value) or value) if isinstance(value, dict) else value
+
+
+def refuse_changes(changed: dict[str, str], ckpt_path: Any) -> None:
+    """Raise UserError for changes that a continued run may not make: dotted name → `name old → new`."""
+    refused = []
+    for name, change in changed.items():
+        if not name.startswith(TAKEN) or name in MEASURED:
+            refused.append(change)
+    if refused:
         raise UserError(
-            f"ckpt_path={ckpt_path} was trained with other settings ({refused}): set them back as "
-            "in the run's config.yaml, or give --accept_changes true to go on with the new ones"
+            f"ckpt_path={ckpt_path} was trained with other settings ({', '.join(refused)}): set "
+            "them back as in the run's config.yaml, or give --accept_changes true to go on with "
+            "the new ones"
         )
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """A copy of the settings of each parameter group, without the parameters."""
-    return [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
+    settings = [dict(group) for group in optimizer.param_groups]
+    for group in settings:
+        del group["params"]
+    return settings
 
 
-def take_group_settings(
+def apply_group_settings(
     optimizer: Optimizer, scheduler: LambdaLR, configured: list[dict[str, Any]]
 ) -> None:
-    """Replace the checkpoint's settings by the configured ones. Equal settings change nothing, to the last bit."""
-    for number, (group, settings) in enumerate(
-        zip(optimizer.param_groups, configured, strict=True)
-    ):
+    """Replace the checkpoint's settings by the configured settings.
+
+    Equal settings change nothing, to the last bit.
+    """
+    groups = optimizer.param_groups
+    for number, (group, settings) in enumerate(zip(groups, configured, strict=True)):
         for key, value in settings.items():
-            if key != "lr" and _plain(group.get(key)) != _plain(value):
+            if key != "lr" and _tuples_to_lists(group.get(key)) != _tuples_to_lists(value):
                 group[key] = value
-        group["initial_lr"] = scheduler.base_lrs[number] = settings["lr"]
+        group["initial_lr"] = settings["lr"]
+        scheduler.base_lrs[number] = settings["lr"]
         group["lr"] = settings["lr"] * scheduler.lr_lambdas[number](scheduler.last_epoch)
-    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+    scheduler._last_lr = [group["lr"] for group in groups]
 
 
-def _plain(value: Any) -> Any:
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+def _tuples_to_lists(value: Any) -> Any:
+    """`value` with lists in place of tuples, as a file of plain values has them."""
+    if isinstance(value, list | tuple):
+        return [_tuples_to_lists(entry) for entry in value]
+    return value

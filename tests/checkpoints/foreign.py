@@ -15,7 +15,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from anlit.checkpoints.integrity import SUMS, checksum
-from anlit.checkpoints.location import REST
+from anlit.checkpoints.location import META
 from anlit.checkpoints.sharded import STATES, without_tensors
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
@@ -85,7 +85,7 @@ def write_parts(content: dict[str, Any], folder: Path) -> Path:
         storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
         no_dist=True,
     )
-    torch.save({**content, **states}, folder / REST)
+    torch.save({**content, **states}, folder / META)
     return with_sums(folder)
 
 

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from anlit import GPT
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.errors import UserError
-from anlit.training.load_model import load_checkpoint, load_initial_weights
+from anlit.training.initial_weights import load_initial_weights
+from anlit.training.load_model import load_checkpoint
 from tests.checkpoints.foreign import RunsCode, content_of, refused, with_sums, write_parts
 from tests.nn.models.tiny import tiny
 
@@ -88,7 +89,7 @@ def deep(file: Path) -> None:
     pytest.param(lambda file: rewrite(file, {EMBEDDING: "x"}), "cannot be read", id="no offsets"),
     pytest.param(lambda file: file.write_bytes(struct.pack("<Q", 2**40) + b"{}"), "", id="a header beyond it"),
     pytest.param(deep, "cannot be read", id="deep JSON"),
-    pytest.param(lambda file: (file.unlink(), os.mkfifo(file)), "is no file", id="a pipe"),
+    pytest.param(lambda file: (file.unlink(), os.mkfifo(file)), "pipe in its place", id="a pipe"),
     pytest.param(lambda file: rewrite(file, **{EMBEDDING: None}), f"have no {EMBEDDING}", id="a tensor less"),
 ])  # fmt: skip
 def test_a_part_that_claims_what_it_has_not(

@@ -7,7 +7,7 @@ import torch
 
 from anlit import GPT, AnGPT, LogN, ScaleInvariant, SqrtLogN, WarmStart
 from anlit.errors import UserError
-from anlit.training.load_model import load_initial_weights
+from anlit.training.initial_weights import load_initial_weights
 from tests.nn.models.tiny import fit, random_tokens, tiny
 
 

@@ -18,7 +18,7 @@ from anlit.errors import UserError
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.nn.models.flops import flops_per_token
 from anlit.training.callbacks.norms import NormMonitor
-from anlit.training.load_model import load_initial_weights
+from anlit.training.initial_weights import load_initial_weights
 from anlit.training.optim.optimizers import parameter_groups
 from anlit.training.optim.schedule import Cosine
 from tests.data.modules import collate, quiet_trainer

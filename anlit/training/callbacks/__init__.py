@@ -1,5 +1,8 @@
-"""One concern per file. Every callback in a file of this folder is available by name, here and in a configuration as
-`anlit.training.callbacks.<Name>`; `anlit/commands/fit.py` lists those that every run has."""
+"""One concern per file.
+
+Every callback in a file of this folder is available by name, here and in a configuration as
+`anlit.training.callbacks.<Name>`. `anlit/commands/fit.py` lists the callbacks that every run has.
+"""
 
 from lightning import Callback
 

@@ -1,5 +1,6 @@
 """Attention statistics during training."""
 
+import math
 from typing import Any
 
 import lightning as L
@@ -10,29 +11,28 @@ from anlit.nn.attention.statistics import ranges
 from anlit.training.callbacks.throughput import measuring
 from anlit.training.lightning_internals import completes_step
 
-SPREAD = (
-    "entropy",
-    "inverse_largest_weight",
-    "participation",
-    "attention_sink",
-)  # with extremes over heads
+WITH_EXTREMES = ("entropy", "inverse_largest_weight", "participation", "attention_sink")
+"""The statistics that are logged with the smallest and largest mean of a head."""
 
 
 class AttentionStatistics(L.Callback):
     """Logs each layer's attention statistics every n steps, after the step and on its batch.
 
-    `attention/layer_00/entropy` … (see `anlit.nn.attention.statistics`) are means over heads and over all queries of
-    the batch's first sequences; `…/entropy_min` and `…/entropy_max` are the smallest and largest mean of a head.
-    The extra forward pass has no gradient and no dropout and draws no random numbers, so it does not change training.
+    `attention/layer_00/entropy` … (see `anlit.nn.attention.statistics`) are means over heads and
+    over all queries of the batch's first sequences. `…/entropy_min` and `…/entropy_max` are the
+    smallest and largest mean of a head. The extra forward pass does not change training: it has no
+    gradient and no dropout, and draws no random numbers.
 
     Args:
         every_n_steps: Optimizer steps between two measurements.
-        sequences: Sequences of the batch that are measured; each costs about a forward pass with eager attention.
+        sequences: Measured sequences of the batch; each costs about a forward pass with eager
+            attention.
     """
 
     def __init__(self, every_n_steps: int = 500, sequences: int = 1) -> None:
         require_positive(self, every_n_steps=every_n_steps, sequences=sequences)
-        self.every_n_steps, self.sequences = every_n_steps, sequences
+        self.every_n_steps = every_n_steps
+        self.sequences = sequences
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -43,24 +43,27 @@ class AttentionStatistics(L.Callback):
 
 
 def require_positive(callback: L.Callback, **settings: int) -> None:
-    """Raises UserError where a setting of the callback is below 1."""
+    """Raise UserError if a setting of the callback is below 1."""
     for name, value in settings.items():
         if value < 1:
             raise UserError(f"{type(callback).__name__} has {name}={value}: it must be at least 1")
 
 
 def layer_statistics(model: Any, batch: Any, sequences: int) -> dict[str, float]:
-    """Run `model` on the first sequences of `batch`; returns the statistics of each layer by the names in the log."""
-    tokens, document_ids = batch.tokens[:sequences], batch.document_ids[:sequences]
+    """Run `model` on the first sequences of `batch`; return statistics by their names in the log."""
+    tokens = batch.tokens[:sequences]
+    document_ids = batch.document_ids[:sequences]
     with observed(model, [1], ranges(tokens.shape[1] - 1)) as layers:
         model(tokens, document_ids)
     values: dict[str, float] = {}
     for number, layer in enumerate(layers):
         for name, heads in layer.means().items():
-            known = [value for value in heads[:, 0].tolist() if value == value]
-            if name != "n" and known:
-                key = f"attention/layer_{number:02d}/{name}"
-                values[key] = sum(known) / len(known)
-                if name in SPREAD:
-                    values |= {f"{key}_min": min(known), f"{key}_max": max(known)}
+            means = [mean for mean in heads[:, 0].tolist() if not math.isnan(mean)]
+            if name == "n" or not means:
+                continue
+            key = f"attention/layer_{number:02d}/{name}"
+            values[key] = sum(means) / len(means)
+            if name in WITH_EXTREMES:
+                values[f"{key}_min"] = min(means)
+                values[f"{key}_max"] = max(means)
     return values

@@ -1,6 +1,7 @@
 """`last.ckpt` to resume from and `best.ckpt` to keep, each complete or absent."""
 
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from anlit.training.lightning_internals import (
     stop_asking_for_sigterm,
     validation_follows,
 )
+from anlit.training.strategies import FullySharded
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -36,9 +38,10 @@ class BestCheckpoint(ModelCheckpoint):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps `checkpoints/last.ckpt`, written every n optimizer steps, after validation and at the end.
 
-    At `ENDING_SIGNALS` the run writes the checkpoint and stops after the current optimizer step or, with several
-    ranks, after the next one. Nothing is lost, and the run can be continued exactly. The third Ctrl-C stops at once. A
-    run that `max_time` ends before its last step, or whose loggers cannot write, ends in the same way.
+    At a signal of `ENDING` the run writes the checkpoint and stops after the current optimizer step
+    or, with several ranks, after the next step. Nothing is lost, and the run can be continued
+    exactly. The third Ctrl-C stops at once. The run ends in the same way if `max_time` is over
+    before its last step, or if a logger cannot write.
     """
 
     def __init__(self, run_dir: str, every_n_steps: int = 500) -> None:
@@ -63,16 +66,17 @@ class LastCheckpoint(ModelCheckpoint):
 
     def on_train_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
         if completes_step(trainer) and not validation_follows(trainer):
-            self._stop_if_asked(trainer)
-            # A later one would count the epoch as done, and have the weights that a callback averages in on_train_end.
+            self._stop_at_signal(trainer)
+            # A later checkpoint would count the epoch as complete, and would have the weights that
+            # a callback averages in on_train_end.
             if trainer.should_stop or is_last_step(trainer):
                 save_checkpoint_now(self, trainer)
             super().on_train_batch_end(trainer, *batch)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save after a validation, not before it: a resumed run would skip that validation."""
+        """Save after a validation: from a save before it, a resumed run would skip the validation."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._stop_if_asked(trainer)
+            self._stop_at_signal(trainer)
             save_checkpoint_now(self, trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -80,91 +84,96 @@ class LastCheckpoint(ModelCheckpoint):
         _finish_writing(trainer)  # here an error still fails the run
         if trainer.strategy.broadcast(self.interruption.signal == LOG_FAILED):
             self.interruption.signal = LOG_FAILED
-            _stop(trainer, self._end())
-        steps_are_left = trainer.global_step < trainer.estimated_stepping_batches
-        if trainer.strategy.broadcast(is_out_of_time(trainer) and steps_are_left):
+            _stop(trainer, self._ending_exception())
+        has_steps_left = trainer.global_step < trainer.estimated_stepping_batches
+        if trainer.strategy.broadcast(is_out_of_time(trainer) and has_steps_left):
             _stop(trainer, Preempted())
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Restore the signal handlers, and end the other ranks, which would wait for this one."""
+        """Restore the signal handlers, and end the ranks that would wait for this rank."""
         super().on_exception(trainer, pl_module, exception)
         self.interruption.restore()
         if not isinstance(exception, KeyboardInterrupt):  # for an interrupt Lightning ends them
             _end_launched_ranks(trainer)
 
-    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+    def _stop_at_signal(self, trainer: L.Trainer) -> None:
         """End the run when its checkpoint is complete, if a signal has come."""
         if self.interruption.all_ranks_stop():
             save_checkpoint_now(self, trainer)
             _finish_writing(trainer)
-            _stop(trainer, self._end())
+            _stop(trainer, self._ending_exception())
 
-    def _end(self) -> BaseException:
-        """What ends a run whose checkpoint is complete."""
+    def _ending_exception(self) -> BaseException:
+        """The exception that ends the run for its signal, after its checkpoint is complete."""
         if self.interruption.signal == signal.SIGINT:
             return KeyboardInterrupt()
         if self.interruption.signal != LOG_FAILED:
             return Preempted()
         error = self.interruption.log_error
         if error is None:
-            what = "another rank cannot write its logs"
+            problem = "another rank cannot write its logs"
         else:
-            reason = error.strerror or error
-            what = f"{error.filename or 'a log of the run'} could not be written ({reason})"
-        fix = "make room or repair the folder, then continue with --ckpt_path last"
-        return RunError(f"{what}: {fix}")
+            file = error.filename or "a log of the run"
+            problem = f"{file} could not be written ({error.strerror or error})"
+        return RunError(
+            f"{problem}: make room or repair the folder, then continue with --ckpt_path last"
+        )
 
 
 def is_out_of_time(trainer: L.Trainer) -> bool:
     """Whether `max_time` or a Timer has ended the launch."""
-    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]  # type: ignore[attr-defined]
-    left = [timer.time_remaining() for timer in timers]
-    return any(seconds is not None and seconds <= 0 for seconds in left)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Timer):
+            seconds = callback.time_remaining()
+            if seconds is not None and seconds <= 0:
+                return True
+    return False
 
 
 def replace_leftovers(callback: ModelCheckpoint, step: int) -> None:
     """Let the callback replace files that a stopped launch wrote after `step`.
 
-    Lightning would find them there and write a second file, such as `epoch=0-v1.ckpt`, beside.
+    Lightning would find these files and write a second file, such as `epoch=0-v1.ckpt`.
     """
-
-    def file_exists(filepath: Any, trainer: L.Trainer) -> bool:
-        exists = trainer.is_global_zero and is_checkpoint(filepath)
-        if exists and str(filepath) not in getattr(trainer.strategy.checkpoint_io, "written", ()):
-            exists = step_of(Path(filepath)) <= step
-        return trainer.strategy.reduce_boolean_decision(exists, all=False)
-
-    callback.file_exists = file_exists  # type: ignore[method-assign]
+    callback.file_exists = partial(_blocks_name, step)  # type: ignore[method-assign]
 
 
-def _stop(trainer: L.Trainer, end: BaseException) -> NoReturn:
-    """End the run, whose checkpoint is complete."""
+def _blocks_name(step: int, filepath: Any, trainer: L.Trainer) -> bool:
+    """Whether a checkpoint exists that this process wrote, or that is of `step` or before."""
+    exists = trainer.is_global_zero and is_checkpoint(filepath)
+    if exists and str(filepath) not in getattr(trainer.strategy.checkpoint_io, "written", ()):
+        exists = step_of(Path(filepath)) <= step
+    return trainer.strategy.reduce_boolean_decision(exists, all=False)
+
+
+def _stop(trainer: L.Trainer, exception: BaseException) -> NoReturn:
+    """End the run after its checkpoint is complete."""
     trainer.strategy.barrier()
     _end_launched_ranks(trainer)
     step = trainer.global_step
     rank_zero_info(
         f"Stopped after step {step} and saved: the same command with --ckpt_path last continues"
     )
-    raise end
+    raise exception
 
 
 def _end_launched_ranks(trainer: L.Trainer) -> None:
-    """End the ranks that Lightning started from this process, which have nothing left to do.
+    """End the ranks that Lightning started from this process.
 
-    If Lightning's observer saw one end before this process, it would kill this process too, and the exit status would
-    not be that of an interrupted run.
+    If Lightning's observer saw a rank end before this process, it would kill this process too, and
+    the exit status would not be the status of an interrupted run.
     """
-    observed = getattr(
-        trainer.strategy.launcher, "procs", []
-    )  # the very list that the observer has
-    while observed:
-        child = observed.pop()
+    # The same list that the observer has, so that it observes none of them.
+    children = getattr(trainer.strategy.launcher, "procs", [])
+    while children:
+        child = children.pop()
         child.kill()
         child.wait()
 
 
 def _finish_writing(trainer: L.Trainer) -> None:
     """Wait for checkpoints that are being written in the background."""
-    getattr(trainer.strategy, "wait_for_checkpoints", lambda: None)()
+    if isinstance(trainer.strategy, FullySharded):
+        trainer.strategy.wait_for_checkpoints()

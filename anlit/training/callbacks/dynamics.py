@@ -1,4 +1,4 @@
-"""What happens inside a model while it trains: the hidden states' norms, the blocks' steps, the weights' rotation."""
+"""Logs norms of hidden states, steps of blocks, rotation of weights, and copying."""
 
 from collections import defaultdict
 from contextlib import ExitStack
@@ -15,23 +15,29 @@ from anlit.nn.layers.sharded import full_tensor
 from anlit.training.callbacks.attention_statistics import require_positive
 from anlit.training.callbacks.throughput import measuring
 
-MOST_COPIED = 128  # tokens that the copy is made of, or half of a sequence
-AT_BOUND = 0.999  # a vector of at least this norm counts as one at its bound of 1
+LONGEST_COPY = 128
+"""Tokens in the copied text, at most; in a short sequence its half."""
+AT_BOUND = 0.999
+"""A vector of at least this norm counts as at its bound, 1."""
 
 
 class TrainingDynamics(L.Callback):
-    """Logs, every n steps, quantities that explain a loss curve, on the batch of that step and after the step.
+    """Logs quantities that explain a loss curve, every n steps, after the step and on its batch.
 
-    - `hidden/layer_00/norm`: the mean of ‖h‖₂ over tokens after this block, and `…/norm_spread`, its standard deviation
-      over its mean. nGPT keeps the norm at 1; anGPT only on average.
+    - `hidden/layer_00/norm`: the mean of ‖h‖₂ over tokens after this block, and `…/norm_spread`, its
+      standard deviation over its mean. nGPT keeps the norm at 1; anGPT only on average.
     - `hidden/layer_00/step`: the mean of ‖h' − h‖ / ‖h‖, where the block turns h into h'.
-    - `rotation/W_q` …: the mean angle in radians by which the optimizer's step turned a row of these matrices,
-      restoration of norms included, over all layers: the effective step size (Kosson et al., arXiv 2305.17212).
-    - `copying/first`, `copying/second`: the loss in nats per token on random tokens and on the same tokens once more. A
-      model that has learnt to copy (Olsson et al., arXiv 2209.11895) has a lower one on the second copy.
-    - `norms/share_at_bound`: the share of constrained vectors whose norm is at least 0.999; not for GPT+.
+    - `rotation/W_q` …: the mean angle in radians by which the optimizer's step turned a row of these
+      matrices, over all layers, with the restoration of norms. It is the effective step size
+      (Kosson et al., arXiv 2305.17212).
+    - `copying/first`, `copying/second`: the loss in nats per token on random tokens, and on the same
+      tokens once more. A model that has learnt to copy (Olsson et al., arXiv 2209.11895) has a lower
+      loss on the second copy.
+    - `norms/share_at_bound`: the share of constrained vectors with a norm of at least 0.999; not for
+      GPT+.
 
-    Training does not change, as in `AttentionStatistics`. It needs one copy of the weights during a measured step.
+    Training does not change, as in `AttentionStatistics`. A measured step needs one copy of the
+    weights.
 
     Args:
         every_n_steps: Optimizer steps between two measurements.
@@ -40,102 +46,112 @@ class TrainingDynamics(L.Callback):
 
     def __init__(self, every_n_steps: int = 50, sequences: int = 4) -> None:
         require_positive(self, every_n_steps=every_n_steps, sequences=sequences)
-        self.every_n_steps, self.sequences = every_n_steps, sequences
-        self._before: list[tuple[str, Tensor]] = []
+        self.every_n_steps = every_n_steps
+        self.sequences = sequences
+        self._old_matrices: list[tuple[str, Tensor]] = []
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: Any, optimizer: torch.optim.Optimizer
     ) -> None:
         if (trainer.global_step + 1) % self.every_n_steps == 0:
-            matrices = pl_module.model.matrices()
-            self._before = [
-                (name, full_tensor(weight.detach()).clone()) for name, weight in matrices
-            ]
+            self._old_matrices = []
+            for name, weight in pl_module.model.matrices():
+                self._old_matrices.append((name, full_tensor(weight.detach()).clone()))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._before:
-            with measuring(trainer, pl_module) as values:
-                values |= rotations(
-                    self._before, [full_tensor(weight) for _, weight in pl_module.model.matrices()]
-                )
-                self._before = []
-                values |= share_at_bound(pl_module.model) | hidden_states(
-                    pl_module, batch, self.sequences
-                )
-                values |= copying(
-                    pl_module, batch.tokens.shape[1], self.sequences, batch.tokens.device
-                )
+        if not self._old_matrices:
+            return
+        model = pl_module.model
+        with measuring(trainer, pl_module) as values:
+            new_matrices = [full_tensor(weight) for _, weight in model.matrices()]
+            values |= rotations(self._old_matrices, new_matrices)
+            self._old_matrices = []
+            values |= share_at_bound(model)
+            values |= hidden_states(pl_module, batch, self.sequences)
+            length = batch.tokens.shape[1]
+            values |= copying(pl_module, length, self.sequences, batch.tokens.device)
 
 
 def copying(model: Any, length: int, sequences: int, device: torch.device) -> dict[str, float]:
-    """Run `model` on random tokens twice over, the same at every call; returns `copying/first` and `copying/second`.
+    """Run `model` on random tokens and their copy; return `copying/first` and `copying/second`.
 
-    The first token of each copy is not counted, because nothing tells it. A length below 4 has no values.
+    Every call has the same tokens. The first token of each copy is not counted, because nothing
+    predicts it. A length below 4 has no values.
     """
-    n = min(length // 2, MOST_COPIED)
+    n = min(length // 2, LONGEST_COPY)
     if n < 2:
         return {}
-    once = torch.randint(
-        model.vocab_size, (sequences, n), generator=torch.Generator().manual_seed(0)
-    )
-    tokens = once.repeat(1, 2).to(device)
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(model.vocab_size, (sequences, n), generator=generator)
+    tokens = text.repeat(1, 2).to(device)  # (B, 2n)
     logits = model(tokens, torch.zeros_like(tokens)).float()
-    losses = functional.cross_entropy(
-        logits[:, :-1].mT, tokens[:, 1:], reduction="none"
-    )  # (B, 2n - 1)
+    targets = tokens[:, 1:]
+    losses = functional.cross_entropy(logits[:, :-1].mT, targets, reduction="none")  # (B, 2n - 1)
     return {
         "copying/first": float(losses[:, : n - 1].mean()),
         "copying/second": float(losses[:, n:].mean()),
     }
 
 
-def rotations(before: list[tuple[str, Tensor]], after: list[Tensor]) -> dict[str, float]:
-    """The mean angle in radians between each row (out, in) before and after a step: `rotation/<name of the map>`.
+def rotations(old: list[tuple[str, Tensor]], new: list[Tensor]) -> dict[str, float]:
+    """The mean angle in radians between old and new rows (out, in): `rotation/<name of the map>`.
 
-    Rows that are 0 before or after are left out, such as those of gates at the start.
+    Old or new rows of zeros are left out, such as the rows of gates at the start.
     """
-    kinds: dict[str, list[Tensor]] = defaultdict(list)
-    for (name, old), new in zip(before, after, strict=True):
-        kinds[f"rotation/{name}"].append(angles(old, new))
-    return {name: float(torch.cat(rows).nanmean()) for name, rows in kinds.items()}
+    angles_by_name: dict[str, list[Tensor]] = defaultdict(list)
+    for (name, old_matrix), new_matrix in zip(old, new, strict=True):
+        angles_by_name[f"rotation/{name}"].append(angles(old_matrix, new_matrix))
+    means = {}
+    for name, row_angles in angles_by_name.items():
+        means[name] = float(torch.cat(row_angles).nanmean())
+    return means
 
 
 def angles(old: Tensor, new: Tensor) -> Tensor:
     """The angle between each row of two matrices (n, m), (n,) float64, NaN for a row of zeros.
 
-    2·atan2(‖u − v‖, ‖u + v‖) of the unit vectors u and v is exact for small angles, where arccos loses half its digits.
+    2·atan2(‖u − v‖, ‖u + v‖) of the unit vectors u and v is exact for small angles, where arccos
+    loses half its digits.
     """
-    u, v = (rows.double() / vector_norm(rows.double(), dim=1, keepdim=True) for rows in (old, new))
+    u = _unit_rows(old.double())
+    v = _unit_rows(new.double())
     return 2 * torch.atan2(vector_norm(u - v, dim=1), vector_norm(u + v, dim=1))
+
+
+def _unit_rows(rows: Tensor) -> Tensor:
+    return rows / vector_norm(rows, dim=1, keepdim=True)
 
 
 def share_at_bound(decoder: Any) -> dict[str, float]:
     """The share of constrained vectors at their bound, `norms/share_at_bound`; empty for GPT+."""
     norms = [full_tensor(rows) for rows in decoder.row_norms()]
-    return (
-        {"norms/share_at_bound": float((torch.cat(norms) >= AT_BOUND).double().mean())}
-        if norms
-        else {}
-    )
+    if not norms:
+        return {}
+    is_at_bound = torch.cat(norms) >= AT_BOUND
+    return {"norms/share_at_bound": float(is_at_bound.double().mean())}
 
 
 def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:
-    """Run `model` on the first sequences of `batch`; returns each block's `hidden/layer_00/…`."""
+    """Run `model` on the first sequences of `batch`; return each block's `hidden/layer_00/…`."""
     values: dict[str, float] = {}
-
-    def record(number: int, block: Any, given: tuple[Tensor, ...], result: Tensor) -> None:
-        name, before, after = f"hidden/layer_{number:02d}", given[0].float(), result.float()
-        norm = vector_norm(after, dim=-1)
-        values[f"{name}/norm"] = float(norm.mean())
-        values[f"{name}/norm_spread"] = float(norm.std() / norm.mean())
-        values[f"{name}/step"] = float(
-            (vector_norm(after - before, dim=-1) / vector_norm(before, dim=-1)).mean()
-        )
-
     with ExitStack() as hooks:
         for number, block in enumerate(model.model.blocks):
-            hooks.enter_context(block.register_forward_hook(partial(record, number)))
+            record = partial(_record_block, values, f"hidden/layer_{number:02d}")
+            hooks.enter_context(block.register_forward_hook(record))
         model(batch.tokens[:sequences], batch.document_ids[:sequences])
     return values
+
+
+def _record_block(
+    values: dict[str, float], prefix: str, block: Any, inputs: tuple[Tensor, ...], output: Tensor
+) -> None:
+    """A forward hook that puts norm, spread and step of a block's output (B, T, d) into `values`."""
+    h = inputs[0].float()
+    new_h = output.float()
+    norm = vector_norm(new_h, dim=-1)
+    relative_step = vector_norm(new_h - h, dim=-1) / vector_norm(h, dim=-1)
+    values[f"{prefix}/norm"] = float(norm.mean())
+    values[f"{prefix}/norm_spread"] = float(norm.std() / norm.mean())
+    values[f"{prefix}/step"] = float(relative_step.mean())

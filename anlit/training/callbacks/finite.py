@@ -14,19 +14,21 @@ from anlit.training.lightning_internals import is_logged
 
 
 class StopOnNonFinite(L.Callback):
-    """Raises UserError when a loss or a gradient is NaN or infinite; names the step and the last good checkpoint.
+    """Raises UserError when a loss or a gradient is NaN or infinite.
 
-    On CPU every step is checked before the optimizer's step. On an accelerator every check would wait for the device,
-    so flags are kept on the device and read at logging steps and before a checkpoint is written.
+    The message names the step and the last good checkpoint. On CPU every step is checked before the
+    optimizer's step. On an accelerator every check would wait for the device. So flags stay on the
+    device, and are read at logging steps and before a checkpoint is written.
     """
 
     def __init__(self) -> None:
-        self._finite: dict[str, Tensor] = {}  # whether all numbers of a kind were
+        self._is_finite: dict[str, Tensor] = {}
+        """Quantity → whether all its numbers were finite."""
 
     def on_gradient_norm(
         self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor
     ) -> None:
-        """Check the norm. It is the same on all ranks, so all of them stop."""
+        """Check the norm. All ranks have the same norm, so all of them stop."""
         self._note("gradient", norm)
         if pl_module.device.type == "cpu":
             self._check(trainer, trainer.global_step + 1)
@@ -43,58 +45,76 @@ class StopOnNonFinite(L.Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, *_: Any) -> None:
         self._check(trainer, trainer.global_step)
 
-    def _note(self, what: str, number: Tensor) -> None:
-        self._finite[what] = self._finite.get(what, True) & torch.isfinite(number.detach())
+    def _note(self, quantity: str, number: Tensor) -> None:
+        is_finite = torch.isfinite(number.detach())
+        self._is_finite[quantity] = self._is_finite.get(quantity, True) & is_finite
 
     def _check(self, trainer: L.Trainer, step: int) -> None:
-        for what, finite in self._finite.items():
-            if not finite:
-                raise divergence_error(trainer, f"the {what} became NaN or infinite at step {step}")
+        for quantity, is_finite in self._is_finite.items():
+            if not is_finite:
+                raise divergence_error(
+                    trainer, f"the {quantity} became NaN or infinite at step {step}"
+                )
 
 
 class FiniteCheckpoints(L.Callback):
     """Refuses to start from, and to write, weights or an optimizer state that are NaN or infinite.
 
-    The previous file stays. It waits for the device only where training starts and a checkpoint is saved.
+    The previous file stays. It waits for the device only when training starts and a checkpoint is
+    saved.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if _n_non_finite(trainer, pl_module):
-            what = (
-                "the weights or the optimizer state that training starts from are NaN or infinite"
+        if _count_non_finite(trainer, pl_module):
+            raise UserError(
+                "the weights or the optimizer state that training starts from are NaN or infinite: "
+                "give another checkpoint in ckpt_path or initial_weights"
             )
-            raise UserError(f"{what}: give another checkpoint in ckpt_path or initial_weights")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        if trainer.optimizers and (n_tensors := _n_non_finite(trainer, pl_module)):
-            what = (
-                f"weights or optimizer state became NaN or infinite by step {trainer.global_step}"
+        if not trainer.optimizers:
+            return
+        n_tensors = _count_non_finite(trainer, pl_module)
+        if n_tensors:
+            raise divergence_error(
+                trainer,
+                f"weights or optimizer state became NaN or infinite by step {trainer.global_step} "
+                f"({n_tensors} tensors)",
             )
-            raise divergence_error(trainer, f"{what} ({n_tensors} tensors)")
 
 
 @torch.no_grad()
-def _n_non_finite(trainer: L.Trainer, model: torch.nn.Module) -> int:
-    """How many weights and optimizer states have a NaN or infinite entry, at most on a rank; all ranks call this."""
-    states = (value for state in trainer.optimizers[0].state.values() for value in state.values())
-    local = [
-        x.to_local() if isinstance(x, DTensor) else x
-        for x in (*model.state_dict().values(), *states)
-    ]
-    floats = [x for x in local if isinstance(x, Tensor) and x.is_floating_point()]
-    device = floats[0].device  # unless fused, AdamW counts steps on the host
-    n_tensors = torch.stack([(~torch.isfinite(x).all()).to(device) for x in floats]).sum()
+def _count_non_finite(trainer: L.Trainer, model: torch.nn.Module) -> int:
+    """Count weights and optimizer states with a NaN or infinite entry; the most on a rank.
+
+    All ranks call this.
+    """
+    tensors = list(model.state_dict().values())
+    for state in trainer.optimizers[0].state.values():
+        tensors += state.values()
+    flags = []
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            flags.append(~torch.isfinite(tensor).all())
+    device = flags[0].device  # unless fused, AdamW counts steps on the host
+    n_tensors = torch.stack([flag.to(device) for flag in flags]).sum()
     return int(trainer.strategy.reduce(n_tensors.float(), reduce_op="max"))
 
 
-def divergence_error(trainer: L.Trainer, what: str) -> UserError:
-    """The error that ends a run after `what` happened, with the newest checkpoint: `FiniteCheckpoints` kept it good."""
-    folders = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
-    checkpoints = [
-        checkpoint
-        for folder in filter(None, folders)
-        for checkpoint in complete_checkpoints(Path(folder))
-    ]
-    last = checkpoints[0] if checkpoints else "none yet"
-    advice = "lower the learning rate (model.optimizer) or inspect the data"
-    return UserError(f"{what}: {advice}; the last good checkpoint is {last}")
+def divergence_error(trainer: L.Trainer, event: str) -> UserError:
+    """The error that ends a run after `event`. It names the newest checkpoint.
+
+    The checkpoint is good, because `FiniteCheckpoints` refuses to write another.
+    """
+    checkpoints: list[Path] = []
+    for callback in trainer.checkpoint_callbacks:
+        folder = getattr(callback, "dirpath", None)
+        if folder:
+            checkpoints += complete_checkpoints(Path(folder))
+    newest = checkpoints[0] if checkpoints else "none yet"
+    return UserError(
+        f"{event}: lower the learning rate (model.optimizer) or inspect the data; the last good "
+        f"checkpoint is {newest}"
+    )

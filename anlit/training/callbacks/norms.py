@@ -15,39 +15,46 @@ from anlit.training.lightning_internals import is_logged
 
 
 class NormMonitor(L.Callback):
-    """Logs at every logging step the mean of each kind of scaling vector and the largest and smallest row norm.
+    """Logs means of scaling vectors and extremes of row norms at every logging step.
 
-    `scaling/alpha_A`, `scaling/s_qk` … are means of |s| over the entries of all layers; the sign has no meaning in
-    nGPT. `norms/row_max` and `norms/row_min` are over all vectors that the architecture constrains; none for GPT+.
+    `scaling/alpha_A`, `scaling/s_qk` … are means of |s| over the entries of all layers; the sign has
+    no meaning in nGPT. `norms/row_max` and `norms/row_min` are the largest and smallest norm of all
+    vectors that the architecture constrains; GPT+ constrains none.
     """
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if is_logged(trainer, trainer.global_step):
-            kinds: dict[str, list[Tensor]] = defaultdict(list)
-            for name, module in pl_module.named_modules():
-                if isinstance(module, ScalingVector):
-                    sizes = full_tensor(module()).abs()
-                    mean = sizes.mean(dtype=wide_dtype(sizes))
-                    kinds[f"scaling/{name.rpartition('.')[2]}"].append(mean)
-            pl_module.log_dict({kind: torch.stack(means).mean() for kind, means in kinds.items()})
-            if parts := [_of_this_rank(rows) for rows in pl_module.model.row_norms()]:
-                norms = torch.cat(parts)
-                ends = (
-                    torch.stack([norms.max(), -norms.min()])
-                    if len(norms)
-                    else norms.new_full((2,), -torch.inf)
-                )
-                largest, smallest = trainer.strategy.reduce(
-                    ends, reduce_op="max"
-                )  # one meeting, however many weights
-                pl_module.log_dict({"norms/row_max": largest, "norms/row_min": -smallest})
+            pl_module.log_dict(_scaling_means(pl_module))
+            row_norms = pl_module.model.row_norms()
+            if row_norms:
+                pl_module.log_dict(_norm_extremes(row_norms, trainer))
 
 
-def _of_this_rank(rows: Tensor) -> Tensor:
-    """This rank's part of a 1-d tensor, or all of it if its entries are partial sums over ranks."""
-    if isinstance(rows, DTensor) and not any(
-        placement.is_partial() for placement in rows.placements
-    ):
-        return rows.to_local()
-    return full_tensor(rows)
+def _scaling_means(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The mean of |s| by kind of scaling vector: `scaling/alpha_A` …"""
+    means_by_kind: dict[str, list[Tensor]] = defaultdict(list)
+    for name, module in model.named_modules():
+        if isinstance(module, ScalingVector):
+            sizes = full_tensor(module()).abs()
+            mean = sizes.mean(dtype=wide_dtype(sizes))
+            means_by_kind[f"scaling/{name.rpartition('.')[2]}"].append(mean)
+    return {kind: torch.stack(means).mean() for kind, means in means_by_kind.items()}
+
+
+def _norm_extremes(row_norms: list[Tensor], trainer: L.Trainer) -> dict[str, Tensor]:
+    """The largest and smallest norm over all ranks, by one all-reduce."""
+    norms = torch.cat([_local_norms(norms) for norms in row_norms])
+    extremes = norms.new_full((2,), -torch.inf)  # for a rank without rows
+    if len(norms):
+        extremes = torch.stack([norms.max(), -norms.min()])
+    largest, negative_smallest = trainer.strategy.reduce(extremes, reduce_op="max")
+    return {"norms/row_max": largest, "norms/row_min": -negative_smallest}
+
+
+def _local_norms(norms: Tensor) -> Tensor:
+    """This rank's entries of a 1-d tensor; all entries if they are partial sums over ranks."""
+    if not isinstance(norms, DTensor):
+        return full_tensor(norms)
+    has_partial_sums = any(placement.is_partial() for placement in norms.placements)
+    return full_tensor(norms) if has_partial_sums else norms.to_local()

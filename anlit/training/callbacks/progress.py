@@ -13,14 +13,16 @@ from anlit.reporting.table import SafeConsole
 from anlit.reporting.text import echo, short_number
 from anlit.training.lightning_internals import is_logged, validation_follows
 
-SECONDS_BETWEEN_LINES = 10.0  # in a log file; a validation's result is always printed
+SECONDS_BETWEEN_LINES = 10.0
+"""In a log file. The result of a validation is always printed."""
 
 
 class RunProgress(ProgressBar):
     """Shows `step 120/1950 ━━━━ 12.3k tokens/s  loss 3.214  val 3.301  0:04:12 left`.
 
-    The numbers change at logged steps only, where the host waits for the device anyway. Lightning's progress bars count
-    the batches of an epoch, but runs here are measured in steps. `enable_progress_bar: false` turns it off.
+    The numbers change at logged steps only, where the host waits for the device anyway. Lightning's
+    progress bars count the batches of an epoch; this bar counts the steps of the run.
+    `enable_progress_bar: false` turns it off.
 
     Args:
         console: The output; standard output by default.
@@ -37,8 +39,14 @@ class RunProgress(ProgressBar):
         self._line = Progress(*columns, console=self._console, refresh_per_second=4)
         self._task = self._line.add_task("", status="")
         self._is_enabled = True
-        self._first_step, self._step, self._total = 0, 0, 0
-        self._began, self._paused_at, self._printed_at = 0.0, 0.0, 0.0
+        self._first_step = 0
+        self._step = 0
+        self._total = 0
+        """The run's steps; 0 if neither max_steps nor the data tell them."""
+        self._started_at = 0.0
+        """The time of the first step, shifted by the time of validations."""
+        self._paused_at = 0.0
+        self._printed_at = 0.0
         self._numbers = ""
         self._is_logged = False
 
@@ -56,21 +64,25 @@ class RunProgress(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
-        self._total = (
-            int(total) if 0 < total < float("inf") else 0
-        )  # 0: neither max_steps nor the data tell
-        self._first_step = self._step = trainer.global_step
-        self._began = self._printed_at = time.monotonic()
-        device = (
-            f"{trainer.world_size} × {pl_module.device.type}"
-            if trainer.world_size > 1
-            else pl_module.device.type
-        )
-        begun = f", continuing at step {self._step}" if self._step else ""
-        self.print(
-            f"{type(pl_module).__name__}, {pl_module.model.n_parameters():,} parameters, {device}, {trainer.precision},"
-            f" peak rate {rates_in_words(pl_module.peak_rates())}, in {trainer.default_root_dir}{begun}"
-        )
+        self._total = int(total) if 0 < total < float("inf") else 0
+        self._first_step = trainer.global_step
+        self._step = trainer.global_step
+        self._started_at = time.monotonic()
+        self._printed_at = self._started_at
+        devices = pl_module.device.type
+        if trainer.world_size > 1:
+            devices = f"{trainer.world_size} × {devices}"
+        facts = [
+            type(pl_module).__name__,
+            f"{pl_module.model.n_parameters():,} parameters",
+            devices,
+            str(trainer.precision),
+            f"peak rate {format_rates(pl_module.peak_rates())}",
+            f"in {trainer.default_root_dir}",
+        ]
+        if self._step:
+            facts.append(f"continuing at step {self._step}")
+        self.print(", ".join(facts))
         self._show("")
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
@@ -79,28 +91,44 @@ class RunProgress(ProgressBar):
         self._step = trainer.global_step
         self._is_logged = is_logged(trainer, self._step)
         if self._is_logged:
-            self._numbers = numbers(trainer.progress_bar_metrics)
-        due = time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES
-        # A step that is validated has its line after that.
-        as_line = due and self._is_logged and not validation_follows(trainer)
+            self._numbers = format_metrics(trainer.progress_bar_metrics)
+        is_due = time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES
+        # If validation follows, the line comes after it.
+        as_line = is_due and self._is_logged and not validation_follows(trainer)
         self._show(self._status, as_line)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused_at = time.monotonic()
 
-    def on_validation_batch_end(self, trainer: L.Trainer, *given: Any) -> None:
-        self._draw_evaluation(trainer, "validation", given[3] + 1, trainer.num_val_batches[0])
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._draw_evaluation(trainer, "validation", batch_idx + 1, trainer.num_val_batches[0])
 
-    def on_test_batch_end(self, trainer: L.Trainer, *given: Any) -> None:
-        self._draw_evaluation(trainer, "test", given[3] + 1, trainer.num_test_batches[0])
+    def on_test_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._draw_evaluation(trainer, "test", batch_idx + 1, trainer.num_test_batches[0])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._began += time.monotonic() - self._paused_at  # the speed is that of steps
+        self._started_at += time.monotonic() - self._paused_at  # the speed counts steps only
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             metrics = dict(trainer.progress_bar_metrics)
-            if not self._is_logged:  # it is that of an earlier step, or of one rank
+            if not self._is_logged:  # the loss is of an earlier step, or of one rank
                 metrics.pop("loss", None)
-            self._numbers = numbers(metrics)
+            self._numbers = format_metrics(metrics)
             self._show(self._status, as_line=True)
 
     def teardown(self, *_: Any, **__: Any) -> None:
@@ -110,15 +138,16 @@ class RunProgress(ProgressBar):
     def on_exception(self, *_: Any) -> None:
         self.teardown()
 
-    def _draw_evaluation(self, trainer: L.Trainer, what: str, n_batches: int, total: float) -> None:
-        shown = f"{what} {n_batches}/{total:.0f}"
+    def _draw_evaluation(self, trainer: L.Trainer, name: str, n_batches: int, total: float) -> None:
+        """Show `validation 3/10`: as the status of a fit, or as the description."""
+        count = f"{name} {n_batches}/{total:.0f}"
         if trainer.state.fn == "fit":
-            self._show(shown)
+            self._show(count)
         else:
-            self._draw(shown, n_batches, total)
+            self._draw(count, n_batches, total)
 
     def _show(self, status: str, as_line: bool = False) -> None:
-        """Redraw the line of a terminal; where there is none, print it if asked to."""
+        """Redraw the line of a terminal; without a terminal print it if `as_line`."""
         count = f"step {self._step}/{self._total or '?'}"
         self._draw(count, self._step, self._total, status)
         if as_line and self._is_enabled and not self._console.is_terminal:
@@ -128,35 +157,40 @@ class RunProgress(ProgressBar):
     def _draw(self, description: str, completed: int, total: float, status: str = "") -> None:
         if self._is_enabled and self._console.is_terminal:
             self._line.start()
-            settings: dict[str, Any] = {
-                "completed": completed,
-                "total": total or None,
-                "status": status,
-            }
-            self._line.update(self._task, description=description, **settings)
+            self._line.update(
+                self._task,
+                description=description,
+                completed=completed,
+                total=total or None,
+                status=status,
+            )
 
     @property
     def _status(self) -> str:
-        """The numbers, and the time left at the mean speed of this process's steps, without validations."""
-        left, done = "", self._step - self._first_step
-        if self._total and done:
-            seconds = (time.monotonic() - self._began) / done * (self._total - self._step)
-            left = f"{timedelta(seconds=round(seconds))} left"
-        return "  ".join(filter(None, [self._numbers, left]))
+        """The numbers, and the remaining time at the mean speed of this process's steps."""
+        remaining_time = ""
+        n_steps = self._step - self._first_step
+        if self._total and n_steps:
+            seconds_per_step = (time.monotonic() - self._started_at) / n_steps
+            seconds = seconds_per_step * (self._total - self._step)
+            remaining_time = f"{timedelta(seconds=round(seconds))} left"
+        return "  ".join(filter(None, [self._numbers, remaining_time]))
 
 
-def numbers(metrics: dict[str, Any]) -> str:
-    """Speed, training loss and validation loss from Lightning's progress bar metrics, as far as known."""
-    forms = {
-        "train/tokens_per_second": lambda x: f"{short_number(x)} tokens/s",
-        "loss": lambda x: f"loss {x:.3f}",
-        "val/loss": lambda x: f"val {x:.3f}",
-    }
-    return "  ".join(form(float(metrics[name])) for name, form in forms.items() if name in metrics)
+def format_metrics(metrics: dict[str, Any]) -> str:
+    """Speed, training loss and validation loss from Lightning's progress bar metrics, if present."""
+    texts = []
+    if "train/tokens_per_second" in metrics:
+        texts.append(f"{short_number(float(metrics['train/tokens_per_second']))} tokens/s")
+    if "loss" in metrics:
+        texts.append(f"loss {float(metrics['loss']):.3f}")
+    if "val/loss" in metrics:
+        texts.append(f"val {float(metrics['val/loss']):.3f}")
+    return "  ".join(texts)
 
 
-def rates_in_words(rates: dict[str, float]) -> str:
-    """The rate of each parameter group, or the one that all share."""
+def format_rates(rates: dict[str, float]) -> str:
+    """The rate of each parameter group, or the common rate."""
     if len(set(rates.values())) == 1:
         return f"{next(iter(rates.values())):.3g}"
     return " ".join(f"{name} {rate:.3g}" for name, rate in rates.items())

@@ -1,4 +1,4 @@
-"""Random numbers of a step that do not depend on what was drawn before, so that a resumed run draws the same ones."""
+"""Random numbers of a step that do not depend on earlier draws, so a resumed run draws the same."""
 
 import os
 import random
@@ -12,24 +12,23 @@ import torch
 class RandomState(L.Callback):
     """Seeds Python's, NumPy's and torch's generators before each micro-batch.
 
-    The seed is of the run's seed, the optimizer step, the micro-batch in it and the rank, so a checkpoint needs no
-    state. Without `seed_everything` nothing is seeded.
+    The seed is a function of the run's seed, the optimizer step, the micro-batch in the step and the
+    rank, so a checkpoint needs no state. Without `seed_everything` nothing is seeded.
     """
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (run_seed := os.environ.get("PL_GLOBAL_SEED")) is not None:  # set by seed_everything
-            key = (
-                int(run_seed),
-                trainer.global_step,
-                batch_idx % trainer.accumulate_grad_batches,
-                trainer.global_rank,
-            )
-            seed = int(np.random.SeedSequence(key).generate_state(1)[0])
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.default_generator.manual_seed(seed)
-            # torch.manual_seed seeds every kind of device, and notes a traceback for those that are not there.
-            if (device := pl_module.device.type) != "cpu":
-                torch.get_device_module(device).manual_seed(seed)
+        run_seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
+        if run_seed is None:
+            return
+        micro_batch = batch_idx % trainer.accumulate_grad_batches
+        key = (int(run_seed), trainer.global_step, micro_batch, trainer.global_rank)
+        seed = int(np.random.SeedSequence(key).generate_state(1)[0])
+        random.seed(seed)
+        np.random.seed(seed)
+        # torch.manual_seed would seed every kind of device, and keep a traceback for missing kinds.
+        torch.default_generator.manual_seed(seed)
+        device_type = pl_module.device.type
+        if device_type != "cpu":
+            torch.get_device_module(device_type).manual_seed(seed)

@@ -34,12 +34,13 @@ _log = logging.getLogger(__name__)
 
 
 class RunRecord(L.Callback):
-    """Writes data fingerprint, parameter count, attention kernels, status, and an entry for each launch.
+    """Writes data fingerprint, parameter count, attention kernels, status, and all launches.
 
-    A launch is the start of the run or a continuation: time, step, command, the settings that it changed, versions, git
-    commit and hardware. Nothing is written before training starts, so a refused continuation does not change the
-    record. The loggers get the settings then, and the run folder a copy of the data's tokenizer.json, so that it can be
-    moved away from its data. It also gets what the model that the weights come from says of its special tokens.
+    A launch is the start of the run or a continuation: time, step, command, changed settings,
+    versions, git commit and hardware. Nothing is written before training starts, so a refused
+    continuation does not change the record. Then the loggers get the settings, and the run folder
+    gets a copy of the data's tokenizer.json, so that it can be moved away from its data. The folder
+    also gets the special tokens of the model that the weights come from.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -50,9 +51,28 @@ class RunRecord(L.Callback):
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         data = getattr(trainer, "datamodule", None)
+        launches = read_json(self.path, RECORD_SCHEMA, missing={}).get("launches") or []
+        self.record = {
+            "launches": [*launches, self._launch(trainer, pl_module)],
+            "data": data.fingerprint if data is not None else None,
+            "architecture": type(pl_module).__name__,
+            "parameters": pl_module.model.n_parameters(),
+            "attention": [],  # filled at the first batch
+        }
+        self._attention = attention_layers(pl_module)
+        self._write(status="running", ended=None, error=None)
+        settings = settings_of(trainer, pl_module)
+        for logger in trainer.loggers:
+            log_settings(logger, settings)
+        if data is not None and data.manifest.get("tokenizer_sha256"):
+            self._copy_tokenizer(data)
+            self._copy_special_tokens(pl_module.text_folder, data.manifest["tokenizer_sha256"])
+
+    def _launch(self, trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
+        """The entry of this launch."""
         devices = [device_name(trainer.strategy.root_device)] * trainer.world_size
-        launch = {
-            "started": utc_time(),
+        return {
+            "started": now(),
             "step": trainer.global_step,
             "command": shlex.join(["anlit", *sys.argv[1:]]),
             "changed": pl_module.changed_settings,
@@ -61,59 +81,45 @@ class RunRecord(L.Callback):
             "git": git_state(),
             "hardware": {**machine(), "threads": torch.get_num_threads(), "devices": devices},
         }
-        self.record = {
-            "launches": [
-                *(read_json(self.path, RECORD_SCHEMA, missing={}).get("launches") or []),
-                launch,
-            ],
-            "data": data.fingerprint if data is not None else None,
-            "architecture": type(pl_module).__name__,
-            "parameters": pl_module.model.n_parameters(),
-            "attention": [],  # known from the first batch on
-        }
-        self._attention = attention_layers(pl_module)
-        self._write(status="running", ended=None, error=None)
-        settings = settings_of(trainer, pl_module)
-        for logger in trainer.loggers:
-            log_settings(logger, settings)
-        if data is not None and data.manifest.get("tokenizer_sha256"):
-            with (
-                suppress(UserError),
-                replacing(self.path.with_name(TOKENIZER)) as partial,
-            ):  # it may be lost
-                partial.write_bytes(data.tokenizer_content)
-            self._keep_special_tokens(pl_module.text_folder, data.manifest["tokenizer_sha256"])
 
-    def _keep_special_tokens(self, source: Path | None, tokenizer_sha256: str) -> None:
-        """Copy the special tokens and the chat template of the folder `source`, if the data have its tokenizer."""
-        special = SpecialTokens() if source is None else read_special_tokens(source)
-        if source is None or special == SpecialTokens():
+    def _copy_tokenizer(self, data: Any) -> None:
+        """Copy the data's tokenizer.json into the run folder, unless it is lost."""
+        with suppress(UserError), replacing(self.path.with_name(TOKENIZER)) as partial:
+            partial.write_bytes(data.tokenizer_content)
+
+    def _copy_special_tokens(self, source: Path | None, tokenizer_sha256: str) -> None:
+        """Copy special tokens and chat template of a folder, if the data have its tokenizer."""
+        if source is None:
+            return
+        special = read_special_tokens(source)
+        if special == SpecialTokens():
             return
         if has_tokenizer(source, tokenizer_sha256):
             special.write(self.path.parent)
         else:
             _log.info(
-                f"{self.path.parent} does not keep the chat template and the special tokens of {source}: the data "
-                "have another tokenizer"
+                f"{self.path.parent} does not keep the chat template and the special tokens of "
+                f"{source}: the data have another tokenizer"
             )
 
     @rank_zero_only
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
-        """Write which kernels compute attention, where that is news: a longer context may bring another."""
+        """Record the attention kernels if they have changed, as with a longer context."""
         kernels = kernels_in_use(self._attention)
         if kernels != self.record["attention"]:
             self._write(attention=kernels)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Also where a continued run has nothing left to do, and says so: it may have been killed at its end.
+        """Record the end, also if no step was left: the run may have been killed at its end.
 
-        UserError on all ranks if no step was taken, and steps are left or the folder has no checkpoint.
+        Raises UserError on all ranks if no step was taken, and steps are left or the folder has no
+        checkpoint.
         """
         has_trained = trainer.strategy.broadcast(bool(self.record))
         if not has_trained:
             checkpoints = complete_checkpoints(self.path.parent / CHECKPOINTS)
-            obstacle = obstacle_to_training(trainer, bool(checkpoints))
-            if obstacle := trainer.strategy.broadcast(obstacle):
+            obstacle = trainer.strategy.broadcast(obstacle_to_training(trainer, bool(checkpoints)))
+            if obstacle is not None:
                 raise UserError(obstacle)
         self._finish(trainer)
 
@@ -121,9 +127,12 @@ class RunRecord(L.Callback):
     def _finish(self, trainer: L.Trainer) -> None:
         if not self.record:
             name = limit_of(trainer)
-            has = f"{self.path.parent} has its {trainer.global_step} steps (trainer.{name}={getattr(trainer, name)})"
-            _log.info(f"{has}: nothing to do; more come with --trainer.{name} N")
-        self.record = self.record or read_json(self.path, RECORD_SCHEMA, missing={})
+            _log.info(
+                f"{self.path.parent} has its {trainer.global_step} steps "
+                f"(trainer.{name}={getattr(trainer, name)}): nothing to do; more come with "
+                f"--trainer.{name} N"
+            )
+            self.record = read_json(self.path, RECORD_SCHEMA, missing={})
         if self.record.get("status") != "finished":
             early = stopped_early(trainer)
             if early:
@@ -134,18 +143,16 @@ class RunRecord(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        if self.record:
-            status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
-            try:
-                self._write(
-                    status=status,
-                    ended=utc_time(),
-                    error=f"{type(exception).__name__}: {exception}",
-                )
-            except OSError as error:  # for example a full disk, which the exception reports
-                _log.warning(
-                    f"{self.path} still says 'running': it could not be written ({error.strerror})"
-                )
+        if not self.record:
+            return
+        status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
+        message = f"{type(exception).__name__}: {exception}"
+        try:
+            self._write(status=status, ended=now(), error=message)
+        except OSError as error:  # for example a full disk, which the exception reports
+            _log.warning(
+                f"{self.path} still says 'running': it could not be written ({error.strerror})"
+            )
 
     def _write(self, **changes: Any) -> None:
         self.record |= changes
@@ -154,26 +161,33 @@ class RunRecord(L.Callback):
 
 
 def settings_of(trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
-    """What loggers are told of a launch: the model, the data, the run and the rates in force."""
+    """The settings that loggers get: model, data, run, and the rates of this launch."""
     model = {"architecture": type(pl_module).__name__, **to_plain_values(dict(pl_module.hparams))}
     settings: dict[str, Any] = {"model": model, **run_settings(trainer)}
     data = getattr(trainer, "datamodule", None)
     if data is not None:
-        names = {key: data.fingerprint.get(key) for key in ("path", "corpus", "tokenizer_sha256")}
-        settings["data"] = {"class": type(data).__name__, **names, **settings["data"]}
-    changed = ", ".join(pl_module.changed_settings)
-    launch = {"step": trainer.global_step, "changed": changed}
-    return {**settings, "peak_rate": pl_module.peak_rates(), "launch": launch}
+        settings["data"] = {
+            "class": type(data).__name__,
+            "path": data.fingerprint.get("path"),
+            "corpus": data.fingerprint.get("corpus"),
+            "tokenizer_sha256": data.fingerprint.get("tokenizer_sha256"),
+            **settings["data"],
+        }
+    settings["peak_rate"] = pl_module.peak_rates()
+    changes = ", ".join(pl_module.changed_settings)
+    settings["launch"] = {"step": trainer.global_step, "changed": changes}
+    return settings
 
 
 def stopped_early(trainer: L.Trainer) -> dict[str, str]:
-    """The entry of a run that a callback ended before its last step."""
-    step, steps = trainer.global_step, trainer.estimated_stepping_batches
-    if not trainer.should_stop or step >= steps:
+    """The entry of a run that a callback ended before its last step; empty for all other runs."""
+    step = trainer.global_step
+    n_steps = trainer.estimated_stepping_batches
+    if not trainer.should_stop or step >= n_steps:
         return {}
     stoppers = [type(callback).__name__ for callback in trainer.early_stopping_callbacks]
-    by = " or ".join(stoppers) or "a callback"
-    return {"stopped_early": f"{step} of {steps} steps, by {by}"}
+    stopper = " or ".join(stoppers) or "a callback"
+    return {"stopped_early": f"{step} of {n_steps} steps, by {stopper}"}
 
 
 def limit_of(trainer: L.Trainer) -> str:
@@ -181,15 +195,17 @@ def limit_of(trainer: L.Trainer) -> str:
     return "max_steps" if trainer.global_step >= trainer.max_steps >= 0 else "max_epochs"
 
 
-def obstacle_to_training(trainer: L.Trainer, has_checkpoint: bool) -> str:
-    """Why a launch took no step, "" for a run that has had all its steps."""
+def obstacle_to_training(trainer: L.Trainer, has_checkpoint: bool) -> str | None:
+    """The reason why a launch took no step; None for a run that has had all its steps."""
     if is_out_of_time(trainer) and trainer.global_step < trainer.estimated_stepping_batches:
         return "trainer.max_time leaves no time for a step: give a longer one, or leave it out"
     if has_checkpoint:
-        return ""
+        return None
     name = limit_of(trainer)
     limit = f"trainer.{name}={getattr(trainer, name)}"
     if trainer.ckpt_path is None:
         return f"{limit} leaves no step to train: set a larger one"
-    has = f"ckpt_path={trainer.ckpt_path} has {trainer.global_step} steps"
-    return f"{has} and {limit} leaves none to train: give a larger one, or another checkpoint"
+    return (
+        f"ckpt_path={trainer.ckpt_path} has {trainer.global_step} steps and {limit} leaves none to "
+        "train: give a larger one, or another checkpoint"
+    )

@@ -1,4 +1,7 @@
-"""Validation, checkpoints and the end of a run only between optimizer steps; Lightning counts micro-batches."""
+"""Lets validation, checkpoints and the end of a run come only between optimizer steps.
+
+Lightning counts micro-batches.
+"""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from anlit.errors import UserError
 from anlit.training.lightning_internals import (
-    before_each_fetch,
+    call_before_fetches,
     completes_step,
     number_logged_steps,
     set_validation_rule,
@@ -22,82 +25,82 @@ _log = logging.getLogger(__name__)
 
 
 class WholeSteps(Checkpoint):
-    """Counts `val_check_interval` in optimizer steps, and lets nothing come between the micro-batches of a step.
+    """Counts `val_check_interval` in optimizer steps, and lets nothing come within a step.
 
-    A checkpoint within a step would lose the gradients of its micro-batches. So `trainer.save_checkpoint`, through
-    which everything saves, waits for the step's end, and for the validation that is due there.
+    A checkpoint within a step would lose the gradients of its micro-batches. All callbacks save by
+    `trainer.save_checkpoint`. So it waits for the step's end, and for a validation at this step.
 
-    An integer `val_check_interval` is a number of optimizer steps, of the run or, with `check_val_every_n_epoch`, of
-    each epoch; a float is a share of an epoch; a time is checked after each step. The run's last step is always
-    validated. A request to stop within a step (`max_time`) takes effect after it. The `step` in the logs is the number
-    of the optimizer step, from 0.
+    An integer `val_check_interval` is a number of optimizer steps, of the run or, with
+    `check_val_every_n_epoch`, of each epoch. A float is a share of an epoch. A time is checked after
+    each step. The run's last step is always validated. A request to stop within a step (`max_time`)
+    takes effect after the step. The `step` in the logs is the number of the optimizer step, from 0.
 
-    Lightning calls checkpoint callbacks after all others, so this one sees the others' requests and states. Place it
-    before other checkpoint callbacks: at their turn the step has ended, and they save at once.
+    Lightning calls checkpoint callbacks last, so this callback sees the requests and states of all
+    callbacks. Place it before other checkpoint callbacks: at their turn the step has ended, and
+    they save at once.
     """
 
     def __init__(self) -> None:
-        self._stop_after_step = self._has_begun = False
+        self._stop_after_step = False
+        self._has_trained = False
         self._is_within_step = False
         self._accumulated = 1
         self._waiting_saves: dict[str, dict[str, Any]] = {}
+        """Path → the arguments of a `save_checkpoint` that waits for the step's end."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Give Lightning the interval in micro-batches; UserError if epochs or intervals do not end with a step."""
-        accumulated, n_batches = trainer.accumulate_grad_batches, trainer.num_training_batches
+        """Give Lightning the interval in micro-batches.
+
+        Raises UserError if epochs or intervals do not end with a step.
+        """
         interval = getattr(trainer, "val_check_interval", None)  # None for a time
         if isinstance(interval, int):
-            trainer.val_check_batch = interval * accumulated
-        between = (
-            trainer.val_check_batch if isinstance(trainer.val_check_batch, int) else accumulated
-        )
-        within_step = n_batches % accumulated or between % accumulated
-        if n_batches != float("inf") and (
-            within_step or (trainer.check_val_every_n_epoch and between > n_batches)
-        ):
-            raise UserError(
-                f"trainer.val_check_interval={interval} is {between} of the {n_batches} batches of an epoch, and "
-                f"trainer.accumulate_grad_batches={accumulated} make a step: give whole steps that fit into an epoch, "
-                "set trainer.limit_train_batches, or count across epochs with trainer.check_val_every_n_epoch null"
-            )
+            trainer.val_check_batch = interval * trainer.accumulate_grad_batches
+        _refuse_split_steps(trainer, interval)
         _align_progress(trainer)
-        self._has_begun = self._is_within_step = False
-        self._accumulated = accumulated
+        self._has_trained = False
+        self._is_within_step = False
+        self._accumulated = trainer.accumulate_grad_batches
         self._waiting_saves = {}
-        before_each_fetch(trainer, self._begin_batch)
+        call_before_fetches(trainer, self._begin_batch)
         trainer.save_checkpoint = partial(self._save, trainer)  # type: ignore[method-assign]
         for callback in trainer.checkpoint_callbacks:
             _count_whole_steps(callback)
+        set_validation_rule(trainer, partial(self._is_validation_due, trainer, interval))
 
-        def is_due(due_by_rule: Callable[[], bool]) -> bool:
-            ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-            if (
-                ends_epoch and not self._has_begun
-            ):  # the checkpoint is of the validation after an epoch's last step
-                return True  # or Lightning would take one more step in that epoch
-            if not completes_step(trainer):
-                return False
-            is_due_here = due_by_rule() or (trainer.enable_validation and is_last_step(trainer))
-            if interval is None:  # a time, and clocks of ranks differ
-                is_due_here = trainer.strategy.broadcast(is_due_here)
-            return is_due_here
-
-        set_validation_rule(trainer, is_due)
+    def _is_validation_due(
+        self, trainer: L.Trainer, interval: Any, is_due_by_rule: Callable[[], bool]
+    ) -> bool:
+        """Whether to validate after the current batch; `is_due_by_rule` is Lightning's rule."""
+        is_end_of_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        if is_end_of_epoch and not self._has_trained:
+            # The checkpoint is of the validation after an epoch's last step. Without this answer
+            # Lightning would take one more step in that epoch.
+            return True
+        if not completes_step(trainer):
+            return False
+        is_due = is_due_by_rule() or (trainer.enable_validation and is_last_step(trainer))
+        if interval is None:  # a time, and the clocks of ranks differ
+            is_due = trainer.strategy.broadcast(is_due)
+        return is_due
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        # Lightning's own count is off by one if a run is continued after its end or with another interval.
+        # Lightning's count is off by one if a run continues after its end or with another interval.
         number_logged_steps(trainer, trainer.global_step)
-        self._has_begun = True
+        self._has_trained = True
         if trainer.accumulate_grad_batches != self._accumulated:
             raise UserError(
-                f"a callback has changed trainer.accumulate_grad_batches from {self._accumulated} to "
-                f"{trainer.accumulate_grad_batches}, and steps of a run have one size: leave it out"
+                "a callback has changed trainer.accumulate_grad_batches from "
+                f"{self._accumulated} to {trainer.accumulate_grad_batches}, and steps of a run have "
+                "one size: leave it out"
             )
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        asked, within = trainer.should_stop or self._stop_after_step, not completes_step(trainer)
-        trainer.should_stop, self._stop_after_step = asked and not within, asked and within
-        if not within and not validation_follows(trainer):
+        is_stopping = trainer.should_stop or self._stop_after_step
+        is_step_complete = completes_step(trainer)
+        trainer.should_stop = is_stopping and is_step_complete
+        self._stop_after_step = is_stopping and not is_step_complete
+        if is_step_complete and not validation_follows(trainer):
             self._end_step(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -110,10 +113,10 @@ class WholeSteps(Checkpoint):
         self._is_within_step = True
 
     def _end_step(self, trainer: L.Trainer) -> None:
-        """Write the checkpoints that were asked for within the step."""
+        """Write the checkpoints that have waited for the step's end."""
         self._is_within_step = False
-        waiting, self._waiting_saves = self._waiting_saves, {}
-        for path, settings in waiting.items():
+        waiting_saves, self._waiting_saves = self._waiting_saves, {}
+        for path, settings in waiting_saves.items():
             trainer.save_checkpoint(path, **settings)
 
     def _save(
@@ -123,9 +126,9 @@ class WholeSteps(Checkpoint):
         weights_only: bool | None = None,
         storage_options: Any = None,
     ) -> None:
-        """Stand for `trainer.save_checkpoint`: write now between steps, else at the step's end.
+        """In place of `trainer.save_checkpoint`: write at once between steps, else at the step's end.
 
-        A run that ends by an error within a step has none: nothing is written then, and a line says so.
+        If an error ends the run within a step, nothing is written, and a line in the log says so.
         """
         settings = {"weights_only": weights_only, "storage_options": storage_options}
         if not self._is_within_step:
@@ -140,19 +143,39 @@ class WholeSteps(Checkpoint):
 
 
 def is_last_step(trainer: L.Trainer) -> bool:
-    """Whether the batch under way is the last one of the run, as far as steps and epochs tell."""
-    ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-    ends_last_epoch = ends_epoch and trainer.current_epoch + 1 == trainer.max_epochs
-    return ends_last_epoch or trainer.global_step == trainer.max_steps
+    """Whether the current batch is the run's last by max_steps or max_epochs."""
+    is_end_of_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    is_end_of_epochs = is_end_of_epoch and trainer.current_epoch + 1 == trainer.max_epochs
+    return is_end_of_epochs or trainer.global_step == trainer.max_steps
+
+
+def _refuse_split_steps(trainer: L.Trainer, interval: Any) -> None:
+    """Raise UserError if an epoch or validation interval would end within a step."""
+    accumulated = trainer.accumulate_grad_batches
+    n_batches = trainer.num_training_batches
+    if n_batches == float("inf"):
+        return
+    batches_between = accumulated
+    if isinstance(trainer.val_check_batch, int):
+        batches_between = trainer.val_check_batch
+    splits_step = n_batches % accumulated or batches_between % accumulated
+    exceeds_epoch = trainer.check_val_every_n_epoch and batches_between > n_batches
+    if splits_step or exceeds_epoch:
+        raise UserError(
+            f"trainer.val_check_interval={interval} is {batches_between} of the {n_batches} batches "
+            f"of an epoch, and trainer.accumulate_grad_batches={accumulated} make a step: give whole "
+            "steps that fit into an epoch, set trainer.limit_train_batches, or count across epochs "
+            "with trainer.check_val_every_n_epoch null"
+        )
 
 
 def _count_whole_steps(callback: Checkpoint) -> None:
-    """Let Lightning's ModelCheckpoint look at the time and the step after whole steps only.
+    """Let Lightning's ModelCheckpoint check the time and the step after whole steps only.
 
-    Its file would otherwise be named after the step before the one that it holds.
+    Otherwise its file would have the name of the step before.
     """
-    looks_by_itself = type(callback).on_train_batch_end is not ModelCheckpoint.on_train_batch_end
-    if isinstance(callback, ModelCheckpoint) and not looks_by_itself:
+    is_overridden = type(callback).on_train_batch_end is not ModelCheckpoint.on_train_batch_end
+    if isinstance(callback, ModelCheckpoint) and not is_overridden:
         callback.on_train_batch_end = partial(_at_end_of_step, callback)  # type: ignore[method-assign]
 
 
@@ -162,22 +185,27 @@ def _at_end_of_step(callback: ModelCheckpoint, trainer: L.Trainer, *batch: Any) 
 
 
 def _align_progress(trainer: L.Trainer) -> None:
-    """Shift a continued run's number of micro-batches to the present accumulation.
+    """Shift a continued run's count of micro-batches to the current accumulation.
 
-    Lightning steps when that number in the epoch is a multiple of `accumulate_grad_batches`, which may have changed.
+    Lightning steps when the count in the epoch is a multiple of `accumulate_grad_batches`, which may
+    have changed.
     """
-    loop, accumulated = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
+    loop = trainer.fit_loop.epoch_loop
+    accumulated = trainer.accumulate_grad_batches
     epochs = trainer.fit_loop.epoch_progress.current
     if loop.restarted_on_train_batch_end and epochs.ready == epochs.completed:
-        # The checkpoint is of an epoch's last step. Lightning would not count the next epoch as begun.
+        # The checkpoint is of an epoch's last step. Lightning would not start the next epoch.
         trainer.fit_loop.reset_restart_stage()
-    steps, batches = loop.automatic_optimization.optim_progress.optimizer.step, loop.batch_progress
-    in_epoch = steps.current.completed * accumulated
-    in_epoch = in_epoch and int((in_epoch - 1) % trainer.num_training_batches) + 1
-    for progress, expected in (
-        (batches.total, steps.total.completed * accumulated),
-        (batches.current, in_epoch),
-    ):
-        shift = expected - progress.ready
-        for name, count in vars(progress).items():
-            setattr(progress, name, count + shift)
+    steps = loop.automatic_optimization.optim_progress.optimizer.step
+    n_in_epoch = steps.current.completed * accumulated
+    if n_in_epoch:
+        n_in_epoch = int((n_in_epoch - 1) % trainer.num_training_batches) + 1
+    _shift_progress(loop.batch_progress.total, steps.total.completed * accumulated)
+    _shift_progress(loop.batch_progress.current, n_in_epoch)
+
+
+def _shift_progress(progress: Any, n_ready: int) -> None:
+    """Shift all counts of a Lightning progress so that `ready` is `n_ready`."""
+    shift = n_ready - progress.ready
+    for name, count in vars(progress).items():
+        setattr(progress, name, count + shift)

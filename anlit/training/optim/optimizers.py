@@ -11,14 +11,14 @@ from anlit.errors import UserError
 from anlit.training.optim.muon import muon_step
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
-"""Makes an optimizer from the groups of `parameter_groups`."""
+"""A function that makes an optimizer from the groups of `parameter_groups`."""
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Four groups by role: `matrices`, `embedding`, `head` and `vectors`.
 
-    A matrix that embedding and head share is in `head`. `vectors` are all other parameters: gains, scales and those of
-    attention mechanisms. They have no weight decay.
+    A matrix that embedding and head share is in `head`. `vectors` are all other parameters: gains,
+    scales and parameters of attention mechanisms. They have no weight decay.
     """
     maps = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     roles: dict[str, list[nn.Parameter]] = {
@@ -33,16 +33,17 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
             roles["head" if is_map else "embedding"].append(parameter)
         else:
             roles["matrices" if is_map else "vectors"].append(parameter)
-    settings: dict[str, dict[str, Any]] = {"vectors": {"weight_decay": 0.0}}
-    return [
-        {"name": name, "params": params, **settings.get(name, {})}
-        for name, params in roles.items()
-        if params
-    ]
+    groups: list[dict[str, Any]] = []
+    for role, params in roles.items():
+        if params:
+            groups.append({"name": role, "params": params})
+            if role == "vectors":
+                groups[-1]["weight_decay"] = 0.0
+    return groups
 
 
 def rate_of_width(d_model: int) -> float:
-    """AdamW's rate where none is set: near the best of tuned models of width 32 to 128, 1e-3 at 1,024."""
+    """AdamW's default rate: near the best rate of models of width 32 to 128, 1e-3 at 1,024."""
     return min(1 / d_model, 0.016)
 
 
@@ -59,29 +60,38 @@ class AdamW(torch.optim.AdamW):
     """
 
     def __init__(
-        self, params: Iterable[dict[str, Any]], lr: float | None = 1e-3, betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-9, weight_decay: float = 0.0, fused: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float | None = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-9,
+        weight_decay: float = 0.0,
+        fused: bool = True,
+    ) -> None:
         check_ranges("model.optimizer", locals())
         groups = list(params)
         if lr is None:
-            heads = [
-                group["params"]
-                for group in groups
-                if isinstance(group, dict) and group.get("name") == "head"
-            ]
-            if not heads:
-                raise UserError(
-                    "AdamW's lr=None follows the width of the group named head, and there is none: give lr a number"
-                )
-            lr = rate_of_width(heads[0][0].shape[1])
+            lr = rate_of_width(_width_of_head(groups))
         super().__init__(
             groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused
         )
 
 
+def _width_of_head(groups: list[dict[str, Any]]) -> int:
+    """The width of the model by the matrix (V, d_model) of the group `head`."""
+    for group in groups:
+        if isinstance(group, dict) and group.get("name") == "head":
+            return int(group["params"][0].shape[1])
+    raise UserError(
+        "AdamW's lr=None follows the width of the group named head, and there is none: give lr a "
+        "number"
+    )
+
+
 class MuonAdamW(torch.optim.Optimizer):
-    """torch.optim.Muon on the blocks' matrices, AdamW on the rest, as one optimizer for Lightning and schedulers.
+    """torch.optim.Muon on the blocks' matrices, AdamW on all other parameters.
+
+    Lightning and schedulers see a single optimizer.
 
     Args:
         params: Groups from `parameter_groups`.
@@ -89,55 +99,64 @@ class MuonAdamW(torch.optim.Optimizer):
         momentum: Muon's momentum.
         weight_decay: Decoupled decay of matrices, embedding and head.
         embedding_lr: AdamW's rate of the embedding; [SI] uses 0.3 for GPT-2 sized models.
-        head_lr: AdamW's rate of the head, and of a matrix that the embedding shares with it.
+        head_lr: AdamW's rate of the head, and of the matrix of a tied embedding and head.
         vector_lr: AdamW's rate of gains and scaling vectors.
         betas: AdamW's averaging coefficients.
         eps: AdamW's ε.
-        adjust_lr_fn: How Muon's rate depends on a matrix's shape: `original` or `match_rms_adamw`.
+        adjust_lr_fn: The dependence of Muon's rate on a matrix's shape: `original` or
+            `match_rms_adamw`.
     """
 
     def __init__(
-        self, params: Iterable[dict[str, Any]], lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0,
-        embedding_lr: float = 0.3, head_lr: float = 0.002, vector_lr: float = 0.002,
-        betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-9, adjust_lr_fn: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        embedding_lr: float = 0.3,
+        head_lr: float = 0.002,
+        vector_lr: float = 0.002,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-9,
+        adjust_lr_fn: str | None = None,
+    ) -> None:
         check_ranges("model.optimizer", locals())
         rates = {"matrices": lr, "embedding": embedding_lr, "head": head_lr, "vectors": vector_lr}
-        matrices, others = _split([{**group, "lr": rates[group["name"]]} for group in params])
-        self._parts = (
-            torch.optim.Muon(
-                matrices,
-                lr=lr,
-                momentum=momentum,
-                weight_decay=weight_decay,
-                adjust_lr_fn=adjust_lr_fn,
-            ),
-            torch.optim.AdamW(others, betas=betas, eps=eps, weight_decay=weight_decay, fused=True),
+        groups = [{**group, "lr": rates[group["name"]]} for group in params]
+        muon_groups, adamw_groups = _split(groups)
+        self._muon = torch.optim.Muon(
+            muon_groups,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            adjust_lr_fn=adjust_lr_fn,
         )
-        super().__init__(
-            [group for part in self._parts for group in part.param_groups], defaults={"lr": lr}
+        self._adamw = torch.optim.AdamW(
+            adamw_groups, betas=betas, eps=eps, weight_decay=weight_decay, fused=True
         )
-        self._share()
+        all_groups = [*self._muon.param_groups, *self._adamw.param_groups]
+        super().__init__(all_groups, defaults={"lr": lr})
+        self._share_state()
 
-    def _share(self) -> None:
-        """Make both parts work on this optimizer's own state and groups, which are saved and scheduled as one."""
-        muon, adamw = self._parts
-        muon.param_groups, adamw.param_groups = _split(self.param_groups)
-        muon.state = adamw.state = self.state
+    def _share_state(self) -> None:
+        """Let Muon and AdamW use this optimizer's state and groups, which are saved and scheduled."""
+        self._muon.param_groups, self._adamw.param_groups = _split(self.param_groups)
+        self._muon.state = self.state
+        self._adamw.state = self.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()
-        muon, adamw = self._parts
-        muon_step(muon)
-        adamw.step()
+        muon_step(self._muon)
+        self._adamw.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._share()
+        self._share_state()
 
 
 def _split(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Muon's groups and AdamW's."""
-    matrices = [group for group in groups if group["name"] == "matrices"]
-    return matrices, [group for group in groups if group["name"] != "matrices"]
+    """The groups of Muon, and the groups of AdamW."""
+    muon_groups = [group for group in groups if group["name"] == "matrices"]
+    adamw_groups = [group for group in groups if group["name"] != "matrices"]
+    return muon_groups, adamw_groups

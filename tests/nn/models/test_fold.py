@@ -13,7 +13,8 @@ from anlit.cli import main
 from anlit.errors import UserError
 from anlit.evaluation.generation import Request, Sampling, generate
 from anlit.nn.models.fold import fold
-from anlit.training.load_model import load_checkpoint, load_initial_weights
+from anlit.training.initial_weights import load_initial_weights
+from anlit.training.load_model import load_checkpoint
 from anlit.training.models import FoldedAnGPT, FoldedNGPT
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run, prepare

@@ -1,0 +1,149 @@
+"""The entry `anlit` of a checkpoint: a model writes it, and checks it before it takes the weights.
+
+`fit` continues from a checkpoint, `validate` and `test` evaluate it. All of them refuse another
+architecture, another tokenizer, other shapes, and the changed settings that `resume_checks` names.
+In this file `model` is a `LanguageModel`.
+"""
+
+from typing import Any
+
+from lightning.pytorch.callbacks import WeightAveraging
+
+import anlit
+from anlit.checkpoints.weights import refuse_non_finite, refuse_other_shapes
+from anlit.config.objects import to_plain_values
+from anlit.errors import UserError
+from anlit.training.kept_checkpoints import paths_to_names, restore_paths
+from anlit.training.lightning_internals import trainer_of
+from anlit.training.resume_checks import compare_settings, refuse_changes, run_settings
+
+
+def write_record(checkpoint: dict[str, Any], model: Any) -> None:
+    """Add the record to a checkpoint, and replace objects and paths in it by plain values and names."""
+    if "hyper_parameters" in checkpoint:
+        checkpoint["hyper_parameters"] = to_plain_values(checkpoint["hyper_parameters"])
+    if "callbacks" in checkpoint:
+        checkpoint["callbacks"] = paths_to_names(checkpoint["callbacks"], model.trainer)
+    checkpoint["anlit"] = {
+        "architecture": type(model).__name__,
+        "version": anlit.__version__,
+        "data": _fingerprint(model),
+        "family": model.family,
+        "family_length": model.family_length,
+        "run": run_settings(model.trainer),
+    }
+
+
+def load_record(checkpoint: dict[str, Any], model: Any) -> None:
+    """Check a checkpoint, and prepare it and `model` for its weights.
+
+    Raises UserError if anlit did not write the checkpoint, or it does not fit the configuration.
+    """
+    record = checkpoint.get("anlit")
+    if record is None:
+        raise UserError(
+            "ckpt_path names a checkpoint that anlit did not write: choose one from a run folder"
+        )
+    _refuse_other_architecture(record["architecture"], type(model).__name__)
+    # Lightning reads the states of callbacks after this hook.
+    states = restore_paths(checkpoint.get("callbacks", {}), trainer_of(model))
+    # max_time limits one launch: with the state of its timer no later launch would train.
+    states.pop("Timer", None)
+    checkpoint["callbacks"] = states
+    model.family = record.get("family")
+    model.family_length = record.get("family_length")
+    _refuse_other_tokenizer(record["data"], _fingerprint(model))
+    if trainer_of(model) is None:
+        return
+    if model.trainer.state.fn == "fit":
+        _prepare_to_continue(checkpoint, model)
+    else:
+        _check_for_evaluation(checkpoint, model)
+
+
+def _fingerprint(model: Any) -> dict[str, Any] | None:
+    """The fingerprint of the data that the model's Trainer reads; None without data."""
+    data = model.data_module
+    return data.fingerprint if data is not None else None
+
+
+def _refuse_other_architecture(saved: str, expected: str) -> None:
+    if saved != expected:
+        raise UserError(
+            f"the checkpoint in ckpt_path holds {saved}, but the configuration's model is "
+            f"{expected}: set --model {saved} or choose another checkpoint"
+        )
+
+
+def _refuse_other_tokenizer(saved: dict[str, Any] | None, current: dict[str, Any] | None) -> None:
+    """Raise UserError if two fingerprints of data name different tokenizers."""
+    if not saved or not current:
+        return
+    saved_hash = saved["tokenizer_sha256"]
+    current_hash = current["tokenizer_sha256"]
+    if saved_hash != current_hash:
+        raise UserError(
+            f"the checkpoint in ckpt_path was trained with another tokenizer "
+            f"({_shorten(saved_hash)}) than data.path's shards have ({_shorten(current_hash)}): "
+            "set --data.path to the shards that it was trained on"
+        )
+
+
+def _shorten(tokenizer_sha256: str | None) -> str:
+    """The first digits of a tokenizer's hash; `none` if the data came as tokens."""
+    return f"{tokenizer_sha256[:12]}…" if tokenizer_sha256 else "none"
+
+
+def _prepare_to_continue(checkpoint: dict[str, Any], model: Any) -> None:
+    """Check the checkpoint for `fit`, and note in `model` that and how the run continues."""
+    changed = _changed_settings(checkpoint, model)
+    _check_weights(checkpoint, model, changed)
+    model.is_continued = True
+    model.changed_settings = tuple(changed.values())
+    if "model.optimizer" in changed:
+        model.begins_new_optimizer = True
+        checkpoint["optimizer_states"] = []
+
+
+def _check_for_evaluation(checkpoint: dict[str, Any], model: Any) -> None:
+    """Check the checkpoint for `validate` and `test`; settings of its training may differ."""
+    changed_model = {}
+    for name, change in _changed_settings(checkpoint, model).items():
+        if name.startswith("model.") and not name.startswith("model.optimizer"):
+            changed_model[name] = change
+    _check_weights(checkpoint, model, changed_model)
+    weights = checkpoint.get("state_dict", {})
+    refuse_non_finite(weights, f"ckpt_path={model.trainer.ckpt_path}")
+
+
+def _changed_settings(checkpoint: dict[str, Any], model: Any) -> dict[str, str]:
+    """The settings that differ from the checkpoint's: dotted name → `name old → new`."""
+    saved = {
+        "model": checkpoint.get("hyper_parameters", {}),
+        **checkpoint["anlit"].get("run", {}),
+    }
+    current = {
+        "model": to_plain_values(dict(model.hparams)),
+        **run_settings(model.trainer),
+    }
+    return dict(compare_settings(saved, current))
+
+
+def _check_weights(checkpoint: dict[str, Any], model: Any, changed: dict[str, str]) -> None:
+    """Raise UserError for changed settings that are not accepted, and for weights that do not fit.
+
+    If a strategy loads the weights itself, the checkpoint has none here.
+    """
+    path = model.trainer.ckpt_path
+    if not model.accept_changes:
+        refuse_changes(changed, path)
+    callbacks = model.trainer.callbacks
+    averages_weights = any(isinstance(callback, WeightAveraging) for callback in callbacks)
+    if "averaging_state" in checkpoint and not averages_weights:
+        raise UserError(
+            f"ckpt_path={path} has weights that a callback averages, and trainer.callbacks "
+            "averages none: add the callback of the run's config.yaml, or begin a run from the "
+            f"mean with --initial_weights {path}"
+        )
+    if "state_dict" in checkpoint:
+        refuse_other_shapes(checkpoint["state_dict"], model.state_dict(), f"ckpt_path={path}")

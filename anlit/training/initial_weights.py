@@ -1,0 +1,116 @@
+"""`--initial_weights`: a new run begins from the weights of a checkpoint."""
+
+import logging
+from typing import Any
+
+from torch import Tensor
+
+from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX
+from anlit.checkpoints.location import find_checkpoint
+from anlit.checkpoints.weights import refuse_non_finite, refuse_other_shapes
+from anlit.config.labels import attention_label, class_name, init_args
+from anlit.config.objects import to_plain_values
+from anlit.errors import UserError
+from anlit.training.language_model import LanguageModel
+from anlit.training.load_model import read_model
+from anlit.training.resume_checks import TAKEN, compare_settings
+
+MECHANISM_WEIGHTS = (".attention.mechanism.", ".shared_coefficients.")
+"""In the names of the weights that an attention mechanism learns."""
+MAY_DIFFER = ("model.attention", "model.optimizer", *TAKEN)
+"""Prefixes of settings whose change is not logged; the mechanism has its own line in the log."""
+_log = logging.getLogger(__name__)
+
+
+def load_initial_weights(model: LanguageModel, path: str) -> None:
+    """Let `model` begin from the weights of a checkpoint of the same architecture and shape.
+
+    The model is not sharded or compiled yet. If the attention mechanism differs, a line in the log
+    names both.
+
+    Args:
+        path: A checkpoint, an exported model or a run folder.
+
+    Raises:
+        UserError: The checkpoint is missing, damaged or foreign, or its weights do not fit.
+    """
+    source = f"initial_weights={path}"
+    content = read_model(find_checkpoint(path))
+    _refuse_other_architecture(content["anlit"]["architecture"], type(model).__name__, source)
+    weights = content["state_dict"]
+    expected = model.state_dict()
+    saved_settings = content["hyper_parameters"]
+    settings = to_plain_values(dict(model.hparams))
+    saved_attention = saved_settings.get("attention")
+    attention = settings.get("attention")
+    if _mechanisms(saved_attention) != _mechanisms(attention):
+        _log.info(
+            f"attention is {attention_label(saved_attention)} in {source} and "
+            f"{attention_label(attention)} in the model: the mechanism's weights start from their "
+            "initial values"
+        )
+        weights = _without_mechanism(weights)
+        expected = _without_mechanism(expected)
+    refuse_other_shapes(weights, expected, source)
+    refuse_non_finite(weights, source)
+    _log_changes(saved_settings, settings, source)
+    if model.model.tie_embeddings:
+        _refuse_untied(weights, source)
+    decoder_weights = {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
+    model.model.begin_from(decoder_weights)
+    model.family = content["anlit"].get("family")
+    model.family_length = content["anlit"].get("family_length")
+
+
+def _refuse_other_architecture(saved: str, expected: str, source: str) -> None:
+    if saved.startswith("Folded"):
+        raise UserError(
+            f"{source} holds a folded model, which cannot be trained: give the run's checkpoint, "
+            "or export it without --fold"
+        )
+    if saved != expected:
+        raise UserError(
+            f"{source} holds {saved}, but the configuration's model is {expected}: set --model "
+            f"{saved} or choose another checkpoint"
+        )
+
+
+def _refuse_untied(weights: dict[str, Tensor], source: str) -> None:
+    """Raise UserError if the head is not the embedding."""
+    if not weights[PREFIX + EMBEDDING].equal(weights[PREFIX + HEAD]):
+        raise UserError(
+            f"{source} has an embedding and a head that differ: leave out model.tie_embeddings"
+        )
+
+
+def _log_changes(saved: dict[str, Any], current: dict[str, Any], source: str) -> None:
+    """Log the settings of the model that differ from those of the checkpoint's training."""
+    changes = []
+    for name, change in compare_settings({"model": saved}, {"model": current}):
+        if not name.startswith(MAY_DIFFER):
+            changes.append(change)
+    if changes:
+        _log.info(
+            f"{source} was trained with other settings, the new ones are used: {', '.join(changes)}"
+        )
+
+
+def _without_mechanism(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights except those of attention mechanisms."""
+    kept = {}
+    for name, weight in weights.items():
+        if not any(mark in name for mark in MECHANISM_WEIGHTS):
+            kept[name] = weight
+    return kept
+
+
+def _mechanisms(setting: Any) -> list[str]:
+    """The classes in the settings of an attention mechanism, outer classes first."""
+    if isinstance(setting, dict):
+        arguments = list(init_args(setting).values())
+        return [class_name(setting) or "Plain", *_mechanisms(arguments)]
+    names = []
+    if isinstance(setting, list):
+        for entry in setting:
+            names += _mechanisms(entry)
+    return names
