@@ -30,10 +30,10 @@ from anlit.errors import UserError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints to a temporary file and renames it: a kill while writing keeps the old file.
+    """Writes checkpoints to a temporary file and renames it.
 
-    It removes only files that this process wrote: names of files to remove may come from a foreign
-    checkpoint.
+    A kill while writing keeps the old file. It removes only files that this process wrote: names
+    of files to remove may come from a foreign checkpoint.
     """
 
     def __init__(self) -> None:
@@ -136,14 +136,14 @@ def refuse_damaged(path: Path) -> None:
 
 
 def has_weights_alone(content: Any) -> bool:
-    """Whether a checkpoint was written with `save_weights_only`, so that no run continues from it."""
+    """Whether a checkpoint was written with `save_weights_only`; no run continues from it."""
     return (
         isinstance(content, dict) and "state_dict" in content and "optimizer_states" not in content
     )
 
 
 def by_number(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state in torch's form: numbers in the order of the groups in place of names."""
+    """An optimizer's state in torch's form: numbers by the groups' order replace names."""
     numbers: dict[Any, int] = {}
     for group in state["param_groups"]:
         for name in group["params"]:

@@ -74,7 +74,8 @@ def write_folder(
 ) -> None:
     """Write model.safetensors in `dtype`, tokenizer.json and, last, config.json.
 
-    A missing folder is made. Raises UserError if a weight is NaN, infinite or too large for `dtype`.
+    A missing folder is made. Raises UserError if a weight is NaN, infinite or too large for
+    `dtype`.
     """
     refuse_non_finite(weights, "the model")
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     record = read_json(Path(folder) / SETTINGS, dict)
     if "model_type" in record or "anlit" not in record:
         raise ValueError(
-            "it is a model for transformers; `anlit import` reads those of Qwen3, Llama and others"
+            "it is a model for transformers; `anlit import` reads Qwen3, Llama and others"
         )
     return record
 

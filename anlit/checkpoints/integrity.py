@@ -1,9 +1,9 @@
 """Checks by checksums that a checkpoint has not changed since it was written.
 
 torch.save writes a ZIP archive with a CRC-32 of each record, so a copy of the file can be checked
-alone. torch does not check it: from 3,000 files with one flipped bit torch loaded 2,942 with a wrong
-number and no warning. The checksums found all of them. safetensors has no checksums, so `SUMS` in
-a sharded checkpoint holds the checksums of the shards.
+alone. torch does not check it: from 3,000 files with one flipped bit torch loaded 2,942 with a
+wrong number and no warning. The checksums found all of them. safetensors has no checksums, so
+`SUMS` in a sharded checkpoint holds the checksums of the shards.
 """
 
 import pickle
@@ -99,7 +99,7 @@ def require_content(content: Any, schema: dict[str, Any]) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """The first sentence of an error of `UNREADABLE`, shortened: torch's explanations fill a screen."""
+    """The first sentence of an error, shortened: torch's explanations fill a screen."""
     sentence = " ".join(str(error).split()).split(". ")[0]
     return shorten(sentence, 160, placeholder=" …") or type(error).__name__
 

@@ -40,7 +40,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def checkpoint_of_run(run: str | Path, names: tuple[str, ...] = BEST_THEN_LAST) -> Path | None:
-    """The first of `names` that the run folder has; None if it has none."""
+    """The run folder's first checkpoint in the order of `names`; None without a checkpoint."""
     paths = [Path(run) / CHECKPOINTS / name for name in names]
     return next(filter(is_checkpoint, paths), None)
 
@@ -60,9 +60,9 @@ def name_to_continue(folder: Path) -> str:
 
 
 def find_checkpoint(path: str) -> Path:
-    """The checkpoint or exported model `path`, or the best, else the last checkpoint of a run folder.
+    """The checkpoint or exported model `path`; for a run folder its best, else its last checkpoint.
 
-    Raises UserError if there is no such checkpoint.
+    Raises UserError if the path has no checkpoint.
     """
     if not Path(path).exists():
         raise UserError(

@@ -154,7 +154,7 @@ class ShardedCheckpoints:
             self._write(save, folder, path)
 
     def _make_suffix(self) -> str:
-        """A random suffix for a folder, the same on all ranks. The first call connects the ranks."""
+        """A random suffix of a folder, equal on all ranks. The first call connects the ranks."""
         if self._group is None:
             self._group = distributed.new_group(backend="gloo", timeout=self.timeout)
         suffixes = [uuid.uuid4().hex[:12]]
@@ -167,7 +167,7 @@ class ShardedCheckpoints:
         self._agree(partial(_publish, folder, path, dict(ChainMap(*checksums))), folder, path)
 
     def wait(self) -> None:
-        """Wait until the checkpoint in the background is complete, or raise RunError on all ranks."""
+        """Wait for the checkpoint in the background; if it failed, all ranks raise RunError."""
         if self._pending is None:
             return
         pending, path = self._pending

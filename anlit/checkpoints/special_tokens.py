@@ -173,7 +173,7 @@ def _is_named_template(entry: Any) -> bool:
 
 
 def text_folder(checkpoint: Path) -> Path | None:
-    """The folder with a checkpoint's tokenizer: the exported model or the run; None for a lone file."""
+    """The folder with a checkpoint's tokenizer: exported model or run; None for a lone file."""
     if is_exported(checkpoint):
         return checkpoint
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None

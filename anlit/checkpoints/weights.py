@@ -6,7 +6,7 @@ from anlit.errors import UserError
 
 
 def refuse_other_shapes(saved: dict[str, Tensor], expected: dict[str, Tensor], source: str) -> None:
-    """Raise UserError if names or shapes of `saved` weights differ from those of the model.
+    """Raise UserError if names or shapes of `saved` weights differ from the model's.
 
     Weights of whole numbers are refused too. The message begins with `source`.
     """

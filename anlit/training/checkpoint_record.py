@@ -19,7 +19,7 @@ from anlit.training.resume_checks import compare_settings, refuse_changes, run_s
 
 
 def write_record(checkpoint: dict[str, Any], model: Any) -> None:
-    """Add the record to a checkpoint, and replace objects and paths in it by plain values and names."""
+    """Add the record to a checkpoint; replace objects and paths by plain values and names."""
     if "hyper_parameters" in checkpoint:
         checkpoint["hyper_parameters"] = to_plain_values(checkpoint["hyper_parameters"])
     if "callbacks" in checkpoint:
@@ -132,7 +132,7 @@ def _changed_settings(checkpoint: dict[str, Any], model: Any) -> dict[str, str]:
 def _check_weights(checkpoint: dict[str, Any], model: Any, changed: dict[str, str]) -> None:
     """Raise UserError for changed settings that are not accepted, and for weights that do not fit.
 
-    If a strategy loads the weights itself, the checkpoint has none here.
+    The checkpoint has no weights here if a strategy loads them itself.
     """
     path = model.trainer.ckpt_path
     if not model.accept_changes:

@@ -18,7 +18,7 @@ from anlit.training.resume_checks import TAKEN, compare_settings
 MECHANISM_WEIGHTS = (".attention.mechanism.", ".shared_coefficients.")
 """In the names of the weights that an attention mechanism learns."""
 MAY_DIFFER = ("model.attention", "model.optimizer", *TAKEN)
-"""Prefixes of settings whose change is not logged; the mechanism has its own line in the log."""
+"""Prefixes of settings that may change without a line; the mechanism has a separate line."""
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +36,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     """
     source = f"initial_weights={path}"
     content = read_model(find_checkpoint(path))
-    _refuse_other_architecture(content["anlit"]["architecture"], type(model).__name__, source)
+    _refuse_architecture(content["anlit"]["architecture"], type(model).__name__, source)
     weights = content["state_dict"]
     expected = model.state_dict()
     saved_settings = content["hyper_parameters"]
@@ -62,7 +62,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     model.family_length = content["anlit"].get("family_length")
 
 
-def _refuse_other_architecture(saved: str, expected: str, source: str) -> None:
+def _refuse_architecture(saved: str, expected: str, source: str) -> None:
     if saved.startswith("Folded"):
         raise UserError(
             f"{source} holds a folded model, which cannot be trained: give the run's checkpoint, "
@@ -84,7 +84,7 @@ def _refuse_untied(weights: dict[str, Tensor], source: str) -> None:
 
 
 def _log_changes(saved: dict[str, Any], current: dict[str, Any], source: str) -> None:
-    """Log the settings of the model that differ from those of the checkpoint's training."""
+    """Log the settings of the model that differ from the checkpoint's."""
     changes = []
     for name, change in compare_settings({"model": saved}, {"model": current}):
         if not name.startswith(MAY_DIFFER):
@@ -96,12 +96,12 @@ def _log_changes(saved: dict[str, Any], current: dict[str, Any], source: str) ->
 
 
 def _without_mechanism(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights except those of attention mechanisms."""
-    kept = {}
+    """The weights except the weights of attention mechanisms."""
+    shared_weights = {}
     for name, weight in weights.items():
         if not any(mark in name for mark in MECHANISM_WEIGHTS):
-            kept[name] = weight
-    return kept
+            shared_weights[name] = weight
+    return shared_weights
 
 
 def _mechanisms(setting: Any) -> list[str]:

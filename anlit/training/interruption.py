@@ -25,9 +25,9 @@ STILL_SAVING = (
 class Interruption:
     """Records signals. The third Ctrl-C stops at once; other signals may come any number of times.
 
-    Ranks receive a signal of Slurm (SIGUSR1), Kubernetes (SIGTERM) or a user (Ctrl-C) at different
-    times, and some ranks receive none. So each step starts a small all-reduce on the host, which
-    the next step reads. No rank waits for a device.
+    Ranks receive a signal of Slurm (SIGUSR1), Kubernetes (SIGTERM) or a user (Ctrl-C) at
+    different times, and some ranks may receive no signal. So each step starts a small all-reduce
+    on the host, which the next step reads. No rank waits for a device.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Interruption:
         """The all-reduce of the last step: its tensor, and the handle to wait for."""
 
     def listen(self) -> None:
-        """Install the handlers. Lightning's SIGTERM handler would end the run without a checkpoint."""
+        """Install the handlers; Lightning's SIGTERM handler would end the run without saving."""
         self._handlers = handle_signals(self._on_signal, *ENDING)
         has_ranks = distributed.is_available() and distributed.is_initialized()
         if has_ranks and distributed.get_world_size() > 1:

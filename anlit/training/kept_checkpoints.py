@@ -24,7 +24,7 @@ DEFERRED = "save_deferred"
 
 
 def paths_to_names(states: dict[Any, Any], trainer: L.Trainer) -> dict[Any, Any]:
-    """The states of callbacks, with names within each ModelCheckpoint's folder in place of paths."""
+    """The states of callbacks, with names within a ModelCheckpoint's folder for its paths."""
     named_states = dict(states)
     for callback in _model_checkpoints(trainer):
         if callback.state_key in states:
@@ -117,7 +117,7 @@ def _path_of(name: Any, callback: ModelCheckpoint) -> str:
 
 
 def _is_in_a_folder(ckpt_path: Any, callbacks: list[ModelCheckpoint]) -> bool:
-    """Whether a checkpoint of one file or a sharded checkpoint lies in a folder of the callbacks."""
+    """Whether a single-file or sharded checkpoint lies in a folder of the callbacks."""
     parent = Path(str(ckpt_path)).parent.resolve()
     folders = [Path(str(callback.dirpath)).resolve() for callback in callbacks]
     return any(parent.is_relative_to(folder) for folder in folders)

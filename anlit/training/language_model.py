@@ -1,4 +1,4 @@
-"""The LightningModule of all architectures: next-token loss, optimizer step, norms after the step."""
+"""The LightningModule of all architectures: loss, optimizer, and norms after each step."""
 
 import inspect
 import logging
@@ -117,7 +117,7 @@ class LanguageModel(L.LightningModule):
             self.model.draw_missing(device)
 
     def _repays_compilation(self, device_type: str) -> bool:
-        """Whether the run takes longer than compiling the blocks; tells the attention kernels too."""
+        """Whether the run takes longer than compiling blocks; tells attention kernels too."""
         if self.trainer.state.fn == TrainerFn.FITTING:
             for layer in attention_layers(self.model):
                 layer.allow_compilation(True)
@@ -162,7 +162,7 @@ class LanguageModel(L.LightningModule):
         self._warn_of_doubled_positions()
 
     def _warn_of_doubled_positions(self) -> None:
-        """Warn if a mechanism that was published without positions, such as ALiBi, has positions."""
+        """Warn if a mechanism published without positions, such as ALiBi, has positions."""
         for block in self.model.blocks:
             if isinstance(block.positions, NoPE):
                 continue

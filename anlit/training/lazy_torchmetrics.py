@@ -1,9 +1,9 @@
 """Lets Lightning import two classes of torchmetrics without the whole package.
 
-The package imports scipy.signal, and transformers and torchvision if they are installed: a third of
-the processor time of `anlit fit --help`. Here the package is a module that loads the rest on demand.
-The two classes import matplotlib, an eighth of that time, for their method `plot`; this import is
-left out.
+The package imports scipy.signal, and transformers and torchvision if they are installed: a third
+of the processor time of `anlit fit --help`. Here the package is a module that loads the rest on
+demand. The two classes import matplotlib, an eighth of that time, for their method `plot`; this
+import is left out.
 """
 
 import importlib

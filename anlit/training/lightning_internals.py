@@ -136,8 +136,9 @@ def start_method(strategy: Strategy) -> str:
 
 
 def stop_asking_for_sigterm(trainer: L.Trainer) -> None:
-    """Leave out Lightning's broadcast before every batch; `Interruption` asks ranks without waiting."""
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    """Leave out Lightning's broadcast before every batch; `Interruption` has no wait."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    loop._broadcast_sigterm_tensor = lambda: None
 
 
 def save_checkpoint_now(callback: ModelCheckpoint, trainer: L.Trainer) -> None:
@@ -204,4 +205,4 @@ class CommandLine(LightningCLI):
         self.run(subcommand)
 
     def _parse_ckpt_path(self) -> None:
-        """Take no settings from the checkpoint; `LanguageModel.on_load_checkpoint` compares them."""
+        """Take no settings from the checkpoint; `LanguageModel` compares them when it loads."""

@@ -49,7 +49,7 @@ class Checkpoint:
     config: dict[str, Any] | None
     """The run's config.yaml; None if the file is not in a run folder."""
     trained_on: dict[str, Any] | None
-    """`TokenShards.fingerprint` of the training data; None if the file has none."""
+    """`TokenShards.fingerprint` of the training data; None for a file without it."""
     settings: dict[str, Any]
     """The model's constructor arguments as plain values, without the optimizer."""
     family: str | None = None
@@ -80,7 +80,7 @@ class Checkpoint:
 
     @property
     def is_trained_here(self) -> bool:
-        """Whether anlit trained the model; the settings of an imported model do not tell its data."""
+        """Whether anlit trained the model; an imported model's settings do not tell its data."""
         return self.family is None or self.trained_on is not None
 
     @property

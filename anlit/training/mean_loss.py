@@ -25,7 +25,7 @@ class MeanLoss(Metric):
         self.add_state("n_targets", default=zero.clone(), dist_reduce_fx="sum")
 
     def update(self, loss: Tensor, n_targets: Tensor) -> None:
-        """Add a batch: mean loss in nats per counted target, and number of these targets, both 0-d."""
+        """Add a batch: mean loss in nats per counted target, and number of targets, 0-d."""
         self.total += loss.detach().double() * n_targets
         self.n_targets += n_targets
 
@@ -35,5 +35,5 @@ class MeanLoss(Metric):
     def _apply(
         self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""
     ) -> torch.nn.Module:
-        """Move the sums with the module, and keep float64: `precision: bf16-true` casts the module."""
+        """Move the sums with the module in float64; `precision: bf16-true` casts the module."""
         return super()._apply(lambda state: state.to(fn(state).device), exclude_state)

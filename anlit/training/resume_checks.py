@@ -88,7 +88,7 @@ def _short_name(value: Any) -> Any:
 
 
 def refuse_changes(changed: dict[str, str], ckpt_path: Any) -> None:
-    """Raise UserError for changes that a continued run may not make: dotted name → `name old → new`."""
+    """Raise UserError for refused changes; `changed` has dotted name → `name old → new`."""
     refused = []
     for name, change in changed.items():
         if not name.startswith(TAKEN) or name in MEASURED:

@@ -31,7 +31,7 @@ from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA
 from anlit.training.loggers import HPARAMS_FILE
 
 FIT_LOCK = ".fit.lock"
-"""The file whose lock a training process holds."""
+"""The file that a training process locks."""
 REMOVABLE = (FIT_LOCK, "events.out.tfevents.*", HPARAMS_FILE)
 """Patterns of the files that a refused start leaves: the lock, and files of loggers."""
 RUN_FILES = (FIT_LOCK, CONFIG, METRICS, RECORD, TOKENIZER, HPARAMS_FILE)
@@ -239,7 +239,7 @@ def _logged_steps(metrics: Path) -> int:
 
 
 def refuse_moved_run(run_dir: str, configs: list[str]) -> None:
-    """Raise UserError if a file of `configs` is of a run that was moved or copied from `run_dir`."""
+    """Raise UserError if a file of `configs` is of a run moved or copied from `run_dir`."""
     for config in map(Path, configs):
         if config.name != CONFIG:
             continue

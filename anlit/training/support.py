@@ -1,8 +1,8 @@
 """Which strategies, callbacks, plugins and settings of Lightning's Trainer a run may have.
 
 A run keeps four promises: it continues to the bit, a signal ends it in order, every checkpoint
-holds whole optimizer steps, and its losses are those of one process. A setting that breaks a promise
-is refused. docs/scale-out.md has the tables.
+holds whole optimizer steps, and its losses do not depend on the number of processes. A setting
+that breaks a promise is refused. docs/scale-out.md has the tables.
 
 In the tables a reason follows the setting in the error: cause, then fix.
 """
@@ -91,7 +91,7 @@ CALLBACKS: dict[type[callbacks.Callback], str] = {
 }
 """Callbacks of Lightning that are refused, with their subclasses → reason."""
 NORM_CONSTRAINED = (NGPT, AnGPT)
-"""Models whose weight rows have a norm, which a mean of weights would not keep."""
+"""Models with a fixed norm of weight rows, which a mean of weights would not keep."""
 
 REFUSED_VALUES: dict[str, tuple[Any, str]] = {
     "barebones": (
@@ -108,7 +108,8 @@ REFUSED_VALUES: dict[str, tuple[Any, str]] = {
 REFUSED_ARGUMENTS = {
     "default_root_dir": "would not be used, because a run writes into its run folder: set "
     "--run_dir {value}",
-    "model_registry": "would upload checkpoints to a place that --ckpt_path cannot read: leave it out",
+    "model_registry": "would upload checkpoints to a place that --ckpt_path cannot read: leave it "
+    "out",
 }
 """Arguments of the Trainer that are refused with any value → reason."""
 
@@ -190,7 +191,7 @@ def _arguments_of_strategy(strategy: Any) -> Mapping[str, Any]:
 def _configured_objects(
     trainer: Mapping[str, Any], key: str
 ) -> Iterator[tuple[type, Mapping[str, Any]]]:
-    """Yield class and arguments of each object in a Trainer's setting, a list or a single object."""
+    """Yield class and arguments of each object in a setting, a list or a single object."""
     setting = trainer.get(key) or []
     for entry in setting if isinstance(setting, list) else [setting]:
         entry_class = _class_in(entry)
@@ -199,7 +200,7 @@ def _configured_objects(
 
 
 def _class_in(setting: Any) -> Any:
-    """The class in an object's configuration; None for a setting without a class, such as a name."""
+    """The class in an object's configuration; None for another setting, such as a name."""
     located = locate(str(mapping(setting).get("class_path")))
     return located if inspect.isclass(located) else None
 

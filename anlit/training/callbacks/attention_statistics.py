@@ -50,7 +50,7 @@ def require_positive(callback: L.Callback, **settings: int) -> None:
 
 
 def layer_statistics(model: Any, batch: Any, sequences: int) -> dict[str, float]:
-    """Run `model` on the first sequences of `batch`; return statistics by their names in the log."""
+    """Run `model` on the first sequences of `batch`; return statistics by name in the log."""
     tokens = batch.tokens[:sequences]
     document_ids = batch.document_ids[:sequences]
     with observed(model, [1], ranges(tokens.shape[1] - 1)) as layers:

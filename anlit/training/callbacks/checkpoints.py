@@ -36,7 +36,7 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Keeps `checkpoints/last.ckpt`, written every n optimizer steps, after validation and at the end.
+    """Keeps `checkpoints/last.ckpt`: written every n steps, after validation and at the end.
 
     At a signal of `ENDING` the run writes the checkpoint and stops after the current optimizer step
     or, with several ranks, after the next step. Nothing is lost, and the run can be continued
@@ -74,7 +74,7 @@ class LastCheckpoint(ModelCheckpoint):
             super().on_train_batch_end(trainer, *batch)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save after a validation: from a save before it, a resumed run would skip the validation."""
+        """Save after a validation; a run resumed from a save before it would skip it."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._stop_at_signal(trainer)
             save_checkpoint_now(self, trainer)
@@ -165,7 +165,7 @@ def _end_launched_ranks(trainer: L.Trainer) -> None:
     If Lightning's observer saw a rank end before this process, it would kill this process too, and
     the exit status would not be the status of an interrupted run.
     """
-    # The same list that the observer has, so that it observes none of them.
+    # The observer has the same list, so it observes no rank after this.
     children = getattr(trainer.strategy.launcher, "procs", [])
     while children:
         child = children.pop()

@@ -24,17 +24,17 @@ AT_BOUND = 0.999
 class TrainingDynamics(L.Callback):
     """Logs quantities that explain a loss curve, every n steps, after the step and on its batch.
 
-    - `hidden/layer_00/norm`: the mean of ‖h‖₂ over tokens after this block, and `…/norm_spread`, its
-      standard deviation over its mean. nGPT keeps the norm at 1; anGPT only on average.
+    - `hidden/layer_00/norm`: the mean of ‖h‖₂ over tokens after this block, and `…/norm_spread`,
+      its standard deviation over its mean. nGPT keeps the norm at 1; anGPT only on average.
     - `hidden/layer_00/step`: the mean of ‖h' − h‖ / ‖h‖, where the block turns h into h'.
-    - `rotation/W_q` …: the mean angle in radians by which the optimizer's step turned a row of these
-      matrices, over all layers, with the restoration of norms. It is the effective step size
-      (Kosson et al., arXiv 2305.17212).
-    - `copying/first`, `copying/second`: the loss in nats per token on random tokens, and on the same
-      tokens once more. A model that has learnt to copy (Olsson et al., arXiv 2209.11895) has a lower
-      loss on the second copy.
-    - `norms/share_at_bound`: the share of constrained vectors with a norm of at least 0.999; not for
-      GPT+.
+    - `rotation/W_q` …: the mean angle in radians by which the optimizer's step turned a row of
+      these matrices, over all layers, with the restoration of norms. It is the effective step
+      size (Kosson et al., arXiv 2305.17212).
+    - `copying/first`, `copying/second`: the loss in nats per token on random tokens, and on the
+      same tokens once more. A model that has learnt to copy (Olsson et al., arXiv 2209.11895) has
+      a lower loss on the second copy.
+    - `norms/share_at_bound`: the share of constrained vectors with a norm of at least 0.999; not
+      for GPT+.
 
     Training does not change, as in `AttentionStatistics`. A measured step needs one copy of the
     weights.
@@ -147,7 +147,7 @@ def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:
 def _record_block(
     values: dict[str, float], prefix: str, block: Any, inputs: tuple[Tensor, ...], output: Tensor
 ) -> None:
-    """A forward hook that puts norm, spread and step of a block's output (B, T, d) into `values`."""
+    """A forward hook that puts norm, spread and step of a block (B, T, d) into `values`."""
     h = inputs[0].float()
     new_h = output.float()
     norm = vector_norm(new_h, dim=-1)

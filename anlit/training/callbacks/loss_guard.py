@@ -1,4 +1,4 @@
-"""Skips steps whose loss or gradient is NaN or far too large."""
+"""Skips steps with a loss or gradient that is NaN or far too large."""
 
 import logging
 import math
@@ -26,8 +26,8 @@ class LossGuard(L.Callback):
     """Checks the loss and gradient norm of every optimizer step before the optimizer's step.
 
     A step is bad if its loss or norm is NaN or infinite, or more than `spike_sigmas` standard
-    deviations above the mean of the last `window` good steps, after at least half as many good steps
-    (the rule of OLMo's skip-step optimizer).
+    deviations above the mean of the last `window` good steps, after at least half as many good
+    steps (the rule of OLMo's skip-step optimizer).
 
     *Skip* drops the step's gradients: weights and optimizer state do not change, not even by weight
     decay. Data, schedule and step number continue. `guard/skipped` is the count over the whole run.
@@ -89,7 +89,7 @@ class LossGuard(L.Callback):
         self._loss = loss.detach() + self._loss
 
     def on_gradient_norm(self, trainer: L.Trainer, pl_module: Any, norm: Tensor) -> None:
-        """Check the step: all micro-batches are over, and the optimizer has not used the gradients."""
+        """Check the step, after all micro-batches and before the optimizer's step."""
         loss = torch.as_tensor(self._loss).float() * pl_module.step_loss.factor
         self._loss = 0.0
         both = torch.stack([loss, norm.detach().to(loss)])
@@ -125,7 +125,7 @@ class LossGuard(L.Callback):
         return problem
 
     def _problem(self, quantity: str, value: float, recent: deque[float]) -> str | None:
-        """The problem of a quantity that is not finite or far above its `recent` values, or None."""
+        """The problem of a quantity, not finite or far above its `recent` values; else None."""
         if not math.isfinite(value):
             return f"{quantity} {value:.4g}"
         if self.on_spike == "ignore":

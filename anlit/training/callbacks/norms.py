@@ -17,9 +17,9 @@ from anlit.training.lightning_internals import is_logged
 class NormMonitor(L.Callback):
     """Logs means of scaling vectors and extremes of row norms at every logging step.
 
-    `scaling/alpha_A`, `scaling/s_qk` … are means of |s| over the entries of all layers; the sign has
-    no meaning in nGPT. `norms/row_max` and `norms/row_min` are the largest and smallest norm of all
-    vectors that the architecture constrains; GPT+ constrains none.
+    `scaling/alpha_A`, `scaling/s_qk` … are means of |s| over the entries of all layers; the sign
+    has no meaning in nGPT. `norms/row_max` and `norms/row_min` are the largest and smallest norm
+    of all vectors that the architecture constrains; GPT+ constrains none.
     """
 
     @torch.no_grad()

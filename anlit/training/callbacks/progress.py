@@ -178,7 +178,7 @@ class RunProgress(ProgressBar):
 
 
 def format_metrics(metrics: dict[str, Any]) -> str:
-    """Speed, training loss and validation loss from Lightning's progress bar metrics, if present."""
+    """Speed, training loss and validation loss from Lightning's metrics, if present."""
     texts = []
     if "train/tokens_per_second" in metrics:
         texts.append(f"{short_number(float(metrics['train/tokens_per_second']))} tokens/s")

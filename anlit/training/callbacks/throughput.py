@@ -20,7 +20,7 @@ from anlit.training.lightning_internals import FetchTimer, completes_step, is_lo
 AMPERE_PEAKS = {"bfloat16": 312e12, "tfloat32": 156e12, "float32": 19.5e12, "float64": 19.5e12}
 HOPPER_PEAKS = {"bfloat16": 989e12, "tfloat32": 494.5e12, "float32": 67e12, "float64": 67e12}
 PEAKS = {"A100": AMPERE_PEAKS, "H100": HOPPER_PEAKS, "H200": HOPPER_PEAKS}
-"""FLOP/s without sparsity, from NVIDIA's data sheets (SXM); Lightning's number for the H200 is double."""
+"""FLOP/s without sparsity, from NVIDIA's data sheets (SXM); Lightning doubles the H200's."""
 GPU_MARKS = {"a100": "A100", "hbm3": "H100", "h200": "H200"}
 """A mark in torch's name of a device → its row in `PEAKS`; hbm3 marks the SXM form of the H100."""
 
@@ -70,7 +70,7 @@ class Throughput(L.Callback):
     - `train/tokens`: the training tokens of all ranks.
     - `train/seconds`: the wall-clock time of training with data loading and checkpoints, without
       validation.
-    - `train/tokens_per_second`, `train/mfu`, `train/step_seconds_p50` …: since the last logging step.
+    - `train/tokens_per_second`, `train/mfu`, `train/step_seconds_p50` …: since the last log.
     - `train/data_wait_share`: the share of seconds since then in which the host waited for the next
       batch. It is an upper bound of the cost of data, since a device continues with queued work.
     - `train/peak_memory_gb`: the peak in 10⁹ bytes, on CPU the peak of the process.

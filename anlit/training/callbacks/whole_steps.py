@@ -31,9 +31,10 @@ class WholeSteps(Checkpoint):
     `trainer.save_checkpoint`. So it waits for the step's end, and for a validation at this step.
 
     An integer `val_check_interval` is a number of optimizer steps, of the run or, with
-    `check_val_every_n_epoch`, of each epoch. A float is a share of an epoch. A time is checked after
-    each step. The run's last step is always validated. A request to stop within a step (`max_time`)
-    takes effect after the step. The `step` in the logs is the number of the optimizer step, from 0.
+    `check_val_every_n_epoch`, of each epoch. A float is a share of an epoch. A time is checked
+    after each step. The run's last step is always validated. A request to stop within a step
+    (`max_time`) takes effect after the step. The `step` in the logs is the number of the
+    optimizer step, from 0.
 
     Lightning calls checkpoint callbacks last, so this callback sees the requests and states of all
     callbacks. Place it before other checkpoint callbacks: at their turn the step has ended, and
@@ -91,8 +92,8 @@ class WholeSteps(Checkpoint):
         if trainer.accumulate_grad_batches != self._accumulated:
             raise UserError(
                 "a callback has changed trainer.accumulate_grad_batches from "
-                f"{self._accumulated} to {trainer.accumulate_grad_batches}, and steps of a run have "
-                "one size: leave it out"
+                f"{self._accumulated} to {trainer.accumulate_grad_batches}, and steps of a run "
+                "have one size: leave it out"
             )
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
@@ -126,7 +127,7 @@ class WholeSteps(Checkpoint):
         weights_only: bool | None = None,
         storage_options: Any = None,
     ) -> None:
-        """In place of `trainer.save_checkpoint`: write at once between steps, else at the step's end.
+        """Replace `trainer.save_checkpoint`: write at once between steps, else at the step's end.
 
         If an error ends the run within a step, nothing is written, and a line in the log says so.
         """
@@ -162,10 +163,10 @@ def _refuse_split_steps(trainer: L.Trainer, interval: Any) -> None:
     exceeds_epoch = trainer.check_val_every_n_epoch and batches_between > n_batches
     if splits_step or exceeds_epoch:
         raise UserError(
-            f"trainer.val_check_interval={interval} is {batches_between} of the {n_batches} batches "
-            f"of an epoch, and trainer.accumulate_grad_batches={accumulated} make a step: give whole "
-            "steps that fit into an epoch, set trainer.limit_train_batches, or count across epochs "
-            "with trainer.check_val_every_n_epoch null"
+            f"trainer.val_check_interval={interval} is {batches_between} of the {n_batches} "
+            f"batches of an epoch, and trainer.accumulate_grad_batches={accumulated} make a step: "
+            "give whole steps that fit into an epoch, set trainer.limit_train_batches, or count "
+            "across epochs with trainer.check_val_every_n_epoch null"
         )
 
 
@@ -176,7 +177,8 @@ def _count_whole_steps(callback: Checkpoint) -> None:
     """
     is_overridden = type(callback).on_train_batch_end is not ModelCheckpoint.on_train_batch_end
     if isinstance(callback, ModelCheckpoint) and not is_overridden:
-        callback.on_train_batch_end = partial(_at_end_of_step, callback)  # type: ignore[method-assign]
+        at_end_of_step = partial(_at_end_of_step, callback)
+        callback.on_train_batch_end = at_end_of_step  # type: ignore[method-assign]
 
 
 def _at_end_of_step(callback: ModelCheckpoint, trainer: L.Trainer, *batch: Any) -> None:
@@ -187,8 +189,8 @@ def _at_end_of_step(callback: ModelCheckpoint, trainer: L.Trainer, *batch: Any) 
 def _align_progress(trainer: L.Trainer) -> None:
     """Shift a continued run's count of micro-batches to the current accumulation.
 
-    Lightning steps when the count in the epoch is a multiple of `accumulate_grad_batches`, which may
-    have changed.
+    Lightning steps when the count in the epoch is a multiple of `accumulate_grad_batches`, which
+    may have changed.
     """
     loop = trainer.fit_loop.epoch_loop
     accumulated = trainer.accumulate_grad_batches

@@ -124,7 +124,7 @@ class Exchange:
         return matrices
 
     def scatter(self, matrices: Sequence[Tensor], shards: Sequence[Tensor]) -> list[Tensor]:
-        """The matrices that this rank gathers → its rows of every matrix, in the form of `shards`."""
+        """The matrices that this rank gathers → its rows of every matrix, shaped like `shards`."""
         padded = [shards[0].new_empty(self.n_ranks, 0)]
         for number, matrix in zip(self.local_numbers, matrices, strict=True):
             size = self.n_ranks * self.sizes[number]

@@ -139,7 +139,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self._share_state()
 
     def _share_state(self) -> None:
-        """Let Muon and AdamW use this optimizer's state and groups, which are saved and scheduled."""
+        """Let Muon and AdamW use this optimizer's state and groups, which Lightning saves."""
         self._muon.param_groups, self._adamw.param_groups = _split(self.param_groups)
         self._muon.state = self.state
         self._adamw.state = self.state

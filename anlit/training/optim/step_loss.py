@@ -1,4 +1,4 @@
-"""The loss of an optimizer step: the mean over the counted tokens of all micro-batches on all ranks."""
+"""The loss of an optimizer step: the mean over counted tokens of all micro-batches and ranks."""
 
 from collections.abc import Iterable
 
@@ -12,16 +12,16 @@ from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 class StepLoss:
     """Sums the losses of a step's micro-batches, and scales the gradients before clipping.
 
-    Lightning divides each micro-batch's objective by `accumulate_grad_batches`, N, and the strategy
-    averages gradients over R ranks. If all batches count equally many tokens, the result is the mean
-    over tokens. Only if the epoch's end cuts a step short after n < N micro-batches, its gradients
-    are multiplied by N/n.
+    Lightning divides each micro-batch's objective by `accumulate_grad_batches`, N, and the
+    strategy averages gradients over R ranks. If all batches count equally many tokens, the result
+    is the mean over tokens. Only if the epoch's end cuts a step short after n < N micro-batches,
+    its gradients are multiplied by N/n.
 
-    If the numbers of counted tokens may differ (`counts_vary`), the backward pass takes the sum over
-    tokens divided by a constant K (`unit`; the context length keeps gradients near their usual size).
-    Gradients are then multiplied by K·N·R / C, where C is the number of counted tokens in all
-    micro-batches of all ranks. This costs one all-reduce of two numbers a step, and the host does
-    not wait for the device.
+    If the numbers of counted tokens may differ (`counts_vary`), the backward pass takes the sum
+    over tokens divided by a constant K (`unit`; the context length keeps gradients near their
+    usual size). Gradients are then multiplied by K·N·R / C, where C is the number of counted
+    tokens in all micro-batches of all ranks. This costs one all-reduce of two numbers a step, and
+    the host does not wait for the device.
     """
 
     def __init__(self, counts_vary: bool = False, unit: int = 1) -> None:
