@@ -1,1 +1,1 @@
-"""Models on disk: each file is complete or absent, and reading one runs no code that it names."""
+"""Models on disk: each file is complete or absent, and a reader runs no code that a file names."""

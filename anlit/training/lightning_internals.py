@@ -102,12 +102,15 @@ class FetchTimer:
     """
 
     def __init__(self, trainer: L.Trainer, note: Callable[[float], None]) -> None:
-        loop: Any = trainer.fit_loop.epoch_loop
-        loop._on_before_fetch = self.start
-        loop._on_after_fetch = self.stop
-        self.loop = loop
+        self.loop: Any = trainer.fit_loop.epoch_loop
         self.note = note
         self.started_at = 0.0
+
+    def install(self) -> None:
+        """Replace the hooks of Lightning's loop."""
+        loop = self.loop
+        loop._on_before_fetch = self.start
+        loop._on_after_fetch = self.stop
 
     def start(self) -> None:
         type(self.loop)._on_before_fetch(self.loop)

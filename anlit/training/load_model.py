@@ -97,7 +97,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     """Load the model of a run folder (its best checkpoint, else its last) or of a .ckpt file.
 
     Args:
-        device: A torch device, or auto for the GPU if there is one.
+        device: A torch device, or auto for the GPU, else the CPU.
         changes: Constructor arguments to replace, such as kernel="eager".
 
     Raises:
@@ -140,7 +140,7 @@ def _config_of_run(file: Path) -> dict[str, Any] | None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device `name`; auto is the GPU if there is one. Raises UserError if it cannot be used."""
+    """The device `name`; auto is the GPU, else the CPU. Raises UserError if it cannot be used."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

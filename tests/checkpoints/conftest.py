@@ -1,4 +1,4 @@
-"""A run of the command line, and the prepared folder that the tests of evaluations have."""
+"""A run made by the command line, and the prepared folder of the evaluation tests."""
 
 from pathlib import Path
 
@@ -10,5 +10,5 @@ from tests.evaluation.conftest import data  # noqa: F401  a fixture
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory) -> Path:
-    """An anGPT with a tokenizer, made by `anlit fit`; tests leave it as it is."""
+    """A run of anGPT with a tokenizer, made by `anlit fit`; tests do not change it."""
     return trained(tmp_path_factory.mktemp("trained"), "AnGPT")

@@ -1,4 +1,4 @@
-"""A run trained by the command line, and the same model in every form of a checkpoint, with settings of a stranger."""
+"""A run of the command line, and its model in every form of a checkpoint, with foreign settings."""
 
 import json
 import os
@@ -29,7 +29,7 @@ Settings = dict[str, Any]
 
 
 class RunsCode:
-    """Unpickling it makes a folder."""
+    """Unpickling an object of this class makes a folder."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -38,34 +38,49 @@ class RunsCode:
         return os.mkdir, (str(self.marker),)
 
 
-def trained(folder: Path, architecture: str, *more: str, document_token_at: str = "end") -> Path:
+def trained(folder: Path, architecture: str, *options: str, document_token_at: str = "end") -> Path:
     """FOLDER/run, made by `anlit fit` on FOLDER/data, which has a tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = folder / "tokenizer.json"
     train_bpe(TEXTS, VOCABULARY - 10).save(str(tokenizer))
-    sha = sha256(tokenizer.read_bytes()).hexdigest()
-    data = prepare(folder / "data", tokenizer_sha256=sha, document_token_at=document_token_at)
+    data = prepare(
+        folder / "data",
+        tokenizer_sha256=sha256(tokenizer.read_bytes()).hexdigest(),
+        document_token_at=document_token_at,
+    )
     shutil.copy(tokenizer, data / "tokenizer.json")
     run = folder / "run"
     arguments = [
-        "fit", f"--model={architecture}", f"--model.vocab_size={VOCABULARY}", "--model.context_length=16",
-        "--model.n_layers=1", "--model.n_heads=2", "--model.d_model=16", "--data=TokenShards", f"--data.path={data}",
-        "--data.batch_size=2", "--trainer.accelerator=cpu", "--trainer.max_steps=2", "--trainer.val_check_interval=2",
-        "--trainer.enable_progress_bar=false", f"--run_dir={run}", *more,
-    ]  # fmt: skip
+        "fit",
+        f"--model={architecture}",
+        f"--model.vocab_size={VOCABULARY}",
+        "--model.context_length=16",
+        "--model.n_layers=1",
+        "--model.n_heads=2",
+        "--model.d_model=16",
+        "--data=TokenShards",
+        f"--data.path={data}",
+        "--data.batch_size=2",
+        "--trainer.accelerator=cpu",
+        "--trainer.max_steps=2",
+        "--trainer.val_check_interval=2",
+        "--trainer.enable_progress_bar=false",
+        f"--run_dir={run}",
+        *options,
+    ]
     assert main(arguments) == 0
     return run
 
 
 def refused(path: object, **settings: Any) -> str:
-    """The one sentence by which the path is not loaded."""
+    """The message, one sentence, of the error when the path is loaded."""
     with pytest.raises(UserError, match=r"^[^\n]+$") as error:
         load_checkpoint(str(path), **settings)
     return str(error.value)
 
 
 def content_of(run: Path, settings: Settings | None = None) -> dict[str, Any]:
-    """The run's checkpoint with other settings of the model."""
+    """The content of the run's checkpoint with changed settings of the model."""
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     content["hyper_parameters"] |= settings or {}
     return content
@@ -76,24 +91,28 @@ def as_file(run: Path, folder: Path, settings: Settings) -> Path:
     return folder / "a.ckpt"
 
 
-def write_parts(content: dict[str, Any], folder: Path) -> Path:
-    """A checkpoint's content as a single rank writes it into its part."""
+def write_shard(content: dict[str, Any], folder: Path) -> Path:
+    """Write a checkpoint's content as a single rank does: a folder with one shard."""
     tensors: dict[str, torch.Tensor] = {}
     states = without_tensors({key: content[key] for key in STATES}, tensors)
-    dcp.save(
-        tensors,
-        storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
-        no_dist=True,
-    )
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    dcp.save(tensors, storage_writer=writer, no_dist=True)
     torch.save({**content, **states}, folder / META)
-    return with_sums(folder)
+    return write_checksums(folder)
 
 
-def with_sums(folder: Path) -> Path:
-    """Write sums.json again: whoever makes a folder can make that too."""
-    sums = {part.name: checksum(part) for part in folder.glob("*.safetensors") if part.is_file()}
-    (folder / SUMS).write_text(json.dumps(sums))
+def write_checksums(folder: Path) -> Path:
+    """Write sums.json again, as the author of a foreign folder can."""
+    checksums = {}
+    for shard in folder.glob("*.safetensors"):
+        if shard.is_file():
+            checksums[shard.name] = checksum(shard)
+    (folder / SUMS).write_text(json.dumps(checksums))
     return folder
+
+
+def as_shards(run: Path, folder: Path, settings: Settings) -> Path:
+    return write_shard(content_of(run, settings), folder / "shards")
 
 
 def as_export(run: Path, folder: Path, settings: Settings, *options: str) -> Path:
@@ -103,7 +122,7 @@ def as_export(run: Path, folder: Path, settings: Settings, *options: str) -> Pat
 
 
 def as_run(run: Path, folder: Path, settings: Settings) -> Path:
-    """A run folder whose checkpoints and config.yaml have the settings."""
+    """A copy of the run folder, with the settings in its checkpoints and config.yaml."""
     copy = shutil.copytree(run, folder / "run")
     for name in ("best", "last"):
         torch.save(content_of(run, settings), copy / "checkpoints" / f"{name}.ckpt")
@@ -111,15 +130,18 @@ def as_run(run: Path, folder: Path, settings: Settings) -> Path:
     return copy
 
 
+def as_folded(run: Path, folder: Path, settings: Settings) -> Path:
+    return as_export(run, folder, settings, "--fold")
+
+
 FORMS: dict[str, Callable[[Path, Path, Settings], Path]] = {
     "file": as_file,
-    "shards": lambda run, folder, settings: write_parts(
-        content_of(run, settings), folder / "shards"
-    ),
+    "shards": as_shards,
     "export": as_export,
-    "folded": lambda run, folder, settings: as_export(run, folder, settings, "--fold"),
+    "folded": as_folded,
     "run": as_run,
 }
+"""The forms of a checkpoint: functions of a run, a folder for the checkpoint, and settings."""
 
 
 def change_config(run: Path, change: Callable[[Any], Any]) -> None:

@@ -1,6 +1,7 @@
-"""A run that starts from another one's weights; refusals of what does not fit."""
+"""A run begins from the weights of another run; weights that do not fit are refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,57 +20,87 @@ def checkpoint(tmp_path_factory) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("architecture", "changes", "message"), [
-    (AnGPT, {}, "holds GPT, but the configuration's model is AnGPT: set --model GPT"),
-    (GPT, {"d_model": 16}, r"embedding.weight is \(29, 32\) in it and \(29, 16\) in the model"),
-    (GPT, {"n_layers": 3}, r"blocks\.2\.\S+ is missing in it and \S+ in the model"),
-    (GPT, {"n_layers": 1}, r"blocks\.1\.\S+ is \S+ in it and missing in the model"),
-])  # fmt: skip
-def test_what_does_not_fit_is_refused(
-    checkpoint: Path, architecture, changes: dict[str, int], message: str
+@pytest.mark.parametrize(
+    ("architecture", "settings", "message"),
+    [
+        (AnGPT, {}, "holds GPT, but the configuration's model is AnGPT: set --model GPT"),
+        (GPT, {"d_model": 16}, r"embedding.weight is \(29, 32\) in it and \(29, 16\) in the model"),
+        (GPT, {"n_layers": 3}, r"blocks\.2\.\S+ is missing in it and \S+ in the model"),
+        (GPT, {"n_layers": 1}, r"blocks\.1\.\S+ is \S+ in it and missing in the model"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(
+    checkpoint: Path, architecture: Any, settings: dict[str, int], message: str
 ) -> None:
-    other = tiny(architecture, **changes)
-    before = {name: value.clone() for name, value in other.state_dict().items()}
+    model = tiny(architecture, **settings)
+    old_weights = {name: value.clone() for name, value in model.state_dict().items()}
+
     with pytest.raises(UserError, match=message):
-        load_initial_weights(other, str(checkpoint))
-    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+        load_initial_weights(model, str(checkpoint))
+
+    torch.testing.assert_close(dict(model.state_dict()), old_weights, rtol=0, atol=0)
 
 
-def test_the_attention_may_change_and_starts_as_plain_attention(checkpoint: Path, caplog) -> None:
-    """What a warm start computes on its way is in tests/parity."""
-    plain, tokens = tiny(GPT), random_tokens(2, 16)
-    load_initial_weights(plain, str(checkpoint.parents[1]))  # the run's folder
-    assert not caplog.records, "the same mechanism needs no line"
-    for mechanism in (
-        ScaleInvariant(tau=2.0, learned="per_layer"),
-        LogN(),
-        SqrtLogN(learned="globally"),
-    ):
-        changed = tiny(GPT, attention=WarmStart(mechanism, steps=4))
-        with caplog.at_level("INFO"):
-            load_initial_weights(changed, str(checkpoint))
-        assert "attention is plain in" in caplog.text
-        assert torch.allclose(changed(tokens), plain(tokens), atol=1e-6), (
-            "but for the rounding of another kernel"
-        )
+def test_the_same_mechanism_needs_no_line_in_the_log(checkpoint: Path, caplog) -> None:
+    run = checkpoint.parents[1]
+
+    load_initial_weights(tiny(GPT), str(run))
+
+    assert not caplog.records
 
 
-def test_what_the_same_mechanism_learned_is_taken_and_what_another_one_learned_is_not(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "mechanism",
+    [ScaleInvariant(tau=2.0, learned="per_layer"), LogN(), SqrtLogN(learned="globally")],
+    ids=["scale-invariant", "LogN", "SqrtLogN"],
+)
+def test_the_attention_may_change_and_starts_as_plain_attention(
+    checkpoint: Path, mechanism: Any, caplog
 ) -> None:
-    learned = tiny(GPT, attention=LogN())
+    """tests/parity compares a warm start with its formula."""
+    plain = tiny(GPT)
+    load_initial_weights(plain, str(checkpoint))
+    changed = tiny(GPT, attention=WarmStart(mechanism, steps=4))
+
+    with caplog.at_level("INFO"):
+        load_initial_weights(changed, str(checkpoint))
+
+    assert "attention is plain in" in caplog.text
+    tokens = random_tokens(2, 16)
+    # Another kernel rounds differently.
+    assert torch.allclose(changed(tokens), plain(tokens), atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory) -> Path:
+    """A checkpoint with a strength of LogN that differs from its initial value."""
+    model = tiny(GPT, attention=LogN())
     with torch.no_grad():
-        learned.model.blocks[1].attention.mechanism.strength.value.fill_(7.0)
-    fit(learned, 1)
-    learned.trainer.save_checkpoint(tmp_path / "best.ckpt")
-    same, other = (
-        tiny(GPT, attention=LogN(s=0.9)),
-        tiny(GPT, attention=SqrtLogN(r=0.9, learned="per_head")),
-    )
-    for model in (same, other):
-        load_initial_weights(model, str(tmp_path / "best.ckpt"))
-    values = [
-        model.model.blocks[1].attention.mechanism.strength.value for model in (learned, same, other)
-    ]
-    assert torch.equal(values[0], values[1])
-    assert values[2].tolist() == pytest.approx([0.9, 0.9])
+        strength_of(model).fill_(7.0)
+    fit(model, 1)
+    file = tmp_path_factory.mktemp("learned") / "best.ckpt"
+    model.trainer.save_checkpoint(file)
+    return file
+
+
+def strength_of(model: Any) -> torch.Tensor:
+    return model.model.blocks[1].attention.mechanism.strength.value
+
+
+def test_the_same_mechanism_takes_its_learned_weights(learned: Path) -> None:
+    model = tiny(GPT, attention=LogN(s=0.9))
+
+    load_initial_weights(model, str(learned))
+
+    saved = torch.load(learned, weights_only=True)["state_dict"]
+    name = "model.blocks.1.attention.mechanism.strength.value"
+    assert torch.equal(strength_of(model), saved[name])
+    assert strength_of(model).item() == pytest.approx(7.0, abs=0.1)
+
+
+def test_another_mechanism_keeps_its_initial_weights(learned: Path) -> None:
+    model = tiny(GPT, attention=SqrtLogN(r=0.9, learned="per_head"))
+
+    load_initial_weights(model, str(learned))
+
+    assert strength_of(model).tolist() == pytest.approx([0.9, 0.9])

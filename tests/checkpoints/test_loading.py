@@ -1,8 +1,9 @@
-"""From folders and files to models, and every file that is refused."""
+"""Models are loaded from folders and files; files that are no checkpoint are refused."""
 
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,45 @@ from tests.checkpoints.foreign import FORMS, content_of, refused
 from tests.evaluation.saved import LENGTH, VOCABULARY, make_run, prepare, save, small
 
 
-def test_the_model_of_a_run_is_rebuilt_as_it_was_saved(tmp_path: Path, data: Path) -> None:
+def test_the_saved_model_of_a_run_is_rebuilt(tmp_path: Path, data: Path) -> None:
     run = make_run(tmp_path / "angpt", data, AnGPT, positions=PRoPE(), document_masking=False)
+
     checkpoint = load_checkpoint(str(run), "cpu")
+
+    model = checkpoint.model
     saved = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
-    torch.testing.assert_close(checkpoint.model.state_dict(), saved["state_dict"], rtol=0, atol=0)
-    assert type(checkpoint.model) is AnGPT
-    assert not checkpoint.model.model.document_masking
-    assert not checkpoint.model.training
-    assert not any(weight.requires_grad for weight in checkpoint.model.parameters())
+    torch.testing.assert_close(model.state_dict(), saved["state_dict"], rtol=0, atol=0)
+    assert type(model) is AnGPT
+    assert not model.model.document_masking
+    assert not model.training
+    assert not any(weight.requires_grad for weight in model.parameters())
+
+
+def test_a_checkpoint_knows_its_run_and_its_data(tmp_path: Path, data: Path) -> None:
+    run = make_run(tmp_path / "angpt", data, AnGPT)
+
+    checkpoint = load_checkpoint(str(run), "cpu")
+
     assert checkpoint.label == "anGPT, scale-invariant"
-    assert (checkpoint.step, checkpoint.training_length, checkpoint.run) == (1, LENGTH, run)
-    assert (describe(checkpoint)["architecture"], describe(checkpoint)["seed"]) == ("AnGPT", 1)
-    own = load_validation_data(checkpoint)
-    assert (own.path, own.batch_size, own.context_length) == (str(data), 4, LENGTH)
+    assert checkpoint.step == 1
+    assert checkpoint.training_length == LENGTH
+    assert checkpoint.run == run
+    record = describe(checkpoint)
+    assert record["architecture"] == "AnGPT"
+    assert record["seed"] == 1
+    shards = load_validation_data(checkpoint)
+    assert (shards.path, shards.batch_size, shards.context_length) == (str(data), 4, LENGTH)
 
 
 def test_a_folder_means_its_best_checkpoint_and_else_its_last(tmp_path: Path, data: Path) -> None:
-    folder = make_run(tmp_path / "run", data, GPT, name="last")
-    assert load_checkpoint(str(folder)).file == folder / "checkpoints" / "last.ckpt"
-    make_run(folder, data, GPT, name="best")
-    assert load_checkpoint(str(folder)).file == folder / "checkpoints" / "best.ckpt"
-    assert load_checkpoint(str(folder / "checkpoints" / "last.ckpt")).file.name == "last.ckpt"
+    run = make_run(tmp_path / "run", data, GPT, name="last")
+    last = run / "checkpoints" / "last.ckpt"
+    assert load_checkpoint(str(run)).file == last
+
+    make_run(run, data, GPT, name="best")
+
+    assert load_checkpoint(str(run)).file == run / "checkpoints" / "best.ckpt"
+    assert load_checkpoint(str(last)).file == last
 
 
 MEASURE = """
@@ -53,71 +71,117 @@ def largest_memory():
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 load_checkpoint(sys.argv[1], "cpu")
-before = largest_memory()
+memory = largest_memory()
 checkpoint = load_checkpoint(sys.argv[2], "cpu")
 for weight in checkpoint.model.parameters():
     weight.sum()
-print(largest_memory() - before)
+print(largest_memory() - memory)
 """
+"""Loads a small model, then a large model, and prints the memory of the large model."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_a_model_takes_the_memory_of_its_weights_once(tmp_path: Path) -> None:
-    files = [
-        save(small(GPT, d_model=width, n_layers=3), tmp_path / f"{width}.ckpt")
-        for width in (32, 768)
-    ]
-    weights = load_checkpoint(str(files[1]), "cpu").model.parameters()
+    small_file = save(small(GPT, d_model=32, n_layers=3), tmp_path / "small.ckpt")
+    large_file = save(small(GPT, d_model=768, n_layers=3), tmp_path / "large.ckpt")
+    weights = load_checkpoint(str(large_file), "cpu").model.parameters()
     n_bytes = sum(weight.nbytes for weight in weights)
-    command = [sys.executable, "-c", MEASURE, *map(str, files)]
+
+    command = [sys.executable, "-c", MEASURE, str(small_file), str(large_file)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
     assert int(printed) < 1.5 * n_bytes
 
 
-def test_what_is_no_checkpoint_of_anlit_is_refused(tmp_path: Path) -> None:
-    """Damaged ones: tests/integration/test_damaged_checkpoints.py."""
+def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "does not exist" in refused(tmp_path / "nowhere")
     assert "has no checkpoints/best.ckpt or last.ckpt" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("n_bytes", [2000, 0], ids=["cut short", "empty"])
+def test_a_shortened_file_is_refused(tmp_path: Path, n_bytes: int) -> None:
+    """More damage is in tests/integration/test_damaged_checkpoints.py."""
     file = save(small(GPT), tmp_path / "a.ckpt")
-    whole, content = file.read_bytes(), torch.load(file, weights_only=True)
-    for damaged in (whole[:2000], b"not a checkpoint\n", b""):
-        file.write_bytes(damaged)
-        assert "a.ckpt cannot be read as a checkpoint (a.ckpt is empty, cut short" in refused(file)
+    file.write_bytes(file.read_bytes()[:n_bytes])
 
-    def without(weight: str) -> dict[str, Any]:
-        kept = {name: value for name, value in content["state_dict"].items() if name != weight}
-        return {"state_dict": kept}
-
-    for changed, sentence in (
-        ({"anlit": None}, "anlit did not write it"),
-        (
-            {"anlit": {**content["anlit"], "architecture": "Mamba"}},
-            "names 'Mamba', which is no LanguageModel of anlit",
-        ),
-        ({"anlit": {**content["anlit"], "data": 5}}, "anlit.data is int in place of dict"),
-        ({"hyper_parameters": None}, "hyper_parameters is missing"),
-        ({"state_dict": {"a": 5}}, "not all of state_dict are tensors"),
-        (
-            without("model.embedding.weight"),
-            "has no matrix model.embedding.weight among its weights",
-        ),
-        (without("model.head.weight"), 'Missing key(s) in state_dict: "model.head.weight"'),
-    ):
-        torch.save(content | changed, file)
-        assert sentence in refused(file)
+    assert "a.ckpt cannot be read as a checkpoint (a.ckpt is empty, cut short" in refused(file)
 
 
-def test_data_are_those_of_the_run_or_named(tmp_path: Path) -> None:
-    """Of the same tokenizer: tests/integration/mistakes.py."""
-    alone = load_checkpoint(str(save(small(GPT), tmp_path / "alone.ckpt")))
-    assert (alone.config, alone.run, alone.trained_on) == (None, None, None)
-    other = prepare(tmp_path / "other")
+def test_a_text_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.ckpt"
+    file.write_text("not a checkpoint\n")
+
+    assert "a.ckpt cannot be read as a checkpoint (a.ckpt is empty, cut short" in refused(file)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("anlit", None, "anlit did not write it"),
+        ("hyper_parameters", None, "hyper_parameters is missing"),
+        ("state_dict", {"a": 5}, "not all of state_dict are tensors"),
+    ],
+)
+def test_a_foreign_entry_is_refused(tmp_path: Path, entry: str, value: Any, message: str) -> None:
+    content = torch.load(save(small(GPT), tmp_path / "a.ckpt"), weights_only=True)
+    content[entry] = value
+
+    assert message in refused_content(content, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("architecture", "Mamba", "names 'Mamba', which is no LanguageModel of anlit"),
+        ("data", 5, "anlit.data is int in place of dict"),
+    ],
+)
+def test_a_foreign_entry_of_the_record_is_refused(
+    tmp_path: Path, entry: str, value: Any, message: str
+) -> None:
+    content = torch.load(save(small(GPT), tmp_path / "a.ckpt"), weights_only=True)
+    content["anlit"][entry] = value
+
+    assert message in refused_content(content, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ("model.embedding.weight", "has no matrix model.embedding.weight among its weights"),
+        ("model.head.weight", 'Missing key(s) in state_dict: "model.head.weight"'),
+    ],
+)
+def test_a_missing_weight_is_refused(tmp_path: Path, weight: str, message: str) -> None:
+    content = torch.load(save(small(GPT), tmp_path / "a.ckpt"), weights_only=True)
+    del content["state_dict"][weight]
+
+    assert message in refused_content(content, tmp_path)
+
+
+def refused_content(content: dict[str, Any], folder: Path) -> str:
+    torch.save(content, folder / "changed.ckpt")
+    return refused(folder / "changed.ckpt")
+
+
+def test_a_checkpoint_outside_of_a_run_has_no_data(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(str(save(small(GPT), tmp_path / "lone.ckpt")))
+
+    assert checkpoint.config is None
+    assert checkpoint.run is None
+    assert checkpoint.trained_on is None
     with pytest.raises(UserError, match="is not in a run folder that names its data: set --data"):
-        load_validation_data(alone)
-    with pytest.raises(
-        UserError, match=f"vocabulary of 29 tokens and the shards in {other} have {VOCABULARY}"
-    ):
-        load_validation_data(alone, str(other))
+        load_validation_data(checkpoint)
+
+
+def test_data_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
+    """Data of another tokenizer: tests/integration/mistakes.py."""
+    checkpoint = load_checkpoint(str(save(small(GPT), tmp_path / "lone.ckpt")))
+    shards = prepare(tmp_path / "shards")
+    message = f"vocabulary of 29 tokens and the shards in {shards} have {VOCABULARY}"
+
+    with pytest.raises(UserError, match=message):
+        load_validation_data(checkpoint, str(shards))
 
 
 @pytest.mark.parametrize("setting", ["n_layers", "vocab_size", "d_model", "d_ff"])
@@ -140,34 +204,47 @@ def test_weights_that_are_views_of_a_small_tensor_are_refused(
     assert "bytes of weights and holds" in refused(tmp_path / "a.ckpt")
 
 
-@pytest.mark.parametrize("form", ["checkpoint", "export"])
-@pytest.mark.parametrize("command", ["lengths", "export", "generate", "score", "diagnose"])
+def spoil_checkpoint(run: Path, folder: Path) -> Path:
+    """Put an infinite weight into the run's checkpoint."""
+    file = run / "checkpoints" / "best.ckpt"
+    content = torch.load(file, weights_only=True)
+    content["state_dict"]["model.embedding.weight"][3, 2] = math.inf
+    torch.save(content, file)
+    return run
+
+
+def spoil_export(run: Path, folder: Path) -> Path:
+    """Put a NaN into an export of the run."""
+    exported = folder / "exported"
+    assert main(["export", str(run), "--output", str(exported)]) == 0
+    file = exported / "model.safetensors"
+    weights = load_file(file)
+    weights["embedding.weight"][3, 2] = math.nan
+    save_file(weights, file)
+    return exported
+
+
+COMMANDS = {
+    "lengths": "--data {data} --output {out}",
+    "diagnose": "--data {data} --output {out}",
+    "export": "--output {out}",
+    "generate": "a",
+    "score": "{text} --output {out}",
+}
+"""Commands that read a model → their options."""
+
+
+@pytest.mark.parametrize("spoil", [spoil_checkpoint, spoil_export], ids=["checkpoint", "export"])
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.covering(1)
-def test_weights_that_are_nan_are_refused_in_one_sentence(
-    form: str, command: str, tmp_path: Path, data: Path, refusal
+def test_weights_that_are_not_finite_are_refused_in_one_sentence(
+    spoil: Callable[[Path, Path], Path], command: str, tmp_path: Path, data: Path, refusal
 ) -> None:
-    run = make_run(tmp_path / "run", data, GPT)
-    source = run
-    if form == "export":
-        source = tmp_path / "exported"
-        assert main(["export", str(run), "--output", str(source)]) == 0
-        file = source / "model.safetensors"
-        weights = load_file(file)
-        weights["embedding.weight"][3, 2] = math.nan
-        save_file(weights, file)
-    else:
-        file = run / "checkpoints" / "best.ckpt"
-        content = torch.load(file, weights_only=True)
-        content["state_dict"]["model.embedding.weight"][3, 2] = math.inf
-        torch.save(content, file)
-    (tmp_path / "text").write_text("text")
-    out = tmp_path / "out"
-    options = {
-        "lengths": ["--data", data, "--output", out],
-        "diagnose": ["--data", data, "--output", out],
-        "export": ["--output", out],
-        "generate": ["a"],
-        "score": [tmp_path / "text", "--output", out],
-    }
-    said = refusal(command, source, *options[command])
-    assert "holds weights that are NaN or infinite (model.embedding.weight)" in said
+    model = spoil(make_run(tmp_path / "run", data, GPT), tmp_path)
+    text = tmp_path / "text"
+    text.write_text("text")
+    options = COMMANDS[command].format(data=data, out=tmp_path / "out", text=text)
+
+    message = refusal(command, model, *options.split())
+
+    assert "holds weights that are NaN or infinite (model.embedding.weight)" in message

@@ -8,28 +8,32 @@ from torch import Tensor
 
 
 class Poison(L.Callback):
-    """Multiplies the loss of some batches, NaN by default; on one rank only, if one is named."""
+    """Multiplies the loss of some batches, by NaN or a factor, on all ranks or a single rank."""
 
     def __init__(
         self, batches: list[int], factor: float = float("nan"), rank: int | None = None
     ) -> None:
-        self.batches, self.factor, self.rank = set(batches), factor, rank
+        self.batches = set(batches)
+        self.factor = factor
+        self.rank = rank
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         step: Any = pl_module.training_step
 
         def training_step(batch: Any, batch_idx: int) -> Tensor:
-            here = batch_idx in self.batches and self.rank in (None, trainer.global_rank)
-            return step(batch, batch_idx) * (self.factor if here else 1.0)
+            is_poisoned = batch_idx in self.batches and self.rank in (None, trainer.global_rank)
+            return step(batch, batch_idx) * (self.factor if is_poisoned else 1.0)
 
         pl_module.training_step = training_step
 
 
 class PoisonGradient(L.Callback):
-    """Puts a number into one entry of the gradient, or of the weight itself after the step, of one optimizer step."""
+    """Puts a number into an entry of a step's gradient, or of the weight after the step."""
 
     def __init__(self, step: int, value: float = float("nan"), spoils_weight: bool = False) -> None:
-        self.step, self.value, self.spoils_weight = step, value, spoils_weight
+        self.step = step
+        self.value = value
+        self.spoils_weight = spoils_weight
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not self.spoils_weight and trainer.global_step == self.step:

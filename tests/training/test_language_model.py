@@ -1,6 +1,7 @@
-"""Training of each architecture: the schedule, the mean that validation logs, precision, tied embeddings."""
+"""Training of each architecture: schedule, mean of a validation, precision, tied embeddings."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -38,37 +39,51 @@ from tests.nn.models.tiny import (
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_rate_peaks_after_warm_up_and_ends_at_final(accumulate: int) -> None:
     logged = Logged("train/learning_rate")
-    model = tiny(AnGPT, optimizer=adamw(lr=0.5), schedule=Cosine(0.2, 0.1))
+    schedule = Cosine(warmup=0.2, final=0.1)
+    model = tiny(AnGPT, optimizer=adamw(lr=0.5), schedule=schedule)
+
     fit(model, max_steps=10, accumulate=accumulate, callbacks=[logged])
+
     rates = logged.values["train/learning_rate"]
-    assert rates == pytest.approx([0.5 * Cosine(0.2, 0.1).factor(step, 10) for step in range(10)])
-    assert (max(rates), rates[-1]) == pytest.approx((0.5, 0.05))
+    factors = [schedule.factor(step, 10) for step in range(10)]
+    assert rates == pytest.approx([0.5 * factor for factor in factors])
+    assert max(rates) == pytest.approx(0.5)
+    assert rates[-1] == pytest.approx(0.05)
 
 
 def test_a_schedule_without_an_end_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"max_steps=-1 .*: set trainer\.max_steps or trainer\.max_epochs"
-    ):
+    message = r"max_steps=-1 .*: set trainer\.max_steps or trainer\.max_epochs"
+    with pytest.raises(UserError, match=message):
         fit(tiny(GPT), max_steps=-1, loader=batches(4, 16), max_time="00:00:10:00")
 
 
-@pytest.mark.parametrize(("second", "mean"), [(4.0, 2.0), (math.nan, math.nan)])
+@pytest.mark.parametrize(
+    ("loss_of_half", "mean"),
+    [(4.0, 2.0), pytest.param(math.nan, math.nan, id="a NaN stays, or the mean would be too low")],
+)
 def test_the_validation_loss_is_a_mean_over_targets_and_not_over_batches(
-    second: float, mean: float
+    loss_of_half: float, mean: float
 ) -> None:
-    """Of NaN too: without the batch the mean would flatter the model."""
-    model, batch = tiny(AnGPT), next(iter(batches(4, 16)))
+    """The second batch has half as many targets as the first."""
+    model = tiny(AnGPT)
+    batch = next(iter(batches(4, 16)))
     half = batch._replace(targets=torch.where(torch.arange(16) < 8, batch.targets, IGNORE_INDEX))
-    for loss, seen in ((1.0, batch), (second, half)):
-        model.loss_of = lambda _, loss=loss: (torch.tensor(loss), None)
-        model.validation_step(seen, 0)
+
+    validate_with_loss(model, batch, 1.0)
+    validate_with_loss(model, half, loss_of_half)
+
     loss, n_targets = model.mean_loss.compute()
     assert loss.item() == pytest.approx(mean, nan_ok=True)
     assert n_targets.item() == 4 * 16 + 4 * 8
 
 
+def validate_with_loss(model: Any, batch: Any, loss: float) -> None:
+    model.loss_of = lambda _: (torch.tensor(loss), None)
+    model.validation_step(batch, 0)
+
+
 class ValidationLosses(L.Callback):
-    """The loss of each validation batch, and what is logged of all."""
+    """Keeps the loss of each validation batch, and the logged values."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -86,23 +101,29 @@ class ValidationLosses(L.Callback):
 
 def test_a_model_cast_to_bfloat16_is_validated_in_full_precision() -> None:
     """A sum in bfloat16 stops to grow: 600 batches of a loss of 6.617 had a mean of 8.0."""
-    seen = ValidationLosses()
+    validation = ValidationLosses()
     loader = batches(600, 16, batch_size=1)
-    trainer = quiet_trainer(precision="bf16-true", callbacks=[seen])
+    trainer = quiet_trainer(precision="bf16-true", callbacks=[validation])
+
     trainer.validate(tiny(GPT), loader, verbose=False)
-    assert len(seen.losses) == 600
-    assert seen.logged["val/loss"] == pytest.approx(np.mean(seen.losses), rel=1e-6)
+
+    assert len(validation.losses) == 600
+    assert validation.logged["val/loss"] == pytest.approx(np.mean(validation.losses), rel=1e-6)
 
 
 @architectures
-def test_what_a_model_cast_to_bfloat16_logs_is_not_rounded_to_bfloat16(architecture: Any) -> None:
+def test_a_model_cast_to_bfloat16_logs_values_that_are_not_rounded_to_bfloat16(
+    architecture: Any,
+) -> None:
     names = ["train/loss", "train/grad_norm"]
     if architecture is not GPT:
         names += ["norms/row_min", "scaling/alpha_A"]
     logged = Logged(*names)
     model = jolt(tiny(architecture, optimizer=adamw(lr=0.01)))
-    settings = {"precision": "bf16-true", "log_every_n_steps": 1}
-    fit(model, 4, callbacks=[NormMonitor(), logged], **settings)
+    callbacks = [NormMonitor(), logged]
+
+    fit(model, 4, callbacks=callbacks, precision="bf16-true", log_every_n_steps=1)
+
     for name, values in logged.values.items():
         numbers = torch.tensor(values, dtype=torch.float64)
         rounded = numbers.to(torch.bfloat16).double()
@@ -126,80 +147,113 @@ def without_targets(rows: list[torch.Tensor]) -> Any:
     return batch._replace(targets=torch.full_like(batch.targets, IGNORE_INDEX))
 
 
-def trained(architecture: Any, precision: str) -> list[float]:
+def train(architecture: Any, precision: str) -> tuple[Any, list[float]]:
+    """The model, and the losses of eight steps on the same batch."""
     logged = Logged("train/loss")
     model = tiny(architecture, optimizer=adamw(lr=0.01))
     fit(model, 8, precision=precision, callbacks=[logged], limit_train_batches=1, max_epochs=8)
-    assert all(
-        parameter.grad is None for parameter in model.parameters()
-    )  # beside the next step's activations
-    return logged.values["train/loss"]
+    return model, logged.values["train/loss"]
 
 
 @architectures
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
 def test_bfloat16_trains_as_float32_does(architecture: Any, precision: str) -> None:
-    losses, expected = trained(architecture, precision), trained(architecture, "32-true")
+    _, expected = train(architecture, "32-true")
+
+    _, losses = train(architecture, precision)
+
     assert losses[-1] < losses[0] - 0.1
     assert losses == pytest.approx(expected, rel=0.1)
 
 
+@architectures
+def test_gradients_take_no_memory_beside_the_next_steps_activations(architecture: Any) -> None:
+    model, _ = train(architecture, "32-true")
+
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("plugin", [MixedPrecision("16-mixed", "cpu"), HalfPrecision("16-true")])
 def test_float16_is_refused(plugin: Any) -> None:
-    """Of `precision: 16-mixed` Lightning makes bf16-mixed where there is no GPU."""
-    with pytest.raises(
-        UserError, match=rf"precision={plugin.precision} .*: set bf16-mixed or 32-true"
-    ):
+    """Without a GPU Lightning turns `precision: 16-mixed` into bf16-mixed, so plugins are given."""
+    message = rf"precision={plugin.precision} .*: set bf16-mixed or 32-true"
+    with pytest.raises(UserError, match=message):
         fit(tiny(GPT), 1, plugins=[plugin])
 
 
 @architectures
-@pytest.mark.parametrize(("precision", "of_h", "of_products"), [
-    ("32-true", torch.float32, torch.float32), ("bf16-mixed", torch.float32, torch.bfloat16),
-    ("bf16-true", torch.bfloat16, torch.bfloat16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("precision", "dtype_of_h", "dtype_of_products"),
+    [
+        ("32-true", torch.float32, torch.float32),
+        ("bf16-mixed", torch.float32, torch.bfloat16),
+        ("bf16-true", torch.bfloat16, torch.bfloat16),
+    ],
+)
 def test_the_dtype_of_h_between_blocks_and_of_the_products(
-    architecture, precision, of_h, of_products
+    architecture: Any, precision: str, dtype_of_h: torch.dtype, dtype_of_products: torch.dtype
 ) -> None:
-    """With bf16-mixed h stays in float32, from the embedding on, and all that the matrices compute is bfloat16."""
-    model, dtypes = tiny(architecture), {}
+    """With bf16-mixed h stays in float32 from the embedding on; products are in bfloat16."""
+    model = tiny(architecture)
+    dtypes: dict[nn.Module, set[torch.dtype]] = {}
 
     def note(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        tensors = (x for x in (*arguments, output) if isinstance(x, Tensor))
-        dtypes[module] = {x.dtype for x in tensors if x.is_floating_point()}
+        dtypes[module] = set()
+        for value in (*arguments, output):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                dtypes[module].add(value.dtype)
 
     block = model.model.blocks[1]
-    inside = (block.attention, block.W_o, block.W_d)
-    for module in (block, *inside):
+    for module in (block, block.attention, block.W_o, block.W_d):
         module.register_forward_hook(note)
+
     fit(model, 1, precision=precision)
-    assert dtypes == {block: {of_h}, **{module: {of_products} for module in inside}}
+
+    assert dtypes == {
+        block: {dtype_of_h},
+        block.attention: {dtype_of_products},
+        block.W_o: {dtype_of_products},
+        block.W_d: {dtype_of_products},
+    }
 
 
 def test_a_tied_matrix_is_counted_once_and_trained_at_the_rate_of_the_head() -> None:
-    tied, untied = tiny(GPT, tie_embeddings=True), tiny(GPT)
-    assert (
-        untied.model.n_parameters() - tied.model.n_parameters()
-        == SIZE["vocab_size"] * SIZE["d_model"]
-    )
-    assert flops_per_token(tied.model, 16) == flops_per_token(untied.model, 16)
+    tied = tiny(GPT, tie_embeddings=True)
+    untied = tiny(GPT)
+
     optimizer = MuonAdamW(parameter_groups(tied.model), embedding_lr=0.3, head_lr=0.002)
+
+    n_shared = untied.model.n_parameters() - tied.model.n_parameters()
+    assert n_shared == SIZE["vocab_size"] * SIZE["d_model"]
+    assert flops_per_token(tied.model, 16) == flops_per_token(untied.model, 16)
     rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
-    assert (rates.get("embedding"), rates["head"]) == (None, 0.002)
+    assert "embedding" not in rates
+    assert rates["head"] == 0.002
 
 
-def test_a_tied_run_begins_with_a_tied_export_and_not_with_two_matrices(tmp_path) -> None:
-    """The export holds the matrix once."""
-    for name, tied in (("two.ckpt", False), ("tied.ckpt", True)):
-        model = fit(tiny(GPT, tie_embeddings=tied), 1, default_root_dir=str(tmp_path))
-        model.trainer.save_checkpoint(tmp_path / name)
+def save_trained(folder: Path, name: str, is_tied: bool) -> Any:
+    """A model after a step, saved as `name`."""
+    model = fit(tiny(GPT, tie_embeddings=is_tied), 1, default_root_dir=str(folder))
+    model.trainer.save_checkpoint(folder / name)
+    return model
+
+
+def test_a_tied_run_begins_with_a_tied_export(tmp_path: Path) -> None:
+    model = save_trained(tmp_path, "tied.ckpt", is_tied=True)
     assert main(["export", str(tmp_path / "tied.ckpt"), "--output", str(tmp_path / "tied")]) == 0
+    loaded = tiny(GPT, seed=5, tie_embeddings=True)
+
+    load_initial_weights(loaded, str(tmp_path / "tied"))
+
     assert model.model.head.weight is model.model.embedding.weight
     assert "head.weight" not in load_file(tmp_path / "tied" / "model.safetensors")
-    again = tiny(GPT, seed=5, tie_embeddings=True)
-    load_initial_weights(again, str(tmp_path / "tied"))
-    assert torch.equal(*(each.model.eval()(random_tokens(1, 8)) for each in (again, model)))
-    with pytest.raises(
-        UserError, match=r"embedding and a head that differ: leave out model\.tie_embeddings"
-    ):
-        load_initial_weights(again, str(tmp_path / "two.ckpt"))
+    tokens = random_tokens(1, 8)
+    assert torch.equal(loaded.model.eval()(tokens), model.model.eval()(tokens))
+
+
+def test_a_tied_run_does_not_begin_with_two_matrices(tmp_path: Path) -> None:
+    save_trained(tmp_path, "two.ckpt", is_tied=False)
+    message = r"embedding and a head that differ: leave out model\.tie_embeddings"
+
+    with pytest.raises(UserError, match=message):
+        load_initial_weights(tiny(GPT, tie_embeddings=True), str(tmp_path / "two.ckpt"))

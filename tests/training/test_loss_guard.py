@@ -1,4 +1,4 @@
-"""Bad steps are skipped, and training goes on as if their batches had not been there."""
+"""Bad steps are skipped, and training continues as if their batches did not exist."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -20,104 +20,149 @@ from tests.training.poison import Poison, PoisonGradient
 
 
 def train(
-    which: Iterable[int], *callbacks: L.Callback, architecture: Any = GPT,
-    optimizer: Callable[[Any], torch.optim.Optimizer] = adamw(lr=0.01, weight_decay=0.1), accumulate: int = 1,
+    batch_numbers: Iterable[int],
+    *callbacks: L.Callback,
+    architecture: Any = GPT,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = adamw(lr=0.01, weight_decay=0.1),
+    accumulate: int = 1,
     **settings: Any,
-) -> LanguageModel:  # fmt: skip
-    """One optimizer step for every `accumulate` of the batches numbered `which`, each of two sequences of its own."""
-    blocks = [block for number in which for block in random_tokens(2, 17, seed=number)]
+) -> LanguageModel:
+    """Train on the batches of these numbers, two sequences each, `accumulate` batches a step."""
+    sequences: list[torch.Tensor] = []
+    for number in batch_numbers:
+        sequences += random_tokens(2, 17, seed=number)
     model = tiny(architecture, optimizer=optimizer, schedule=CONSTANT, **settings)
-    loader = DataLoader(blocks, batch_size=2, collate_fn=collate)
+    loader = DataLoader(sequences, batch_size=2, collate_fn=collate)
     return fit(
         model,
-        -1,
-        0,
-        accumulate,
-        loader,
+        max_steps=-1,
+        batch_size=0,
+        accumulate=accumulate,
+        loader=loader,
         max_epochs=1,
         callbacks=list(callbacks),
         log_every_n_steps=1,
     )
 
 
-def assert_same(one: LanguageModel, two: LanguageModel, atol: float = 0) -> None:
-    """Weights and the optimizer's state."""
-    states = [
-        (model.state_dict(), model.trainer.optimizers[0].state_dict()["state"])
-        for model in (one, two)
-    ]
-    torch.testing.assert_close(states[0], states[1], rtol=0, atol=atol)
+def assert_same(actual: LanguageModel, expected: LanguageModel, atol: float = 0) -> None:
+    """Weights and the optimizer's state are equal."""
+    torch.testing.assert_close(state_of(actual), state_of(expected), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(("n_batches", "bad", "dropped", "settings"), [
-    pytest.param(6, 3, [3], {}, id="GPT"),
-    pytest.param(6, 3, [3], {"optimizer": MuonAdamW}, id="Muon"),
-    pytest.param(6, 3, [3], {"architecture": NGPT}, id="NGPT"),
-    pytest.param(6, 3, [3], {"architecture": AnGPT}, id="AnGPT"),
-    pytest.param(4, 0, [0], {}, id="the first step"),
-    pytest.param(8, 5, [4, 5], {"accumulate": 2}, id="a micro-batch spoils its step"),
-    pytest.param(4, 3, [3], {"qk_clip": 1e-3, "kernel": "eager"}, id="QK-clip"),
-])  # fmt: skip
+def state_of(model: LanguageModel) -> tuple[dict[str, Any], dict[str, Any]]:
+    return model.state_dict(), model.trainer.optimizers[0].state_dict()["state"]
+
+
+@pytest.mark.parametrize(
+    ("n_batches", "bad_batch", "dropped_batches", "settings"),
+    [
+        pytest.param(6, 3, [3], {}, id="GPT"),
+        pytest.param(6, 3, [3], {"optimizer": MuonAdamW}, id="Muon"),
+        pytest.param(6, 3, [3], {"architecture": NGPT}, id="NGPT"),
+        pytest.param(6, 3, [3], {"architecture": AnGPT}, id="AnGPT"),
+        pytest.param(4, 0, [0], {}, id="the first step"),
+        pytest.param(8, 5, [4, 5], {"accumulate": 2}, id="a micro-batch spoils its step"),
+        pytest.param(4, 3, [3], {"qk_clip": 1e-3, "kernel": "eager"}, id="QK-clip"),
+    ],
+)
 def test_a_nan_step_leaves_no_trace(
-    n_batches: int, bad: int, dropped: list[int], settings: dict[str, Any]
+    n_batches: int, bad_batch: int, dropped_batches: list[int], settings: dict[str, Any]
 ) -> None:
     guard = LossGuard(on_nan="skip")
-    spoilt = train(range(n_batches), Poison([bad]), guard, **settings)
-    good = train([number for number in range(n_batches) if number not in dropped], **settings)
-    assert_same(
-        spoilt, good, atol=1e-5 if "architecture" in settings else 0
-    )  # weight rows are scaled once more
-    assert (guard.skipped, spoilt.trainer.global_step) == (1, n_batches // len(dropped))
+    good_batches = [number for number in range(n_batches) if number not in dropped_batches]
+    # nGPT and anGPT scale weight rows once more.
+    tolerance = 1e-5 if "architecture" in settings else 0
+
+    spoilt = train(range(n_batches), Poison([bad_batch]), guard, **settings)
+    good = train(good_batches, **settings)
+
+    assert_same(spoilt, good, atol=tolerance)
+    assert guard.skipped == 1
+    assert spoilt.trainer.global_step == n_batches // len(dropped_batches)
 
 
 def test_endless_skipping_ends_with_a_user_error() -> None:
     guard = LossGuard(on_nan="skip", limit=3)
-    with pytest.raises(
-        UserError,
-        match=r"at step 5 loss nan, and 4 of the last 6 steps were bad: lower the learning",
-    ):
+    message = r"at step 5 loss nan, and 4 of the last 6 steps were bad: lower the learning"
+
+    with pytest.raises(UserError, match=message):
         train(range(20), PoisonGradient(1, spoils_weight=True), guard)
+
     assert guard.skipped == 3
+
+
+def test_on_nan_stop_ends_at_the_first_bad_step() -> None:
     with pytest.raises(UserError, match=r"at step 3 loss nan: lower the learning rate"):
         train(range(6), Poison([3]), LossGuard(on_nan="stop"))
 
 
-@pytest.mark.parametrize("action", ["ignore", "skip"])
-def test_a_spike_is_skipped_or_ignored_and_said(action: Any, caplog) -> None:
-    guard = LossGuard(on_spike=action, window=16)
+def test_a_spike_is_skipped_and_logged(caplog) -> None:
+    guard = LossGuard(on_spike="skip", window=16)
+
     spoilt = train(range(24), Poison([20], factor=30.0), guard)
-    lines = [message for message in caplog.messages if message.startswith("step 20: loss")]
-    assert (
-        len(lines)
-        == guard.skipped
-        == int(spoilt.trainer.logged_metrics["guard/skipped"])
-        == (action == "skip")
-    )
-    if action == "skip":
-        assert_same(spoilt, train([*range(20), 21, 22, 23]))
-        assert lines[0].endswith(
-            "standard deviations above the mean of recent steps, the step was skipped"
-        )
+
+    good = train([*range(20), 21, 22, 23])
+    assert_same(spoilt, good)
+    assert guard.skipped == 1
+    assert int(spoilt.trainer.logged_metrics["guard/skipped"]) == 1
+    (line,) = lines_of_step_20(caplog)
+    assert line.endswith("standard deviations above the mean of recent steps, the step was skipped")
+
+
+def test_a_spike_can_be_ignored(caplog) -> None:
+    guard = LossGuard(on_spike="ignore", window=16)
+
+    spoilt = train(range(24), Poison([20], factor=30.0), guard)
+
+    assert guard.skipped == 0
+    assert int(spoilt.trainer.logged_metrics["guard/skipped"]) == 0
+    assert lines_of_step_20(caplog) == []
+
+
+def lines_of_step_20(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if message.startswith("step 20: loss")]
 
 
 GOOD = [(3.0 + 0.1 * (i % 3), 1.0 + 0.1 * (i % 2)) for i in range(8)]
+"""Loss and gradient norm of good steps, which fill a window."""
+SPIKES = [(4.9, 1.0), (3.0, 9.0), (math.nan, 1.0), (3.0, math.inf)]
+LOW = [(2.0, 0.1), (3.1, 1.1)]
+"""A step below the mean is good."""
 
 
-@pytest.mark.parametrize(("numbers", "skipped"), [
-    ([*GOOD, (4.9, 1.0), (3.0, 9.0), (math.nan, 1.0), (3.0, math.inf), (2.0, 0.1), (3.1, 1.1)], [8, 9, 10, 11]),
-    ([(3.0, 1.0), (3.0, 1.0), (90.0, 1.0), (3.0, 1.0)], []),  # half the window is not full
-    ([*[(3.0, 1.0)] * 8, (3.0001, 1.0), (3.1, 1.0)], [9]),  # of a loss that hardly changes
-])  # fmt: skip
-def test_what_counts_as_bad(numbers: list[tuple[float, float]], skipped: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "skipped"),
+    [
+        pytest.param([*GOOD, *SPIKES, *LOW], [8, 9, 10, 11], id="spikes"),
+        pytest.param(
+            [(3.0, 1.0), (3.0, 1.0), (90.0, 1.0), (3.0, 1.0)], [], id="half the window is not full"
+        ),
+        pytest.param(
+            [*[(3.0, 1.0)] * 8, (3.0001, 1.0), (3.1, 1.0)], [9], id="a loss that hardly changes"
+        ),
+    ],
+)
+def test_a_step_far_above_recent_good_steps_is_bad(
+    numbers: list[tuple[float, float]], skipped: list[int]
+) -> None:
     guard = LossGuard(on_spike="skip", window=8)
-    assert [step for step, pair in enumerate(numbers) if guard.judge(*pair)] == skipped
-    good = [pair for step, pair in enumerate(numbers) if step not in skipped][-8:]
-    assert [*zip(guard.losses, guard.norms, strict=True)] == good  # bad ones are not compared with
+
+    problems = [guard.judge(loss, norm) for loss, norm in numbers]
+
+    assert [step for step, problem in enumerate(problems) if problem] == skipped
+    good = [pair for step, pair in enumerate(numbers) if step not in skipped]
+    compared = list(zip(guard.losses, guard.norms, strict=True))
+    assert compared == good[-8:]
 
 
-def test_settings_that_a_guard_cannot_work_with() -> None:
+def test_clipping_by_value_is_refused() -> None:
     trainer: Any = SimpleNamespace(gradient_clip_algorithm="value")
+
     with pytest.raises(UserError, match="gradient_clip_algorithm to norm"):
         LossGuard().on_train_start(trainer, tiny(GPT))
+
+
+def test_a_window_of_one_step_is_refused() -> None:
     with pytest.raises(UserError, match="window=1"):
         LossGuard(window=1)

@@ -1,4 +1,4 @@
-"""A checkpoint, however it is asked for, holds whole optimizer steps: continuing from it loses and repeats nothing."""
+"""Every checkpoint holds whole optimizer steps: a run that continues from it loses nothing."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -21,8 +21,8 @@ from tests.nn.models.tiny import tiny
 
 MICRO_BATCHES = 3
 STEPS = 8
-VALIDATED = [2, 4, 6, 8]
-WITHIN_STEP = (
+VALIDATED_STEPS = [2, 4, 6, 8]
+HOOKS_WITHIN_STEP = (
     "on_train_batch_start",
     "on_before_zero_grad",
     "on_before_backward",
@@ -31,7 +31,8 @@ WITHIN_STEP = (
     "on_gradient_norm",
     "on_train_batch_end",
 )
-IN_VALIDATION = (
+HOOKS_ONCE_A_STEP = ("on_before_optimizer_step", "on_gradient_norm", "on_before_zero_grad")
+HOOKS_IN_VALIDATION = (
     "on_validation_start",
     "on_validation_epoch_start",
     "on_validation_batch_start",
@@ -39,11 +40,18 @@ IN_VALIDATION = (
     "on_validation_epoch_end",
     "on_validation_end",
 )
-ELSEWHERE = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end")
+HOOKS_BETWEEN_STEPS = (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_end",
+)
+
+CurveAndWeights = tuple["Curve", dict[str, torch.Tensor]]
 
 
 class Curve(L.Callback):
-    """Keeps the loss of each step and the steps after which validation came; counts in its own state."""
+    """Keeps the loss of each step, and the validated steps; its state counts batches."""
 
     def __init__(self) -> None:
         self.losses: dict[int, float] = {}
@@ -67,21 +75,22 @@ class Curve(L.Callback):
 
 
 class SavesIn(L.Callback):
-    """Calls `trainer.save_checkpoint` in the hook `name`, when it is called for the `call`-th time, from 1."""
+    """Calls `trainer.save_checkpoint` in a hook, at its call number `call`, from 1."""
 
-    def __init__(self, name: str, call: int, path: Path) -> None:
+    def __init__(self, hook: str, call: int, path: Path) -> None:
         self.n_calls = 0
+        self.call = call
+        self.path = path
+        setattr(self, hook, self.save)
 
-        def save(trainer: L.Trainer, *_: Any, **__: Any) -> None:
-            self.n_calls += 1
-            if self.n_calls == call:
-                trainer.save_checkpoint(path)
-
-        setattr(self, name, save)
+    def save(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
+        self.n_calls += 1
+        if self.n_calls == self.call:
+            trainer.save_checkpoint(self.path)
 
 
 class SavesInTransfer(TokenShards):
-    """Data whose own hook saves when a batch has been fetched and no callback knows of it."""
+    """Data with a hook that saves when a batch is fetched and no callback has it."""
 
     path_of_checkpoint: Path
     call = 0
@@ -106,97 +115,124 @@ def train(
     ckpt_path: Path | None = None,
     data: type[TokenShards] = TokenShards,
     **settings: Any,
-) -> tuple[Curve, dict[str, torch.Tensor]]:
-    """Eight steps of three micro-batches, validated after every second one; the curve and the last weights."""
-    curve, model = Curve(), tiny(GPT, vocab_size=VOCABULARY, n_layers=1)
+) -> CurveAndWeights:
+    """Train eight steps of three micro-batches, validated after every second step."""
+    curve = Curve()
+    model = tiny(GPT, vocab_size=VOCABULARY, n_layers=1)
     defaults = {
-        "max_steps": STEPS, "accumulate_grad_batches": MICRO_BATCHES, "val_check_interval": 2,
-        "check_val_every_n_epoch": None, "limit_val_batches": 2, "num_sanity_val_steps": 0,
-        "devices": 1, "plugins": [AtomicCheckpointIO()], "enable_checkpointing": True,
-    }  # fmt: skip
+        "max_steps": STEPS,
+        "accumulate_grad_batches": MICRO_BATCHES,
+        "val_check_interval": 2,
+        "check_val_every_n_epoch": None,
+        "limit_val_batches": 2,
+        "num_sanity_val_steps": 0,
+        "devices": 1,
+        "plugins": [AtomicCheckpointIO()],
+        "enable_checkpointing": True,
+    }
     trainer = quiet_trainer(**defaults | settings, callbacks=[WholeSteps(), *callbacks, curve])
     trainer.fit(model, datamodule=data(str(shards), batch_size=1), ckpt_path=ckpt_path)
     return curve, model.state_dict()
 
 
 @pytest.fixture(scope="module")
-def whole(shards: Path) -> tuple[Curve, dict[str, torch.Tensor]]:
-    """The run that nothing disturbs."""
+def whole(shards: Path) -> CurveAndWeights:
+    """The run without interruption."""
     return train(shards)
 
 
-def assert_continues(
-    shards: Path, path: Path, step: int, whole: tuple[Curve, dict[str, torch.Tensor]]
-) -> None:
-    """The checkpoint is of `step`; continued, all later losses and the weights are those of `whole` to the bit."""
+def assert_continues(shards: Path, path: Path, step: int, whole: CurveAndWeights) -> None:
+    """The checkpoint is of `step`; continued, losses and weights equal `whole` to the bit."""
     content = read_checkpoint(path)
     assert content["global_step"] == step
-    expected, weights = whole
-    curve, continued = train(shards, ckpt_path=path)
-    later = range(step + 1, STEPS + 1)
-    assert curve.losses == {number: expected.losses[number] for number in later}
-    assert curve.validated == [number for number in VALIDATED if number > step]
+    expected, expected_weights = whole
+
+    curve, weights = train(shards, ckpt_path=path)
+
+    assert curve.losses == losses_after(step, expected)
+    assert curve.validated == [number for number in VALIDATED_STEPS if number > step]
     assert curve.n_batches == expected.n_batches
-    torch.testing.assert_close(continued, weights, rtol=0, atol=0)
+    torch.testing.assert_close(weights, expected_weights, rtol=0, atol=0)
+
+
+def losses_after(step: int, curve: Curve) -> dict[int, float]:
+    return {number: loss for number, loss in curve.losses.items() if number > step}
 
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("call", [10, 11, 12])
-@pytest.mark.parametrize("hook", WITHIN_STEP)
+@pytest.mark.parametrize("hook", HOOKS_WITHIN_STEP)
 def test_a_save_within_a_step_comes_after_it_and_after_its_validation(
     shards: Path, tmp_path: Path, whole: Any, hook: str, call: int
 ) -> None:
-    """Micro-batches 10 to 12 make step 4, after which validation is due."""
-    if hook in ("on_before_optimizer_step", "on_gradient_norm", "on_before_zero_grad"):
-        call = 4  # once a step
+    """Micro-batches 10 to 12 make step 4, and validation is due after it."""
+    if hook in HOOKS_ONCE_A_STEP:
+        call = 4
     path = tmp_path / "own.ckpt"
+
     train(shards, SavesIn(hook, call, path))
+
     assert_continues(shards, path, 4, whole)
 
 
-@pytest.mark.parametrize("hook", IN_VALIDATION)
+@pytest.mark.parametrize("hook", HOOKS_IN_VALIDATION)
 def test_a_save_in_a_validation_comes_after_it(
     shards: Path, tmp_path: Path, whole: Any, hook: str
 ) -> None:
     path = tmp_path / "own.ckpt"
-    train(shards, SavesIn(hook, 3 if "batch" in hook else 2, path))
+    call = 3 if "batch" in hook else 2  # in the validation after step 4
+
+    train(shards, SavesIn(hook, call, path))
+
     assert_continues(shards, path, 4, whole)
 
 
-@pytest.mark.parametrize("hook", ELSEWHERE)
+@pytest.mark.parametrize("hook", HOOKS_BETWEEN_STEPS)
 def test_a_save_between_steps_is_written_at_once(
     shards: Path, tmp_path: Path, whole: Any, hook: str
 ) -> None:
     path = tmp_path / "own.ckpt"
+    step = 0 if hook.endswith("start") else STEPS
+
     train(shards, SavesIn(hook, 1, path))
-    assert_continues(shards, path, 0 if hook.endswith("start") else STEPS, whole)
+
+    assert_continues(shards, path, step, whole)
 
 
 def test_a_save_while_a_batch_is_moved_comes_after_the_step(
     shards: Path, tmp_path: Path, whole: Any
 ) -> None:
     SavesInTransfer.path_of_checkpoint = tmp_path / "own.ckpt"
+
     train(shards, data=SavesInTransfer)
+
     assert_continues(shards, tmp_path / "own.ckpt", 4, whole)
 
 
 @pytest.mark.parametrize("n_validated", [0, 2])
-def test_a_run_saved_at_the_ends_of_epochs_has_no_epoch_more(
+def test_a_run_saved_at_the_ends_of_epochs_has_no_additional_epoch(
     shards: Path, tmp_path: Path, n_validated: int
 ) -> None:
-    """Three epochs of four steps; the second launch begins with the second one, and the third with the third."""
+    """Three launches train one of three epochs each, of four steps."""
     epochs = {
-        "max_epochs": 3, "max_steps": -1, "limit_train_batches": 12, "limit_val_batches": n_validated,
-    }  # fmt: skip
-    whole, weights = train(shards, **epochs)
-    first, second = tmp_path / "first.ckpt", tmp_path / "second.ckpt"
+        "max_epochs": 3,
+        "max_steps": -1,
+        "limit_train_batches": 12,
+        "limit_val_batches": n_validated,
+    }
+    whole, whole_weights = train(shards, **epochs)
+    first = tmp_path / "first.ckpt"
+    second = tmp_path / "second.ckpt"
+
     train(shards, SavesIn("on_train_batch_end", 12, first), **epochs)
     saves_again = SavesIn("on_train_batch_end", 12, second)
-    launched, _ = train(shards, saves_again, ckpt_path=first, **epochs)
-    assert launched.losses == {step: whole.losses[step] for step in range(5, 13)}
-    launched, continued = train(shards, ckpt_path=second, **epochs)
-    assert launched.losses == {step: whole.losses[step] for step in range(9, 13)}
-    torch.testing.assert_close(continued, weights, rtol=0, atol=0)
+    second_launch, _ = train(shards, saves_again, ckpt_path=first, **epochs)
+    third_launch, weights = train(shards, ckpt_path=second, **epochs)
+
+    assert second_launch.losses == losses_after(4, whole)
+    assert third_launch.losses == losses_after(8, whole)
+    assert len(whole.losses) == 12
+    torch.testing.assert_close(weights, whole_weights, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +243,11 @@ def test_a_run_saved_at_the_ends_of_epochs_has_no_epoch_more(
 def test_every_file_of_model_checkpoint_is_of_the_step_in_its_name(
     shards: Path, tmp_path: Path, whole: Any, settings: dict[str, Any]
 ) -> None:
-    every = settings.get("every_n_train_steps", 1)
+    n_steps = settings.get("every_n_train_steps", 1)
+    files = {step: tmp_path / f"step={step}.ckpt" for step in range(n_steps, STEPS + 1, n_steps)}
+
     train(shards, ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **settings))
-    steps = range(every, STEPS + 1, every)
-    files = {step: tmp_path / f"step={step}.ckpt" for step in steps}
+
     assert {*tmp_path.iterdir()} == {*files.values()}
     for step, file in files.items():
         assert read_checkpoint(file)["global_step"] == step
@@ -218,25 +255,28 @@ def test_every_file_of_model_checkpoint_is_of_the_step_in_its_name(
 
 
 class PassesAnHour(L.Callback):
-    """Lets the clock of ModelCheckpoint go on by an hour within training batch number `batch`."""
+    """Moves the clock of ModelCheckpoint by an hour within training batch number `batch`."""
 
     def __init__(self, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.batch, self.now = batch, 0.0
-        clock = SimpleNamespace(monotonic=lambda: self.now)
+        self.batch = batch
+        self.seconds = 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.seconds)
         monkeypatch.setattr("lightning.pytorch.callbacks.model_checkpoint.time", clock)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx == self.batch:
-            self.now += 3600.0
+            self.seconds += 3600.0
 
 
 def test_a_time_that_is_over_within_a_step_saves_that_step(
     shards: Path, tmp_path: Path, whole: Any, monkeypatch
 ) -> None:
     hourly = ModelCheckpoint(tmp_path, "{step}", train_time_interval=timedelta(hours=1))
+
     train(shards, hourly, PassesAnHour(10, monkeypatch))
+
     assert [file.name for file in tmp_path.iterdir()] == ["step=4.ckpt"]
     assert_continues(shards, tmp_path / "step=4.ckpt", 4, whole)
 
@@ -245,7 +285,8 @@ class FailsAt(L.Callback):
     """Raises at training batch number `batch`, and saves when the run has failed."""
 
     def __init__(self, batch: int, path: Path) -> None:
-        self.batch, self.path = batch, path
+        self.batch = batch
+        self.path = path
 
     def on_after_backward(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.fit_loop.epoch_loop.batch_idx == self.batch:
@@ -255,18 +296,20 @@ class FailsAt(L.Callback):
         trainer.save_checkpoint(self.path)
 
 
-def test_a_run_that_fails_within_a_step_saves_no_part_of_it_and_says_so(
+def test_a_run_that_fails_within_a_step_saves_nothing_and_logs_a_line(
     shards: Path, tmp_path: Path, caplog
 ) -> None:
     path = tmp_path / "own.ckpt"
+
     with pytest.raises(RuntimeError, match="the cable"):
         train(shards, FailsAt(10, path))
+
     assert not path.exists()
     assert "own.ckpt is not written, because the run ended within step 4" in caplog.text
 
 
 class ChangesAccumulation(L.Callback):
-    """Does what `GradientAccumulationScheduler` does."""
+    """Acts like `GradientAccumulationScheduler`."""
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
         trainer.accumulate_grad_batches = 1

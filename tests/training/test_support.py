@@ -1,4 +1,4 @@
-"""Which of Lightning's strategies, callbacks and settings a run may have; the tables have all that Lightning has."""
+"""Every strategy, callback and setting of Lightning is accepted or refused with a fix."""
 
 import inspect
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.nn.models.tiny import batches, tiny
 
 PAGES = ("scale-out.md", "lightning.md")
 MODEL = {"class_path": "anlit.GPT"}
-TAKEN_STRATEGIES = {
+ACCEPTED_STRATEGIES = {
     "single_device",
     "ddp",
     "ddp_find_unused_parameters_false",
@@ -37,125 +37,196 @@ REFUSED_CALLBACKS = {
 
 
 class PathFinderLogger(L.Callback):
-    """A user's own callback, whose name has a piece of a refused one's."""
+    """A user's callback with a name like a refused callback."""
 
 
 class WeightAveragingReport(callbacks.Callback):
-    """Another one."""
+    """A user's callback with a name like Lightning's `WeightAveraging`."""
 
 
-class OwnFinder(callbacks.LearningRateFinder):
-    """Is one of the refused ones, under another name."""
+class UserFinder(callbacks.LearningRateFinder):
+    """A refused callback under another name."""
 
 
-class OwnEMA(callbacks.EMAWeightAveraging):
+class UserEMA(callbacks.EMAWeightAveraging):
     """A mean of weights under another name."""
 
 
-class OwnDDP(DDPStrategy):
-    """A user's own strategy."""
+class UserDDP(DDPStrategy):
+    """A user's strategy."""
 
 
-class OwnModelParallel(ModelParallelStrategy):
-    """A user's own strategy that shards nothing."""
+class UserModelParallel(ModelParallelStrategy):
+    """A user's strategy that shards nothing."""
 
 
-def spec(kind: str, **settings: Any) -> dict[str, Any]:
-    return {"class_path": kind, "init_args": settings}
+def lightning_strategy(name: str, **arguments: Any) -> dict[str, Any]:
+    return configure(f"lightning.pytorch.strategies.{name}", **arguments)
 
 
-def own(kind: type, **settings: Any) -> dict[str, Any]:
-    return spec(f"{__name__}.{kind.__name__}", **settings)
+def lightning_callback(name: str, **arguments: Any) -> dict[str, Any]:
+    return configure(f"lightning.pytorch.callbacks.{name}", **arguments)
+
+
+def lightning_plugin(name: str) -> dict[str, Any]:
+    return configure(f"lightning.pytorch.plugins.{name}")
+
+
+def user_object(user_class: type) -> dict[str, Any]:
+    return configure(f"{__name__}.{user_class.__name__}")
+
+
+def configure(class_path: str, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": class_path, "init_args": arguments}
 
 
 def refusal_of(trainer: dict[str, Any], model: str = "GPT") -> str:
-    """The sentence with which a configuration is refused; "" if it is taken."""
+    """The error for a configuration; "" if it is accepted."""
     try:
-        check_trainer(trainer, spec(f"anlit.{model}"))
+        check_trainer(trainer, configure(f"anlit.{model}"))
     except UserError as error:
         return str(error)
     return ""
 
 
 @pytest.mark.parametrize("name", StrategyRegistry)
-def test_every_strategy_of_lightning_is_taken_or_refused_with_a_fix(name: str) -> None:
-    said = refusal_of({"strategy": name})
-    if name in TAKEN_STRATEGIES:
-        assert said == ""
+def test_every_strategy_of_lightning_is_accepted_or_refused_with_a_fix(name: str) -> None:
+    message = refusal_of({"strategy": name})
+
+    if name in ACCEPTED_STRATEGIES:
+        assert message == ""
     else:
-        assert said.startswith(f"trainer.strategy={name} ")
-        assert ": set " in said
+        assert message.startswith(f"trainer.strategy={name} ")
+        assert ": set " in message
 
 
-@pytest.mark.parametrize(("strategy", "says"), [
-    ("auto", ""),
-    ("nonesuch", r"trainer.strategy=nonesuch is not known: choose auto, ddp or anlit.FullySharded"),
-    (spec("anlit.FullySharded"), ""),
-    (spec("lightning.pytorch.strategies.DDPStrategy", gradient_as_bucket_view=True), ""),
-    (spec("lightning.pytorch.strategies.DDPStrategy", static_graph=True), "static_graph fails inside torch"),
-    (spec("lightning.pytorch.strategies.DDPStrategy", start_method="fork"), "a signal to the command"),
-    (spec("lightning.pytorch.strategies.DDPStrategy", model_averaging_period=2), "model_averaging_period changes"),
-    (spec("lightning.pytorch.strategies.ModelParallelStrategy"), "would average no gradients"),
-    (own(OwnDDP), ""),
-    (own(OwnModelParallel), "OwnModelParallel does not shard"),
-    (spec("lightning.pytorch.strategies.Strategy"), "derive it from DDPStrategy"),
-])  # fmt: skip
-def test_a_strategy_by_its_class_is_taken_or_refused(strategy: Any, says: str) -> None:
-    said = refusal_of({"strategy": strategy})
-    assert (said == "") if says == "" else (says in said)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "auto",
+        configure("anlit.FullySharded"),
+        lightning_strategy("DDPStrategy", gradient_as_bucket_view=True),
+        user_object(UserDDP),
+    ],
+)
+def test_a_strategy_is_accepted_by_its_class(strategy: Any) -> None:
+    assert refusal_of({"strategy": strategy}) == ""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            "nonesuch",
+            "trainer.strategy=nonesuch is not known: choose auto, ddp or anlit.FullySharded",
+        ),
+        (lightning_strategy("DDPStrategy", static_graph=True), "static_graph fails inside torch"),
+        (lightning_strategy("DDPStrategy", start_method="fork"), "a signal to the command"),
+        (
+            lightning_strategy("DDPStrategy", model_averaging_period=2),
+            "model_averaging_period changes",
+        ),
+        (lightning_strategy("ModelParallelStrategy"), "would average no gradients"),
+        (user_object(UserModelParallel), "UserModelParallel does not shard"),
+        (lightning_strategy("Strategy"), "derive it from DDPStrategy"),
+    ],
+)
+def test_a_strategy_is_refused_by_its_class(strategy: Any, message: str) -> None:
+    assert message in refusal_of({"strategy": strategy})
 
 
 @pytest.mark.parametrize("name", callbacks.__all__)
-def test_every_callback_of_lightning_is_taken_or_refused_with_a_fix(name: str) -> None:
-    said = refusal_of({"callbacks": [spec(f"lightning.pytorch.callbacks.{name}")]})
+def test_every_callback_of_lightning_is_accepted_or_refused_with_a_fix(name: str) -> None:
+    message = refusal_of({"callbacks": [lightning_callback(name)]})
+
     if name in REFUSED_CALLBACKS:
-        assert said.startswith(f"trainer.callbacks has {name}, which ")
-        assert ": " in said
+        assert message.startswith(f"trainer.callbacks has {name}, which ")
+        assert ": " in message
     else:
-        assert said == ""
+        assert message == ""
 
 
-@pytest.mark.parametrize(("callback", "model", "says"), [
-    (own(PathFinderLogger), "AnGPT", ""),
-    (own(WeightAveragingReport), "NGPT", ""),
-    (own(OwnFinder), "GPT", "has OwnFinder, which takes steps that are not the run's"),
-    (own(OwnEMA), "GPT", ""),
-    (own(OwnEMA), "NGPT", "has OwnEMA, which would make weight rows of NGPT shorter than their norm"),
-    (own(OwnEMA), "AnGPT", "weight rows of AnGPT"),
-    (spec("lightning.pytorch.callbacks.ModelCheckpoint", save_on_exception=True), "GPT", "save_on_exception=true"),
-    (spec("lightning.pytorch.callbacks.ModelCheckpoint", save_on_exception=False), "GPT", ""),
-])  # fmt: skip
-def test_a_callback_is_judged_by_its_class_and_not_by_its_name(
-    callback: dict[str, Any], model: str, says: str
+@pytest.mark.parametrize(
+    ("callback", "model"),
+    [
+        (user_object(PathFinderLogger), "AnGPT"),
+        (user_object(WeightAveragingReport), "NGPT"),
+        (user_object(UserEMA), "GPT"),
+        (lightning_callback("ModelCheckpoint", save_on_exception=False), "GPT"),
+    ],
+)
+def test_a_callback_is_accepted_by_its_class_and_not_by_its_name(
+    callback: dict[str, Any], model: str
 ) -> None:
-    for given in (callback, [callback]):
-        said = refusal_of({"callbacks": given}, model)
-        assert (said == "") if says == "" else (says in said)
+    assert refusal_of({"callbacks": callback}, model) == ""
+    assert refusal_of({"callbacks": [callback]}, model) == ""
+
+
+@pytest.mark.parametrize(
+    ("callback", "model", "message"),
+    [
+        (user_object(UserFinder), "GPT", "UserFinder, which takes steps that are not the run's"),
+        (user_object(UserEMA), "NGPT", "UserEMA, which would make weight rows of NGPT shorter"),
+        (user_object(UserEMA), "AnGPT", "weight rows of AnGPT"),
+        (
+            lightning_callback("ModelCheckpoint", save_on_exception=True),
+            "GPT",
+            "save_on_exception=true",
+        ),
+    ],
+)
+def test_a_callback_is_refused_by_its_class(
+    callback: dict[str, Any], model: str, message: str
+) -> None:
+    assert message in refusal_of({"callbacks": callback}, model)
+    assert message in refusal_of({"callbacks": [callback]}, model)
 
 
 def test_a_mean_of_sharded_weights_is_refused() -> None:
-    trainer = {"strategy": spec("anlit.FullySharded"), "callbacks": [own(OwnEMA)]}
+    trainer = {
+        "strategy": configure("anlit.FullySharded"),
+        "callbacks": [user_object(UserEMA)],
+    }
+
     assert "cannot average sharded weights: set --trainer.strategy ddp" in refusal_of(trainer)
 
 
-@pytest.mark.parametrize(("trainer", "says"), [
-    ({"barebones": True}, "trainer.barebones=true turns off checkpoints"),
-    ({"enable_checkpointing": False}, "trainer.enable_checkpointing=false leaves nothing to continue from"),
-    ({"default_root_dir": "there"}, "trainer.default_root_dir=there would not be used"),
-    ({"model_registry": "a/b"}, "trainer.model_registry=a/b would upload"),
-    ({"plugins": [spec("lightning.pytorch.plugins.AsyncCheckpointIO")]}, "has AsyncCheckpointIO, which would write"),
-    ({"plugins": spec("lightning.pytorch.plugins.TorchCheckpointIO")}, "has TorchCheckpointIO"),
-    ({"plugins": [spec("lightning.pytorch.plugins.TorchSyncBatchNorm")]}, ""),
-    ({"barebones": False, "enable_checkpointing": None, "callbacks": None, "plugins": None}, ""),
-])  # fmt: skip
-def test_a_setting_without_which_no_run_is_left_is_refused(
-    trainer: dict[str, Any], says: str
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("barebones", True, "trainer.barebones=true turns off checkpoints"),
+        ("enable_checkpointing", False, "=false leaves nothing to continue from"),
+        ("default_root_dir", "there", "trainer.default_root_dir=there would not be used"),
+        ("model_registry", "a/b", "trainer.model_registry=a/b would upload"),
+        (
+            "plugins",
+            [lightning_plugin("AsyncCheckpointIO")],
+            "has AsyncCheckpointIO, which would write",
+        ),
+        ("plugins", lightning_plugin("TorchCheckpointIO"), "has TorchCheckpointIO"),
+    ],
+)
+def test_a_setting_without_checkpoints_in_the_run_folder_is_refused(
+    setting: str, value: Any, message: str
 ) -> None:
-    said = refusal_of(trainer)
-    assert (said == "") if says == "" else (says in said)
+    assert message in refusal_of({setting: value})
 
 
-def test_what_auto_chooses_in_a_notebook_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("barebones", False),
+        ("enable_checkpointing", None),
+        ("callbacks", None),
+        ("plugins", None),
+        ("plugins", [lightning_plugin("TorchSyncBatchNorm")]),
+    ],
+)
+def test_other_values_of_these_settings_are_accepted(setting: str, value: Any) -> None:
+    assert refusal_of({setting: value}) == ""
+
+
+def test_the_strategy_that_auto_chooses_in_a_notebook_is_refused() -> None:
     with pytest.raises(UserError, match="DDPStrategy starts ranks that a signal"):
         check_strategy("DDPStrategy", DDPStrategy, {"start_method": "fork"})
 
@@ -163,20 +234,18 @@ def test_what_auto_chooses_in_a_notebook_is_refused() -> None:
 def test_the_pages_name_every_strategy_callback_and_setting() -> None:
     docs = Path(__file__).parents[2] / "docs"
     text = "".join((docs / page).read_text() for page in PAGES)
-    named = [*StrategyRegistry, *callbacks.__all__, *inspect.signature(L.Trainer).parameters]
-    launched = (
-        "spawn",
-        "fork",
-        "notebook",
-    )  # two more names for each, which the page puts together
-    named = [
-        name for name in named if not name.startswith(tuple(f"ddp_{way}_" for way in launched))
-    ]
-    assert [name for name in named if f"`{name}`" not in text] == []
+    # The page puts the names of these strategies together from two words.
+    composed = ("ddp_spawn_", "ddp_fork_", "ddp_notebook_")
+    strategies = [name for name in StrategyRegistry if not name.startswith(composed)]
+    settings = inspect.signature(L.Trainer).parameters
+
+    for name in [*strategies, *callbacks.__all__, *settings]:
+        assert f"`{name}`" in text, name
 
 
-def test_a_strategy_that_shards_nothing_is_refused_in_python(tmp_path: Path) -> None:
+def test_a_strategy_that_shards_nothing_is_refused_in_python() -> None:
     strategy = ModelParallelStrategy(1, 1, process_group_backend="gloo")
-    loader = batches(4, 16)
+    trainer = quiet_trainer(strategy=strategy, devices=1, max_steps=1)
+
     with pytest.raises(UserError, match="has not sharded the model and would average no gradients"):
-        quiet_trainer(strategy=strategy, devices=1, max_steps=1).fit(tiny(GPT), loader)
+        trainer.fit(tiny(GPT), batches(4, 16))

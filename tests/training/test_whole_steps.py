@@ -1,4 +1,4 @@
-"""When validation comes, in optimizer steps, and that a run ends after a whole one."""
+"""Validation counts optimizer steps, and a run ends after a whole step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +15,13 @@ from tests.data.modules import quiet_trainer
 from tests.nn.models.tiny import batches, tiny
 
 
-class Seen(L.Callback):
-    """Notes after how many steps validation came; asks for the run's end after micro-batch `stop_after`."""
+class Record(L.Callback):
+    """Keeps the validated steps; stops the run after micro-batch `stop_after`."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.validated: list[int] = []
-        self.stop_after, self.n_batches = stop_after, 0
+        self.stop_after = stop_after
+        self.n_batches = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         self.n_batches += 1
@@ -35,62 +36,82 @@ def run(
     callbacks: Sequence[L.Callback] = (),
     ckpt_path: str | None = None,
     **settings: Any,
-) -> Seen:
-    """Epochs of 12 batches of one sequence, three to an optimizer step."""
-    seen, loader = Seen(stop_after), batches(12, 16, batch_size=1)
-    whole = {
+) -> Record:
+    """Train in epochs of 12 batches of a sequence, three for an optimizer step."""
+    record = Record(stop_after)
+    loader = batches(12, 16, batch_size=1)
+    defaults = {
         "devices": 1,
         "num_sanity_val_steps": 0,
         "accumulate_grad_batches": 3,
         "limit_val_batches": 1,
-        **settings,
+        "enable_checkpointing": True,
     }
-    own = {"callbacks": [WholeSteps(), seen, *callbacks], "enable_checkpointing": True}
-    quiet_trainer(**own, **whole).fit(tiny(GPT), loader, loader, ckpt_path=ckpt_path)
-    return seen
+    callbacks = [WholeSteps(), record, *callbacks]
+    trainer = quiet_trainer(**defaults | settings, callbacks=callbacks)
+    trainer.fit(tiny(GPT), loader, loader, ckpt_path=ckpt_path)
+    return record
 
 
-@pytest.mark.parametrize(("settings", "expected"), [
-    ({"val_check_interval": 5, "check_val_every_n_epoch": None, "max_steps": 11}, [5, 10, 11]),
-    ({"val_check_interval": 3, "max_epochs": 2}, [3, 7, 8]),
-    ({"val_check_interval": 0.5, "max_epochs": 2}, [2, 4, 6, 8]),
-    ({"max_epochs": 2, "check_val_every_n_epoch": 2}, [8]),
-    ({"val_check_interval": "00:00:00:00", "check_val_every_n_epoch": None, "max_steps": 3}, [1, 2, 3]),
-], ids=["of the run", "of each epoch", "a share", "every second epoch", "a time"])  # fmt: skip
-def test_the_interval_counts_optimizer_steps(settings: dict[str, Any], expected: list[int]) -> None:
-    assert run(**settings).validated == expected
+OF_THE_RUN = {"val_check_interval": 5, "check_val_every_n_epoch": None, "max_steps": 11}
+OF_EACH_EPOCH = {"val_check_interval": 3, "max_epochs": 2}
+SHARE_OF_EPOCH = {"val_check_interval": 0.5, "max_epochs": 2}
+SECOND_EPOCH = {"max_epochs": 2, "check_val_every_n_epoch": 2}
+TIME = {"val_check_interval": "00:00:00:00", "check_val_every_n_epoch": None, "max_steps": 3}
 
 
-def test_a_stop_asked_for_within_a_step_comes_after_it() -> None:
-    seen = run(stop_after=4, max_steps=20, val_check_interval=5, check_val_every_n_epoch=None)
-    assert (seen.n_batches, seen.validated) == (6, [2])
+@pytest.mark.parametrize(
+    ("settings", "validated"),
+    [
+        pytest.param(OF_THE_RUN, [5, 10, 11], id="of the run"),
+        pytest.param(OF_EACH_EPOCH, [3, 7, 8], id="of each epoch"),
+        pytest.param(SHARE_OF_EPOCH, [2, 4, 6, 8], id="a share"),
+        pytest.param(SECOND_EPOCH, [8], id="every second epoch"),
+        pytest.param(TIME, [1, 2, 3], id="a time"),
+    ],
+)
+def test_the_interval_counts_optimizer_steps(
+    settings: dict[str, Any], validated: list[int]
+) -> None:
+    assert run(**settings).validated == validated
+
+
+def test_a_stop_within_a_step_comes_after_it() -> None:
+    record = run(stop_after=4, max_steps=20, val_check_interval=5, check_val_every_n_epoch=None)
+
+    assert record.n_batches == 6
+    assert record.validated == [2]
 
 
 @pytest.mark.parametrize("n_validated", [1, 0])
-def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next_one(
+def test_a_run_that_ended_with_an_epoch_continues_with_the_next_epoch(
     tmp_path: Path, n_validated: int
 ) -> None:
-    """Its last step was validated because it was the last; now no validation is due there."""
-    rare = {
+    """Its last step was validated as the last step; a later launch has no validation there."""
+    settings = {
         "val_check_interval": 100,
         "check_val_every_n_epoch": None,
         "limit_val_batches": n_validated,
     }
     for n_epochs in (1, 2, 3):
-        seen = run(
-            callbacks=[LastCheckpoint(str(tmp_path))], ckpt_path="last", max_epochs=n_epochs, **rare
-        )
-        assert (seen.n_batches, seen.validated) == (12, [4 * n_epochs] * n_validated)
+        callbacks = [LastCheckpoint(str(tmp_path))]
+
+        record = run(callbacks=callbacks, ckpt_path="last", max_epochs=n_epochs, **settings)
+
+        assert record.n_batches == 12
+        assert record.validated == [4 * n_epochs] * n_validated
 
 
-@pytest.mark.parametrize(("settings", "batches_of_epoch"), [
-    ({"limit_train_batches": 10}, "1.0 is 10 of the 10"), ({"val_check_interval": 0.4}, "0.4 is 4 of the 12"),
-    ({"val_check_interval": 5}, "5 is 15 of the 12"),
-])  # fmt: skip
-def test_epochs_and_intervals_of_no_whole_steps_are_refused(
-    settings: dict[str, Any], batches_of_epoch: str
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limit_train_batches": 10}, "val_check_interval=1.0 is 10 of the 10 batches of an epoch"),
+        ({"val_check_interval": 0.4}, "val_check_interval=0.4 is 4 of the 12 batches of an epoch"),
+        ({"val_check_interval": 5}, "val_check_interval=5 is 15 of the 12 batches of an epoch"),
+    ],
+)
+def test_epochs_and_intervals_that_split_a_step_are_refused(
+    settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(
-        UserError, match=f"val_check_interval={batches_of_epoch} batches of an epoch"
-    ):
+    with pytest.raises(UserError, match=message):
         run(max_epochs=2, **settings)

@@ -1,4 +1,4 @@
-"""The progress of a run in one line: redrawn in a terminal, printed now and then in a log file."""
+"""The progress of a run in a line: redrawn in a terminal, printed every 10 s in a log file."""
 
 import time
 from datetime import timedelta

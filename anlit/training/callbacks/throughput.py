@@ -97,7 +97,7 @@ class Throughput(L.Callback):
         self._peak = peak_flops(pl_module.device, trainer.precision)
         self._flops_per_token = cache(partial(flops_per_token, pl_module.model))
         self._start_interval()
-        FetchTimer(trainer, self._data_waits.append)
+        FetchTimer(trainer, self._data_waits.append).install()
         self._batch_started_at = time.perf_counter()
         self._steps = StepTimes(pl_module.device)
         self._steps.mark()

@@ -1,4 +1,4 @@
-"""Parameter groups that account for every parameter, and Muon with AdamW in one optimizer."""
+"""Parameter groups with every parameter, and Muon with AdamW in a single optimizer."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

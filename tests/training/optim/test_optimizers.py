@@ -1,8 +1,8 @@
-"""Parameter groups, and Muon beside AdamW as one optimizer."""
+"""Parameter groups, and Muon with AdamW in a single optimizer."""
 
 import copy
 import io
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from anlit import GPT, AdamW, AnGPT, LogN, MuonAdamW
 from anlit.errors import UserError
 from anlit.training.optim.optimizers import parameter_groups
 from anlit.training.optim.schedule import Cosine
-from tests.nn.models.tiny import ARCHITECTURES, architectures, random_tokens, tiny
+from tests.nn.models.tiny import architectures, random_tokens, tiny
 
 TOKENS = random_tokens(2, 12)
 
@@ -21,57 +21,60 @@ TOKENS = random_tokens(2, 12)
 def test_every_parameter_is_in_one_group_by_its_role(architecture) -> None:
     model = tiny(architecture, attention=LogN(), attention_gate="per_head").model
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = {
-        group["name"]: [names[id(weight)] for weight in group["params"]]
-        for group in parameter_groups(model)
-    }
+    maps = ("W_q", "W_k", "W_v", "W_o", "W_u", "W_z", "W_d", "output.W_g")
+
+    groups = {}
+    for group in parameter_groups(model):
+        groups[group["name"]] = [names[id(weight)] for weight in group["params"]]
+
     assert list(groups) == ["matrices", "embedding", "head", "vectors"]
     assert sorted(chain(*groups.values())) == sorted(names.values())
-    assert (groups["embedding"], groups["head"]) == (["embedding.weight"], ["head.weight"])
-    maps = [*(f"W_{letter}" for letter in "qkvouzd"), "output.W_g"]
-    assert set(groups["matrices"]) == {
-        f"blocks.{layer}.{name}.weight" for layer in range(2) for name in maps
-    }
+    assert groups["embedding"] == ["embedding.weight"]
+    assert groups["head"] == ["head.weight"]
+    matrices = [f"blocks.{layer}.{name}.weight" for layer, name in product(range(2), maps)]
+    assert set(groups["matrices"]) == set(matrices)
     assert "blocks.1.attention.mechanism.strength.value" in groups["vectors"]
 
 
 @architectures
 def test_decay_shrinks_matrices_and_leaves_vectors(architecture) -> None:
     model = tiny(architecture).model
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    old_values = {name: value.detach().clone() for name, value in model.named_parameters()}
     optimizer = AdamW(parameter_groups(model), lr=0.1, weight_decay=0.5)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
+
     optimizer.step()
+
     for name, parameter in model.named_parameters():
         factor = 1 - 0.1 * 0.5 if parameter.ndim == 2 else 1.0
-        torch.testing.assert_close(
-            parameter.detach(), factor * before[name], msg=lambda m, n=name: f"{n}: {m}"
-        )
+        expected = factor * old_values[name]
+        assert torch.allclose(parameter.detach(), expected, rtol=1.3e-6, atol=1e-5), name
 
 
-def test_settings_of_the_comparison_are_the_defaults() -> None:
-    for architecture in ARCHITECTURES:
-        model = tiny(architecture)
-        for group in model.make_optimizer(parameter_groups(model.model)).param_groups:
-            decay = 0.1 if architecture is GPT and group["name"] != "vectors" else 0.0
-            assert (group["betas"], group["eps"], group["weight_decay"]) == (
-                (0.9, 0.95),
-                1e-9,
-                decay,
-            )
-        warmup = 0.2 if architecture is GPT else 0.0
-        assert type(model.schedule) is Cosine
-        assert vars(model.schedule) == {"warmup": warmup, "final": 0.01}
+@architectures
+def test_settings_of_the_comparison_are_the_defaults(architecture) -> None:
+    model = tiny(architecture)
+
+    optimizer = model.make_optimizer(parameter_groups(model.model))
+
+    warmup = 0.2 if architecture is GPT else 0.0
+    assert type(model.schedule) is Cosine
+    assert vars(model.schedule) == {"warmup": warmup, "final": 0.01}
+    for group in optimizer.param_groups:
+        has_decay = architecture is GPT and group["name"] != "vectors"
+        assert group["betas"] == (0.9, 0.95)
+        assert group["eps"] == 1e-9
+        assert group["weight_decay"] == (0.1 if has_decay else 0.0)
 
 
-@pytest.mark.parametrize(
-    "groups", [[torch.nn.Linear(2, 3).weight], [{"params": [torch.nn.Linear(2, 3).weight]}]]
-)
+WEIGHT = torch.nn.Linear(2, 3).weight
+
+
+@pytest.mark.parametrize("groups", [[WEIGHT], [{"params": [WEIGHT]}]], ids=["tensors", "groups"])
 def test_a_rate_that_follows_the_size_needs_the_group_of_the_head(groups) -> None:
-    with pytest.raises(
-        UserError, match=r"lr=None follows the width of the group named head.*: give lr a number"
-    ):
+    message = r"lr=None follows the width of the group named head.*: give lr a number"
+    with pytest.raises(UserError, match=message):
         AdamW(groups, lr=None)
     assert AdamW(groups, lr=0.1).param_groups[0]["lr"] == 0.1
 
@@ -79,14 +82,13 @@ def test_a_rate_that_follows_the_size_needs_the_group_of_the_head(groups) -> Non
 RATES = {"lr": 0.02, "embedding_lr": 0.03, "head_lr": 0.004, "vector_lr": 0.005}
 
 
-def steps(
-    model, optimizers: list[torch.optim.Optimizer], schedulers: list[LambdaLR], n: int = 3
-) -> None:
-    for _ in range(n):
+def train(model, *optimizers_and_schedulers: torch.optim.Optimizer | LambdaLR) -> None:
+    """Take three steps; an optimizer comes before its scheduler."""
+    for _ in range(3):
         model.zero_grad()
         model(TOKENS).square().mean().backward()
-        for part in (*optimizers, *schedulers):
-            part.step()
+        for stepper in optimizers_and_schedulers:
+            stepper.step()
 
 
 def decaying(optimizer) -> LambdaLR:
@@ -94,21 +96,31 @@ def decaying(optimizer) -> LambdaLR:
 
 
 @pytest.mark.parametrize("adjust_lr_fn", [None, "match_rms_adamw"])
-def test_matrices_are_steered_by_muon_and_the_rest_by_adamw_on_one_schedule(adjust_lr_fn) -> None:
+def test_muon_steps_the_matrices_and_adamw_all_other_parameters_on_one_schedule(
+    adjust_lr_fn,
+) -> None:
     model = tiny(AnGPT).double().model
     reference = copy.deepcopy(model)
-    ours = MuonAdamW(
+    combined = MuonAdamW(
         parameter_groups(model), **RATES, momentum=0.9, weight_decay=0.1, adjust_lr_fn=adjust_lr_fn
     )
     groups = {group["name"]: group["params"] for group in parameter_groups(reference)}
     muon = torch.optim.Muon(
         groups["matrices"], lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn=adjust_lr_fn
     )
-    rates = {"embedding": (0.03, 0.1), "head": (0.004, 0.1), "vectors": (0.005, 0.0)}
-    others = [torch.optim.AdamW(groups[name], lr=lr, weight_decay=decay, betas=(0.9, 0.95), eps=1e-9)
-              for name, (lr, decay) in rates.items()]  # fmt: skip
-    for network, optimizers in [(model, [ours]), (reference, [muon, *others])]:
-        steps(network, optimizers, [decaying(optimizer) for optimizer in optimizers])
+    adamw = torch.optim.AdamW(
+        [
+            {"params": groups["embedding"], "lr": 0.03, "weight_decay": 0.1},
+            {"params": groups["head"], "lr": 0.004, "weight_decay": 0.1},
+            {"params": groups["vectors"], "lr": 0.005, "weight_decay": 0.0},
+        ],
+        betas=(0.9, 0.95),
+        eps=1e-9,
+    )
+
+    train(model, combined, decaying(combined))
+    train(reference, muon, adamw, decaying(muon), decaying(adamw))
+
     torch.testing.assert_close(model.state_dict(), reference.state_dict(), rtol=1e-6, atol=1e-6)
 
 
@@ -117,19 +129,26 @@ def test_a_saved_run_continues_as_if_it_had_not_stopped(architecture) -> None:
     model = tiny(architecture).model
     optimizer = MuonAdamW(parameter_groups(model), **RATES)
     scheduler = decaying(optimizer)
-    steps(model, [optimizer], [scheduler])
+    train(model, optimizer, scheduler)
     file = io.BytesIO()
-    torch.save([part.state_dict() for part in (model, optimizer, scheduler)], file)
-    steps(model, [optimizer], [scheduler])
-
-    resumed = tiny(architecture, seed=5).model
-    again = MuonAdamW(parameter_groups(resumed), **dict.fromkeys(RATES, 1.0))
-    schedule = decaying(again)
+    torch.save([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()], file)
     file.seek(0)
-    for part, state in zip((resumed, again, schedule), torch.load(file), strict=True):
-        part.load_state_dict(state)
-    steps(resumed, [again], [schedule])
-    torch.testing.assert_close(resumed.state_dict(), model.state_dict(), rtol=0, atol=0)
-    assert [group["lr"] for group in again.param_groups] == [
-        group["lr"] for group in optimizer.param_groups
-    ]
+    model_state, optimizer_state, scheduler_state = torch.load(file)
+    train(model, optimizer, scheduler)
+
+    resumed_model = tiny(architecture, seed=5).model
+    wrong_rates = dict.fromkeys(RATES, 1.0)
+    resumed_optimizer = MuonAdamW(parameter_groups(resumed_model), **wrong_rates)
+    resumed_scheduler = decaying(resumed_optimizer)
+    resumed_model.load_state_dict(model_state)
+    resumed_optimizer.load_state_dict(optimizer_state)
+    resumed_scheduler.load_state_dict(scheduler_state)
+    train(resumed_model, resumed_optimizer, resumed_scheduler)
+
+    expected = model.state_dict()
+    torch.testing.assert_close(resumed_model.state_dict(), expected, rtol=0, atol=0)
+    assert rates_of(resumed_optimizer) == rates_of(optimizer)
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]
