@@ -1,8 +1,8 @@
-"""Learning rates over a run: each schedule gives the multiple of the peak rate at an optimizer step.
+"""Learning rates over a run: each schedule gives the multiple of the peak rate at a step.
 
     model: {init_args: {schedule: {class_path: anlit.WSD, init_args: {warmup: 0.01, decay: 0.2}}}}
 
-A schedule of one's own is a subclass of `Schedule` with the method `at`, imported by `--import MODULE`.
+A user's schedule is a subclass of `Schedule` with the method `at`, imported by `--import MODULE`.
 """
 
 import math
@@ -13,14 +13,14 @@ from anlit.config.schema import check_ranges
 from anlit.errors import UserError
 
 Shape = Literal["linear", "sqrt", "cosine"]
-"""How a rate falls: 1 − p, 1 − √p (arXiv 2405.18392) or (1 + cos πp)/2 at the share p of the decay."""
+"""The fall of a rate: 1 − p, 1 − √p (arXiv 2405.18392) or (1 + cos πp)/2 at its share p."""
 
 
 class Schedule(Configured):
     """The base of all schedules."""
 
     def at(self, share: float) -> float:
-        """The multiple of the peak rate at a share of the training, from 0 (first step) to 1 (last step)."""
+        """The multiple of the peak rate at a share of the training: 0 first step, 1 last step."""
         raise NotImplementedError
 
     def factor(self, step: int, n_steps: int) -> float:
@@ -54,7 +54,7 @@ class Constant(WarmedUp):
     """Warm-up over a share of the steps, then the peak.
 
     Args:
-        warmup: Share of the optimizer steps in which the rate rises linearly to the peak, in [0, 1).
+        warmup: Share of the optimizer steps with a linear rise to the peak, in [0, 1).
     """
 
     def __init__(self, warmup: float = 0.0) -> None:
@@ -65,10 +65,10 @@ class Constant(WarmedUp):
 
 
 class Cosine(WarmedUp):
-    """Warm-up over a share of the steps, then a cosine from the peak to `final` × the peak at the last step.
+    """Warm-up over a share of the steps, then a cosine to `final` × the peak at the last step.
 
     Args:
-        warmup: Share of the optimizer steps in which the rate rises linearly to the peak, in [0, 1).
+        warmup: Share of the optimizer steps with a linear rise to the peak, in [0, 1).
         final: Rate at the last step as a share of the peak, 0 or more; [anGPT] uses 0.01.
     """
 
@@ -84,10 +84,10 @@ class Cosine(WarmedUp):
 
 
 class Linear(Cosine):
-    """Warm-up over a share of the steps, then a line from the peak to `final` × the peak at the last step.
+    """Warm-up over a share of the steps, then a line to `final` × the peak at the last step.
 
     Args:
-        warmup: Share of the optimizer steps in which the rate rises linearly to the peak, in [0, 1).
+        warmup: Share of the optimizer steps with a linear rise to the peak, in [0, 1).
         final: Rate at the last step as a share of the peak, 0 or more.
     """
 
@@ -95,15 +95,15 @@ class Linear(Cosine):
 
 
 class WSD(WarmedUp):
-    """Warm-up, stable, decay (arXiv 2404.06395): the peak until the last share of the steps, in which the rate falls.
+    """Warm-up, stable, decay (arXiv 2404.06395): the rate falls in the last share of the steps.
 
-    A run that is continued with more steps from its stable phase goes on at the same rate, if it is past the warm-up of
-    the longer run.
+    A run that continues with more steps from its stable phase keeps the rate, if it is past the
+    warm-up of the longer run.
 
     Args:
-        warmup: Share of the optimizer steps in which the rate rises linearly to the peak, in [0, 1).
+        warmup: Share of the optimizer steps with a linear rise to the peak, in [0, 1).
         decay: Share of the optimizer steps at the end in which the rate falls, in [0, 1].
-        shape: How it falls.
+        shape: The shape of the fall.
         final: Rate at the last step as a share of the peak, 0 or more.
     """
 
@@ -126,7 +126,7 @@ class WSD(WarmedUp):
 
 
 class Annealed(Schedule):
-    """Another schedule until a step, then a fall from its rate there: the end of a run branched from a checkpoint.
+    """A schedule until a step, then a fall from its rate: the end of a run from a checkpoint.
 
     `anlit fit --anneal` sets it.
 
@@ -134,7 +134,7 @@ class Annealed(Schedule):
         schedule: The schedule of the run that is annealed.
         begin: The number of optimizer steps that the run has taken.
         planned: The number of optimizer steps that the run had planned.
-        shape: How the rate falls.
+        shape: The shape of the fall.
         final: Rate at the last step as a share of the rate at `begin`, 0 or more.
     """
 
