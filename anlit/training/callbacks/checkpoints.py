@@ -38,10 +38,10 @@ class BestCheckpoint(ModelCheckpoint):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps `checkpoints/last.ckpt`: written every n steps, after validation and at the end.
 
-    At a signal of `ENDING` the run writes the checkpoint and stops after the current optimizer step
-    or, with several ranks, after the next step. Nothing is lost, and the run can be continued
-    exactly. The third Ctrl-C stops at once. The run ends in the same way if `max_time` is over
-    before its last step, or if a logger cannot write.
+    At a signal of `ENDING` the run writes the checkpoint and stops after the current optimizer
+    step. With several ranks it stops after the next step. Nothing is lost, and the run can be
+    continued exactly. The third Ctrl-C stops at once. The run ends in the same way if `max_time` is
+    over before its last step, or if a logger cannot write.
     """
 
     def __init__(self, run_dir: str, every_n_steps: int = 500) -> None:
@@ -162,8 +162,8 @@ def _stop(trainer: L.Trainer, exception: BaseException) -> NoReturn:
 def _end_launched_ranks(trainer: L.Trainer) -> None:
     """End the ranks that Lightning started from this process.
 
-    If Lightning's observer saw a rank end before this process, it would kill this process too, and
-    the exit status would not be the status of an interrupted run.
+    If Lightning's observer saw a rank end before this process, it would kill this process too. The
+    exit status would not be the status of an interrupted run.
     """
     # The observer has the same list, so it observes no rank after this.
     children = getattr(trainer.strategy.launcher, "procs", [])

@@ -25,9 +25,9 @@ STATE = ("losses", "norms", "recent_bad")
 class LossGuard(L.Callback):
     """Checks the loss and gradient norm of every optimizer step before the optimizer's step.
 
-    A step is bad if its loss or norm is NaN or infinite, or more than `spike_sigmas` standard
-    deviations above the mean of the last `window` good steps, after at least half as many good
-    steps (the rule of OLMo's skip-step optimizer).
+    A step is bad if its loss or norm is NaN or infinite. It is also bad if one of them is more than
+    `spike_sigmas` standard deviations above the mean of the last `window` good steps. At least half
+    as many good steps come first (the rule of OLMo's skip-step optimizer).
 
     *Skip* drops the step's gradients: weights and optimizer state do not change, not even by weight
     decay. Data, schedule and step number continue. `guard/skipped` is the count over the whole run.

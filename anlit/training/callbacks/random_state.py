@@ -13,7 +13,7 @@ class RandomState(L.Callback):
     """Seeds Python's, NumPy's and torch's generators before each micro-batch.
 
     The seed is a function of the run's seed, the optimizer step, the micro-batch in the step and
-    the rank, so a checkpoint needs no state. Without `seed_everything` nothing is seeded.
+    the rank. So a checkpoint needs no state. Without `seed_everything` nothing is seeded.
     """
 
     def on_train_batch_start(

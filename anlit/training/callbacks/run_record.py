@@ -38,9 +38,11 @@ class RunRecord(L.Callback):
 
     A launch is the start of the run or a continuation: time, step, command, changed settings,
     versions, git commit and hardware. Nothing is written before training starts, so a refused
-    continuation does not change the record. Then the loggers get the settings, and the run folder
-    gets a copy of the data's tokenizer.json, so that it can be moved away from its data. The folder
-    also gets the special tokens of the model that the weights come from.
+    continuation does not change the record.
+
+    Then the loggers get the settings. The run folder gets a copy of the data's tokenizer.json, so
+    it can be moved away from the data. It also gets the special tokens of the model that the weights
+    come from.
     """
 
     def __init__(self, run_dir: str) -> None:
