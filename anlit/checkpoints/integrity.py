@@ -95,7 +95,7 @@ def require_content(content: Any, schema: dict[str, Any]) -> None:
     """Raise ValueError if a checkpoint lacks an entry of `schema`, `MODEL` or `TRAINING`."""
     if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
         raise DamagedError("anlit did not write it")
-    check(content, schema, complete=True)
+    check_content(content, schema, complete=True)
 
 
 def reason(error: BaseException) -> str:

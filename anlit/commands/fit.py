@@ -38,19 +38,9 @@ from anlit.nn.models.runtime import flush_denormals
 from anlit.reporting.text import echo, lasting_output
 from anlit.signals import ENDING_SIGNALS
 from anlit.training import run_folder
-from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
-from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
-from anlit.training.callbacks.loss_guard import LossGuard
-from anlit.training.callbacks.norms import NormMonitor
-from anlit.training.callbacks.progress import RunProgress
-from anlit.training.callbacks.random_state import RandomState
-from anlit.training.callbacks.run_record import RunRecord
-from anlit.training.callbacks.throughput import Throughput
-from anlit.training.callbacks.whole_steps import WholeSteps
+from anlit.training.callbacks.checkpoints import LastCheckpoint
 from anlit.training.initial_weights import load_initial_weights
 from anlit.training.lightning_internals import CommandLine, start_method, wrap_on_current_stream
-from anlit.training.loggers import MetricsCSV, MetricsOnResume
-from anlit.training.optim.optimizers import AdamW, rate_of_width
 from anlit.training.refusals import refusals
 from anlit.training.run_folder import checkpoint_to_continue, checkpoint_to_evaluate
 from anlit.training.support import check_strategy

@@ -41,7 +41,7 @@ class Interruption:
 
     def listen(self) -> None:
         """Install the handlers; Lightning's SIGTERM handler would end the run without saving."""
-        self._handlers = handle_signals(self._on_signal, *ENDING)
+        self._handlers = handle_signals(self._on_signal, *ENDING_SIGNALS)
         has_ranks = distributed.is_available() and distributed.is_initialized()
         if has_ranks and distributed.get_world_size() > 1:
             self._group = distributed.new_group(backend="gloo")

@@ -73,7 +73,7 @@ def call_noting_errors(
     try:
         write(*args, **kwargs)
     except Exception as error:  # TensorBoardLogger wraps the OSError
-        cause = cause_of(error, OSError)
+        cause = find_cause(error, OSError)
         if cause is None:
             raise
         note(cause)

@@ -173,7 +173,7 @@ def read_model(file: Path) -> dict[str, Any]:
     with _explain_unreadable(file):
         content = read_checkpoint(file)
         require_content(content, MODEL | {"state_dict": dict})
-        check(content, {"anlit": RECORD})
+        check_content(content, {"anlit": RECORD})
         if not all(isinstance(weight, Tensor) for weight in content["state_dict"].values()):
             raise DamagedError("not all of state_dict are tensors")
         return content

@@ -84,7 +84,7 @@ class MetricsCSV(Logger):
         if rows:
             columns.update(rows[0])
         self._columns = sorted(columns)
-        rows = [row for row in rows if number(row, "step", self.path) < end_step]
+        rows = [row for row in rows if parse_cell(row, "step", self.path) < end_step]
         if self._columns:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.path) as partial, partial.open("w", newline="") as file:

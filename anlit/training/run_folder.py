@@ -234,7 +234,7 @@ def _logged_steps(metrics: Path) -> int:
     n_steps = 0
     for row in read_rows(metrics):
         if row["step"]:
-            n_steps = max(n_steps, int(number(row, "step", metrics)) + 1)
+            n_steps = max(n_steps, int(parse_cell(row, "step", metrics)) + 1)
     return n_steps
 
 

@@ -74,7 +74,7 @@ class RunRecord(L.Callback):
         """The entry of this launch."""
         devices = [device_name(trainer.strategy.root_device)] * trainer.world_size
         return {
-            "started": now(),
+            "started": utc_time(),
             "step": trainer.global_step,
             "command": shlex.join(["anlit", *sys.argv[1:]]),
             "changed": pl_module.changed_settings,
@@ -150,7 +150,7 @@ class RunRecord(L.Callback):
         status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
         message = f"{type(exception).__name__}: {exception}"
         try:
-            self._write(status=status, ended=now(), error=message)
+            self._write(status=status, ended=utc_time(), error=message)
         except OSError as error:  # for example a full disk, which the exception reports
             _log.warning(
                 f"{self.path} still says 'running': it could not be written ({error.strerror})"

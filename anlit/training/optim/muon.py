@@ -41,10 +41,10 @@ def _sharded_step(settings: dict[str, Any], state: dict[Tensor, dict[str, Tensor
             continue
         if "momentum_buffer" not in state[weight]:
             state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        shard, process_group = local_part(weight, 0)
+        shard, process_group = local_shard(weight, 0)
         shards.append(shard)
-        gradients.append(local_part(weight.grad, 0)[0])
-        momenta.append(local_part(state[weight]["momentum_buffer"], 0)[0])
+        gradients.append(local_shard(weight.grad, 0)[0])
+        momenta.append(local_shard(state[weight]["momentum_buffer"], 0)[0])
         shapes.append(tuple(weight.shape))
     if not shards:
         return
