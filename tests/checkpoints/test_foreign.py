@@ -254,7 +254,7 @@ def test_no_request_goes_to_the_address_of_a_checkpoint_s_data(
     trained_run: Path, tmp_path: Path, monkeypatch, refusal
 ) -> None:
     fetch = Mock(side_effect=FileNotFoundError)
-    monkeypatch.setattr(remote, "fetch", fetch)
+    monkeypatch.setattr(remote, "download_bytes", fetch)
     content = content_of(trained_run)
     content["anlit"]["data"]["path"] = "s3://somebody/data"
     torch.save(content, tmp_path / "a.ckpt")

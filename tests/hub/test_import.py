@@ -16,6 +16,7 @@ from anlit import GPT, Plain, RoPE
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from anlit.evaluation.generation import Separator
+from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
 from anlit.training.initial_weights import load_initial_weights
 from anlit.training.load_model import load_checkpoint
 from tests.data.reader import edit
