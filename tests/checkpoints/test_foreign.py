@@ -13,7 +13,7 @@ import yaml
 
 import anlit
 from anlit.cli import main
-from anlit.data.storage import remote
+from anlit.data.storage import manifest
 from anlit.errors import UserError
 from anlit.training.load_model import load_checkpoint
 from tests.checkpoints.foreign import (
@@ -254,7 +254,7 @@ def test_no_request_goes_to_the_address_of_a_checkpoint_s_data(
     trained_run: Path, tmp_path: Path, monkeypatch, refusal
 ) -> None:
     fetch = Mock(side_effect=FileNotFoundError)
-    monkeypatch.setattr(remote, "download_bytes", fetch)
+    monkeypatch.setattr(manifest, "download_bytes", fetch)
     content = content_of(trained_run)
     content["anlit"]["data"]["path"] = "s3://somebody/data"
     torch.save(content, tmp_path / "a.ckpt")
