@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from anlit.checkpoints.checkpoint_io import refuse_damaged
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run, find_checkpoint
 from anlit.checkpoints.special_tokens import text_folder
+from anlit.commands.anneal import branch
 from anlit.commands.class_changes import class_change_messages
 from anlit.commands.failures import ignore_thread_write_errors, run_error
 from anlit.commands.learning_rate import advice_on_default_rate, set_rate_by_width
@@ -85,11 +86,12 @@ class FitCommand(ConfigurationParser):
 
     def _prepare_run_folder(self, config: Namespace) -> None:
         """Make the run folder and find the checkpoint to continue from."""
+        for message in class_change_messages(config):
+            rank_zero_only(echo)(message)
+        branch(config)
         config.run_dir = config.run_dir or _usual_run_dir(config)
         if config.ckpt_path in ("last", "best"):
             run_folder.refuse_moved_run(config.run_dir, _config_files(config))
-        for message in class_change_messages(config):
-            rank_zero_only(echo)(message)
         if not config.trainer.fast_dev_run:
             run_folder.make_run_folder(config.run_dir)
             RUN_FOLDER.set(config.run_dir)

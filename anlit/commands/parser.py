@@ -41,6 +41,8 @@ OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
     ("checkpoint_every_n_steps", int, 500, "Optimizer steps between two last.ckpt."),
     ("initial_weights", str | None, None, "A checkpoint whose weights `fit` starts from, with a new optimizer and step "
      "0; with --ckpt_path last only where the run folder has no last.ckpt yet."),
+    ("anneal", float | None, None, "Branch from the run of --ckpt_path into a new run folder; its "
+     "rate falls to 0 over this share of the steps that the run has taken."),
     ("accept_changes", bool, False, "Let `fit` continue from --ckpt_path with another model, class of optimizer or "
      "seed than its checkpoint's, and `validate` and `test` evaluate another model; weights that do not fit are "
      "refused all the same."),

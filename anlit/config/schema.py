@@ -42,7 +42,7 @@ RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
                                      *(f"model.{epsilon}" for epsilon in EPSILONS),
                                      *(f"model.optimizer.{rate}" for rate in RATES),
                                      *(f"trainer.{amount}" for amount in AMOUNTS)]),
-    ("more than 0", lambda x: x > 0, ["trainer.limit_train_batches", "trainer.val_check_interval",
+    ("more than 0", lambda x: x > 0, ["anneal", "trainer.limit_train_batches", "trainer.val_check_interval",
                                       *(f"model.{factor}" for factor in FACTORS)]),
     ("0 to 1", lambda x: 0 <= x <= 1, ["model.schedule.decay"]),
     ("0 or more and less than 1", lambda x: 0 <= x < 1, [f"model.{share}" for share in SHARES]),

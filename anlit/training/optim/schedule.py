@@ -119,7 +119,7 @@ class WSD(WarmedUp):
     def after_warmup(self, step: int, n_warmup: int, n_steps: int) -> float:
         n_decay = min(round(self.decay * n_steps), n_steps - n_warmup)
         n_into_decay = step + 1 - (n_steps - n_decay)
-        if n_into_decay <= 0:
+        if n_decay == 0 or n_into_decay <= 0:
             return 1.0
         progress = min(1.0, n_into_decay / n_decay)
         return self.final + (1 - self.final) * falling(self.shape, progress)

@@ -1,0 +1,100 @@
+"""`anlit fit --anneal SHARE`: a run branched from a checkpoint, whose rate falls to 0 over some more steps."""
+
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch.utilities import rank_zero_only
+
+from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
+from anlit.config.labels import init_args, mapping
+from anlit.config.objects import subclass_named
+from anlit.errors import UserError
+from anlit.reporting.text import echo
+from anlit.training.load_model import read_model
+from anlit.training.optim.schedule import Annealed, Schedule
+
+BRANCH = "-anneal"
+"""What the default run folder of a branch has behind its run's name."""
+
+
+def branch(config: Namespace) -> None:
+    """Turn the configuration into that of the annealed run; a configuration without `anneal` stays.
+
+    The run keeps the checkpoint's weights, optimizer, step and order of the data. Its steps are the
+    checkpoint's and `anneal` times as many again.
+
+    Raises:
+        UserError: There is no checkpoint to branch from, or it records no schedule.
+    """
+    if config.anneal is None:
+        return
+    file = checkpoint_to_anneal(config.ckpt_path)
+    content = read_model(file)
+    n_steps = int(content["global_step"])
+    n_more = round(config.anneal * n_steps)
+    if n_more < 1:
+        raise UserError(
+            f"anneal={config.anneal:g} of {n_steps} steps is no step: give a larger share, or a "
+            "checkpoint of a longer training"
+        )
+    schedule = configured_schedule(content, file)
+    planned = mapping(content["anlit"].get("run")).get("trainer", {}).get("max_steps")
+    config.ckpt_path = str(file)
+    config.run_dir = branch_folder(file, config.run_dir)
+    config.trainer.max_steps = n_steps + n_more
+    annealed = {"schedule": schedule, "begin": n_steps, "planned": planned or n_steps}
+    config.model.init_args.schedule = Namespace(
+        class_path=path_of(Annealed),
+        init_args=Namespace(**annealed, shape="linear", final=0.0),
+    )
+    config.anneal = None
+    rank_zero_only(echo)(
+        f"Annealing {file} from step {n_steps} to step {n_steps + n_more}, in {config.run_dir}"
+    )
+
+
+def checkpoint_to_anneal(ckpt_path: str | None) -> Path:
+    """Return the checkpoint file that `--ckpt_path` names: a file, or the last one of a run folder.
+
+    Raises UserError if there is none.
+    """
+    if ckpt_path in (None, "last", "best"):
+        raise UserError("anneal needs the run that it branches from: give --ckpt_path RUN")
+    if not Path(str(ckpt_path)).is_dir() or Path(str(ckpt_path)).suffix == ".ckpt":
+        return Path(str(ckpt_path))
+    last = checkpoint_of_run(str(ckpt_path), (LAST,))
+    if last is None:
+        raise UserError(
+            f"ckpt_path={ckpt_path} has no {CHECKPOINTS}/{LAST}: give a run that was trained"
+        )
+    return last
+
+
+def configured_schedule(content: dict[str, Any], file: Path) -> Namespace:
+    """Return the schedule that a checkpoint was trained with, as the parser describes it.
+
+    Raises UserError if its class is neither anlit's nor of an imported module.
+    """
+    spec = content["hyper_parameters"].get("schedule")
+    if not isinstance(spec, dict) or "class_path" not in spec:
+        raise UserError(
+            f"{file} records no schedule, and anneal begins at its rate: give another run"
+        )
+    kind = subclass_named(Schedule, str(spec["class_path"]), f"{file}: schedule")
+    settings = init_args(spec)
+    if kind is Annealed:
+        raise UserError(f"{file} is of an annealed run: anneal the run that it was branched from")
+    return Namespace(class_path=path_of(kind), init_args=Namespace(**settings))
+
+
+def branch_folder(file: Path, run_dir: str | None) -> str:
+    """Return the folder of the branch: the given one, else the run's folder with an ending."""
+    run = file.resolve().parent.parent
+    if run_dir is not None and Path(run_dir).resolve() != run:
+        return run_dir
+    return f"{file.parent.parent}{BRANCH}"
+
+
+def path_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
