@@ -71,7 +71,11 @@ def test_wsd_does_not_jump_where_a_stable_run_is_given_more_steps() -> None:
     assert schedule.factor(59, 100) == schedule.factor(60, 300) == 1.0
 
 
-@pytest.mark.parametrize("schedule", [Cosine(0.1, 0.01), Linear(), Constant(), WSD()], ids=str)
+@pytest.mark.parametrize(
+    "schedule",
+    [Cosine(0.1, 0.01), Linear(), Constant(), WSD()],
+    ids=lambda schedule: type(schedule).__name__,
+)
 def test_annealing_begins_at_the_rate_of_the_run_and_ends_at_zero(schedule: Schedule) -> None:
     annealed = Annealed(schedule, begin=50, planned=100)
     values = factors(annealed, 60)
