@@ -15,7 +15,7 @@ from torch import nn
 from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.config.error_messages import classes_for, no_class
 from anlit.config.objects import parameters_of, shown
-from anlit.config.schema import check_precision, check_ranges, refuse_null
+from anlit.config.value_checks import check_precision, check_ranges, refuse_null
 from anlit.errors import UserError
 from anlit.training.support import check_trainer
 

@@ -25,6 +25,7 @@ from anlit.commands.lightning_messages import hide_messages
 from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.commands.values import use_one_loader
 from anlit.config.error_messages import sentence
+from anlit.config.schema import OPTIONS
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.data.storage.manifest import MANIFEST, read_manifest
@@ -36,20 +37,8 @@ from anlit.training.support import names_class_of_strategy
 USUAL_VOCABULARY = 50_257
 """GPT-2's vocabulary, for a configuration without vocabulary and data."""
 
-OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
-    ("run_dir", str | None, None, "The run folder (default: runs/<model>-seed<seed>)."),
-    ("checkpoint_every_n_steps", int, 500, "Optimizer steps between two last.ckpt."),
-    ("initial_weights", str | None, None, "A checkpoint whose weights `fit` starts from, with a new optimizer and step "
-     "0; with --ckpt_path last only where the run folder has no last.ckpt yet."),
-    ("anneal", float | None, None, "Branch from the run of --ckpt_path into a new run folder; its "
-     "rate falls to 0 over this share of the steps that the run has taken."),
-    ("accept_changes", bool, False, "Let `fit` continue from --ckpt_path with another model, class of optimizer or "
-     "seed than its checkpoint's, and `validate` and `test` evaluate another model; weights that do not fit are "
-     "refused all the same."),
-]  # fmt: skip
-"""anlit's own, beside those of LightningCLI: name, type, default, help."""
 TOP_LEVEL: dict[str, tuple[Any, Any]] = {
-    **{name: (kind, default) for name, kind, default, _ in OWN_SETTINGS},
+    **{option.key: (option.type, option.default) for option in OPTIONS},
     "seed_everything": (int, 1),
     "trainer": (dict, inspect.Parameter.empty),
 }
@@ -82,8 +71,10 @@ class ConfigurationParser(CommandLine):
         _complete_and_check(self.config[self.config.subcommand])
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for name, kind, default, text in OWN_SETTINGS:
-            parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+        for option in OPTIONS:
+            parser.add_argument(
+                f"--{option.key}", type=option.type, default=option.default, help=option.help
+            )
 
     def parse_again(self, arguments: list[str]) -> Any:
         """Return the configuration of further arguments. Raises UserError if it is wrong."""
@@ -211,7 +202,7 @@ def _raise_user_errors(parse: Callable[[], T], subcommand: str) -> T:
             raise UserError(str(user_error)) from error
         trainer_settings = inspect.signature(L.Trainer).parameters
         names = [*(f"trainer.{name}" for name in trainer_settings), "model", "data", "config",
-                 *(name for name, *_ in OWN_SETTINGS), "ckpt_path", "seed_everything"]  # fmt: skip
+                 *(option.key for option in OPTIONS), "ckpt_path", "seed_everything"]  # fmt: skip
         options = [f"--{name}" for name in names]
         raise UserError(sentence(str(error), options, f"anlit {subcommand}")) from error
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from anlit.config.labels import n_devices
 from anlit.config.options import ToolParser, at_least
-from anlit.config.schema import check_precision
+from anlit.config.value_checks import check_precision
 from anlit.errors import UserError
 from anlit.io.write import write_json
 from anlit.reporting.table import console

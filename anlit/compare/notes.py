@@ -10,23 +10,13 @@ from typing import Any
 import numpy as np
 
 from anlit.compare.statistics import SpeedUp, tokens_to_loss
-from anlit.config.labels import MEASURED, init_args
+from anlit.config.labels import init_args
+from anlit.config.schema import MODEL, TUNING, VALIDATION, changes_measure, setting_of
 from anlit.errors import UserError
 from anlit.runs.folders import Run, commit_label, hardware_label
 from anlit.runs.groups import Group, records
 from anlit.runs.labels import differing, short_names, show
 
-TASK = (
-    "context_length",
-    "vocab_size",
-    "dropout",
-    "z_loss",
-    "document_masking",
-    "final",
-    "optimizer.class_path",
-)
-"""Endings of the model's settings that belong to the task, or to training alike, rather than to the model."""
-OWN = ("model.init_args.optimizer.", "model.init_args.schedule.")
 PARAMETERS_APART, TOKENS_APART, THROUGHPUT_APART = 0.05, 0.01, 1 - 1 / 1.10
 """Shares of the larger value by which two may differ without a note; one may be 10 % faster than the other."""
 LEAST_HALVED = 5
@@ -148,12 +138,12 @@ def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
         yield f"{group.label}: its {what} of the {pairs} {seeds} that it has in common with the baseline."
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():
-        of_validation = _is_measured(key) or ".val_" in f".{name}" or "_val_" in name
+        of_validation = setting_of(key).role is VALIDATION
         kind = "validated differently" if of_validation else "trained differently"
         kind = "other data" if key in ("data.content", "data.tokenizer") else kind
         yield f"{group.label}: {kind}: {name} is {show(ours, key)}, the baseline {show(theirs, key)}."
     if group.architecture != baseline.architecture:
-        own, others = ({key: value for key, value in each.settings.items() if key.startswith(OWN) and key not in ours}
+        own, others = ({key: value for key, value in each.settings.items() if setting_of(key).role is TUNING}
                        for each in (group, baseline))  # fmt: skip
         names = short_names(differing([own, others]))
         said = [
@@ -210,18 +200,15 @@ def measured_apart(group: Group, baseline: Group) -> bool:
     ours, theirs = _task(group), _task(baseline)
     known = "data.content" in ours and "data.content" in theirs
     return any(
-        _is_measured(key) or (key == "data.content" and known) for key in differing([ours, theirs])
+        changes_measure(key) or (key == "data.content" and known)
+        for key in differing([ours, theirs])
     )
-
-
-def _is_measured(key: str) -> bool:
-    return key.replace(".init_args", "") in MEASURED
 
 
 def _task(group: Group) -> dict[str, Any]:
     """Settings that define what is learned and measured, as opposed to the model that learns it."""
     return {key: value for key, value in group.settings.items()
-            if not key.startswith("model.") or key.endswith(TASK)}  # fmt: skip
+            if setting_of(key).role not in (MODEL, TUNING)}  # fmt: skip
 
 
 def _apart(values: Sequence[float], share: float) -> bool:

@@ -14,7 +14,7 @@ from pydoc import locate
 from typing import Any
 
 from anlit.config.registry import public_classes
-from anlit.config.schema import WORDS
+from anlit.config.value_checks import TYPES_IN_WORDS
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _OWNER = re.compile(r"Problem with given class_path '([^']+)'")
@@ -252,4 +252,4 @@ def _key(message: str) -> list[str]:
 def _kind(name: str) -> str:
     if name == "numbers":
         return "integers such as 1,2"
-    return WORDS.get(name, name if name.startswith("one of ") else f"a {name}")
+    return TYPES_IN_WORDS.get(name, name if name.startswith("one of ") else f"a {name}")

@@ -38,11 +38,6 @@ def attention_label(spec: Any) -> str:
     )
 
 
-MEASURED = ("data.val_blocks", "data.val_tokens", "data.val_context_length", "data.score_first_token",
-            "trainer.limit_val_batches")  # fmt: skip
-"""The settings that say on which tokens of its data a run is validated."""
-
-
 def n_devices(devices: Any) -> int:
     """How many `trainer.devices` means: 4, "4", [0, 1] or "0,1"; 1 for what depends on the machine, auto and −1."""
     if isinstance(devices, str):

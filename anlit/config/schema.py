@@ -1,162 +1,342 @@
-"""The ranges of numbers in a configuration, one table for the command line, which refuses a number before anything is
-made, and for constructors, which refuse it in Python; and the precisions that anlit trains in. Without torch."""
+"""The schema of a run's settings: one row for each key, and the questions that the package asks about a key.
 
-import inspect
+A key is dotted and has no `init_args`: `model.optimizer.lr`. A row whose key ends in `.*` covers a class with its
+arguments, or a mapping with its entries. A setting of a user's own class has no row; see `setting_of`.
+"""
+
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum, auto
+from typing import Any
 
-from anlit.errors import UserError
 
-SIZES = (
-    "context_length",
-    "d_ff",
-    "d_head",
-    "d_model",
-    "n_heads",
-    "n_kv_heads",
-    "n_layers",
-    "vocab_size",
+class Role(Enum):
+    """What a setting is about."""
+
+    MODEL = auto()
+    """The network and its initial values."""
+    OPTIMISATION = auto()
+    """How every architecture learns alike: the steps, their size, regularisation."""
+    TUNING = auto()
+    """Rates and decays, which are tuned for each architecture by itself."""
+    CORPUS = auto()
+    """Which texts there are, and their tokens."""
+    DATA_ORDER = auto()
+    """Which tokens make up a training sequence, a batch, a step."""
+    VALIDATION = auto()
+    """On which tokens the loss is measured, and when."""
+    EXECUTION = auto()
+    """Hardware, logs, checkpoints: how a run is computed and observed."""
+    PATHS = auto()
+    """Where files are."""
+
+
+MODEL = Role.MODEL
+OPTIMISATION = Role.OPTIMISATION
+TUNING = Role.TUNING
+CORPUS = Role.CORPUS
+DATA_ORDER = Role.DATA_ORDER
+VALIDATION = Role.VALIDATION
+EXECUTION = Role.EXECUTION
+PATHS = Role.PATHS
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a setting takes.
+
+    Args:
+        words: The range in words, for messages.
+        holds: Whether a finite number is in it.
+    """
+
+    words: str
+    holds: Callable[[float], bool]
+
+    def __contains__(self, value: float) -> bool:
+        return math.isfinite(value) and self.holds(value)
+
+
+AT_LEAST_0 = Range("0 or more", lambda x: x >= 0)
+AT_LEAST_1 = Range("1 or more", lambda x: x >= 1)
+POSITIVE = Range("more than 0", lambda x: x > 0)
+ABOVE_MINUS_1 = Range("more than -1", lambda x: x > -1)
+SHARE = Range("0 or more and less than 1", lambda x: 0 <= x < 1)
+AT_MOST_1 = Range("0 to 1", lambda x: 0 <= x <= 1)
+SEED = Range("0 to 4294967295", lambda x: 0 <= x < 1 << 32)
+LIMIT = Range("1 or more, or -1 for no limit", lambda x: x >= 1 or x == -1)
+DEVICES = Range("1 or more, or -1 for all devices", lambda x: x >= 1 or x == -1)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A row of the schema.
+
+    Args:
+        key: The key, or for `X.*` all keys from X on.
+        role: What the setting is about.
+        range: Its numbers, if the parser and the constructors check them; a mechanism checks its own.
+        fixed: A continued run may not change it, unless `accept_changes` is true.
+        hidden: Runs that differ in it belong to one configuration, and labels do not show it.
+        recorded: A checkpoint holds it in addition to the model's settings.
+    """
+
+    key: str
+    role: Role
+    range: Range | None = None
+    _: KW_ONLY
+    fixed: bool = False
+    hidden: bool = False
+    recorded: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option(Setting):
+    """A row whose option anlit adds to LightningCLI's, with its type, default and help."""
+
+    type: Any
+    default: Any
+    help: str
+
+
+TOP_LEVEL = (
+    Setting("seed_everything", OPTIMISATION, SEED, fixed=True, hidden=True),
+    Setting("ckpt_path", PATHS, hidden=True),
+    Setting("verbose", EXECUTION, hidden=True),
+    Option(
+        "run_dir",
+        PATHS,
+        hidden=True,
+        type=str | None,
+        default=None,
+        help="The run folder (default: runs/<model>-seed<seed>).",
+    ),
+    Option(
+        "checkpoint_every_n_steps",
+        EXECUTION,
+        AT_LEAST_1,
+        hidden=True,
+        type=int,
+        default=500,
+        help="Optimizer steps between two last.ckpt.",
+    ),
+    Option(
+        "initial_weights",
+        PATHS,
+        type=str | None,
+        default=None,
+        help="A checkpoint whose weights `fit` starts from, with a new optimizer and step 0; with "
+        "--ckpt_path last only where the run folder has no last.ckpt yet.",
+    ),
+    Option(
+        "anneal",
+        OPTIMISATION,
+        POSITIVE,
+        hidden=True,
+        type=float | None,
+        default=None,
+        help="Branch from the run of --ckpt_path into a new run folder; its rate falls to 0 over "
+        "this share of the steps that the run has taken.",
+    ),
+    Option(
+        "accept_changes",
+        EXECUTION,
+        hidden=True,
+        type=bool,
+        default=False,
+        help="Let `fit` continue from --ckpt_path with another model, class of optimizer or seed "
+        "than its checkpoint's, and `validate` and `test` evaluate another model; weights that do "
+        "not fit are refused all the same.",
+    ),
 )
-COUNTS = ("checkpoint_every_n_steps", "trainer.accumulate_grad_batches", "trainer.num_nodes")
-BATCHES = ("data.batch_size", "data.context_length", "data.val_batch_size", "data.val_blocks",
-           "data.val_context_length", "data.val_samples", "data.val_tokens")  # fmt: skip
-EPSILONS = ("norm_eps", "qk_norm_eps", "optimizer.eps")
-RATES = ("embedding_lr", "head_lr", "lr", "vector_lr", "weight_decay")
-AMOUNTS = ("gradient_clip_val", "limit_test_batches", "limit_val_batches", "log_every_n_steps")
-FACTORS = ("alpha_init", "alpha_scale", "init_std", "qk_clip", "s_qk_init", "s_qk_scale", "s_uv_init", "s_uv_scale",
-           "s_z_init", "s_z_scale", "silu_std")  # fmt: skip
-SHARES = (
-    "dropout",
-    "optimizer.betas.0",
-    "optimizer.betas.1",
-    "optimizer.momentum",
-    "schedule.warmup",
+MODELS = (
+    Setting("model", MODEL, fixed=True),
+    Setting("model.vocab_size", CORPUS, AT_LEAST_1, fixed=True),
+    Setting("model.context_length", DATA_ORDER, AT_LEAST_1, fixed=True),
+    Setting("model.document_masking", DATA_ORDER, fixed=True),
+    Setting("model.n_layers", MODEL, AT_LEAST_1, fixed=True),
+    Setting("model.n_heads", MODEL, AT_LEAST_1, fixed=True),
+    Setting("model.n_kv_heads", MODEL, AT_LEAST_1, fixed=True),
+    Setting("model.d_head", MODEL, AT_LEAST_1, fixed=True),
+    Setting("model.d_model", MODEL, AT_LEAST_1, fixed=True),
+    Setting("model.d_ff", MODEL, AT_LEAST_1, fixed=True),
+    Setting("model.attention.*", MODEL, fixed=True),
+    Setting("model.positions.*", MODEL, fixed=True),
+    Setting("model.tie_embeddings", MODEL, fixed=True),
+    Setting("model.qk_norm", MODEL, fixed=True),
+    Setting("model.qk_norm_gain", MODEL, fixed=True),
+    Setting("model.qk_norm_eps", MODEL, AT_LEAST_0, fixed=True),
+    Setting("model.qk_clip", MODEL, POSITIVE, fixed=True),
+    Setting("model.v_norm", MODEL, fixed=True),
+    Setting("model.attention_norm", MODEL, fixed=True),
+    Setting("model.attention_gate", MODEL, fixed=True),
+    Setting("model.post_norm", MODEL, fixed=True),
+    Setting("model.init_std", MODEL, POSITIVE, fixed=True),
+    Setting("model.norm_eps", MODEL, AT_LEAST_0, fixed=True),
+    Setting("model.norms", MODEL, fixed=True),
+    Setting("model.alpha_init", MODEL, POSITIVE, fixed=True),
+    Setting("model.alpha_scale", MODEL, POSITIVE, fixed=True),
+    Setting("model.s_z_init", MODEL, POSITIVE, fixed=True),
+    Setting("model.s_z_scale", MODEL, POSITIVE, fixed=True),
+    Setting("model.s_qk", MODEL, fixed=True),
+    Setting("model.s_qk_init", MODEL, POSITIVE, fixed=True),
+    Setting("model.s_qk_scale", MODEL, POSITIVE, fixed=True),
+    Setting("model.s_uv_init", MODEL, POSITIVE, fixed=True),
+    Setting("model.s_uv_scale", MODEL, POSITIVE, fixed=True),
+    Setting("model.silu_std", MODEL, POSITIVE, fixed=True),
+    Setting("model.approximation.residual_factor", MODEL, fixed=True),
+    Setting("model.approximation.error", MODEL, ABOVE_MINUS_1, fixed=True),
+    Setting("model.dropout", OPTIMISATION, SHARE),
+    Setting("model.z_loss", OPTIMISATION, AT_LEAST_0),
+    Setting("model.schedule", OPTIMISATION),
+    Setting("model.schedule.*", OPTIMISATION),
+    Setting("model.schedule.decay", OPTIMISATION, AT_MOST_1),
+    Setting("model.schedule.final", OPTIMISATION, AT_LEAST_0),
+    Setting("model.schedule.warmup", TUNING, SHARE),
+    Setting("model.optimizer", OPTIMISATION, fixed=True),
+    Setting("model.optimizer.*", TUNING),
+    Setting("model.optimizer.lr", TUNING, AT_LEAST_0),
+    Setting("model.optimizer.embedding_lr", TUNING, AT_LEAST_0),
+    Setting("model.optimizer.head_lr", TUNING, AT_LEAST_0),
+    Setting("model.optimizer.vector_lr", TUNING, AT_LEAST_0),
+    Setting("model.optimizer.weight_decay", TUNING, AT_LEAST_0),
+    Setting("model.optimizer.eps", TUNING, AT_LEAST_0),
+    Setting("model.optimizer.betas.0", TUNING, SHARE),
+    Setting("model.optimizer.betas.1", TUNING, SHARE),
+    Setting("model.optimizer.momentum", TUNING, SHARE),
+    Setting("model.kernel", EXECUTION, hidden=True),
+    Setting("model.runtime.compile", EXECUTION, hidden=True),
+    Setting("model.runtime.recompute_every", EXECUTION, AT_LEAST_0, hidden=True),
+    Setting("model.runtime.meta_init", EXECUTION, hidden=True),
+    Setting("model.runtime.float8", EXECUTION),
 )
-RANGES: list[tuple[str, Callable[[float], bool], Iterable[str]]] = [
-    ("1 or more", lambda x: x >= 1, [*COUNTS, *BATCHES, *(f"model.{size}" for size in SIZES)]),
-    ("0 or more", lambda x: x >= 0, ["data.cache_gb", "data.num_workers", "data.seed", "model.runtime.recompute_every",
-                                     "model.schedule.final", "model.z_loss",
-                                     *(f"model.{epsilon}" for epsilon in EPSILONS),
-                                     *(f"model.optimizer.{rate}" for rate in RATES),
-                                     *(f"trainer.{amount}" for amount in AMOUNTS)]),
-    ("more than 0", lambda x: x > 0, ["anneal", "trainer.limit_train_batches", "trainer.val_check_interval",
-                                      *(f"model.{factor}" for factor in FACTORS)]),
-    ("0 to 1", lambda x: 0 <= x <= 1, ["model.schedule.decay"]),
-    ("0 or more and less than 1", lambda x: 0 <= x < 1, [f"model.{share}" for share in SHARES]),
-    ("more than -1", lambda x: x > -1, ["model.approximation.error"]),
-    ("0 to 4294967295", lambda x: 0 <= x < 1 << 32, ["seed_everything"]),
-    ("1 or more, or -1 for no limit", lambda x: x >= 1 or x == -1, ["trainer.max_epochs", "trainer.max_steps"]),
-    ("1 or more, or -1 for all devices", lambda x: x >= 1 or x == -1, ["trainer.devices"]),
-]  # fmt: skip
-"""What to give, its condition, and the settings, all finite. Those of one mechanism or one kind of positions its class
-checks alone."""
-RANGE_OF = {key: (holds, words) for words, holds, keys in RANGES for key in keys}
+DATA = (
+    Setting("data", PATHS),  # the class: like the paths, a recorded hash of the tokens replaces it
+    Setting("data.path", PATHS),
+    Setting("data.paths.*", PATHS),
+    Setting("data.source", PATHS),
+    Setting("data.pattern", CORPUS),
+    Setting("data.text_field", CORPUS),
+    Setting("data.include_site_packages", CORPUS),
+    Setting("data.tokenizer", CORPUS),
+    Setting("data.end_of_document", CORPUS),
+    Setting("data.vocab_size", CORPUS),
+    Setting("data.val_fraction", VALIDATION),
+    Setting("data.batch_size", DATA_ORDER, AT_LEAST_1, recorded=True),
+    Setting("data.context_length", DATA_ORDER, AT_LEAST_1),
+    Setting("data.context_schedule.*", DATA_ORDER, recorded=True),
+    Setting("data.weights.*", DATA_ORDER),
+    Setting("data.shuffle", DATA_ORDER),
+    Setting("data.seed", DATA_ORDER, AT_LEAST_0, hidden=True),
+    Setting("data.val_blocks", VALIDATION, AT_LEAST_1, fixed=True, recorded=True),
+    Setting("data.val_tokens", VALIDATION, AT_LEAST_1, fixed=True, recorded=True),
+    Setting("data.val_context_length", VALIDATION, AT_LEAST_1, fixed=True, recorded=True),
+    Setting("data.val_samples", VALIDATION, AT_LEAST_1, fixed=True, recorded=True),
+    Setting("data.score_first_token", VALIDATION, fixed=True, recorded=True),
+    Setting("data.val_batch_size", EXECUTION, AT_LEAST_1, hidden=True),
+    Setting("data.num_workers", EXECUTION, AT_LEAST_0, hidden=True),
+    Setting("data.cache_gb", EXECUTION, AT_LEAST_0, hidden=True),
+)
+# Some rows of the Trainer are shown although they change nothing that is learned, such as `detect_anomaly`: their
+# defaults are in the keys of recorded configurations (`Group.key`).
+TRAINER = (
+    Setting("trainer.max_steps", OPTIMISATION, LIMIT, recorded=True),
+    Setting("trainer.min_steps", OPTIMISATION),
+    Setting("trainer.max_epochs", OPTIMISATION, LIMIT),
+    Setting("trainer.min_epochs", OPTIMISATION),
+    Setting("trainer.accumulate_grad_batches", OPTIMISATION, AT_LEAST_1, recorded=True),
+    Setting("trainer.gradient_clip_val", OPTIMISATION, AT_LEAST_0, recorded=True),
+    Setting("trainer.gradient_clip_algorithm", OPTIMISATION, recorded=True),
+    Setting("trainer.limit_train_batches", OPTIMISATION, POSITIVE),
+    Setting("trainer.overfit_batches", OPTIMISATION),
+    Setting("trainer.fast_dev_run", OPTIMISATION),
+    Setting("trainer.callbacks.*", OPTIMISATION),
+    Setting("trainer.reload_dataloaders_every_n_epochs", DATA_ORDER),
+    Setting("trainer.use_distributed_sampler", DATA_ORDER),
+    Setting("trainer.limit_val_batches", VALIDATION, AT_LEAST_0, fixed=True, recorded=True),
+    Setting("trainer.val_check_interval", VALIDATION, POSITIVE),
+    Setting("trainer.check_val_every_n_epoch", VALIDATION),
+    Setting("trainer.num_sanity_val_steps", VALIDATION, hidden=True),
+    Setting("trainer.limit_test_batches", VALIDATION, AT_LEAST_0, hidden=True),
+    Setting("trainer.limit_predict_batches", VALIDATION, hidden=True),
+    Setting("trainer.accelerator", EXECUTION, hidden=True),
+    Setting("trainer.strategy.*", EXECUTION, hidden=True),
+    Setting("trainer.devices", EXECUTION, DEVICES),
+    Setting("trainer.num_nodes", EXECUTION, AT_LEAST_1),
+    Setting("trainer.precision", EXECUTION),
+    Setting("trainer.plugins.*", EXECUTION),
+    Setting("trainer.sync_batchnorm", EXECUTION),
+    Setting("trainer.deterministic", EXECUTION, hidden=True),
+    Setting("trainer.benchmark", EXECUTION, hidden=True),
+    Setting("trainer.inference_mode", EXECUTION),
+    Setting("trainer.detect_anomaly", EXECUTION),
+    Setting("trainer.barebones", EXECUTION),
+    Setting("trainer.max_time", EXECUTION, hidden=True),
+    Setting("trainer.logger.*", EXECUTION, hidden=True),
+    Setting("trainer.log_every_n_steps", EXECUTION, AT_LEAST_0, hidden=True),
+    Setting("trainer.profiler.*", EXECUTION, hidden=True),
+    Setting("trainer.enable_checkpointing", EXECUTION, hidden=True),
+    Setting("trainer.enable_progress_bar", EXECUTION, hidden=True),
+    Setting("trainer.enable_model_summary", EXECUTION, hidden=True),
+    Setting("trainer.enable_autolog_hparams", EXECUTION),
+    Setting("trainer.model_registry", EXECUTION, hidden=True),
+    Setting("trainer.default_root_dir", PATHS, hidden=True),
+)
+SETTINGS = (*TOP_LEVEL, *MODELS, *DATA, *TRAINER)
+"""All rows."""
+OPTIONS = [setting for setting in SETTINGS if isinstance(setting, Option)]
+_ROWS = {setting.key: setting for setting in SETTINGS}
 
-Precision = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
-LONG_NAMES = {
-    "None": "32-true",
-    "32": "32-true",
-    "64": "64-true",
-    "16": "16-mixed",
-    "bf16": "bf16-mixed",
+EARLIER_KEYS = {"model.backend": "model.kernel"}
+"""Keys in results that earlier commits recorded, and their keys today."""
+FOREIGN_SETTINGS = {
+    "model": Setting("model.*", MODEL, fixed=True),
+    "data": Setting("data.*", CORPUS),
+    "trainer": Setting("trainer.*", EXECUTION),
 }
-"""Lightning's short names of precisions → its long ones."""
+"""Rows for settings of users' own classes, by section."""
+PATH_NAMES = ("path", "paths", "folder", "root", "dir", "source")
+"""Last words of settings with which a user's own data class names its files."""
 
 
-WORDS = {
-    "int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list",
-    "tuple": "a list", "dict": "a mapping",
-}  # fmt: skip
-"""The name of a type → what to give for it."""
+def schema_key(key: str) -> str:
+    """The key of a setting as the schema has it, from its key in config.yaml: `model.init_args.d_model`."""
+    plain_key = key.replace(".init_args", "").removesuffix(".class_path")
+    return EARLIER_KEYS.get(plain_key, plain_key)
 
 
-def check_ranges(key: str, value: Any) -> None:
-    """Raise UserError if `value`, the setting `key`, is a number out of its range, or holds one at any depth: in a
-    dataclass, a mapping or a list.
-
-    Of a dataclass, and of the `locals()` of a constructor, None is refused where the annotation does not allow it.
-    """
-    if is_dataclass(value):
-        for field in fields(value):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            if getattr(value, field.name) is None:
-                refuse_null(f"{key}.{field.name}", field.type, default)
-        value = vars(value)
-    elif isinstance(value, Mapping) and inspect.isclass(constructed := value.get("__class__")):
-        for parameter in inspect.signature(constructed.__init__).parameters.values():
-            if value.get(parameter.name, "") is None:
-                refuse_null(f"{key}.{parameter.name}", parameter.annotation, parameter.default)
-    elif isinstance(value, list | tuple):
-        value = dict(enumerate(value))
-    if isinstance(value, Mapping):
-        for name, part in value.items():
-            check_ranges(f"{key}.{name}", part)
-    elif key in RANGE_OF and isinstance(value, int | float) and not isinstance(value, bool):
-        holds, words = RANGE_OF[key]
-        finite = abs(value) < math.inf
-        if not (finite and holds(value)):
-            raise UserError(
-                f"{key}={value} is out of range: give {'' if finite else 'a finite number, '}{words}"
-            )
+def row_of(key: str) -> Setting | None:
+    """The row that covers a key of the schema, the most specific of several; None if there is none."""
+    if key in _ROWS:
+        return _ROWS[key]
+    prefix = key
+    while prefix:
+        row = _ROWS.get(f"{prefix}.*")
+        if row is not None:
+            return row
+        prefix = prefix.rpartition(".")[0]
+    return None
 
 
-def check_precision(given: Any) -> Any:
-    """The long name of a Trainer's precision. Raises UserError if anlit does not train in it."""
-    precision = LONG_NAMES.get(str(given), str(given))
-    if precision in ("16-mixed", "16-true"):
-        why = "is float16, in which the loss's gradients under 6e-8 become 0: set bf16-mixed or 32-true"
-        raise UserError(f"trainer.precision={precision} {why}")
-    if precision not in get_args(Precision):
-        fix = f"set {', '.join(get_args(Precision))}; float8 is model.init_args.runtime.float8"
-        raise UserError(f"trainer.precision={precision} is not one of anlit's: {fix}")
-    return precision
+def setting_of(key: str) -> Setting:
+    """The row that covers a key, also one with `init_args`. A user's own class has the row of its section."""
+    plain_key = schema_key(key)
+    row = row_of(plain_key)
+    if row is not None:
+        return row
+    section, _, name = plain_key.partition(".")
+    if section == "data" and name.rpartition("_")[2] in PATH_NAMES:
+        return Setting("data.*", PATHS)
+    return FOREIGN_SETTINGS.get(section, Setting(plain_key, EXECUTION, fixed=True))
 
 
-def refuse_null(key: str, annotation: Any, default: Any, wanted: str = "") -> None:
-    """Raise UserError, which names the default, if a setting of this type takes no null.
-
-    `wanted` is what to give; by default it follows from the annotation.
-    """
-    if default is None or _takes_null(annotation):
-        return
-    fix = f"give {wanted or _in_words(annotation)}"
-    if default is not inspect.Parameter.empty:
-        fix += f"; the default is {_shown_default(default)}"
-    raise UserError(f"{key} is empty: {fix}")
+def changes_measure(key: str) -> bool:
+    """Whether losses of runs that differ in this setting are losses on other tokens."""
+    setting = setting_of(key)
+    return setting.role is VALIDATION and setting.fixed
 
 
-def _takes_null(annotation: Any) -> bool:
-    if annotation in (inspect.Parameter.empty, Any, object, None, NoneType):
-        return True
-    if isinstance(annotation, str):  # an annotation that is not evaluated
-        return "None" in annotation or "Optional" in annotation
-    if get_origin(annotation) in (Union, UnionType):
-        return any(_takes_null(member) for member in get_args(annotation))
-    return get_origin(annotation) is Literal and None in get_args(annotation)
-
-
-def _in_words(annotation: Any) -> str:
-    """What a setting takes: `true or false or one of auto`."""
-    if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(map(_in_words, get_args(annotation)))
-    if get_origin(annotation) is Literal:
-        return f"one of {', '.join(map(str, get_args(annotation)))}"
-    kind = get_origin(annotation) or annotation
-    return WORDS.get(getattr(kind, "__name__", ""), "its settings")
-
-
-def _shown_default(default: Any) -> str:
-    """A default as YAML has it; for an object the name of its class."""
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, Mapping):
-        return str(default.get("class_path", "empty")).rsplit(".", 1)[-1]
-    if isinstance(default, tuple):
-        return str(list(default))
-    if isinstance(default, int | float | str | list):
-        return str(default)
-    kind = default if isinstance(default, type) else type(default)
-    return kind.__name__.removeprefix("LazyInstance_")
+def recorded_keys() -> list[str]:
+    """Keys of Trainer and data that a checkpoint holds."""
+    return [setting.key.removesuffix(".*") for setting in SETTINGS if setting.recorded]

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 from tokenizers import Tokenizer
 
-from anlit.config.schema import check_ranges
+from anlit.config.value_checks import check_ranges
 from anlit.data import checks
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.data.loaders import Loader, ResumableLoader

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anlit.config.schema import check_ranges
+from anlit.config.value_checks import check_ranges
 from anlit.data.batch import IGNORE_INDEX, Batch
 from anlit.data.module import TokenShards
 from anlit.data.order import generator

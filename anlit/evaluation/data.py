@@ -8,21 +8,12 @@ import anlit.data.corpora
 import anlit.data.mixture  # noqa: F401
 from anlit.config.labels import CONFIG, mapping
 from anlit.config.objects import build_from_plain, shown, subclass_named
+from anlit.config.schema import DATA_ORDER, setting_of
 from anlit.data.module import TokenShards
 from anlit.data.needle import NeedleInHaystack
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
 from anlit.training.load_model import Checkpoint
-
-OF_TRAINING = (
-    "context_length",
-    "context_schedule",
-    "num_workers",
-    "weights",
-    "val_context_length",
-    "val_blocks",
-)
-"""Settings about training and its validation that do not change the validation split."""
 
 
 def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
@@ -37,9 +28,10 @@ def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> Tok
     """
     section = mapping((checkpoint.config or {}).get("data"))
     location = f"{checkpoint.file.parent.parent / CONFIG}: data"
-    settings = dict(mapping(section.get("init_args")))
-    for key in OF_TRAINING:
-        settings.pop(key, None)
+    settings = {}
+    for key, value in mapping(section.get("init_args")).items():
+        if setting_of(f"data.{key}").role is not DATA_ORDER:
+            settings[key] = value
     data_class: Any = TokenShards
     if path is not None:
         settings["path"] = path
@@ -62,6 +54,7 @@ def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> Tok
             f"{location} is not complete ({error}): set --data to a prepared folder"
         ) from error
     data.context_length = checkpoint.training_length
+    data.val_context_length = data.val_blocks = None  # all blocks, in the length of training
     _check_tokenizer(checkpoint, data)
     return data
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from anlit.config.schema import Precision
+from anlit.config.value_checks import Precision
 
 GPU_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9}
 

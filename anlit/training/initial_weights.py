@@ -10,15 +10,16 @@ from anlit.checkpoints.location import find_checkpoint
 from anlit.checkpoints.weights import refuse_non_finite, refuse_other_shapes
 from anlit.config.labels import attention_label, class_name, init_args
 from anlit.config.objects import to_plain_values
+from anlit.config.schema import setting_of
 from anlit.errors import UserError
 from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import read_model
-from anlit.training.resume_checks import TAKEN, compare_settings
+from anlit.training.resume_checks import compare_settings
 
 MECHANISM_WEIGHTS = (".attention.mechanism.", ".shared_coefficients.")
 """In the names of the weights that an attention mechanism learns."""
-MAY_DIFFER = ("model.attention", "model.optimizer", *TAKEN)
-"""Prefixes of settings that may change without a line; the mechanism has a separate line."""
+WITHOUT_LINE = ("model.attention", "model.optimizer")
+"""Prefixes of fixed settings that may change without a line; the mechanism has a separate line."""
 _log = logging.getLogger(__name__)
 
 
@@ -87,7 +88,7 @@ def _log_changes(saved: dict[str, Any], current: dict[str, Any], source: str) ->
     """Log the settings of the model that differ from the checkpoint's."""
     changes = []
     for name, change in compare_settings({"model": saved}, {"model": current}):
-        if not name.startswith(MAY_DIFFER):
+        if setting_of(name).fixed and not name.startswith(WITHOUT_LINE):
             changes.append(change)
     if changes:
         _log.info(

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from anlit.config.objects import made_real
-from anlit.config.schema import check_precision, check_ranges
+from anlit.config.value_checks import check_precision, check_ranges
 from anlit.errors import UserError
 from anlit.nn.attention.attention import attention_layers
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX

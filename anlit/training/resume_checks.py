@@ -23,24 +23,19 @@ import lightning as L
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from anlit.config.labels import MEASURED, class_name, init_args
+from anlit.config.labels import class_name, init_args
+from anlit.config.schema import recorded_keys, setting_of
 from anlit.errors import UserError
 
-TAKEN = ("model.optimizer.", "model.schedule", "model.dropout", "model.z_loss", "model.runtime", "model.kernel",
-         "trainer.", "data.")  # fmt: skip
-"""Prefixes of the settings that a continued run may change, but for `MEASURED`. `model.optimizer` without a dot is the
-class."""
-OF_RUN = (
-    "trainer.max_steps", "trainer.accumulate_grad_batches", "trainer.gradient_clip_val", "trainer.world_size",
-    "trainer.gradient_clip_algorithm", "data.batch_size", "data.context_schedule", *MEASURED,
-)  # fmt: skip
+N_PROCESSES = "trainer.world_size"
+"""Follows from the settings devices, num_nodes and strategy."""
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     """The settings of a run that a checkpoint records in addition to the model's settings."""
     settings: dict[str, Any] = {"trainer": {"precision": str(trainer.precision)}, "data": {}}
     owners = {"trainer": trainer, "data": getattr(trainer, "datamodule", None)}
-    for key in OF_RUN:
+    for key in (*recorded_keys(), N_PROCESSES):
         section, name = key.split(".")
         value = getattr(owners[section], name, None)
         # A checkpoint may hold no enumeration, but its value.
@@ -89,10 +84,7 @@ def _short_name(value: Any) -> Any:
 
 def refuse_changes(changed: dict[str, str], ckpt_path: Any) -> None:
     """Raise UserError for refused changes; `changed` has dotted name → `name old → new`."""
-    refused = []
-    for name, change in changed.items():
-        if not name.startswith(TAKEN) or name in MEASURED:
-            refused.append(change)
+    refused = [change for key, change in changed.items() if setting_of(key).fixed]
     if refused:
         raise UserError(
             f"ckpt_path={ckpt_path} was trained with other settings ({', '.join(refused)}): set "

@@ -11,7 +11,7 @@ from jsonargparse import lazy_instance
 from torch import nn
 
 from anlit.config.objects import made_real
-from anlit.config.schema import check_ranges
+from anlit.config.value_checks import check_ranges
 from anlit.errors import UserError
 from anlit.nn.attention.attention import Attention, KernelChoice
 from anlit.nn.attention.output import AttentionOutput, Gate

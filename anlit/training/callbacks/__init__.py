@@ -2,6 +2,9 @@
 
 Every callback in a file of this folder is available by name, here and in a configuration as
 `anlit.training.callbacks.<Name>`. `anlit/commands/fit.py` lists the callbacks that every run has.
+
+Each class sets `changes_learning`: whether runs with it belong to another configuration than runs
+without it. Reports read it from the source (`anlit/runs/callbacks.py`).
 """
 
 from lightning import Callback

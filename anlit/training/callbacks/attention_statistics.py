@@ -29,6 +29,8 @@ class AttentionStatistics(L.Callback):
             attention.
     """
 
+    changes_learning = False
+
     def __init__(self, every_n_steps: int = 500, sequences: int = 1) -> None:
         require_positive(self, every_n_steps=every_n_steps, sequences=sequences)
         self.every_n_steps = every_n_steps

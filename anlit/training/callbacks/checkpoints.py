@@ -27,6 +27,8 @@ from anlit.training.strategies import FullySharded
 class BestCheckpoint(ModelCheckpoint):
     """Keeps the checkpoint of the lowest validation loss as `checkpoints/best.ckpt`."""
 
+    changes_learning = False
+
     def __init__(self, run_dir: str) -> None:
         settings: dict[str, Any] = {
             "save_on_train_epoch_end": False,
@@ -43,6 +45,8 @@ class LastCheckpoint(ModelCheckpoint):
     continued exactly. The third Ctrl-C stops at once. The run ends in the same way if `max_time` is
     over before its last step, or if a logger cannot write.
     """
+
+    changes_learning = False
 
     def __init__(self, run_dir: str, every_n_steps: int = 500) -> None:
         settings: dict[str, Any] = {

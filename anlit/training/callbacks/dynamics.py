@@ -44,6 +44,8 @@ class TrainingDynamics(L.Callback):
         sequences: Sequences of the batch that are measured.
     """
 
+    changes_learning = False
+
     def __init__(self, every_n_steps: int = 50, sequences: int = 4) -> None:
         require_positive(self, every_n_steps=every_n_steps, sequences=sequences)
         self.every_n_steps = every_n_steps

@@ -21,6 +21,8 @@ class StopOnNonFinite(L.Callback):
     device, and are read at logging steps and before a checkpoint is written.
     """
 
+    changes_learning = False
+
     def __init__(self) -> None:
         self._is_finite: dict[str, Tensor] = {}
         """Quantity → whether all its numbers were finite."""
@@ -63,6 +65,8 @@ class FiniteCheckpoints(L.Callback):
     The previous file stays. It waits for the device only when training starts and a checkpoint is
     saved.
     """
+
+    changes_learning = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if _count_non_finite(trainer, pl_module):

@@ -43,6 +43,8 @@ class LossGuard(L.Callback):
         limit: The run ends if more than this number of the last `window` steps were bad.
     """
 
+    changes_learning = True
+
     def __init__(
         self,
         on_nan: Literal["stop", "skip"] = "skip",

@@ -22,6 +22,8 @@ class NormMonitor(L.Callback):
     of all vectors that the architecture constrains; GPT+ constrains none.
     """
 
+    changes_learning = False
+
     @torch.no_grad()
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if is_logged(trainer, trainer.global_step):

@@ -28,6 +28,8 @@ class RunProgress(ProgressBar):
         console: The output; standard output by default.
     """
 
+    changes_learning = False
+
     def __init__(self, console: SafeConsole | None = None) -> None:
         super().__init__()
         self._console = console or table.console()

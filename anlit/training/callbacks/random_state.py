@@ -16,6 +16,8 @@ class RandomState(L.Callback):
     the rank. So a checkpoint needs no state. Without `seed_everything` nothing is seeded.
     """
 
+    changes_learning = False
+
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:

@@ -45,6 +45,8 @@ class RunRecord(L.Callback):
     come from.
     """
 
+    changes_learning = False
+
     def __init__(self, run_dir: str) -> None:
         self.path = Path(run_dir) / RECORD
         self.record: dict[str, Any] = {}

@@ -78,6 +78,8 @@ class Throughput(L.Callback):
     The host waits for the device at logging steps only.
     """
 
+    changes_learning = False
+
     def __init__(self) -> None:
         self.tokens = 0
         self.seconds = 0.0

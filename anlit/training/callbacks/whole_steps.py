@@ -41,6 +41,8 @@ class WholeSteps(Checkpoint):
     they save at once.
     """
 
+    changes_learning = False
+
     def __init__(self) -> None:
         self._stop_after_step = False
         self._has_trained = False

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anlit.config.schema import check_ranges
+from anlit.config.value_checks import check_ranges
 from anlit.errors import UserError
 from anlit.training.optim.muon import muon_step
 

@@ -9,7 +9,7 @@ import math
 from typing import Literal, get_args
 
 from anlit.config.objects import Configured
-from anlit.config.schema import check_ranges
+from anlit.config.value_checks import check_ranges
 from anlit.errors import UserError
 
 Shape = Literal["linear", "sqrt", "cosine"]

@@ -1,0 +1,62 @@
+"""Which callbacks of a configuration may change what a run learns.
+
+A callback of anlit says it by the class attribute `changes_learning`. A user's own callback may change it.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from anlit.config.labels import init_args, mapping
+from anlit.config.registry import class_constants
+
+CALLBACKS = Path(__file__).parents[1] / "training" / "callbacks"
+"""The folder of anlit's callbacks, whose source is read: an import would load torch."""
+LIGHTNING = "lightning.pytorch.callbacks."
+OBSERVERS = (
+    "lightning.pytorch.callbacks.Checkpoint",
+    "lightning.pytorch.callbacks.DeviceStatsMonitor",
+    "lightning.pytorch.callbacks.LearningRateMonitor",
+    "lightning.pytorch.callbacks.ModelCheckpoint",
+    "lightning.pytorch.callbacks.ModelSummary",
+    "lightning.pytorch.callbacks.OnExceptionCheckpoint",
+    "lightning.pytorch.callbacks.ProgressBar",
+    "lightning.pytorch.callbacks.RichModelSummary",
+    "lightning.pytorch.callbacks.RichProgressBar",
+    "lightning.pytorch.callbacks.SpikeDetection",
+    "lightning.pytorch.callbacks.ThroughputMonitor",
+    "lightning.pytorch.callbacks.Timer",
+    "lightning.pytorch.callbacks.TQDMProgressBar",
+)
+"""Lightning's callbacks that change nothing of what is learned."""
+
+
+def callbacks_in_words(callbacks: Any) -> str | None:
+    """The callbacks that may change what is learned, `LossGuard(patience=3)`; None without any."""
+    specs = callbacks if isinstance(callbacks, list) else [callbacks]
+    words = [_in_words(spec) for spec in specs if spec and changes_learning(_class_path(spec))]
+    return ", ".join(words) or None
+
+
+def changes_learning(class_path: str) -> bool:
+    """Whether a callback may change what is learned."""
+    name = class_path.rpartition(".")[2]
+    if class_path.startswith("anlit."):
+        return _own_callbacks().get(name) is not False
+    if class_path.startswith(LIGHTNING):
+        return f"{LIGHTNING}{name}" not in OBSERVERS  # also for the path of the class's own file
+    return True
+
+
+@cache
+def _own_callbacks() -> dict[str, Any]:
+    return class_constants(CALLBACKS, "changes_learning")
+
+
+def _class_path(spec: Any) -> str:
+    return str(mapping(spec).get("class_path"))
+
+
+def _in_words(spec: Any) -> str:
+    settings = [f"{key}={value}" for key, value in init_args(spec).items()]
+    return f"{_class_path(spec).rpartition('.')[2]}({', '.join(settings)})"
