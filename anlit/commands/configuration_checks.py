@@ -13,7 +13,7 @@ from lightning.pytorch.plugins import Precision as PrecisionPlugin
 from torch import nn
 
 from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
-from anlit.config.error_messages import classes_for, no_class
+from anlit.config.error_messages import class_choices, explain_no_class
 from anlit.config.objects import parameters_of, shown
 from anlit.config.value_checks import check_precision, check_ranges, refuse_null
 from anlit.errors import UserError
@@ -63,14 +63,14 @@ def check_configuration(config: Namespace, top_level: Mapping[str, tuple[Any, An
 
 def _refuse_null(setting: Setting, annotation: Any, default: Any) -> None:
     is_trainer = setting.key == "trainer"
-    choices = "settings below it, or leave it out" if is_trainer else classes_for(setting.name)
+    choices = "settings below it, or leave it out" if is_trainer else class_choices(setting.name)
     refuse_null(setting.key, annotation, default, choices)
 
 
 def _check_class_path(setting: Setting) -> None:
     named_class = locate(setting.value)
     if not inspect.isclass(named_class):
-        raise UserError(no_class(setting.key, shown(setting.value)))
+        raise UserError(explain_no_class(setting.key, shown(setting.value)))
     if issubclass(named_class, PrecisionPlugin):
         name = named_class.__name__
         raise UserError(f"{setting.key}={name} sets the precision: set trainer.precision")
@@ -87,7 +87,7 @@ def _refuse_function(setting: Setting) -> None:
         if parameter.name == setting.name and parameter.default is setting.value:
             return
     name = getattr(setting.value, "__qualname__", setting.value)
-    raise UserError(no_class(setting.key, shown(name)))
+    raise UserError(explain_no_class(setting.key, shown(name)))
 
 
 def _number_of_devices(setting: Setting) -> Any:

@@ -30,7 +30,11 @@ from anlit.commands.trainer_objects import (
     training_loggers,
 )
 from anlit.commands.wandb_run import finish_wandb_run, wandb_run
-from anlit.config.error_messages import is_of_lightning, of_constructor, of_lightning
+from anlit.config.error_messages import (
+    explain_constructor_error,
+    explain_lightning_error,
+    is_lightning_error,
+)
 from anlit.config.labels import class_name
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
@@ -112,9 +116,9 @@ class FitCommand(ConfigurationParser):
             self._raise_if_signalled(error)
             if not isinstance(error, RuntimeError | MisconfigurationException):
                 raise
-            if not is_of_lightning(error):
+            if not is_lightning_error(error):
                 raise
-            raise UserError(of_lightning(error)) from error
+            raise UserError(explain_lightning_error(error)) from error
 
     def _raise_if_signalled(self, error: Exception) -> None:
         """Raise the error of a signal, if a signal came before `error`, which it may have caused.
@@ -190,11 +194,11 @@ class FitCommand(ConfigurationParser):
             cause: Any = original_error(error)
             if _is_programming_error(cause):
                 raise
-            raise UserError(of_constructor(cause)) from error
+            raise UserError(explain_constructor_error(cause)) from error
         except (TypeError, MisconfigurationException) as error:
             if _is_programming_error(error):
                 raise
-            raise UserError(of_lightning(error)) from error
+            raise UserError(explain_lightning_error(error)) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Return a Trainer with the callbacks, loggers and plugins that every run has."""

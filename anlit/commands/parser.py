@@ -24,7 +24,7 @@ from anlit.commands.configuration_checks import check_configuration
 from anlit.commands.lightning_messages import hide_messages
 from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.commands.values import use_one_loader
-from anlit.config.error_messages import sentence
+from anlit.config.error_messages import explain_parser_error
 from anlit.config.schema import OPTIONS
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
@@ -204,7 +204,7 @@ def _raise_user_errors(parse: Callable[[], T], subcommand: str) -> T:
         names = [*(f"trainer.{name}" for name in trainer_settings), "model", "data", "config",
                  *(option.key for option in OPTIONS), "ckpt_path", "seed_everything"]  # fmt: skip
         options = [f"--{name}" for name in names]
-        raise UserError(sentence(str(error), options, f"anlit {subcommand}")) from error
+        raise UserError(explain_parser_error(str(error), options, f"anlit {subcommand}")) from error
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: LightningEnum) -> yaml.ScalarNode:

@@ -1,255 +1,425 @@
-"""Every mistake on the command line in one sentence that names the key, the value and the fix; without torch.
+"""Makes one sentence of an error of a parser or of Lightning: key, value and fix. Without torch.
 
-argparse reads the options of the tools, and jsonargparse those of `anlit fit`. Of a wrong value inside a class,
-jsonargparse reports the error of every member of a union, and the whole configuration, as a nested list. The keys that
-lead to the value are in its "Parser key" lines.
+argparse reads the options of the tools, jsonargparse the options of `anlit fit`. If a value inside a class is wrong,
+jsonargparse reports a nested list: an error per member of a union, and the whole configuration. Its "Parser key" lines
+have the keys that lead to the value. `EXPLANATIONS` has a pattern and a function for each kind of error.
 """
 
 import difflib
 import importlib
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import is_dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, is_dataclass
 from pydoc import locate
 from typing import Any
 
 from anlit.config.registry import public_classes
 from anlit.config.value_checks import TYPES_IN_WORDS
 
+LONGEST_MESSAGE = 400
+"""Characters of a message that no pattern explains."""
+FEW_OPTIONS = 40
+"""Fewer options than this are listed."""
+NOT_FOR_USERS = ("Schedule", "WarmedUp", "Annealed")
+"""Schedules that no configuration names: base classes, and the schedule of `--anneal`."""
+LISTS = {"betas": "[0.9, 0.95]"}
+"""Settings that take a list of a fixed length → an example."""
+ADVICE = {
+    "No supported gpu backend found|CUDAAccelerator": "trainer.accelerator needs a GPU, and none "
+    "was found: set --trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
+    "CPUAccelerator": "trainer.devices is no number of processes: give --trainer.devices 1 or more "
+    "on CPU",
+    "Timer.duration=": "trainer.max_time is no duration: give DD:HH:MM:SS, such as 00:12:00:00 for "
+    "twelve hours",
+}
+"""A pattern in a message of Lightning → the sentence in its place."""
+
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _OWNER = re.compile(r"Problem with given class_path '([^']+)'")
-_OWNER_AFTER = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
+_OWNER_IN_VALUE = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
 _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: |\n|$)")
-_UNKNOWN = re.compile(
-    r"unrecognized arguments: ([^\s=]+)|does not accept option '([^']+)'|(?:Option '([^']+)' is|Key '([^']+)' is) not "
-)
-_NO_MAPPING = re.compile(r"Unable to load config '(.*?)'")
-_MISSING = re.compile(r"the following arguments are required: (.*)")
-_OPTION = re.compile(
-    r"argument ([^:]+): (?:invalid (\w+) value: '(.*)'|invalid choice: '?(.*?)'? \(choose from (.*)\))?"
-)
-_NO_CLASS = re.compile(
-    r"(?:dot import path string|import path format): (.*)|Importing '([^']+)' is not allowed|Import path (\S+) does not"
-    r"|class_path '([^']+)':\s+(?:module|No module)|Not a valid subclass of|Import path does not correspond"
-    r"|(?:module|No module).*\. Got value: (\S+)|is not iterable"
-)
-_SEVERAL = re.compile(r"Multiple subclasses with name (\w+)\. .* ambiguity: (.*)\.")
-_OTHERS = re.compile(r"(\n *- Problem with given class_path)([\s\S]*?)\1[\s\S]*")
-_MONITOR = re.compile(
-    r"metric `(.*?)` which is not available.* following: (.*)|"
-    r"monitor='(.*?)'\)` could not find the monitored key in the returned metrics: \[(.*?)\]"
-)
-_TWICE = re.compile(r"\S+ is written twice[^\n]*")
-_LENGTH = re.compile(r"Expected a tuple with (\d+) elements")
-_NO_SUBCLASS = re.compile(r"Subclasses are disabled for (\w+), thus")
+_FURTHER_MEMBERS = re.compile(r"(\n *- Problem with given class_path)([\s\S]*?)\1[\s\S]*")
+"""The errors of a union's members after the first that takes a class: only the first has the class of the user."""
 _CAUSE = re.compile(r"(?:Parser key \"[^\"]+\"|Problem with given class_path '[^']+'):\s*([^\n]+)")
-_EXPECTED = re.compile(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.*?)\])")
-EXAMPLES = {"betas": "[0.9, 0.95]"}
-"""A list for a setting that takes one of a fixed length."""
-ADVICE = {
-    "No supported gpu backend found|CUDAAccelerator": "trainer.accelerator needs a GPU, and none was found: set "
-    "--trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
-    "CPUAccelerator": "trainer.devices is no number of processes: give --trainer.devices 1 or more on CPU",
-    "Timer.duration=": "trainer.max_time is no duration: give DD:HH:MM:SS, such as 00:12:00:00 for twelve hours",
-}
-"""A pattern in a message of Lightning's → the sentence that the user gets instead."""
+_LENGTH = re.compile(r"Expected a tuple with (\d+) elements")
+_TYPE = re.compile(
+    r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<values>.*?)\])"
+)
+_ARGUMENT = r"unrecognized arguments: (?P<name>[^\s=]+)"
+_MONITOR = (
+    re.compile(r"metric `(?P<name>.*?)` which is not available.* following: (?P<metrics>.*)"),
+    re.compile(
+        r"monitor='(?P<name>.*?)'\)` could not find the monitored key in the returned metrics: "
+        r"\[(?P<metrics>.*?)\]"
+    ),
+)
 
 
-def sentence(message: str, options: Collection[str], program: str) -> str:
-    """The cause in what a parser said. `options`: all that may be given; `program`: the whole command, `anlit fit`."""
-    message, see = message.strip(), f"{program} --help lists the options"
-    message = _OTHERS.sub(
-        r"\1\2", message
-    )  # of a union's members, the first that takes a class has the class given
-    if match := _UNKNOWN.search(message):
-        return _unknown(message, match, options, program, see)
-    key = ".".join(keys := _key(message))
-    if match := _NO_MAPPING.search(message):
-        return f"{key}={_first(match)} is of the wrong type: give a mapping, or a file that has one"
-    if match := _MISSING.search(message):
-        names = [f"--{'.'.join([*keys, name])}" if keys else name for name in match[1].split(", ")]
-        names = [name.replace(f"{program.split()[-1]}.", "--", 1) for name in names]
-        names = [
-            f"{name} ({classes})" if (classes := classes_for(name.lstrip("-"))) else name
-            for name in names
-        ]
-        fix = "give it in a --config FILE or as an option" if "--config" in options else see
-        return f"{program} needs {' and '.join(names)}: {fix}"
-    if match := _OPTION.match(message):
-        option, kind, value, choice, choices = match.groups()
-        if kind:
-            return f"{option} {value} is of the wrong type: give {_kind(kind)}"
-        if choice:
-            return f"{option} {choice} is not known: choose one of {choices.replace(chr(39), '')}"
-        return f"{message.removeprefix('argument ').replace(': ', ' ', 1)}: {see}"
-    if match := _TWICE.search(message):
-        return f"{key}: {match[0]}: keep one of them"
-    if match := _NO_SUBCLASS.search(message):
-        return _settings_without_class(message, key, match[1])
-    value = next(iter(_VALUE.findall(message)), "")
-    if _LENGTH.search(message) or "Expected a <class 'tuple'>" in message:
-        size = f" of {match[1]} values" if (match := _LENGTH.search(message)) else ""
-        example = f" such as {EXAMPLES[keys[-1]]}" if keys and keys[-1] in EXAMPLES else ""
-        return f"{key}={value} is of the wrong type: give a list{size}{example}"
-    if match := _SEVERAL.search(message):
-        return f"{key}={match[1]} is the name of several classes: choose {match[2].replace(', ', ' or ')}"
-    if match := _NO_CLASS.search(message):
-        return no_class(key, _first(match) or value)
-    if kinds := [
-        kind or f"one of {values}"
-        for kind, values in _EXPECTED.findall(message)
-        if kind != "NoneType"
-    ]:
-        fix = " or ".join(dict.fromkeys(map(_kind, kinds)))
-        if value == "None":
-            return f"{key} has an empty value: give {fix}"
-        if value[:1] in ("[", "{") and "str" in kinds:  # which the parser took for YAML
-            fix += ", one in brackets with quotes in a --config FILE"
-        elif kinds == ["str"]:
-            value = value.lower() if value in ("True", "False") else value
-            fix += f', with quotes: "{value}"'
-        return f"{key}={value} is of the wrong type: give {fix}"
-    if causes := _CAUSE.findall(message):
-        return f"{key}: {causes[-1]}: {see}"
-    return f"{' '.join(message.split())[:400]}: {see}"
+@dataclass(frozen=True)
+class ParserError:
+    """An error of a parser.
+
+    Args:
+        message: The parser's words.
+        options: All options of the command.
+        program: The whole command, `anlit fit`.
+    """
+
+    message: str
+    options: Collection[str]
+    program: str
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that lead to the value: model, attention, tau."""
+        return _nested_keys(self.message)
+
+    @property
+    def key(self) -> str:
+        return ".".join(self.keys)
+
+    @property
+    def value(self) -> str:
+        """The wrong value as the parser shows it; "" if it does not."""
+        return next(iter(_VALUE.findall(self.message)), "")
+
+    @property
+    def help(self) -> str:
+        return f"{self.program} --help lists the options"
 
 
-def _owner(message: str) -> Any:
-    """The class that the setting in a message belongs to; None outside of classes."""
-    module, _, kind = "".join(_OWNER.findall(message)[-1:]).rpartition(".")
-    return getattr(importlib.import_module(module), kind) if module else None
+def explain_parser_error(message: str, options: Collection[str], program: str) -> str:
+    """One sentence for an error of a parser; the arguments are those of `ParserError`."""
+    shortened = _FURTHER_MEMBERS.sub(r"\1\2", message.strip())
+    error = ParserError(shortened, options, program)
+    for patterns, explain in EXPLANATIONS:
+        match = _first_match(patterns, shortened)
+        if match:
+            return explain(error, match)
+    return f"{' '.join(shortened.split())[:LONGEST_MESSAGE]}: {error.help}"
 
 
-def _settings_without_class(message: str, key: str, kind: str) -> str:
-    """The sentence about a class_path for a setting of one class only, such as model.schedule."""
+def _first_match(patterns: Sequence[str], message: str) -> re.Match[str] | None:
+    """The match that begins first; of several there, that of the first pattern."""
+    matches = filter(None, (re.search(pattern, message) for pattern in patterns))
+    return min(matches, key=lambda match: match.start(), default=None)
+
+
+def _nested_keys(message: str) -> list[str]:
+    """The keys of the "Parser key" lines, without repetitions."""
+    keys: list[str] = []
+    for key in _KEY.findall(message):
+        if keys[-1:] != [key]:
+            keys.append(key)
+    return keys
+
+
+def _explain_unknown(error: ParserError, match: re.Match[str]) -> str:
+    """An option that the command does not have, or a setting that a class does not have."""
+    name = match["name"]
+    keys = _nested_keys(error.message[: match.start()])
+    owner = _owner_of_unknown(error.message, match)
+    if owner:
+        return _explain_unknown_setting(error, keys, name.lstrip("-"), owner)
+    if match.re.pattern == _ARGUMENT and not name.startswith("-"):
+        return f"{error.program} does not know what to do with {name}: {error.help}"
+    kind = "an option" if name.startswith("-") else "a setting"
+    fix = _nearest(name, error.options) or error.help
+    return f"{'.'.join([*keys, name])} is not {kind} of {error.program}: {fix}"
+
+
+def _owner_of_unknown(message: str, match: re.Match[str]) -> str:
+    """The path of the class that was given an unknown setting; "" outside of classes."""
+    start = message.find("Got value", match.end())
+    in_value = _OWNER_IN_VALUE.match(message, start) if start >= 0 else None
+    if in_value:
+        return in_value[1]
+    owners = _OWNER.findall(message[: match.start()])
+    return owners[-1] if owners else ""
+
+
+def _explain_unknown_setting(error: ParserError, keys: list[str], name: str, owner: str) -> str:
+    """A setting that the class `owner` does not have."""
     from anlit.config.objects import parameters_of  # torch
 
-    for parameter in parameters_of(_owner(message)):
-        if getattr(parameter.annotation, "__name__", "") == kind:
-            names = ", ".join(part.name for part in parameters_of(parameter.annotation))
-            fix = f"leave class_path out, and give {names} below {key}.{parameter.name}"
-            return f"{key}.{parameter.name} takes no other class than {kind}: {fix}"
-    return f"{key} takes no other class than {kind}: leave class_path out"
+    kind = _class_at(owner)
+    if kind.__name__ == "LanguageModel":  # the class of all models: none was chosen
+        missing = "the following arguments are required: --model"
+        return explain_parser_error(missing, error.options, error.program)
+    parameters = parameters_of(kind)
+    path = _path_within(parameters, name)
+    if path:
+        fix = f"did you mean {'.'.join([*keys, path])}?"
+    else:
+        names = [parameter.name for parameter in parameters if parameter.name != "params"]
+        fix = _nearest(name, names)
+    fix = fix or "the class has none, so leave it out, or choose a class that has it"
+    return f"{'.'.join([*keys, name])} is not a setting of {owner}: {fix}"
 
 
-def _unknown(
-    message: str, match: re.Match[str], options: Collection[str], program: str, see: str
-) -> str:
-    """The sentence about an option, or a setting of a class, that there is not."""
-    name, keys = _first(match), _key(message[: match.start()])
-    after = _OWNER_AFTER.match(message, message.find("Got value", match.end()))
-    owner = after[1] if after else "".join(_OWNER.findall(message[: match.start()])[-1:])
-    if not owner and match[1] and not name.startswith("-"):
-        return f"{program} does not know what to do with {name}: {see}"
-    if owner:
-        from anlit.config.objects import parameters_of  # torch
-
-        module, _, kind = owner.rpartition(".")
-        if kind == "LanguageModel":  # the class of all models: none was chosen
-            return sentence("the following arguments are required: --model", options, program)
-        known = parameters_of(getattr(importlib.import_module(module), kind))
-        name, options = (
-            name.lstrip("-"),
-            [parameter.name for parameter in known if parameter.name != "params"],
-        )
-        see = "the class has none, so leave it out, or choose a class that has it"
-    what = f"an option of {program}" if name.startswith("-") else f"a setting of {owner or program}"
-    wanted, plain, fix = name.lstrip("-"), [option.lstrip("-") for option in options], see
-    if owner and (part := _part_with(known, wanted)):
-        return f"{'.'.join([*keys, name])} is not {what}: did you mean {'.'.join([*keys, part])}?"
-    close = [
-        near
-        for part in (wanted, wanted.split(".")[0])
-        for near in difflib.get_close_matches(part, plain, n=1)
-    ]
-    if close:
-        fix = f"did you mean {name.removesuffix(wanted)}{close[0]}?"
-    elif options and wanted == name and len(options) < 40:
-        fix = f"choose one of {', '.join(options)}"
-    return f"{'.'.join([*keys, name])} is not {what}: {fix}"
+def _nearest(name: str, options: Collection[str]) -> str:
+    """The advice to take the option nearest to `name`, or any of a few; "" if none is near."""
+    plain_name = name.lstrip("-")
+    plain_options = [option.lstrip("-") for option in options]
+    for spelling in (plain_name, plain_name.split(".")[0]):
+        for option in difflib.get_close_matches(spelling, plain_options, n=1):
+            return f"did you mean {name.removesuffix(plain_name)}{option}?"
+    if options and plain_name == name and len(options) < FEW_OPTIONS:
+        return f"choose one of {', '.join(options)}"
+    return ""
 
 
-def _part_with(parameters: Iterable[Any], name: str) -> str | None:
-    """`optimizer.lr`, if the usual class of one of a class's parameters has this setting."""
-    from anlit.config.objects import Configured, made_real, parameters_of  # torch
+def _path_within(parameters: Iterable[Any], name: str) -> str | None:
+    """`optimizer.lr`, if the usual class of one of a class's parameters has the setting `lr`."""
+    from anlit.config.objects import parameters_of  # torch
 
     for parameter in parameters:
-        if isinstance(parameter.default, Configured):
-            kind: Any = type(made_real(parameter.default))
-        elif isinstance(parameter.default, dict):
-            kind = locate(parameter.default.get("class_path", ""))
-        else:
-            kind = parameter.annotation if is_dataclass(parameter.annotation) else None
-        if not isinstance(kind, type):
-            continue
-        if name in [part.name for part in parameters_of(kind)]:
+        kind = _usual_class(parameter)
+        if kind is not None and name in [inner.name for inner in parameters_of(kind)]:
             return f"{parameter.name}.{name}"
     return None
 
 
-def no_class(key: str, value: Any) -> str:
+def _usual_class(parameter: Any) -> type | None:
+    """The class of a parameter's default, or its annotation if that is a dataclass."""
+    from anlit.config.objects import Configured, made_real  # torch
+
+    kind: Any = parameter.annotation if is_dataclass(parameter.annotation) else None
+    if isinstance(parameter.default, Configured):
+        kind = type(made_real(parameter.default))
+    elif isinstance(parameter.default, dict):
+        kind = locate(parameter.default.get("class_path", ""))
+    return kind if isinstance(kind, type) else None
+
+
+def _explain_no_mapping(error: ParserError, match: re.Match[str]) -> str:
+    fix = "give a mapping, or a file that has one"
+    return f"{error.key}={match['value']} is of the wrong type: {fix}"
+
+
+def _explain_missing(error: ParserError, match: re.Match[str]) -> str:
+    """Options that the command needs."""
+    subcommand = error.program.split()[-1]
+    names = []
+    for name in match["names"].split(", "):
+        option = f"--{'.'.join([*error.keys, name])}" if error.keys else name
+        option = option.replace(f"{subcommand}.", "--", 1)
+        choices = class_choices(option.lstrip("-"))
+        names.append(f"{option} ({choices})" if choices else option)
+    has_files = "--config" in error.options
+    fix = "give it in a --config FILE or as an option" if has_files else error.help
+    return f"{error.program} needs {' and '.join(names)}: {fix}"
+
+
+def _explain_option_type(error: ParserError, match: re.Match[str]) -> str:
+    fix = f"give {_type_in_words(match['kind'])}"
+    return f"{match['option']} {match['value']} is of the wrong type: {fix}"
+
+
+def _explain_option_choice(error: ParserError, match: re.Match[str]) -> str:
+    choices = match["choices"].replace("'", "")
+    return f"{match['option']} {match['value']} is not known: choose one of {choices}"
+
+
+def _explain_option(error: ParserError, match: re.Match[str]) -> str:
+    """Any other mistake in an option, in argparse's words."""
+    words = error.message.removeprefix("argument ").replace(": ", " ", 1)
+    return f"{words}: {error.help}"
+
+
+def _explain_twice(error: ParserError, match: re.Match[str]) -> str:
+    return f"{error.key}: {match[0]}: keep one of them"
+
+
+def _explain_no_subclass(error: ParserError, match: re.Match[str]) -> str:
+    """A class_path for a setting of one class only, such as model.schedule."""
+    from anlit.config.objects import parameters_of  # torch
+
+    kind = match["kind"]
+    owners = _OWNER.findall(error.message)
+    parameters = parameters_of(_class_at(owners[-1])) if owners else []
+    for parameter in parameters:
+        if getattr(parameter.annotation, "__name__", "") == kind:
+            key = f"{error.key}.{parameter.name}"
+            names = ", ".join(inner.name for inner in parameters_of(parameter.annotation))
+            fix = f"leave class_path out, and give {names} below {key}"
+            return f"{key} takes no other class than {kind}: {fix}"
+    return f"{error.key} takes no other class than {kind}: leave class_path out"
+
+
+def _explain_tuple(error: ParserError, match: re.Match[str]) -> str:
+    length = _LENGTH.search(error.message)
+    size = f" of {length[1]} values" if length else ""
+    name = error.key.rpartition(".")[2]
+    example = f" such as {LISTS[name]}" if name in LISTS else ""
+    return f"{error.key}={error.value} is of the wrong type: give a list{size}{example}"
+
+
+def _explain_ambiguous_class(error: ParserError, match: re.Match[str]) -> str:
+    choices = match["choices"].replace(", ", " or ")
+    return f"{error.key}={match['value']} is the name of several classes: choose {choices}"
+
+
+def _explain_no_class(error: ParserError, match: re.Match[str]) -> str:
+    return explain_no_class(error.key, match.groupdict().get("value") or error.value)
+
+
+def _explain_type(error: ParserError, match: re.Match[str]) -> str:
+    """A value of the wrong type, of several for a union."""
+    value = error.value
+    kinds = _expected_types(error.message)
+    fix = " or ".join(dict.fromkeys(map(_type_in_words, kinds)))
+    if value == "None":
+        return f"{error.key} has an empty value: give {fix}"
+    if value[:1] in ("[", "{") and "str" in kinds:  # the parser took the text for YAML
+        fix += ", one in brackets with quotes in a --config FILE"
+    elif kinds == ["str"]:
+        value = value.lower() if value in ("True", "False") else value
+        fix += f', with quotes: "{value}"'
+    return f"{error.key}={value} is of the wrong type: give {fix}"
+
+
+def _expected_types(message: str) -> list[str]:
+    """Names of types, or `one of 1, 2`, without None."""
+    kinds = [match["kind"] or f"one of {match['values']}" for match in _TYPE.finditer(message)]
+    return [kind for kind in kinds if kind != "NoneType"]
+
+
+def _explain_cause(error: ParserError, match: re.Match[str]) -> str:
+    """Any other mistake below a key, in the words of its innermost cause."""
+    return f"{error.key}: {_CAUSE.findall(error.message)[-1]}: {error.help}"
+
+
+EXPLANATIONS: tuple[tuple[Sequence[str], Callable[[ParserError, re.Match[str]], str]], ...] = (
+    (
+        (
+            _ARGUMENT,
+            r"does not accept option '(?P<name>[^']+)'",
+            r"Option '(?P<name>[^']+)' is not ",
+            r"Key '(?P<name>[^']+)' is not ",
+        ),
+        _explain_unknown,
+    ),
+    ((r"Unable to load config '(?P<value>.*?)'",), _explain_no_mapping),
+    ((r"the following arguments are required: (?P<names>.*)",), _explain_missing),
+    (
+        (r"^argument (?P<option>[^:]+): invalid (?P<kind>\w+) value: '(?P<value>.*)'",),
+        _explain_option_type,
+    ),
+    (
+        (
+            r"^argument (?P<option>[^:]+): invalid choice: '?(?P<value>.*?)'? "
+            r"\(choose from (?P<choices>.*)\)",
+        ),
+        _explain_option_choice,
+    ),
+    ((r"^argument [^:]+: ",), _explain_option),
+    ((r"\S+ is written twice[^\n]*",), _explain_twice),
+    ((r"Subclasses are disabled for (?P<kind>\w+), thus",), _explain_no_subclass),
+    ((_LENGTH.pattern, "Expected a <class 'tuple'>"), _explain_tuple),
+    (
+        (r"Multiple subclasses with name (?P<value>\w+)\. .* ambiguity: (?P<choices>.*)\.",),
+        _explain_ambiguous_class,
+    ),
+    (
+        (
+            r"(?:dot import path string|import path format): (?P<value>.*)",
+            r"Importing '(?P<value>[^']+)' is not allowed",
+            r"Import path (?P<value>\S+) does not",
+            r"class_path '(?P<value>[^']+)':\s+(?:module|No module)",
+            r"Not a valid subclass of",
+            r"Import path does not correspond",
+            r"(?:module|No module).*\. Got value: (?P<value>\S+)",
+            r"is not iterable",
+        ),
+        _explain_no_class,
+    ),
+    (
+        (
+            r"Expected an? <class '(?!NoneType')[\w.]+'>",
+            r"Expected an? typing\.Literal\[.*?\]",
+        ),
+        _explain_type,
+    ),
+    ((_CAUSE.pattern,), _explain_cause),
+)
+"""Patterns of a kind of error, and the function that explains it. The first kind in the message counts."""
+
+
+def explain_no_class(key: str, value: Any) -> str:
     """The sentence about a value of `key` that names no class of the right type."""
-    known = next(filter(None, map(classes_for, reversed(key.split(".")[-2:]))), None)
-    fix = f"choose {known}" if known else "give the dotted path of a class that can be imported"
+    fix = "give the dotted path of a class that can be imported"
+    for name in key.split(".")[-2:]:
+        choices = class_choices(name)
+        if choices:
+            fix = f"choose {choices}"
     if value == "None":
         return f"{key} has an empty value: {fix}"
     return f"{key} names {value}, which is not a class for it: {fix}"
 
 
-def classes_for(name: str) -> str:
-    """The classes that a key such as `attention` offers, found by the file that they lie in; "" for other keys."""
-    rooms = {"data": "data.corpora", "attention": "nn.mechanisms", "positions": "nn.layers.positions",
-             "optimizer": "training.optim.optimizers", "schedule": "training.optim.schedule"}  # fmt: skip
-    prefix = "anlit." if name == "optimizer" else ""  # torch has an AdamW too
-    names = (
-        [f"{prefix}{kind}" for kind in public_classes(f"anlit.{rooms[name]}")]
-        if name in rooms
-        else []
-    )
-    names += {"model": ["GPT", "NGPT", "AnGPT"], "data": ["Mixture", "TokenShards", "NeedleInHaystack"],
-              "logger": ["CSVLogger", "TensorBoardLogger", "--config logger/wandb.yaml"],
-              "optimizer": ["the path of a torch optimizer such as torch.optim.SGD"]}.get(name, [])  # fmt: skip
-    names = [
-        kind for kind in names if kind not in ("Positions", "Schedule", "WarmedUp", "Annealed")
-    ]
-    return f"{', '.join(names[:-1])} or {names[-1]}" if names else ""
+def class_choices(name: str) -> str:
+    """The classes that a key such as `attention` offers, `A, B or C`; "" for other keys."""
+    match name:
+        case "model":
+            names = ["GPT", "NGPT", "AnGPT"]
+        case "attention":
+            names = [*public_classes("anlit.nn.mechanisms")]
+        case "positions":
+            classes = public_classes("anlit.nn.layers.positions")
+            names = [kind for kind in classes if kind != "Positions"]
+        case "schedule":
+            classes = public_classes("anlit.training.optim.schedule")
+            names = [kind for kind in classes if kind not in NOT_FOR_USERS]
+        case "optimizer":  # torch has an AdamW too
+            classes = public_classes("anlit.training.optim.optimizers")
+            names = [f"anlit.{kind}" for kind in classes]
+            names.append("the path of a torch optimizer such as torch.optim.SGD")
+        case "data":
+            corpora = public_classes("anlit.data.corpora")
+            names = [*corpora, "Mixture", "TokenShards", "NeedleInHaystack"]
+        case "logger":
+            names = ["CSVLogger", "TensorBoardLogger", "--config logger/wandb.yaml"]
+        case _:
+            return ""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def of_lightning(error: Exception) -> str:
-    """The sentence for an error of Lightning's about the Trainer's settings."""
+def explain_lightning_error(error: Exception) -> str:
+    """The sentence for an error of Lightning about the Trainer's settings."""
     message = " ".join(str(error).split())
-    if match := _MONITOR.search(message):
-        name, known = (re.sub("[`']", "", text) for text in match.groups() if text)
-        return f"trainer.callbacks.monitor={name} is not logged: choose one of {known}"
-    advised = (advice for pattern, advice in ADVICE.items() if re.search(pattern, message))
-    return next(advised, f"trainer: {message.split('. ')[0].rstrip('.')}")
+    for pattern in _MONITOR:
+        match = pattern.search(message)
+        if match:
+            name, metrics = (re.sub("[`']", "", text) for text in match.group("name", "metrics"))
+            return f"trainer.callbacks.monitor={name} is not logged: choose one of {metrics}"
+    for pattern_of_advice, advice in ADVICE.items():
+        if re.search(pattern_of_advice, message):
+            return advice
+    return f"trainer: {message.split('. ')[0].rstrip('.')}"
 
 
-def of_constructor(error: Exception) -> str:
-    """The sentence of a class's constructor; the parser lists what each member of a union says, the class's first."""
+def is_lightning_error(error: Exception) -> bool:
+    """Whether a run ended because Lightning refuses a setting of the Trainer or of its callbacks."""
+    if type(error).__name__ == "MisconfigurationException":
+        return True
+    return any(pattern.search(str(error)) for pattern in _MONITOR)
+
+
+def explain_constructor_error(error: Exception) -> str:
+    """The sentence of a class's constructor: the first in the parser's list of the errors of a union's members."""
     match = re.search(r"Errors:\n *- (.*)", str(error))
     return match[1] if match else str(error)
 
 
-def is_of_lightning(error: Exception) -> bool:
-    """Whether a run ended because Lightning refuses a setting of the Trainer or of its callbacks."""
-    return (
-        type(error).__name__ == "MisconfigurationException"
-        or _MONITOR.search(str(error)) is not None
-    )
+def _class_at(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
-def _first(match: re.Match[str]) -> str:
-    return next((group for group in match.groups() if group), "")
-
-
-def _key(message: str) -> list[str]:
-    """The keys of the nested "Parser key" lines: model, attention, tau."""
-    keys = _KEY.findall(message)
-    return [key for key, before in zip(keys, ["", *keys], strict=False) if key != before]
-
-
-def _kind(name: str) -> str:
+def _type_in_words(name: str) -> str:
     if name == "numbers":
         return "integers such as 1,2"
-    return TYPES_IN_WORDS.get(name, name if name.startswith("one of ") else f"a {name}")
+    if name.startswith("one of "):
+        return name
+    return TYPES_IN_WORDS.get(name, f"a {name}")

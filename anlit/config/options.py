@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from anlit.config.error_messages import sentence
+from anlit.config.error_messages import explain_parser_error
 from anlit.errors import UserError
 from anlit.io.read import parse_scalar
 
@@ -34,7 +34,7 @@ class ToolParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises UserError, which names option, value and fix."""
-        raise UserError(sentence(message, self.options, self.prog))
+        raise UserError(explain_parser_error(message, self.options, self.prog))
 
     @property
     def options(self) -> Collection[str]:
