@@ -1,1 +1,1 @@
-"""Comparisons and studies of run folders, without torch: they start at once and run where no model could."""
+"""Comparisons of run folders, without torch: they start at once, also where no model could run."""

@@ -1,8 +1,8 @@
-"""`anlit compare`: groups runs by configuration, finds the baseline, writes picture, report and raw numbers."""
+"""`anlit compare`: a report on run folders, with a picture and the raw numbers."""
 
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,88 +21,131 @@ from anlit.errors import UserError
 from anlit.io.write import output_folder, write_json, writing
 from anlit.reporting.page import listed, write_page
 from anlit.reporting.text import code, literal
-from anlit.runs.folders import find_runs, load_run
+from anlit.runs.folders import Run, find_runs, load_run
 from anlit.runs.groups import Group, group_runs
 
 STANDARD = ARCHITECTURES["GPT"]
+"""The architecture of the baseline."""
 TimeSteps = Callable[[list[Group], Path], None]
 
 
 def compare(
-    runs: list[str], output: str, baseline: str | None = None, time_steps: TimeSteps | None = None
+    paths: list[str], output: str, baseline: str | None = None, time_steps: TimeSteps | None = None
 ) -> Comparison:
-    """Compares run folders, or all below folders; writes report.html, report.md, convergence.json and the picture.
+    """Compare run folders, or all below folders.
+
+    Writes report.html, report.md, convergence.json and the picture.
 
     Args:
-        baseline: A label, an architecture or a run folder; by default the GPT+ group, and of several
-            the one with the lowest mean final validation loss.
-        time_steps: Times steps of every configuration in turns, given the groups and the folder. Without it the
-            report uses what an earlier call measured for `output`.
+        baseline: A label, an architecture or a run folder; by default the GPT+ group, and of
+            several the group with the lowest mean final validation loss.
+        time_steps: Times steps of every configuration in turns, given the groups and the folder.
+            Without it the report uses what an earlier call measured for `output`.
 
     Raises:
-        UserError: Nothing to compare, no such baseline, other tokenizers, `output` not writable or of other runs.
+        UserError: Nothing to compare, no such baseline, different tokenizers, `output` not writable
+            or of other runs.
     """
-    loaded = [load_run(folder) for folder in find_runs(runs)]
-    every = group_runs(loaded)
-    groups = [group for group in every if group.counted]
-    if not groups:
-        raise UserError(f"None of the {len(loaded)} runs in {', '.join(runs)} has a configuration and a finite "
-                        "validation loss: wait for the first validation, or give other runs.")  # fmt: skip
-    chosen, notes = _find_baseline(groups, baseline)
-    refuse_other_tokenizers(groups)
+    runs = [load_run(folder) for folder in find_runs(paths)]
+    groups = group_runs(runs)
+    counted = [group for group in groups if group.counted]
+    if not counted:
+        raise UserError(
+            f"none of the {len(runs)} runs in {', '.join(paths)} has a configuration and a finite "
+            "validation loss: wait for the first validation, or give other runs"
+        )
+    baseline_group, notes = _find_baseline(counted, baseline)
+    refuse_other_tokenizers(counted)
     folder = output_folder(output)
-    named = [] if baseline is None else ["--baseline", baseline]
-    measured = ["--measure_steps"] if time_steps else []
-    command = shlex.join(["anlit", "compare", *runs, "--output", output, *named, *measured])
-    names = {str(run.folder) for run in loaded}
-    refuse_other_report(
-        folder, COMPARISON, lambda record: {*map(str, record.get("runs") or ())} <= names
-    )
+    _refuse_report_of_other_runs(folder, runs)
     if time_steps is not None:
-        time_steps([chosen, *(group for group in groups if group is not chosen)], folder)
-    comparison = compare_groups(every, chosen, loaded, folder, command)
+        compared = [group for group in counted if group is not baseline_group]
+        time_steps([baseline_group, *compared], folder)
+    command = _command(paths, output, baseline, time_steps is not None)
+    comparison = compare_groups(groups, baseline_group, runs, folder, command)
     comparison = replace(comparison, notes=(*notes, *comparison.notes))
-    from anlit.compare import plots  # matplotlib takes a second: errors do not wait for it
-
-    counted = [run for result in comparison.results for run in result.group.counted]
-    with writing(folder):
-        plots.plot_convergence(comparison)
-        write_json(folder / COMPARISON, comparison.raw() | record_runs([comparison]), indent=None)
-        write_page(folder, "report", [
-            "# Convergence", f"Baseline: **{literal(chosen.label)}**", "## Comparison", *section(comparison),
-            "## Notes and warnings", listed(comparison.notes) or "None.",
-            *sources(loaded, comparison.label_of, counted, [f"compared with: {code(command)}"]),
-        ])  # fmt: skip
+    _write(comparison)
     show(comparison)
     return comparison
 
 
+def _refuse_report_of_other_runs(folder: Path, runs: Sequence[Run]) -> None:
+    folders = {str(run.folder) for run in runs}
+    refuse_other_report(
+        folder, COMPARISON, lambda record: {*map(str, record.get("runs") or ())} <= folders
+    )
+
+
+def _command(paths: list[str], output: str, baseline: str | None, measures: bool) -> str:
+    """The command as a shell takes it."""
+    arguments = ["anlit", "compare", *paths, "--output", output]
+    if baseline is not None:
+        arguments += ["--baseline", baseline]
+    if measures:
+        arguments += ["--measure_steps"]
+    return shlex.join(arguments)
+
+
+def _write(comparison: Comparison) -> None:
+    """Write the picture, the raw numbers and the page."""
+    from anlit.compare import plots  # matplotlib takes a second: errors do not wait for it
+
+    folder = comparison.output
+    counted = [run for result in comparison.results for run in result.group.counted]
+    commands = [f"compared with: {code(comparison.command)}"]
+    with writing(folder):
+        plots.plot_convergence(comparison)
+        write_json(folder / COMPARISON, comparison.raw() | record_runs([comparison]), indent=None)
+        blocks = [
+            "# Convergence",
+            f"Baseline: **{literal(comparison.baseline.label)}**",
+            "## Comparison",
+            *section(comparison),
+            "## Notes and warnings",
+            listed(comparison.notes) or "None.",
+            *sources(comparison.runs, comparison.label_of, counted, commands),
+        ]
+        write_page(folder, "report", blocks)
+
+
 def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:
-    """The group that the others are compared with, and notes on how it was chosen."""
+    """The baseline among groups, and notes on how it was chosen."""
     labels = "; ".join(repr(group.label) for group in groups)
     if name is not None:
-        folder, spelled = Path(name).resolve(), name.casefold()
-        named = [group for group in groups if group.label.casefold() == spelled
-                 or any(run.folder.resolve() == folder for run in group.runs)]  # fmt: skip
-        named = named or [group for group in groups if group.architecture.casefold() == spelled]
-        if len(named) != 1:
-            fault = (
-                "names more than one group"
-                if named
-                else "is none of the groups that can be compared"
-            )
-            raise UserError(
-                f"--baseline {name!r} {fault}: give a run folder or one of the labels {labels}."
-            )
-        return named[0], []
+        return _baseline_named(groups, name, labels), []
     standard = [group for group in groups if group.architecture == STANDARD]
     if not standard:
         raise UserError(
-            f"No {STANDARD} run to compare with: name the baseline with --baseline, one of {labels}."
+            f"no {STANDARD} run to compare with: name the baseline with --baseline, one of {labels}"
         )
-    best = min(
-        standard,
-        key=lambda group: (group.unfinished, Summary(group.final_losses()).mean or math.inf),
-    )
-    note = f"Baseline: of {len(standard)} {STANDARD} groups, {best.label!r} has the lowest mean final loss."
-    return best, [note] * (len(standard) > 1)
+    best = min(standard, key=_rank)
+    notes = []
+    if len(standard) > 1:
+        reason = f"{best.label!r} has the lowest mean final loss"
+        notes.append(f"Baseline: of {len(standard)} {STANDARD} groups, {reason}.")
+    return best, notes
+
+
+def _rank(group: Group) -> tuple[bool, float]:
+    """Finished groups first, then by loss."""
+    return group.unfinished, Summary(group.final_losses()).mean or math.inf
+
+
+def _baseline_named(groups: list[Group], name: str, labels: str) -> Group:
+    """The group with this label or this run folder, else with this architecture."""
+    spelled = name.casefold()
+    folder = Path(name).resolve()
+    named = [
+        group for group in groups if group.label.casefold() == spelled or _has_run(group, folder)
+    ]
+    if not named:
+        named = [group for group in groups if group.architecture.casefold() == spelled]
+    if len(named) == 1:
+        return named[0]
+    fault = "names more than one group" if named else "is none of the groups that can be compared"
+    fix = f"give a run folder or one of the labels {labels}"
+    raise UserError(f"--baseline {name!r} {fault}: {fix}")
+
+
+def _has_run(group: Group, folder: Path) -> bool:
+    return any(run.folder.resolve() == folder for run in group.runs)

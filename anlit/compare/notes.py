@@ -1,4 +1,4 @@
-"""What a reader of a comparison must know: one sentence for each thing that makes it less fair or less certain.
+"""Notes on a comparison: one sentence for each thing that makes it less fair or less certain.
 
 A comparison without meaning is refused, see `refuse_other_tokenizers`.
 """
@@ -17,200 +17,295 @@ from anlit.runs.folders import Run, commit_label, hardware_label
 from anlit.runs.groups import Group, records
 from anlit.runs.labels import differing, short_names, show
 
-PARAMETERS_APART, TOKENS_APART, THROUGHPUT_APART = 0.05, 0.01, 1 - 1 / 1.10
-"""Shares of the larger value by which two may differ without a note; one may be 10 % faster than the other."""
-LEAST_HALVED = 5
-"""The fewest validation points for two halves. The first interval is left out, because compilers warm up in it."""
-LEAST_PARTED, GAP = 4, 3.0
+PARAMETERS_APART = 0.05
+"""Share of the larger number by which parameters may differ without a note."""
+TOKENS_APART = 0.01
+"""Share of the larger number by which training tokens may differ without a note."""
+THROUGHPUT_APART = 1 - 1 / 1.10
+"""Share by which the halves of a run may differ in speed without a note: one may be 10 % faster."""
+FEWEST_POINTS = 5
+"""The fewest validation points for two halves. The first interval is left out, because compilers
+warm up in it."""
+FEWEST_LOSSES = 4
+"""The fewest final losses that may form two groups: of three drawn by chance, half do."""
+GAP = 3.0
+"""The least gap between two groups of losses, as a multiple of the larger range within a group."""
 EARLY = 0.9
 """The share of the baseline's tokens before which its own final loss comes with a note."""
+CONTENT = "data.content"
+TOKENIZER = "data.tokenizer"
 
 
 def refuse_other_tokenizers(groups: Sequence[Group]) -> None:
-    """Raises a UserError if two runs recorded different tokenizers: nats per token mean nothing across them."""
-    folders = {
-        run.tokenizer_hash: run.folder
-        for group in groups
-        for run in group.counted
-        if run.tokenizer_hash
-    }
+    """Raise UserError if two runs have different tokenizers: nats per token do not compare."""
+    folders = {}
+    for group in groups:
+        for run in group.counted:
+            if run.tokenizer_hash:
+                folders[run.tokenizer_hash] = run.folder
     if len(folders) > 1:
-        (ours, folder), (theirs, other) = list(folders.items())[:2]
-        hashes = f"{ours[:12]}, {theirs[:12]}"
-        raise UserError(f"{folder} and {other} were trained with different tokenizers ({hashes}), whose losses per "
-                        "token cannot be compared: give only runs that share a tokenizer.")  # fmt: skip
+        first, second, *_ = folders
+        raise UserError(
+            f"{folders[first]} and {folders[second]} were trained with different tokenizers "
+            f"({first[:12]}, {second[:12]}), whose losses per token cannot be compared: give only "
+            "runs that share a tokenizer"
+        )
 
 
 def notes_on(
-    speedups: dict[Group, SpeedUp], every: Sequence[Group], runs: Sequence[Run]
+    speedups: dict[Group, SpeedUp], groups: Sequence[Group], runs: Sequence[Run]
 ) -> list[str]:
-    """All notes, given the speed-up of each compared group, the baseline first; all groups, and all runs."""
-    (baseline, *others), groups = speedups, [group for group in every if group.counted]
-    notes = [note for group in every for note in _states(group)]
-    notes += [
-        f"{run.folder}: not counted, because it has no config.yaml."
-        for run in runs
-        if not run.config
-    ]
-    for group in groups:
-        notes += [
-            *_within(group),
-            *(_against(group, baseline, speedups[group]) if group in others else ()),
-        ]
-    curve = baseline.mean()[0]
-    share = (tokens_to_loss(curve, curve.loss[-1]) or curve.tokens[-1]) / curve.tokens[-1]
-    if share < EARLY:
-        notes += [
-            f"{baseline.label}: has its own final loss after {share:.0%} of its tokens, where speed-ups count."
-        ]
-    return [
-        *notes,
-        *_across([run for group in groups for run in group.counted]),
-        *unstable_throughput(groups),
-    ]
+    """All notes.
 
-
-def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
-    """Final losses in two groups, if a gap of more than three times the larger range within parts them.
-
-    Of fewer than four runs nothing is said: of three numbers drawn by chance half are parted so.
+    Args:
+        speedups: The speed-up of each compared group, the baseline first.
+        groups: All groups, also those without a counted run.
+        runs: All runs, also those in no group.
     """
-    if len(ordered := sorted(losses)) < LEAST_PARTED:
-        return None
-    at = int(np.argmax(np.diff(ordered))) + 1
-    low, high = ordered[:at], ordered[at:]
-    return (low, high) if high[0] - low[-1] > GAP * max(np.ptp(low), np.ptp(high)) else None
+    baseline = next(iter(speedups))
+    counted = [group for group in groups if group.counted]
+    notes: list[str] = []
+    for group in groups:
+        notes += _notes_on_states(group)
+    for run in runs:
+        if not run.config:
+            notes.append(f"{run.folder}: not counted, because it has no config.yaml.")
+    for group in counted:
+        notes += _notes_within(group)
+        if group is not baseline and group in speedups:
+            notes += _notes_against(group, baseline, speedups[group])
+    notes += _note_on_target(baseline)
+    counted_runs = [run for group in counted for run in group.counted]
+    notes += _notes_across(counted_runs)
+    notes += unstable_throughput(counted)
+    return notes
 
 
-def _states(group: Group) -> Iterator[str]:
-    """Whether the numbers of a group do not come from all its runs, or from unfinished ones."""
-    states = Counter("equal to another run" if run.complete or (group.unfinished and run.comparable) else run.state
-                     for run in group.runs if run not in group.counted)  # fmt: skip
-    others = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+def _notes_on_states(group: Group) -> Iterator[str]:
+    """Whether the numbers of a group do not come from all its runs, or from unfinished runs."""
+    states = Counter(_state(run, group) for run in group.runs if run not in group.counted)
+    left_out = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     if not group.counted:
-        yield f"{group.label}: not counted, because none of its runs can be compared ({others})."
-    elif others:
-        yield f"{group.label}: {len(group.counted)} of {len(group.runs)} runs are counted; left out: {others}."
-    if group.counted and (
-        lost := ", ".join(f"{run.folder.name} ({run.state})" for run in group.lost)
-    ):
-        yield f"{group.label}: LOST {lost}; a lost run counts as a seed, so there is no mean loss, test or speed-up."
-    if group.counted and group.unfinished:
+        yield f"{group.label}: not counted, because none of its runs can be compared ({left_out})."
+        return
+    if left_out:
+        counts = f"{len(group.counted)} of {len(group.runs)} runs are counted"
+        yield f"{group.label}: {counts}; left out: {left_out}."
+    lost = ", ".join(f"{run.folder.name} ({run.state})" for run in group.lost)
+    if lost:
+        consequence = "a lost run counts as a seed, so there is no mean loss, test or speed-up"
+        yield f"{group.label}: LOST {lost}; {consequence}."
+    if group.unfinished:
         yield f"{group.label}: UNFINISHED, its final loss is the last one so far."
 
 
-def _within(group: Group) -> Iterator[str]:
+def _state(run: Run, group: Group) -> str:
+    """Why a run of a group is not counted."""
+    is_copy = run.complete or (group.unfinished and run.comparable)
+    return "equal to another run" if is_copy else run.state
+
+
+def _notes_within(group: Group) -> Iterator[str]:
     """Differences between the runs of a group."""
-    if groups := parted([run.final_loss for run in group.counted]):
-        low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in groups)
-        yield (f"{group.label}: TWO GROUPS of final losses, {low} and {high}; the mean lies between them and says "
-               "nothing.")  # fmt: skip
-    n_words = group.settings.get("model.init_args.vocab_size")
-    guessing = np.log(n_words) if isinstance(n_words, int) else np.inf
-    for run in (run for run in group.counted if run.final_loss > guessing + 1):
-        yield f"{run.folder}: DIVERGED in effect, its final loss is above that of guessing, {guessing:.1f}."
-    if (
-        len(data := sorted({run.content_hash[:12] for run in group.counted if run.content_hash}))
-        > 1
-    ):
-        yield f"{group.label}: its runs were trained on DIFFERENT DATA, content {' and '.join(data)}."
+    split = split_by_gap([run.final_loss for run in group.counted])
+    if split:
+        low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in split)
+        consequence = "the mean lies between them and says nothing"
+        yield f"{group.label}: TWO GROUPS of final losses, {low} and {high}; {consequence}."
+    guessing = _loss_of_guessing(group)
+    for run in group.counted:
+        if run.final_loss > guessing + 1:
+            cause = f"its final loss is above that of guessing, {guessing:.1f}"
+            yield f"{run.folder}: DIVERGED in effect, {cause}."
+    contents = sorted({run.content_hash[:12] for run in group.counted if run.content_hash})
+    if len(contents) > 1:
+        names = " and ".join(contents)
+        yield f"{group.label}: its runs were trained on DIFFERENT DATA, content {names}."
     seeds = Counter(run.seed for run in group.counted)
-    if twice := ", ".join(str(seed) for seed, count in seeds.items() if count > 1):
-        yield f"{group.label}: seed {twice} occurs more than once, so its runs are not independent."
-    if _apart([run.curve.tokens[-1] for run in group.counted], TOKENS_APART):
+    repeated = ", ".join(str(seed) for seed, count in seeds.items() if count > 1)
+    if repeated:
+        consequence = "so its runs are not independent"
+        yield f"{group.label}: seed {repeated} occurs more than once, {consequence}."
+    if _is_apart([run.curve.tokens[-1] for run in group.counted], TOKENS_APART):
         yield f"{group.label}: its runs ended after different numbers of tokens."
-    for run in (run for run in group.counted if run.record.get("stopped_early")):
-        yield f"{run.folder} ended early, after {run.record['stopped_early']}."
-    for run in (run for run in group.counted if run.changes):
-        yield f"{run.folder} changed on the way: {'; '.join(run.changes)}."
+    for run in group.counted:
+        if run.record.get("stopped_early"):
+            yield f"{run.folder} ended early, after {run.record['stopped_early']}."
+    for run in group.counted:
+        if run.changes:
+            yield f"{run.folder} changed on the way: {'; '.join(run.changes)}."
 
 
-def _against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
-    """Differences from the baseline in seeds, in what is learned, for how long and by how large a model."""
-    if not speedup.paired:
-        yield f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's mean curve."
-    elif (
-        0
-        < (pairs := len(speedup.values))
-        < max(len(each.final_losses()) for each in (group, baseline))
-    ):
-        what, seeds = ("speed-up and test are", "seeds") if pairs > 1 else ("speed-up is", "seed")
-        yield f"{group.label}: its {what} of the {pairs} {seeds} that it has in common with the baseline."
-    ours, theirs = _task(group), _task(baseline)
-    for key, name in short_names(differing([ours, theirs])).items():
-        of_validation = setting_of(key).role is VALIDATION
-        kind = "validated differently" if of_validation else "trained differently"
-        kind = "other data" if key in ("data.content", "data.tokenizer") else kind
-        yield f"{group.label}: {kind}: {name} is {show(ours, key)}, the baseline {show(theirs, key)}."
+def split_by_gap(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
+    """Final losses in two groups, if a gap above `GAP` times the larger range separates them.
+
+    None for fewer than `FEWEST_LOSSES`.
+    """
+    ordered = sorted(losses)
+    if len(ordered) < FEWEST_LOSSES:
+        return None
+    n_low = int(np.argmax(np.diff(ordered))) + 1
+    low = ordered[:n_low]
+    high = ordered[n_low:]
+    is_split = high[0] - low[-1] > GAP * max(np.ptp(low), np.ptp(high))
+    return (low, high) if is_split else None
+
+
+def _loss_of_guessing(group: Group) -> float:
+    """Nats per token of a uniform guess; infinite if the vocabulary is not known."""
+    n_tokens = group.settings.get("model.init_args.vocab_size")
+    return float(np.log(n_tokens)) if isinstance(n_tokens, int) else np.inf
+
+
+def _notes_against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
+    """Differences from the baseline in seeds, in the task, in tokens and parameters."""
+    yield from _note_on_pairs(group, baseline, speedup)
+    yield from _notes_on_task(group, baseline)
     if group.architecture != baseline.architecture:
-        own, others = ({key: value for key, value in each.settings.items() if setting_of(key).role is TUNING}
-                       for each in (group, baseline))  # fmt: skip
-        names = short_names(differing([own, others]))
-        said = [
-            ", ".join(f"{name}={show(each, key)}" for key, name in names.items())
-            for each in (own, others)
-        ]
-        if names:
-            yield f"{group.label}: its own {said[0]}, the baseline's {said[1]}; fair only if both were tuned alike."
-    first, other = group.counted[0], baseline.counted[0]
-    tokens = [float(run.curve.tokens[-1]) for run in (first, other)]
-    if not group.unfinished and _apart(tokens, TOKENS_APART):
-        yield (f"{group.label}: {tokens[0]:,.0f} training tokens, the baseline {tokens[1]:,.0f}; a schedule of another "
-               "length changes every point of a curve.")  # fmt: skip
-    if (
-        first.parameters
-        and other.parameters
-        and _apart([first.parameters, other.parameters], PARAMETERS_APART)
-    ):
-        yield f"{group.label}: {first.parameters:,} parameters, the baseline {other.parameters:,}."
+        yield from _note_on_tuning(group, baseline)
+    run = group.counted[0]
+    baseline_run = baseline.counted[0]
+    tokens = float(run.curve.tokens[-1])
+    baseline_tokens = float(baseline_run.curve.tokens[-1])
+    if not group.unfinished and _is_apart([tokens, baseline_tokens], TOKENS_APART):
+        counts = f"{tokens:,.0f} training tokens, the baseline {baseline_tokens:,.0f}"
+        consequence = "a schedule of another length changes every point of a curve"
+        yield f"{group.label}: {counts}; {consequence}."
+    parameters = [run.parameters or 0, baseline_run.parameters or 0]
+    if all(parameters) and _is_apart(parameters, PARAMETERS_APART):
+        counts = f"{parameters[0]:,} parameters, the baseline {parameters[1]:,}"
+        yield f"{group.label}: {counts}."
 
 
-def _across(runs: Sequence[Run]) -> Iterator[str]:
-    """Differences between machines, commits and versions, and what was not recorded."""
+def _note_on_pairs(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
+    if not speedup.paired:
+        consequence = "so its speed-up is over the baseline's mean curve"
+        yield f"{group.label}: no seed in common with the baseline, {consequence}."
+        return
+    n_pairs = len(speedup.values)
+    n_seeds = max(len(group.final_losses()), len(baseline.final_losses()))
+    if 0 < n_pairs < n_seeds:
+        numbers = "speed-up and test are" if n_pairs > 1 else "speed-up is"
+        seeds = f"{n_pairs} seeds" if n_pairs > 1 else "1 seed"
+        pairs = f"of the {seeds} that it has in common with the baseline"
+        yield f"{group.label}: its {numbers} {pairs}."
+
+
+def _notes_on_task(group: Group, baseline: Group) -> Iterator[str]:
+    """Settings of the task that differ: they should be the same for a fair comparison."""
+    settings = _task(group)
+    baseline_settings = _task(baseline)
+    for key, name in short_names(differing([settings, baseline_settings])).items():
+        if key in (CONTENT, TOKENIZER):
+            kind = "other data"
+        elif setting_of(key).role is VALIDATION:
+            kind = "validated differently"
+        else:
+            kind = "trained differently"
+        values = f"{show(settings, key)}, the baseline {show(baseline_settings, key)}"
+        yield f"{group.label}: {kind}: {name} is {values}."
+
+
+def _note_on_tuning(group: Group, baseline: Group) -> Iterator[str]:
+    """Rates and decays that differ, which each architecture may have for itself."""
+    settings = _tuning(group)
+    baseline_settings = _tuning(baseline)
+    names = short_names(differing([settings, baseline_settings]))
+    if names:
+        values = _in_words(settings, names)
+        baseline_values = _in_words(baseline_settings, names)
+        condition = "fair only if both were tuned alike"
+        yield f"{group.label}: its own {values}, the baseline's {baseline_values}; {condition}."
+
+
+def _in_words(settings: dict[str, Any], names: dict[str, str]) -> str:
+    return ", ".join(f"{name}={show(settings, key)}" for key, name in names.items())
+
+
+def _note_on_target(baseline: Group) -> Iterator[str]:
+    """Whether the baseline had its final loss long before its end."""
+    curve, _ = baseline.mean()
+    last = curve.tokens[-1]
+    share = (tokens_to_loss(curve, curve.loss[-1]) or last) / last
+    if share < EARLY:
+        tokens = f"{share:.0%} of its tokens, where speed-ups count"
+        yield f"{baseline.label}: has its own final loss after {tokens}."
+
+
+def _notes_across(runs: Sequence[Run]) -> Iterator[str]:
+    """Differences between machines, commits and versions, and missing records."""
     if any(run.tokenizer_hash is None or run.content_hash is None for run in runs):
-        yield "A run did not record its data, so the same corpus and tokenizer of all runs are not verified."
+        consequence = "so the same corpus and tokenizer of all runs are not verified"
+        yield f"A run did not record its data, {consequence}."
     launches = [launch for run in runs for launch in run.launches]
-    if len(hardware := {hardware_label(launch) or "not recorded" for launch in launches}) > 1:
-        yield f"Hardware differs, so the seconds of the runs do not compare ({'; '.join(sorted(hardware))})."
+    hardware = {hardware_label(launch) or "not recorded" for launch in launches}
+    if len(hardware) > 1:
+        names = "; ".join(sorted(hardware))
+        yield f"Hardware differs, so the seconds of the runs do not compare ({names})."
     if len(set(map(commit_label, launches))) > 1:
         yield "The runs were made with different commits of the code."
     if any("+dirty" in (run.commit or "") for run in runs):
-        yield "A run was made with uncommitted changes, so its commit alone does not reproduce it."
+        consequence = "so its commit alone does not reproduce it"
+        yield f"A run was made with uncommitted changes, {consequence}."
     if len(records(runs, "versions")) > 1:
         yield "The runs were made with different versions of python or its packages."
 
 
 def unstable_throughput(groups: Sequence[Group]) -> Iterator[str]:
-    """One sentence for each run whose halves were not equally fast; a growing context would explain it."""
-    for run in (run for group in groups for run in group.counted):
-        curve, settings = run.curve.finite(), init_args(run.config.get("data"))
-        if len(curve) < LEAST_HALVED or any(
-            settings[key] for key in settings if key.endswith("context_schedule")
-        ):
+    """One sentence for each run with halves of different speed.
+
+    A growing context would explain it, and such runs are left out.
+    """
+    for run in [run for group in groups for run in group.counted]:
+        curve = run.curve.finite()
+        if len(curve) < FEWEST_POINTS or _has_growing_context(run):
             continue
-        ends = [1, (len(curve) - 1) // 2 + 1, -1]
-        first, second = np.diff(curve.tokens[ends]) / np.diff(curve.seconds[ends])
-        if _apart([first, second], THROUGHPUT_APART):  # not where times are not known, NaN
-            yield (f"{run.folder.name}: unstable throughput, {first:,.0f} tokens/s in its first half and "
-                   f"{second:,.0f} in its second; its seconds are not comparable.")  # fmt: skip
+        points = [1, (len(curve) - 1) // 2 + 1, -1]
+        first, second = np.diff(curve.tokens[points]) / np.diff(curve.seconds[points])
+        if _is_apart([first, second], THROUGHPUT_APART):  # false for NaN, where times are not known
+            speeds = f"{first:,.0f} tokens/s in its first half and {second:,.0f} in its second"
+            yield (
+                f"{run.folder.name}: unstable throughput, {speeds}; its seconds are not comparable."
+            )
 
 
-def measured_apart(group: Group, baseline: Group) -> bool:
-    """Whether the losses of two groups are on other texts, or on others of their tokens."""
-    ours, theirs = _task(group), _task(baseline)
-    known = "data.content" in ours and "data.content" in theirs
-    return any(
-        changes_measure(key) or (key == "data.content" and known)
-        for key in differing([ours, theirs])
-    )
+def _has_growing_context(run: Run) -> bool:
+    settings = init_args(run.config.get("data"))
+    return any(value for key, value in settings.items() if key.endswith("context_schedule"))
+
+
+def obstacle_to_comparison(group: Group, baseline: Group) -> str:
+    """Why the losses of a group cannot be compared with the baseline's, in two words.
+
+    "" if they can.
+    """
+    if _is_measured_apart(group, baseline):
+        return "validated differently"
+    return "baseline unfinished" if baseline.unfinished else ""
+
+
+def _is_measured_apart(group: Group, baseline: Group) -> bool:
+    """Whether the losses of two groups are on different texts or different tokens."""
+    settings = _task(group)
+    baseline_settings = _task(baseline)
+    keys = differing([settings, baseline_settings])
+    has_contents = CONTENT in settings and CONTENT in baseline_settings
+    return any(changes_measure(key) for key in keys) or (CONTENT in keys and has_contents)
 
 
 def _task(group: Group) -> dict[str, Any]:
-    """Settings that define what is learned and measured, as opposed to the model that learns it."""
-    return {key: value for key, value in group.settings.items()
-            if setting_of(key).role not in (MODEL, TUNING)}  # fmt: skip
+    """Settings of texts, training and validation, which a comparison should have in common."""
+    return {key: value for key, value in group.settings.items() if _is_task(key)}
 
 
-def _apart(values: Sequence[float], share: float) -> bool:
-    """Whether the smallest of some values is less than the largest by more than a share of the largest."""
+def _is_task(key: str) -> bool:
+    return setting_of(key).role not in (MODEL, TUNING)
+
+
+def _tuning(group: Group) -> dict[str, Any]:
+    return {key: value for key, value in group.settings.items() if setting_of(key).role is TUNING}
+
+
+def _is_apart(values: Sequence[float], share: float) -> bool:
+    """Whether values differ by more than a share of the largest."""
     return bool(values) and max(values) - min(values) > share * max(values)

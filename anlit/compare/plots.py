@@ -1,9 +1,12 @@
 """The picture of a comparison: loss over tokens and over time."""
 
 import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 from anlit.compare.comparison import Comparison, Result, seconds_per_token
 from anlit.compare.statistics import mean_sd
@@ -12,111 +15,183 @@ from anlit.reporting.figure import (
     INK,
     LETTER_WIDTH,
     TEXT_WIDTH,
+    LineStyle,
     line_styles,
     save,
     style,
 )
 
-LATE, TALLEST = 0.2, 2.5
-"""The y axis ends at the highest loss after this share of the tokens, at most at this multiple of the baseline's."""
+LATE = 0.2
+"""The y axis ends at the highest loss after this share of the tokens, with `TALLEST` as a limit."""
+TALLEST = 2.5
+"""The greatest height of the y axis, as a multiple of the height that the baseline needs."""
 FEW = 12
 """Up to this number of validation points, each is marked."""
+MARGIN_LETTERS = 10
+"""Letters of a line that the legend's frame and lines take."""
 Units = tuple[tuple[float, float, str], ...]
+"""Units of an axis: the length from which on it is used, its size, its name."""
 TOKENS: Units = (
     (1e9, 1e9, " (billions)"),
     (1e6, 1e6, " (millions)"),
     (1e3, 1e3, " (thousands)"),
     (0, 1, ""),
 )
-SECONDS: Units = ((3 * 3600, 3600, " (hours)"), (120, 60, " (minutes)"), (0, 1, " (seconds)"))
-"""Units of an axis: from which length on, size, name."""
+SECONDS: Units = (
+    (3 * 3600, 3600, " (hours)"),
+    (120, 60, " (minutes)"),
+    (0, 1, " (seconds)"),
+)
 
 
-def panels_of(comparison: Comparison) -> list[tuple[str, str, dict[str, float]]]:
-    """Title, label of the x axis, and length of a token of each configuration: over training tokens and, if steps were
-    timed in turns, over time at their speed.
+@dataclass(frozen=True)
+class Panel:
+    """A panel of the picture.
+
+    Args:
+        title: Its title.
+        x_label: The label of the x axis.
+        per_token: Length of a token on the x axis, by label of the configuration; others are not
+            drawn.
     """
-    axes = [
-        (
-            "by training tokens",
-            "training tokens",
-            {result.label: 1.0 for result in comparison.results},
-            TOKENS,
-        )
-    ]
+
+    title: str
+    x_label: str
+    per_token: dict[str, float]
+
+
+def panels_of(comparison: Comparison) -> Iterator[Panel]:
+    """A panel over training tokens and, if steps were timed, a panel over time at their speed."""
+    per_token = dict.fromkeys((result.label for result in comparison.results), 1.0)
+    title = "by training tokens"
+    yield _in_units(comparison, Panel(title, "training tokens", per_token), TOKENS)
     if comparison.steps:
-        seconds = float(
-            np.median(
-                seconds_per_token(comparison.steps).get(comparison.baseline.group.key, (np.nan,))
-            )
-        )
-        times = {comparison.baseline.label: seconds}
-        times |= {
-            result.label: seconds * result.time.median
-            for result in comparison.results[1:]
-            if result.time is not None
-        }
-        axes.append(("by time, at the speed of steps in turns", "training time", times, SECONDS))
-    panels = []
-    for title, label, per_token, units in axes:
-        longest = max(float(each.group.mean()[0].tokens[-1]) * per_token.get(each.label, 0)
-                      for each in comparison.results)  # fmt: skip
-        size, unit = next(
-            ((size, unit) for least, size, unit in units if longest >= least), (1.0, "")
-        )
-        panels.append(
-            (title, label + unit, {name: value / size for name, value in per_token.items()})
-        )
-    return panels
+        title = "by time, at the speed of steps in turns"
+        panel = Panel(title, "training time", _seconds_per_token(comparison))
+        yield _in_units(comparison, panel, SECONDS)
+
+
+def _seconds_per_token(comparison: Comparison) -> dict[str, float]:
+    """Seconds per token of each configuration that was timed."""
+    baseline = comparison.baseline
+    rounds = seconds_per_token(comparison.steps).get(baseline.group.key, [np.nan])
+    seconds = float(np.median(rounds))
+    times = {baseline.label: seconds}
+    for result in comparison.results[1:]:
+        if result.time is not None:
+            times[result.label] = seconds * result.time.median
+    return times
+
+
+def _in_units(comparison: Comparison, panel: Panel, units: Units) -> Panel:
+    """The panel in the largest unit that its longest curve fills."""
+    lengths = []
+    for result in comparison.results:
+        curve, _ = result.group.mean()
+        lengths.append(float(curve.tokens[-1]) * panel.per_token.get(result.label, 0))
+    for least, size, name in units:
+        if max(lengths) >= least:
+            per_token = {label: length / size for label, length in panel.per_token.items()}
+            return Panel(panel.title, panel.x_label + name, per_token)
+    return panel
 
 
 def plot_convergence(comparison: Comparison) -> None:
-    """Writes the panels with mean curves, ± one standard deviation over seeds as bands, the baseline's final loss."""
-    results, baseline = comparison.results, comparison.baseline
-    styles, panels = line_styles([result.label for result in results]), panels_of(comparison)
-    several = any(len(result.group.counted) > 1 for result in results)
-    bands = "; bands: ± standard deviation over seeds" * several
+    """Draw mean curves with ± one standard deviation over seeds, and the baseline's final loss."""
+    results = comparison.results
+    styles = line_styles([result.label for result in results])
+    panels = list(panels_of(comparison))
     with style(8):
         size = (TEXT_WIDTH, 2.9 + 0.16 * (len(results) + 1))
-        figure, ((first, *rest),) = plt.subplots(
-            1, len(panels), figsize=size, sharey=True, squeeze=False
-        )
-        for ax, (title, label, per_token) in zip((first, *rest), panels, strict=True):
-            longest = 0.0
-            for result in (result for result in results if result.label in per_token):
-                curve, sd = result.group.mean()
-                look, x = styles[result.label], curve.tokens * per_token[result.label]
-                longest = max(longest, x[-1])
-                ax.plot(x, curve.loss, color=look.colour, linestyle=look.dash, linewidth=1.4, marker=look.marker,
-                        markersize=3.5, markevery=max(1, len(x) // FEW),
-                        label=_legend(result, result is baseline))  # fmt: skip
-                ax.fill_between(
-                    x, curve.loss - sd, curve.loss + sd, color=look.colour, alpha=0.18, linewidth=0
-                )
-            if comparison.target is not None:
-                ax.axhline(comparison.target, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1,
-                           label=f"final loss of {baseline.label}{bands}")  # fmt: skip
-            ax.set(title=title, xlabel=label, xlim=(0, longest * 1.02))
-            ax.grid()
-        first.set(ylim=_limits(results), ylabel="validation loss (nats per token)")
-        handles, labels = first.get_legend_handles_labels()
-        labels = [textwrap.fill(label, int(TEXT_WIDTH / LETTER_WIDTH) - 10) for label in labels]
+        figure, grid = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
+        for ax, panel in zip(grid[0], panels, strict=True):
+            _draw_panel(ax, panel, comparison, styles)
+        first_ax = grid[0][0]
+        first_ax.set(ylim=_limits(results), ylabel="validation loss (nats per token)")
+        handles, labels = first_ax.get_legend_handles_labels()
+        letters = int(TEXT_WIDTH / LETTER_WIDTH) - MARGIN_LETTERS
+        labels = [textwrap.fill(label, letters) for label in labels]
         figure.legend(handles, labels, loc="outside lower center", ncols=1)
         save(figure, comparison.plot)
 
 
+def _draw_panel(
+    ax: Axes, panel: Panel, comparison: Comparison, styles: dict[str, LineStyle]
+) -> None:
+    longest = 0.0
+    for result in comparison.results:
+        if result.label in panel.per_token:
+            is_baseline = result is comparison.baseline
+            scale = panel.per_token[result.label]
+            length = _draw_curve(ax, result, scale, styles[result.label], is_baseline)
+            longest = max(longest, length)
+    if comparison.target is not None:
+        ax.axhline(
+            comparison.target,
+            color=INK,
+            linestyle=BASELINE_LINE,
+            linewidth=0.8,
+            zorder=1,
+            label=_legend_of_target(comparison),
+        )
+    ax.set(title=panel.title, xlabel=panel.x_label, xlim=(0, longest * 1.02))
+    ax.grid()
+
+
+def _draw_curve(
+    ax: Axes, result: Result, scale: float, line: LineStyle, is_baseline: bool
+) -> float:
+    """Draw a mean curve with its band; returns its length on the x axis."""
+    curve, sd = result.group.mean()
+    x = curve.tokens * scale
+    ax.plot(
+        x,
+        curve.loss,
+        color=line.colour,
+        linestyle=line.dash,
+        linewidth=1.4,
+        marker=line.marker,
+        markersize=3.5,
+        markevery=max(1, len(x) // FEW),
+        label=_legend(result, is_baseline),
+    )
+    low = curve.loss - sd
+    high = curve.loss + sd
+    ax.fill_between(x, low, high, color=line.colour, alpha=0.18, linewidth=0)
+    return float(x[-1])
+
+
 def _limits(results: tuple[Result, ...]) -> tuple[float, float]:
-    """y range of the late part of all curves, with a margin; one far above the baseline's, the first, may leave it."""
-    curves = [result.group.mean() for result in results]
-    tops = [float(curve.loss[curve.tokens >= LATE * curve.tokens[-1]].max()) for curve, _ in curves]
-    low = min(float((curve.loss - sd).min()) for curve, sd in curves)
-    high = max(top for top in tops if top <= low + TALLEST * (tops[0] - low))
+    """The y range of the late part of all curves, with a margin.
+
+    A curve far above the baseline's, which is the first, may leave it.
+    """
+    lows = []
+    late_highs = []
+    for result in results:
+        curve, sd = result.group.mean()
+        is_late = curve.tokens >= LATE * curve.tokens[-1]
+        lows.append(float((curve.loss - sd).min()))
+        late_highs.append(float(curve.loss[is_late].max()))
+    low = min(lows)
+    limit = low + TALLEST * (late_highs[0] - low)
+    high = max(value for value in late_highs if value <= limit)
     margin = 0.08 * max(high - low, 1e-3)
     return low - margin, high + margin
 
 
 def _legend(result: Result, is_baseline: bool) -> str:
-    loss, n = result.final_loss, len(result.group.counted)
-    seeds = f" ({n} seed{'s' * (n > 1)})" if loss.mean is not None else ""
-    speedup = "" if is_baseline else f", speed-up in tokens {result.speedup.words}"
-    return f"{result.label}: {mean_sd(loss, 4)}{seeds}{speedup}{', unfinished' * result.group.unfinished}"
+    """`anGPT, plain: 2.6500 ± 0.0707 (2 seeds), speed-up in tokens 1.52`."""
+    text = f"{result.label}: {mean_sd(result.final_loss, 4)}"
+    if result.final_loss.mean is not None:
+        n = len(result.group.counted)
+        text += " (1 seed)" if n == 1 else f" ({n} seeds)"
+    if not is_baseline:
+        text += f", speed-up in tokens {result.speedup.words}"
+    return f"{text}, unfinished" if result.group.unfinished else text
+
+
+def _legend_of_target(comparison: Comparison) -> str:
+    text = f"final loss of {comparison.baseline.label}"
+    has_bands = any(len(result.group.counted) > 1 for result in comparison.results)
+    return f"{text}; bands: ± standard deviation over seeds" if has_bands else text

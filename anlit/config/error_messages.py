@@ -1,8 +1,9 @@
 """Makes one sentence of an error of a parser or of Lightning: key, value and fix. Without torch.
 
-argparse reads the options of the tools, jsonargparse the options of `anlit fit`. If a value inside a class is wrong,
-jsonargparse reports a nested list: an error per member of a union, and the whole configuration. Its "Parser key" lines
-have the keys that lead to the value. `EXPLANATIONS` has a pattern and a function for each kind of error.
+argparse reads the options of the tools, jsonargparse the options of `anlit fit`. If a value inside
+a class is wrong, jsonargparse reports a nested list: an error per member of a union, and the whole
+configuration. Its "Parser key" lines have the keys that lead to the value. `EXPLANATIONS` has a
+pattern and a function for each kind of error.
 """
 
 import difflib
@@ -39,7 +40,7 @@ _OWNER = re.compile(r"Problem with given class_path '([^']+)'")
 _OWNER_IN_VALUE = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
 _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: |\n|$)")
 _FURTHER_MEMBERS = re.compile(r"(\n *- Problem with given class_path)([\s\S]*?)\1[\s\S]*")
-"""The errors of a union's members after the first that takes a class: only the first has the class of the user."""
+"""Errors of a union's members after the first with a class. Only the first has the user's class."""
 _CAUSE = re.compile(r"(?:Parser key \"[^\"]+\"|Problem with given class_path '[^']+'):\s*([^\n]+)")
 _LENGTH = re.compile(r"Expected a tuple with (\d+) elements")
 _TYPE = re.compile(
@@ -223,8 +224,8 @@ def _explain_option_choice(error: ParserError, match: re.Match[str]) -> str:
 
 def _explain_option(error: ParserError, match: re.Match[str]) -> str:
     """Any other mistake in an option, in argparse's words."""
-    words = error.message.removeprefix("argument ").replace(": ", " ", 1)
-    return f"{words}: {error.help}"
+    fault = error.message.removeprefix("argument ").replace(": ", " ", 1)
+    return f"{fault}: {error.help}"
 
 
 def _explain_twice(error: ParserError, match: re.Match[str]) -> str:
@@ -343,7 +344,8 @@ EXPLANATIONS: tuple[tuple[Sequence[str], Callable[[ParserError, re.Match[str]], 
     ),
     ((_CAUSE.pattern,), _explain_cause),
 )
-"""Patterns of a kind of error, and the function that explains it. The first kind in the message counts."""
+"""Patterns of a kind of error, and the function that explains it. The first kind in the message
+counts."""
 
 
 def explain_no_class(key: str, value: Any) -> str:
@@ -400,14 +402,17 @@ def explain_lightning_error(error: Exception) -> str:
 
 
 def is_lightning_error(error: Exception) -> bool:
-    """Whether a run ended because Lightning refuses a setting of the Trainer or of its callbacks."""
+    """Whether Lightning refuses a setting of the Trainer or of its callbacks."""
     if type(error).__name__ == "MisconfigurationException":
         return True
     return any(pattern.search(str(error)) for pattern in _MONITOR)
 
 
 def explain_constructor_error(error: Exception) -> str:
-    """The sentence of a class's constructor: the first in the parser's list of the errors of a union's members."""
+    """The sentence of a class's constructor.
+
+    The parser lists an error for each member of a union; the first is the constructor's.
+    """
     match = re.search(r"Errors:\n *- (.*)", str(error))
     return match[1] if match else str(error)
 

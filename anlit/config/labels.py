@@ -1,4 +1,4 @@
-"""A run's configuration as plain values: the name of its file, and names of models for tables."""
+"""Reads a run's configuration as plain values, and names models and mechanisms for tables."""
 
 import re
 from typing import Any
@@ -6,11 +6,15 @@ from typing import Any
 CONFIG = "config.yaml"
 """Name of the configuration file in a run folder."""
 ARCHITECTURES = {
-    "GPT": "GPT+", "NGPT": "nGPT", "AnGPT": "anGPT",
-    "FoldedNGPT": "nGPT (folded)", "FoldedAnGPT": "anGPT (folded)",
-}  # fmt: skip
-_SPELLED = ("ALiBi", "LogN", "SqrtLogN")
-"""Mechanisms whose names are written as their classes; of others the words are, in lower case."""
+    "GPT": "GPT+",
+    "NGPT": "nGPT",
+    "AnGPT": "anGPT",
+    "FoldedNGPT": "nGPT (folded)",
+    "FoldedAnGPT": "anGPT (folded)",
+}
+"""Class of a model → its name in tables."""
+SPELLED_AS_CLASS = ("ALiBi", "LogN", "SqrtLogN")
+"""Mechanisms whose names are spelled like their classes; other names are words in lower case."""
 
 
 def class_name(spec: Any) -> str:
@@ -20,42 +24,45 @@ def class_name(spec: Any) -> str:
 
 
 def attention_label(spec: Any) -> str:
-    """`scale-invariant` for ScaleInvariant, `LogN` for LogN, `plain` for null; a pattern's layers are joined by +."""
+    """`scale-invariant` for ScaleInvariant, `LogN` for LogN, `plain` for null.
+
+    The labels of a pattern's layers are joined by +.
+    """
     if isinstance(spec, list):
-        return " + ".join(dict.fromkeys(attention_label(part) for part in spec)) or "plain"
-    name, settings = class_name(spec), init_args(spec)
+        labels = dict.fromkeys(attention_label(layer) for layer in spec)
+        return " + ".join(labels) or "plain"
+    name = class_name(spec)
+    settings = init_args(spec)
     if name == "AttentionPattern":
         return attention_label(settings.get("layers") or [])
-    if name in ("SlidingWindow", "WarmStart"):
-        inner = attention_label(settings.get("mechanism"))
-        return (
-            inner if name == "WarmStart" else f"{inner} in a window of {settings.get('width', '?')}"
-        )
-    return (
-        name
-        if name in _SPELLED
-        else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
-    )
+    if name == "WarmStart":
+        return attention_label(settings.get("mechanism"))
+    if name == "SlidingWindow":
+        label = attention_label(settings.get("mechanism"))
+        return f"{label} in a window of {settings.get('width', '?')}"
+    if name in SPELLED_AS_CLASS:
+        return name
+    with_hyphens = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name)
+    return with_hyphens.lower() or "plain"
 
 
 def n_devices(devices: Any) -> int:
-    """How many `trainer.devices` means: 4, "4", [0, 1] or "0,1"; 1 for what depends on the machine, auto and −1."""
+    """The number that `trainer.devices` means: 4, "4", [0, 1] or "0,1".
+
+    1 for auto and −1, which depend on the machine.
+    """
     if isinstance(devices, str):
-        devices = (
-            [part for part in devices.split(",") if part.strip()] if "," in devices else devices
-        )
-        devices = int(devices) if isinstance(devices, str) and devices.isdecimal() else devices
-    return (
-        len(devices)
-        if isinstance(devices, list)
-        else max(1, devices)
-        if isinstance(devices, int)
-        else 1
-    )
+        numbers = [number for number in devices.split(",") if number.strip()]
+        if "," in devices:
+            return len(numbers)
+        devices = int(devices) if devices.isdecimal() else None
+    if isinstance(devices, list):
+        return len(devices)
+    return max(1, devices) if isinstance(devices, int) else 1
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """`value` if it is a dictionary, else an empty one."""
+    """`value` if it is a dictionary, else an empty dictionary."""
     return value if isinstance(value, dict) else {}
 
 

@@ -1,9 +1,9 @@
 """Converts objects to settings of plain values, and builds the objects again.
 
-Checkpoints, exported folders and a run's config.yaml name classes, and such files may come from anyone. So nothing here
-imports or calls what a file names. An object is made only of a class that is already imported and is a subclass of the
-constructor's annotation; its arguments are checked in the same way. A user's own class is imported with
-`anlit … --import MODULE`.
+Checkpoints, exported folders and a run's config.yaml name classes, and such files may come from
+anyone. So nothing here imports or calls what a file names. An object is made only of a class that
+is already imported and is a subclass of the constructor's annotation; its arguments are checked in
+the same way. A user's own class is imported with `anlit … --import MODULE`.
 """
 
 import inspect
@@ -30,6 +30,7 @@ class Configured:
 
 
 DESCRIBED = (nn.Module, Configured)
+"""Classes of objects that plain values describe."""
 
 
 def made_real(value: Any) -> Any:
@@ -46,21 +47,23 @@ def made_real(value: Any) -> Any:
 def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Constructor arguments as plain values, in the form that the command line stores.
 
-    A model that was built in Python has instances; each becomes its class and the attributes named like its arguments.
-    Functions, such as one that makes the optimizer, cannot be stored and are left out. So are Lightning's own entries,
-    whose names begin with an underscore.
+    A model that was built in Python has instances; each becomes its class and the attributes named
+    like its arguments. Functions, such as a factory of optimizers, cannot be stored and are left
+    out. So are Lightning's own entries, whose names begin with an underscore.
     """
-    return {
-        name: _plain(value)
-        for name, value in arguments.items()
-        if not name.startswith("_") and (isinstance(value, DESCRIBED) or not callable(value))
-    }
+    values = {}
+    for name, value in arguments.items():
+        is_function = callable(value) and not isinstance(value, DESCRIBED)
+        if not name.startswith("_") and not is_function:
+            values[name] = _plain(value)
+    return values
 
 
-def module_to_plain_values(part: nn.Module | Configured) -> dict[str, Any]:
+def module_to_plain_values(described: nn.Module | Configured) -> dict[str, Any]:
     """A described object as its class and the attributes named like its arguments."""
-    arguments = {name: getattr(part, name) for name in _annotations(type(part))}
-    return {"class_path": _path_of(type(part)), "init_args": to_plain_values(arguments)}
+    kind = type(described)
+    arguments = {name: getattr(described, name) for name in _annotations(kind)}
+    return {"class_path": _path_of(kind), "init_args": to_plain_values(arguments)}
 
 
 def _plain(value: Any) -> Any:
@@ -71,55 +74,54 @@ def _plain(value: Any) -> Any:
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
 
 
-def build_from_plain(kind: type[T], arguments: Mapping[str, Any], where: str) -> T:
+def build_from_plain(kind: type[T], arguments: Mapping[str, Any], location: str) -> T:
     """An object of `kind` from plain values, the inverse of `to_plain_values`.
 
     Args:
-        kind: A class that the caller trusts. Its annotations decide which other classes may be used.
-        where: The file and the key, for messages.
+        kind: A class that the caller trusts. Its annotations decide which other classes may be
+            used.
+        location: The file and the key, for messages.
 
     Raises:
         UserError: An argument is unknown, of the wrong type, or names a class that may not be used.
         ValueError: The class refuses a value.
     """
-    known = _annotations(kind)
-    if unknown := [name for name in arguments if name not in known]:
-        raise UserError(
-            f"{where} has {shown(unknown[0])}, which is not a setting of {kind.__name__}: remove it"
-        )
-    return kind(
-        **{
-            name: _convert(known[name], value, kind, f"{where}.{name}")
-            for name, value in arguments.items()
-        }
-    )
+    annotations = _annotations(kind)
+    unknown = [name for name in arguments if name not in annotations]
+    if unknown:
+        fault = f"{shown(unknown[0])}, which is not a setting of {kind.__name__}"
+        raise UserError(f"{location} has {fault}: remove it")
+    values = {}
+    for name, value in arguments.items():
+        values[name] = _convert(annotations[name], value, kind, f"{location}.{name}")
+    return kind(**values)
 
 
-def subclass_named(base: type[T], path: str, where: str) -> type[T]:
+def subclass_named(base: type[T], path: str, location: str) -> type[T]:
     """The imported subclass of `base` that a file names, by its dotted path or its bare name.
 
     Raises UserError if there is none, or there are several.
     """
-    package, name = path.partition(".")[0], path.rpartition(".")[2]
     family = [base]
     for kind in family:
         family += [child for child in kind.__subclasses__() if child not in family]
-    classes = [kind for kind in family if kind.__name__ == name]
-    if (
-        "." in path
-    ):  # a package may offer the class under a shorter path, so the package and the name are enough
+    classes = [kind for kind in family if kind.__name__ == path.rpartition(".")[2]]
+    if "." in path:
+        # A package may offer the class under a shorter path: then package and name are enough.
         exact = [kind for kind in classes if _path_of(kind) == path]
-        classes = exact or [
-            kind for kind in classes if kind.__module__.partition(".")[0] == package
-        ]
+        classes = exact or [kind for kind in classes if _package_of(kind) == path.split(".")[0]]
     if len(classes) == 1:
         return classes[0]
+    number = "several" if classes else "no"
     raise UserError(
-        f"{where} names {shown(path)}, which is {'several' if classes else 'no'} {base.__name__} of anlit or of an "
-        "imported module, so nothing is made of it: if it is yours, add --import with the module that defines it"
+        f"{location} names {shown(path)}, which is {number} {base.__name__} of anlit or of an "
+        "imported module, so nothing is made of it: if it is yours, add --import with the module "
+        "that defines it"
     )
 
 
@@ -133,103 +135,138 @@ def _path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _package_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
 def parameters_of(kind: type) -> list[Any]:
-    """The arguments of a constructor, each with `name`, `annotation` and `default`, also those behind **kwargs."""
+    """The arguments of a constructor, also behind **kwargs.
+
+    Each has `name`, `annotation` and `default`.
+    """
     return list(get_signature_parameters(kind, None))
 
 
 def _annotations(kind: type) -> dict[str, Any]:
-    empty = inspect.Parameter.empty
-    return {p.name: Any if p.annotation is empty else p.annotation for p in parameters_of(kind)}
+    annotations = {}
+    for parameter in parameters_of(kind):
+        has_annotation = parameter.annotation is not inspect.Parameter.empty
+        annotations[parameter.name] = parameter.annotation if has_annotation else Any
+    return annotations
 
 
-def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
-    """`value` as the type of `annotation`, for an argument of `owner`. Of a union None is tried first."""
-    origin, inner = get_origin(annotation), get_args(annotation)
+def _convert(annotation: Any, value: Any, owner: type, location: str) -> Any:
+    """`value` as the type of `annotation`, for an argument of `owner`.
+
+    Raises UserError if it cannot be read so.
+    """
+    origin = get_origin(annotation)
+    inner = get_args(annotation)
     if origin in (Union, types.UnionType):
-        for choice in (choices := sorted(inner, key=lambda choice: choice is not type(None))):
-            try:
-                return _convert(choice, value, owner, where)
-            except UserError:
-                if choice is choices[-1]:
-                    raise
-    if (
-        annotation is Any or (annotation in (list, dict) and isinstance(value, annotation))
-    ) and is_plain(value):
-        return value
-    if origin is Literal and any(
-        value == choice and type(value) is type(choice) for choice in inner
-    ):
+        return _convert_to_union(inner, value, owner, location)
+    if _is_plain_as(annotation, value):
         return value
     if annotation is float and type(value) is int and abs(value) < LARGEST_NUMBER:
         return float(value)
-    if annotation in (*SCALARS, None) and type(value) is (annotation or type(None)):
-        return value
     if origin in (list, Sequence) and isinstance(value, list):
-        return [
-            _convert(inner[0], part, owner, f"{where}.{number}")
-            for number, part in enumerate(value)
-        ]
-    if (
-        origin is tuple
-        and isinstance(value, list | tuple)
-        and (len(value) == len(inner) or inner[-1] is ...)
-    ):
-        kinds = [inner[0]] * len(value) if inner[-1] is ... else inner
-        return tuple(
-            _convert(kind, part, owner, where) for kind, part in zip(kinds, value, strict=True)
-        )
+        return _convert_all([inner[0]] * len(value), value, owner, location)
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = [inner[0]] * len(value) if inner[-1] is ... else list(inner)
+        if len(kinds) == len(value):
+            return tuple(_convert_all(kinds, value, owner, location))
     if origin in (dict, Mapping) and isinstance(value, dict):
-        return {
-            _convert(inner[0], k, owner, where): _convert(inner[1], v, owner, where)
-            for k, v in value.items()
-        }
-    if _is_ours(annotation, owner) and isinstance(value, str | dict):
-        return _build_part(annotation, value, where)
-    kind = (
-        annotation.__name__
-        if isinstance(annotation, type)
-        else str(annotation).replace("typing.", "")
-    )
+        return _convert_mapping(inner, value, owner, location)
+    if _may_be_built(annotation, owner) and isinstance(value, str | dict):
+        return _build(annotation, value, location)
+    name = str(annotation).replace("typing.", "")
+    if isinstance(annotation, type):
+        name = annotation.__name__
     raise UserError(
-        f"{where} is {shown(value)}, which cannot be read as {kind}: give another value"
+        f"{location} is {shown(value)}, which cannot be read as {name}: give another value"
     )
 
 
-def _build_part(base: type, value: str | dict[str, Any], where: str) -> Any:
-    """A module of the network or a dataclass, from a name, {class_path, init_args}, or the arguments alone."""
+def _is_plain_as(annotation: Any, value: Any) -> bool:
+    """Whether `value` is of the type already, and describes no object."""
+    if annotation is Any:
+        return is_plain(value)
+    if annotation in (list, dict):
+        return isinstance(value, annotation) and is_plain(value)
+    if get_origin(annotation) is Literal:
+        same = (choice for choice in get_args(annotation) if choice == value)
+        return any(type(choice) is type(value) for choice in same)
+    if annotation is None:
+        return value is None
+    return annotation in SCALARS and type(value) is annotation
+
+
+def _convert_to_union(kinds: Sequence[Any], value: Any, owner: type, location: str) -> Any:
+    """`value` as the first type that takes it; None is tried first."""
+    ordered = sorted(kinds, key=lambda kind: kind is not type(None))
+    for kind in ordered[:-1]:
+        try:
+            return _convert(kind, value, owner, location)
+        except UserError:
+            continue
+    return _convert(ordered[-1], value, owner, location)
+
+
+def _convert_all(
+    kinds: Sequence[Any], values: Sequence[Any], owner: type, location: str
+) -> list[Any]:
+    converted = []
+    for number, (kind, value) in enumerate(zip(kinds, values, strict=True)):
+        converted.append(_convert(kind, value, owner, f"{location}.{number}"))
+    return converted
+
+
+def _convert_mapping(
+    kinds: Sequence[Any], values: dict[Any, Any], owner: type, location: str
+) -> dict[Any, Any]:
+    key_kind, value_kind = kinds
+    converted = {}
+    for key, value in values.items():
+        converted[_convert(key_kind, key, owner, location)] = _convert(
+            value_kind, value, owner, location
+        )
+    return converted
+
+
+def _build(base: type, value: str | dict[str, Any], location: str) -> Any:
+    """A module of the network or a dataclass.
+
+    `value` is a name, {class_path, init_args}, or the arguments alone.
+    """
     spec: dict[str, Any] = {"class_path": value} if isinstance(value, str) else value
     if "class_path" not in spec:
-        return build_from_plain(base, spec, where)
-    path, arguments = spec["class_path"], spec.get("init_args", {})
-    if (
-        not isinstance(path, str)
-        or not isinstance(arguments, dict)
-        or spec.keys() - {"class_path", "init_args"}
-    ):
+        return build_from_plain(base, spec, location)
+    path = spec["class_path"]
+    arguments = spec.get("init_args", {})
+    has_further_keys = spec.keys() - {"class_path", "init_args"}
+    if not isinstance(path, str) or not isinstance(arguments, dict) or has_further_keys:
         raise UserError(
-            f"{where} is {shown(value)}: give class_path and init_args, and nothing else"
+            f"{location} is {shown(value)}: give class_path and init_args, and nothing else"
         )
-    return build_from_plain(subclass_named(base, path, where), arguments, where)
+    return build_from_plain(subclass_named(base, path, location), arguments, location)
 
 
-def _is_ours(annotation: Any, owner: type) -> bool:
-    """Whether objects of this type may be made for an argument of `owner`: a class of anlit or of owner's package."""
-    if not isinstance(annotation, type) or not (
-        issubclass(annotation, DESCRIBED) or is_dataclass(annotation)
-    ):
+def _may_be_built(annotation: Any, owner: type) -> bool:
+    """Whether objects of a type may be made for an argument of `owner`.
+
+    They may if it is a described class or a dataclass of anlit or of the owner's package.
+    """
+    if not isinstance(annotation, type):
         return False
-    return annotation.__module__.partition(".")[0] in ("anlit", owner.__module__.partition(".")[0])
+    if not issubclass(annotation, DESCRIBED) and not is_dataclass(annotation):
+        return False
+    return _package_of(annotation) in ("anlit", _package_of(owner))
 
 
 def is_plain(value: Any) -> bool:
     """Whether it has numbers and texts only, and describes no object."""
     if isinstance(value, dict):
-        return "class_path" not in value and all(
-            is_plain(part) for part in (*value, *value.values())
-        )
-    return (
-        all(is_plain(part) for part in value)
-        if isinstance(value, list)
-        else isinstance(value, SCALARS)
-    )
+        entries = (*value, *value.values())
+        return "class_path" not in value and all(is_plain(entry) for entry in entries)
+    if isinstance(value, list):
+        return all(is_plain(entry) for entry in value)
+    return isinstance(value, SCALARS)

@@ -1,4 +1,4 @@
-"""The options of the tools: argparse whose errors are one sentence, and the types of numbers."""
+"""The options of the tools: argparse with errors of one sentence, and the types of numbers."""
 
 import argparse
 import math
@@ -16,24 +16,25 @@ NAMES_OF_FILES = ("CHECKPOINT", "DIR", "FILE", "FOLDER", "PATH", "RUN")
 
 
 class ToolParser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are a UserError; `prog` is the whole command: `anlit score`.
+    """argparse without abbreviations, and with a UserError for every mistake.
 
-    In the name of a file or a folder ~ is the home folder, also in `--output=~/report`, where shells leave it.
+    `prog` is the whole command: `anlit score`. In the name of a file or a folder ~ is the home
+    folder, also in `--output=~/report`, where shells leave it.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        options, others = super().parse_known_args(*args, **kwargs)
+        options, unknown = super().parse_known_args(*args, **kwargs)
         for action in self._actions:
             value = getattr(options, action.dest, None)
             if action.metavar in NAMES_OF_FILES and value is not None:
                 setattr(options, action.dest, _with_home(value))
-        return options, others
+        return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raises UserError, which names option, value and fix."""
+        """Raise UserError, which names option, value and fix."""
         raise UserError(explain_parser_error(message, self.options, self.prog))
 
     @property
@@ -44,7 +45,7 @@ class ToolParser(argparse.ArgumentParser):
 
 def _with_home(value: Any) -> Any:
     if isinstance(value, list):
-        return [_with_home(part) for part in value]
+        return [_with_home(entry) for entry in value]
     if isinstance(value, Path):
         return value.expanduser()
     return os.path.expanduser(value) if isinstance(value, str) else value
@@ -52,30 +53,33 @@ def _with_home(value: Any) -> Any:
 
 def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
     """The type of an option that takes numbers from `least` on, and neither NaN nor infinity."""
+    bound = f"at least {least}" if kind is int else f"at least {least} and finite"
 
     def number(text: str) -> float:
         value = whole_number(text) if kind is int else kind(text)
         if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(
-                f"{text} must be at least {least}{' and finite' * (kind is float)}"
-            )
+            raise argparse.ArgumentTypeError(f"{text} must be {bound}")
         return value
 
-    number.__name__ = kind.__name__  # which argparse names in its error
+    number.__name__ = kind.__name__  # argparse names it in its error
     return number
 
 
 def whole_number(text: str) -> int:
-    """The type of an option that takes an integer, also written 1e4 or 1_000. Raises ValueError for others."""
+    """The type of an option that takes an integer, also written 1e4 or 1_000.
+
+    Raises ValueError for other texts.
+    """
     value = parse_scalar(text)
     if type(value) is not int:
         raise ValueError(f"{text} is no integer")
     return value
 
 
-whole_number.__name__ = "int"  # which argparse names in its error
+whole_number.__name__ = "int"  # argparse names it in its error
 
 
 def numbers(text: str) -> tuple[int, ...]:
     """The type of an option that takes numbers from 1 on: `256,1024` → (256, 1024)."""
-    return tuple(at_least(1)(part) for part in text.split(","))  # type: ignore[misc]
+    count = at_least(1)
+    return tuple(count(word) for word in text.split(","))  # type: ignore[misc]

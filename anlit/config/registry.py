@@ -12,7 +12,8 @@ from typing import Any
 def classes_in(package: str, folders: Iterable[str], base: type) -> dict[str, type]:
     """Name → class, for the classes of `base` that the files of a package define.
 
-    `package` is its name, `folders` its `__path__`. Classes in the file of `base` itself are left out.
+    `package` is its name, `folders` its `__path__`. Classes in the file of `base` itself are left
+    out.
     """
     classes = {}
     for file in pkgutil.iter_modules(folders):
@@ -23,7 +24,7 @@ def classes_in(package: str, folders: Iterable[str], base: type) -> dict[str, ty
 
 
 def public_classes(module: str) -> dict[str, type]:
-    """Name → class, for the names in `__all__` of a module; without it, for the public classes that it defines."""
+    """Name → class, for `__all__` of a module or, without it, its public classes."""
     members = vars(import_module(module))
     names = members.get("__all__")
     if names is None:
@@ -36,7 +37,7 @@ def _is_defined_in(module: str, member: Any) -> bool:
 
 
 def class_constants(folder: Path, name: str) -> dict[str, Any]:
-    """Class → the constant that its body assigns to `name`, for the classes in the files of a folder.
+    """Class → the constant that its body assigns to `name`, for the classes in a folder.
 
     The files are read and not imported.
     """

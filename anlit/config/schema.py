@@ -1,7 +1,8 @@
-"""The schema of a run's settings: one row for each key, and the questions that the package asks about a key.
+"""The schema of a run's settings: one row for each key, and questions about a key.
 
-A key is dotted and has no `init_args`: `model.optimizer.lr`. A row whose key ends in `.*` covers a class with its
-arguments, or a mapping with its entries. A setting of a user's own class has no row; see `setting_of`.
+A key is dotted and has no `init_args`: `model.optimizer.lr`. A row whose key ends in `.*` covers a
+class with its arguments, or a mapping with its entries. A setting of a user's own class has no row;
+see `setting_of`.
 """
 
 import math
@@ -47,11 +48,11 @@ class Range:
     """The numbers that a setting takes.
 
     Args:
-        words: The range in words, for messages.
+        text: The range in words, for messages.
         holds: Whether a finite number is in it.
     """
 
-    words: str
+    text: str
     holds: Callable[[float], bool]
 
     def __contains__(self, value: float) -> bool:
@@ -76,7 +77,8 @@ class Setting:
     Args:
         key: The key, or for `X.*` all keys from X on.
         role: What the setting is about.
-        range: Its numbers, if the parser and the constructors check them; a mechanism checks its own.
+        range: Its numbers, if the parser and the constructors check them; a mechanism checks its
+            own.
         fixed: A continued run may not change it, unless `accept_changes` is true.
         hidden: Runs that differ in it belong to one configuration, and labels do not show it.
         recorded: A checkpoint holds it in addition to the model's settings.
@@ -238,8 +240,8 @@ DATA = (
     Setting("data.num_workers", EXECUTION, AT_LEAST_0, hidden=True),
     Setting("data.cache_gb", EXECUTION, AT_LEAST_0, hidden=True),
 )
-# Some rows of the Trainer are shown although they change nothing that is learned, such as `detect_anomaly`: their
-# defaults are in the keys of recorded configurations (`Group.key`).
+# Some settings change nothing that is learned and are shown all the same, such as `detect_anomaly`:
+# their defaults are in the keys of recorded configurations (`Group.key`).
 TRAINER = (
     Setting("trainer.max_steps", OPTIMISATION, LIMIT, recorded=True),
     Setting("trainer.min_steps", OPTIMISATION),
@@ -301,13 +303,19 @@ PATH_NAMES = ("path", "paths", "folder", "root", "dir", "source")
 
 
 def schema_key(key: str) -> str:
-    """The key of a setting as the schema has it, from its key in config.yaml: `model.init_args.d_model`."""
+    """The schema's key of a setting.
+
+    `model.d_model` for `model.init_args.d_model`, its key in config.yaml.
+    """
     plain_key = key.replace(".init_args", "").removesuffix(".class_path")
     return EARLIER_KEYS.get(plain_key, plain_key)
 
 
 def row_of(key: str) -> Setting | None:
-    """The row that covers a key of the schema, the most specific of several; None if there is none."""
+    """The row that covers a key of the schema, the most specific of several.
+
+    None if there is none.
+    """
     if key in _ROWS:
         return _ROWS[key]
     prefix = key
@@ -320,7 +328,10 @@ def row_of(key: str) -> Setting | None:
 
 
 def setting_of(key: str) -> Setting:
-    """The row that covers a key, also one with `init_args`. A user's own class has the row of its section."""
+    """The row that covers a key, also one with `init_args`.
+
+    A user's own class has the row of its section.
+    """
     plain_key = schema_key(key)
     row = row_of(plain_key)
     if row is not None:

@@ -1,6 +1,7 @@
 """Checks of values against the schema: ranges of numbers, nulls, and the precision.
 
-The command line calls them before anything is made, constructors call them in Python. Without torch.
+The command line calls them before anything is made, constructors call them in Python. Without
+torch.
 """
 
 import inspect
@@ -53,7 +54,7 @@ def _check_number(key: str, number: float) -> None:
     if isinstance(number, bool) or setting is None or setting.range is None:
         return
     if number not in setting.range:
-        advice = setting.range.words
+        advice = setting.range.text
         if not math.isfinite(number):
             advice = f"a finite number, {advice}"
         raise UserError(f"{key}={number} is out of range: give {advice}")

@@ -1,6 +1,7 @@
 """Which callbacks of a configuration may change what a run learns.
 
-A callback of anlit says it by the class attribute `changes_learning`. A user's own callback may change it.
+A callback of anlit says it by the class attribute `changes_learning`. A user's own callback may
+change it.
 """
 
 from functools import cache
@@ -34,8 +35,8 @@ OBSERVERS = (
 def callbacks_in_words(callbacks: Any) -> str | None:
     """The callbacks that may change what is learned, `LossGuard(patience=3)`; None without any."""
     specs = callbacks if isinstance(callbacks, list) else [callbacks]
-    words = [_in_words(spec) for spec in specs if spec and changes_learning(_class_path(spec))]
-    return ", ".join(words) or None
+    teaching = [spec for spec in specs if spec and changes_learning(_class_path(spec))]
+    return ", ".join(map(_in_words, teaching)) or None
 
 
 def changes_learning(class_path: str) -> bool:

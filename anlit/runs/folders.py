@@ -1,12 +1,13 @@
-"""Run folders: finding them and reading what is in them.
+"""Run folders: finding them and reading their files.
 
-They hold `config.yaml` (the resolved configuration), `metrics.csv` (a row for each log call) and `run.json` (launches,
-data fingerprint, status). A crashed run may lack any of them; it is read all the same, so that a report can list it.
+A run folder has `config.yaml` (the resolved configuration), `metrics.csv` (a row for each log call)
+and `run.json` (launches, data fingerprint, status). A crashed run may lack any of them; it is read
+all the same, so that a report can list it.
 """
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,28 +26,47 @@ from anlit.config.labels import (
 from anlit.errors import UserError
 from anlit.io.read import parse_cell, read_json, read_rows, read_yaml
 
-METRICS, RECORD = "metrics.csv", "run.json"
+METRICS = "metrics.csv"
+"""Name of the file of logged values in a run folder."""
+RECORD = "run.json"
+"""Name of the record in a run folder."""
 LAUNCHES = "launches.json"
-"""What a study notes of the starts of a run."""
+"""Name of a study's notes on the starts of a run, in a run folder."""
 LAUNCH_SCHEMA = {
-    "started": str, "step": int, "command": str, "changed": [str], "versions": dict,
+    "started": str,
+    "step": int,
+    "command": str,
+    "changed": [str],
+    "versions": dict,
     "git": {"commit": str, "dirty": bool},
     "hardware": {"devices": [str], "cpu": str, "cores": int, "threads": int},
-}  # fmt: skip
-"""What run.json holds of each launch, see `anlit.io.read`."""
+}
+"""The content of a launch in run.json, see `anlit.io.read`."""
 RECORD_SCHEMA = LAUNCH_SCHEMA | {
-    "status": str, "ended": str, "error": str, "architecture": str, "parameters": int, "attention": object,
+    "status": str,
+    "ended": str,
+    "error": str,
+    "architecture": str,
+    "parameters": int,
+    "attention": object,
     "launches": [LAUNCH_SCHEMA],
     "data": {"content_sha256": str, "tokenizer_sha256": str},
-}  # fmt: skip
-"""What run.json holds; recorded results of earlier commits have a single launch's keys beside the others."""
+}
+"""The content of run.json. Results of earlier commits have the keys of a single launch beside the
+others."""
+VALIDATION_COLUMNS = ("val/tokens", "val/seconds", "val/loss", "val/bits_per_byte")
+"""Columns of metrics.csv that make up a validation point."""
 LEAVE_OUT = "repair the file or leave the run out"
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Validation points in order: training tokens, training seconds without validation (NaN if not logged), and
-    loss in nats per token; each has shape (points,).
+    """Validation points in order, as arrays of shape (points,).
+
+    Args:
+        tokens: Training tokens.
+        seconds: Training seconds without validation; NaN if not logged.
+        loss: Nats per token.
     """
 
     tokens: NDArray[np.float64]
@@ -58,13 +78,16 @@ class Curve:
 
     def finite(self) -> "Curve":
         """The same curve without points whose loss is NaN or infinite."""
-        keep = np.isfinite(self.loss)
-        return Curve(self.tokens[keep], self.seconds[keep], self.loss[keep])
+        is_finite = np.isfinite(self.loss)
+        return Curve(self.tokens[is_finite], self.seconds[is_finite], self.loss[is_finite])
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The content of one run folder; `record` is run.json, `config` is config.yaml ({} if missing)."""
+    """The content of one run folder.
+
+    `record` is run.json, `config` is config.yaml ({} if missing).
+    """
 
     folder: Path
     config: dict[str, Any]
@@ -104,34 +127,50 @@ class Run:
 
     @property
     def content_hash(self) -> str | None:
-        """SHA-256 of the tokenised corpus; None, as below, if it was not recorded."""
+        """SHA-256 of the tokenised corpus; None if it was not recorded."""
         return mapping(self.record.get("data")).get("content_sha256") or None
 
     @property
     def tokenizer_hash(self) -> str | None:
+        """SHA-256 of the tokenizer; None if it was not recorded."""
         return mapping(self.record.get("data")).get("tokenizer_sha256") or None
 
     @property
     def launches(self) -> list[dict[str, Any]]:
-        """The start of the run and each continuation: {started, step, command, changed, versions, git, hardware}."""
+        """The start of the run and each continuation.
+
+        Each has started, step, command, changed, versions, git and hardware.
+        """
         return self.record.get("launches") or [self.record]
 
     @property
     def changes(self) -> list[str]:
-        """`name old → new from step n` of each launch that changed settings, if no later one began there or before."""
-        steps = [launch.get("step") or 0 for launch in self.launches]
-        return [f"{', '.join(launch['changed'])} from step {steps[n]}" for n, launch in enumerate(self.launches)
-                if launch.get("changed") and steps[n] < min(steps[n + 1 :], default=math.inf)]  # fmt: skip
+        """`name old → new from step n` for each launch that changed settings.
+
+        A launch is left out if a later launch began at its step or before.
+        """
+        sentences = []
+        next_step = math.inf
+        for launch in reversed(self.launches):
+            step = launch.get("step") or 0
+            if launch.get("changed") and step < next_step:
+                sentences.append(f"{', '.join(launch['changed'])} from step {step}")
+            next_step = min(next_step, step)
+        return sentences[::-1]
 
     @property
     def commit(self) -> str | None:
-        """`commit_label` of the launches, those that differ joined by "and"."""
-        return " and ".join(dict.fromkeys(filter(None, map(commit_label, self.launches)))) or None
+        """`commit_label` of the launches, joined by "and" where they differ."""
+        return self._join_labels(commit_label)
 
     @property
     def hardware(self) -> str | None:
-        """`hardware_label` of the launches, those that differ joined by "and"."""
-        return " and ".join(dict.fromkeys(filter(None, map(hardware_label, self.launches)))) or None
+        """`hardware_label` of the launches, joined by "and" where they differ."""
+        return self._join_labels(hardware_label)
+
+    def _join_labels(self, label_of: Callable[[dict[str, Any]], str | None]) -> str | None:
+        labels = filter(None, map(label_of, self.launches))
+        return " and ".join(dict.fromkeys(labels)) or None
 
     @property
     def status(self) -> str:
@@ -140,7 +179,7 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """Its last validation loss is NaN or infinite."""
+        """Whether the last validation loss is NaN or infinite."""
         return len(self.curve) > 0 and not np.isfinite(self.final_loss)
 
     @property
@@ -152,32 +191,35 @@ class Run:
 
     @property
     def comparable(self) -> bool:
-        """Known configuration and a finite last validation loss."""
+        """Whether the run has a configuration and a finite last validation loss."""
         return bool(self.config) and len(self.curve) > 0 and not self.diverged
 
     @property
     def complete(self) -> bool:
-        """Comparable, and finished as far as is known."""
+        """Whether the run is comparable, and finished as far as its record says."""
         return self.comparable and self.status in ("finished", "unknown")
 
     @property
     def lost(self) -> bool:
-        """Ended without a final loss: it failed, diverged or never validated. A run that may go on is not lost."""
-        return self.diverged or (
-            not self.complete and self.status not in ("running", "interrupted")
-        )
+        """Whether the run failed, diverged or never validated. A run that may go on is not lost."""
+        may_go_on = self.status in ("running", "interrupted")
+        return self.diverged or (not self.complete and not may_go_on)
 
 
 def commit_label(launch: dict[str, Any]) -> str | None:
-    """The short commit of a launch, with `+dirty` if the tree had uncommitted changes; None if not recorded."""
+    """The short commit of a launch, with `+dirty` if the tree had uncommitted changes.
+
+    None if not recorded.
+    """
     git = mapping(launch.get("git"))
-    return (
-        str(git["commit"])[:10] + "+dirty" * bool(git.get("dirty")) if git.get("commit") else None
-    )
+    if not git.get("commit"):
+        return None
+    commit = str(git["commit"])[:10]
+    return f"{commit}+dirty" if git.get("dirty") else commit
 
 
 def hardware_label(record: dict[str, Any]) -> str | None:
-    """The hardware of a record in words: devices, with the processor if it is the device; None if not recorded."""
+    """The devices of a record, or processor and cores if it is the device; None if not recorded."""
     hardware = mapping(record.get("hardware"))
     devices = [str(device) for device in hardware.get("devices") or []]
     if {*devices} == {"cpu"}:
@@ -188,34 +230,44 @@ def hardware_label(record: dict[str, Any]) -> str | None:
 def find_runs(paths: Iterable[str]) -> list[Path]:
     """Run folders among `paths` and anywhere below them, each once, in the order of their names."""
     folders: dict[Path, Path] = {}
-    for given in paths:
-        if not Path(given).is_dir():
-            raise UserError(
-                f"{given} is not a folder: give run folders or folders that hold run folders."
-            )
-        runs = []
-        for folder, below, files in os.walk(given):
-            below.sort()
-            if len({CONFIG, METRICS, RECORD} & set(files)) > 1:
-                below.clear()
-                runs.append(Path(folder))
+    for path in paths:
+        if not Path(path).is_dir():
+            fix = "give run folders or folders that hold run folders"
+            raise UserError(f"{path} is not a folder: {fix}")
+        runs = list(_walk_runs(path))
         if not runs:
-            raise UserError(f"{given} holds no run folder: a run folder has {CONFIG} with {METRICS} or {RECORD}; give "
-                            "the run_dir of a training or a folder above it.")  # fmt: skip
+            raise UserError(
+                f"{path} holds no run folder: a run folder has {CONFIG} with {METRICS} or "
+                f"{RECORD}; give the run_dir of a training or a folder above it"
+            )
         for run in runs:
             folders.setdefault(run.resolve(), run)
     return list(folders.values())
 
 
+def _walk_runs(path: str) -> Iterator[Path]:
+    """Folders with at least two of the three files; nothing below a run folder is a run."""
+    for folder, subfolders, files in os.walk(path):
+        subfolders.sort()
+        if len({CONFIG, METRICS, RECORD} & {*files}) > 1:
+            subfolders.clear()
+            yield Path(folder)
+
+
 def load_run(folder: Path) -> Run:
-    """Reads one run folder; missing files give an empty configuration, record or curve, damaged ones a UserError."""
-    return Run(folder, *read_settings_of_run(folder), *_read_validation(folder / METRICS))
+    """Read one run folder.
+
+    A missing file gives an empty configuration, record or curve, a damaged file a UserError.
+    """
+    config, record = read_settings_of_run(folder)
+    curve, bits_per_byte = _read_validation(folder / METRICS)
+    return Run(folder, config, record, curve, bits_per_byte)
 
 
 def read_settings_of_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the configuration and the record of a run folder, {} for a missing file.
+    """The configuration and the record of a run folder, {} for a missing file.
 
-    Raise UserError for a damaged file.
+    Raises UserError for a damaged file.
     """
     config = {}
     if (folder / CONFIG).exists():
@@ -225,17 +277,18 @@ def read_settings_of_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _read_validation(path: Path) -> tuple[Curve, float | None]:
-    """The validation curve and the last bits per byte; points of a resumed run replace those that it repeats."""
+    """The validation curve and the last bits per byte.
+
+    Points of a resumed run replace those that it repeats.
+    """
     points: list[list[float]] = []
     for row in read_rows(path) if path.exists() else []:
-        point = [
-            parse_cell(row, f"val/{name}", path)
-            for name in ("tokens", "seconds", "loss", "bits_per_byte")
-        ]
+        point = [parse_cell(row, column, path) for column in VALIDATION_COLUMNS]
         if np.isfinite(point[0]) and row.get("val/loss"):
             while points and points[-1][0] >= point[0]:
                 points.pop()
             points.append(point)
-    columns = np.array(points, dtype=np.float64).reshape(-1, 4).T
-    bits = float(columns[3, -1]) if points and np.isfinite(columns[3, -1]) else None
-    return Curve(*columns[:3]), bits
+    columns = np.array(points, dtype=np.float64).reshape(-1, len(VALIDATION_COLUMNS)).T
+    tokens, seconds, loss, bits_per_byte = columns
+    has_bits = len(loss) > 0 and np.isfinite(bits_per_byte[-1])
+    return Curve(tokens, seconds, loss), float(bits_per_byte[-1]) if has_bits else None

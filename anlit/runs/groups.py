@@ -39,7 +39,10 @@ class Group:
 
     @property
     def lost(self) -> tuple[Run, ...]:
-        """A run for each seed whose runs have all failed or diverged. It counts as a seed, without a loss."""
+        """A run for each seed whose runs have all failed or diverged.
+
+        It counts as a seed, without a loss.
+        """
         counted_seeds = {run.seeds for run in self.counted}
         lost = [run for run in self.runs if run.lost and run.seeds not in counted_seeds]
         last_by_seeds = {run.seeds: run for run in lost}
@@ -70,7 +73,10 @@ class Group:
         return losses | dict.fromkeys((run.seeds for run in self.lost), None)
 
     def seeded_curves(self) -> list[tuple[Any, Curve | None]]:
-        """Seeds and curve, without NaN points, of each counted run; seeds and None of each lost run."""
+        """Seeds and curve, without NaN points, of each counted run.
+
+        Seeds and None of each lost run.
+        """
         curves: list[tuple[Any, Curve | None]] = []
         for run in self.counted:
             curves.append((run.seeds, run.curve.finite()))
@@ -117,13 +123,13 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 def learned_settings(run: Run) -> dict[str, Any]:
     """The configuration as dotted keys, without nulls and hidden settings.
 
-    A recorded hash of the data replaces the paths. Initial weights are True, because each seed has its own file. Plain
-    attention that is written out is the same as null.
+    A recorded hash of the data replaces the paths. Initial weights are True, because each seed has
+    its own file. Plain attention that is written out is the same as null.
     """
     trainer = mapping(run.config.get("trainer"))
     callbacks = callbacks_in_words(trainer.get("callbacks"))
     config = run.config | {"trainer": trainer | {"callbacks": callbacks}}
-    settings = {}
+    settings: dict[str, Any] = {}
     for key, value in flatten(config):
         if key == "initial_weights":
             settings[key] = True
@@ -148,7 +154,8 @@ def _is_learned(key: str, run: Run) -> bool:
 def mean_curve(curves: Sequence[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     """Pointwise mean over runs and the sample standard deviation of the loss (0 for one run).
 
-    It has all validation points in the range of tokens that every curve covers; UserError if there is none.
+    It has all validation points in the range of tokens that every curve covers; UserError if there
+    is none.
     """
     if len(curves) == 1:
         return curves[0], np.zeros(len(curves[0]))
@@ -167,7 +174,10 @@ def mean_curve(curves: Sequence[Curve]) -> tuple[Curve, NDArray[np.float64]]:
 
 
 def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested settings as pairs of a dotted name and a value; None is left out, a list becomes JSON."""
+    """Nested settings as pairs of a dotted name and a value.
+
+    None is left out, a list becomes JSON.
+    """
     if isinstance(value, dict):
         pairs = []
         for key, inner in value.items():

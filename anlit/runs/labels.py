@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 SECTIONS = ("model", "data", "trainer")
+"""The order of settings in a label."""
 MOST_SETTINGS = 4
-"""Settings in a label; where more are needed to tell groups apart, the run's folder takes their place."""
+"""Settings in a label; where more are needed to tell groups apart, the run's folder takes their
+place."""
 LONGEST = 40
-"""Characters of one setting in a label; a longer one is cut."""
+"""Characters of one setting in a label; a longer setting is cut."""
 SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions"}
-"""Names of classes in labels, if they differ."""
+"""Classes whose names in labels differ from the class name."""
 
 
 def unique_labels(
@@ -20,117 +22,133 @@ def unique_labels(
     """A label for each group, no two alike.
 
     Args:
-        names: What the group is called by architecture and attention; several may have the same.
+        names: The groups by architecture and attention; several may have the same name.
         settings: The group's settings by dotted key.
         folders: The folder of one of its runs.
     """
     labels = list(names)
     for name in dict.fromkeys(names):
-        members = [index for index, other in enumerate(names) if other == name]
-        words = _words([settings[index] for index in members])
-        for index, details in zip(members, words, strict=True):
-            labels[index] = ", ".join([name, *details])
+        members = [index for index, other_name in enumerate(names) if other_name == name]
+        details = _settings_in_words([settings[index] for index in members])
+        for index, detail in zip(members, details, strict=True):
+            labels[index] = ", ".join([name, *detail])
     counts = Counter(labels)
-    shortest = _short_folders(folders)
-    return [
-        label if counts[label] == 1 else f"{name}, {folder}"
-        for label, name, folder in zip(labels, names, shortest, strict=True)
-    ]
-
-
-def _words(settings: list[dict[str, Any]]) -> list[list[str]]:
-    """For groups of one name: the settings that tell them apart, then others that differ, in words.
-
-    None if more are needed than a label has room for.
-    """
-    needed = distinguishing(settings)
-    if len(needed) > MOST_SETTINGS:
-        return [[] for _ in settings]
-    differing_keys = differing(settings)
-    others = [key for key in differing_keys if key not in needed]
-    shown = needed + others[: MOST_SETTINGS - len(needed)]
-    names = short_names(list(dict.fromkeys([*needed, *differing_keys])))
-    is_cut = len(others) > MOST_SETTINGS - len(needed)
-    labels = []
-    for group in settings:
-        words = [_word(group, key, names[key]) for key in _in_order(shown) if _applies(group, key)]
-        labels.append([*words, "…"] if is_cut else words)
+    for index, folder in enumerate(_short_folders(folders)):
+        if counts[labels[index]] > 1:
+            labels[index] = f"{names[index]}, {folder}"
     return labels
 
 
-def _word(group: dict[str, Any], key: str, name: str) -> str:
+def _settings_in_words(groups: list[dict[str, Any]]) -> list[list[str]]:
+    """For groups of one name: the settings that tell them apart, then further settings that differ.
+
+    No words if more settings are needed than a label has room for.
+    """
+    necessary = distinguishing(groups)
+    if len(necessary) > MOST_SETTINGS:
+        return [[] for _ in groups]
+    differing_keys = differing(groups)
+    further = [key for key in differing_keys if key not in necessary]
+    room = MOST_SETTINGS - len(necessary)
+    keys = _in_order(necessary + further[:room])
+    names = short_names(list(dict.fromkeys([*necessary, *differing_keys])))
+    labels = []
+    for group in groups:
+        applying = [key for key in keys if _applies(group, key)]
+        texts = [_setting_in_words(group, key, names[key]) for key in applying]
+        if len(further) > room:
+            texts.append("…")
+        labels.append(texts)
+    return labels
+
+
+def _setting_in_words(group: dict[str, Any], key: str, name: str) -> str:
     text = show(group, key)
-    word = text if _is_class(group.get(key)) else f"{name}={text}"
-    return word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
+    if not _is_class(group.get(key)):
+        text = f"{name}={text}"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _applies(group: dict[str, Any], key: str) -> bool:
-    """Whether the group has this setting: an argument of a class that it does not use is no word about it."""
+    """Whether a group has this setting.
+
+    Labels leave out the arguments of a class that the group does not use.
+    """
     if group.get(key) is not None:
         return True
     owner, separator, _ = key.rpartition(".init_args.")
-    return not separator or any(other.startswith(f"{owner}.init_args.") for other in group)
+    return not separator or any(name.startswith(f"{owner}.init_args.") for name in group)
 
 
-def distinguishing(settings: list[dict[str, Any]]) -> list[str]:
-    """Few keys whose values together differ between any two groups, as far as any do; found greedily."""
-    candidates = _differing_keys(settings)
+def distinguishing(groups: list[dict[str, Any]]) -> list[str]:
+    """Few keys with values that differ between any two groups, as far as any do.
+
+    They are found greedily.
+    """
+    candidates = _differing_keys(groups)
     chosen: list[str] = []
-    n_apart = 1
-    while n_apart < len(settings):
-        best = max(
-            candidates, key=lambda key: _count_distinct(settings, [*chosen, key]), default=None
-        )
-        if best is None or _count_distinct(settings, [*chosen, best]) == n_apart:
+    n_distinct = 1
+    while n_distinct < len(groups) and candidates:
+        counts = {key: _count_distinct(groups, [*chosen, key]) for key in candidates}
+        best = max(candidates, key=lambda key: counts[key])
+        if counts[best] == n_distinct:
             break
         chosen.append(best)
-        n_apart = _count_distinct(settings, chosen)
+        n_distinct = counts[best]
     return _in_order(chosen)
 
 
-def _count_distinct(settings: list[dict[str, Any]], keys: list[str]) -> int:
-    return len({tuple(show(group, key) for key in keys) for group in settings})
+def _count_distinct(groups: list[dict[str, Any]], keys: list[str]) -> int:
+    values = set()
+    for group in groups:
+        values.add(tuple(show(group, key) for key in keys))
+    return len(values)
 
 
-def differing(settings: list[dict[str, Any]]) -> list[str]:
-    """Keys whose values differ, those of the model first. If a class differs, its arguments are left out."""
-    keys = _differing_keys(settings)
+def differing(groups: list[dict[str, Any]]) -> list[str]:
+    """Keys whose values differ, keys of the model first.
+
+    If a class differs, its arguments are left out.
+    """
+    keys = _differing_keys(groups)
     classes = [key for key in keys if key.endswith("class_path")]
     arguments = tuple(key.removesuffix("class_path") + "init_args." for key in classes)
     return [key for key in keys if not key.startswith(arguments)]
 
 
-def _differing_keys(settings: list[dict[str, Any]]) -> list[str]:
-    all_keys = {key: None for group in settings for key in group}
-    keys = [key for key in all_keys if len({repr(group.get(key)) for group in settings}) > 1]
-    return _in_order(keys)
+def _differing_keys(groups: list[dict[str, Any]]) -> list[str]:
+    keys: dict[str, None] = {}
+    for group in groups:
+        keys |= dict.fromkeys(group)
+    return _in_order([key for key in keys if len({repr(group.get(key)) for group in groups}) > 1])
 
 
 def _in_order(keys: list[str]) -> list[str]:
-    """Keys of the model, then of the data, then of the Trainer, then others; each by the alphabet."""
+    """Keys in the order of `SECTIONS`, then of no section; each by the alphabet."""
 
-    def place(key: str) -> tuple[int, str]:
+    def rank(key: str) -> tuple[int, str]:
         section = key.partition(".")[0]
         return SECTIONS.index(section) if section in SECTIONS else len(SECTIONS), key
 
-    return sorted(keys, key=place)
+    return sorted(keys, key=rank)
 
 
 def short_names(keys: list[str]) -> dict[str, str]:
     """The shortest ending of each dotted key that no other key has: `lr`, `positions`."""
-    parts = {
-        key: [part for part in key.split(".") if part not in ("init_args", "class_path")]
-        for key in keys
-    }
-    endings: Counter[tuple[str, ...]] = Counter()
-    for words in parts.values():
-        endings.update(tuple(words[-n:]) for n in range(1, len(words) + 1))
+    counts: Counter[str] = Counter()
+    for key in keys:
+        counts.update(_endings(key))
     names = {}
-    for key, words in parts.items():
-        unique = [n for n in range(1, len(words)) if endings[tuple(words[-n:])] == 1]
-        length = unique[0] if unique else len(words)
-        names[key] = ".".join(words[-length:])
+    for key in keys:
+        unique = [ending for ending in _endings(key) if counts[ending] == 1]
+        names[key] = unique[0] if unique else _endings(key)[-1]
     return names
+
+
+def _endings(key: str) -> list[str]:
+    """The last component of a key, the last two, … without `init_args` and `class_path`."""
+    components = [name for name in key.split(".") if name not in ("init_args", "class_path")]
+    return [".".join(components[first:]) for first in reversed(range(len(components)))]
 
 
 def show(settings: dict[str, Any], key: str) -> str:
@@ -149,7 +167,7 @@ def _is_class(value: Any) -> bool:
 
 
 def _short_folders(folders: Sequence[Path]) -> list[str]:
-    """Each folder's name, with as many of its parents as it takes to have it once."""
+    """Each folder's name, with as many parents as make the names differ."""
     depth = 1
     paths = [folder.absolute().parts for folder in folders]
     names = ["/".join(path[-depth:]) for path in paths]

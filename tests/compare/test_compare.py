@@ -131,7 +131,7 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     assert (seeds, time, wall_clock) == ("2 (1 paired)", "1.25 (1.20 … 1.30)", "1.28 (1 seed)")
     assert "speed-up 1.60 (1 seed) in tokens, 1.28 (1 seed) in wall-clock" in markdown
     assert "over tokens and time](" in markdown
-    by_panel = [per_token["anGPT, plain"] for *_, per_token in plots.panels_of(report)]
+    by_panel = [panel.per_token["anGPT, plain"] for panel in plots.panels_of(report)]
     assert by_panel == pytest.approx([1, 1.05 * 1.25 / 60])
     assert raw["groups"][0]["seconds"]["mean"] == 400  # as recorded
 
@@ -160,7 +160,7 @@ def test_the_baseline_is_named_or_the_gpt_group_of_lowest_loss(make_run, runs, t
     for name in ("nGPT, plain", f"{runs}/ngpt", "NGPT"):
         assert compare([runs], str(tmp_path / "o"), baseline=name).baseline.label == "nGPT, plain"
     with pytest.raises(
-        UserError, match=r"No GPT\+ run to compare with: name the baseline with --baseline"
+        UserError, match=r"no GPT\+ run to compare with: name the baseline with --baseline"
     ):
         compare([f"{runs}/ngpt"], str(tmp_path / "o"))
     make_run(
@@ -224,7 +224,7 @@ def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
     )
     tried = {
         "different tokenizers": [make_run("a"), foreign],
-        "None of the 1 runs": [make_run("c", [])],
+        "none of the 1 runs": [make_run("c", [])],
     }
     for words, runs in tried.items():
         with pytest.raises(UserError, match=words):

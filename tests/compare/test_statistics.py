@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anlit.compare.notes import parted
+from anlit.compare.notes import split_by_gap
 from anlit.compare.statistics import difference, holm, speed_up
 from anlit.errors import UserError
 from anlit.runs.folders import Curve
@@ -121,6 +121,6 @@ def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> 
 
 
 def test_final_losses_in_two_groups_are_recognised() -> None:
-    assert parted([2.30, 2.10, 2.31, 2.12, 2.29]) == ([2.10, 2.12], [2.29, 2.30, 2.31])
+    assert split_by_gap([2.30, 2.10, 2.31, 2.12, 2.29]) == ([2.10, 2.12], [2.29, 2.30, 2.31])
     for losses in ([2.30, 2.10, 2.31, 2.16], [2.0, 2.1, 2.2, 2.3, 2.4], [2.0, 2.0, 2.5]):
-        assert parted(losses) is None
+        assert split_by_gap(losses) is None
