@@ -1,6 +1,6 @@
-"""One line on each run of a folder: how far it is, its losses, its speed, and what sets it apart.
+"""One line on each run of a folder: progress, losses, speed and settings.
 
-Of metrics.csv only the end is read, so a folder of a thousand long runs takes seconds.
+Only the end of metrics.csv is read, so a folder of a thousand long runs takes seconds.
 """
 
 import csv
@@ -21,7 +21,7 @@ from anlit.runs.groups import learned_settings
 from anlit.runs.labels import short_names, show
 
 TAIL_BYTES = 2**18
-"""The end of metrics.csv that is read; a run validates within fewer rows, or its last validation loss is not shown."""
+"""Bytes at the end of metrics.csv that are read; an earlier validation loss is not shown."""
 NO_CURVE = Curve(*np.empty((3, 0)))
 SEED = "seed_everything"
 """The setting that most often tells runs apart; `learned_settings` leaves it out."""
@@ -62,7 +62,10 @@ SORT_KEYS = tuple(field.name for field in fields(Overview) if field.name != "cha
 
 
 def read_overviews(folders: Sequence[Path]) -> list[Overview]:
-    """Read one `Overview` per run folder, in their order. Raise UserError for a damaged run folder."""
+    """Read one `Overview` per run folder, in their order.
+
+    Raise UserError for a damaged run folder.
+    """
     runs = [Run(folder, *read_settings_of_run(folder), NO_CURVE, None) for folder in folders]
     if not runs:
         return []
@@ -70,13 +73,12 @@ def read_overviews(folders: Sequence[Path]) -> list[Overview]:
     if len(folders) == 1:
         root = root.parent
     settings = [settings_of(run) for run in runs]
-    changed_keys = sorted({key for each in settings for key in differing_keys(settings[0], each)})
-    names = short_names(changed_keys)
+    changed = [differing_keys(settings[0], run_settings) for run_settings in settings]
+    names = short_names(sorted(set().union(*changed)))
     overviews = []
-    for run, run_settings in zip(runs, settings, strict=True):
-        changed = differing_keys(settings[0], run_settings)
-        words = tuple(f"{names[key]}={show(run_settings, key)}" for key in changed)
-        overviews.append(overview_of(run, str(run.folder.resolve().relative_to(root)), words))
+    for run, run_settings, keys in zip(runs, settings, changed, strict=True):
+        changes = tuple(f"{names[key]}={show(run_settings, key)}" for key in keys)
+        overviews.append(overview_of(run, str(run.folder.resolve().relative_to(root)), changes))
     return overviews
 
 
@@ -86,12 +88,12 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 def differing_keys(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Return the keys that have another value in the second settings than in the first."""
+    """Return the keys whose values differ."""
     return [key for key in {**first, **second} if first.get(key) != second.get(key)]
 
 
 def overview_of(run: Run, name: str, changes: tuple[str, ...]) -> Overview:
-    """Return the overview of a run from its record, its configuration and the end of its metrics."""
+    """Return the overview of a run from its record, configuration and last metrics."""
     rows = last_rows(run.folder / METRICS)
     step = last_number(rows, "step")
     max_steps = mapping(run.config.get("trainer")).get("max_steps")
@@ -111,7 +113,7 @@ def overview_of(run: Run, name: str, changes: tuple[str, ...]) -> Overview:
 
 
 def last_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows at the end of a CSV file, the last one first; [] if there is no file.
+    """Return the rows at the end of a CSV file, the last row first; [] if there is no file.
 
     Raise UserError if a row does not fit the header.
     """
@@ -135,7 +137,10 @@ def last_rows(path: Path) -> list[dict[str, str]]:
 
 
 def last_number(rows: Iterable[dict[str, str]], column: str) -> float | None:
-    """Return the first number in a column of rows that begin with the last one, None without a number."""
+    """Return the first number in a column of rows; None without a number.
+
+    The rows begin with the last row of the file.
+    """
     for row in rows:
         cell = row.get(column)
         if not cell:
@@ -157,14 +162,17 @@ def age_of(folder: Path) -> float | None:
 
 
 def sort_overviews(overviews: list[Overview], key: str) -> list[Overview]:
-    """Return the overviews in ascending order of a field; runs without a value, and with NaN, come last."""
+    """Return the overviews in ascending order of a field.
 
-    def place(overview: Overview) -> tuple[bool, Any]:
+    Runs without a value, and with NaN, come last.
+    """
+
+    def rank(overview: Overview) -> tuple[bool, Any]:
         value = getattr(overview, key)
         is_missing = value is None or (isinstance(value, float) and math.isnan(value))
         return is_missing, 0 if is_missing else value
 
-    return sorted(overviews, key=place)
+    return sorted(overviews, key=rank)
 
 
 def as_record(overview: Overview) -> dict[str, Any]:

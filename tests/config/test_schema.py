@@ -37,6 +37,7 @@ ROOMS = {
     "model.attention": "anlit.nn.mechanisms",
     "model.positions": "anlit.nn.layers.positions",
     "model.optimizer": "anlit.training.optim.optimizers",
+    "model.schedule": "anlit.training.optim.schedule",
     "trainer.callbacks": "anlit.training.callbacks",
 }
 """Setting → the module that has its classes."""
