@@ -19,10 +19,13 @@ from anlit.runs.folders import load_run
 from anlit.runs.groups import group_runs
 from tests.compare.conftest import ANGPT, HARDWARE, NGPT
 
+LR = "model.init_args.optimizer.init_args.lr"
 FASTER = [(100, 4.0), (200, 3.2), (300, 2.8), (400, 2.6)]
 SLOWER = [(100, 6.0), (400, 3.5)]
 SECOND = [(100, 5.2), (200, 4.2), (300, 3.7), (400, 3.2)]
 H200 = {"hardware": {"devices": ["H200"]}}
+OTHER_CONTENT = {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}
+OTHER_TOKENIZER = {"data": {"content_sha256": "c0", "tokenizer_sha256": "t1"}}
 
 
 @pytest.fixture
@@ -137,42 +140,56 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
 
 
 @pytest.mark.usefixtures("no_plot")
-@pytest.mark.parametrize(("paired", "record", "note"), [
-    (None, {}, "no steps of the baseline were timed in turns: add --measure_steps"),
-    ({"untimed": 1}, {}, "no steps of the baseline were timed in turns"),
-    ({}, H200, "the runs were trained on different hardware"),
-    (H200, {}, "steps were timed on H200 and the runs were trained on test cpu, 2 cores"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("timed", "timed_on", "trained_on", "note"),
+    [
+        ("", {}, {}, "no steps of the baseline were timed in turns: add --measure_steps"),
+        ("b", {}, {}, "no steps of the baseline were timed in turns"),
+        ("ab", {}, H200, "the runs were trained on different hardware"),
+        ("ab", H200, {}, "steps were timed on H200 and the runs were trained on test cpu, 2 cores"),
+    ],
+)
 def test_without_comparable_times_the_column_says_so_and_is_empty(
-    make_run, tmp_path, paired, record, note
+    make_run, tmp_path, timed, timed_on, trained_on, note
 ):
-    folders = [make_run("a"), make_run("b", FASTER, ANGPT, record=record)]
-    if paired is not None:
-        first = paired.get("untimed", 0)
-        write_paired(tmp_path / "out", folders[first:], [[1.0], [1.1]][first:], **paired)
+    folders = {"a": make_run("a"), "b": make_run("b", FASTER, ANGPT, record=trained_on)}
+    if timed:
+        seconds = [[1.0] for _ in timed]
+        write_paired(tmp_path / "out", [folders[name] for name in timed], seconds, **timed_on)
+
     report, _, markdown = compared(tmp_path / "runs", tmp_path / "out")
-    assert any(note in told for told in report.notes)
+
+    assert note in "\n".join(report.notes)
     assert table_row(markdown, "anGPT, plain")[9:] == ["–", "–"]
 
 
 @pytest.mark.usefixtures("no_plot")
-def test_the_baseline_is_named_or_the_gpt_group_of_lowest_loss(make_run, runs, tmp_path):
-    for name in ("nGPT, plain", f"{runs}/ngpt", "NGPT"):
-        assert compare([runs], str(tmp_path / "o"), baseline=name).baseline.label == "nGPT, plain"
-    with pytest.raises(
-        UserError, match=r"no GPT\+ run to compare with: name the baseline with --baseline"
-    ):
+@pytest.mark.parametrize("name", ["nGPT, plain", "NGPT", "{runs}/ngpt"])
+def test_the_baseline_is_named_by_label_architecture_or_folder(runs, tmp_path, name):
+    report = compare([runs], str(tmp_path / "o"), baseline=name.format(runs=runs))
+
+    assert report.baseline.label == "nGPT, plain"
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_without_a_gpt_run_the_baseline_must_be_named(runs, tmp_path):
+    fix = r"no GPT\+ run to compare with: name the baseline with --baseline"
+
+    with pytest.raises(UserError, match=fix):
         compare([f"{runs}/ngpt"], str(tmp_path / "o"))
-    make_run(
-        "best", [(100, 5.0), (400, 2.9)], settings={"model.init_args.optimizer.init_args.lr": 0.005}
-    )
-    make_run(
-        "running", [(100, 2.0)], settings={"model.init_args.d_ff": 1}, record={"status": "running"}
-    )
-    report = compare([runs], str(tmp_path / "o2"))
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_the_baseline_is_the_finished_gpt_group_of_lowest_loss(make_run, runs, tmp_path):
+    make_run("best", [(100, 5.0), (400, 2.9)], settings={LR: 0.005})
+    smaller = {"model.init_args.d_ff": 1}
+    make_run("running", [(100, 2.0)], settings=smaller, record={"status": "running"})
+
+    report = compare([runs], str(tmp_path / "o"))
+
     assert report.baseline.label.endswith("lr=0.005")
     assert report.notes[0].startswith("Baseline: of 3 GPT+ groups")
-    assert any("UNFINISHED" in note for note in report.notes)
+    assert "UNFINISHED" in "\n".join(report.notes)
     with pytest.raises(UserError, match="more than one"):
         compare([runs], str(tmp_path / "o"), baseline="GPT+")
 
@@ -218,87 +235,163 @@ def test_a_folder_where_another_command_reports_is_refused(make_run, tmp_path, f
     assert not (tmp_path / "o" / "report.md").exists()
 
 
-def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
-    foreign = make_run(
-        "b", model=NGPT, record={"data": {"content_sha256": "c0", "tokenizer_sha256": "t1"}}
-    )
-    tried = {
-        "different tokenizers": [make_run("a"), foreign],
-        "none of the 1 runs": [make_run("c", [])],
-    }
-    for words, runs in tried.items():
-        with pytest.raises(UserError, match=words):
-            compare([str(run) for run in runs], str(tmp_path / "o"))
+def test_losses_of_different_tokenizers_are_refused(make_run, tmp_path):
+    runs = [make_run("a"), make_run("b", model=NGPT, record=OTHER_TOKENIZER)]
+
+    with pytest.raises(UserError, match="different tokenizers"):
+        compare([str(run) for run in runs], str(tmp_path / "o"))
+
     assert not (tmp_path / "o").exists()
 
 
-KILLED, AFTER = (
-    {"step": 6, "changed": [f"lr 3 → {lr}"]} for lr in (7, 5)
-)  # before it wrote a checkpoint
-CHANGED = [{"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]}, KILLED, AFTER]
-LR = "model.init_args.optimizer.init_args.lr"
-LONG = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
+def test_runs_without_validation_are_refused(make_run, tmp_path):
+    run = make_run("c", [])
+
+    with pytest.raises(UserError, match="none of the 1 runs"):
+        compare([str(run)], str(tmp_path / "o"))
+
+    assert not (tmp_path / "o").exists()
 
 
-def calls(name, **settings):
-    """Given singly, as `--trainer.callbacks=NAME` writes it."""
-    return {
-        "trainer.callbacks": {
-            "class_path": f"lightning.pytorch.callbacks.{name}",
-            "init_args": settings,
-        }
-    }
+FLOAT8 = "model.init_args.runtime.float8"
+FULL = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
+"""Eight validation points: enough to compare the speed of two halves."""
+CHANGED_AND_KILLED = [
+    {"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]},
+    {"step": 6, "changed": ["lr 3 → 7"]},  # killed before it wrote a checkpoint
+    {"step": 6, "changed": ["lr 3 → 5"]},
+]
+"""Launches of a run."""
+
+
+def callback(name, **settings):
+    """A single callback, as `--trainer.callbacks=NAME` writes it."""
+    return {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": settings}
 
 
 def slowing(tokens):
     return 0.1 * tokens + max(0.0, 0.05 * (tokens - 500))
 
 
+def notes_on(baseline, run, folder):
+    return compare([str(baseline), str(run)], str(folder)).notes
+
+
 @pytest.mark.usefixtures("no_plot")
-@pytest.mark.parametrize(("changes", "note"), [
-    ({"record": {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}}, "other data: content is c1"),
-    ({"settings": {"model.init_args.context_length": 512}}, "context_length is 512, the baseline 256."),
-    ({"settings": {"data.init_args.batch_size": 32}}, "trained differently: batch_size is 32, the baseline 16."),
-    ({"settings": {"trainer.val_check_interval": 50}}, "validated differently: val_check_interval is 50"),
-    ({"settings": {"trainer.check_val_every_n_epoch": 2}}, "validated differently: check_val_every_n_epoch is 2"),
-    ({"record": {"stopped_early": "4 of 9 steps, by X"}}, "b ended early, after 4 of 9 steps, by X."),
-    ({"settings": {"trainer.gradient_clip_val": 0.5}}, "trained differently: gradient_clip_val is 0.5"),
-    ({"settings": {"initial_weights": "a.ckpt"}}, "trained differently: initial_weights is True, the baseline none."),
-    ({"settings": {"model.init_args.dropout": 0.5}}, "trained differently: dropout is 0.5"),
-    ({"settings": {LR: 0.01}}, "nGPT, plain: its own lr=0.01, the baseline's lr=0.001; fair only if both were tuned"),
-    ({"settings": calls("GradientAccumulationScheduler", scheduling=4)}, "GradientAccumulationScheduler(scheduling=4)"),
-    ({"settings": calls("EarlyStopping", patience=1)}, "callbacks is EarlyStopping(patience=1), the baseline none."),
-    ({"points": [(100, 5.0), (800, 2.0)]}, "800 training tokens, the baseline 400"),
-    ({"seed": 2}, "no seed in common with the baseline, so its speed-up is over the baseline's mean curve"),
-    ({"record": H200}, "Hardware differs"),
-    ({"record": {"git": {"commit": "f" * 40, "dirty": False}}}, "different commits"),
-    ({"record": {"git": {"commit": "f" * 40, "dirty": True}}}, "uncommitted changes"),
-    ({"record": {"versions": {"torch": "3"}}}, "different versions"),
-    ({"record": {"data": None}}, "not verified"),
-    ({"record": {"parameters": 2000}}, "2,000 parameters, the baseline 1,000"),
-    ({"record": {"launches": CHANGED}}, "b changed on the way: lr 2 → 3, tau 0 → 1 from step 4; lr 3 → 5 from step 6."),
-    ({"points": [(100, 9.0), (400, 8.5)]}, "b: DIVERGED in effect, its final loss is above that of guessing, 6.9."),
-    ({"points": LONG, "seconds_of": slowing}, "b: unstable throughput, 10 tokens/s in its first half and 7"),
-])  # fmt: skip
-def test_unfair_comparisons_are_noted_and_fair_ones_are_not(make_run, tmp_path, changes, note):
-    baseline, fair = make_run("a"), make_run("fair", model=NGPT)
-    other = make_run("b", model=NGPT, **changes)
-    assert compare([str(baseline), str(fair)], str(tmp_path / "o")).notes == (NOT_MEASURED,)
-    notes = compare([str(baseline), str(other)], str(tmp_path / "o2")).notes
-    assert any(note in told for told in notes), notes
+def test_a_fair_comparison_has_no_note(make_run, tmp_path):
+    notes = notes_on(make_run("a"), make_run("fair", model=NGPT), tmp_path / "o")
+
+    assert notes == (NOT_MEASURED,)
 
 
-def test_a_machine_that_compiled_first_or_whose_context_grew_is_steady(make_run):
-    growing = {
-        "settings": {"data.init_args.context_schedule": {"steps": 10}},
-        "seconds_of": slowing,
-    }
-    for given in (
-        growing,
-        {"seconds_of": lambda tokens: 5.0 + 0.1 * tokens},
-        {"seconds_of": lambda tokens: math.nan},
-    ):
-        assert not list(unstable_throughput(group_runs([load_run(make_run("a", LONG, **given))])))
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("key", "value", "note"),
+    [
+        ("model.init_args.context_length", 512, "context_length is 512, the baseline 256."),
+        ("model.init_args.dropout", 0.5, "trained differently: dropout is 0.5"),
+        (FLOAT8, "rowwise", "trained differently: float8 is rowwise, the baseline default."),
+        (
+            "data.init_args.batch_size",
+            32,
+            "trained differently: batch_size is 32, the baseline 16.",
+        ),
+        ("data.init_args.val_samples", 9, "validated differently: val_samples is 9"),
+        ("trainer.val_check_interval", 50, "validated differently: val_check_interval is 50"),
+        ("trainer.check_val_every_n_epoch", 2, "validated differently: check_val_every_n_epoch"),
+        ("trainer.gradient_clip_val", 0.5, "trained differently: gradient_clip_val is 0.5"),
+        ("initial_weights", "a.ckpt", "trained differently: initial_weights is True, the baseline"),
+        ("trainer.callbacks", callback("EarlyStopping", patience=1), "EarlyStopping(patience=1)"),
+        (LR, 0.01, "nGPT, plain: its own lr=0.01, the baseline's lr=0.001; fair only if both"),
+    ],
+)
+def test_a_setting_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, key, value, note):
+    settings = {"model.init_args.runtime": {"float8": None}, key: value}
+    run = make_run("b", model=NGPT, settings=settings)
+
+    notes = notes_on(make_run("a"), run, tmp_path / "o")
+
+    assert note in "\n".join(notes)
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("record", "note"),
+    [
+        (OTHER_CONTENT, "other data: content is c1"),
+        ({"data": None}, "not verified"),
+        ({"stopped_early": "4 of 9 steps, by X"}, "b ended early, after 4 of 9 steps, by X."),
+        (H200, "Hardware differs"),
+        ({"git": {"commit": "f" * 40, "dirty": False}}, "different commits"),
+        ({"git": {"commit": "f" * 40, "dirty": True}}, "uncommitted changes"),
+        ({"versions": {"torch": "3"}}, "different versions"),
+        ({"parameters": 2000}, "2,000 parameters, the baseline 1,000"),
+        (
+            {"launches": CHANGED_AND_KILLED},
+            "b changed on the way: lr 2 → 3, tau 0 → 1 from step 4; lr 3 → 5 from step 6.",
+        ),
+    ],
+)
+def test_a_record_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, record, note):
+    run = make_run("b", model=NGPT, record=record)
+
+    notes = notes_on(make_run("a"), run, tmp_path / "o")
+
+    assert note in "\n".join(notes)
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        pytest.param(
+            {"points": [(100, 5.0), (800, 2.0)]},
+            "800 training tokens, the baseline 400",
+            id="longer",
+        ),
+        pytest.param(
+            {"seed": 2},
+            "no seed in common with the baseline, so its speed-up is over the baseline's mean curve",
+            id="another seed",
+        ),
+        pytest.param(
+            {"points": [(100, 9.0), (400, 8.5)]},
+            "b: DIVERGED in effect, its final loss is above that of guessing, 6.9.",
+            id="worse than guessing",
+        ),
+        pytest.param(
+            {"points": FULL, "seconds_of": slowing},
+            "b: unstable throughput, 10 tokens/s in its first half and 7",
+            id="slower and slower",
+        ),
+    ],
+)
+def test_a_course_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, options, note):
+    run = make_run("b", model=NGPT, **options)
+
+    notes = notes_on(make_run("a"), run, tmp_path / "o")
+
+    assert note in "\n".join(notes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"seconds_of": lambda tokens: 5.0 + 0.1 * tokens}, id="compiled first"),
+        pytest.param({"seconds_of": lambda tokens: math.nan}, id="times are not known"),
+        pytest.param(
+            {
+                "settings": {"data.init_args.context_schedule": {"steps": 10}},
+                "seconds_of": slowing,
+            },
+            id="a growing context",
+        ),
+    ],
+)
+def test_a_steady_machine_gives_no_note(make_run, options):
+    groups = group_runs([load_run(make_run("a", FULL, **options))])
+
+    assert not list(unstable_throughput(groups))
 
 
 def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatch, drawn):
@@ -312,15 +405,18 @@ def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatc
     assert 0 <= bottom < top <= drawn[0].bbox.height
 
 
-def test_losses_on_different_tokens_give_no_speed_up_and_no_test(make_run, tmp_path):
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize("key", ["data.init_args.val_blocks", "data.init_args.val_samples"])
+def test_losses_on_different_tokens_give_no_speed_up_and_no_test(make_run, tmp_path, key):
     for seed, points in enumerate((SLOWER, SECOND)):
         make_run(f"gpt{seed}", points, seed=seed)
-        make_run(f"ngpt{seed}", FASTER, NGPT, seed=seed, settings={"data.init_args.val_blocks": 4})
+        make_run(f"ngpt{seed}", FASTER, NGPT, seed=seed, settings={key: 4})
+
     _, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
-    assert (raw["groups"][1]["speedup_tokens"]["mean"], raw["groups"][1]["loss_difference"]) == (
-        None,
-        None,
-    )
+
+    ngpt = raw["groups"][1]
+    assert ngpt["speedup_tokens"]["mean"] is None
+    assert ngpt["loss_difference"] is None
     assert table_row(markdown, "nGPT, plain")[7] == "– (validated differently)"
 
 

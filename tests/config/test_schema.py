@@ -17,6 +17,7 @@ from anlit.config.schema import (
     PATHS,
     SETTINGS,
     changes_measure,
+    recorded_keys,
     row_of,
     schema_key,
     setting_of,
@@ -125,6 +126,7 @@ def test_a_setting_of_a_users_class_has_the_row_of_its_section() -> None:
 def test_what_a_loss_is_measured_on_may_not_change_within_a_run() -> None:
     measured = [setting.key for setting in SETTINGS if changes_measure(setting.key)]
 
+    assert {*measured} < {*recorded_keys()}, "a checkpoint records it, so that a change is seen"
     assert measured == [
         "data.val_blocks",
         "data.val_tokens",

@@ -1,6 +1,9 @@
 """Reading run folders, whole and broken, and grouping them."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,176 +13,273 @@ from anlit.runs.folders import find_runs, load_run
 from anlit.runs.groups import group_runs
 from tests.compare.conftest import ANGPT, FALLING
 
+MakeRun = Callable[..., Path]
+
+ATTENTION = "model.init_args.attention"
+D_MODEL = "model.init_args.d_model"
+LR = "model.init_args.optimizer.init_args.lr"
+OPTIMIZER = "model.init_args.optimizer"
+POSITIONS = "model.init_args.positions"
+
 SCALE_INVARIANT = {
     "class_path": "anlit.nn.mechanisms.ScaleInvariant",
     "init_args": {"tau": 10},
 }
 PLAIN = {"class_path": "anlit.nn.mechanisms.Plain", "init_args": {}}
-ATTENTION = "model.init_args.attention"
-LR = "model.init_args.optimizer.init_args.lr"
+WINDOW = {
+    "class_path": "SlidingWindow",
+    "init_args": {"width": 8, "mechanism": SCALE_INVARIANT},
+}
+PATTERN = {
+    "class_path": "anlit.AttentionPattern",
+    "init_args": {"layers": [WINDOW, {"class_path": "anlit.SqrtLogN"}]},
+}
 
 
-def labels(*folders):
-    return [group.label for group in group_runs([load_run(folder) for folder in folders])]
+def labels(*folders: Path) -> list[str]:
+    return [group.label for group in group_runs(map(load_run, folders))]
 
 
-def test_a_run_is_read(make_run):
+def test_a_run_is_read(make_run: MakeRun) -> None:
     run = load_run(make_run("a", model=ANGPT, seed=7, settings={ATTENTION: SCALE_INVARIANT}))
-    assert (run.architecture, run.attention, run.seed, run.status) == (
-        "anGPT",
-        "scale-invariant",
-        7,
-        "finished",
-    )
+
+    assert run.architecture == "anGPT"
+    assert run.attention == "scale-invariant"
+    assert run.seed == 7
+    assert run.status == "finished"
     assert run.curve.tokens.tolist() == [100, 200, 300, 400]
     assert run.curve.seconds.tolist() == pytest.approx([10, 20, 30, 40])
     assert run.curve.loss.tolist() == [5.0, 4.0, 3.5, 3.0]
     assert run.bits_per_byte == pytest.approx(1.0)
-    assert (run.content_hash, run.tokenizer_hash, run.commit) == ("c0", "t0", "0123456789")
+    assert run.content_hash == "c0"
+    assert run.tokenizer_hash == "t0"
+    assert run.commit == "0123456789"
 
 
-def test_a_resumed_run_keeps_the_last_row_of_a_step_and_drops_what_it_undid(make_run):
-    resumed = [(100, 5.0), (200, 4.5), (300, 9.0), (350, 9.0), (200, 4.0), (400, 3.0)]
-    curve = load_run(make_run("a", resumed)).curve
+def test_a_resumed_run_keeps_the_last_row_of_a_step_and_drops_what_it_undid(
+    make_run: MakeRun,
+) -> None:
+    points = [(100, 5.0), (200, 4.5), (300, 9.0), (350, 9.0), (200, 4.0), (400, 3.0)]
+
+    curve = load_run(make_run("a", points)).curve
+
     assert curve.tokens.tolist() == [100, 200, 400]
     assert curve.loss.tolist() == [5.0, 4.0, 3.0]
 
 
-def test_nan_in_the_middle_is_skipped_and_nan_at_the_end_is_divergence(make_run):
-    spike = load_run(make_run("spike", [(100, 5.0), (200, math.nan), (300, 4.0)]))
-    assert spike.comparable
-    assert spike.curve.finite().tokens.tolist() == [100, 300]
-    lost = load_run(make_run("lost", [(100, 5.0), (200, math.nan)]))
-    assert (lost.state, lost.comparable) == ("finished, diverged", False)
+def test_nan_in_the_middle_is_skipped(make_run: MakeRun) -> None:
+    run = load_run(make_run("spike", [(100, 5.0), (200, math.nan), (300, 4.0)]))
+
+    assert run.comparable
+    assert run.curve.finite().tokens.tolist() == [100, 300]
 
 
-def test_missing_keys_files_and_a_torn_last_line_are_survived(make_run):
+def test_nan_at_the_end_is_divergence(make_run: MakeRun) -> None:
+    run = load_run(make_run("lost", [(100, 5.0), (200, math.nan)]))
+
+    assert run.state == "finished, diverged"
+    assert not run.comparable
+
+
+def test_an_empty_record_and_a_torn_last_line_are_survived(make_run: MakeRun) -> None:
     folder = make_run("a")
     (folder / "run.json").write_text("{}")
     with (folder / "metrics.csv").open("a") as file:
         file.write("50,")
+
     run = load_run(folder)
-    assert (run.status, run.commit, run.hardware, run.content_hash) == ("unknown", None, None, None)
+
+    assert run.status == "unknown"
+    assert run.commit is None
+    assert run.hardware is None
+    assert run.content_hash is None
     assert len(run.curve) == 4
+
+
+def test_missing_metrics_are_survived(make_run: MakeRun) -> None:
+    folder = make_run("a")
     (folder / "metrics.csv").unlink()
-    assert load_run(folder).state == "unknown, no validation"
+
+    assert load_run(folder).state == "finished, no validation"
 
 
-def test_run_folders_are_found_below_a_parent_and_each_once(make_run, tmp_path):
-    nested = [make_run("x/deep/b"), make_run("a")]
-    (nested[1] / "checkpoints").mkdir()
-    assert [path.name for path in find_runs([str(tmp_path), str(nested[0])])] == ["a", "b"]
+def test_run_folders_are_found_below_a_parent_and_each_once(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    deep = make_run("x/deep/b")
+    make_run("a")
+
+    folders = find_runs([str(tmp_path), str(deep)])
+
+    assert [folder.name for folder in folders] == ["a", "b"]
+
+
+def test_a_path_without_runs_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    checkpoints = make_run("a") / "checkpoints"
+    checkpoints.mkdir()
+
     with pytest.raises(UserError, match="is not a folder"):
         find_runs([str(tmp_path / "none")])
     with pytest.raises(UserError, match="holds no run folder"):
-        find_runs([str(nested[1] / "checkpoints")])
+        find_runs([str(checkpoints)])
 
 
-WINDOW = {"class_path": "SlidingWindow", "init_args": {"width": 8, "mechanism": SCALE_INVARIANT}}
-
-
-@pytest.mark.parametrize(("spec", "label"), [
-    (None, "plain"), (PLAIN, "plain"), ({"class_path": "anlit.ALiBi"}, "ALiBi"), ({"class_path": "LogN"}, "LogN"),
-    ([SCALE_INVARIANT, None, SCALE_INVARIANT], "scale-invariant + plain"),
-    ({"class_path": "anlit.AttentionPattern", "init_args": {"layers": [WINDOW, {"class_path": "anlit.SqrtLogN"}]}},
-     "scale-invariant in a window of 8 + SqrtLogN"),
-])  # fmt: skip
-def test_attention_labels(spec, label):
+@pytest.mark.parametrize(
+    ("spec", "label"),
+    [
+        (None, "plain"),
+        (PLAIN, "plain"),
+        ({"class_path": "anlit.ALiBi"}, "ALiBi"),
+        ({"class_path": "LogN"}, "LogN"),
+        ([SCALE_INVARIANT, None, SCALE_INVARIANT], "scale-invariant + plain"),
+        (PATTERN, "scale-invariant in a window of 8 + SqrtLogN"),
+    ],
+)
+def test_attention_labels(spec: Any, label: str) -> None:
     assert attention_label(spec) == label
 
 
-def test_seeds_paths_loggers_and_plain_written_out_do_not_separate_runs(make_run):
-    unlearned = {"trainer.logger": False, "data.init_args.path": "elsewhere", "ckpt_path": "x", ATTENTION: PLAIN,
-                 "data.init_args.source": "texts", "trainer.max_time": "00:01:00:00",
-                 "trainer.callbacks": [{"class_path": "anlit.training.callbacks.TrainingDynamics"}]}  # fmt: skip
-    (group,) = group_runs(
-        [load_run(make_run("a")), load_run(make_run("b", seed=2, settings=unlearned))]
-    )
-    assert (group.label, [run.seed for run in group.counted]) == ("GPT+, plain", [1, 2])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.logger", False),
+        ("trainer.max_time", "00:01:00:00"),
+        ("trainer.deterministic", True),
+        ("trainer.callbacks", [{"class_path": "anlit.training.callbacks.TrainingDynamics"}]),
+        ("trainer.callbacks", [{"class_path": "lightning.pytorch.callbacks.timer.Timer"}]),
+        ("data.init_args.path", "elsewhere"),
+        ("data.init_args.source", "texts"),
+        ("data.init_args.paths", {"a": "elsewhere/a"}),
+        ("data.init_args.raw_dir", "elsewhere"),
+        ("model.init_args.kernel", "eager"),
+        ("model.init_args.backend", "eager"),
+        (ATTENTION, PLAIN),
+        ("ckpt_path", "x"),
+    ],
+)
+def test_execution_paths_and_plain_attention_do_not_separate_runs(
+    make_run: MakeRun, key: str, value: Any
+) -> None:
+    folders = [make_run("a"), make_run("b", seed=2, settings={key: value})]
+
+    (group,) = group_runs(map(load_run, folders))
+
+    assert group.label == "GPT+, plain"
+    assert [run.seed for run in group.counted] == [1, 2]
 
 
-def test_settings_and_data_separate_runs_and_distinct_labels_tell_how(make_run):
-    first, faster = make_run("a"), make_run("b", settings={LR: 0.005})
-    assert labels(first, faster) == ["GPT+, plain, lr=0.001", "GPT+, plain, lr=0.005"]
-    null = make_run("null", settings={LR: None, "trainer.max_steps": None})
-    assert labels(first, null)[1] == "GPT+, plain, lr=default, max_steps=none"
-    other = make_run("c", record={"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}})
-    assert labels(first, other) == ["GPT+, plain, content=c0", "GPT+, plain, content=c1"]
-    nope = make_run(
-        "d",
-        settings={"model.init_args.positions": {"class_path": "anlit.nn.layers.positions.NoPE"}},
-    )
-    assert labels(first, nope) == ["GPT+, plain, RoPE", "GPT+, plain, no positions"]
+@pytest.mark.parametrize(
+    ("settings", "label", "other_label"),
+    [
+        pytest.param({LR: 0.005}, "lr=0.001", "lr=0.005", id="a number"),
+        pytest.param(
+            {LR: None, "trainer.max_steps": None},
+            "lr=0.001, max_steps=1000",
+            "lr=default, max_steps=none",
+            id="null",
+        ),
+        pytest.param(
+            {POSITIONS: {"class_path": "anlit.nn.layers.positions.NoPE"}},
+            "RoPE",
+            "no positions",
+            id="a class",
+        ),
+    ],
+)
+def test_settings_separate_runs_and_labels_tell_how(
+    make_run: MakeRun, settings: dict[str, Any], label: str, other_label: str
+) -> None:
+    found = labels(make_run("a"), make_run("b", settings=settings))
+
+    assert found == [f"GPT+, plain, {label}", f"GPT+, plain, {other_label}"]
+
+
+def test_data_separate_runs_and_labels_tell_how(make_run: MakeRun) -> None:
+    other_data = {"content_sha256": "c1", "tokenizer_sha256": "t0"}
+
+    found = labels(make_run("a"), make_run("b", record={"data": other_data}))
+
+    assert found == ["GPT+, plain, content=c0", "GPT+, plain, content=c1"]
+
+
+def test_many_settings_that_differ_give_distinct_labels(make_run: MakeRun) -> None:
     many = {f"model.init_args.{name}": 1 for name in "abcde"}
     runs = [make_run("a"), make_run("b", settings=many), make_run("c", settings=many | {LR: 1.0})]
+
     assert len({*labels(*runs)}) == 3
 
 
-def test_unfinished_runs_count_only_where_nothing_finished(make_run):
+def test_unfinished_runs_count_only_where_nothing_finished(make_run: MakeRun) -> None:
     running = load_run(make_run("a", FALLING[:2], record={"status": "running"}))
     finished = load_run(make_run("b", seed=2))
     failed = load_run(make_run("c", [], seed=3, record={"status": "failed"}))
-    together, alone = group_runs([running, finished, failed])[0], group_runs([running, failed])[0]
-    assert (together.counted, together.unfinished) == ((finished,), False)
-    assert (alone.counted, alone.unfinished) == ((running,), True)
+
+    (with_finished,) = group_runs([running, finished, failed])
+    (without_finished,) = group_runs([running, failed])
+
+    assert with_finished.counted == (finished,)
+    assert not with_finished.unfinished
+    assert without_finished.counted == (running,)
+    assert without_finished.unfinished
+
+
+def test_an_interrupted_run_is_not_complete(make_run: MakeRun) -> None:
     assert not load_run(make_run("d", record={"status": "interrupted"})).complete
 
 
-SIZE, OPTIMIZER = "model.init_args.d_model", "model.init_args.optimizer"
-
-
-def test_labels_of_two_sizes_at_two_rates_hold_size_and_rate(make_run):
+def test_labels_of_two_sizes_at_two_rates_hold_size_and_rate(make_run: MakeRun) -> None:
     """Also where many other settings follow the size."""
-    follow = ("a", "b", "c", "d_ff", "n_heads")
-    runs = [
-        make_run(
-            f"{size}-{rate}",
-            settings={
-                SIZE: size,
-                LR: rate,
-                **{f"model.init_args.{name}": size for name in follow},
-            },
-        )
-        for size in (32, 64)
-        for rate in (0.001, 0.002)
-    ]
-    found = labels(*runs)
+    pairs = [(32, 0.001), (32, 0.002), (64, 0.001), (64, 0.002)]
+    folders = []
+    for size, rate in pairs:
+        settings = {f"model.init_args.{name}": size for name in ("a", "b", "d_ff", "n_heads")}
+        folders.append(make_run(f"{size}-{rate}", settings={**settings, D_MODEL: size, LR: rate}))
+
+    found = labels(*folders)
+
     assert len({*found}) == 4
-    for label, (size, rate) in zip(
-        found, [(32, 0.001), (32, 0.002), (64, 0.001), (64, 0.002)], strict=True
-    ):
+    for label, (size, rate) in zip(found, pairs, strict=True):
         assert f"lr={rate:g}" in label
         assert f"={size}" in label
 
 
-def test_rates_of_one_optimizer_are_told_apart_beside_another_optimizer(make_run):
+def test_rates_of_one_optimizer_are_told_apart_beside_another_optimizer(make_run: MakeRun) -> None:
     muon = {"class_path": "anlit.MuonAdamW", "init_args": {"momentum": 0.95}}
-    runs = [
+
+    slow, fast, with_muon = labels(
         make_run("slow", settings={LR: 0.001}),
         make_run("fast", settings={LR: 0.005}),
         make_run("muon", settings={OPTIMIZER: muon}),
-    ]
-    slow, fast, other = labels(*runs)
+    )
+
     assert slow.endswith("lr=0.001")
     assert fast.endswith("lr=0.005")
-    assert "MuonAdamW" in other
+    assert "MuonAdamW" in with_muon
 
 
-def test_groups_that_no_short_label_tells_apart_have_the_names_of_their_folders(make_run):
-    """Values that look the same when rounded or cut, and more settings than a label holds."""
-    close = [
-        make_run("close/a", settings={LR: 0.001}),
-        make_run("close/b", settings={LR: 0.00100000001}),
-    ]
-    assert labels(*close) == ["GPT+, plain, a", "GPT+, plain, b"]
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        pytest.param(LR, [0.001, 0.00100000001], id="the same when rounded"),
+        pytest.param(D_MODEL, ["x" * 60 + "a", "x" * 60 + "b"], id="the same when cut"),
+    ],
+)
+def test_values_that_look_the_same_are_told_apart_by_their_folders(
+    make_run: MakeRun, key: str, values: list[Any]
+) -> None:
+    folders = []
+    for name, value in zip("ab", values, strict=True):
+        folders.append(make_run(f"{name}/run", settings={key: value}))
 
-    long = "x" * 60
-    cut = [make_run(f"cut/{end}/run", settings={SIZE: long + end}) for end in "ab"]
-    assert labels(*cut) == ["GPT+, plain, a/run", "GPT+, plain, b/run"]
+    assert labels(*folders) == ["GPT+, plain, a/run", "GPT+, plain, b/run"]
 
-    names = [f"model.init_args.{name}" for name in "abcde"]
-    several = [make_run(f"many/{name[-1]}", settings={name: 1}) for name in names] + [
-        make_run("many/none")
-    ]
-    assert labels(*several)[0] == "GPT+, plain, a"
-    assert len({*labels(*several)}) == 6
+
+def test_more_settings_than_a_label_holds_give_the_names_of_folders(make_run: MakeRun) -> None:
+    folders = [make_run("none")]
+    for name in "abcde":
+        folders.append(make_run(name, settings={f"model.init_args.{name}": 1}))
+
+    found = labels(*folders)
+
+    assert found[1] == "GPT+, plain, a"
+    assert len({*found}) == 6
