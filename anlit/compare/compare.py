@@ -37,8 +37,8 @@ def compare(
     Writes report.html, report.md, convergence.json and the picture.
 
     Args:
-        baseline: A label, an architecture or a run folder; by default the GPT+ group, and of
-            several the group with the lowest mean final validation loss.
+        baseline: A label, an architecture or a run folder; by default the GPT+
+            group with the lowest mean final validation loss.
         time_steps: Times steps of every configuration in turns, given the groups and the folder.
             Without it the report uses what an earlier call measured for `output`.
 

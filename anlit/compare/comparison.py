@@ -51,7 +51,7 @@ def read_step_times(folder: Path) -> dict[str, Any]:
 
 
 def seconds_per_token(steps: dict[str, Any]) -> dict[str, list[float]]:
-    """The times in paired_steps.json, one for each round, by `Group.key`."""
+    """The times of each round in paired_steps.json, by `Group.key`."""
     times = {}
     for arm in steps.get("arms") or ():
         times[str(arm.get("key"))] = list(arm.get("seconds_per_token") or ())
@@ -61,7 +61,7 @@ def seconds_per_token(steps: dict[str, Any]) -> dict[str, list[float]]:
 def _usable_steps(
     steps: dict[str, Any], groups: Sequence[Group], baseline: Group
 ) -> tuple[dict[str, Any], list[str]]:
-    """`steps` if they hold for these groups, and one sentence for each reason that they do not."""
+    """`steps` if they hold for these groups, and a sentence for each reason against it."""
     trained_on = {run.hardware for group in groups for run in group.counted}
     timed_on = hardware_label(steps)
     times = seconds_per_token(steps)
@@ -83,7 +83,7 @@ def _usable_steps(
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """One configuration and how it compares with the baseline.
+    """A configuration and how it compares with the baseline.
 
     Args:
         group: The configuration.
@@ -192,7 +192,7 @@ class Comparison:
     def target(self) -> float | None:
         """The baseline's mean final loss.
 
-        None before one of its runs has finished, or if one is lost.
+        None before a run has finished, or if a run is lost.
         """
         return None if self.baseline.group.unfinished else self.baseline.final_loss.mean
 

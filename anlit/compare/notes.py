@@ -1,4 +1,4 @@
-"""Notes on a comparison: one sentence for each thing that makes it less fair or less certain.
+"""Notes on a comparison: a sentence for each fact that makes it less fair or less certain.
 
 A comparison without meaning is refused, see `refuse_other_tokenizers`.
 """
@@ -22,7 +22,7 @@ PARAMETERS_APART = 0.05
 TOKENS_APART = 0.01
 """Share of the larger number by which training tokens may differ without a note."""
 THROUGHPUT_APART = 1 - 1 / 1.10
-"""Share by which the halves of a run may differ in speed without a note: one may be 10 % faster."""
+"""Share by which the halves of a run may differ in speed without a note: 10 % faster."""
 FEWEST_POINTS = 5
 """The fewest validation points for two halves. The first interval is left out, because compilers
 warm up in it."""
@@ -252,7 +252,7 @@ def _notes_across(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def unstable_throughput(groups: Sequence[Group]) -> Iterator[str]:
-    """One sentence for each run with halves of different speed.
+    """A sentence for each run with halves of different speed.
 
     A growing context would explain it, and such runs are left out.
     """

@@ -40,7 +40,7 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Summary:
-    """Values of the seeds; the mean needs all of them."""
+    """Values of the seeds. The mean needs all."""
 
     values: Values
 
@@ -234,8 +234,8 @@ class SpeedUp:
     """A speed-up in tokens.
 
     Args:
-        values: One for each pair of seeds. None where the run never has the loss, or a run of the
-            pair failed; () with an obstacle.
+        values: A value for each pair of seeds. None where the run never has the loss, or a run of
+            the pair failed; () with an obstacle.
         bound: A run had the loss at its first validation, so the speed-up is at least this.
         paired: The seeds were compared in pairs, not with the baseline's mean curve.
         left_out: The number of runs on seeds that the baseline does not have.
@@ -284,7 +284,7 @@ class SpeedUp:
     def over(self, time: Interval) -> Interval | None:
         """The mean over the `time` of a token, with the interval of both; None without a mean.
 
-        A single pair has no interval: the seeds' spread is not known, and it is the larger one.
+        A single pair has no interval: the spread over seeds, the larger part, is not known.
         """
         if self.mean is None:
             return None

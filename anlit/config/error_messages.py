@@ -101,7 +101,7 @@ def explain_parser_error(message: str, options: Collection[str], program: str) -
 
 
 def _first_match(patterns: Sequence[str], message: str) -> re.Match[str] | None:
-    """The match that begins first; of several there, that of the first pattern."""
+    """The match that begins first, and belongs to the first pattern of several."""
     matches = filter(None, (re.search(pattern, message) for pattern in patterns))
     return min(matches, key=lambda match: match.start(), default=None)
 
@@ -233,7 +233,7 @@ def _explain_twice(error: ParserError, match: re.Match[str]) -> str:
 
 
 def _explain_no_subclass(error: ParserError, match: re.Match[str]) -> str:
-    """A class_path for a setting of one class only, such as model.schedule."""
+    """A class_path for a setting of a single class, such as model.runtime."""
     from anlit.config.objects import parameters_of  # torch
 
     kind = match["kind"]
@@ -266,7 +266,7 @@ def _explain_no_class(error: ParserError, match: re.Match[str]) -> str:
 
 
 def _explain_type(error: ParserError, match: re.Match[str]) -> str:
-    """A value of the wrong type, of several for a union."""
+    """A value of the wrong type; a union has several right types."""
     value = error.value
     kinds = _expected_types(error.message)
     fix = " or ".join(dict.fromkeys(map(_type_in_words, kinds)))

@@ -14,7 +14,7 @@ ARCHITECTURES = {
 }
 """Class of a model → its name in tables."""
 SPELLED_AS_CLASS = ("ALiBi", "LogN", "SqrtLogN")
-"""Mechanisms whose names are spelled like their classes; other names are words in lower case."""
+"""Mechanisms that are spelled like their classes; other names are words in lower case."""
 
 
 def class_name(spec: Any) -> str:

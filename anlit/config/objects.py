@@ -26,7 +26,10 @@ LARGEST_NUMBER = 2**1000
 
 
 class Configured:
-    """An object that a configuration describes by class and arguments; attributes are named like its arguments."""
+    """An object that a configuration describes by class and arguments.
+
+    Its attributes are named like its arguments.
+    """
 
 
 DESCRIBED = (nn.Module, Configured)
@@ -49,7 +52,7 @@ def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     A model that was built in Python has instances; each becomes its class and the attributes named
     like its arguments. Functions, such as a factory of optimizers, cannot be stored and are left
-    out. So are Lightning's own entries, whose names begin with an underscore.
+    out. So are entries of Lightning, which begin with an underscore.
     """
     values = {}
     for name, value in arguments.items():

@@ -1,4 +1,4 @@
-"""Finds classes by the folder that they lie in, so that adding one is adding a file."""
+"""Finds classes by their folder: a new class needs a new file and nothing else."""
 
 import ast
 import inspect

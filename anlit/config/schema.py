@@ -1,4 +1,4 @@
-"""The schema of a run's settings: one row for each key, and questions about a key.
+"""The schema of a run's settings: a row for each key, and questions about a key.
 
 A key is dotted and has no `init_args`: `model.optimizer.lr`. A row whose key ends in `.*` covers a
 class with its arguments, or a mapping with its entries. A setting of a user's own class has no row;
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Role(Enum):
-    """What a setting is about."""
+    """The subject of a setting."""
 
     MODEL = auto()
     """The network and its initial values."""
@@ -22,7 +22,7 @@ class Role(Enum):
     TUNING = auto()
     """Rates and decays, which are tuned for each architecture by itself."""
     CORPUS = auto()
-    """Which texts there are, and their tokens."""
+    """The texts and their tokens."""
     DATA_ORDER = auto()
     """Which tokens make up a training sequence, a batch, a step."""
     VALIDATION = auto()
@@ -76,7 +76,7 @@ class Setting:
 
     Args:
         key: The key, or for `X.*` all keys from X on.
-        role: What the setting is about.
+        role: The subject of the setting.
         range: Its numbers, if the parser and the constructors check them; a mechanism checks its
             own.
         fixed: A continued run may not change it, unless `accept_changes` is true.
@@ -95,7 +95,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Option(Setting):
-    """A row whose option anlit adds to LightningCLI's, with its type, default and help."""
+    """A row for an option that anlit adds to those of LightningCLI."""
 
     type: Any
     default: Any
@@ -299,7 +299,7 @@ FOREIGN_SETTINGS = {
 }
 """Rows for settings of users' own classes, by section."""
 PATH_NAMES = ("path", "paths", "folder", "root", "dir", "source")
-"""Last words of settings with which a user's own data class names its files."""
+"""Last words of keys that hold paths, in a user's own data class."""
 
 
 def schema_key(key: str) -> str:

@@ -1,7 +1,6 @@
 """Which callbacks of a configuration may change what a run learns.
 
-A callback of anlit says it by the class attribute `changes_learning`. A user's own callback may
-change it.
+The class attribute `changes_learning` says it for callbacks of anlit. A user's own callback may.
 """
 
 from functools import cache
@@ -12,7 +11,7 @@ from anlit.config.labels import init_args, mapping
 from anlit.config.registry import class_constants
 
 CALLBACKS = Path(__file__).parents[1] / "training" / "callbacks"
-"""The folder of anlit's callbacks, whose source is read: an import would load torch."""
+"""The folder of anlit's callbacks. Its source is read, because an import would load torch."""
 LIGHTNING = "lightning.pytorch.callbacks."
 OBSERVERS = (
     "lightning.pytorch.callbacks.Checkpoint",

@@ -77,7 +77,7 @@ class Curve:
         return len(self.tokens)
 
     def finite(self) -> "Curve":
-        """The same curve without points whose loss is NaN or infinite."""
+        """The same curve without points of NaN or infinite loss."""
         is_finite = np.isfinite(self.loss)
         return Curve(self.tokens[is_finite], self.seconds[is_finite], self.loss[is_finite])
 
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def final_loss(self) -> float:
-        """The last validation loss in nats per token, of a run that has one."""
+        """The last validation loss in nats per token; the curve must not be empty."""
         return float(self.curve.loss[-1])
 
     @property
@@ -279,7 +279,7 @@ def read_settings_of_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _read_validation(path: Path) -> tuple[Curve, float | None]:
     """The validation curve and the last bits per byte.
 
-    Points of a resumed run replace those that it repeats.
+    Points of a resumed run replace the points that it repeats.
     """
     points: list[list[float]] = []
     for row in read_rows(path) if path.exists() else []:

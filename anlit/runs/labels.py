@@ -8,8 +8,7 @@ from typing import Any
 SECTIONS = ("model", "data", "trainer")
 """The order of settings in a label."""
 MOST_SETTINGS = 4
-"""Settings in a label; where more are needed to tell groups apart, the run's folder takes their
-place."""
+"""Settings in a label; where more are needed, the run's folder takes their place."""
 LONGEST = 40
 """Characters of one setting in a label; a longer setting is cut."""
 SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions"}
@@ -81,7 +80,7 @@ def _applies(group: dict[str, Any], key: str) -> bool:
 
 
 def distinguishing(groups: list[dict[str, Any]]) -> list[str]:
-    """Few keys with values that differ between any two groups, as far as any do.
+    """Few keys with values that differ between any two groups, if any do.
 
     They are found greedily.
     """
@@ -106,7 +105,7 @@ def _count_distinct(groups: list[dict[str, Any]], keys: list[str]) -> int:
 
 
 def differing(groups: list[dict[str, Any]]) -> list[str]:
-    """Keys whose values differ, keys of the model first.
+    """Keys with different values, keys of the model first.
 
     If a class differs, its arguments are left out.
     """

@@ -11,28 +11,48 @@ import pytest
 import yaml
 from matplotlib import pyplot as plt
 
+ROPE = {"class_path": "anlit.nn.layers.positions.RoPE", "init_args": {"fraction": 0.5}}
+ADAMW = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001, "betas": [0.9, 0.95]}}
 CONFIG: dict[str, Any] = {
-    "seed_everything": 1, "run_dir": "runs/a", "ckpt_path": None,
-    "model": {"class_path": "anlit.training.models.GPT", "init_args": {
-        "vocab_size": 1024, "context_length": 256, "attention": None,
-        "positions": {"class_path": "anlit.nn.layers.positions.RoPE", "init_args": {"fraction": 0.5}},
-        "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001, "betas": [0.9, 0.95]}},
-    }},
-    "data": {"class_path": "anlit.data.Tokens", "init_args": {"path": "data/a", "batch_size": 16, "seed": 1}},
-    "trainer": {"max_steps": 1000, "logger": True, "callbacks": None, "val_check_interval": 100},
-}  # fmt: skip
+    "seed_everything": 1,
+    "run_dir": "runs/a",
+    "ckpt_path": None,
+    "model": {
+        "class_path": "anlit.training.models.GPT",
+        "init_args": {
+            "vocab_size": 1024,
+            "context_length": 256,
+            "attention": None,
+            "positions": ROPE,
+            "optimizer": ADAMW,
+        },
+    },
+    "data": {
+        "class_path": "anlit.data.Tokens",
+        "init_args": {"path": "data/a", "batch_size": 16, "seed": 1},
+    },
+    "trainer": {
+        "max_steps": 1000,
+        "logger": True,
+        "callbacks": None,
+        "val_check_interval": 100,
+    },
+}
 HARDWARE = {"cpu": "test", "cores": 2, "devices": ["cpu"]}
 RECORD: dict[str, Any] = {
-    "anlit": "0.1.0", "versions": {"python": "3.12", "torch": "2.11"}, "command": "anlit fit --config a.yaml",
-    "git": {"commit": "0123456789abcdef", "dirty": False}, "hardware": HARDWARE, "parameters": 1000,
+    "anlit": "0.1.0",
+    "versions": {"python": "3.12", "torch": "2.11"},
+    "command": "anlit fit --config a.yaml",
+    "git": {"commit": "0123456789abcdef", "dirty": False},
+    "hardware": HARDWARE,
+    "parameters": 1000,
     "data": {"corpus": "small", "content_sha256": "c0", "tokenizer_sha256": "t0", "tokens": 1000},
-    "status": "finished", "error": None,
-}  # fmt: skip
-GPT, NGPT, ANGPT = (
-    "anlit.training.models.GPT",
-    "anlit.training.models.NGPT",
-    "anlit.training.models.AnGPT",
-)
+    "status": "finished",
+    "error": None,
+}
+GPT = "anlit.training.models.GPT"
+NGPT = "anlit.training.models.NGPT"
+ANGPT = "anlit.training.models.AnGPT"
 FALLING = [(100, 5.0), (200, 4.0), (300, 3.5), (400, 3.0)]
 """Tokens and loss of each validation of a baseline whose final loss is easy to cross."""
 
@@ -60,7 +80,10 @@ def drawn():
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """make_run(name, points, model, seed=…, settings={dotted key: value}, record={…}, seconds_of=…) → folder."""
+    """make_run(name, points, model, seed=…, settings=…, record=…, seconds_of=…) → folder.
+
+    `settings` map dotted keys to values, `seconds_of` tokens to the time of a validation.
+    """
 
     def make(
         name,
@@ -72,16 +95,17 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         seconds_of=lambda x: 0.1 * x,
     ):
         folder = tmp_path / "runs" / name
-        seeds = {"seed_everything": seed, "data.init_args.seed": seed}
-        config = copy.deepcopy(CONFIG)
-        for key, value in {
+        all_settings = {
             "model.class_path": model,
             "run_dir": str(folder),
-            **seeds,
+            "seed_everything": seed,
+            "data.init_args.seed": seed,
             **(settings or {}),
-        }.items():
-            *path, last = key.split(".")
-            reduce(dict.__getitem__, path, config)[last] = value
+        }
+        config = copy.deepcopy(CONFIG)
+        for key, value in all_settings.items():
+            *path, name_of_value = key.split(".")
+            reduce(dict.__getitem__, path, config)[name_of_value] = value
         write_run(folder, config, record or {}, points, seconds_of)
         return folder
 

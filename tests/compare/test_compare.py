@@ -196,7 +196,7 @@ def test_the_baseline_is_the_finished_gpt_group_of_lowest_loss(make_run, runs, t
 
 @pytest.mark.usefixtures("no_plot")
 def test_a_run_given_twice_counts_once(make_run, runs, tmp_path):
-    """By another path, by a link, and as a copy; a second run with the seed counts, and is noted."""
+    """By another path, by a link, and as a copy; another run with the seed counts, with a note."""
     shutil.copytree(f"{runs}/angpt2", tmp_path / "runs" / "copy")
     (tmp_path / "link").symlink_to(f"{runs}/angpt1")
     given = [runs, f"{runs}/../runs/angpt1", str(tmp_path / "link")]
@@ -301,7 +301,16 @@ def test_a_fair_comparison_has_no_note(make_run, tmp_path):
         ("trainer.check_val_every_n_epoch", 2, "validated differently: check_val_every_n_epoch"),
         ("trainer.gradient_clip_val", 0.5, "trained differently: gradient_clip_val is 0.5"),
         ("initial_weights", "a.ckpt", "trained differently: initial_weights is True, the baseline"),
-        ("trainer.callbacks", callback("EarlyStopping", patience=1), "EarlyStopping(patience=1)"),
+        (
+            "trainer.callbacks",
+            callback("EarlyStopping", patience=1),
+            "trained differently: callbacks is EarlyStopping(patience=1), the baseline none.",
+        ),
+        (
+            "trainer.callbacks",
+            callback("GradientAccumulationScheduler", scheduling=4),
+            "callbacks is GradientAccumulationScheduler(scheduling=4), the baseline none.",
+        ),
         (LR, 0.01, "nGPT, plain: its own lr=0.01, the baseline's lr=0.001; fair only if both"),
     ],
 )
@@ -351,7 +360,7 @@ def test_a_record_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, re
         ),
         pytest.param(
             {"seed": 2},
-            "no seed in common with the baseline, so its speed-up is over the baseline's mean curve",
+            "no seed in common with the baseline, so its speed-up is over the baseline's mean",
             id="another seed",
         ),
         pytest.param(
@@ -456,7 +465,10 @@ def test_runs_that_have_not_finished_give_no_speed_up_and_no_test(
     assert not any("final loss of" in text.get_text() for text in drawn[0].legends[0].get_texts())
 
 
-EVIL = "x\x1b[2J ![p](http://evil/p.png) ![q](../secret.png) <img src=http://evil/r.png> [l](http://evil) `"
+EVIL = (
+    "x\x1b[2J ![p](http://evil/p.png) ![q](../secret.png) <img src=http://evil/r.png> "
+    "[l](http://evil) `"
+)
 TOLD = {
     "command": EVIL,
     "git": {"commit": EVIL, "dirty": False},

@@ -16,40 +16,59 @@ from tests.compare.conftest import FALLING
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "theirs", [[3.4, 3.5], [3.4, 3.4]]
-)  # the latter without a warning of lost precision
-def test_other_seeds_are_compared_by_welch(theirs: list[float]) -> None:
-    ours = [3.0, 3.2, 3.1]
-    test = difference(dict(enumerate(ours)), dict(enumerate(theirs, 7)))
+def test_other_seeds_are_compared_by_welch() -> None:
+    a = [3.0, 3.2, 3.1]
+    b = [3.4, 3.5]
+
+    test = difference(dict(enumerate(a)), dict(enumerate(b, 7)))
+
+    expected = stats.ttest_ind(a, b, equal_var=False)
+    interval = expected.confidence_interval()
     assert test is not None
-    assert (test.method, test.n) == ("Welch's t-test", (3, 2))
-    expected = stats.ttest_ind_from_stats(
-        3.1, 0.1, 3, np.mean(theirs), np.std(theirs, ddof=1), 2, equal_var=False
-    )
+    assert test.method == "Welch's t-test"
+    assert test.n == (3, 2)
     assert test.p == pytest.approx(expected.pvalue)
-    if theirs[0] != theirs[1]:
-        interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
-        assert (test.difference, test.low, test.high) == pytest.approx((-0.35, *interval))
+    assert (test.difference, test.low, test.high) == pytest.approx((-0.35, *interval))
 
 
-def test_nothing_is_claimed_of_one_seed_or_no_spread() -> None:
-    """Nor where a run was lost."""
-    one, two, flat = {1: 3.0}, {1: 3.0, 2: 3.1}, {1: 3.0, 2: 3.0}
-    for lost in ({1: 3.2, 2: 3.4, 3: None}, {4: 3.2, 5: 3.4, 6: None}):
-        assert (
-            difference(lost, {1: 3.1, 2: 3.5, 3: 3.0})
-            is difference({1: 3.1, 2: 3.5, 3: 3.0}, lost)
-            is None
-        )
-    for other in (
-        (one, {1: 3.1}),
-        (one, {2: 3.1, 3: 3.2}),
-        (two, {1: 3.1, 2: 3.2}),
-        (flat, {3: 3.1, 4: 3.1}),
-    ):
-        assert difference(*other) is None
-    assert difference({1: 3.2, 2: 3.20001}, {1: 3.1, 2: 3.1}) is not None, "a small spread is one"
+@pytest.mark.filterwarnings("error")  # such as a warning of lost precision
+def test_one_configuration_without_spread_is_compared_by_welch() -> None:
+    test = difference({1: 3.0, 2: 3.2, 3: 3.1}, {7: 3.4, 8: 3.4})
+
+    expected = stats.ttest_ind_from_stats(3.1, 0.1, 3, 3.4, 0.0, 2, equal_var=False)
+    assert test is not None
+    assert test.p == pytest.approx(expected.pvalue)
+
+
+SINGLE = {1: 3.0}
+PAIR = {1: 3.0, 2: 3.1}
+WITHOUT_SPREAD = {1: 3.0, 2: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        pytest.param(SINGLE, {1: 3.1}, id="one pair"),
+        pytest.param(SINGLE, {2: 3.1, 3: 3.2}, id="one seed against two"),
+        pytest.param(PAIR, {1: 3.1, 2: 3.2}, id="differences without spread"),
+        pytest.param(WITHOUT_SPREAD, {3: 3.1, 4: 3.1}, id="no spread at all"),
+    ],
+)
+def test_nothing_is_claimed_of_one_seed_or_no_spread(a: dict, b: dict) -> None:
+    assert difference(a, b) is None
+
+
+@pytest.mark.parametrize("seeds", [(1, 2, 3), (4, 5, 6)])
+def test_nothing_is_claimed_where_a_run_was_lost(seeds: tuple[int, ...]) -> None:
+    lost = dict(zip(seeds, (3.2, 3.4, None), strict=True))
+    whole = {1: 3.1, 2: 3.5, 3: 3.0}
+
+    assert difference(lost, whole) is None
+    assert difference(whole, lost) is None
+
+
+def test_a_small_spread_is_a_spread() -> None:
+    assert difference({1: 3.2, 2: 3.20001}, {1: 3.1, 2: 3.1}) is not None
 
 
 def test_holm_multiplies_the_smallest_most() -> None:
@@ -65,21 +84,36 @@ def curve(*points: tuple[float, float], seconds_per_token: float = 1.0) -> Curve
 BASELINE = curve(*FALLING, seconds_per_token=2.0)
 
 
-@pytest.mark.parametrize(("points", "speedup", "bound"), [
-    pytest.param([(100, 4.0), (200, 3.2), (300, 2.8)], 400 / 250, False, id="between two points"),
-    pytest.param([(100, 4.0), (400, 3.0001)], None, False, id="never reached, and not extrapolated"),
-    pytest.param([(200, 2.9), (300, 2.0)], 2.0, True, id="a start below it is a lower bound"),
-    pytest.param([(100, 4.0), (200, 2.0), (300, 3.6), (400, 1.0)], 400 / 150, False, id="the first crossing counts"),
-    pytest.param([(100, 3.5), (200, 5.0), (300, 1.0)], 400 / 250, False, id="a spike before is not smoothed away"),
-    pytest.param([(0, 2.0), (100, 1.0)], None, True, id="tokens of zero have no ratio"),
-])  # fmt: skip
-def test_one_curve(points: list, speedup: float | None, bound: bool) -> None:
-    for seconds_per_token in (4.0, np.nan):  # time that was not logged changes nothing
-        result = speed_up(
-            [(1, BASELINE)], [(1, curve(*points, seconds_per_token=seconds_per_token))]
-        )
-        assert result.mean == pytest.approx(speedup)
-        assert (result.test, result.bound) == (None, bound)
+BETWEEN_POINTS = [(100, 4.0), (200, 3.2), (300, 2.8)]
+NEVER_REACHED = [(100, 4.0), (400, 3.0001)]
+STARTS_BELOW = [(200, 2.9), (300, 2.0)]
+CROSSES_TWICE = [(100, 4.0), (200, 2.0), (300, 3.6), (400, 1.0)]
+SPIKE = [(100, 3.5), (200, 5.0), (300, 1.0)]
+NO_TOKENS = [(0, 2.0), (100, 1.0)]
+
+
+@pytest.mark.parametrize("seconds_per_token", [4.0, np.nan])  # time that was not logged
+@pytest.mark.parametrize(
+    ("points", "speedup", "bound"),
+    [
+        pytest.param(BETWEEN_POINTS, 400 / 250, False, id="between two points"),
+        pytest.param(NEVER_REACHED, None, False, id="never reached, and not extrapolated"),
+        pytest.param(STARTS_BELOW, 2.0, True, id="a start below it is a lower bound"),
+        pytest.param(CROSSES_TWICE, 400 / 150, False, id="the first crossing counts"),
+        pytest.param(SPIKE, 400 / 250, False, id="a spike before is not smoothed away"),
+        pytest.param(NO_TOKENS, None, True, id="tokens of zero have no ratio"),
+    ],
+)
+def test_a_curve_has_the_speed_up_worked_out_by_hand(
+    points: list, speedup: float | None, bound: bool, seconds_per_token: float
+) -> None:
+    run = curve(*points, seconds_per_token=seconds_per_token)
+
+    result = speed_up([(1, BASELINE)], [(1, run)])
+
+    assert result.mean == pytest.approx(speedup)
+    assert result.test is None
+    assert result.bound == bound
 
 
 def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing() -> None:
@@ -89,26 +123,51 @@ def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing() -> Non
     )
 
 
+EASY = curve((100, 4.0), (400, 1.0))
+HARD = curve((100, 6.0), (400, 3.0))
+QUICK_EASY = curve((100, 3.0), (200, 1.0))
+QUICK_HARD = curve((100, 5.0), (200, 3.0))
+MISSING_HARD = curve((100, 5.0), (200, 3.1))
+
+
 def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
-    """One seed that misses its target takes the mean away."""
-    easy, hard = curve((100, 4.0), (400, 1.0)), curve((100, 6.0), (400, 3.0))
-    quick_easy, quick_hard = curve((100, 3.0), (200, 1.0)), curve((100, 5.0), (200, 3.0))
-    paired = speed_up([(1, easy), (2, hard)], [(2, quick_hard), (1, quick_easy), (3, quick_hard)])
-    assert (paired.values, paired.words) == ((2.0, 2.0), "2.00 (2 seeds)")
-    missed = speed_up([(1, easy), (2, hard)], [(1, quick_easy), (2, curve((100, 5.0), (200, 3.1)))])
-    assert (missed.values, missed.mean, missed.test, missed.words) == (
-        (2.0, None),
-        None,
-        None,
-        "1 of 2 seeds",
-    )
-    for lost in (speed_up([(1, easy), (2, None)], [(1, quick_easy), (2, quick_hard)]),
-                 speed_up([(1, easy), (2, hard)], [(1, quick_easy), (2, None)])):  # fmt: skip
-        assert (lost.values, lost.words) == ((2.0, None), "1 of 2 seeds")
-    without = speed_up([(1, easy), (2, hard)], [(3, quick_easy), (4, quick_hard)])
-    assert (without.paired, without.words) == (False, "1 of 2 seeds"), (
-        "the hard one never gets to the mean curve's end"
-    )
+    runs = [(2, QUICK_HARD), (1, QUICK_EASY), (3, QUICK_HARD)]
+
+    speedup = speed_up([(1, EASY), (2, HARD)], runs)
+
+    assert speedup.values == (2.0, 2.0)
+    assert speedup.words == "2.00 (2 seeds)"
+
+
+def test_one_seed_that_misses_its_target_takes_the_mean_away() -> None:
+    speedup = speed_up([(1, EASY), (2, HARD)], [(1, QUICK_EASY), (2, MISSING_HARD)])
+
+    assert speedup.values == (2.0, None)
+    assert speedup.mean is None
+    assert speedup.test is None
+    assert speedup.words == "1 of 2 seeds"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "runs"),
+    [
+        pytest.param([EASY, None], [QUICK_EASY, QUICK_HARD], id="of the baseline"),
+        pytest.param([EASY, HARD], [QUICK_EASY, None], id="of the configuration"),
+    ],
+)
+def test_a_lost_run_takes_the_mean_away(baseline: list, runs: list) -> None:
+    speedup = speed_up(list(enumerate(baseline)), list(enumerate(runs)))
+
+    assert speedup.values == (2.0, None)
+    assert speedup.words == "1 of 2 seeds"
+
+
+def test_without_a_common_seed_runs_are_compared_with_the_mean_curve() -> None:
+    """The hard run never gets to the mean curve's last loss."""
+    speedup = speed_up([(1, EASY), (2, HARD)], [(3, QUICK_EASY), (4, QUICK_HARD)])
+
+    assert not speedup.paired
+    assert speedup.words == "1 of 2 seeds"
 
 
 def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> None:
@@ -122,5 +181,12 @@ def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> 
 
 def test_final_losses_in_two_groups_are_recognised() -> None:
     assert split_by_gap([2.30, 2.10, 2.31, 2.12, 2.29]) == ([2.10, 2.12], [2.29, 2.30, 2.31])
-    for losses in ([2.30, 2.10, 2.31, 2.16], [2.0, 2.1, 2.2, 2.3, 2.4], [2.0, 2.0, 2.5]):
-        assert split_by_gap(losses) is None
+
+
+@pytest.mark.parametrize(
+    "losses", [[2.30, 2.10, 2.31, 2.16], [2.0, 2.1, 2.2, 2.3, 2.4], [2.0, 2.0, 2.5]]
+)
+def test_final_losses_without_a_wide_gap_or_of_three_runs_are_one_group(
+    losses: list[float],
+) -> None:
+    assert split_by_gap(losses) is None
