@@ -87,13 +87,13 @@ def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
     assert (
         "nGPT, plain: 1 of 2 runs are counted; left out: 1 failed, no validation." in raw["notes"]
     )
-    for needed in (
+    for text in (
         "no validation: out of memory",
         "0123456789",
         "`anlit fit --config a.yaml`",
         "over tokens](",
     ):
-        assert needed in markdown
+        assert text in markdown
     assert len(raw["runs"]) == 6
     assert str(out / "convergence.png") in capsys.readouterr().out
 
@@ -102,7 +102,9 @@ def write_paired(folder, runs, seconds, **record):
     """paired_steps.json for some runs; `seconds` per token of each, by round."""
     folder.mkdir(parents=True, exist_ok=True)
     keys = [group_runs([load_run(Path(run))])[0].key for run in runs]
-    arms = [{"key": key, "seconds_per_token": own} for key, own in zip(keys, seconds, strict=True)]
+    arms = [
+        {"key": key, "seconds_per_token": times} for key, times in zip(keys, seconds, strict=True)
+    ]
     (folder / STEPS).write_text(json.dumps({"hardware": HARDWARE, **record, "arms": arms}))
 
 
@@ -199,14 +201,14 @@ def test_a_run_given_twice_counts_once(make_run, runs, tmp_path):
     """By another path, by a link, and as a copy; another run with the seed counts, with a note."""
     shutil.copytree(f"{runs}/angpt2", tmp_path / "runs" / "copy")
     (tmp_path / "link").symlink_to(f"{runs}/angpt1")
-    given = [runs, f"{runs}/../runs/angpt1", str(tmp_path / "link")]
-    report = compare(given, str(tmp_path / "o"))
+    paths = [runs, f"{runs}/../runs/angpt1", str(tmp_path / "link")]
+    report = compare(paths, str(tmp_path / "o"))
     assert len(report.results[1].speedup.values) == len(report.results[1].final_loss.values) == 2
     assert (
         "anGPT, plain: 2 of 3 runs are counted; left out: 1 equal to another run." in report.notes
     )
     make_run("again", SLOWER, ANGPT, seed=2)
-    report = compare(given, str(tmp_path / "o"))
+    report = compare(paths, str(tmp_path / "o"))
     assert any("seed 2 occurs more than once" in note for note in report.notes)
 
 
@@ -215,22 +217,24 @@ def test_a_report_on_other_runs_is_not_written_over(make_run, tmp_path):
     runs = [str(make_run("a")), str(make_run("b", FASTER, ANGPT)), str(make_run("c", SLOWER, NGPT))]
     compare(runs[:2], str(tmp_path / "o"))
     compare(runs, str(tmp_path / "o"))
-    before = (tmp_path / "o" / "convergence.json").read_bytes()
+    report = (tmp_path / "o" / "convergence.json").read_bytes()
     with pytest.raises(
         UserError, match=r"has another report \(anlit compare .*: give another folder, or remove"
     ):
         compare(runs[:2], str(tmp_path / "o"))
-    assert (tmp_path / "o" / "convergence.json").read_bytes() == before
+    assert (tmp_path / "o" / "convergence.json").read_bytes() == report
 
 
 @pytest.mark.usefixtures("no_plot")
-@pytest.mark.parametrize(("file", "words"), [("gpt-1/launches.json", "the runs of a study"),
-                                             ("diagnose.json", "another report")])  # fmt: skip
-def test_a_folder_where_another_command_reports_is_refused(make_run, tmp_path, file, words):
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("gpt-1/launches.json", "the runs of a study"), ("diagnose.json", "another report")],
+)
+def test_a_folder_where_another_command_reports_is_refused(make_run, tmp_path, file, content):
     """Also that of a study under way, which has not written its report yet."""
     (tmp_path / "o" / file).parent.mkdir(parents=True)
     (tmp_path / "o" / file).write_text("{}")
-    with pytest.raises(UserError, match=f"--output .* has {words}.* give another folder"):
+    with pytest.raises(UserError, match=f"--output .* has {content}.* give another folder"):
         compare([str(make_run("a")), str(make_run("b", FASTER, ANGPT))], str(tmp_path / "o"))
     assert not (tmp_path / "o" / "report.md").exists()
 

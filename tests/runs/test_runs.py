@@ -189,17 +189,17 @@ def test_execution_paths_and_plain_attention_do_not_separate_runs(
 def test_settings_separate_runs_and_labels_tell_how(
     make_run: MakeRun, settings: dict[str, Any], label: str, other_label: str
 ) -> None:
-    found = labels(make_run("a"), make_run("b", settings=settings))
+    names = labels(make_run("a"), make_run("b", settings=settings))
 
-    assert found == [f"GPT+, plain, {label}", f"GPT+, plain, {other_label}"]
+    assert names == [f"GPT+, plain, {label}", f"GPT+, plain, {other_label}"]
 
 
 def test_data_separate_runs_and_labels_tell_how(make_run: MakeRun) -> None:
     other_data = {"content_sha256": "c1", "tokenizer_sha256": "t0"}
 
-    found = labels(make_run("a"), make_run("b", record={"data": other_data}))
+    names = labels(make_run("a"), make_run("b", record={"data": other_data}))
 
-    assert found == ["GPT+, plain, content=c0", "GPT+, plain, content=c1"]
+    assert names == ["GPT+, plain, content=c0", "GPT+, plain, content=c1"]
 
 
 def test_many_settings_that_differ_give_distinct_labels(make_run: MakeRun) -> None:
@@ -235,10 +235,10 @@ def test_labels_of_two_sizes_at_two_rates_hold_size_and_rate(make_run: MakeRun) 
         settings = {f"model.init_args.{name}": size for name in ("a", "b", "d_ff", "n_heads")}
         folders.append(make_run(f"{size}-{rate}", settings={**settings, D_MODEL: size, LR: rate}))
 
-    found = labels(*folders)
+    names = labels(*folders)
 
-    assert len({*found}) == 4
-    for label, (size, rate) in zip(found, pairs, strict=True):
+    assert len({*names}) == 4
+    for label, (size, rate) in zip(names, pairs, strict=True):
         assert f"lr={rate:g}" in label
         assert f"={size}" in label
 
@@ -279,7 +279,7 @@ def test_more_settings_than_a_label_holds_give_the_names_of_folders(make_run: Ma
     for name in "abcde":
         folders.append(make_run(name, settings={f"model.init_args.{name}": 1}))
 
-    found = labels(*folders)
+    names = labels(*folders)
 
-    assert found[1] == "GPT+, plain, a"
-    assert len({*found}) == 6
+    assert names[1] == "GPT+, plain, a"
+    assert len({*names}) == 6
