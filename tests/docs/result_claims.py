@@ -12,6 +12,7 @@ Claim = tuple[str, str, str]
 
 IN_SHORT = (ARCHITECTURES, "In short")
 README = ("README.md", "Results")
+SPEED_IN_SHORT = (SPEED, "Speed and memory")
 EQUAL_TUNING = (ARCHITECTURES, "Equal tuning at 1.3M parameters")
 ONE_MILLION = (ARCHITECTURES, "1.3M parameters")
 GAIN = (ARCHITECTURES, "The gain on queries and keys")
@@ -263,15 +264,26 @@ def claims_on_cpus() -> Iterator[Claim]:
         speed[target["what"]] = leading(target["measured"])
     litgpt = speed["eager: GPT+'s speed beside litgpt's GPT"]
     qwen3 = speed["eager: GPT+'s speed beside transformers' Qwen3"]
-    yield *README, f"GPT+ is {litgpt} and {qwen3} times as fast as litgpt and Qwen3 on a Xeon"
+    peers = f"GPT+ is {litgpt} and {qwen3} times as fast as litgpt and Qwen3"
+    yield *README, f"{peers} on a Xeon"
+    yield *SPEED_IN_SHORT, peers
+    angpt = speed["eager: time of anGPT beside GPT+"]
+    ngpt = speed["eager: time of nGPT beside GPT+"]
+    yield *SPEED_IN_SHORT, f"anGPT takes {angpt} and nGPT {ngpt} times GPT+'s time"
 
     step = second_row("shared_keys_cpu/step-cpu.json")["beside"]["train"]["median"]
     token = second_row("shared_keys_cpu/decoding.json")["beside"]["step"]["median"]
-    yield (
-        *README,
+    ratios = (
         f"take {figure(step)} times a training step, a quarter of the cache and "
-        f"{figure(token)} times a generated token",
+        f"{figure(token)} times a generated token"
     )
+    yield *README, ratios
+    yield SPEED, "Shared keys", ratios
+    step_and_token = (
+        f"{figure(step)} times a training step, a quarter of the cache, "
+        f"{figure(token)} times a generated token"
+    )
+    yield *SPEED_IN_SHORT, step_and_token
 
     costs = []
     for shape in read_record("attention_cpu/threads_1/attention.json")["shapes"]:
@@ -281,10 +293,26 @@ def claims_on_cpus() -> Iterator[Claim]:
     cost = f"costs {figure(min(costs))} to {figure(max(costs))} times"
     yield *README, f"{cost} plain attention on one thread"
     yield SPEED, "Attention", f"{cost} what plain"
+    yield *SPEED_IN_SHORT, f"{cost} what plain"
+
+    loss = read_record("loss_memory/loss.json")["rows"]
+    shares = {row["way"]: figure(100 * row["part_of_full"]) for row in loss}
+    yield *SPEED_IN_SHORT, f"{shares['anlit']} % of the memory of full logits"
+    ratio = total_step_seconds("bfloat16") / total_step_seconds("float32")
+    yield *SPEED_IN_SHORT, f"a step takes {figure(ratio)} times as long as in float32"
 
     lengths = Lengths("attention/0.4m/lengths")
     added = leading(lengths.row("scale-invariant")[2])
     yield *README, f"loses most, {added} nats, at 16 times it"
+
+
+def total_step_seconds(dtype: str) -> float:
+    """Return the sum over models, modes and two measurements of a step's median seconds."""
+    seconds = 0.0
+    for turn in (1, 2):
+        group = read_record(f"step_cpu/bfloat16/{dtype}-{turn}.json")["groups"][0]
+        seconds += sum(row["seconds"]["train"]["median"] for row in group["rows"])
+    return seconds
 
 
 def second_row(name: str) -> Any:

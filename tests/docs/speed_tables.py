@@ -201,6 +201,20 @@ def attention_on_cpu() -> Rows:
     return rows
 
 
+@table(SPEED, "Memory of the loss")
+def memory_of_the_loss() -> Rows:
+    by_way = {row["way"]: row for row in read_record("loss_memory/loss.json")["rows"]}
+    megabytes = {way: figure(row["peak_bytes"] / 1e6) for way, row in by_way.items()}
+    seconds = {way: figure(row["seconds"]) for way, row in by_way.items()}
+    share = figure(100 * by_way["anlit"]["part_of_full"])
+    ours = f"{megabytes['anlit']}, {share} % of full logits, aim 25 %"
+    return [
+        ["anlit", ours, seconds["anlit"]],
+        ["full logits", megabytes["full"], seconds["full"]],
+        ["torch's own chunked loss", megabytes["torch"], seconds["torch"]],
+    ]
+
+
 @table(SPEED, "Data")
 def preparation() -> Rows:
     (prepare, _) = read_record("data_cpu/data.json")["groups"]
