@@ -213,8 +213,8 @@ def claims_on_a_bridge() -> Iterator[Claim]:
     yield *IN_SHORT, f"on the other three {fresh}"
     yield (
         *README,
-        f"it is {opened(lag, 'behind a GPT+ with a long warm-up ')}, six seeds; on the three on "
-        f"which that was not picked {interval(fresh)})",
+        f"anGPT is {opened(lag, 'behind a GPT+ with a long warm-up ')}, six seeds); on the three "
+        f"on which that was not picked {interval(fresh)}",
     )
     yield *BRIDGE, f"anGPT ends {opened(lag, 'behind GPT+ ')}, p = {p}, {holm} by"
     behind_ngpt = opened(plain.minus("anGPT", "nGPT"), "behind nGPT ")

@@ -401,7 +401,7 @@ def mechanisms_by_length() -> Iterator[str]:
     alibi = "ALiBi"
     invariant = "scale-invariant, p-RoPE"
     yield (
-        f"at 16 times it ALiBi finds {accuracies[alibi]}, scale-invariant attention "
+        f"At 16 times it ALiBi finds {accuracies[alibi]}, scale-invariant attention "
         f"{accuracies[invariant]}, the others none"
     )
     assert {label for label, share in accuracies.items() if float(share) > 0} == {alibi, invariant}
@@ -409,12 +409,6 @@ def mechanisms_by_length() -> Iterator[str]:
 
 @section(ATTENTION, "Changing a trained model's attention")
 def changed_attention() -> Iterator[str]:
-    losses = {}
-    for arm in read_record("change_attention/needle/needle.json")["arms"]:
-        points = [figure(point["nats_per_token"]) for point in arm["lengths"]]
-        losses[arm["label"]] = ", ".join(points)
-    plain = losses["GPT+, plain, RoPE"]
-    yield f"4,096 tokens: plain {plain}; scale-invariant {losses['GPT+, scale-invariant']}"
     yield f"guessing digits gives {figure(-math.log(10))}"
 
 

@@ -81,6 +81,16 @@ def changed_attention() -> Rows:
     return [[label, *lengths.row(arm)] for label, arm in arms.items()]
 
 
+@table(ATTENTION, "Changing a trained model's attention", 1)
+def needles_of_changed_attention() -> Rows:
+    rows = []
+    for arm in read_record("change_attention/needle/needle.json")["arms"]:
+        label = arm["label"].removeprefix("GPT+, ")
+        if label in ("plain, RoPE", "scale-invariant"):
+            rows.append([label, *(figure(point["nats_per_token"]) for point in arm["lengths"])])
+    return rows
+
+
 @table("nu_att.md", "Does anGPT's attention want its missing factor?")
 def missing_factor() -> Rows:
     lengths = Lengths("attention/short/nu_att")

@@ -31,12 +31,17 @@ TABLES_OF_SENTENCES: list[Key] = [
     ("architectures.md", "In short", 0),
     ("architectures.md", "In short", 1),
     ("speed.md", "Speed and memory", 0),
+    ("attention.md", "Attention mechanisms", 0),
 ]
 """Summaries. Claims hold the figures in their cells."""
+FILES = "links to the records"
+LOST = "no record is kept, and the page says so"
 COMMITS = "the commits of the runs, not a measurement"
 WITHOUT_RECORD: dict[Key, str] = {
     ("architectures.md", "Defaults", 0): "a rule; its cells name their sweep or a missing record",
     ("architectures.md", "A bridge from nGPT", 1): COMMITS,
+    ("attention.md", "Mechanisms by length at 20 tokens per parameter", 2): FILES,
+    ("nu_att.md", "Does anGPT's attention want its missing factor?", 1): LOST,
     ("architectures.md", "The norm of attention's average", 2): COMMITS,
 }
 """Tables without a record, each with the reason."""
@@ -45,7 +50,6 @@ PAPERS = "a number of the papers"
 SETTING = "a setting, not a measurement"
 DEFINITION = "a definition"
 EXAMPLE = "the example of README"
-LOST = "no record is kept, and the page says so"
 PHRASES_WITHOUT_RECORD: dict[tuple[str, str], dict[str, str]] = {
     ("README.md", "Results"): {
         "from 0.6 to 6": SETTING,
@@ -82,12 +86,6 @@ PHRASES_WITHOUT_RECORD: dict[tuple[str, str], dict[str, str]] = {
     ("attention.md", "Mechanisms by length after short training"): {"(0.3 % at 64k": PAPERS},
     ("attention.md", "Normal scores"): {
         "(36.6 … 37.9, unnormalised)": "`anlit diagnose --gaussian` computes it without a model"
-    },
-    ("nu_att.md", "Does anGPT's attention want its missing factor?"): {
-        "0.30 to 0.42 where normal scores give 0.294": "the output of `diagnose` is not kept",
-        "0.07 to 0.11 where they give 0.060": "the output of `diagnose` is not kept",
-        "0.52 to 0.61 of their norm (scale-invariant) and 0.26 to 0.36": "the same",
-        "1.8 to 2.1 and 4 to 6 times": "the same",
     },
     ("speed.md", "Speed and memory"): {
         "aim of 1.15": "an aim",
