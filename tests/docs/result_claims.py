@@ -164,7 +164,7 @@ def claims_on_the_norm() -> Iterator[Claim]:
     p = figure(study.p(both, normed))
     behind_normed = opened(behind, "behind a GPT+ with that norm ")
     yield *IN_SHORT, f"level with GPT+ ({gap}), {behind_normed}, p = {p})"
-    yield *NORM, f"It ends level with GPT+ ({gap})"
+    yield *NORM, f"With both, anGPT ends level with GPT+ ({gap})"
     yield *NORM, f"Against that GPT+ anGPT is {opened(behind, 'behind ')}, p = {p})"
     yield *README, f"it is {opened(behind, 'behind ')})"
 

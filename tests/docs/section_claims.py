@@ -276,7 +276,7 @@ def small_model() -> Iterator[str]:
     yield f"The other runs end between {from_and(run['final_loss'] for run in not_copying)}."
     study = Study("compute_optimal/0.4m")
     mean = figure(study.mean_loss("GPT+"))
-    yield f"On it GPT+'s best came to {figure(study.best_tuned_loss('gpt'))}, and to {mean} on the others"
+    yield f"On it GPT+'s best came to {figure(study.best_tuned_loss('gpt'))}, and to {mean} on the other seeds"
 
 
 @section(ARCHITECTURES, "The same model on fewer tokens")

@@ -113,7 +113,7 @@ def test_a_table_follows_from_its_record(key: Key) -> None:
 
 
 def text_of(page: str, heading: str) -> str:
-    return " ".join(plain(sections(RESULTS / page)[heading]).split())
+    return plain(" ".join(sections(RESULTS / page)[heading].split()))
 
 
 CLAIMS = [*claims(), *section_claims()]
@@ -143,7 +143,7 @@ def test_every_figure_has_a_record_or_is_listed(section: tuple[str, str]) -> Non
     text = sections(RESULTS / page)[heading]
     if any(key[:2] == section for key in (*TABLES, *WITHOUT_RECORD)):
         text = re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE)
-    text = " ".join(plain(re.sub(r"`[^`]*`", "", text)).split())
+    text = plain(" ".join(re.sub(r"`[^`]*`", "", text).split()))
 
     for claim_page, claim_heading, claim in CLAIMS:
         if (claim_page, claim_heading) == section:
