@@ -292,8 +292,8 @@ def claims_on_cpus() -> Iterator[Claim]:
             costs.append(seconds["scale-invariant", "blockwise"] / seconds["plain", "sdpa"])
     cost = f"costs {figure(min(costs))} to {figure(max(costs))} times"
     yield *README, f"{cost} plain attention on one thread"
-    yield SPEED, "Attention", f"{cost} what plain"
-    yield *SPEED_IN_SHORT, f"{cost} what plain"
+    yield SPEED, "Attention", f"{cost} plain attention"
+    yield *SPEED_IN_SHORT, f"{cost} plain attention"
 
     loss = read_record("loss_memory/loss.json")["rows"]
     shares = {row["way"]: figure(100 * row["part_of_full"]) for row in loss}

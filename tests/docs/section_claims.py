@@ -488,7 +488,7 @@ def memory_of_the_loss() -> Iterator[str]:
 @section(SPEED, "Data")
 def data() -> Iterator[str]:
     load = read_record("data_cpu/data.json")["environment"]["load_before"]
-    yield f"(load {figure(load)} from what had just ended)"
+    yield f"(load {figure(load)} from work that had just ended)"
 
 
 @section(SPEED, "Hidden states in float32")
