@@ -122,7 +122,7 @@ def equal_tuning() -> Iterator[str]:
     study = Study("bridge/plain-1.3m")
     late = from_to(study.onsets("anGPT", 3.0).values(), "M")
     early = from_to(study.onsets("GPT+", 3.0).values(), "M")
-    yield f"a loss of 3.0 comes after {late} tokens against {early}."
+    yield f"A loss of 3.0 comes after {late} tokens against {early}."
     finals = {name: float(curve.loss[-1]) for name, curve in tuning_curves().items()}
     tuned = finals["angpt_alpha_scale=0.3_lr=0.0055"]
     rates = [finals[f"angpt_alpha_scale=0.3_lr={lr}"] for lr in ("0.00275", "0.0055", "0.011")]
@@ -501,4 +501,4 @@ def hidden_states_in_float32() -> Iterator[str]:
     angpt_row = hidden_states()[0]
     gaps = [float(gap) for gap in angpt_row[3].replace("−", "-").split(", ")]
     yield f"end higher, one by {figure(max(gaps))}"
-    yield f"loss first is 3.3: {', '.join(onsets)} million tokens with float32"
+    yield f"onset is at {', '.join(onsets)} million tokens with float32"

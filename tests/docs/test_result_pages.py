@@ -92,6 +92,7 @@ PHRASES_WITHOUT_RECORD: dict[tuple[str, str], dict[str, str]] = {
         "in 0.9 days": "an estimate of `anlit size`",
     },
     ("speed.md", "Hidden states in float32"): {
+        "loss first is 3.3": DEFINITION,
         "4.3, 3.5, 4.8 with bfloat16": "the record has no curves, and the page says so",
         "ends at 2.297": "a run without a record",
     },
