@@ -16,7 +16,7 @@ _MODULES = {
     "TokenShards": "anlit.data.module",
     "Mixture": "anlit.data.mixture",
     "NeedleInHaystack": "anlit.data.needle",
-    "load_checkpoint": "anlit.training.load_model",
+    "load_checkpoint": "anlit.evaluation.trained_model",
 }
 """Public name → the module that defines it."""
 _MODULES_OF_CLASSES = (

@@ -30,7 +30,7 @@ def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> Tok
     location = f"{checkpoint.file.parent.parent / CONFIG}: data"
     settings = {}
     for key, value in mapping(section.get("init_args")).items():
-        if setting_of(f"data.{key}").role is not DATA_ORDER:
+        if _is_of_validation(key):
             settings[key] = value
     data_class: Any = TokenShards
     if path is not None:
@@ -57,6 +57,17 @@ def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> Tok
     data.val_context_length = data.val_blocks = None  # all blocks, in the length of training
     _check_tokenizer(checkpoint, data)
     return data
+
+
+def _is_of_validation(key: str) -> bool:
+    """Return whether a setting of the run's data is for its validation data too.
+
+    The order of training does not matter here, but the run's batch fits into memory. Tools read
+    in this process.
+    """
+    if key == "num_workers":
+        return False
+    return key == "batch_size" or setting_of(f"data.{key}").role is not DATA_ORDER
 
 
 def _refuse_addresses(settings: dict[str, Any], location: str) -> None:
