@@ -5,6 +5,7 @@ import os
 import signal
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +20,7 @@ from anlit.checkpoints.checkpoint_io import refuse_damaged
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run, find_checkpoint
 from anlit.checkpoints.special_tokens import text_folder
 from anlit.commands.anneal import branch
+from anlit.commands.budget import set_steps
 from anlit.commands.class_changes import class_change_messages
 from anlit.commands.failures import ignore_thread_write_errors, run_error
 from anlit.commands.learning_rate import advice_on_default_rate, set_rate_by_width
@@ -185,6 +187,8 @@ class FitCommand(ConfigurationParser):
         try:
             config = self.config[self.subcommand]
             _set_vocabulary_from_data(config)
+            if self.subcommand == "fit":
+                set_steps(config, partial(self._count_parameters, config))
             self.rate_advice = advice_on_default_rate(config.model)
             set_rate_by_width(config.model)
             is_fit = self.subcommand == "fit"
@@ -199,6 +203,9 @@ class FitCommand(ConfigurationParser):
             if _is_programming_error(error):
                 raise
             raise UserError(explain_lightning_error(error)) from error
+
+    def _count_parameters(self, config: Namespace) -> int:
+        return self.model_of(config).model.n_parameters()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Return a Trainer with the callbacks, loggers and plugins that every run has."""

@@ -142,6 +142,25 @@ TOP_LEVEL = (
         "this share of the steps that the run has taken.",
     ),
     Option(
+        "max_tokens",
+        OPTIMISATION,
+        POSITIVE,
+        hidden=True,
+        type=float | None,
+        default=None,
+        help="The length of the run in training tokens, in place of trainer.max_steps.",
+    ),
+    Option(
+        "tokens_per_parameter",
+        OPTIMISATION,
+        POSITIVE,
+        hidden=True,
+        type=float | None,
+        default=None,
+        help="The length of the run in training tokens per parameter of the model, in place of "
+        "trainer.max_steps.",
+    ),
+    Option(
         "accept_changes",
         EXECUTION,
         hidden=True,

@@ -166,8 +166,18 @@ def dump_yaml(content: Any) -> str:
     )
 
 
+COUNT_SUFFIXES = {"k": 1_000, "M": 1_000_000, "B": 1_000_000_000, "T": 1_000_000_000_000}
+
+
 def parse_scalar(text: str) -> Any:
-    """Return the boolean, number or null in `text`, for a key that needs it; otherwise `text`."""
+    """Return the boolean, number or null in `text`, for a key that needs it; otherwise `text`.
+
+    A count may end in k, M, B or T: `2M` is 2,000,000.
+    """
+    count = re.fullmatch(r"(\d+(?:\.\d+)?)([kMBT])", text)
+    if count is not None:
+        value = Decimal(count[1]) * COUNT_SUFFIXES[count[2]]
+        return int(value) if value == value.to_integral_value() else text
     if re.fullmatch(r"[-+]?\d[\d_]*", text):
         return int(text.replace("_", ""))
     boolean = BOOLEAN_WORDS.get(text.strip().lower())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anlit.errors import UserError
-from anlit.io.read import check_content, parse_yaml, read_json, read_rows, read_yaml
+from anlit.io.read import check_content, parse_scalar, parse_yaml, read_json, read_rows, read_yaml
 from anlit.study.read_study import read_study
 from tests.checkpoints.foreign import trained
 
@@ -276,3 +276,11 @@ def test_a_line_that_is_not_complete_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("step,val/loss\n1,2.5\n3,2.4")
 
     assert read_rows(tmp_path / "metrics.csv") == [{"step": "1", "val/loss": "2.5"}]
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("2M", 2_000_000), ("10B", 10_000_000_000), ("1.5k", 1500), ("1T", 10**12), ("1.0001k", "1.0001k"), ("2m", "2m"),
+    ("M", "M"),
+])  # fmt: skip
+def test_a_count_may_have_a_suffix(text: str, value: object) -> None:
+    assert parse_scalar(text) == value

@@ -1,0 +1,75 @@
+"""`anlit fit --max_tokens` and `--tokens_per_parameter`: a run's length in tokens, as optimizer steps."""
+
+from collections.abc import Callable
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch.utilities import rank_zero_only
+
+from anlit.config.labels import n_devices
+from anlit.errors import UserError
+from anlit.reporting.text import echo
+
+DEFAULT_BATCH_SIZE = 8
+"""Sequences in a micro-batch, if the data have no such setting."""
+
+
+def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
+    """Set `trainer.max_steps` to the steps that the budget of tokens allows, and print it.
+
+    A configuration without a budget stays. The recorded configuration has the steps alone, so a
+    run is continued with the same number.
+
+    Args:
+        config: The configuration of `fit`, with a vocabulary.
+        count_parameters: Called if the budget is a number of tokens per parameter.
+
+    Raises:
+        UserError: Two settings give the length of the run, or the budget is less than a step.
+    """
+    budgets = {name: config[name] for name in ("max_tokens", "tokens_per_parameter")}
+    given = {name: value for name, value in budgets.items() if value is not None}
+    if not given:
+        return
+    lengths = given | configured_lengths(config)
+    if len(lengths) > 1:
+        listed = " and ".join(f"{name}={value:g}" for name, value in lengths.items())
+        raise UserError(f"{listed} both give the length of the run: leave one out")
+    n_tokens = config.max_tokens
+    if n_tokens is None:
+        n_tokens = config.tokens_per_parameter * count_parameters()
+    step_tokens = tokens_per_step(config)
+    n_steps = int(n_tokens // step_tokens)
+    if n_steps < 1:
+        raise UserError(
+            f"{n_tokens:,.0f} tokens are less than a step of {step_tokens:,}: give more tokens, or "
+            "lower data.batch_size"
+        )
+    config.trainer.max_steps = n_steps
+    config.max_tokens = config.tokens_per_parameter = None
+    rank_zero_only(echo)(f"{n_tokens:,.0f} tokens: {n_steps:,} steps of {step_tokens:,} tokens")
+
+
+def configured_lengths(config: Namespace) -> dict[str, int]:
+    """Return the settings of the Trainer that give the length of a run, by name."""
+    names = ("max_steps", "max_epochs")
+    values = {f"trainer.{name}": config.trainer[name] for name in names}
+    return {name: value for name, value in values.items() if value is not None and value > 0}
+
+
+def tokens_per_step(config: Namespace) -> int:
+    """Return the tokens of an optimizer step on all devices."""
+    data = config.data.get("init_args", config.data)
+    length = data.get("context_length") or config.model.init_args.context_length
+    batch_size = data.get("batch_size") or DEFAULT_BATCH_SIZE
+    trainer = config.trainer
+    devices = count_devices(trainer) * trainer.num_nodes
+    return length * batch_size * trainer.accumulate_grad_batches * devices
+
+
+def count_devices(trainer: Namespace) -> int:
+    """Return the devices of a node; `auto` and -1 are all GPUs, or one CPU process."""
+    takes_all = str(trainer.devices) in ("auto", "-1")
+    if takes_all and trainer.accelerator not in ("cpu",) and torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return n_devices(trainer.devices)
