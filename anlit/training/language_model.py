@@ -123,11 +123,11 @@ class LanguageModel(L.LightningModule):
                 layer.allow_compilation(True)
             return self.runtime.compiles_on(device_type)
         split = "test" if self.trainer.state.fn == TrainerFn.TESTING else "val"
-        size_of_evaluation = getattr(self.data_module, "size_of_evaluation", None)
-        if size_of_evaluation is None:
+        evaluation_size = getattr(self.data_module, "evaluation_size", None)
+        if evaluation_size is None:
             n_tokens, length = 0, self.context_length
         else:
-            n_tokens, length = size_of_evaluation(split)
+            n_tokens, length = evaluation_size(split)
         allow_compiled_kernels(self.model, n_tokens, length)
         is_large = repays_compiled_blocks(self.model, n_tokens, length)
         return is_large and self.runtime.compiles_on(device_type)
