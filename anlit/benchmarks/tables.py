@@ -7,13 +7,18 @@ from typing import Any
 from anlit.reporting.table import NONE, Table
 
 Row = dict[str, Any]
+"""A case of the benchmark; `anlit.benchmarks.harness` describes the keys.
+
+`seconds` has the times of a call by kind, such as `forward` and `both` (with the backward pass),
+and `flops` its operations by kind.
+"""
 UNSTEADY = "*"
-"""Marks a time with quartiles far apart."""
+"""Marks a time with quartiles far apart (over 5 % of the median)."""
 PEAKS = {
     "of measured peak": "peak_flops_per_second",
     "MFU": "data_sheet_flops_per_second",
 }
-"""Columns with shares of a peak, and the peak's key in the record."""
+"""Columns with shares of a peak, and the peak's key in the record (FLOP/s)."""
 
 
 def benchmark_table(
@@ -27,7 +32,8 @@ def benchmark_table(
     Args:
         record: The benchmark's record.
         group: The group's record.
-        base: The name of the model or kernel whose times are the divisor.
+        base: The name of the model or kernel whose times are the divisor, for the column's head.
+            The ratios themselves are in the record.
         columns: Further columns: their head, and the cell of a row.
     """
     peaks = {}
@@ -48,28 +54,35 @@ def benchmark_table(
 
 
 def _cells(row: Row, base: str, peaks: Mapping[str, float]) -> dict[str, str]:
-    """Return the cells of a row by head. Quartiles, shares and ratio belong to the last kind."""
+    """Return the cells of a row by head.
+
+    Each kind of time has a column. Quartiles, shares and ratio are of the last kind alone, which is
+    the whole step or the forward and backward pass.
+    """
     cells = {"": row["label"]}
     for kind, times in row["seconds"].items():
         mark = "" if times["steady"] else UNSTEADY
         cells[f"{kind}, ms"] = _milliseconds(times["median"]) + mark
-    cells["quartiles"] = " – ".join(map(_milliseconds, times["quartiles"]))
+    last_kind = list(row["seconds"])[-1]
+    last_times = row["seconds"][last_kind]
+    cells["quartiles"] = " – ".join(map(_milliseconds, last_times["quartiles"]))
     for head, peak in peaks.items():
-        cells[head] = f"{row['flops'][kind] / times['median'] / peak:.1%}"
-    ratio = row["ratio"].get(kind)
+        cells[head] = f"{row['flops'][last_kind] / last_times['median'] / peak:.1%}"
+    ratio = row["ratio"].get(last_kind)
     cells[f"÷ {base} (95 %)"] = _ratio_with_interval(**ratio) if ratio else NONE
-    peak_bytes = row["peak_bytes"]
+    peak_bytes = row["peak_bytes"]  # None where it cannot be measured
     cells["MB"] = NONE if peak_bytes is None else f"{peak_bytes / 1e6:.0f}"
     return cells
 
 
 def _ratio_with_interval(median: float, low: float, high: float) -> str:
-    has_interval = math.isfinite(low)
+    has_interval = math.isfinite(low)  # too few rounds give no 95 % interval
     interval = f"{low:.3f} – {high:.3f}" if has_interval else "fewer than 6 rounds"
     return f"{median:.3f} ({interval})"
 
 
 def _milliseconds(seconds: float) -> str:
+    """`12.3`: three digits, or whole milliseconds from a second on."""
     return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
 
 

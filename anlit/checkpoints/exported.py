@@ -5,6 +5,8 @@ FOLDER/config.json          architecture, constructor arguments, training step, 
                             version, family of transformers and its context length, token that
                             separates documents
 FOLDER/tokenizer.json       the tokenizer of the training data
+
+Keys of config.json may be added, not renamed: users have such folders.
 """
 
 import json
@@ -25,7 +27,8 @@ from anlit.io.read import read_json
 from anlit.io.write import replacing, write_text
 
 TOKENIZER = "tokenizer.json"
-EMBEDDING, HEAD = "embedding.weight", "head.weight"
+EMBEDDING = "embedding.weight"
+HEAD = "head.weight"
 PREFIX = "model."
 """Prefix of the decoder's weights in the LightningModule; the file leaves it out."""
 
@@ -41,6 +44,8 @@ def write_exported(
     """Write the model of a checkpoint's `content`; each file is complete or absent.
 
     Args:
+        content: A checkpoint as it was loaded, with `state_dict`, `global_step` and `anlit`, which
+            has the origin of the model.
         settings: The model's constructor arguments as plain values.
         tokenizer: The content of tokenizer.json; None for no such file.
         separators: How the corpus separates documents, if known: `end_of_document`,
@@ -60,7 +65,7 @@ def write_exported(
         "settings": settings,
     }
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in content["state_dict"].items()}
-    if settings.get("tie_embeddings"):
+    if settings.get("tie_embeddings"):  # one matrix with two names
         del weights[HEAD]
     write_folder(folder, weights, record, tokenizer, dtype)
 
@@ -74,17 +79,16 @@ def write_folder(
 ) -> None:
     """Write model.safetensors in `dtype`, tokenizer.json and, last, config.json.
 
-    A missing folder is made. Raises UserError if a weight is NaN, infinite or too large for
-    `dtype`.
+    Without config.json a folder is no exported model, so a kill leaves no incomplete one. A missing
+    folder is made. Raises UserError if a weight is NaN, infinite or too large for `dtype`.
     """
     refuse_non_finite(weights, "the model")
     folder.mkdir(parents=True, exist_ok=True)
     converted = {name: convert(name, tensor, dtype) for name, tensor in weights.items()}
     with replacing(folder / WEIGHTS) as partial:
         partial.touch()
-        mode = (
-            partial.stat().st_mode
-        )  # by the umask; safetensors lets only the owner read its files
+        # A new file has the mode of the umask. safetensors would let only the owner read it.
+        mode = partial.stat().st_mode
         save_file(converted, partial, metadata={"format": "pt"})
         partial.chmod(mode)
     if tokenizer is not None:
@@ -119,7 +123,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
 def read_exported(folder: str | Path) -> dict[str, Any]:
     """The exported model in the form of a checkpoint without optimizer.
 
-    Raises an error of `UNREADABLE`.
+    If a file is missing or damaged, raises an error of `anlit.checkpoints.integrity.UNREADABLE`.
     """
     record = read_settings(folder)
     weights = load_file(Path(folder) / WEIGHTS)
@@ -128,7 +132,8 @@ def read_exported(folder: str | Path) -> dict[str, Any]:
     return {
         "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
         "hyper_parameters": record["settings"],
-        "pytorch-lightning_version": version("lightning"),  # the form of this dictionary
+        # Tells Lightning the form of this dictionary.
+        "pytorch-lightning_version": version("lightning"),
         "global_step": record["step"],
         "anlit": {
             "architecture": record.get("architecture"),

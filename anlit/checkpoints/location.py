@@ -1,4 +1,7 @@
-"""Finds checkpoints by the names of files, without torch: the error for a misspelt path is quick.
+"""Finds checkpoints by the names of files.
+
+It must not import torch, so that the error for a misspelt path comes at once. The names below are
+in folders that users have: another name would make their checkpoints unreadable.
 
 RUN/checkpoints/best.ckpt, last.ckpt    a file, or a link to a folder in checkpoints/.sharded
 a sharded checkpoint                    a folder with `META` and a safetensors file from each rank
@@ -47,12 +50,16 @@ def checkpoint_of_run(run: str | Path, names: tuple[str, ...] = BEST_THEN_LAST) 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, newest first, without files that are being written (`.…`)."""
+    # A link to a folder that is gone does not exist.
     files = [file for file in folder.glob("[!.]*.ckpt") if file.exists()]
     return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
 def name_to_continue(folder: Path) -> str:
-    """The --ckpt_path that continues the run with the checkpoints in `folder`."""
+    """The --ckpt_path that continues a run from its folder of checkpoints.
+
+    It is `last`, or the path of the newest checkpoint if there is no last.ckpt but another.
+    """
     checkpoints = complete_checkpoints(folder)
     if (folder / LAST).exists() or not checkpoints:
         return "last"
@@ -78,6 +85,7 @@ def find_checkpoint(path: str) -> Path:
 
 def refuse_address(path: str | Path) -> None:
     """Raise UserError for a checkpoint that is not on a file system of this machine."""
+    # Lightning would take `registry:NAME` from its model registry.
     if "://" in str(path) or str(path).startswith("registry"):
         advice = "download it, and give the path of the file or folder"
         raise UserError(f"the checkpoint {path} is not on this machine: {advice}")

@@ -1,4 +1,9 @@
-"""Writes files so that each name has a complete checkpoint, also after a kill or on a full disk."""
+"""Writes checkpoints so that a name such as best.ckpt never has an incomplete checkpoint.
+
+A new checkpoint is written under another name, and renamed when it is complete. So a kill or a full
+disk leaves the previous checkpoint in place. A sharded checkpoint is a folder in `.sharded`, and
+its name is a link to the folder.
+"""
 
 import os
 import shutil
@@ -13,11 +18,17 @@ from anlit.checkpoints.location import SHARDED, name_to_continue
 from anlit.errors import RunError
 
 PARTIAL = ".partial-"
-"""The start of the name of an incomplete file or link; it must not start with `last`."""
+"""The start of the name of an incomplete file or link.
+
+It must not start with `last`: Lightning takes such a file for the last checkpoint.
+"""
 
 
 def write_durably(content: Any, path: Path) -> None:
-    """Save into a new file, followed by fsync. A link of that name is replaced, not followed."""
+    """Save `content` with torch.save as a new file, and wait until it is on the disk.
+
+    A link of that name is replaced, not followed.
+    """
     if path.is_dir() and not path.is_symlink():  # left by a killed run with sharded checkpoints
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
@@ -28,7 +39,10 @@ def write_durably(content: Any, path: Path) -> None:
 
 
 def give_name(complete: Path, name: Path) -> None:
-    """Rename a complete file or link atomically, and remove the sharded checkpoint of that name."""
+    """Rename the file or link `complete` to `name` atomically.
+
+    The sharded checkpoint that had this name is removed.
+    """
     if name.is_dir() and not name.is_symlink():
         # A copied run has a folder in place of the link, and a rename cannot replace a folder.
         (name.parent / SHARDED).mkdir(exist_ok=True)
@@ -44,17 +58,17 @@ def remove_unnamed(checkpoints: Path) -> None:
     """
     folders = checkpoints / SHARDED
     if folders.is_dir() and not folders.is_symlink():
-        named = set()
+        link_targets = set()
         for link in checkpoints.iterdir():
             if not link.name.startswith(PARTIAL):
-                named.add(link.resolve())
+                link_targets.add(link.resolve())
         for folder in folders.iterdir():
-            if not folder.is_symlink() and folder.resolve() not in named:
+            if not folder.is_symlink() and folder.resolve() not in link_targets:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_failed(path: Path, reason: str) -> RunError:
-    """The error that ends a run that cannot save."""
+    """Make the error that ends a run that cannot save; the caller raises it."""
     return RunError(
         f"{path} could not be written ({reason}): make room or repair the disk; then continue with "
         f"--ckpt_path {name_to_continue(path.parent)}"

@@ -8,6 +8,7 @@ from anlit.reporting.text import echo
 
 
 def parser() -> ToolParser:
+    """The options of `anlit import`. A new family belongs in `anlit.hub.families`."""
     family_names = ", ".join(family.name for family in FAMILIES.values())
     parser = ToolParser(
         prog="anlit import",
@@ -30,9 +31,11 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
+    """Import the model, and print the notes and the names of the files."""
     options = parser().parse_args(argv)
 
-    from anlit.hub.import_model import import_model  # torch takes seconds
+    # Here, because it imports torch, which takes seconds: --help does not wait for it.
+    from anlit.hub.import_model import import_model
 
     for note in import_model(options.source, options.output, options.context_length):
         echo(note)

@@ -1,4 +1,9 @@
-"""Checks a study before its first run: every configuration, the report's sections, the commands."""
+"""Checks a study before its first run: every configuration, the report's sections, the commands.
+
+An error after days of training would come too late. Words of a study: an arm is a configuration to
+measure, a point is one choice of the settings that the arm tunes. `after` has commands that run on
+the finished runs, as `name: anlit …`.
+"""
 
 import shlex
 from collections.abc import Mapping
@@ -11,6 +16,7 @@ from anlit.study.plan import PlannedRun, Study, read_config
 
 def check_study(study: Study) -> None:
     """Raise UserError if a run of the study or its report could not succeed."""
+    # Here, because it imports matplotlib, which takes a second.
     from anlit.study.sections.registry import check_sections
 
     check_sections(study)
@@ -35,11 +41,12 @@ def _check_after_commands(study: Study) -> None:
 
 def _check_configurations(study: Study) -> None:
     """Raise UserError if the configuration of a run is wrong."""
-    from anlit.commands.parser import ConfigurationParser, read_command  # torch
+    # Here, because it imports torch, which takes seconds.
+    from anlit.commands.parser import ConfigurationParser, read_command
 
-    parser: ConfigurationParser | None = None
+    parser: ConfigurationParser | None = None  # takes a second to build, so all runs share it
     for run in _runs_to_check(study):
-        arguments = ["fit", *run.options(Path("runs"))]
+        arguments = ["fit", *run.options(Path("runs"))]  # nothing is written to this folder
         try:
             if parser is None:
                 parser = read_command(ConfigurationParser, arguments)
@@ -49,7 +56,10 @@ def _check_configurations(study: Study) -> None:
 
 
 def _runs_to_check(study: Study) -> list[PlannedRun]:
-    """Return each arm at each of its points once, with a seed, and each further seed once."""
+    """Return each arm at each of its points with one seed, and one arm with each further seed.
+
+    A seed does not decide whether other settings fit, so not every combination is checked.
+    """
     first_seed, *further_seeds = [*study.seeds, *study.tuning_seeds]
     runs = []
     for arm in study.arms:
@@ -60,7 +70,12 @@ def _runs_to_check(study: Study) -> list[PlannedRun]:
 
 
 def _with_arm_and_file(error: UserError, run: PlannedRun, study: Study) -> UserError:
-    """Return the parser's error with the arm, and with the file that sets the key."""
+    """Return the parser's error with the arm, and with the file that sets the key.
+
+    The error begins with the key, as in `--model.d_model=0 is out of range`. The file is a guess
+    from the key's last part. It is the study's file if the study sets the key or no file does, else
+    the last configuration file with the key, because later files win.
+    """
     sentence = str(error).lstrip("-")
     key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
     files = [config for config in run.arm.configs if f"'{key}':" in str(read_config(config))]

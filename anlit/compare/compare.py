@@ -1,4 +1,8 @@
-"""`anlit compare`: a report on run folders, with a picture and the raw numbers."""
+"""`anlit compare`: a report on run folders, with a picture and the raw numbers.
+
+A group is a configuration: runs that differ only in their seeds. Its counted runs are the runs
+behind its numbers.
+"""
 
 import math
 import shlex
@@ -25,26 +29,29 @@ from anlit.runs.folders import Run, find_runs, load_run
 from anlit.runs.groups import Group, group_runs
 
 STANDARD = ARCHITECTURES["GPT"]
-"""The architecture of the baseline."""
+"""The architecture of the baseline, if the user names none."""
 TimeSteps = Callable[[list[Group], Path], None]
+"""Times steps of groups in turns, and writes the times into a folder."""
 
 
 def compare(
     paths: list[str], output: str, baseline: str | None = None, time_steps: TimeSteps | None = None
 ) -> Comparison:
-    """Compare run folders, or all below folders.
+    """Compare runs with a baseline.
 
-    Writes report.html, report.md, convergence.json and the picture.
+    Writes report.html, report.md, convergence.json and the picture into `output`.
 
     Args:
+        paths: Run folders, or folders above run folders.
+        output: The folder of the report.
         baseline: A label, an architecture or a run folder; by default the GPT+
             group with the lowest mean final validation loss.
-        time_steps: Times steps of every configuration in turns, given the groups and the folder.
-            Without it the report uses what an earlier call measured for `output`.
+        time_steps: Called with the groups, the baseline first, and the folder. Without it the
+            report uses the times that an earlier call left in `output`.
 
     Raises:
-        UserError: Nothing to compare, no such baseline, different tokenizers, `output` not writable
-            or of other runs.
+        UserError: There is nothing to compare or no such baseline, tokenizers differ, `output` is
+            not writable, or it has a report on runs that are not in `paths`.
     """
     runs = [load_run(folder) for folder in find_runs(paths)]
     groups = group_runs(runs)
@@ -70,6 +77,10 @@ def compare(
 
 
 def _refuse_report_of_other_runs(folder: Path, runs: Sequence[Run]) -> None:
+    """Raise UserError if `folder` has a report on runs that are not among `runs`.
+
+    A report on fewer runs is replaced, so that a comparison can grow.
+    """
     folders = {str(run.folder) for run in runs}
     refuse_other_report(
         folder, COMPARISON, lambda record: {*map(str, record.get("runs") or ())} <= folders
@@ -109,7 +120,7 @@ def _write(comparison: Comparison) -> None:
 
 
 def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:
-    """The baseline among groups, and notes on how it was chosen."""
+    """The baseline among groups, and notes on how it was chosen; UserError if there is none."""
     labels = "; ".join(repr(group.label) for group in groups)
     if name is not None:
         return _baseline_named(groups, name, labels), []

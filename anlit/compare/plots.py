@@ -21,16 +21,25 @@ from anlit.reporting.figure import (
     style,
 )
 
-LATE = 0.2
-"""The y axis ends at the highest loss after this share of the tokens, with `TALLEST` as a limit."""
-TALLEST = 2.5
-"""The greatest height of the y axis, as a multiple of the height that the baseline needs."""
-FEW = 12
-"""Up to this number of validation points, each is marked."""
+LATE_SHARE = 0.2
+"""The y axis ends at the highest loss after this share of the tokens; see also `MAX_HEIGHT`.
+
+So the steep beginning does not flatten the rest.
+"""
+MAX_HEIGHT = 2.5
+"""The greatest height of the y axis, as a multiple of the height that the baseline needs.
+
+So a diverged configuration does not flatten the others.
+"""
+MIN_MARKERS = 12
+"""A curve has 12 to 23 markers; with fewer validation points, each is marked."""
 MARGIN_LETTERS = 10
 """Letters of a line that the legend's frame and lines take."""
 Units = tuple[tuple[float, float, str], ...]
-"""Units of an axis: the length from which on it is used, its size, its name."""
+"""Units of an axis, largest first: the least length of the axis, the unit's size, its name.
+
+Lengths and sizes are in tokens or seconds.
+"""
 TOKENS: Units = (
     (1e9, 1e9, " (billions)"),
     (1e6, 1e6, " (millions)"),
@@ -51,8 +60,8 @@ class Panel:
     Args:
         title: Its title.
         x_label: The label of the x axis.
-        per_token: Length of a token on the x axis, by label of the configuration; others are not
-            drawn.
+        per_token: Label of the configuration → length of a token on the x axis, in the axis' unit.
+            Configurations that are not in it are not drawn.
     """
 
     title: str
@@ -61,7 +70,11 @@ class Panel:
 
 
 def panels_of(comparison: Comparison) -> Iterator[Panel]:
-    """A panel over training tokens and, if steps were timed, a panel over time at their speed."""
+    """A panel over training tokens and, if steps were timed, a panel over training time.
+
+    This time is tokens · seconds per token, as `anlit compare --measure_steps` times the steps of
+    all configurations in turns. It is not the time that the runs took, on whatever machines.
+    """
     per_token = dict.fromkeys((result.label for result in comparison.results), 1.0)
     title = "by training tokens"
     yield _in_units(comparison, Panel(title, "training tokens", per_token), TOKENS)
@@ -75,11 +88,11 @@ def _seconds_per_token(comparison: Comparison) -> dict[str, float]:
     """Seconds per token of each configuration that was timed."""
     baseline = comparison.baseline
     rounds = seconds_per_token(comparison.steps).get(baseline.group.key, [np.nan])
-    seconds = float(np.median(rounds))
+    seconds = float(np.median(rounds))  # rounds: seconds per token in each round of the timing
     times = {baseline.label: seconds}
     for result in comparison.results[1:]:
         if result.time is not None:
-            times[result.label] = seconds * result.time.median
+            times[result.label] = seconds * result.time.median  # `time` is a ratio to the baseline
     return times
 
 
@@ -152,7 +165,7 @@ def _draw_curve(
         linewidth=1.4,
         marker=line.marker,
         markersize=3.5,
-        markevery=max(1, len(x) // FEW),
+        markevery=max(1, len(x) // MIN_MARKERS),
         label=_legend(result, is_baseline),
     )
     low = curve.loss - sd
@@ -164,17 +177,17 @@ def _draw_curve(
 def _limits(results: tuple[Result, ...]) -> tuple[float, float]:
     """The y range of the late part of all curves, with a margin.
 
-    A curve far above the baseline's, which is the first, may leave it.
+    `results` begin with the baseline. A curve far above the baseline's may leave the range.
     """
     lows = []
     late_highs = []
     for result in results:
         curve, sd = result.group.mean()
-        is_late = curve.tokens >= LATE * curve.tokens[-1]
+        is_late = curve.tokens >= LATE_SHARE * curve.tokens[-1]
         lows.append(float((curve.loss - sd).min()))
         late_highs.append(float(curve.loss[is_late].max()))
     low = min(lows)
-    limit = low + TALLEST * (late_highs[0] - low)
+    limit = low + MAX_HEIGHT * (late_highs[0] - low)
     high = max(value for value in late_highs if value <= limit)
     margin = 0.08 * max(high - low, 1e-3)
     return low - margin, high + margin

@@ -48,10 +48,10 @@ class TokenShards(L.LightningDataModule):
     """Batches from a prepared folder of token shards.
 
     A corpus is a subclass that makes the shards in `prepare_data`. A split is a long array of
-    tokens, cut into blocks of `context_length` targets. Every block comes once before any comes
-    again. Training leaves out the end of the array, which is too short for a block. `seed` alone
-    decides the order, whatever the number of workers and devices. Every checkpoint has the position
-    in that order.
+    tokens, or an array for each subset, cut into blocks of `context_length` targets. A target is a
+    token to predict. Every block comes once before any comes again. Training leaves out the end of
+    an array, which is too short for a block. `seed` alone decides the order, whatever the number of
+    workers and devices. Every checkpoint has the position in that order.
 
     Args:
         path: folder (or s3://, gs://, hf:// address) with train/, val/, tokenizer.json and
@@ -71,12 +71,12 @@ class TokenShards(L.LightningDataModule):
         val_tokens: number of targets to validate on, tokens 1 … val_tokens of the split; by default
             all.
         val_blocks: number of blocks of `val_context_length` to validate on, evenly spread over
-            these targets; by default all. The first blocks may be a few long documents, and runs
-            differ by far more on these.
+            these targets; by default all. For a short validation it is better than `val_tokens`:
+            the beginning of a split may be a few long documents, on which runs differ far more.
         val_context_length: tokens per sequence of validation and test; by default context_length.
         context_schedule: optimizer step → tokens per training sequence from that step on, as
-            {0: 1024, 5000: 2048}. Each length divides the last, context_length: a batch keeps its
-            tokens, cut into more sequences.
+            {0: 1024, 5000: 2048}. The last length must be context_length, and each length must
+            divide it: a batch keeps its tokens, cut into more sequences.
         cache_gb: size of the cache for remote shards of all runs, in 10⁹ bytes, under
             LITDATA_CACHE_DIR (by default ~/.lightning/chunks).
     """
@@ -98,7 +98,7 @@ class TokenShards(L.LightningDataModule):
         context_schedule: dict[int, int] | None = None,
         cache_gb: float = 100.0,
     ) -> None:
-        check_ranges("data", locals())
+        check_ranges("data", locals())  # first: `locals()` must be the arguments alone
         super().__init__()
         self.path = os.path.expanduser(path.rstrip("/"))
         self.batch_size = batch_size
@@ -116,6 +116,7 @@ class TokenShards(L.LightningDataModule):
         self.cache_gb = cache_gb
         self._loader: ResumableLoader | None = None
         self._restored_state: dict[str, Any] = {}
+        """The checkpoint's position, used until there is a loader; {} for the stream's start."""
 
     @property
     def folders(self) -> list[str]:
@@ -156,7 +157,8 @@ class TokenShards(L.LightningDataModule):
 
         Returns None if the text is not known, or only the beginning of the split is read: its
         tokens may be longer or shorter. Also None if a document does not come back from its
-        tokens: the loss then belongs to another text.
+        tokens: the loss then belongs to another text. A split that the folder does not have has
+        the bytes per token of val.
         """
         if split not in self.manifest:
             split = "val"
@@ -206,7 +208,7 @@ class TokenShards(L.LightningDataModule):
         Raises UserError if the folder is missing or damaged, or does not fit a setting or the
         model.
         """
-        self.teardown("fit")
+        self.teardown("fit")  # forgets the position of an earlier run with this object
         model = self.trainer.lightning_module if self.trainer is not None else None
         trains = stage in (None, "fit")
         length = self._set_context_length(getattr(model, "context_length", None), trains)
@@ -261,7 +263,7 @@ class TokenShards(L.LightningDataModule):
                 "is repeated."
             )
         if self.weights is None:
-            arrays_by_name = {"": self.arrays_of_split("train")}
+            arrays_by_name = {"": self.arrays_of_split("train")}  # all as one
         else:
             arrays_by_name = {}
             for name, weight in self.weights.items():
@@ -406,7 +408,10 @@ class TokenShards(L.LightningDataModule):
         return self.context_length
 
     def _identity(self) -> dict[str, Any]:
-        """Return the settings that a position in the training stream depends on."""
+        """Return the settings that a position in the training stream depends on.
+
+        A checkpoint with other values is refused. The keys are words of that error.
+        """
         return {
             "--data.path (the texts in it)": self.manifest["content_sha256"],
             "--data.seed": self.seed,
@@ -416,7 +421,7 @@ class TokenShards(L.LightningDataModule):
         }
 
     def _training_stream(self) -> BlockStream:
-        chunk_tokens = {}
+        chunk_tokens = {}  # by subset: for each array, the number of tokens in each chunk
         for name, arrays in self.token_arrays["train"].items():
             chunk_tokens[name] = [array.chunk_tokens for array in arrays]
         order = training_order(chunk_tokens, self._length, self.weights, self.shuffle, self.seed)
@@ -431,10 +436,11 @@ class TokenShards(L.LightningDataModule):
             self.manifest["end_of_document"],
             self.val_tokens if is_val else None,
             self.val_blocks if is_val else None,
-            whole_batches=self._is_on_gpu,
+            whole_batches=self._is_on_gpu,  # code compiled for a GPU needs a fixed number of rows
         )
 
     def _share(self, batch_size: int) -> Share:
+        """The part of a global batch that this device reads, `batch_size` sequences."""
         # Not the Trainer's rank: devices that split one model between them get the same data.
         sampler = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
         if not sampler:

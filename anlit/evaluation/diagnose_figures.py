@@ -1,4 +1,12 @@
-"""The figures of `anlit diagnose`. Each takes a length of the record, here `result`."""
+"""The figures of `anlit diagnose`, each for the measurements at one sequence length, `result`.
+
+`result` is an entry of `lengths` in diagnose.json:
+
+length        tokens per sequence
+edges         the smallest n of each bin: 1, 2, 4 …; n is the number of keys that a query sees
+queries       the number of queries in each bin
+statistics    {name: [layer][head][bin]}, means over the queries, NaN in a bin without queries
+"""
 
 import math
 from itertools import cycle, product
@@ -31,6 +39,7 @@ PANEL_TITLES = {
     "weight_latest_100": "weight on the last 100 tokens",
     "squared_average": "‖Σwv‖ / ‖v‖, root mean squares",
 }
+"""The panels of `draw_statistics`: name of the statistic → title."""
 LOGARITHMIC = ("inverse_largest_weight", "participation", "squared_average")
 """Statistics with a logarithmic axis."""
 LEGEND_TITLE = "line: mean over heads; band: from the smallest to the largest head"
@@ -38,7 +47,7 @@ MAX_NUMBERED_HEADS = 12
 """Heat maps with more heads show no numbers."""
 MAX_TICKS = 5
 MIN_QUERY_SHARE = 0.01
-"""Bins after the last that has this share of the queries are not shown."""
+"""The last bin shown is the last one with this share of all queries: later means are too noisy."""
 
 
 def n_reliable_bins(result: dict[str, Any]) -> int:
@@ -56,7 +65,12 @@ def last_bin(result: dict[str, Any]) -> tuple[int, int]:
 
 
 def statistic_values(result: dict[str, Any], name: str) -> np.ndarray:
-    """A statistic as (layers, heads, bins); square roots for the two sizes of the average."""
+    """A statistic as (layers, heads, bins).
+
+    `squared_average` and `orthogonal` are lengths of the average Σwv: root mean squares over
+    queries. The record has their squares; `orthogonal` is √`participation`, the length if the
+    values v were orthogonal.
+    """
     stored_name = "participation" if name == "orthogonal" else name
     values = np.array(result["statistics"][stored_name], dtype=float)
     return np.sqrt(values) if name in ("orthogonal", "squared_average") else values
@@ -70,6 +84,7 @@ def draw_statistics(result: dict[str, Any], training_length: int) -> Figure:
         axes.set_title(title)
         if name in LOGARITHMIC:
             axes.set_yscale("log")
+            # Less than a factor of 30 has one or two powers of 10, too few for ticks.
             is_narrow = np.divide(*axes.get_ylim()) > 1 / 30
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_narrow else (1,)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -83,7 +98,7 @@ def draw_statistics(result: dict[str, Any], training_length: int) -> Figure:
 def draw_ranges(result: dict[str, Any], training_length: int) -> Figure:
     """Draw weight (top) and entropy (bottom) in ranges of distances over n.
 
-    Only ranges that most long contexts reach are shown.
+    Only ranges that begin within every context of the last bin are shown.
     """
     longest_shown, _ = last_bin(result)
     spans = [span for span in ranges(result["length"] - 1) if span.first < longest_shown]
@@ -128,10 +143,11 @@ def _draw_layers(axes: Axes, result: dict[str, Any], name: str) -> None:
     """Draw a line for each layer, the mean over heads at each bin's mean n, and a band."""
     n_bins = n_reliable_bins(result)
     layers = statistic_values(result, name)[:, :, :n_bins]
+    # The mean n of each bin, (bins,): the same in all layers and heads.
     n = statistic_values(result, "n")[0, 0, :n_bins]
     colours = plt.get_cmap(COLOUR_MAP)(np.linspace(0, 0.8, len(layers)))
     styles = zip(layers, colours, cycle(DASHES), cycle(MARKERS), strict=False)
-    for layer, (heads, colour, dash, marker) in enumerate(styles):
+    for layer, (heads, colour, dash, marker) in enumerate(styles):  # heads (heads, bins)
         has_values = np.isfinite(heads).any(0)
         x = n[has_values]
         heads = heads[:, has_values]

@@ -4,6 +4,8 @@ It needs no model. One query sees n keys at distances t = 0 … n−1 with L = a
 S_t ~ N(0, 1). Statistics are means over draws of S, which are the same for every mechanism.
 Expected totals E Σ e^L = Σ e^{m + (a g)²/2} are exact: with [SI]'s a(t), e^L has such a heavy tail
 that a mean over draws would not converge.
+
+[SI] is scale-invariant attention, arXiv 2505.17083. Distances t are in tokens, entropies in nats.
 """
 
 import math
@@ -31,7 +33,7 @@ from anlit.reporting.table import Table, markdown_table
 SCORES_AT_ONCE = 1 << 22
 """Scores drawn at once: 16 MiB in float32, and a few copies exist."""
 D_HEAD = 64
-"""Our choice. BetaScaling's exponent depends on it."""
+"""Our choice. Only BetaScaling's exponent depends on it: the scores are drawn, not q·k/√D."""
 
 
 class NumberColumn(NamedTuple):
@@ -47,11 +49,13 @@ NUMBER_COLUMNS = {
     "participation": NumberColumn("Σw²", ".3g"),
     "weight_latest_100": NumberColumn("last 100", ".3f"),
 }
+"""The statistics in the table, by their names in `anlit.nn.attention.statistics.statistics`."""
 DISTANCE_PANELS = {
     "expected_total": "E Σ e^L in [t, 10t)",
     "weight": "share of the weights in [t, 10t)",
     "entropy": "entropy in [t, 10t) (nats)",
 }
+"""The panels of the figure: the start of a statistic's name, before `_1_to_10` → the title."""
 
 
 class Gaussian(Evaluation):
@@ -61,13 +65,17 @@ class Gaussian(Evaluation):
     digits = 7
 
     def __init__(self, names: Iterable[str], lengths: Sequence[int], draws: int, seed: int) -> None:
-        """Choose the mechanisms by name, the numbers of keys `lengths`, and the number of draws."""
+        """Choose the mechanisms by name, the numbers of keys `lengths`, and the number of draws.
+
+        Without checkpoints there are no settings of an evaluation, so `super` is not called.
+        """
         self.mechanisms = build_mechanisms(names)
         self.numbers_of_keys = lengths
         self.draws = draws
         self.seed = seed
 
     def measure_all(self, paths: Sequence[str]) -> dict[str, Any]:
+        """Measure every mechanism at every number of keys. There are no checkpoints in `paths`."""
         by_name: dict[str, Any] = {}
         for name, mechanism in self.mechanisms.items():
             by_name[name] = {
@@ -80,6 +88,7 @@ class Gaussian(Evaluation):
         """Make a table for each number of keys, the largest first, and a figure of the largest."""
         by_name = record["mechanisms"]
         titles = ["mechanism", *(column.title for column in NUMBER_COLUMNS.values())]
+        # JSON has turned the numbers of keys into strings.
         numbers_of_keys = sorted(next(iter(by_name.values())), key=int, reverse=True)
         largest = numbers_of_keys[0]
         paragraphs = [
@@ -94,6 +103,7 @@ class Gaussian(Evaluation):
         paragraphs.append("## Ranges of distances\n\n![ranges of distances](ranges.png)")
         rows = []
         for row in _mechanism_rows(by_name, largest):
+            # The terminal's table has the means alone, so that it is narrow.
             rows.append([cell.partition(" ±")[0] for cell in row])
         head = [title.replace(" ", "\n") for title in titles]
         table = Table(f"Independent normal scores, n = {int(largest):,} keys", head, rows)
@@ -138,19 +148,20 @@ def measure_mechanism(mechanism: Mechanism, n_keys: int, draws: int, seed: int) 
         for all ranges within the keys. `expected_total_1_to_10` has only a mean.
     """
     spans = [span for span in ranges(n_keys - 1) if span.end <= n_keys]
-    # torch takes no larger seed
+    # torch refuses seeds of 65 bits and more.
     generator = torch.Generator().manual_seed(seed % (1 << 63))
     scale, m = distance_functions(mechanism, n_keys, torch.float32)
     # Keys in the order of the text: the last is at distance 0.
-    scale = scale.flip(-1)[:, None]
-    m = m.flip(-1)[:, None]
+    scale = scale.flip(-1)[:, None]  # (1, 1, n)
+    m = m.flip(-1)[:, None]  # (1, 1, n)
+    first_key = torch.zeros(1, 1, dtype=torch.long)  # the query's document begins at key 0
     samples: dict[str, list[Tensor]] = {}
     at_once = max(1, SCORES_AT_ONCE // n_keys)
     for first in range(0, draws, at_once):
         n_draws = min(at_once, draws - first)
         scores = torch.randn(n_draws, 1, 1, n_keys, generator=generator)
-        logits = torch.addcmul(m, scores, scale)
-        values = statistics(logits, torch.zeros(1, 1, dtype=torch.long), spans)
+        logits = torch.addcmul(m, scores, scale)  # (draws, 1 head, 1 query, n keys)
+        values = statistics(logits, first_key, spans)
         for span in spans:
             values[f"total_{span}"] = log_total(within(logits, span)).double().exp()
         for name, value in values.items():

@@ -55,12 +55,16 @@ class Report(NamedTuple):
 
 
 class Evaluation:
-    """A kind of evaluation: how it measures, and how it reports the measurements."""
+    """A kind of evaluation: how it measures, and how it reports the measurements.
+
+    A subclass gives `name`, `measure`, `record` and `report`. An evaluation without checkpoints
+    overrides `measure_all` instead of `measure` and `record`.
+    """
 
     name: ClassVar[str]
-    """Name of the JSON file."""
+    """Name of the JSON file, without `.json`."""
     page: ClassVar[str] = "report"
-    """Name of the page."""
+    """Name of the page, without `.md` and `.html`."""
     digits: ClassVar[int | None] = None
     """Significant digits of numbers in the record; None for all."""
     lengths: list[int]
@@ -85,7 +89,8 @@ class Evaluation:
         lengths = self.settings.lengths
         if not lengths:
             training_lengths = [checkpoint.training_length for checkpoint in checkpoints]
-            lengths = tuple(n * times for n, times in product(training_lengths, MULTIPLES))
+            pairs = product(training_lengths, MULTIPLES)
+            lengths = tuple(length * multiple for length, multiple in pairs)
         self.lengths = sorted(set(lengths))
         return {"lengths": self.lengths}
 
@@ -102,7 +107,11 @@ class Evaluation:
         raise NotImplementedError
 
     def measure_all(self, paths: Sequence[str]) -> dict[str, Any]:
-        """Load and measure the checkpoints one by one; returns the record without provenance."""
+        """Measure the checkpoints; returns the record without command and environment.
+
+        All are loaded once before any is measured, to find faults early. Then they are loaded again
+        and measured one by one, because the weights of all may not fit into memory.
+        """
         settings = self.settings
         device = find_device(settings.device)
         checkpoints, data = load_checkpoints(paths, settings.data)
@@ -172,10 +181,10 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
         lone_arm = (checkpoint.label, str(checkpoint.file))
         arm = (label, checkpoint.file.name) if label else lone_arm
         indices_by_arm.setdefault(arm, []).append(index)
-    n_arms = Counter(label for label, _ in indices_by_arm)
+    n_arms_by_label = Counter(label for label, _ in indices_by_arm)
     arms = []
     for (label, file), indices in indices_by_arm.items():
-        unique_label = f"{label}, {file}" if n_arms[label] > 1 else label
+        unique_label = f"{label}, {file}" if n_arms_by_label[label] > 1 else label
         arms.append({"label": unique_label, "checkpoints": indices})
     return arms
 
@@ -203,12 +212,14 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command
         record = read_json(paths[0], {}, f"give the {name}.json of an evaluation")
     else:
         record = _measure_record(evaluation, paths, command)
+        # Written before the report, so that an error in a figure loses no measurement.
         with writing(folder):
             write_json(folder / f"{name}.json", record, indent=None)
     try:
         report = evaluation.report(record)
         provenance = _provenance(record)
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        # A foreign JSON file fails somewhere in the report. A new record does so by our fault only.
         if not is_shown_again:
             raise
         raise UserError(
@@ -230,6 +241,7 @@ def _measure_record(evaluation: Evaluation, paths: Sequence[str], command: str) 
     """Measure; returns the record with its provenance, as JSON has it."""
     # The environment has the load of the machine, so it is read before measuring.
     header = {"command": command, **environment()}
+    # For evaluations without a model. `measure_all` replaces them otherwise.
     header |= {"device": None, "checkpoints": [], "data": None}
     return jsonable(header | evaluation.measure_all(paths), evaluation.digits)
 

@@ -1,9 +1,12 @@
 """The attention of anlit's models for transformers: positions of tokens, rotations and mechanisms.
 
+An export copies this file beside the weights, and transformers runs it: it may not import anlit. It
+must give the same numbers as anlit's own attention.
+
 Logits are L_ij = a(i−j) · g(n_i) · S_ij + m(i−j), with S_ij = q_i·k_j/√D. Query i may see n_i keys.
 
-Shape letters: B batch, H heads of queries, G heads of keys and values, T queries, S keys, D head
-width, R rotated width.
+Shape letters: B batch, H heads of queries, G heads of keys and values, T queries, S keys (those in
+the cache and the T new ones), D head width, R rotated width.
 """
 
 import math
@@ -17,7 +20,7 @@ EULER_GAMMA = 0.5772156649015329
 
 
 class GeneralForm(NamedTuple):
-    """The functions of a mechanism at given distances; a constant function is a number.
+    """The functions of a mechanism at given n_i and t = i − j; a constant function is a number.
 
     The defaults are plain attention.
     """
@@ -37,7 +40,7 @@ class TokenPositions(NamedTuple):
     """
 
     queries: Tensor
-    """Positions for the rotation, (B, T)."""
+    """Positions for the rotation, (B, T): the number of tokens before in the document."""
     slots: Tensor
     """The index of each query's own key among all keys, (T,)."""
     distance: Tensor
@@ -46,7 +49,10 @@ class TokenPositions(NamedTuple):
     """Whether query i may see key j, (B, 1, T, S)."""
 
     def limit_to_window(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """Whether query i sees key j in this window, (B, 1, T, S), and n_i, (B, 1, T, 1)."""
+        """Whether query i sees key j, (B, 1, T, S), and n_i, (B, 1, T, 1).
+
+        `window` is the number of keys that a query sees at most, with its own; None for all.
+        """
         n = self.visible.sum(-1, keepdim=True).float()
         if window is None:
             return self.visible, n
@@ -58,7 +64,8 @@ def count_positions(
 ) -> TokenPositions:
     """Count the positions of the tokens h (B, T, d), after the tokens in the cache `past`, if any.
 
-    `attention_mask` (B, S) leaves tokens out. They are not counted, and only they see themselves.
+    `attention_mask` (B, S) is 0 for tokens to leave out. They are not counted, and no other token
+    sees them.
 
     Raises:
         ValueError: `position_ids` (B or 1, T) count in another way.
@@ -68,7 +75,7 @@ def count_positions(
     slots = torch.arange(n_queries, device=h.device) + n_past
     n_keys = n_past + n_queries
     for layer in getattr(past, "layers", ()):
-        if layer.is_compileable:  # a static cache, which always has all its keys
+        if layer.is_compileable:  # a static cache: it has room for all keys from the start
             n_keys = layer.max_cache_len
             break
     keys = torch.arange(n_keys, device=h.device)
@@ -89,6 +96,10 @@ def count_positions(
 
 
 def check_length(attention_mask: Tensor, n_tokens: Any) -> None:
+    """Raise ValueError if the mask has not a column for each of `n_tokens` tokens.
+
+    Nothing is checked while torch compiles, where a branch on a tensor breaks the graph.
+    """
     if torch.compiler.is_compiling():
         return
     if attention_mask.shape[1] != n_tokens:
@@ -99,14 +110,19 @@ def check_length(attention_mask: Tensor, n_tokens: Any) -> None:
 
 
 def check_positions(
-    position_ids: Tensor, counted: Tensor, slots: Tensor, is_counted: Tensor
+    position_ids: Tensor, positions: Tensor, slots: Tensor, is_counted: Tensor
 ) -> None:
-    """Accept both ways to count, with padding and without: they differ by a constant per row."""
+    """Raise ValueError if `position_ids` (B or 1, T) are neither `positions` nor `slots`.
+
+    `slots` (T,) count padding, `positions` (B, T) do not. Both are right: they differ by a constant
+    per row, and logits depend on differences of positions only. `is_counted` (B, T) is False for
+    padding, whose position does not matter.
+    """
     if torch.compiler.is_compiling():
         return
-    is_as_counted = ((position_ids == counted) | ~is_counted).all(-1)
-    is_as_slots = ((position_ids == slots) | ~is_counted).all(-1)
-    if not (is_as_counted | is_as_slots).all():
+    equals_positions = ((position_ids == positions) | ~is_counted).all(-1)
+    equals_slots = ((position_ids == slots) | ~is_counted).all(-1)
+    if not (equals_positions | equals_slots).all():
         raise ValueError(
             "position_ids must count the tokens that attention_mask keeps, after the tokens in the "
             "cache: leave them out; for packed documents, leave out attention_mask and cache"
@@ -130,12 +146,14 @@ def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
     """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D).
 
     `index` (B, T) are the positions. `rotation` has the frequency of each pair in radians per
-    token, and a `scale` by which rotated dimensions are multiplied.
+    token (R/2 numbers; none for no rotation), and a `scale` by which rotated dimensions are
+    multiplied (YaRN's attention factor).
     """
     half = len(rotation["frequencies"])
     if not half:
         return x
     frequency = torch.tensor(rotation["frequencies"], dtype=torch.float64, device=x.device)
+    # In float64: in float32 the angles at position 16,384 are wrong by up to 0.001 radians.
     angles = index[:, None, :, None].double() * frequency
     cos = (rotation["scale"] * angles.cos()).float()
     sin = (rotation["scale"] * angles.sin()).float()
@@ -149,7 +167,14 @@ def general_form(
 ) -> GeneralForm:
     """Evaluate g, a and m of a mechanism at n (B, 1, T, 1) and t (B, 1, T, S).
 
-    With a share p, in a warm start, g becomes 1 + p(g − 1), a likewise, and m becomes pm.
+    `mechanism` is the layer's entry of config.json: the `name` of anlit's class, its settings, and
+
+    - `strength`: the coefficient, learned or not: a list of H numbers, or of one for all heads.
+    - `g`: of LogBias, the mechanism that gives g(n).
+    - `share`: p of a warm start. g becomes 1 + p(g − 1), a likewise, and m becomes pm.
+    - `window`: read by `attend`.
+
+    `Plain` has no case. The export refuses mechanisms that have no case here.
     """
     strength = torch.tensor(mechanism.get("strength", [1.0]), device=n.device)
     strength = strength[:, None, None]  # (H or 1, 1, 1)
@@ -206,7 +231,7 @@ def attend(
     g, a, m = general_form(mechanism, n, tokens.distance, n_heads, d_head)
     q = (q * g).to(q.dtype)
     bias = torch.where(visible, m, float("-inf"))
-    if isinstance(a, float):
+    if isinstance(a, float):  # 1, so scores need no factor per key, and a fused kernel will do
         return scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
     logits = torch.addcmul(bias, (q @ k.mT * d_head**-0.5).float(), a)
     return logits.softmax(-1).to(v.dtype) @ v

@@ -1,9 +1,11 @@
 """Lets Lightning import two classes of torchmetrics without the whole package.
 
-The package imports scipy.signal, and transformers and torchvision if they are installed: a third
-of the processor time of `anlit fit --help`. Here the package is a module that loads the rest on
-demand. The two classes import matplotlib, an eighth of that time, for their method `plot`; this
-import is left out.
+The whole package imports scipy.signal, and transformers and torchvision if they are installed. That
+is a third of the processor time of `anlit fit --help`. `make_torchmetrics_lazy` puts an empty
+module in the package's place, which loads each attribute on demand.
+
+The two classes import matplotlib for their method `plot`. That is an eighth of the processor time,
+so this import is left out too, and `plot` does not work in a process of anlit.
 """
 
 import importlib
@@ -15,23 +17,30 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-NAME = "torchmetrics"
+PACKAGE_NAME = "torchmetrics"
 SUBMODULES = {
     "Metric": "metric",
     "MetricCollection": "collections",
     "__version__": "__about__",
 }
-"""A name that Lightning imports → the submodule of the package that defines it."""
+"""Each name that Lightning imports → the submodule of the package that defines it.
+
+An entry that a version of torchmetrics does not have costs time only: the whole package is loaded.
+"""
 
 
 def make_torchmetrics_lazy() -> None:
-    """Let `import torchmetrics` load only what is used. Without effect after an import."""
-    spec = None if NAME in sys.modules else importlib.util.find_spec(NAME)
+    """Let `import torchmetrics` load only what is used.
+
+    Nothing changes if torchmetrics is imported already or not installed.
+    """
+    spec = None if PACKAGE_NAME in sys.modules else importlib.util.find_spec(PACKAGE_NAME)
     if spec is not None and spec.loader is not None:
         package = importlib.util.module_from_spec(spec)
-        vars(package)["_logger"] = logging.getLogger(NAME)
+        # Its submodules import `_logger` from the package itself.
+        vars(package)["_logger"] = logging.getLogger(PACKAGE_NAME)
         vars(package)["__getattr__"] = partial(_load_attribute, package)
-        sys.modules[NAME] = package
+        sys.modules[PACKAGE_NAME] = package
 
 
 def _load_attribute(package: ModuleType, name: str) -> Any:
@@ -41,10 +50,11 @@ def _load_attribute(package: ModuleType, name: str) -> Any:
     try:
         if name != "__version__":
             _leave_out_plots(package)
-            # First, because its modules import each other in a circle.
-            importlib.import_module(f"{NAME}.utilities")
-        value = getattr(importlib.import_module(f"{NAME}.{SUBMODULES[name]}"), name)
+            # `utilities` comes first: torchmetrics' modules import each other in a circle.
+            importlib.import_module(f"{PACKAGE_NAME}.utilities")
+        value = getattr(importlib.import_module(f"{PACKAGE_NAME}.{SUBMODULES[name]}"), name)
     except (KeyError, ImportError, AttributeError):
+        # Not in SUBMODULES, or another version has it elsewhere: load the whole package.
         vars(package).pop("__getattr__", None)
         assert package.__spec__ is not None
         assert package.__spec__.loader is not None
@@ -54,8 +64,12 @@ def _load_attribute(package: ModuleType, name: str) -> Any:
 
 
 def _leave_out_plots(package: ModuleType) -> None:
-    """Let the package find no matplotlib, unless it has looked for it already."""
-    name = f"{NAME}.utilities.imports"
+    """Let the package find no matplotlib, unless it has looked for it already.
+
+    Its submodules ask `utilities.imports` whether matplotlib is installed. This loads that file
+    before them and changes its answer.
+    """
+    name = f"{PACKAGE_NAME}.utilities.imports"
     file = Path(package.__path__[0], "utilities", "imports.py")
     if name in sys.modules or not file.is_file():
         return

@@ -4,7 +4,7 @@ Setting                                         On a change
 model: shape, heads, attention, positions …     refused; with `accept_changes` the new one is used
 optimizer's class                               refused; with `accept_changes` it has no state
 seed_everything                                 refused; with `accept_changes` the new one is used
-validation, such as data.val_blocks             as above: curves would mix two measures
+validation, such as data.val_blocks             refused likewise: curves would mix two measures
 learning rates, betas, weight decay, schedule,  used from the next step on, and one line is logged
 dropout, z_loss, runtime, kernel, Trainer's,
 data.batch_size, number of devices
@@ -28,7 +28,7 @@ from anlit.config.schema import recorded_keys, setting_of
 from anlit.errors import UserError
 
 N_PROCESSES = "trainer.world_size"
-"""Follows from the settings devices, num_nodes and strategy."""
+"""The number of processes. It follows from the settings devices, num_nodes and strategy."""
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     for key in (*recorded_keys(), N_PROCESSES):
         section, name = key.split(".")
         value = getattr(owners[section], name, None)
-        # A checkpoint may hold no enumeration, but its value.
+        # Checkpoints have plain values only, so an enumeration's member becomes its value.
         settings[section][name] = getattr(value, "value", value)
     seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
     settings["seed_everything"] = int(seed) if seed is not None else None
@@ -54,7 +54,8 @@ def compare_settings(
     """
     new_keys = [key for key in current if key not in saved]
     for key in [*saved, *new_keys]:
-        if str(key).startswith("_"):  # a step of a context schedule is a number
+        # `_…` are entries of LightningCLI. A key may be a number: a step of data.context_schedule.
+        if str(key).startswith("_"):
             continue
         name = f"{prefix}{key}"
         old = _tuples_to_lists(saved.get(key))
@@ -78,16 +79,16 @@ def _arguments(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short_name(value: Any) -> Any:
-    """The class of an object's configuration; any other value itself."""
+    """The class's name of an object's configuration; any other value itself."""
     return (class_name(value) or value) if isinstance(value, dict) else value
 
 
 def refuse_changes(changed: dict[str, str], ckpt_path: Any) -> None:
     """Raise UserError for refused changes; `changed` has dotted name → `name old → new`."""
-    refused = [change for key, change in changed.items() if setting_of(key).fixed]
-    if refused:
+    refusals = [change for key, change in changed.items() if setting_of(key).fixed]
+    if refusals:
         raise UserError(
-            f"ckpt_path={ckpt_path} was trained with other settings ({', '.join(refused)}): set "
+            f"ckpt_path={ckpt_path} was trained with other settings ({', '.join(refusals)}): set "
             "them back as in the run's config.yaml, or give --accept_changes true to go on with "
             "the new ones"
         )
@@ -104,18 +105,21 @@ def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 def apply_group_settings(
     optimizer: Optimizer, scheduler: LambdaLR, configured: list[dict[str, Any]]
 ) -> None:
-    """Replace the checkpoint's settings by the configured settings.
+    """Replace the settings of the parameter groups that the checkpoint has restored.
 
-    Equal settings change nothing, to the last bit.
+    `configured` is what `group_settings` returned for the new optimizer. Where it equals the
+    checkpoint's settings, nothing changes, to the last bit.
     """
     groups = optimizer.param_groups
     for number, (group, settings) in enumerate(zip(groups, configured, strict=True)):
         for key, value in settings.items():
             if key != "lr" and _tuples_to_lists(group.get(key)) != _tuples_to_lists(value):
                 group[key] = value
+        # The peak rate comes from the configuration, the schedule's step from the checkpoint.
         group["initial_lr"] = settings["lr"]
         scheduler.base_lrs[number] = settings["lr"]
         group["lr"] = settings["lr"] * scheduler.lr_lambdas[number](scheduler.last_epoch)
+    # What `get_last_lr` returns until the next step.
     scheduler._last_lr = [group["lr"] for group in groups]
 
 

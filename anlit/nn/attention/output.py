@@ -1,4 +1,9 @@
-"""Between the attention kernel and W_o: a norm and a gate on the heads' averages of values."""
+"""Between the attention kernel and W_o: a norm and a gate on the heads' averages of values.
+
+A head's average is Σ_j w_ij v_j, what the kernel returns for query i.
+
+Shape letters: B batch, T tokens, d model width, H heads, D head width.
+"""
 
 from typing import Literal
 
@@ -8,12 +13,11 @@ from torch import Tensor, nn
 from anlit.nn.layers.linear import ScaledLinear
 
 Gate = Literal["none", "per_head", "per_element"]
-"""Whether learned functions of the block's input multiply the heads' averages, one per head or per
-element."""
+"""What learned gates multiply: nothing, each head's average, or each element of the averages."""
 
 
 class GateMap(ScaledLinear):
-    """The map W_g of the gates. It starts at 0, so all gates start at 1."""
+    """The map W_g of the gates. It starts at 0, so all gates 2σ(W_g x) start at 1."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -26,10 +30,10 @@ class AttentionOutput(nn.Module):
         d_model: d, the width of x.
         n_heads: H.
         d_head: D.
-        gate: The kind of the gates.
-        gate_factor: Multiplies W_g x: √d if x has norm 1, so that the gates see a root mean square
-            of 1.
-        norm: Normalises each head's average; None for no norm.
+        gate: What the gates multiply.
+        gate_factor: Constant factor of W_g x. An x of norm 1 needs √d, so that the gates see a root
+            mean square of 1. A normalised x (root mean square 1) needs 1.
+        norm: Normalises each head's average over its D elements; None for no norm.
     """
 
     def __init__(
@@ -55,5 +59,6 @@ class AttentionOutput(nn.Module):
         attended = self.norm(attended)
         if self.W_g is not None:
             gate = 2 * torch.sigmoid(self.W_g(x))  # (B, T, H) or (B, T, H·D)
+            # (B, T, H or H·D) → (B, H, T, 1 or D)
             attended = attended * gate.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
         return attended.transpose(1, 2).flatten(2)

@@ -1,4 +1,10 @@
-"""QK-clip (arXiv 2507.20534): shrinks queries and keys after a step with too large a score."""
+"""QK-clip (arXiv 2507.20534): brings attention scores q·k/√D back below a threshold.
+
+During a step each head's largest score is recorded. After the step, a head whose largest score is
+over the threshold gets smaller weights W_q and W_k: its scores are multiplied by threshold/largest.
+
+Shape letters: B batch, H heads of queries, G heads of keys. Each key is shared by H/G heads.
+"""
 
 from collections.abc import Sequence
 
@@ -10,15 +16,18 @@ from anlit.nn.layers.norms import RMSNorm
 
 
 class QKClip(nn.Module):
-    """Remembers each head's largest score q·k/√D since the last optimizer step.
+    """Remembers each head's largest score q·k/√D since the last optimizer step, for one layer.
 
-    It may be `threshold` at most.
+    Args:
+        threshold: The largest score that is left alone.
+        n_heads: H.
     """
 
     def __init__(self, threshold: float, n_heads: int) -> None:
         super().__init__()
         self.threshold = threshold
         self.largest: Tensor
+        # (H,). It is not saved: checkpoints come between steps, when it is empty.
         self.register_buffer("largest", torch.empty(n_heads), persistent=False)
         self.reset_parameters()
 
@@ -28,23 +37,23 @@ class QKClip(nn.Module):
 
     @torch.no_grad()
     def observe(self, scores: Tensor) -> None:
-        """scores: (B, H, queries, keys), −∞ where a key is not visible."""
+        """Take the maximum with scores (B, H, queries, keys), −∞ where a key is not visible."""
         self.largest.copy_(torch.maximum(self.largest, scores.amax((0, 2, 3)).to(self.largest)))
 
     @staticmethod
     @torch.no_grad()
     def factors(clips: "Sequence[QKClip]") -> list[Tensor]:
-        """√min(1, threshold/largest) per head, the factor of q and of k: (H,) for each layer.
+        """√min(1, threshold/largest), (H,) for each layer, and reset `largest`.
 
-        Resets `largest`.
-
-        With several ranks `largest` is the maximum over ranks, from one all-reduce for all layers.
+        The factor is for q and for k, so scores get its square. With several ranks `largest` is the
+        maximum over ranks, from one all-reduce for all layers: every rank must call this.
         """
         largest = torch.stack([clip.largest for clip in clips])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
         factors = []
         for clip, score in zip(clips, largest, strict=True):
+            # √(threshold/largest), at most 1; 1 also for −∞, if nothing was observed.
             factors.append((score / clip.threshold).clamp_min(1).rsqrt())
             clip.reset_parameters()
         return factors
@@ -56,15 +65,16 @@ def shrink(
 ) -> None:
     """Multiply the scores of head i by the square of factors[i], (H,), in (0, 1].
 
-    `queries` and `keys` are W_q and W_k, each with the norm that follows it. A gain of this norm is
-    multiplied instead of W's rows. All heads share the gain, so it takes the smallest factor.
+    `queries` and `keys` are W_q and W_k, each with the norm that follows it. A norm with a gain
+    would undo a change of W's rows, so the gain is multiplied instead. All heads share the gain, so
+    it takes the smallest factor, and heads below the threshold shrink too.
     """
     n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
-    # Heads share a key: its factor is the largest of theirs, and the queries take up the
-    # difference.
-    key_factors = factors.unflatten(0, (n_kv_heads, -1)).amax(1)
-    shared_factors = key_factors.repeat_interleave(len(factors) // n_kv_heads)
-    query_factors = factors.square() / shared_factors
+    # H/G heads share a key. Its factor is the largest of theirs, and each query's factor takes up
+    # the difference, so that every head's product is the square of its own factor.
+    key_factors = factors.unflatten(0, (n_kv_heads, -1)).amax(1)  # (G,)
+    shared_factors = key_factors.repeat_interleave(len(factors) // n_kv_heads)  # (H,)
+    query_factors = factors.square() / shared_factors  # (H,)
     _scale_heads(*queries, query_factors, gain_factor=factors.min())
     _scale_heads(*keys, key_factors, gain_factor=factors.min())
 

@@ -15,11 +15,14 @@ from anlit.runs.folders import METRICS, Run
 from anlit.study.results import StudyResults
 
 Metrics = dict[str, dict[float, float]]
-"""The value of each metric by step."""
+"""Name of the metric → {step: value}. The step is the number of optimizer steps done."""
 LAST_LAYER = "last"
-"""Stands for the deepest layer that a run logged."""
+"""Stands in a metric's name for the deepest layer that a run logged, such as `layer_11`."""
 INDUCTION_GAIN = "induction_gain"
-"""`copying/first` minus `copying/second`."""
+"""`copying/first` minus `copying/second`, in nats per token.
+
+They are the losses on random tokens and on the same tokens once more.
+"""
 AXIS_LABELS = {
     "val/loss": "validation loss (nats per token)",
     INDUCTION_GAIN: "nats that a copy of random tokens saves",
@@ -31,7 +34,7 @@ AXIS_LABELS = {
     "rotation/W_d": "rotation of W_d's rows per step (radians)",
     "rotation/head": "rotation of the head's rows per step (radians)",
 }
-"""The metrics, a panel each."""
+"""The metrics, a panel each: name → title. A metric that no run logged has no panel."""
 N_MARKERS = 6
 """Markers on a line."""
 TITLE_WIDTH = 34
@@ -41,13 +44,14 @@ TITLE_WIDTH = 34
 def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """A figure with a panel per metric over the steps, and a table of last values.
 
-    They are means over the finished seeds that log the metrics. Option: `arms`.
+    They are means over the finished seeds that log the metrics. The option `arms` has the names of
+    the arms to show; by default all.
     """
     seeds_by_title: dict[str, list[Metrics]] = {}
     counts: list[str] = []
     for arm in results.study.arms:
         metrics_of_seeds = [read_metrics(run) for run in results.runs_of(arm) if run.complete]
-        # A run that was restored from a record has only losses.
+        # A run that was restored from a record has one metric, the loss.
         logging_seeds = [metrics for metrics in metrics_of_seeds if len(metrics) > 1]
         if logging_seeds and arm.is_named_in(options.get("arms")):
             seeds_by_title[arm.title] = logging_seeds
@@ -80,7 +84,7 @@ def read_metrics(run: Run) -> Metrics:
     rows = read_rows(path) if path.exists() else []
     names = rows[0] if rows else ()
     layers = [name.split("/")[1] for name in names if name.startswith("hidden/")]
-    deepest = max(layers, default=LAST_LAYER)
+    deepest = max(layers, default=LAST_LAYER)  # `layer_00` … have two digits, so text order will do
     metrics: Metrics = {}
     for name in AXIS_LABELS:
         column = name.replace(LAST_LAYER, deepest)
@@ -92,7 +96,9 @@ def read_metrics(run: Run) -> Metrics:
             value = parse_cell(row, column, path)
             if name == INDUCTION_GAIN:
                 value = parse_cell(row, "copying/first", path) - value
-            metrics.setdefault(name, {})[parse_cell(row, "step", path) + 1] = value
+            # The log counts steps from 0.
+            step = parse_cell(row, "step", path) + 1
+            metrics.setdefault(name, {})[step] = value
     return metrics
 
 
@@ -153,7 +159,7 @@ def _draw_mean(axes: Axes, curve: dict[float, float], title: str, line_style: Li
 
 
 def _cell(name: str, metrics: Metrics) -> str:
-    """The last value; the mean of a rotation, because it ends with the learning rate."""
+    """The last value; of a rotation the mean, because it goes to 0 with the learning rate."""
     if name not in metrics:
         return NONE
     values = list(metrics[name].values())

@@ -29,6 +29,7 @@ class RunProgress(ProgressBar):
     """
 
     changes_learning = False
+    """Runs with and without this callback belong to one configuration."""
 
     def __init__(self, console: SafeConsole | None = None) -> None:
         super().__init__()
@@ -46,11 +47,18 @@ class RunProgress(ProgressBar):
         self._total = 0
         """The run's steps; 0 if neither max_steps nor the data tell them."""
         self._started_at = 0.0
-        """The time of the first step, shifted by the time of validations."""
+        """When the first step began, in seconds of `time.monotonic`.
+
+        Each validation moves it on by its duration, so that the speed counts steps only.
+        """
         self._paused_at = 0.0
+        """The start of the last validation."""
         self._printed_at = 0.0
+        """The time of the last line in a log file."""
         self._numbers = ""
+        """Speed and losses, as `format_metrics` gives them."""
         self._is_logged = False
+        """Whether the last step was logged, so that its loss is known."""
 
     def disable(self) -> None:
         """Lightning calls this on every rank but the first."""
@@ -60,7 +68,7 @@ class RunProgress(ProgressBar):
         self._is_enabled = True
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """`trainer.print` above the line."""
+        """Print above the line; Lightning's `trainer.print` calls this."""
         if self._is_enabled:
             self._console.print(*args, soft_wrap=True, **kwargs)
 
@@ -125,7 +133,7 @@ class RunProgress(ProgressBar):
         self._draw_evaluation(trainer, "test", batch_idx + 1, trainer.num_test_batches[0])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._started_at += time.monotonic() - self._paused_at  # the speed counts steps only
+        self._started_at += time.monotonic() - self._paused_at
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             metrics = dict(trainer.progress_bar_metrics)
             if not self._is_logged:  # the loss is of an earlier step, or of one rank
@@ -146,17 +154,20 @@ class RunProgress(ProgressBar):
         if trainer.state.fn == "fit":
             self._show(count)
         else:
-            self._draw(count, n_batches, total)
+            self._draw_in_terminal(count, n_batches, total)
 
     def _show(self, status: str, as_line: bool = False) -> None:
         """Redraw the line of a terminal; without a terminal print it if `as_line`."""
         count = f"step {self._step}/{self._total or '?'}"
-        self._draw(count, self._step, self._total, status)
+        self._draw_in_terminal(count, self._step, self._total, status)
         if as_line and self._is_enabled and not self._console.is_terminal:
             self._printed_at = time.monotonic()
             echo("  ".join(filter(None, [count, status])))
 
-    def _draw(self, description: str, completed: int, total: float, status: str = "") -> None:
+    def _draw_in_terminal(
+        self, description: str, completed: int, total: float, status: str = ""
+    ) -> None:
+        """Redraw the line of a terminal; a log file gets nothing."""
         if self._is_enabled and self._console.is_terminal:
             self._line.start()
             self._line.update(
@@ -192,7 +203,7 @@ def format_metrics(metrics: dict[str, Any]) -> str:
 
 
 def format_rates(rates: dict[str, float]) -> str:
-    """The rate of each parameter group, or the common rate."""
+    """The learning rate of each parameter group, or the common rate."""
     if len(set(rates.values())) == 1:
         return f"{next(iter(rates.values())):.3g}"
     return " ".join(f"{name} {rate:.3g}" for name, rate in rates.items())

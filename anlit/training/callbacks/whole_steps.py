@@ -1,6 +1,7 @@
 """Lets validation, checkpoints and the end of a run come only between optimizer steps.
 
-Lightning counts micro-batches.
+Lightning counts micro-batches, of which `accumulate_grad_batches` make a step. So it could
+validate, save or stop within a step.
 """
 
 import logging
@@ -28,7 +29,8 @@ class WholeSteps(Checkpoint):
     """Counts `val_check_interval` in optimizer steps, and lets nothing come within a step.
 
     A checkpoint within a step would lose the gradients of its micro-batches. All callbacks save by
-    `trainer.save_checkpoint`. So it waits for the step's end, and for a validation at this step.
+    `trainer.save_checkpoint`, which this callback replaces: a call waits for the step's end, and
+    for a validation at this step.
 
     An integer `val_check_interval` is a number of optimizer steps, of the run or, with
     `check_val_every_n_epoch`, of each epoch. A float is a share of an epoch. A time is checked
@@ -42,12 +44,16 @@ class WholeSteps(Checkpoint):
     """
 
     changes_learning = False
+    """Runs with and without this callback belong to one configuration."""
 
     def __init__(self) -> None:
         self._stop_after_step = False
+        """Whether something has asked within the current step to stop."""
         self._has_trained = False
+        """Whether a batch has begun since the start of training, or since it was continued."""
         self._is_within_step = False
-        self._accumulated = 1
+        self._n_micro_batches = 1
+        """Micro-batches per step."""
         self._waiting_saves: dict[str, dict[str, Any]] = {}
         """Path → the arguments of a `save_checkpoint` that waits for the step's end."""
 
@@ -63,8 +69,9 @@ class WholeSteps(Checkpoint):
         _align_progress(trainer)
         self._has_trained = False
         self._is_within_step = False
-        self._accumulated = trainer.accumulate_grad_batches
+        self._n_micro_batches = trainer.accumulate_grad_batches
         self._waiting_saves = {}
+        # A fetch moves on in the data: from here on a checkpoint would skip the fetched batch.
         call_before_fetches(trainer, self._begin_batch)
         trainer.save_checkpoint = partial(self._save, trainer)  # type: ignore[method-assign]
         for callback in trainer.checkpoint_callbacks:
@@ -74,11 +81,14 @@ class WholeSteps(Checkpoint):
     def _is_validation_due(
         self, trainer: L.Trainer, interval: Any, is_due_by_rule: Callable[[], bool]
     ) -> bool:
-        """Whether to validate after the current batch; `is_due_by_rule` is Lightning's rule."""
+        """Whether to validate after the current batch.
+
+        `interval` is `val_check_interval`; None for a time. `is_due_by_rule` is Lightning's rule.
+        """
         is_end_of_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         if is_end_of_epoch and not self._has_trained:
-            # The checkpoint is of the validation after an epoch's last step. Without this answer
-            # Lightning would take one more step in that epoch.
+            # The run continues from the validation after an epoch's last step, and Lightning asks
+            # before any batch. Without this answer it would take one more step in that epoch.
             return True
         if not completes_step(trainer):
             return False
@@ -88,17 +98,19 @@ class WholeSteps(Checkpoint):
         return is_due
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        # Lightning's count is off by one if a run continues after its end or with another interval.
+        # Lightning's own count of logged steps is off by one if a run continues after its end or
+        # with another interval.
         number_logged_steps(trainer, trainer.global_step)
         self._has_trained = True
-        if trainer.accumulate_grad_batches != self._accumulated:
+        if trainer.accumulate_grad_batches != self._n_micro_batches:
             raise UserError(
                 "a callback has changed trainer.accumulate_grad_batches from "
-                f"{self._accumulated} to {trainer.accumulate_grad_batches}, and steps of a run "
+                f"{self._n_micro_batches} to {trainer.accumulate_grad_batches}, and steps of a run "
                 "have one size: leave it out"
             )
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        # Lightning reads `should_stop` after this hook, so within a step it is put off.
         is_stopping = trainer.should_stop or self._stop_after_step
         is_step_complete = completes_step(trainer)
         trainer.should_stop = is_stopping and is_step_complete
@@ -135,6 +147,7 @@ class WholeSteps(Checkpoint):
         """
         settings = {"weights_only": weights_only, "storage_options": storage_options}
         if not self._is_within_step:
+            # The class's method: the object's own is this function.
             type(trainer).save_checkpoint(trainer, filepath, **settings)
         elif trainer.interrupted:
             _log.warning(
@@ -154,21 +167,21 @@ def is_last_step(trainer: L.Trainer) -> bool:
 
 def _refuse_split_steps(trainer: L.Trainer, interval: Any) -> None:
     """Raise UserError if an epoch or validation interval would end within a step."""
-    accumulated = trainer.accumulate_grad_batches
+    n_micro_batches = trainer.accumulate_grad_batches
     n_batches = trainer.num_training_batches
     if n_batches == float("inf"):
         return
-    batches_between = accumulated
+    batches_between = n_micro_batches
     if isinstance(trainer.val_check_batch, int):
         batches_between = trainer.val_check_batch
-    splits_step = n_batches % accumulated or batches_between % accumulated
+    splits_step = n_batches % n_micro_batches or batches_between % n_micro_batches
     exceeds_epoch = trainer.check_val_every_n_epoch and batches_between > n_batches
     if splits_step or exceeds_epoch:
         raise UserError(
             f"trainer.val_check_interval={interval} is {batches_between} of the {n_batches} "
-            f"batches of an epoch, and trainer.accumulate_grad_batches={accumulated} make a step: "
-            "give whole steps that fit into an epoch, set trainer.limit_train_batches, or count "
-            "across epochs with trainer.check_val_every_n_epoch null"
+            f"batches of an epoch, and trainer.accumulate_grad_batches={n_micro_batches} make a "
+            "step: give whole steps that fit into an epoch, set trainer.limit_train_batches, or "
+            "count across epochs with trainer.check_val_every_n_epoch null"
         )
 
 
@@ -184,27 +197,28 @@ def _count_whole_steps(callback: Checkpoint) -> None:
 
 
 def _at_end_of_step(callback: ModelCheckpoint, trainer: L.Trainer, *batch: Any) -> None:
+    """Replace the callback's `on_train_batch_end`; `batch` are its further arguments."""
     if completes_step(trainer):
         ModelCheckpoint.on_train_batch_end(callback, trainer, *batch)
 
 
 def _align_progress(trainer: L.Trainer) -> None:
-    """Shift a continued run's count of micro-batches to the current accumulation.
+    """Shift a continued run's count of micro-batches to the current `accumulate_grad_batches`.
 
     Lightning steps when the count in the epoch is a multiple of `accumulate_grad_batches`, which
     may have changed.
     """
     loop = trainer.fit_loop.epoch_loop
-    accumulated = trainer.accumulate_grad_batches
+    n_micro_batches = trainer.accumulate_grad_batches
     epochs = trainer.fit_loop.epoch_progress.current
     if loop.restarted_on_train_batch_end and epochs.ready == epochs.completed:
         # The checkpoint is of an epoch's last step. Lightning would not start the next epoch.
         trainer.fit_loop.reset_restart_stage()
     steps = loop.automatic_optimization.optim_progress.optimizer.step
-    n_in_epoch = steps.current.completed * accumulated
+    n_in_epoch = steps.current.completed * n_micro_batches
     if n_in_epoch:
         n_in_epoch = int((n_in_epoch - 1) % trainer.num_training_batches) + 1
-    _shift_progress(loop.batch_progress.total, steps.total.completed * accumulated)
+    _shift_progress(loop.batch_progress.total, steps.total.completed * n_micro_batches)
     _shift_progress(loop.batch_progress.current, n_in_epoch)
 
 
