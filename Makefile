@@ -12,7 +12,7 @@ JOBS    ?= 2
 BESIDE  := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 
 # numpy 2.4 and newer break the interpreter of triton 3.6.
-TORCH211 := tests/accelerator tests/nn/models/test_compiled.py tests/attention
+TORCH211 := tests/accelerator tests/nn/models/test_compiled.py tests/nn/attention
 
 EXTRAS  ?=
 VARIANT ?= cuda

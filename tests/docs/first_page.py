@@ -166,7 +166,7 @@ def claims() -> list[tuple[str, ...]]:
          times_fewer(f"{long}/1.3m", "nGPT", "GPT+"), f"[1.3M]({ARCHITECTURES_PAGE}#13m-parameters)"),
         ("anGPT, tuned alike, is ahead after long training: **no**", "1.3M", "20", "3",
          behind(bridge, "anGPT", "GPT+"), tuning),
-        ("… both with a QK gain and a norm of attention's average, not the paper's", "1.3M", "20", "3",
+        ("… both with a QK gain and a norm of attention's average, neither in the paper as we read it", "1.3M", "20", "3",
          behind(bridge, with_both, "GPT+, norm of each head's average"), norm),
         ("scale-invariant attention, with p-RoPE, helps anGPT", "0.1M", "20", "3",
          times_fewer(f"{long}/0.1m", invariant, "anGPT"), attention),

@@ -95,3 +95,12 @@ def test_the_top_folder_has_no_other_entries() -> None:
     installed = {entry for entry in entries if entry.endswith(".egg-info")}
 
     assert entries - UNTRACKED - installed == TOP_LEVEL
+
+
+def test_every_path_of_tests_in_the_makefile_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    paths = re.findall(r"\btests/[\w/.]*", makefile)
+
+    assert len(paths) > 2
+    assert [path for path in paths if not (ROOT / path).exists()] == []
