@@ -8,9 +8,6 @@ from anlit.config.registry import public_classes
 __version__ = "0.1.0"
 
 _MODULES = {
-    "GPT": "anlit.training.models",
-    "NGPT": "anlit.training.models",
-    "AnGPT": "anlit.training.models",
     "Runtime": "anlit.nn.models.runtime",
     "FullySharded": "anlit.training.strategies",
     "TokenShards": "anlit.data.module",
@@ -24,6 +21,7 @@ _MODULES_OF_CLASSES = (
     "anlit.nn.layers.positions",
     "anlit.training.optim.optimizers",
     "anlit.training.optim.schedule",
+    "anlit.training.models",
     "anlit.data.corpora",
 )
 """Modules that make each public class `anlit.<Name>`; modules that import more come later."""

@@ -364,7 +364,7 @@ def class_choices(name: str) -> str:
     """The classes that a key such as `attention` offers, `A, B or C`; "" for other keys."""
     match name:
         case "model":
-            names = ["GPT", "NGPT", "AnGPT"]
+            names = [*public_classes("anlit.training.models")]
         case "attention":
             names = [*public_classes("anlit.nn.mechanisms")]
         case "positions":

@@ -24,7 +24,7 @@ from anlit.config.schema import (
 )
 from anlit.runs.callbacks import OBSERVERS, changes_learning
 
-MODELS = ("anlit.GPT", "anlit.NGPT", "anlit.AnGPT")
+MODELS = [f"anlit.{name}" for name in public_classes("anlit.training.models")]
 SHARDS = "--data.path=shards"
 DATA = {
     **{f"anlit.{name}": [SHARDS] for name in public_classes("anlit.data.corpora")},

@@ -19,8 +19,17 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.nn.mechanisms.warm_start import grow, warm_starts
 from anlit.nn.models.angpt import Approximation
 from anlit.nn.models.fold import fold
+from anlit.training.models import FOLDED
 from tests.nn.attention.examples import SHIPPED, LogNWithSlopes
-from tests.nn.models.tiny import SIZE, jolt, random_tokens, tiny
+from tests.nn.models.tiny import (
+    ARCHITECTURES,
+    SIZE,
+    has_setting,
+    is_normalised,
+    jolt,
+    random_tokens,
+    tiny,
+)
 from tests.parity import formulas, naive
 
 ORACLE = {GPT: naive.gpt, NGPT: naive.ngpt, AnGPT: naive.angpt}
@@ -120,9 +129,9 @@ def build(
         "kernel": kernel,
         **changes,
     }
-    if architecture is not NGPT:
+    if has_setting(architecture, "norm_eps"):
         settings["norm_eps"] = EPS
-    if architecture is not GPT:
+    if is_normalised(architecture):
         settings["alpha_init"], settings["alpha_scale"] = ALPHA
         settings["s_z_init"], settings["s_z_scale"] = S_Z
     model = jolt(tiny(architecture, **settings).double()).model
@@ -224,7 +233,7 @@ def check(
     expected_logits = {"logits": expected["logits"]}
 
     compare(computed(eager), expected, 1e-9, "eager, float64")
-    if architecture is not GPT:
+    if architecture.__name__ in FOLDED:
         folded_logits = {"logits": fold(eager)(TOKENS, DOCUMENTS)}
         compare(folded_logits, expected_logits, 1e-9, "folded")
     blockwise = build(architecture, mechanism, positions, "blockwise", **changes)
@@ -369,3 +378,7 @@ def test_every_shipped_mechanism_has_a_formula() -> None:
 
     assert {type(mechanism) for mechanism in SHIPPED.values()} == shipped
     assert with_formula == MECHANISMS.keys()
+
+
+def test_every_shipped_architecture_has_a_formula() -> None:
+    assert ORACLE.keys() == {*ARCHITECTURES}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from anlit import Plain, ScaleInvariant
+from anlit.nn.kernels import KERNELS as ALL_KERNELS
 from anlit.nn.kernels import blockwise, eager, sdpa
 from tests.nn.attention import kernels
 from tests.nn.attention.kernels import (
@@ -47,6 +48,17 @@ def list_cases() -> list[tuple[str, str]]:
 
 H = 4
 D = 8
+
+
+def test_every_kernel_that_a_cpu_can_run_is_compared_here() -> None:
+    mechanism = Plain().for_layer(H, D, 0)
+    able_kernels = {}
+    for name, kernel in ALL_KERNELS.items():
+        if kernel.unsupported_reason(mechanism, torch.zeros(1, H, 1, D)) is None:
+            able_kernels[name] = kernel
+
+    assert able_kernels == KERNELS
+    assert {kernel for kernel, _, _ in PATHS.values()} == {*KERNELS.values()}
 
 
 @kernels.kinds

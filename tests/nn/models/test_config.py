@@ -9,12 +9,17 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser
 
+import anlit
 from anlit import GPT, NGPT, AdamW, AnGPT, DynamicNTK, MuonAdamW, PRoPE, Runtime, YaRN
+from anlit.config.error_messages import class_choices
+from anlit.config.files import FOLDER
 from anlit.config.objects import parameters_of, to_plain_values
+from anlit.config.registry import public_classes
 from anlit.errors import UserError
 from anlit.nn.models.angpt import AnGPTConfig, Approximation
 from anlit.nn.models.gpt import GPTConfig
 from anlit.nn.models.ngpt import NGPTConfig
+from anlit.training import models as architectures
 from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import parameter_groups
 from anlit.training.optim.schedule import WSD, Cosine
@@ -23,6 +28,25 @@ from tests.nn.models.tiny import SIZE, tiny
 models = pytest.mark.parametrize(
     ("model", "config"), [(GPT, GPTConfig), (NGPT, NGPTConfig), (AnGPT, AnGPTConfig)]
 )
+
+
+def test_a_class_of_the_models_file_is_offered_under_its_name(monkeypatch) -> None:
+    class Ours(GPT):
+        """A new architecture."""
+
+    monkeypatch.setattr(architectures, "Ours", Ours, raising=False)
+    monkeypatch.setattr(architectures, "__all__", [*architectures.__all__, "Ours"])
+
+    assert anlit.Ours is Ours
+    assert class_choices("model").endswith(" or Ours")
+
+
+def test_every_architecture_has_a_fragment() -> None:
+    class_paths = set()
+    for file in (FOLDER / "model").glob("*.yaml"):
+        class_paths.add(yaml.safe_load(file.read_text())["model"]["class_path"])
+
+    assert class_paths == {f"anlit.{name}" for name in public_classes("anlit.training.models")}
 
 
 @models

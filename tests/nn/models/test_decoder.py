@@ -11,7 +11,7 @@ from anlit import GPT, NGPT, AdamW, AnGPT, MuonAdamW
 from anlit.nn.layers.scaling import ScalingVector
 from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import parameter_groups
-from tests.nn.models.tiny import CONSTANT, adamw, architectures, fit, jolt, tiny
+from tests.nn.models.tiny import CONSTANT, adamw, architectures, fit, is_normalised, jolt, tiny
 
 constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 
@@ -90,7 +90,7 @@ def test_initial_values_and_scales_of_the_scaling_vectors(architecture, changes)
 @architectures
 def test_settings_that_are_null_follow_the_size(architecture, d_model: int, rate: float) -> None:
     """As in the shipped model/*.yaml."""
-    nulls = {} if architecture is GPT else {"alpha_init": None, "s_z_init": None}
+    nulls = {"alpha_init": None, "s_z_init": None} if is_normalised(architecture) else {}
     model = tiny(architecture, d_model=d_model, n_layers=5, vocab_size=500, **nulls).model
     if nulls:
         assert (model.blocks[0].alpha_A.init, model.s_z.init) == (1 / 5, math.sqrt(d_model))

@@ -24,6 +24,7 @@ from tests.nn.models.tiny import (
     architectures,
     batches,
     fit,
+    is_normalised,
     random_tokens,
     tiny,
 )
@@ -48,7 +49,8 @@ def test_gates_start_at_one_and_learn_within_the_bound(architecture, gate) -> No
     fit(model, max_steps=3)
     assert all(weight.abs().max() > 0 for weight in weights)
     largest = torch.cat(weights).norm(dim=1).max()
-    assert architecture is GPT or 0.999 < largest <= 1 + 1e-6  # a rate of 0.3 runs into the bound
+    if is_normalised(architecture):
+        assert 0.999 < largest <= 1 + 1e-6  # a rate of 0.3 runs into the bound
 
 
 def largest_scores(model: nn.Module) -> torch.Tensor:

@@ -10,16 +10,27 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from anlit import GPT, NGPT, AdamW, AnGPT
+from anlit import AdamW
+from anlit.config.objects import parameters_of
+from anlit.config.registry import public_classes
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.nn.models.decoder import Decoder
 from anlit.training.language_model import LanguageModel
 from anlit.training.optim.schedule import Cosine
 from tests.data.modules import collate, quiet_trainer
 
-ARCHITECTURES = [GPT, NGPT, AnGPT]
+ARCHITECTURES = [*public_classes("anlit.training.models").values()]
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 SIZE = {"vocab_size": 29, "context_length": 16, "n_layers": 2, "n_heads": 2, "d_model": 32}
+
+
+def has_setting(architecture: type[LanguageModel], name: str) -> bool:
+    return name in [parameter.name for parameter in parameters_of(architecture)]
+
+
+def is_normalised(architecture: type[LanguageModel]) -> bool:
+    """Whether it has the step sizes of nGPT and anGPT."""
+    return has_setting(architecture, "alpha_init")
 
 
 def tiny(

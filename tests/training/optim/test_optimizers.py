@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from anlit import GPT, AdamW, AnGPT, LogN, MuonAdamW
+from anlit import GPT, NGPT, AdamW, AnGPT, LogN, MuonAdamW
 from anlit.errors import UserError
 from anlit.training.optim.optimizers import parameter_groups
 from anlit.training.optim.schedule import Cosine
@@ -52,7 +52,7 @@ def test_decay_shrinks_matrices_and_leaves_vectors(architecture) -> None:
         assert torch.allclose(parameter.detach(), expected, rtol=1.3e-6, atol=1e-5), name
 
 
-@architectures
+@pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
 def test_settings_of_the_comparison_are_the_defaults(architecture) -> None:
     model = tiny(architecture)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from anlit import GPT
 from anlit.errors import UserError
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.training.callbacks import LossGuard
@@ -14,7 +15,6 @@ from tests.data.modules import collate
 from tests.nn.models.tiny import (
     ARCHITECTURES,
     CONSTANT,
-    GPT,
     SIZE,
     Logged,
     adamw,
