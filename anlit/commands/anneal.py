@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
 from anlit.config.labels import init_args, mapping
-from anlit.config.objects import subclass_named
+from anlit.config.objects import class_path_of, subclass_named
 from anlit.errors import UserError
 from anlit.reporting.text import echo
 from anlit.training.load_model import read_model
@@ -45,7 +45,7 @@ def branch(config: Namespace) -> None:
     config.trainer.max_steps = n_steps + n_more
     annealed = {"schedule": schedule, "begin": n_steps, "planned": planned or n_steps}
     config.model.init_args.schedule = Namespace(
-        class_path=path_of(Annealed),
+        class_path=class_path_of(Annealed),
         init_args=Namespace(**annealed, shape="linear", final=0.0),
     )
     config.anneal = None
@@ -85,7 +85,7 @@ def configured_schedule(content: dict[str, Any], file: Path) -> Namespace:
     settings = init_args(spec)
     if kind is Annealed:
         raise UserError(f"{file} is of an annealed run: anneal the run that it was branched from")
-    return Namespace(class_path=path_of(kind), init_args=Namespace(**settings))
+    return Namespace(class_path=class_path_of(kind), init_args=Namespace(**settings))
 
 
 def branch_folder(file: Path, run_dir: str | None) -> str:
@@ -94,7 +94,3 @@ def branch_folder(file: Path, run_dir: str | None) -> str:
     if run_dir is not None and Path(run_dir).resolve() != run:
         return run_dir
     return f"{file.parent.parent}{BRANCH}"
-
-
-def path_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

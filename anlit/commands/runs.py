@@ -1,13 +1,14 @@
 """`anlit runs`: a table of all runs below a folder."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from anlit.config.options import ToolParser
 from anlit.reporting.table import NONE, Table, console
 from anlit.reporting.text import echo, json_line, short_number
 from anlit.runs.folders import find_runs
-from anlit.runs.overview import SORT_KEYS, Overview, as_record, read_overviews, sort_overviews
+from anlit.runs.overview import SORT_KEYS, Overview, read_overviews, sort_overviews
 
 DEFAULT_FOLDER = "runs"
 WIDE = 110
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> None:
     overviews = sort_overviews(read_overviews(folders), options.sort)
     if options.json:
         for overview in overviews:
-            echo(json_line(as_record(overview)))
+            echo(json_line(asdict(overview)))
     else:
         terminal = console()
         terminal.print(table_of(overviews, terminal.width))

@@ -66,7 +66,7 @@ def module_to_plain_values(described: nn.Module | Configured) -> dict[str, Any]:
     """A described object as its class and the attributes named like its arguments."""
     kind = type(described)
     arguments = {name: getattr(described, name) for name in _annotations(kind)}
-    return {"class_path": _path_of(kind), "init_args": to_plain_values(arguments)}
+    return {"class_path": class_path_of(kind), "init_args": to_plain_values(arguments)}
 
 
 def _plain(value: Any) -> Any:
@@ -116,7 +116,7 @@ def subclass_named(base: type[T], path: str, location: str) -> type[T]:
     classes = [kind for kind in family if kind.__name__ == path.rpartition(".")[2]]
     if "." in path:
         # A package may offer the class under a shorter path: then package and name are enough.
-        exact = [kind for kind in classes if _path_of(kind) == path]
+        exact = [kind for kind in classes if class_path_of(kind) == path]
         classes = exact or [kind for kind in classes if _package_of(kind) == path.split(".")[0]]
     if len(classes) == 1:
         return classes[0]
@@ -134,7 +134,7 @@ def shown(name: Any) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
 
 
-def _path_of(kind: type) -> str:
+def class_path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

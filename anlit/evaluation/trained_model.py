@@ -14,7 +14,7 @@ import numpy as np
 from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
 from anlit.evaluation.chat import Message
-from anlit.evaluation.generation import Request, Sampling, generate
+from anlit.evaluation.generation import Request, Sampling, Separator, generate
 from anlit.evaluation.scoring import Scores, score_documents
 from anlit.evaluation.text_stream import decode_continuation
 from anlit.evaluation.tokenizer import CheckpointTokenizer, load_checkpoint_tokenizer
@@ -29,6 +29,11 @@ class TrainedModel(Checkpoint):
     def tokenizer(self) -> CheckpointTokenizer:
         """The tokenizer of the run, the exported folder or the data. Raises UserError without it."""
         return load_checkpoint_tokenizer(self)
+
+    @cached_property
+    def chat_tokenizer(self) -> CheckpointTokenizer:
+        """The tokenizer, to which the name of a special token in a text is that token."""
+        return load_checkpoint_tokenizer(self, special_tokens=True)
 
     def generate(
         self,
@@ -45,7 +50,10 @@ class TrainedModel(Checkpoint):
         Raises UserError if a number is out of its range, or the prompt has no tokens.
         """
         tokens = self.tokenizer.encode_prompt(prompt, self)
-        return self._continue(tokens, tokens, max_tokens, temperature, top_k, top_p, seed, False)
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        separator = self.tokenizer.inner_separator(self, is_chat=False)
+        drawn = self._draw(tokens, max_tokens, sampling, separator)
+        return decode_continuation(self.tokenizer.tokenizer, tokens, drawn)
 
     def chat(
         self,
@@ -61,32 +69,27 @@ class TrainedModel(Checkpoint):
 
         Raises UserError as `generate`, and if the model has no chat template.
         """
-        text = load_checkpoint_tokenizer(self, special_tokens=True)
+        text = self.chat_tokenizer
         tokens = text.encode(text.render_chat(messages))
-        return self._continue(tokens, [], max_tokens, temperature, top_k, top_p, seed, True)
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        separator = text.inner_separator(self, is_chat=True)
+        drawn = self._draw(tokens, max_tokens, sampling, separator)
+        return decode_continuation(text.tokenizer, [], drawn)
 
-    def _continue(
-        self,
-        tokens: list[int],
-        context: list[int],
-        max_tokens: int,
-        temperature: float,
-        top_k: int | None,
-        top_p: float | None,
-        seed: int,
-        is_chat: bool,
-    ) -> str:
-        """Return the text of the tokens drawn after `tokens`; the text follows `context`."""
+    def _draw(
+        self, tokens: list[int], max_tokens: int, sampling: Sampling, separator: Separator
+    ) -> list[int]:
+        """Return the tokens drawn after `tokens`."""
         (continuation,) = generate(
             self.model.model,
             [Request(tokens)],
             max_tokens,
-            Sampling(temperature, top_k, top_p, seed),
-            separator=self.tokenizer.inner_separator(self, is_chat),
+            sampling,
+            separator=separator,
             n_allowed=vocabulary_size(self.tokenizer.tokenizer),
             stop_tokens=self.tokenizer.stop_tokens,
         )
-        return decode_continuation(self.tokenizer.tokenizer, context, continuation.tokens)
+        return continuation.tokens
 
     def score(self, text: str, stride: int | None = None) -> Scores:
         """Return the log-likelihood in nats and the rank of each token of a text.

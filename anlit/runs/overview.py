@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +173,3 @@ def sort_overviews(overviews: list[Overview], key: str) -> list[Overview]:
         return is_missing, 0 if is_missing else value
 
     return sorted(overviews, key=rank)
-
-
-def as_record(overview: Overview) -> dict[str, Any]:
-    """Return the overview as plain values for JSON."""
-    return asdict(overview)

@@ -5,6 +5,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from anlit.config.labels import init_args, mapping, n_devices
+from anlit.io.read import parse_scalar
 from anlit.study.grid import GridPoint
 from anlit.study.plan import Arm, PlannedRun, Study, read_config
 from anlit.study.read_study import merge
@@ -48,9 +49,28 @@ def estimate_cost(run: PlannedRun) -> Cost:
     n_ranks = n_devices(trainer.get("devices", 1)) * trainer.get("num_nodes", 1)
     n_batches = trainer.get("accumulate_grad_batches", 1) * n_ranks
     tokens_per_step = data.get("batch_size", DEFAULT_BATCH_SIZE) * length * n_batches
-    tokens = float(tokens_per_step * trainer.get("max_steps", DEFAULT_MAX_STEPS))
+    tokens = planned_tokens(config, tokens_per_step, linear + embedding)
     flops = tokens * (6.0 * linear + 6.0 * n_layers * d * (length + 1))
     return Cost(tokens, linear + embedding, flops)
+
+
+def planned_tokens(config: dict[str, Any], tokens_per_step: int, n_parameters: int) -> float:
+    """Return the training tokens that the setting for the length of a run gives."""
+    max_tokens = _number(config.get("max_tokens"))
+    if max_tokens is not None:
+        return max_tokens
+    tokens_per_parameter = _number(config.get("tokens_per_parameter"))
+    if tokens_per_parameter is not None:
+        return tokens_per_parameter * n_parameters
+    max_steps = mapping(config.get("trainer")).get("max_steps", DEFAULT_MAX_STEPS)
+    return float(tokens_per_step * max_steps)
+
+
+def _number(value: Any) -> float | None:
+    """Return the number in a setting, also in a text such as `2M`; None without a number."""
+    number = parse_scalar(value) if isinstance(value, str) else value
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    return float(number) if is_number else None
 
 
 def describe_plan(

@@ -183,3 +183,16 @@ def test_the_estimate_has_tokens_and_hours(folder: Path) -> None:
     assert f"estimate: {hours:.2f} h with --jobs 2" in text
     assert "tuning: 6 runs, 4,915,200 tokens" in text
     assert "gpt: 3 settings × 1 tuning seeds, the best on 3 seeds" in text
+
+
+@pytest.mark.parametrize(("budget", "n_tokens"), [
+    ({"max_tokens": "2M"}, 2e6), ({"max_tokens": 2_000_000}, 2e6), ({"tokens_per_parameter": 20}, None),
+])  # fmt: skip
+def test_the_estimate_takes_a_budget_of_tokens(folder: Path, budget: dict, n_tokens) -> None:
+    settings = {"trainer.max_steps": -1, **budget}
+    shared = {"configs": ["common.yaml"], "settings": settings}
+    study = read_study(write_study(folder, shared=shared), None)
+
+    cost = estimate_cost(study.tuning_runs()[0])
+
+    assert cost.tokens == (n_tokens or 20 * cost.parameters)
