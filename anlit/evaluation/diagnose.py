@@ -1,7 +1,13 @@
-"""`anlit diagnose`: how attention spreads its weights, by layer, head and context length."""
+"""`anlit diagnose`: what a trained model's attention, scores and norms look like inside.
+
+- how attention spreads its weights, by layer, head and context length
+- the norms of the vectors by layer, trained and untrained (`hidden_norms`)
+- the distribution of the attention scores, trained and untrained (`score_distribution`)
+"""
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +26,20 @@ from anlit.evaluation.diagnose_figures import (
     n_reliable_bins,
     statistic_values,
 )
+from anlit.evaluation.hidden_norms import (
+    NORMS_NOTE,
+    assumes_unit_norms,
+    draw_norms,
+    measure_norms,
+    norms_table,
+)
 from anlit.evaluation.runner import Evaluation, Report
+from anlit.evaluation.score_distribution import (
+    SCORES_NOTE,
+    draw_scores,
+    measure_scores,
+    scores_table,
+)
 from anlit.evaluation.settings import DiagnoseSettings
 from anlit.nn.attention.observe import bin_edges, observed
 from anlit.nn.attention.statistics import ranges
@@ -34,6 +53,8 @@ MAX_BATCH_TOKENS = 4096
 """Tokens in a batch of short sequences: enough for efficient matrix products."""
 N_COPIES = 16
 """Sequences of random tokens and their copy."""
+UNTRAINED_SEED = 1
+"""Seed of the untrained model, which need not be the run's."""
 
 
 class Column(NamedTuple):
@@ -65,7 +86,7 @@ were orthogonal and equally long. In the figures, the visible part of a range [t
 
 
 class Diagnose(Evaluation):
-    """How a trained model's attention spreads its weights, by layer, head and context length."""
+    """Attention weights, scores and norms of a trained model, by layer and head."""
 
     name = "diagnose"
     digits = 7
@@ -75,11 +96,12 @@ class Diagnose(Evaluation):
         """Measure the statistics of each layer and head on validation text, by sequence length.
 
         Returns:
-            {masking, copying, lengths}. `copying` has the loss in nats per token on random tokens
-            (`first`) and on the same tokens once more (`second`). `lengths` has for each length:
+            {masking, copying, lengths, inside}. `copying` has the loss in nats per token on random
+            tokens (`first`) and on the same tokens once more (`second`). `lengths` has for each
+            length:
             `length`, `tokens` read, `edges` of the bins of n, `queries` in each bin, and
             `statistics` as {name: [layer][head][bin]}, NaN in a bin without queries.
-            `squared_average` is ‖Σ w v‖² / mean ‖v‖².
+            `squared_average` is ‖Σ w v‖² / mean ‖v‖². `inside` is `_measure_inside`'s result.
 
         Raises:
             UserError: The validation split is shorter than a sequence.
@@ -97,6 +119,35 @@ class Diagnose(Evaluation):
             "masking": model.model.document_masking,
             "copying": {name.removeprefix("copying/"): loss for name, loss in losses.items()},
             "lengths": by_length,
+            # Last, because it draws the weights anew.
+            "inside": self._measure_inside(checkpoint, data),
+        }
+
+    @torch.no_grad()
+    def _measure_inside(self, checkpoint: Checkpoint, data: TokenShards) -> dict[str, Any]:
+        """Measure norms and scores of the trained model, and then of the same model untrained.
+
+        Afterwards the model has new random weights.
+
+        Returns:
+            {length, assumes_unit_norms, trained, untrained}; the last two have `norms`
+            (`measure_norms`) and `scores` (`measure_scores`).
+        """
+        trained_lengths = [
+            length for length in self.lengths if length <= checkpoint.training_length
+        ]
+        length = max(trained_lengths, default=self.lengths[0])
+        decoder = checkpoint.model.model
+        batches = list(complete_sequences(data, length, self.settings.tokens))
+        trained = _norms_and_scores(checkpoint, batches, length)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(UNTRAINED_SEED)
+            decoder.reset_parameters()
+        return {
+            "length": length,
+            "assumes_unit_norms": assumes_unit_norms(decoder),
+            "trained": trained,
+            "untrained": _norms_and_scores(checkpoint, batches, length),
         }
 
     def record(self, checkpoints: list[Checkpoint], measurements: list[Any]) -> dict[str, Any]:
@@ -122,12 +173,53 @@ class Diagnose(Evaluation):
             "![Each head](heads.png)",
         ]
         training_length = checkpoint["training_length"]
+        inside = record["inside"]
+        trained = inside["trained"]
+        untrained = inside["untrained"]
+        norms_title = f"{label}: norms by layer, trained (untrained)"
+        norms = norms_table(trained["norms"], untrained["norms"], norms_title, has_deviations=False)
+        scores = scores_table(trained["scores"], f"{label}: scores S = q·k/√D, trained")
+        paragraphs += _inside_sections(inside)
         figures = {
             "statistics.png": partial(draw_statistics, longest, training_length),
             "ranges.png": partial(draw_ranges, longest, training_length),
             "heads.png": partial(draw_heads, longest),
+            "norms.png": partial(
+                draw_norms, trained["norms"], untrained["norms"], inside["assumes_unit_norms"]
+            ),
+            "scores.png": partial(draw_scores, trained["scores"]),
+            "scores_untrained.png": partial(draw_scores, untrained["scores"]),
         }
-        return Report(_summary_table(longest, label), paragraphs, figures, notes)
+        tables = [_summary_table(longest, label), norms, _without_ranges(scores)]
+        return Report(tables, paragraphs, figures, notes)
+
+
+def _inside_sections(inside: dict[str, Any]) -> list[str]:
+    """The page's sections on norms and scores, with their figures."""
+    trained = inside["trained"]
+    untrained = inside["untrained"]
+    norms = norms_table(trained["norms"], untrained["norms"], "", has_deviations=True)
+    return [
+        f"## Norms by layer\n\nSequences of {inside['length']:,} tokens.",
+        norms.markdown(),
+        NORMS_NOTE,
+        "![Norms by layer](norms.png)",
+        f"## Attention scores\n\nSequences of {inside['length']:,} tokens, trained:",
+        scores_table(trained["scores"], "").markdown(),
+        "Untrained:",
+        scores_table(untrained["scores"], "").markdown(),
+        SCORES_NOTE,
+        "![Scores, trained](scores.png)",
+        "![Scores, untrained](scores_untrained.png)",
+    ]
+
+
+def _norms_and_scores(checkpoint: Checkpoint, batches: list[Batch], length: int) -> dict[str, Any]:
+    decoder = checkpoint.model.model
+    return {
+        "norms": measure_norms(decoder, batches, checkpoint.device),
+        "scores": measure_scores(decoder, batches, checkpoint.device, length),
+    }
 
 
 def _length_section(result: dict[str, Any]) -> list[str]:
@@ -157,12 +249,17 @@ def _summary_table(result: dict[str, Any], label: str) -> Table:
     """The terminal's table: means over heads, without their range."""
     names = [name for name in COLUMNS_BY_STATISTIC if name != NOT_PRINTED]
     titles = [COLUMNS_BY_STATISTIC[name].title.replace(" ", "\n") for name in names]
-    rows = []
-    for row in table_rows(result, names):
-        rows.append([cell.partition(" [")[0] for cell in row])
     low, high = last_bin(result)
     title = f"{label}: n = {low:,} to {high:,}, means over heads"
-    return Table(title, ["layer", *titles], rows)
+    return _without_ranges(Table(title, ["layer", *titles], table_rows(result, names)))
+
+
+def _without_ranges(table: Table) -> Table:
+    """A table with the means alone, which fits into a terminal."""
+    rows = []
+    for row in table.rows:
+        rows.append([cell.partition(" [")[0] for cell in row])
+    return replace(table, rows=rows)
 
 
 @torch.no_grad()

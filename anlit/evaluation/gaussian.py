@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,10 +51,12 @@ NUMBER_COLUMNS = {
     "weight_latest_100": NumberColumn("last 100", ".3f"),
 }
 """The statistics in the table, by their names in `anlit.nn.attention.statistics.statistics`."""
+DELTAS = (2, 10, 100)
+"""The Δ of the ranges of distances [t, Δt); [SI] asks the same of all of them."""
 DISTANCE_PANELS = {
-    "expected_total": "E Σ e^L in [t, 10t)",
-    "weight": "share of the weights in [t, 10t)",
-    "entropy": "entropy in [t, 10t) (nats)",
+    "expected_total": "E Σ e^L in [t, {delta}t)",
+    "weight": "share of the weights in [t, {delta}t)",
+    "entropy": "entropy in [t, {delta}t) (nats)",
 }
 """The panels of the figure: the start of a statistic's name, before `_1_to_10` → the title."""
 
@@ -100,14 +103,21 @@ class Gaussian(Evaluation):
         for n_keys in numbers_of_keys:
             markdown = markdown_table(titles, _mechanism_rows(by_name, n_keys))
             paragraphs.append(f"n = {int(n_keys):,}\n\n{markdown}")
-        paragraphs.append("## Ranges of distances\n\n![ranges of distances](ranges.png)")
+        deltas = ", ".join(map(str, DELTAS))
+        paragraphs.append(
+            f"## Ranges of distances\n\n[t, Δt) for Δ = {deltas}, a row each. Scale-invariant "
+            "attention has the same total weight in all ranges of a row far beyond τ.\n\n"
+            "![ranges of distances](ranges.png)"
+        )
         rows = []
         for row in _mechanism_rows(by_name, largest):
             # The terminal's table has the means alone, so that it is narrow.
             rows.append([cell.partition(" ±")[0] for cell in row])
         head = [title.replace(" ", "\n") for title in titles]
         table = Table(f"Independent normal scores, n = {int(largest):,} keys", head, rows)
-        return Report(table, paragraphs, {"ranges.png": partial(draw_distances, by_name, largest)})
+        return Report(
+            [table], paragraphs, {"ranges.png": partial(draw_distances, by_name, largest)}
+        )
 
 
 def build_mechanisms(names: Iterable[str]) -> dict[str, Mechanism]:
@@ -145,9 +155,12 @@ def measure_mechanism(mechanism: Mechanism, n_keys: int, draws: int, seed: int) 
     Returns:
         `mean` and `standard_error` by name: each entry of
         `anlit.nn.attention.statistics.statistics`, and `total_1_to_10`, the sum of e^L in [1, 10),
-        for all ranges within the keys. `expected_total_1_to_10` has only a mean.
+        for all ranges within the keys: the query's token, and `distance_ranges` of all `DELTAS`.
+        `expected_total_1_to_10` has only a mean.
     """
-    spans = [span for span in ranges(n_keys - 1) if span.end <= n_keys]
+    spans = ranges(0)
+    for delta in DELTAS:
+        spans += distance_ranges(n_keys, delta)
     # torch refuses seeds of 65 bits and more.
     generator = torch.Generator().manual_seed(seed % (1 << 63))
     scale, m = distance_functions(mechanism, n_keys, torch.float32)
@@ -176,6 +189,16 @@ def measure_mechanism(mechanism: Mechanism, n_keys: int, draws: int, seed: int) 
     return result
 
 
+def distance_ranges(n_keys: int, delta: int) -> list[Range]:
+    """[t, Δt) for t = 1, 10, 100 …, as far as the keys reach."""
+    spans = []
+    t = 1
+    while delta * t <= n_keys:
+        spans.append(Range(t, delta * t))
+        t *= 10
+    return spans
+
+
 def distance_functions(
     mechanism: Mechanism, n_keys: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -198,27 +221,33 @@ def expected_total(mechanism: Mechanism, n_keys: int, span: Range) -> float:
 
 
 def draw_distances(by_name: dict[str, Any], n_keys: str) -> Figure:
-    """Draw [SI]'s figures 1 and 2: the expected total weight in [t, 10t), and its entropy."""
+    """Draw [SI]'s figures 1 and 2 for each Δ: the expected total weight in [t, Δt), its entropy."""
     labels = {name: attention_label(name) for name in by_name}
     if "SlidingWindow" in labels:
         labels["SlidingWindow"] = "sliding window"
     styles = line_styles(list(labels.values()))
-    starts = [span.first for span in ranges(int(n_keys) - 1)[1:] if span.end <= int(n_keys)]
-    n_panels = len(DISTANCE_PANELS)
-    figure, all_axes = panels(n_panels, n_panels, TEXT_WIDTH / n_panels, 2.0)
-    for axes, (kind, title) in zip(all_axes, DISTANCE_PANELS.items(), strict=True):
+    rows = list(product(DELTAS, DISTANCE_PANELS.items()))
+    n_columns = len(DISTANCE_PANELS)
+    figure, all_axes = panels(len(rows), n_columns, TEXT_WIDTH / n_columns, 1.8)
+    for axes, (delta, (kind, title)) in zip(all_axes, rows, strict=True):
+        spans = distance_ranges(int(n_keys), delta)
+        if kind == "entropy":
+            spans = [span for span in spans if span.end - span.first > 1]
+        starts = [span.first for span in spans]
         for name, label in labels.items():
             colour, marker, dash = styles[label]
             result = by_name[name][n_keys]
-            means = [result[f"{kind}_{t}_to_{10 * t}"]["mean"] for t in starts]
+            means = [result[f"{kind}_{span}"]["mean"] for span in spans]
             line: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash}
             axes.plot(starts, np.array(means, dtype=float), label=label, **line)
-        axes.set(title=title, xlabel="t (tokens)", xscale="log")
+        axes.set(title=title.format(delta=delta), xscale="log", xlim=(0.7, int(n_keys)))
         axes.xaxis.set_minor_locator(NullLocator())
         if kind == "expected_total":
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
+    for axes in all_axes[-n_columns:]:
+        axes.set_xlabel("t (tokens)")
     legend_title = f"independent normal scores, a query with {int(n_keys):,} keys"
     legend_below(figure, all_axes[0].get_lines(), 5, legend_title)
     return figure

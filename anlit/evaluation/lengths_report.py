@@ -90,7 +90,7 @@ def report_lengths(record: dict[str, Any]) -> Report:
         printed_rows,
     )
     figures = {"lengths.png": partial(loss_figure, record)}
-    return Report(table, paragraphs, figures, [f"note: {note}" for note in notes])
+    return Report([table], paragraphs, figures, [f"note: {note}" for note in notes])
 
 
 def measurements_of_arm(

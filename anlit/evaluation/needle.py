@@ -102,7 +102,7 @@ class Needle(Evaluation):
         ]
         title = "Exact match, its 95 % interval, and nats per token of the answer"
         table = Table(title, head, _arm_rows(record, str, _accuracy_and_nats))
-        return Report(table, paragraphs, {"needle.png": partial(draw_accuracy, record)})
+        return Report([table], paragraphs, {"needle.png": partial(draw_accuracy, record)})
 
 
 def spread_depths(n: int) -> list[float]:

@@ -44,7 +44,7 @@ LINE_STYLE: Any = {"lines.linewidth": 1.2, "lines.markersize": 3.5}
 class Report(NamedTuple):
     """Tables and figures of a record."""
 
-    table: Table
+    tables: Sequence[Table]
     """The main numbers, for the terminal."""
     paragraphs: list[str]
     """The page in Markdown, without the provenance."""
@@ -226,7 +226,8 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command
             f"{paths[0]} is no record of this evaluation ({error!r}): give its {name}.json"
         ) from error
     screen = console()
-    screen.print(report.table)
+    for table in report.tables:
+        screen.print(table)
     for note in report.notes:
         screen.print(note)
     with writing(folder), style(8), rc_context(LINE_STYLE):

@@ -181,10 +181,12 @@ def test_the_command_writes_numbers_report_and_figures(
     assert "## Sequences of 16 tokens" in report
     assert "masking off" in report
     assert "| 1 | " in report
-    for name in ("statistics", "ranges", "heads"):
+    for name in ("statistics", "ranges", "heads", "norms", "scores", "scores_untrained"):
         assert f"{name}.png" in report
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
     assert ": n = 32 to 64, means over heads" in printed
+    assert "norms by layer, trained (untrained)" in printed
+    assert "scores S = q·k/√D, trained" in printed
     loss = record["copying"]["first"]
     for text in (report, printed):
         assert f"Random tokens cost {loss:.2f} nats each, the same once more" in text

@@ -10,7 +10,13 @@ import pytest
 from anlit import LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
-from anlit.evaluation.gaussian import build_mechanisms, expected_total, measure_mechanism
+from anlit.evaluation.gaussian import (
+    DELTAS,
+    build_mechanisms,
+    distance_ranges,
+    expected_total,
+    measure_mechanism,
+)
 from anlit.nn.attention.statistics import Range
 from anlit.nn.mechanisms.mechanism import Mechanism
 
@@ -19,16 +25,19 @@ def for_single_head(mechanism: Mechanism) -> Mechanism:
     return mechanism.for_layer(1, 64, 0)
 
 
+@pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize("t", [100, 1_000, 10_000])
 @pytest.mark.parametrize(
     "mechanism", [ScaleInvariant(), LogBias()], ids=["scale-invariant", "log bias"]
 )
-def test_every_decade_of_distances_holds_the_same_weight(mechanism: Mechanism, t: int) -> None:
-    """√e·τ·ln((1+10t/τ)/(1+t/τ)), the integral; the sum over keys differs by a share of 1/t."""
+def test_all_ranges_far_beyond_tau_hold_the_same_weight(
+    mechanism: Mechanism, t: int, delta: int
+) -> None:
+    """√e·τ·ln((1+Δt/τ)/(1+t/τ)), the integral; the sum over keys differs by a share of 1/t."""
     tau = 10
-    exact = math.sqrt(math.e) * tau * math.log((1 + 10 * t / tau) / (1 + t / tau))
+    exact = math.sqrt(math.e) * tau * math.log((1 + delta * t / tau) / (1 + t / tau))
 
-    total = expected_total(for_single_head(mechanism), 10 * t, Range(t, 10 * t))
+    total = expected_total(for_single_head(mechanism), delta * t, Range(t, delta * t))
 
     assert total == pytest.approx(exact, rel=1 / t)
 
@@ -84,6 +93,12 @@ def test_plain_attention_spreads_over_all_keys() -> None:
     assert result["weight_1000_to_10000"]["mean"] == pytest.approx(0.9, abs=0.01)
     assert result["entropy_1000_to_10000"]["mean"] == pytest.approx(math.log(9000) - 0.5, abs=0.01)
     assert another_seed["entropy"] != result["entropy"]
+
+
+def test_ranges_of_distances_end_within_the_keys() -> None:
+    assert distance_ranges(1999, 2) == [Range(1, 2), Range(10, 20), Range(100, 200)]
+    assert distance_ranges(2000, 2)[-1] == Range(1000, 2000)
+    assert distance_ranges(99, 100) == []
 
 
 @pytest.mark.parametrize("name", ["Plane", "AttentionPattern"])

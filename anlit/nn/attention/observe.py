@@ -52,7 +52,7 @@ class BinnedMeans:
         Skip NaN.
         """
         edges = torch.tensor(self.edges, device=n.device)
-        bins = (torch.bucketize(n, edges, right=True) - 1).flatten()
+        bins = torch.bucketize(n.flatten(), edges, right=True) - 1
         for name, value in values.items():
             by_head = value.double().transpose(0, 1).flatten(1)  # (H, B·Q)
             is_finite = by_head.isfinite()
@@ -98,6 +98,13 @@ def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator
         yield [*means.values()]
 
 
+def queries_at_a_time(q: Tensor) -> int:
+    """The number of queries (B, H, T, D) whose logits fit into the memory chosen here."""
+    n_sequences, n_heads, length, _ = q.shape
+    n_queries = LOGITS_AT_A_TIME // (n_sequences * n_heads * length)
+    return min(QUERIES_PER_BLOCK, max(FEWEST_QUERIES, n_queries))
+
+
 def observe(
     record: BinnedMeans,
     layer: Attention,
@@ -114,10 +121,9 @@ def observe(
     v = v.to(wide_dtype(v))
     index = torch.arange(length, device=q.device)[None]
     begins = index - (index if documents.positions is None else documents.positions)
-    queries_at_a_time = LOGITS_AT_A_TIME // (n_sequences * n_heads * length)
-    queries_at_a_time = min(QUERIES_PER_BLOCK, max(FEWEST_QUERIES, queries_at_a_time))
-    for first in range(0, length, queries_at_a_time):
-        end = min(first + queries_at_a_time, length)
+    step = queries_at_a_time(q)
+    for first in range(0, length, step):
+        end = min(first + step, length)
         logits = logits_of_queries(q, k, layer.mechanism, documents, first, end)
         values = statistics(logits, begins[:, first:end], spans)
         values["squared_average"] = squared_average(logits, v[..., :end, :])

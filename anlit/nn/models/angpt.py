@@ -96,7 +96,8 @@ class AnGPTBlock(nn.Module):
         nu_p = scale * nu_linear(self.d_head, d)
         nu_uz = scale * nu_linear(d, f)
         nu_d = scale * nu_linear(f, d)
-        nu_acf = scale * nu_activation(silu_std)
+        self.nu_acf = scale * nu_activation(silu_std)
+        """The factor that gives u ∘ SiLU(√d z) norm 1; W_d contains it."""
         self.has_residual_factor = config.approximation.residual_factor
 
         # Each constant is the factor of a map, also if it multiplies the map's input: scalars
@@ -109,7 +110,7 @@ class AnGPTBlock(nn.Module):
         self.W_o = ScaledLinear(q_width, d, nu_p)
         self.W_u = ScaledLinear(d, f, nu_uz)
         self.W_z = ScaledLinear(d, f, root_d * scale * silu_std)
-        self.W_d = ScaledLinear(f, d, nu_d * nu_acf)
+        self.W_d = ScaledLinear(f, d, nu_d * self.nu_acf)
 
         self.alpha_A = config.alpha()
         self.alpha_M = config.alpha()

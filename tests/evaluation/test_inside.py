@@ -1,0 +1,243 @@
+"""Norms and scores inside a model: against sums token by token in float64, and known laws."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from anlit import GPT, NGPT, AnGPT, ScaleInvariant, load_checkpoint
+from anlit.data.batch import Batch, batch_from_blocks
+from anlit.evaluation.data import load_validation_data
+from anlit.evaluation.diagnose import Diagnose
+from anlit.evaluation.hidden_norms import measure_norms, norms_table
+from anlit.evaluation.score_distribution import (
+    BIN_WIDTH,
+    LARGEST_SCORE,
+    ScoreSums,
+    measure_scores,
+)
+from anlit.evaluation.settings import DiagnoseSettings
+from anlit.nn.attention.statistics import Range, ranges
+from anlit.nn.layers.norms import nu_activation, nu_linear
+from tests.evaluation.saved import make_run, small
+
+LENGTH = 24
+N_SEQUENCES = 3
+CPU = torch.device("cpu")
+
+
+def batches(vocabulary: int) -> list[Batch]:
+    """Two batches of random tokens; token 0 ends a document."""
+    generator = np.random.default_rng(5)
+    result = []
+    for _ in range(2):
+        blocks = generator.integers(vocabulary, size=(N_SEQUENCES, LENGTH + 1))
+        blocks[:, 9] = 0
+        result.append(batch_from_blocks(blocks, end_of_document=0))
+    return result
+
+
+def norms_of_angpt(block: Any, h: torch.Tensor, documents: Any, rotation: Any) -> dict[str, Any]:
+    """The vectors of an anGPT block written out, without hooks."""
+    average: list[torch.Tensor] = []
+    handle = block.attention.register_forward_hook(lambda *call: average.append(call[-1]))
+    h_A = block.attend(h, documents, rotation)
+    handle.remove()
+    middle = block.interpolate(h, h_A, block.alpha_A())
+    d, f = block.W_u.in_features, block.W_u.out_features
+    u = block.W_u.factor * middle @ block.W_u.weight.T
+    z = block.W_z.factor * middle @ block.W_z.weight.T
+    return {
+        "h": h,
+        "attention_average": average[0].transpose(1, 2).flatten(2) / math.sqrt(block.n_heads),
+        "h_A": h_A,
+        "mlp_hidden": nu_activation(nu_linear(d, f)) * u * silu(z),
+        "h_M": block.mlp(middle),
+    }
+
+
+@torch.no_grad()
+def test_norms_are_equal_to_a_block_written_out() -> None:
+    decoder = small(AnGPT, n_layers=2, context_length=LENGTH).double().eval().model
+    expected: dict[str, list[list[np.ndarray]]] = {}
+
+    def read(layer: int, block: Any, arguments: Any) -> None:
+        for name, vectors in norms_of_angpt(block, *arguments).items():
+            by_layer = expected.setdefault(name, [[], []])
+            by_layer[layer].append(np.linalg.norm(vectors.numpy(), axis=-1).ravel())
+
+    norms = measure_norms(decoder, batches(decoder.embedding.num_embeddings), CPU)
+    for layer, block in enumerate(decoder.blocks):
+        block.register_forward_pre_hook(lambda *call, layer=layer: read(layer, *call))
+    for batch in batches(decoder.embedding.num_embeddings):
+        decoder(batch.tokens, batch.document_ids)
+
+    for name, by_layer in expected.items():
+        for layer, pieces in enumerate(by_layer):
+            values = np.concatenate(pieces)
+            assert len(values) == 2 * N_SEQUENCES * LENGTH
+            assert norms[name]["mean"][layer] == pytest.approx(values.mean(), rel=1e-9), name
+            deviation = norms[name]["standard_deviation"][layer]
+            assert deviation == pytest.approx(values.std(), rel=1e-6), name
+    assert len(norms["h"]["mean"]) == 3, "the last is the head's input"
+
+
+@pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
+def test_every_architecture_has_all_norms(architecture: Any) -> None:
+    decoder = small(architecture, n_layers=2, context_length=LENGTH).eval().model
+
+    norms = measure_norms(decoder, batches(decoder.embedding.num_embeddings), CPU)
+
+    assert list(norms) == ["h", "attention_average", "h_A", "mlp_hidden", "h_M"]
+    if architecture is NGPT:
+        after_the_blocks = norms["h"]["mean"][1:]
+        assert after_the_blocks == pytest.approx([1, 1], abs=1e-5)
+
+
+def test_a_wide_untrained_angpt_has_the_assumed_norms_of_its_mlp() -> None:
+    """The constants are exact in the limit of a wide model: here within 3 %, for h of norm 1."""
+    decoder = AnGPT(
+        vocab_size=64, context_length=LENGTH, d_model=512, n_layers=1, n_heads=4, alpha_init=1e-6
+    ).model
+
+    norms = measure_norms(decoder.eval(), batches(64), CPU)
+
+    assert norms["h"]["mean"] == pytest.approx([1, 1], abs=1e-4)
+    assert norms["mlp_hidden"]["mean"][0] == pytest.approx(1, abs=0.03)
+    assert norms["h_M"]["mean"][0] == pytest.approx(1, abs=0.03)
+    assert norms["h_A"]["mean"][0] < 0.9, "an average of values is shorter than a value"
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["documents", "single text"])
+@torch.no_grad()
+def test_scores_are_equal_to_products_pair_by_pair(masked: bool) -> None:
+    """q·k/√D without the mechanism, for each head, over all pairs of a query and a visible key."""
+    model = small(GPT, attention=ScaleInvariant(), context_length=LENGTH).double().eval()
+    decoder = model.model
+    decoder.document_masking = masked
+    vocabulary = decoder.embedding.num_embeddings
+    queries_and_keys: list[tuple[np.ndarray, np.ndarray]] = []
+
+    (layer,) = measure_scores(decoder, batches(vocabulary), CPU, LENGTH)
+    decoder.blocks[0].attention.register_forward_pre_hook(
+        lambda _, call: queries_and_keys.append((call[0].numpy(), call[1].numpy()))
+    )
+    for batch in batches(vocabulary):
+        decoder(batch.tokens, batch.document_ids)
+
+    n_heads = queries_and_keys[0][0].shape[1]
+    for head in range(n_heads):
+        scores = []
+        distances = []
+        query_variances = []
+        for (q, k), batch in zip(queries_and_keys, batches(vocabulary), strict=True):
+            ids = batch.document_ids.numpy() if masked else np.zeros((N_SEQUENCES, LENGTH))
+            for row, i in np.ndindex(N_SEQUENCES, LENGTH):
+                keys = [j for j in range(i + 1) if ids[row, j] == ids[row, i]]
+                values = k[row, head, keys] @ q[row, head, i] / math.sqrt(q.shape[-1])
+                scores.append(values)
+                distances.append(i - np.array(keys))
+                if len(keys) > 1:
+                    query_variances.append(values.var(ddof=1))
+        pooled = np.concatenate(scores)
+        centred = pooled - pooled.mean()
+        deviation = pooled.std()
+        assert layer["mean"][head] == pytest.approx(pooled.mean())
+        assert layer["standard_deviation"][head] == pytest.approx(deviation)
+        assert layer["skewness"][head] == pytest.approx((centred**3).mean() / deviation**3)
+        kurtosis = (centred**4).mean() / deviation**4 - 3
+        assert layer["excess_kurtosis"][head] == pytest.approx(kurtosis)
+        within_query = math.sqrt(np.mean(query_variances))
+        assert layer["deviation_within_query"][head] == pytest.approx(within_query)
+        t = np.concatenate(distances)
+        near = pooled[(t >= 1) & (t < 10)]
+        assert layer["ranges"]["1_to_10"]["mean"][head] == pytest.approx(near.mean())
+        assert layer["ranges"]["1_to_10"]["standard_deviation"][head] == pytest.approx(near.std())
+
+
+def test_normal_scores_have_the_moments_and_the_density_of_the_normal_law() -> None:
+    """5 standard errors of 2 million scores; keys ahead and a third of the others are invisible."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(10, 2, 100, 1000, generator=generator)
+    scores[..., ::3] = -math.inf
+    scores = scores.masked_fill(torch.ones(100, 1000).triu(901) > 0, -math.inf)
+    sums = ScoreSums(2, ranges(999), CPU)
+
+    sums.add(scores)
+
+    results = sums.results()
+    error = 1 / math.sqrt(10 * 100 * 630)
+    for head in range(2):
+        assert results["mean"][head] == pytest.approx(0, abs=5 * error)
+        assert results["standard_deviation"][head] == pytest.approx(1, abs=5 * error)
+        assert results["deviation_within_query"][head] == pytest.approx(1, abs=5 * error)
+        assert results["skewness"][head] == pytest.approx(0, abs=5 * math.sqrt(6) * error)
+        assert results["excess_kurtosis"][head] == pytest.approx(0, abs=5 * math.sqrt(24) * error)
+    density = np.array(results["density"])
+    edges = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, len(density) + 1)
+    erf = np.vectorize(math.erf)
+    normal = np.diff(erf(edges / math.sqrt(2))) / 2 / BIN_WIDTH
+    assert density == pytest.approx(normal, abs=0.002)
+    assert density.sum() * BIN_WIDTH == pytest.approx(1)
+    assert results["share_outside"] == pytest.approx(0, abs=1e-9)
+
+
+def test_scores_beyond_the_histogram_are_counted() -> None:
+    scores = torch.tensor([[0.0, -math.inf], [100.0, 0.0]]).expand(1, 1, 2, 2)
+    sums = ScoreSums(1, [Range(0, 1), Range(1, 10)], CPU)
+
+    sums.add(scores)
+
+    assert sums.results()["share_outside"] == pytest.approx(1 / 3)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Any]:
+    run = make_run(tmp_path_factory.mktemp("runs") / "angpt", data, AnGPT, n_layers=2)
+    checkpoint = load_checkpoint(str(run), "cpu")
+    validation = load_validation_data(checkpoint)
+    diagnose = Diagnose(DiagnoseSettings((64, 16), tokens=64))
+    diagnose.plan([checkpoint], validation)
+    return diagnose.measure(checkpoint, validation)["inside"]
+
+
+def test_the_untrained_model_has_the_same_settings_and_initial_weights(
+    record: dict[str, Any],
+) -> None:
+    """The trained weights of this test are far from initial: alpha and s_z differ at least."""
+    assert record["assumes_unit_norms"]
+    assert record["untrained"]["norms"]["h"]["mean"][0] == pytest.approx(1, abs=1e-5)
+    assert (
+        record["trained"]["norms"]["h"]["mean"][1] != record["untrained"]["norms"]["h"]["mean"][1]
+    )
+
+
+def test_the_length_is_the_longest_that_training_has_seen(record: dict[str, Any]) -> None:
+    """Training had 16 tokens a sequence: the ranges of 64 would reach 100."""
+    assert record["length"] == 16
+    assert list(record["trained"]["scores"][0]["ranges"]) == ["0_to_1", "1_to_10", "10_to_100"]
+
+
+def test_the_table_has_a_row_for_each_layer_and_for_the_head() -> None:
+    trained = {
+        "h": {"mean": [1.0, 2.0], "standard_deviation": [0.25, 0.5]},
+        "h_M": {"mean": [3.0], "standard_deviation": [1.0]},
+    }
+    untrained = {
+        "h": {"mean": [1.0, 0.5], "standard_deviation": [0.0, 0.0]},
+        "h_M": {"mean": [0.75], "standard_deviation": [0.0]},
+    }
+
+    page = norms_table(trained, untrained, "", has_deviations=True)
+    screen = norms_table(trained, untrained, "", has_deviations=False)
+
+    assert list(page.head) == ["layer", "‖h‖", "‖h_M‖"]
+    assert page.rows == [
+        ["0", "1 ± 0.25 (1)", "3 ± 1 (0.75)"],
+        ["head", "2 ± 0.5 (0.5)", "–"],
+    ]
+    assert screen.rows == [["0", "1 (1)", "3 (0.75)"], ["head", "2 (0.5)", "–"]]
