@@ -1,5 +1,6 @@
 """Figures in the summaries of results and in their sections, computed from the records."""
 
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -270,6 +271,17 @@ def claims_on_cpus() -> Iterator[Claim]:
     angpt = speed["eager: time of anGPT beside GPT+"]
     ngpt = speed["eager: time of nGPT beside GPT+"]
     yield *SPEED_IN_SHORT, f"anGPT takes {angpt} and nGPT {ngpt} times GPT+'s time"
+
+    ratios_by_model = {}
+    for model in ("gpt", "ngpt", "angpt"):
+        rounds = read_record(f"fit_cpu/{model}.json")["rounds"]
+        ratios_by_model[model] = [entry["ratio"] for entry in rounds]
+    medians = [statistics.median(ratios) for ratios in ratios_by_model.values()]
+    span = f"{min(medians):.2f} to {max(medians):.2f}"
+    yield *SPEED_IN_SHORT, f"its step takes {span} times as long as a bare step"
+    _, *others = sorted(ratios_by_model["angpt"])
+    without_smallest = f"without it the ratios are {others[0]:.3f} to {others[-1]:.3f}"
+    yield SPEED, "A run beside its bare steps", without_smallest
 
     step = second_row("shared_keys_cpu/step-cpu.json")["beside"]["train"]["median"]
     token = second_row("shared_keys_cpu/decoding.json")["beside"]["step"]["median"]

@@ -1,5 +1,6 @@
 """Rows of the tables of attention.md, nu_att.md and speed.md, computed from the records."""
 
+import statistics
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -173,6 +174,19 @@ def step_ratios() -> Rows:
                 cells.append(measured.replace(" ×", "").replace("–", "…"))
         bound = targets_by_name[f"eager: {aim}"]["wanted"].removesuffix(" ×")
         rows.append([label, bound, *cells])
+    return rows
+
+
+@table(SPEED, "A run beside its bare steps")
+def runs_beside_bare_steps() -> Rows:
+    rows = []
+    for label, name in (("GPT+", "gpt"), ("nGPT", "ngpt"), ("anGPT", "angpt")):
+        rounds = read_record(f"fit_cpu/{name}.json")["rounds"]
+        ratios = [entry["ratio"] for entry in rounds]
+        waits = [entry["data_wait_share"] for entry in rounds]
+        span = f"{min(ratios):.3f} … {max(ratios):.3f}"
+        ratio = f"{statistics.median(ratios):.3f} ({span})"
+        rows.append([label, ratio, f"{statistics.median(waits):.2%}".replace("%", " %")])
     return rows
 
 
