@@ -12,7 +12,10 @@ from anlit.training.optim.optimizers import AdamW, rate_of_width
 
 
 def set_rate_by_width(model: Namespace) -> None:
-    """Set a null `lr` of AdamW to the rate for the model's width, so that records have it."""
+    """Set a null `lr` of AdamW to the rate for the model's width, so that records have it.
+
+    With `base_d_model` it is the rate for that width, from which the rule of transfer goes on.
+    """
     settings = model.get("init_args", {})
     optimizer = settings.get("optimizer")
     if not isinstance(optimizer, Namespace) or class_name(optimizer.get("class_path")) != "AdamW":
@@ -20,7 +23,8 @@ def set_rate_by_width(model: Namespace) -> None:
     is_torch_adamw = locate(optimizer.class_path) is not AdamW
     if is_torch_adamw or optimizer.init_args.lr is not None or "d_model" not in settings:
         return
-    optimizer.init_args.lr = rate_of_width(settings.d_model)
+    width = settings.get("base_d_model") or settings.d_model
+    optimizer.init_args.lr = rate_of_width(width)
 
 
 def advice_on_default_rate(model: Namespace) -> str | None:

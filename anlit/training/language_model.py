@@ -34,6 +34,13 @@ from anlit.training.checkpoint_record import load_record, write_record
 from anlit.training.lightning_internals import completes_step, is_logged, is_made_by_cli, trainer_of
 from anlit.training.mean_loss import MeanLoss
 from anlit.training.optim.optimizers import OptimizerFactory, parameter_groups
+from anlit.training.optim.rates import (
+    LRFactors,
+    base_rate,
+    check_lr_factors,
+    rate_factors,
+    scale_rates,
+)
 from anlit.training.optim.schedule import Schedule
 from anlit.training.optim.step_loss import StepLoss
 from anlit.training.resume_checks import apply_group_settings, group_settings
@@ -47,7 +54,7 @@ class LanguageModel(L.LightningModule):
     """Trains `self.model`, the decoder that `decoder_class` makes of `config`.
 
     The decoder has all parameters. `optimizer` is called with `parameter_groups(self.model)`.
-    `schedule` counts the run's optimizer steps.
+    `schedule` counts the run's optimizer steps. `lr_factors` multiply the rates of the groups.
     """
 
     accept_changes = False
@@ -71,9 +78,11 @@ class LanguageModel(L.LightningModule):
         config: DecoderConfig,
         optimizer: OptimizerFactory,
         schedule: Schedule,
+        lr_factors: LRFactors | None = None,
     ) -> None:
         _refuse_empty("optimizer", optimizer)
         _refuse_empty("schedule", schedule)
+        check_lr_factors(lr_factors or {})
         schedule = made_real(schedule)
         super().__init__()
         self.save_hyperparameters(ignore=["decoder_class", "config"], logger=False)
@@ -84,14 +93,19 @@ class LanguageModel(L.LightningModule):
         self.context_length = config.context_length
         self.z_loss = config.z_loss
         self.schedule = schedule
-        # A function, which a copy of the model shares: the parser's partial cannot be copied.
-        self.make_optimizer: OptimizerFactory = lambda groups: optimizer(groups)
         self.mean_loss = MeanLoss()
         self.runtime = config.runtime
         self._is_compiled: bool | None = None  # None: not prepared to run
         self.step_loss = StepLoss()
         with config.runtime.device():
             self.model = decoder_class(config)
+        factors = dict(lr_factors or {})
+        self.lr_factors = factors
+        transfer = self.model.transfer
+        # A function, which a copy of the model shares: the parser's partial cannot be copied.
+        self.make_optimizer: OptimizerFactory = lambda groups: scale_rates(
+            optimizer(groups), factors, transfer
+        )
 
     @property
     def data_module(self) -> Any:
@@ -268,9 +282,12 @@ class LanguageModel(L.LightningModule):
     def configure_optimizers(self) -> Any:
         try:
             optimizer = self.make_optimizer(parameter_groups(self.model))
+        except UserError:
+            raise
         except (ValueError, TypeError) as error:
             raise UserError(f"model.optimizer: {error}") from error
         self._configured_groups = group_settings(optimizer)
+        self._rate_factors = rate_factors(optimizer, self.lr_factors, self.model.transfer)
         n_steps: float = self.trainer.max_steps
         if n_steps <= 0:
             n_steps = self.trainer.estimated_stepping_batches
@@ -315,7 +332,7 @@ class LanguageModel(L.LightningModule):
         Both are logged together: at an epoch's first batch, a hook that logs a second time after
         another hook resets what it logged before. Progress bars read the loss when the batch ends.
         """
-        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        rate = base_rate(self.trainer.optimizers[0], self._rate_factors)
         try:
             super().optimizer_step(*args, **kwargs)
         except Exception as error:

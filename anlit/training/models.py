@@ -25,6 +25,8 @@ class GPT(LanguageModel):
     Args:
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
+        lr_factors: Multiples of the rate for the parameter groups embedding, head, matrices and
+            vectors.
         settings: The fields of `GPTConfig`.
     """
 
@@ -32,9 +34,11 @@ class GPT(LanguageModel):
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.1),
         schedule: Schedule = lazy_instance(Cosine, warmup=0.2),
+        lr_factors: dict[str, float] | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(GPTDecoder, GPTConfig(**settings), optimizer, schedule)
+        config = GPTConfig(**settings)
+        super().__init__(GPTDecoder, config, optimizer, schedule, lr_factors)
 
 
 class NGPT(LanguageModel):
@@ -43,6 +47,8 @@ class NGPT(LanguageModel):
     Args:
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
+        lr_factors: Multiples of the rate for the parameter groups embedding, head, matrices and
+            vectors.
         settings: The fields of `NGPTConfig`.
     """
 
@@ -50,9 +56,11 @@ class NGPT(LanguageModel):
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
         schedule: Schedule = lazy_instance(Cosine),
+        lr_factors: dict[str, float] | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(NGPTDecoder, NGPTConfig(**settings), optimizer, schedule)
+        config = NGPTConfig(**settings)
+        super().__init__(NGPTDecoder, config, optimizer, schedule, lr_factors)
 
 
 class AnGPT(LanguageModel):
@@ -61,6 +69,8 @@ class AnGPT(LanguageModel):
     Args:
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
+        lr_factors: Multiples of the rate for the parameter groups embedding, head, matrices and
+            vectors.
         settings: The fields of `AnGPTConfig`.
     """
 
@@ -68,9 +78,11 @@ class AnGPT(LanguageModel):
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
         schedule: Schedule = lazy_instance(Cosine),
+        lr_factors: dict[str, float] | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(AnGPTDecoder, AnGPTConfig(**settings), optimizer, schedule)
+        config = AnGPTConfig(**settings)
+        super().__init__(AnGPTDecoder, config, optimizer, schedule, lr_factors)
 
 
 class _Folded(LanguageModel):

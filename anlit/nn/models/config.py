@@ -66,6 +66,9 @@ class DecoderConfig:
             does.
         dropout: Dropout probability of the attention weights and of each block's two updates.
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
+        base_d_model: The width at which the rates were tuned: initial values and rates follow the
+            rule of `anlit.nn.models.transfer` from there. Null for no rule.
+        base_n_layers: The depth at which the rates were tuned, likewise.
         runtime: Compiled blocks, activation checkpointing, late initial values, float8.
     """
 
@@ -93,6 +96,8 @@ class DecoderConfig:
     post_norm: bool = False
     dropout: float = 0.0
     z_loss: float = 0.0
+    base_d_model: int | None = None
+    base_n_layers: int | None = None
     runtime: Runtime = Runtime()
 
     def __post_init__(self) -> None:
@@ -124,6 +129,16 @@ class DecoderConfig:
     def kv_heads(self) -> int:
         """G, the heads of keys and values: `n_kv_heads` or its default."""
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def width_ratio(self) -> float:
+        """m, how many times as wide as its base the model is; 1 without a base."""
+        return 1.0 if self.base_d_model is None else self.d_model / self.base_d_model
+
+    @property
+    def depth_ratio(self) -> float:
+        """l, how many times as deep as its base the model is; 1 without a base."""
+        return 1.0 if self.base_n_layers is None else self.n_layers / self.base_n_layers
 
     @property
     def d_hidden(self) -> int:
@@ -173,13 +188,14 @@ class NormalisedConfig(DecoderConfig):
     """Settings that nGPT and anGPT share.
 
     Each scaling vector has an initial value and a scale, by default 1/√d_model. The scale sets how
-    fast the vector learns relative to the matrices.
+    fast the vector learns relative to the matrices. With a base the default is 1/√base_d_model.
 
     Args:
-        alpha_init: Initial step size α of both residual updates; 1/n_layers if null.
+        alpha_init: Initial step size α of both residual updates; 1/n_layers if null. A number is
+            the base's, and is divided by n_layers/base_n_layers.
         alpha_scale: The scale of α.
         s_z_init: Initial scale of the logits; √d_model if null, which gives them variance 1 at the
-            start.
+            start. A number is the base's, and is multiplied by √(d_model/base_d_model).
         s_z_scale: The scale of s_z.
     """
 
@@ -199,9 +215,23 @@ class NormalisedConfig(DecoderConfig):
 
     def alpha(self) -> ScalingVector:
         """The step size of a residual update, (d,)."""
-        init = 1 / self.n_layers if self.alpha_init is None else self.alpha_init
+        if self.alpha_init is None:
+            init = 1 / self.n_layers
+        else:
+            init = self.alpha_init / self.depth_ratio
         return self.scaling(self.d_model, init, self.alpha_scale)
 
+    def logit_scale(self) -> ScalingVector:
+        """s_z, the scale of the logits, (V,)."""
+        assert self.vocab_size is not None, "the configuration refuses it"
+        if self.s_z_init is None:
+            init = math.sqrt(self.d_model)
+        else:
+            init = self.s_z_init * math.sqrt(self.width_ratio)
+        return self.scaling(self.vocab_size, init, self.s_z_scale)
+
     def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
-        """A scaling vector (width,); `scale` is 1/√d_model if None."""
-        return ScalingVector(width, init, 1 / math.sqrt(self.d_model) if scale is None else scale)
+        """A scaling vector (width,); a `scale` of None is the default."""
+        if scale is None:
+            scale = 1 / math.sqrt(self.base_d_model or self.d_model)
+        return ScalingVector(width, init, scale)

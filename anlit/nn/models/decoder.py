@@ -6,7 +6,6 @@ one output.
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -30,6 +29,7 @@ from anlit.nn.layers.sharded import fill
 from anlit.nn.mechanisms.coefficient import Coefficient, shared_coefficients
 from anlit.nn.mechanisms.warm_start import WarmStart
 from anlit.nn.models.config import DecoderConfig
+from anlit.nn.models.transfer import NU_GPT, Rule, Transfer
 
 MODULES_WITH_INITIAL_VALUES = RMSNorm | ScalingVector | Coefficient | GateMap | QKClip | WarmStart
 """The modules besides matrices that `Decoder.reset_parameters` resets."""
@@ -43,6 +43,8 @@ class Decoder(nn.Module):
 
     block_class: Callable[[Any, int], nn.Module]
     """Called with the settings and a layer's number, from 0."""
+    transfer_rules: dict[str, Rule] = {}  # noqa: RUF012
+    """How the rate of each parameter group follows the size."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -62,6 +64,13 @@ class Decoder(nn.Module):
         self.tie_embeddings = config.tie_embeddings
         self.tie_head()
         self.document_masking = config.document_masking
+        self.transfer = Transfer(
+            rules=self.transfer_rules,
+            width=config.width_ratio,
+            depth=config.depth_ratio,
+            base_d_model=config.base_d_model,
+            base_n_layers=config.base_n_layers,
+        )
         self.compiles_loss = False
         self.compiles_norms = False
         self._later_weights: dict[str, Tensor] = {}
@@ -251,11 +260,12 @@ class NormalisedDecoder(Decoder):
     The gates W_g start at 0, so they cannot have norm 1. Their rows are bounded (our choice).
     """
 
+    transfer_rules = NU_GPT
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.norms = config.norms
-        init = math.sqrt(config.d_model) if config.s_z_init is None else config.s_z_init
-        self.s_z = config.scaling(self.head.out_features, init, config.s_z_scale)
+        self.s_z = config.logit_scale()
         self.reset_parameters()
 
     def axis(self, name: str) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from anlit.errors import UserError
 from anlit.nn.attention.qk_clip import shrink
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.layers.linear import ScaledLinear, fused_linear
@@ -26,6 +27,7 @@ from anlit.nn.layers.positions import Rotation, rotate
 from anlit.nn.layers.swiglu import swiglu
 from anlit.nn.models.config import DecoderConfig
 from anlit.nn.models.decoder import Decoder, split_heads
+from anlit.nn.models.transfer import MUP
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,25 @@ class GPTConfig(DecoderConfig):
 
     Args:
         norm_eps: ε of every RMS norm.
-        init_std: Standard deviation of the initial matrices.
+        init_std: Standard deviation of the initial matrices, with a base those of the base.
     """
 
     norm_eps: float = 1e-6
     init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base_d_model is not None and self.tie_embeddings:
+            raise UserError(
+                "model.base_d_model needs two rates and initial values for embedding and head, "
+                "which are one matrix here: set model.tie_embeddings: false, or leave "
+                "base_d_model out"
+            )
+        if self.base_n_layers is not None and self.post_norm:
+            raise UserError(
+                "model.base_n_layers makes W_o and W_d smaller, which the norm behind them "
+                "undoes: set model.post_norm: false, or leave base_n_layers out"
+            )
 
 
 class GPTBlock(nn.Module):
@@ -119,15 +135,19 @@ class GPTBlock(nn.Module):
 class GPTDecoder(Decoder):
     """The GPT+ network.
 
-    Initial values: matrices N(0, init_std²), W_o and W_d smaller by 1/√(2L), gains 1.
+    Initial values: matrices N(0, init_std²), W_o and W_d smaller by 1/√(2L), gains 1. With a base
+    of L layers, for a model that is m times as wide and l times as deep: matrices smaller by 1/√m,
+    the head by 1/m, W_o and W_d also by 1/l.
     """
 
     block_class = GPTBlock
+    transfer_rules = MUP
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config)
         self.norm_f = RMSNorm(config.d_model, config.norm_eps)
         self.init_std = config.init_std
+        self.base_n_layers = config.base_n_layers or config.n_layers
         self.reset_parameters()
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -135,6 +155,10 @@ class GPTDecoder(Decoder):
 
     def draw(self, name: str, weight: Tensor) -> None:
         std = self.init_std
+        if name == "head":
+            std /= self.transfer.width
+        elif name != "embedding":
+            std /= math.sqrt(self.transfer.width)
         if name in ("W_o", "W_d"):
-            std /= math.sqrt(2 * len(self.blocks))
+            std /= math.sqrt(2 * self.base_n_layers) * self.transfer.depth
         weight.normal_(std=std)

@@ -8,21 +8,25 @@ from torch import nn
 
 from anlit.config.value_checks import check_ranges
 from anlit.errors import UserError
+from anlit.nn.models.decoder import Decoder
+from anlit.nn.models.transfer import RESIDUAL_MATRICES
 from anlit.training.optim.muon import muon_step
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 """A function that makes an optimizer from the groups of `parameter_groups`."""
 
 
-def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+def parameter_groups(model: Decoder) -> list[dict[str, Any]]:
     """Four groups by role: `matrices`, `embedding`, `head` and `vectors`.
 
     A matrix that embedding and head share is in `head`. `vectors` are all other parameters: gains,
-    scales and parameters of attention mechanisms. They have no weight decay.
+    scales and parameters of attention mechanisms. They have no weight decay. If depth changes the
+    rate of W_o and W_d, they are a fifth group, `residual_matrices`.
     """
     maps = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     roles: dict[str, list[nn.Parameter]] = {
         "matrices": [],
+        RESIDUAL_MATRICES: [],
         "embedding": [],
         "head": [],
         "vectors": [],
@@ -30,15 +34,22 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     for name, parameter in model.named_parameters():
         is_map = id(parameter) in maps
         if name.startswith(("embedding.", "head.")):
-            roles["head" if is_map else "embedding"].append(parameter)
+            role = "head" if is_map else "embedding"
+        elif not is_map:
+            role = "vectors"
+        elif model.transfer.splits_residual and name.endswith((".W_o.weight", ".W_d.weight")):
+            role = RESIDUAL_MATRICES
         else:
-            roles["matrices" if is_map else "vectors"].append(parameter)
+            role = "matrices"
+        roles[role].append(parameter)
     groups: list[dict[str, Any]] = []
     for role, params in roles.items():
         if params:
             groups.append({"name": role, "params": params})
-            if role == "vectors":
-                groups[-1]["weight_decay"] = 0.0
+    settings = {group["name"]: group for group in groups}
+    settings["vectors"]["weight_decay"] = 0.0
+    if model.transfer.base_d_model is not None:
+        settings["head"]["base_d_model"] = model.transfer.base_d_model
     return groups
 
 
@@ -53,6 +64,7 @@ class AdamW(torch.optim.AdamW):
     Args:
         params: Groups from `parameter_groups`.
         lr: Peak learning rate; 1/d_model, at most 0.016, if null (docs/results/architectures.md).
+            With a base the width is base_d_model.
         betas: Averaging coefficients of the gradient and of its square.
         eps: Added to the denominator.
         weight_decay: Decoupled decay of matrices, embedding and head.
@@ -78,10 +90,10 @@ class AdamW(torch.optim.AdamW):
 
 
 def _width_of_head(groups: list[dict[str, Any]]) -> int:
-    """The width of the model by the matrix (V, d_model) of the group `head`."""
+    """The width of the model, or of its base, by the matrix (V, d_model) of the group `head`."""
     for group in groups:
         if isinstance(group, dict) and group.get("name") == "head":
-            return int(group["params"][0].shape[1])
+            return int(group.get("base_d_model", group["params"][0].shape[1]))
     raise UserError(
         "AdamW's lr=None follows the width of the group named head, and there is none: give lr a "
         "number"
@@ -121,7 +133,13 @@ class MuonAdamW(torch.optim.Optimizer):
         adjust_lr_fn: str | None = None,
     ) -> None:
         check_ranges("model.optimizer", locals())
-        rates = {"matrices": lr, "embedding": embedding_lr, "head": head_lr, "vectors": vector_lr}
+        rates = {
+            "matrices": lr,
+            RESIDUAL_MATRICES: lr,
+            "embedding": embedding_lr,
+            "head": head_lr,
+            "vectors": vector_lr,
+        }
         groups = [{**group, "lr": rates[group["name"]]} for group in params]
         muon_groups, adamw_groups = _split(groups)
         self._muon = torch.optim.Muon(
@@ -157,6 +175,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 def _split(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The groups of Muon, and the groups of AdamW."""
-    muon_groups = [group for group in groups if group["name"] == "matrices"]
-    adamw_groups = [group for group in groups if group["name"] != "matrices"]
+    of_muon = ("matrices", RESIDUAL_MATRICES)
+    muon_groups = [group for group in groups if group["name"] in of_muon]
+    adamw_groups = [group for group in groups if group["name"] not in of_muon]
     return muon_groups, adamw_groups
