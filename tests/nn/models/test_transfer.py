@@ -1,0 +1,220 @@
+"""Rates and initial values that follow the size from a base: formulas, and activations over width."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit import GPT, NGPT, AdamW, AnGPT, MuonAdamW
+from anlit.errors import UserError
+from anlit.training.language_model import LanguageModel
+from anlit.training.optim.optimizers import parameter_groups
+from tests.nn.models.tiny import architectures, is_normalised, random_tokens, tiny
+
+TOKENS = random_tokens(4, 17)
+BASE = {"d_model": 32, "n_layers": 2}
+GROWN = {"d_model": 64, "n_layers": 6, "n_heads": 4}
+"""Twice as wide and three times as deep as the base."""
+FROM_BASE = {"base_d_model": 32, "base_n_layers": 2}
+
+
+def make_adamw(groups: Any) -> torch.optim.Optimizer:
+    return AdamW(groups, lr=0.01, weight_decay=0.1, eps=1e-3)
+
+
+def train(model: LanguageModel, optimizer: torch.optim.Optimizer, n_steps: int = 4) -> Tensor:
+    """Take some steps, and return the logits."""
+    inputs = TOKENS[:, :-1]
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        _, objective = model.model(inputs, targets=TOKENS[:, 1:])
+        objective.backward()
+        optimizer.step()
+        model.model.restore_norms()
+    with torch.no_grad():
+        logits: Tensor = model.model(inputs)
+    return logits
+
+
+def optimizer_of(model: LanguageModel) -> torch.optim.Optimizer:
+    return model.make_optimizer(parameter_groups(model.model))
+
+
+@architectures
+@pytest.mark.parametrize("optimizer", [make_adamw, MuonAdamW])
+def test_at_the_base_size_the_rule_changes_no_bit(architecture, optimizer) -> None:
+    plain = tiny(architecture, optimizer=optimizer)
+    at_base = tiny(architecture, optimizer=optimizer, **FROM_BASE)
+
+    logits = train(plain, optimizer_of(plain))
+
+    assert torch.equal(train(at_base, optimizer_of(at_base)), logits)
+
+
+def test_gpt_learns_as_with_the_factors_of_completep_in_its_forward_pass() -> None:
+    """The published form: logits times 1/m, branches times 1/l, and AdamW's table."""
+    m = 2  # times as wide as the base
+    deeper = 3  # times as deep
+    model = tiny(GPT, optimizer=make_adamw, **GROWN, **FROM_BASE).double()
+    published = tiny(GPT, **GROWN).double()
+    published.model.load_state_dict(model.model.state_dict())
+    matrices, vectors = [], []
+    for name, weight in published.model.blocks.named_parameters():
+        (matrices if weight.ndim == 2 else vectors).append(weight)
+        if name.endswith(("W_o.weight", "W_d.weight")):
+            weight.data *= deeper
+    for block in published.model.blocks:
+        block.W_o.factor = block.W_d.factor = 1 / deeper
+    published.model.head.weight.data *= m
+    published.model.head.factor = 1 / m
+    vectors.append(published.model.norm_f.gain)
+    eps = 1e-3 / m
+    outer = {"lr": 0.01, "eps": eps, "weight_decay": 0.1}
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [published.model.embedding.weight], **outer},
+            {"params": [published.model.head.weight], **outer},
+            {"params": matrices, "lr": 0.01 / m, "eps": eps / deeper, "weight_decay": 0.1 * m},
+            {"params": vectors, "lr": 0.01, "eps": eps / deeper, "weight_decay": 0.0},
+        ],
+        betas=(0.9, 0.95),
+    )
+
+    logits = train(model, optimizer_of(model))
+
+    torch.testing.assert_close(logits, train(published, adamw), rtol=1e-9, atol=1e-9)
+
+
+def test_initial_matrices_of_gpt_follow_the_size() -> None:
+    model = tiny(GPT, vocab_size=2000, init_std=0.1, **GROWN, **FROM_BASE).model
+    inner = 0.1 / math.sqrt(2)
+    branch = inner / math.sqrt(2 * 2) / 3
+    expected = {"embedding": 0.1, "head": 0.1 / 2, "W_q": inner, "W_d": branch, "W_o": branch}
+
+    for name, weight in model.matrices():
+        if name in expected:
+            assert weight.std().item() == pytest.approx(expected[name], rel=0.06), name
+
+
+def test_width_alone_leaves_the_depth_of_gpt_as_it_is() -> None:
+    model = tiny(GPT, init_std=0.1, **GROWN, base_d_model=32).model
+
+    names = [group["name"] for group in parameter_groups(model)]
+
+    assert "residual_matrices" not in names
+    std = 0.1 / math.sqrt(2 * 6) / math.sqrt(2)
+    assert model.blocks[0].W_d.weight.std().item() == pytest.approx(std, rel=0.06)
+
+
+@pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+def test_groups_of_ngpt_and_angpt_have_the_powers_of_nugpt(architecture) -> None:
+    model = tiny(architecture, optimizer=make_adamw, **GROWN, **FROM_BASE)
+
+    groups = {group["name"]: group for group in optimizer_of(model).param_groups}
+
+    powers = {"embedding": -1 / 2, "matrices": -3 / 4, "head": -3 / 4, "vectors": 0.0}
+    assert groups.keys() == powers.keys()
+    for name, power in powers.items():
+        assert groups[name]["lr"] == pytest.approx(0.01 * 2**power)
+        decay = 0.0 if name == "vectors" else 0.1
+        assert groups[name]["lr"] * groups[name]["weight_decay"] == pytest.approx(0.01 * decay)
+        assert groups[name]["eps"] == 1e-3
+
+
+@pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+@pytest.mark.parametrize("nulls", [False, True])
+def test_vectors_of_ngpt_and_angpt_begin_by_the_size(architecture, nulls: bool) -> None:
+    settings = {"alpha_init": None, "s_z_init": None} if nulls else {"alpha_init": 0.3}
+    model = tiny(architecture, **settings, **GROWN, **FROM_BASE).model
+    alpha = model.blocks[0].alpha_A
+
+    assert alpha.init == pytest.approx(1 / 6 if nulls else 0.3 / 3)
+    assert model.s_z.init == pytest.approx(math.sqrt(64 if nulls else 2))
+    # A step of the rate η moves the vector by η/scale of its value, at all widths alike.
+    assert alpha.scale == model.s_z.scale == 1 / math.sqrt(32)
+
+
+@architectures
+@pytest.mark.parametrize(("adjust_lr_fn", "power"), [(None, 0.0), ("match_rms_adamw", -0.5)])
+def test_muon_keeps_its_rate_or_follows_the_root_of_the_width(
+    architecture, adjust_lr_fn, power: float
+) -> None:
+    def optimizer(groups: Any) -> torch.optim.Optimizer:
+        return MuonAdamW(
+            groups, lr=0.02, head_lr=0.004, weight_decay=0.1, adjust_lr_fn=adjust_lr_fn
+        )
+
+    model = tiny(architecture, optimizer=optimizer, **GROWN, **FROM_BASE)
+
+    groups = {group["name"]: group for group in optimizer_of(model).param_groups}
+
+    assert groups["matrices"]["lr"] == pytest.approx(0.02 * 2**power)
+    assert groups["matrices"]["eps"] == torch.optim.Muon([torch.zeros(2, 2)]).defaults["eps"]
+    head_power = -3 / 4 if is_normalised(architecture) else -1
+    assert groups["head"]["lr"] == pytest.approx(0.004 * 2**head_power)
+    if architecture is GPT:
+        assert groups["residual_matrices"]["lr"] == pytest.approx(0.02 * 2**power / 3)
+
+
+def test_a_rate_that_is_null_follows_the_width_of_the_base() -> None:
+    def rates(**settings: Any) -> set[float]:
+        model = tiny(NGPT, optimizer=lambda groups: AdamW(groups, lr=None), d_model=512, **settings)
+        return {group["lr"] for group in optimizer_of(model).param_groups}
+
+    assert rates() == {1 / 512}
+    assert max(rates(base_d_model=256)) == 1 / 256
+
+
+def changes_of_h(architecture, rate: float, optimizer=AdamW, **settings: Any) -> dict[int, float]:
+    """Width → the change of the last h by three steps: its root mean square per entry.
+
+    The h of nGPT and anGPT has a norm of about 1 at all widths, so theirs is the change's norm.
+    """
+    changes = {}
+    for width in (32, 64, 128):
+        shape = {"d_model": width, "d_head": 16, "n_heads": width // 16, **settings}
+        if is_normalised(architecture):
+            shape |= {"alpha_init": None, "s_z_init": None}
+        make = lambda groups: optimizer(groups, lr=rate)  # noqa: E731
+        model = tiny(architecture, optimizer=make, **shape).double()
+        states: list[Tensor] = []
+        model.model.blocks[-1].register_forward_hook(lambda *args: states.append(args[-1].detach()))
+        train(model, optimizer_of(model), 3)
+        change = (states[-1] - states[0]).square().mean().sqrt().item()
+        changes[width] = change * math.sqrt(width) if is_normalised(architecture) else change
+    return changes
+
+
+def match_rms(groups: Any, lr: float) -> torch.optim.Optimizer:
+    return MuonAdamW(groups, lr=lr, embedding_lr=1e-4, adjust_lr_fn="match_rms_adamw")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rate", "optimizer"),
+    [(GPT, 2e-3, AdamW), (NGPT, 2e-4, AdamW), (AnGPT, 2e-4, AdamW), (GPT, 2e-3, match_rms)],
+)
+def test_activations_change_alike_at_all_widths_with_the_rule_only(
+    architecture, rate: float, optimizer
+) -> None:
+    """The coordinate check of µP."""
+    without = changes_of_h(architecture, rate, optimizer)
+    with_rule = changes_of_h(architecture, rate, optimizer, base_d_model=32)
+
+    assert with_rule[32] == without[32]
+    assert without[128] > 2 * without[32]
+    for width in (64, 128):
+        assert 0.7 < with_rule[width] / with_rule[32] < 1.4
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"base_d_model": 16, "tie_embeddings": True}, "set model.tie_embeddings: false"),
+        ({"base_n_layers": 1, "post_norm": True}, "set model.post_norm: false"),
+    ],
+)
+def test_a_gpt_to_which_the_rule_does_not_apply_is_refused(settings, fix: str) -> None:
+    with pytest.raises(UserError, match=fix):
+        tiny(GPT, **settings)
