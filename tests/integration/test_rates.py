@@ -1,9 +1,7 @@
 """`anlit fit` with factors of the rate and a base: what is logged, kept, continued and annealed."""
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -11,18 +9,19 @@ import yaml
 from anlit.cli import main
 from anlit.training.optim.schedule import Cosine
 from tests.integration.conftest import (
+    KILLED,
     Train,
     fit_arguments,
     last_checkpoint,
-    scalars,
     signal_at,
-    same_state,
+    stop_and_continue,
 )
-from tests.integration.ranks import FSDP, column, run_ranks
+from tests.integration.ranks import DDP, FSDP, column, run_ranks
 
 STEPS = 12
 FLAGS = (
     f"--trainer.max_steps={STEPS}",
+    "--trainer.val_check_interval=6",
     "--model.lr_factors.embedding=10",
     "--model.lr_factors.matrices=0.5",
     "--model.base_d_model=16",
@@ -30,17 +29,116 @@ FLAGS = (
     "--trainer.callbacks+=LearningRateMonitor",
 )
 PEAK = 1e-3
-HALF = 0.5 / 2
-"""The factor of the matrices of GPT+, at twice the base's width and depth."""
 PEAKS = {
-    "matrices": PEAK * HALF,
-    "residual_matrices": PEAK * HALF / 2,
+    "matrices": PEAK * 0.5 / 2,
+    "residual_matrices": PEAK * 0.5 / 2 / 2,
     "embedding": PEAK * 10,
     "head": PEAK / 2,
     "vectors": PEAK,
 }
+"""Of GPT+, at twice the base's width and depth."""
 
 
 @pytest.fixture(scope="module")
 def scaled(trained: Train) -> Path:
     return trained(*FLAGS, model="GPT")
+
+
+def schedule_at(step: int) -> float:
+    return Cosine(warmup=0.2).factor(step, STEPS)
+
+
+def test_groups_are_logged_by_name_and_the_rate_before_the_factors_beside_them(
+    scaled: Path,
+) -> None:
+    steps = range(STEPS)
+    for name, peak in PEAKS.items():
+        rates = column(scaled, f"lr-AdamW/{name}")
+        assert rates == pytest.approx([peak * schedule_at(step) for step in steps]), name
+    base = column(scaled, "train/learning_rate")
+    assert base == pytest.approx([PEAK * schedule_at(step) for step in steps])
+
+
+def test_the_record_has_the_peak_of_each_group_and_the_settings(scaled: Path) -> None:
+    (launch,) = json.loads((scaled / "run.json").read_text())["launches"]
+    settings = yaml.safe_load((scaled / "config.yaml").read_text())["model"]["init_args"]
+    assert launch["peak_rates"] == pytest.approx(PEAKS)
+    assert settings["lr_factors"] == {"embedding": 10.0, "matrices": 0.5}
+    assert (settings["base_d_model"], settings["base_n_layers"]) == (16, 1)
+
+
+def test_a_killed_run_ends_with_the_same_bits(shards: Path, scaled: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    arguments = fit_arguments(shards, cut, *FLAGS, model="GPT")
+
+    stop_and_continue(arguments, cut, scaled, signal_at("SIGKILL", 10), code=KILLED)
+
+
+def test_a_continued_run_takes_new_factors_and_keeps_its_base(
+    shards: Path, scaled: Path, tmp_path: Path, refusal
+) -> None:
+    arguments = fit_arguments(
+        shards, tmp_path / "new", *FLAGS, f"--ckpt_path={scaled / 'checkpoints' / 'best.ckpt'}",
+        "--trainer.max_steps=14", model="GPT",
+    )  # fmt: skip
+
+    error = refusal(*arguments, "--model.base_d_model=32")
+    assert main([*arguments, "--model.lr_factors.embedding=20"]) == 0
+
+    assert "trained with other settings (model.base_d_model 16 → 32)" in error
+    rates = last_checkpoint(tmp_path / "new")["optimizer_states"][0]["param_groups"]
+    peaks = {group["name"]: group["initial_lr"] for group in rates}
+    assert peaks == pytest.approx(PEAKS | {"embedding": PEAK * 20})
+
+
+def test_annealing_lowers_all_groups_alike(scaled: Path, tmp_path: Path) -> None:
+    options = ["--anneal=0.5", f"--run_dir={tmp_path}"]
+    run = ["fit", "--config", str(scaled / "config.yaml"), "--ckpt_path", str(scaled)]
+
+    assert main([*run, *options]) == 0
+
+    start = schedule_at(STEPS - 1)
+    for name, peak in PEAKS.items():
+        expected = [peak * start * (1 - step / 6) for step in range(1, 7)]
+        assert column(tmp_path, f"lr-AdamW/{name}") == pytest.approx(expected, abs=1e-12), name
+
+
+@pytest.mark.parametrize("strategy", [DDP, FSDP], ids=["ddp", "fsdp"])
+@pytest.mark.slow
+def test_two_processes_have_the_same_rates(shards: Path, tmp_path: Path, strategy) -> None:
+    arguments = fit_arguments(shards, tmp_path, *FLAGS, *strategy, model="GPT")
+
+    assert run_ranks(arguments, 2) == [0, 0]
+
+    for name, peak in PEAKS.items():
+        rates = column(tmp_path, f"lr-AdamW/{name}")
+        assert rates == pytest.approx([peak * schedule_at(step) for step in range(STEPS)]), name
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--model.lr_factors.lm_head=2"], "model.lr_factors.lm_head is no parameter group: give "),
+        (["--model.lr_factors.head=-2"], "model.lr_factors.head=-2.0 is out of range: give 0 or "),
+        (["--model.base_d_model=0"], "model.base_d_model=0 is out of range: give 1 or more"),
+        (
+            ["--model.base_d_model=16", "--model.optimizer=torch.optim.SGD"],
+            "model.base_d_model and base_n_layers have no rule for SGD: choose AdamW or MuonAdamW",
+        ),
+    ],
+)
+def test_a_wrong_value_gets_a_sentence(
+    shards: Path, tmp_path: Path, refusal, flags: list[str], sentence: str
+) -> None:
+    assert sentence in refusal(*fit_arguments(shards, tmp_path / "run", *flags, model="GPT"))
+
+
+def test_the_default_rate_is_the_one_of_the_bases_width(shards: Path, tmp_path: Path) -> None:
+    flags = ["--config=model/ngpt.yaml", "--model.d_model=256", "--model.base_d_model=128"]
+    arguments = fit_arguments(shards, tmp_path, *flags, "--trainer.max_steps=1", model="NGPT")
+    arguments.remove("--model.d_model=32")
+
+    assert main(arguments) == 0
+
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 1 / 128

@@ -215,18 +215,14 @@ class NormalisedConfig(DecoderConfig):
 
     def alpha(self) -> ScalingVector:
         """The step size of a residual update, (d,)."""
-        if self.alpha_init is None:
-            init = 1 / self.n_layers
-        else:
-            init = self.alpha_init / self.depth_ratio
+        init = 1 / self.n_layers if self.alpha_init is None else self.alpha_init / self.depth_ratio
         return self.scaling(self.d_model, init, self.alpha_scale)
 
     def logit_scale(self) -> ScalingVector:
         """s_z, the scale of the logits, (V,)."""
         assert self.vocab_size is not None, "the configuration refuses it"
-        if self.s_z_init is None:
-            init = math.sqrt(self.d_model)
-        else:
+        init = math.sqrt(self.d_model)
+        if self.s_z_init is not None:
             init = self.s_z_init * math.sqrt(self.width_ratio)
         return self.scaling(self.vocab_size, init, self.s_z_scale)
 

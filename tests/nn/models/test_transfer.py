@@ -1,6 +1,7 @@
 """Rates and initial values that follow the size from a base: formulas, and activations over width."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -167,24 +168,25 @@ def test_a_rate_that_is_null_follows_the_width_of_the_base() -> None:
     assert max(rates(base_d_model=256)) == 1 / 256
 
 
-def changes_of_h(architecture, rate: float, optimizer=AdamW, **settings: Any) -> dict[int, float]:
-    """Width → the change of the last h by three steps: its root mean square per entry.
+WIDTHS = (32, 64, 128)
+
+
+def change_of_h(architecture, width: int, rate: float, optimizer, **settings: Any) -> float:
+    """The change of the last h by three steps, of root mean square per entry.
 
     The h of nGPT and anGPT has a norm of about 1 at all widths, so theirs is the change's norm.
     """
-    changes = {}
-    for width in (32, 64, 128):
-        shape = {"d_model": width, "d_head": 16, "n_heads": width // 16, **settings}
-        if is_normalised(architecture):
-            shape |= {"alpha_init": None, "s_z_init": None}
-        make = lambda groups: optimizer(groups, lr=rate)  # noqa: E731
-        model = tiny(architecture, optimizer=make, **shape).double()
-        states: list[Tensor] = []
-        model.model.blocks[-1].register_forward_hook(lambda *args: states.append(args[-1].detach()))
-        train(model, optimizer_of(model), 3)
-        change = (states[-1] - states[0]).square().mean().sqrt().item()
-        changes[width] = change * math.sqrt(width) if is_normalised(architecture) else change
-    return changes
+    states: list[Tensor] = []
+    settings |= {"d_model": width, "d_head": 16, "n_heads": width // 16}
+    if is_normalised(architecture):
+        settings |= {"alpha_init": None, "s_z_init": None}
+    model = tiny(architecture, optimizer=partial(optimizer, lr=rate), **settings).double()
+    model.model.blocks[-1].register_forward_hook(lambda *args: states.append(args[-1].detach()))
+
+    train(model, optimizer_of(model), 3)
+
+    change = (states[-1] - states[0]).square().mean().sqrt().item()
+    return change * math.sqrt(width) if is_normalised(architecture) else change
 
 
 def match_rms(groups: Any, lr: float) -> torch.optim.Optimizer:
@@ -199,8 +201,11 @@ def test_activations_change_alike_at_all_widths_with_the_rule_only(
     architecture, rate: float, optimizer
 ) -> None:
     """The coordinate check of µP."""
-    without = changes_of_h(architecture, rate, optimizer)
-    with_rule = changes_of_h(architecture, rate, optimizer, base_d_model=32)
+    without, with_rule = {}, {}
+    for width in WIDTHS:
+        arguments = (architecture, width, rate, optimizer)
+        without[width] = change_of_h(*arguments)
+        with_rule[width] = change_of_h(*arguments, base_d_model=32)
 
     assert with_rule[32] == without[32]
     assert without[128] > 2 * without[32]
