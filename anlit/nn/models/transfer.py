@@ -6,9 +6,10 @@ in each group's rate, and in AdamW's ε. At the base size all factors are 1.
 
 GPT+: µP over width (arXiv 2203.03466), CompleteP with α = 1 over depth (arXiv 2505.01618). Both
 multiply activations: the logits by 1/m, the branches of h by 1/l. Here initial values and rates
-have these factors instead, which Adam cannot tell apart: c·W with the rate η learns as W does, if W
-begins c times as large and has the rate c·η. So nothing but the start and the rates depends on the
-base. `GPTDecoder.draw` has the initial values.
+have these factors instead, which is the same for Adam: W with the rate c·η learns as c·V with the
+rate η for V, if W begins as c·V does. So only initial values and rates depend on the base.
+`GPTDecoder.draw` has the initial values. ε follows the size of the gradient. EleutherAI's
+nanoGPT-mup has 1/(m l) for all groups; here embedding and head have no 1/l, which is a branch's.
 
 nGPT, anGPT: the exponents of νGPT (arXiv 2604.27077), as two public descriptions report its
 table; we could read the paper's abstract only. A row of norm 1 has entries of size 1/√d. Adam turns
@@ -16,7 +17,7 @@ it by about rate·√d, so the embedding takes m^-1/2. A matrix changes its prod
 rate·√d at most, if all terms add up, and the product's entries are of size 1/√d: m^-1. If terms add
 up as random ones do, it is m^-1/2. νGPT takes the middle, m^-3/4. `NormalisedConfig` has the rule
 for α, s_z and the scales of the vectors. anGPT has the same rows and products, so we give it the
-same powers; nobody has published them.
+same powers; we know of no publication.
 
 Muon's update has a spectral norm that the width does not change (`original`), or that grows with √m
 (`match_rms_adamw`); its rate takes m^0 or m^-1/2, in all architectures. This is our derivation.

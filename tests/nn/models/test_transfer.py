@@ -55,7 +55,7 @@ def test_at_the_base_size_the_rule_changes_no_bit(architecture, optimizer) -> No
 
 
 def test_gpt_learns_as_with_the_factors_of_completep_in_its_forward_pass() -> None:
-    """The published form: logits times 1/m, branches times 1/l, and AdamW's table."""
+    """The published form: logits times 1/m, branches times 1/l, and rates of AdamW for them."""
     m = 2  # times as wide as the base
     deeper = 3  # times as deep
     model = tiny(GPT, optimizer=make_adamw, **GROWN, **FROM_BASE).double()
