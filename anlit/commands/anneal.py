@@ -1,16 +1,15 @@
 """`anlit fit --anneal SHARE`: a run branched from a checkpoint, whose rate falls to 0 over some more steps."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
-from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
-from anlit.config.labels import init_args, mapping
+from anlit.config.labels import CONFIG, init_args, mapping
 from anlit.config.objects import class_path_of, subclass_named
 from anlit.errors import UserError
-from anlit.reporting.text import echo
+from anlit.io.read import read_yaml
 from anlit.training.load_model import read_model
 from anlit.training.optim.schedule import Annealed, Schedule
 
@@ -18,17 +17,26 @@ BRANCH = "-anneal"
 """What the default run folder of a branch has behind its run's name."""
 
 
-def branch(config: Namespace) -> None:
+class Branch(NamedTuple):
+    """A run that branches from another run."""
+
+    folder: str | None
+    """Its default folder; None if its name gives it."""
+    description: str
+    """`Annealing CHECKPOINT from step 20 to step 30`."""
+
+
+def branch(config: Namespace) -> Branch | None:
     """Turn the configuration into that of the annealed run; a configuration without `anneal` stays.
 
     The run keeps the checkpoint's weights, optimizer, step and order of the data. Its steps are the
-    checkpoint's and `anneal` times as many again.
+    checkpoint's and `anneal` times as many again. `run_dir` becomes None unless it is a new one.
 
     Raises:
         UserError: There is no checkpoint to branch from, or it records no schedule.
     """
     if config.anneal is None:
-        return
+        return None
     file = checkpoint_to_anneal(config.ckpt_path)
     content = read_model(file)
     n_steps = int(content["global_step"])
@@ -41,7 +49,7 @@ def branch(config: Namespace) -> None:
     schedule = configured_schedule(content, file)
     planned = mapping(content["anlit"].get("run")).get("trainer", {}).get("max_steps")
     config.ckpt_path = str(file)
-    config.run_dir = branch_folder(file, config.run_dir)
+    folder = default_folder(file, config)
     config.trainer.max_steps = n_steps + n_more
     annealed = {"schedule": schedule, "begin": n_steps, "planned": planned or n_steps}
     config.model.init_args.schedule = Namespace(
@@ -49,9 +57,7 @@ def branch(config: Namespace) -> None:
         init_args=Namespace(**annealed, shape="linear", final=0.0),
     )
     config.anneal = None
-    rank_zero_only(echo)(
-        f"Annealing {file} from step {n_steps} to step {n_steps + n_more}, in {config.run_dir}"
-    )
+    return Branch(folder, f"Annealing {file} from step {n_steps} to step {n_steps + n_more}")
 
 
 def checkpoint_to_anneal(ckpt_path: str | None) -> Path:
@@ -88,9 +94,20 @@ def configured_schedule(content: dict[str, Any], file: Path) -> Namespace:
     return Namespace(class_path=class_path_of(kind), init_args=Namespace(**settings))
 
 
-def branch_folder(file: Path, run_dir: str | None) -> str:
-    """Return the folder of the branch: the given one, else the run's folder with an ending."""
+def default_folder(file: Path, config: Namespace) -> str | None:
+    """Return the folder of the branch if the user gives none: the run's folder with an ending.
+
+    A folder or a name in the configuration that is the run's own is not the branch's. So the name
+    gets the ending too. A new name gives the folder: None.
+    """
     run = file.resolve().parent.parent
-    if run_dir is not None and Path(run_dir).resolve() != run:
-        return run_dir
+    if config.run_dir is not None and Path(config.run_dir).resolve() == run:
+        config.run_dir = None
+    run_config = run / CONFIG
+    name_of_run = read_yaml(run_config, dict).get("name") if run_config.is_file() else None
+    if config.name is None:
+        return f"{file.parent.parent}{BRANCH}"
+    if config.name != name_of_run:
+        return None
+    config.name += BRANCH
     return f"{file.parent.parent}{BRANCH}"

@@ -46,6 +46,8 @@ from anlit.reporting.text import echo, lasting_output
 from anlit.signals import ENDING_SIGNALS
 from anlit.training import run_folder
 from anlit.training.callbacks.checkpoints import LastCheckpoint
+from anlit.training.callbacks.run_record import RunRecord
+from anlit.training.default_folder import default_run_folder
 from anlit.training.initial_weights import load_initial_weights
 from anlit.training.lightning_internals import CommandLine, start_method, wrap_on_current_stream
 from anlit.training.refusals import refusals
@@ -94,8 +96,16 @@ class FitCommand(ConfigurationParser):
         """Make the run folder and find the checkpoint to continue from."""
         for message in class_change_messages(config):
             rank_zero_only(echo)(message)
-        branch(config)
-        config.run_dir = config.run_dir or _usual_run_dir(config)
+        branched = branch(config)
+        if config.run_dir is None:
+            folder = branched.folder if branched else None
+            config.run_dir, self.lock_file = default_run_folder(
+                folder or _usual_run_dir(config),
+                config.ckpt_path,
+                writes=not config.trainer.fast_dev_run,
+            )
+        if branched:
+            rank_zero_only(echo)(f"{branched.description}, in {config.run_dir}")
         if config.ckpt_path in ("last", "best"):
             run_folder.refuse_moved_run(config.run_dir, _config_files(config))
         if not config.trainer.fast_dev_run:
@@ -159,7 +169,8 @@ class FitCommand(ConfigurationParser):
     def _lock_run_folder(self, run_dir: str, ckpt_path: str | None) -> None:
         if self.setting("trainer")["fast_dev_run"]:
             return
-        self.lock_file = run_folder.lock_run_folder(run_dir)
+        if self.lock_file is None:
+            self.lock_file = run_folder.lock_run_folder(run_dir)
         # Another run may have taken the folder between the first check and the lock.
         every_n_steps = self.setting("checkpoint_every_n_steps")
         checkpoint_to_continue(run_dir, ckpt_path, every_n_steps, announce=False)
@@ -214,7 +225,8 @@ class FitCommand(ConfigurationParser):
         if self.subcommand == "fit":
             every_n_steps = self.setting("checkpoint_every_n_steps")
             kwargs["default_root_dir"] = run_dir
-            kwargs["callbacks"] = training_callbacks(settings, run_dir, every_n_steps)
+            record = RunRecord(run_dir, self.setting("name"), self.setting("tags"))
+            kwargs["callbacks"] = training_callbacks(settings, record, every_n_steps)
             kwargs["logger"] = training_loggers(settings, run_dir)
         else:
             self.save_config_callback = None  # it would write into the working directory
@@ -234,7 +246,9 @@ def _config_files(config: Namespace) -> list[str]:
 
 
 def _usual_run_dir(config: Namespace) -> str:
-    return f"runs/{class_name(config.model.class_path).lower()}-seed{config.seed_everything}"
+    """Return the folder of a run without --run_dir, by its name, else by its model and seed."""
+    model = class_name(config.model.class_path).lower()
+    return f"runs/{config.name or f'{model}-seed{config.seed_everything}'}"
 
 
 def _set_vocabulary_from_data(config: Namespace) -> None:

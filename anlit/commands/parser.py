@@ -25,6 +25,7 @@ from anlit.commands.lightning_messages import hide_messages
 from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.commands.values import use_one_loader
 from anlit.config.error_messages import explain_parser_error
+from anlit.config.names import check_name, split_tags
 from anlit.config.schema import OPTIONS
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
@@ -159,6 +160,8 @@ def original_error(error: BaseException) -> BaseException:
 
 def _complete_and_check(config: Namespace) -> None:
     _make_strategy_explicit(config)
+    check_name(config.name)
+    config.tags = split_tags(config.tags)
     check_configuration(config, TOP_LEVEL)
 
 

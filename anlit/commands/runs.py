@@ -1,9 +1,11 @@
 """`anlit runs`: a table of all runs below a folder."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from anlit.config.names import split_tags
 from anlit.config.options import ToolParser
 from anlit.reporting.table import NONE, Table, console
 from anlit.reporting.text import echo, json_line, short_number
@@ -13,9 +15,13 @@ from anlit.runs.overview import SORT_KEYS, Overview, read_overviews, sort_overvi
 DEFAULT_FOLDER = "runs"
 WIDE = 110
 """Characters from which on all columns have room."""
-LEFT_OUT_IF_NARROW = ("tokens", "rate", "tokens\na second", "age")
+LEFT_OUT_IF_NARROW = ("folder", "tokens", "rate", "tokens\na second", "age")
 LONGEST_IF_NARROW = {"run": 22, "changes": 17}
-"""Characters of a cell in a narrow terminal; the end of a name and the beginning of changes are shown."""
+"""Characters of a cell in a narrow terminal; the end of a folder and the beginning of changes are shown."""
+LONGEST_WITH_TAGS = {"run": 18, "tags": 11, "changes": 11}
+"""The same where runs have tags."""
+LEFT = ("run", "folder", "state", "tags", "changes")
+"""Columns of text."""
 MOST_CHANGES = 4
 """Changes in a cell; --json has all."""
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -38,6 +44,13 @@ def parser() -> ToolParser:
         help=f"folders that hold run folders, at any depth ({DEFAULT_FOLDER})",
     )
     add("--sort", choices=SORT_KEYS, default="name", help="column to sort by, ascending (name)")
+    add(
+        "--tag",
+        action="append",
+        default=[],
+        metavar="TAG",
+        help="only the runs with this tag; several, as --tag a --tag b or a,b: with all of them",
+    )
     add("--json", action="store_true", help="one JSON object a run and line, with whole numbers")
     return parser
 
@@ -45,7 +58,8 @@ def parser() -> ToolParser:
 def main(argv: list[str]) -> None:
     options = parser().parse_args(argv)
     folders = find_runs([str(Path(folder)) for folder in options.folder])
-    overviews = sort_overviews(read_overviews(folders), options.sort)
+    tags = split_tags(options.tag) or []
+    overviews = sort_overviews(read_overviews(folders, tags), options.sort)
     if options.json:
         for overview in overviews:
             echo(json_line(asdict(overview)))
@@ -56,22 +70,34 @@ def main(argv: list[str]) -> None:
 
 def table_of(overviews: list[Overview], width: int) -> Table:
     """The runs as a table for so many characters, without columns that no run has a value for."""
-    left_out = LEFT_OUT_IF_NARROW if width < WIDE else ()
-    shown = {}
+    is_narrow = width < WIDE
+    left_out = LEFT_OUT_IF_NARROW if is_narrow else ()
+    longest = LONGEST_WITH_TAGS if any(run.tags for run in overviews) else LONGEST_IF_NARROW
+    columns = {"run": names_of(overviews)}
     for heading, cell in CELLS.items():
-        cells = [cell(overview) for overview in overviews]
-        if width < WIDE and heading in LONGEST_IF_NARROW:
-            cells = [
-                shortened(text, LONGEST_IF_NARROW[heading], heading == "run") for text in cells
-            ]
-        if heading not in left_out and set(cells) != {NONE}:
-            shown[heading] = cells
-    left = [
-        number for number, heading in enumerate(shown) if heading in ("run", "state", "changes")
-    ]
+        columns[heading] = [cell(overview) for overview in overviews]
+    if columns["folder"] == columns["run"]:
+        columns.pop("folder")
+    shown = {}
+    for heading, cells in columns.items():
+        if heading in left_out or set(cells) == {NONE}:
+            continue
+        if is_narrow and heading in longest:
+            cells = [shortened(text, longest[heading], heading == "run") for text in cells]
+        shown[heading] = cells
+    left = [number for number, heading in enumerate(shown) if heading in LEFT]
     rows = list(zip(*shown.values(), strict=True))
     title = f"{len(overviews)} run{'s' if len(overviews) > 1 else ''}"
     return Table(title, list(shown), rows, left)
+
+
+def names_of(overviews: list[Overview]) -> list[str]:
+    """The name of each run, or its folder if another run has the name."""
+    counts = Counter(overview.name for overview in overviews)
+    names = []
+    for overview in overviews:
+        names.append(overview.name if counts[overview.name] == 1 else overview.folder)
+    return names
 
 
 def steps_of(overview: Overview) -> str:
@@ -115,7 +141,7 @@ def short(value: float | None) -> str:
 
 
 CELLS: dict[str, Callable[[Overview], str]] = {
-    "run": lambda overview: overview.name,
+    "folder": lambda overview: overview.folder,
     "state": lambda overview: overview.state,
     "step": steps_of,
     "tokens": lambda overview: short(overview.tokens),
@@ -124,6 +150,7 @@ CELLS: dict[str, Callable[[Overview], str]] = {
     "rate": lambda overview: short(overview.rate),
     "tokens\na second": lambda overview: short(overview.tokens_per_second),
     "age": lambda overview: age_in_words(overview.age),
+    "tags": lambda overview: ", ".join(overview.tags) or NONE,
     "changes": changes_of,
 }
-"""Heading of a column → what a run has in it."""
+"""Heading of a column → what a run has in it. The names of the runs come first."""

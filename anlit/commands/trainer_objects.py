@@ -27,11 +27,17 @@ from anlit.training.loggers import MetricsCSV, MetricsOnResume
 from anlit.training.refusals import refusals
 
 
-def training_callbacks(trainer: Any, run_dir: str, checkpoint_every_n_steps: int) -> list[Callback]:
+def training_callbacks(
+    trainer: Any, record: RunRecord, checkpoint_every_n_steps: int
+) -> list[Callback]:
     """Return all callbacks of `anlit fit`, in the order in which Lightning calls them.
 
-    `trainer` holds the configuration's settings of the Trainer, with objects in place of classes.
+    Args:
+        trainer: The configuration's settings of the Trainer, with objects in place of classes.
+        record: Writes the record of the run; the checkpoints go beside it.
+        checkpoint_every_n_steps: Steps between two writes of last.ckpt.
     """
+    run_dir = str(record.path.parent)
     configured = as_list(trainer.get("callbacks"))
     callbacks: list[Callback] = [Throughput()]
     if not trainer.get("fast_dev_run"):
@@ -44,7 +50,7 @@ def training_callbacks(trainer: Any, run_dir: str, checkpoint_every_n_steps: int
     callbacks += [NormMonitor(), RandomState(), MetricsOnResume()]
     if not trainer.get("fast_dev_run"):
         callbacks += [
-            RunRecord(run_dir),
+            record,
             BestCheckpoint(run_dir),
             LastCheckpoint(run_dir, checkpoint_every_n_steps),
         ]

@@ -23,23 +23,32 @@ RUN_ID = "wandb-run-id"
 def wandb_run(config: Any, run_dir: str) -> Iterator[None]:
     """Let the WandbLoggers that are made inside write into the run folder, under the run's id.
 
-    The configuration is restored afterwards. A new run with this run's config.yaml gets another id.
-    Raises UserError if wandb is not installed.
+    They take the name and the tags of the run, unless they have others. The configuration is
+    restored afterwards. A new run with this run's config.yaml gets another id. Raises UserError if
+    wandb is not installed.
     """
     loggers = _configured_wandb_loggers(config)
     if loggers and importlib.util.find_spec("wandb") is None:
         raise UserError(
             f"trainer.logger=WandbLogger needs wandb: {install_advice('wandb', 'wandb')}"
         )
-    configured_settings = [logger.init_args for logger in loggers]
-    for logger, settings in zip(loggers, configured_settings, strict=True):
-        run_id = settings.get("id") or _run_id(run_dir)
-        logger.init_args = Namespace(vars(settings) | {"id": run_id, "save_dir": run_dir})
+    configured = [Namespace(vars(logger)) for logger in loggers]
+    for logger in loggers:
+        settings = dict(vars(logger.init_args))
+        settings["id"] = settings.get("id") or _run_id(run_dir)
+        settings["name"] = settings.get("name") or config.name
+        settings["save_dir"] = run_dir
+        logger.init_args = Namespace(settings)
+        further = dict(logger.get("dict_kwargs") or {})  # arguments of wandb.init
+        if config.tags:
+            further.setdefault("tags", config.tags)
+        logger.dict_kwargs = further
     try:
         yield
     finally:
-        for logger, settings in zip(loggers, configured_settings, strict=True):
-            logger.init_args = settings
+        for logger, settings_before in zip(loggers, configured, strict=True):
+            vars(logger).clear()
+            vars(logger).update(vars(settings_before))
 
 
 def finish_wandb_run() -> None:

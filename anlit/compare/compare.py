@@ -143,11 +143,13 @@ def _rank(group: Group) -> tuple[bool, float]:
 
 
 def _baseline_named(groups: list[Group], name: str, labels: str) -> Group:
-    """The group with this label or this run folder, else with this architecture."""
+    """The group with this label, run folder or name of a run, else with this architecture."""
     spelled = name.casefold()
     folder = Path(name).resolve()
     named = [
-        group for group in groups if group.label.casefold() == spelled or _has_run(group, folder)
+        group
+        for group in groups
+        if group.label.casefold() == spelled or _has_run(group, folder, spelled)
     ]
     if not named:
         named = [group for group in groups if group.architecture.casefold() == spelled]
@@ -158,5 +160,7 @@ def _baseline_named(groups: list[Group], name: str, labels: str) -> Group:
     raise UserError(f"--baseline {name!r} {fault}: {fix}")
 
 
-def _has_run(group: Group, folder: Path) -> bool:
-    return any(run.folder.resolve() == folder for run in group.runs)
+def _has_run(group: Group, folder: Path, name: str) -> bool:
+    """Whether a run of the group has this folder, or this name in small letters."""
+    names = {run.name.casefold() for run in group.runs if run.name}
+    return name in names or any(run.folder.resolve() == folder for run in group.runs)

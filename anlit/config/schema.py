@@ -112,7 +112,24 @@ TOP_LEVEL = (
         hidden=True,
         type=str | None,
         default=None,
-        help="The run folder (default: runs/<model>-seed<seed>).",
+        help="The run folder (default: runs/<name>, without a name runs/<model>-seed<seed>; a new "
+        "run takes the next free number behind it).",
+    ),
+    Option(
+        "name",
+        EXECUTION,
+        hidden=True,
+        type=str | None,
+        default=None,
+        help="The name of the run in its default folder, in tables, pictures and W&B.",
+    ),
+    Option(
+        "tags",
+        EXECUTION,
+        hidden=True,
+        type=list[str] | str | None,
+        default=None,
+        help="Tags of the run, as `baseline,english` or a list; `anlit runs --tag` filters by them.",
     ),
     Option(
         "checkpoint_every_n_steps",

@@ -43,6 +43,8 @@ LAUNCH_SCHEMA = {
 }
 """The content of a launch in run.json, see `anlit.io.read`."""
 RECORD_SCHEMA = LAUNCH_SCHEMA | {
+    "name": str,
+    "tags": [str],
     "status": str,
     "ended": str,
     "error": str,
@@ -105,6 +107,15 @@ class Run:
     def attention(self) -> str:
         """Name of the attention mechanism; `plain` if none is set."""
         return attention_label(init_args(self.config.get("model")).get("attention"))
+
+    @property
+    def name(self) -> str | None:
+        """The name that the user gave the run; None without a name."""
+        return self.record.get("name") or None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(self.record.get("tags") or ())
 
     @property
     def seed(self) -> int | None:

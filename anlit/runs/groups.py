@@ -14,7 +14,7 @@ from anlit.config.schema import PATHS, setting_of
 from anlit.errors import UserError
 from anlit.runs.callbacks import callbacks_in_words
 from anlit.runs.folders import Curve, Run
-from anlit.runs.labels import unique_labels
+from anlit.runs.labels import common_name, unique_labels
 
 ATTENTION = "model.init_args.attention"
 
@@ -110,7 +110,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
             settings[key] = run_settings
     first_runs = [group[0] for group in members.values()]
     labels = unique_labels(
-        [f"{run.architecture}, {run.attention}" for run in first_runs],
+        [_name_of(group) for group in members.values()],
         list(settings.values()),
         [run.folder for run in first_runs],
     )
@@ -118,6 +118,16 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         Group(label, tuple(members[key]), settings[key])
         for label, key in zip(labels, members, strict=True)
     ]
+
+
+def _name_of(runs: Sequence[Run]) -> str:
+    """The name that the runs of a configuration have in common, else architecture and attention."""
+    names = [run.name for run in runs if run.name]
+    if len(names) == len(runs):
+        name = common_name(names)
+        if name:
+            return name
+    return f"{runs[0].architecture}, {runs[0].attention}"
 
 
 def learned_settings(run: Run) -> dict[str, Any]:

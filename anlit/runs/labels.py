@@ -1,5 +1,6 @@
 """Labels that tell groups of runs apart."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,10 @@ MOST_SETTINGS = 4
 """Settings in a label; where more are needed, the run's folder takes their place."""
 LONGEST = 40
 """Characters of one setting in a label; a longer setting is cut."""
+SEPARATORS = r"._+=\-"
+"""Characters between the words of a run's name, as in a regular expression."""
+WORDS = re.compile(rf"[^{SEPARATORS}]+|[{SEPARATORS}]+")
+"""A word of a name, or what is between two words."""
 SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions"}
 """Classes whose names in labels differ from the class name."""
 
@@ -21,7 +26,8 @@ def unique_labels(
     """A label for each group, no two alike.
 
     Args:
-        names: The groups by architecture and attention; several may have the same name.
+        names: The groups by the name of their runs, or by architecture and attention; several may
+            have the same name.
         settings: The group's settings by dotted key.
         folders: The folder of one of its runs.
     """
@@ -36,6 +42,20 @@ def unique_labels(
         if counts[labels[index]] > 1:
             labels[index] = f"{names[index]}, {folder}"
     return labels
+
+
+def common_name(names: Sequence[str]) -> str:
+    """The name that runs share whose names may end in their seeds; "" if they share none.
+
+    `gpt-wide` for `gpt-wide-s1` and `gpt-wide-s2`: the words that all names begin with.
+    """
+    words_of_names = [WORDS.findall(name) for name in names]
+    shared = ""
+    for words in zip(*words_of_names, strict=False):
+        if len(set(words)) > 1:
+            break
+        shared += words[0]
+    return names[0] if len(set(names)) == 1 else re.sub(rf"[{SEPARATORS}]+$", "", shared)
 
 
 def _settings_in_words(groups: list[dict[str, Any]]) -> list[list[str]]:

@@ -32,7 +32,9 @@ class Overview:
     """One run. A number that the run has not logged is None.
 
     Args:
-        name: The folder, below the folder that all runs lie in.
+        name: The name that the run was given; without one, its folder.
+        folder: The folder, below the folder that all runs lie in.
+        tags: The tags that the run was given.
         state: running, finished, interrupted, failed or unknown, as the run recorded it.
         step: Optimizer steps that are logged.
         steps: Optimizer steps in all; None if only epochs are set.
@@ -46,6 +48,8 @@ class Overview:
     """
 
     name: str
+    folder: str
+    tags: tuple[str, ...]
     state: str
     step: int | None
     steps: int | None
@@ -58,20 +62,23 @@ class Overview:
     changes: tuple[str, ...]
 
 
-SORT_KEYS = tuple(field.name for field in fields(Overview) if field.name != "changes")
+SORT_KEYS = tuple(field.name for field in fields(Overview) if field.name not in ("changes", "tags"))
 
 
-def read_overviews(folders: Sequence[Path]) -> list[Overview]:
-    """Read one `Overview` per run folder, in their order.
+def read_overviews(folders: Sequence[Path], tags: Sequence[str] = ()) -> list[Overview]:
+    """Read one `Overview` per run folder with all the tags, in their order.
 
-    Raise UserError for a damaged run folder.
+    Raise UserError for a damaged run folder, or if no run has the tags.
     """
-    runs = [Run(folder, *read_settings_of_run(folder), NO_CURVE, None) for folder in folders]
-    if not runs:
+    all_runs = [Run(folder, *read_settings_of_run(folder), NO_CURVE, None) for folder in folders]
+    if not all_runs:
         return []
     root = Path(os.path.commonpath([folder.resolve() for folder in folders]))
     if len(folders) == 1:
         root = root.parent
+    runs = [run for run in all_runs if set(tags).issubset(run.tags)]
+    if not runs:
+        raise _no_such_tag(all_runs, tags)
     settings = [settings_of(run) for run in runs]
     changed = [differing_keys(settings[0], run_settings) for run_settings in settings]
     names = short_names(sorted(set().union(*changed)))
@@ -80,6 +87,14 @@ def read_overviews(folders: Sequence[Path]) -> list[Overview]:
         changes = tuple(f"{names[key]}={show(run_settings, key)}" for key in keys)
         overviews.append(overview_of(run, str(run.folder.resolve().relative_to(root)), changes))
     return overviews
+
+
+def _no_such_tag(runs: Sequence[Run], tags: Sequence[str]) -> UserError:
+    known_tags = sorted(set().union(*(run.tags for run in runs)))
+    listed = ", ".join(known_tags) or "none"
+    return UserError(
+        f"--tag {','.join(tags)}: none of {len(runs)} runs is tagged so: their tags are {listed}"
+    )
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -92,13 +107,15 @@ def differing_keys(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     return [key for key in {**first, **second} if first.get(key) != second.get(key)]
 
 
-def overview_of(run: Run, name: str, changes: tuple[str, ...]) -> Overview:
+def overview_of(run: Run, folder: str, changes: tuple[str, ...]) -> Overview:
     """Return the overview of a run from its record, configuration and last metrics."""
     rows = last_rows(run.folder / METRICS)
     step = last_number(rows, "step")
     max_steps = mapping(run.config.get("trainer")).get("max_steps")
     return Overview(
-        name=name,
+        name=run.name or folder,
+        folder=folder,
+        tags=run.tags,
         state=run.status,
         step=None if step is None else int(step) + 1,
         steps=max_steps if isinstance(max_steps, int) and max_steps > 0 else None,

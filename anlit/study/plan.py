@@ -17,6 +17,9 @@ from anlit.config.files import configuration_file
 from anlit.io.read import read_yaml
 from anlit.study.grid import GridPoint, safe_name
 
+LABELS = ("name", "tags")
+"""Settings of `anlit fit` that label a run, and change nothing of it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Arm:
@@ -58,8 +61,9 @@ class PlannedRun:
     @cached_property
     def name(self) -> str:
         """The name of the run folder: the choices, and a hash of settings and configurations."""
-        content = [read_config(path) for path in self.arm.configs]
-        text = json.dumps([content, self.settings], sort_keys=True, default=str)
+        content = [_without_labels(read_config(path)) for path in self.arm.configs]
+        settings = _without_labels(self.settings)
+        text = json.dumps([content, settings], sort_keys=True, default=str)
         names = filter(None, [safe_name(self.arm.name), self.point.name, self.seed.name])
         return "_".join(names) + "-" + hashlib.sha256(text.encode()).hexdigest()[:6]
 
@@ -77,6 +81,13 @@ class PlannedRun:
             text = value if isinstance(value, str) else json.dumps(value)
             options.append(f"--{key}={text}")
         return [*options, f"--run_dir={run_dir}"]
+
+
+def _without_labels(content: Any) -> Any:
+    """The content of a configuration without the name and the tags of a run."""
+    if not isinstance(content, dict):
+        return content
+    return {key: value for key, value in content.items() if key not in LABELS}
 
 
 def hash_in_name(name: str) -> str:

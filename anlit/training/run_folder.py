@@ -181,12 +181,19 @@ def checkpoint_to_continue(
     return ckpt_path
 
 
+def holds_run(run: Path) -> bool:
+    """Whether a folder has files of a run, over which no other run may write."""
+    names = [CONFIG, METRICS, RECORD]
+    names += [path.name for path in run.glob("hpc_ckpt_*")]  # Lightning would load them
+    return bool(complete_checkpoints(run / CHECKPOINTS)) or any(
+        (run / name).exists() for name in names
+    )
+
+
 @rank_zero_only
 def _refuse_occupied(run: Path, detail: str = "") -> None:
     """Refuse a folder with the files of a run: only this run may write over them."""
-    names = [CONFIG, METRICS, RECORD]
-    names += [path.name for path in run.glob("hpc_ckpt_*")]  # Lightning would load them
-    if complete_checkpoints(run / CHECKPOINTS) or any((run / name).exists() for name in names):
+    if holds_run(run):
         checkpoint = location.name_to_continue(run / CHECKPOINTS)
         raise UserError(
             f"run_dir={run} already holds a run{detail}: continue it with --ckpt_path "

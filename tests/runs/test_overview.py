@@ -32,7 +32,7 @@ def test_a_run_is_told_by_its_last_numbers(make_run, capsys) -> None:
     age = overview.pop("age")
     assert age > 1e9
     assert overview == {
-        "name": "a", "state": "interrupted", "step": 20, "steps": 1000, "tokens": 20480.0, "train_loss": 4.5,
+        "name": "a", "folder": "a", "tags": [], "state": "interrupted", "step": 20, "steps": 1000, "tokens": 20480.0, "train_loss": 4.5,
         "val_loss": 5.25, "rate": 0.0005, "tokens_per_second": 2100.0, "changes": [],
     }  # fmt: skip
 

@@ -3,6 +3,7 @@
 import logging
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,20 +44,45 @@ class RunRecord(L.Callback):
     Then the loggers get the settings. The run folder gets a copy of the data's tokenizer.json, so
     it can be moved away from the data. It also gets the special tokens of the model that the weights
     come from.
+
+    Args:
+        run_dir: The run folder.
+        name: The run's name; None for none, or for the name of an earlier launch.
+        tags: The run's tags; None likewise.
     """
 
     changes_learning = False
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(
+        self, run_dir: str, name: str | None = None, tags: Sequence[str] | None = None
+    ) -> None:
         self.path = Path(run_dir) / RECORD
+        self.name = name
+        self.tags = tags
         self.record: dict[str, Any] = {}
         self._attention: list[Attention] = []
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Raise UserError on all ranks if they found different default folders."""
+        run_dir = str(self.path.parent)
+        first_run_dir = trainer.strategy.broadcast(run_dir)
+        if not trainer.strategy.reduce_boolean_decision(run_dir == first_run_dir):
+            raise UserError(
+                f"another run began in {self.path.parent} while the processes of this one started: "
+                "start it again, or give it a --run_dir"
+            )
 
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         data = getattr(trainer, "datamodule", None)
-        launches = read_json(self.path, RECORD_SCHEMA, missing={}).get("launches") or []
+        earlier_record = read_json(self.path, RECORD_SCHEMA, missing={})
+        launches = earlier_record.get("launches") or []
+        labels = {
+            "name": self.name or earlier_record.get("name"),
+            "tags": list(self.tags if self.tags is not None else earlier_record.get("tags") or ()),
+        }
         self.record = {
+            **labels,
             "launches": [*launches, self._launch(trainer, pl_module)],
             "data": data.fingerprint if data is not None else None,
             "architecture": type(pl_module).__name__,
@@ -65,7 +91,7 @@ class RunRecord(L.Callback):
         }
         self._attention = attention_layers(pl_module)
         self._write(status="running", ended=None, error=None)
-        settings = settings_of(trainer, pl_module)
+        settings = settings_of(trainer, pl_module) | {"run": labels}
         for logger in trainer.loggers:
             log_settings(logger, settings)
         if data is not None and data.manifest.get("tokenizer_sha256"):

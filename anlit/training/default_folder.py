@@ -1,0 +1,114 @@
+"""The default run folder: `runs/NAME`, and for a further try `runs/NAME-2`, `runs/NAME-3` …
+
+Only a new run takes a number. `last` and `best` are of `runs/NAME`, so a job that its cluster starts
+again goes on in the same folder, whatever ran beside it.
+"""
+
+import os
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from anlit.errors import UserError
+from anlit.io.read import read_json
+from anlit.reporting.text import echo
+from anlit.runs.folders import RECORD, RECORD_SCHEMA
+from anlit.training.run_folder import holds_run, lock_run_folder, make_run_folder
+
+RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+"""Environment variables: how often a cluster or torchrun has started this job again."""
+FIRST_NUMBER = 2
+"""The number of the second try."""
+
+
+def default_run_folder(
+    folder: str, ckpt_path: str | None, writes: bool = True
+) -> tuple[str, IO[str] | None]:
+    """Return the folder of a run whose --run_dir is not given, and its lock if it is a new run's.
+
+    All ranks find the same folder without asking each other: the files that they look for are
+    written when all ranks train. `RunRecord` compares the folders of the ranks nevertheless. The
+    first rank locks the folder, so that of two runs that start together one takes the next number.
+
+    Args:
+        folder: The folder of the first try.
+        ckpt_path: A checkpoint, last, best or None.
+        writes: Whether the run writes files.
+    """
+    if ckpt_path in ("last", "best"):
+        if holds_run(Path(numbered(folder, FIRST_NUMBER))):
+            _say_which_is_continued(folder, str(ckpt_path))
+        return folder, None
+    if ckpt_path is not None:
+        run = _run_of_checkpoint(ckpt_path)
+        if run is not None and _is_try_of(run, folder):
+            return str(run), None
+    if not writes or _is_started_again():
+        return folder, None
+    return _free_folder(folder)
+
+
+def numbered(folder: str, number: int) -> str:
+    return folder if number < FIRST_NUMBER else f"{folder}-{number}"
+
+
+def _free_folder(folder: str) -> tuple[str, IO[str] | None]:
+    """Return the first of the numbered folders that holds no run, and its lock on the first rank.
+
+    A folder in which another process is about to train is not free.
+    """
+    is_first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
+    obstacles = []
+    for number in count(1):
+        candidate = numbered(folder, number)
+        if holds_run(Path(candidate)):
+            obstacles.append(f"holds a run ({_status_of(candidate)})")
+            continue
+        lock = None
+        if is_first_rank:
+            make_run_folder(candidate)
+            try:
+                lock = lock_run_folder(candidate)
+            except UserError:
+                obstacles.append("is another process's")
+                continue
+        if number >= FIRST_NUMBER:
+            rank_zero_only(echo)(
+                f"{folder} {obstacles[0]}: this run takes {candidate}. To continue one, repeat the "
+                f"command with --ckpt_path last and --run_dir {folder} or --run_dir {candidate}"
+            )
+        return candidate, lock
+    raise AssertionError("the numbers have no end")
+
+
+def _status_of(folder: str) -> str:
+    record = read_json(Path(folder) / RECORD, RECORD_SCHEMA, missing={})
+    return str(record.get("status") or "without a record")
+
+
+def _run_of_checkpoint(ckpt_path: str) -> Path | None:
+    """Return the run folder of a checkpoint by its path: RUN, or RUN/checkpoints/FILE."""
+    path = Path(ckpt_path)
+    return path.parent.parent if path.suffix == ".ckpt" else None
+
+
+def _is_try_of(run: Path, folder: str) -> bool:
+    """Whether a run folder is `folder`, or `folder` with a number."""
+    if run.resolve() == Path(folder).resolve():
+        return True
+    beginning, _, number = run.name.rpartition("-")
+    is_beside = run.with_name(beginning or run.name).resolve() == Path(folder).resolve()
+    return is_beside and number.isdecimal()
+
+
+def _say_which_is_continued(folder: str, ckpt_path: str) -> None:
+    second = numbered(folder, FIRST_NUMBER)
+    rank_zero_only(echo)(
+        f"ckpt_path={ckpt_path} is of {folder}: for {second} give --run_dir {second} too"
+    )
+
+
+def _is_started_again() -> bool:
+    return any(os.environ.get(name, "0") not in ("", "0") for name in RESTARTS)
