@@ -98,12 +98,7 @@ class FitCommand(ConfigurationParser):
             rank_zero_only(echo)(message)
         branched = branch(config)
         if config.run_dir is None:
-            folder = branched.folder if branched else None
-            config.run_dir, self.lock_file = default_run_folder(
-                folder or _usual_run_dir(config),
-                config.ckpt_path,
-                writes=not config.trainer.fast_dev_run,
-            )
+            self._choose_default_folder(config, branched.folder if branched else None)
         if branched:
             rank_zero_only(echo)(f"{branched.description}, in {config.run_dir}")
         if config.ckpt_path in ("last", "best"):
@@ -118,6 +113,16 @@ class FitCommand(ConfigurationParser):
             both = f"initial_weights={config.initial_weights} and ckpt_path={config.ckpt_path}"
             fix = "give initial_weights to start a run from them, or ckpt_path to continue one"
             raise UserError(f"{both} both name weights: {fix}")
+
+    def _choose_default_folder(self, config: Namespace, folder: str | None) -> None:
+        """Set `run_dir` to `folder`, or to the usual one, and perhaps with a number; lock it."""
+        folder = folder or _usual_run_dir(config)
+        if config.trainer.fast_dev_run:  # writes nothing
+            config.run_dir = folder
+        else:
+            config.run_dir, self.lock_file = default_run_folder(
+                folder, config.ckpt_path, config.trainer.num_nodes
+            )
 
     def run(self, subcommand: str) -> None:
         try:

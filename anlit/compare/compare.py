@@ -18,8 +18,8 @@ from anlit.compare.comparison import (
     refuse_other_report,
 )
 from anlit.compare.comparison_report import section, show, sources
-from anlit.compare.notes import refuse_other_tokenizers
 from anlit.compare.statistics import Summary
+from anlit.compare.tokenizers import with_common_measure
 from anlit.config.labels import ARCHITECTURES
 from anlit.errors import UserError
 from anlit.io.write import output_folder, write_json, writing
@@ -50,11 +50,12 @@ def compare(
             report uses the times that an earlier call left in `output`.
 
     Raises:
-        UserError: There is nothing to compare or no such baseline, tokenizers differ, `output` is
-            not writable, or it has a report on runs that are not in `paths`.
+        UserError: There is nothing to compare or no such baseline, tokenizers differ and a run has
+            no bits per byte, `output` is not writable, or it has a report on runs that are not in
+            `paths`.
     """
     runs = [load_run(folder) for folder in find_runs(paths)]
-    groups = group_runs(runs)
+    groups = with_common_measure(group_runs(runs))
     counted = [group for group in groups if group.counted]
     if not counted:
         raise UserError(
@@ -62,7 +63,6 @@ def compare(
             "validation loss: wait for the first validation, or give other runs"
         )
     baseline_group, notes = _find_baseline(counted, baseline)
-    refuse_other_tokenizers(counted)
     folder = output_folder(output)
     _refuse_report_of_other_runs(folder, runs)
     if time_steps is not None:

@@ -29,6 +29,7 @@ from anlit.errors import UserError
 from anlit.io.read import read_json
 from anlit.runs.folders import LAUNCHES, RECORD_SCHEMA, Run, hardware_label
 from anlit.runs.groups import Group
+from anlit.runs.measure import NATS_PER_TOKEN, Measure
 
 COMPARISON = "convergence.json"
 """The record of `anlit compare`, beside report.md."""
@@ -87,8 +88,8 @@ class Result:
 
     Args:
         group: The configuration.
-        speedup: The speed-up in tokens.
-        time: The time per token over the baseline's, if steps were timed.
+        speedup: The speed-up in tokens, or in bytes of text across tokenizers.
+        time: The time per token or byte over the baseline's, if steps were timed.
         loss: The test of the final losses, with two seeds or more.
         p_holm: Its p, corrected for the number of configurations.
     """
@@ -135,6 +136,7 @@ class Result:
         first = self.group.counted[0]
         runs = (*self.group.counted, *self.group.lost)
         speedup = self.speedup
+        measure = self.group.measure
         summaries = {}
         for name, summary in self.summaries.items():
             summaries[name] = {"mean": summary.mean, "sd": summary.sd, "values": summary.values}
@@ -146,7 +148,7 @@ class Result:
             "unfinished": self.group.unfinished,
             "parameters": first.parameters,
             **summaries,
-            "speedup_tokens": {
+            f"speedup_{measure.short_length}": {
                 "mean": speedup.mean,
                 "test": speedup.test,
                 "values": speedup.values,
@@ -155,7 +157,7 @@ class Result:
             },
             "loss_difference": self.loss,
             "p_holm": self.p_holm,
-            "time_per_token": self.time,
+            f"time_per_{measure.unit}": self.time,
             "speedup_wall_clock": self.wall_clock,
         }
 
@@ -189,6 +191,11 @@ class Comparison:
         return self.results[0]
 
     @property
+    def measure(self) -> Measure:
+        """The units of all losses and curves."""
+        return self.baseline.group.measure
+
+    @property
     def target(self) -> float | None:
         """The baseline's mean final loss.
 
@@ -209,6 +216,8 @@ class Comparison:
             "command": self.command,
             "baseline": self.baseline.label,
             "target_loss": self.target,
+            "loss_unit": self.measure.loss,
+            "length_unit": self.measure.length,
             "notes": self.notes,
             "groups": [result.raw() for result in self.results],
             "runs": [str(run.folder) for run in self.runs],
@@ -226,7 +235,7 @@ def compare_groups(
 ) -> Comparison:
     """Results, and notes on the comparison's fairness.
 
-    UserError if two runs have different tokenizers.
+    UserError if two runs have different tokenizers, and the groups are measured in nats per token.
 
     Args:
         groups: All groups; notes alone tell of groups without a counted run.
@@ -235,7 +244,8 @@ def compare_groups(
         steps: Times of interleaved steps (default: those that were measured for `output`).
     """
     counted = [group for group in groups if group.counted]
-    refuse_other_tokenizers(counted)
+    if baseline.measure is NATS_PER_TOKEN:
+        refuse_other_tokenizers(counted)
     steps, notes_on_steps = _usable_steps(steps or read_step_times(output), counted, baseline)
     times = seconds_per_token(steps)
     results = [_compare(group, baseline, times) for group in counted if group is not baseline]
@@ -257,12 +267,18 @@ def _compare(group: Group, baseline: Group, times: dict[str, list[float]]) -> Re
     loss_test = None
     if not obstacle and not group.unfinished:
         loss_test = difference(group.loss_by_seed(), baseline.loss_by_seed())
-    time = _time_ratio(times.get(group.key, []), times.get(baseline.key, []))
+    time = _time_ratio(_times_of(group, times), _times_of(baseline, times))
     return Result(group, speedup, time, loss_test)
 
 
+def _times_of(group: Group, times: dict[str, list[float]]) -> list[float]:
+    """Seconds by round for a token or byte of the group; [] if it was not timed."""
+    units_per_token = group.measure.units_per_token(group.counted[0])
+    return [seconds / units_per_token for seconds in times.get(group.key, [])]
+
+
 def _time_ratio(times: list[float], baseline_times: list[float]) -> Interval | None:
-    """Time per token over the baseline's, compared round by round; None without times."""
+    """Time per token or byte over the baseline's, round by round; None without times."""
     if not times or len(times) != len(baseline_times):
         return None
     ratios = [time / base for time, base in zip(times, baseline_times, strict=True)]

@@ -10,9 +10,10 @@ from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, minus, without_control_codes
 from anlit.runs.folders import Run
 from anlit.runs.groups import records
+from anlit.runs.measure import NATS_PER_TOKEN
 
-PRINTED = ("validation loss", "speed-up, tokens", "time per token", "speed-up, wall-clock")
-"""The columns that fit into a terminal of 80 characters."""
+NOT_PRINTED = ("seeds", "parameters", "tokens", "text", "seconds", "% of tokens", "% of text")
+"""The columns for which a terminal of 80 characters has no room."""
 SIGNIFICANT = 0.05
 """p after Holm's correction below which a difference is called significant."""
 DEFINITION = """\
@@ -27,13 +28,30 @@ significant is below 0.05. Few seeds make wide intervals: read those first."""
 """What the columns mean."""
 
 
+ACROSS_TOKENIZERS = """\
+Tokenizers differ, so losses are in bits per byte: nats per token at the end of training / ln 2 /
+bytes per token of the validation split. *Text* is the training text in bytes: tokens × bytes per
+token of the training split. Values are mean ± standard deviation over seeds. *Speed-up, text* is
+the text after which the baseline first has its own final loss over that after which the other first
+has it, never smoothed or extrapolated: the geometric mean over the seeds that both have, or "k of n
+seeds" if a run never gets there. *% of text* is its inverse. *Time per byte* is that of training
+steps in turns in one process over the baseline's; *speed-up, wall-clock* is the speed-up in text
+divided by it. *Seconds* of the runs include other work of the machine. Intervals are of 95 %.
+*Holm* corrects p for the number of configurations; significant is below 0.05. There is a test, and
+a speed-up, only if both validate on all of the same text. Few seeds make wide intervals: read those
+first."""
+"""What the columns mean if tokenizers differ."""
+
+
 def section(comparison: Comparison, explained: bool = False) -> list[str]:
     """A comparison in Markdown: findings with tests, curves, losses, speed-ups.
 
     The definitions follow, unless they are `explained` before.
     """
     findings = [f"- {_finding(result)}." for result in comparison.results[1:]]
-    axes = "tokens and time" if comparison.steps else "tokens"
+    length = comparison.measure.short_length
+    axes = f"{length} and time" if comparison.steps else length
+    definition = DEFINITION if comparison.measure is NATS_PER_TOKEN else ACROSS_TOKENIZERS
     rows = []
     for result in comparison.results:
         rows.append([literal(_name(result, comparison)), *_cells(result).values()])
@@ -41,18 +59,22 @@ def section(comparison: Comparison, explained: bool = False) -> list[str]:
         "\n".join(findings) or "- There is only the baseline.",
         f"![validation loss over {axes}]({comparison.plot.name})",
         markdown_table(["configuration", *_cells(comparison.baseline)], rows),
-        "" if explained else DEFINITION,
+        "" if explained else definition,
     ]
 
 
 def show(comparison: Comparison) -> None:
     """Print the main columns, the notes and the path of the plot."""
+    columns = _cells(comparison.baseline)
+    shown = [column for column in columns if column not in NOT_PRINTED]
+    if comparison.measure is NATS_PER_TOKEN:
+        shown.remove("bits per byte")
     rows = []
     for result in comparison.results:
         cells = _cells(result)
-        printed = [cells[column].replace(" (", "\n(") for column in PRINTED]
+        printed = [cells[column].replace(" (", "\n(") for column in shown]
         rows.append([_name(result, comparison), *printed])
-    head = ["configuration", *(column.replace(" ", "\n", 1) for column in PRINTED)]
+    head = ["configuration", *(column.replace(" ", "\n", 1) for column in shown)]
     console = terminal()
     console.print(Table(f"Convergence against {comparison.baseline.label}", head, rows))
     for note in comparison.notes:
@@ -63,16 +85,17 @@ def show(comparison: Comparison) -> None:
 
 def _finding(result: Result) -> str:
     """The difference of a configuration's loss, its speed-up, and how certain they are."""
+    measure = result.group.measure
     loss = mean_sd(result.final_loss, 4)
     verb = "is so far" if result.group.unfinished else "ends"
     text = f"**{literal(result.label)}** "
     if result.final_loss.mean:
-        text += f"{verb} at {loss} nats per token"
+        text += f"{verb} at {loss} {measure.loss}"
     else:
         text += f"has a loss on {loss} only"
     if result.loss is not None and result.p_holm is not None:
         text += f", {_test_in_words(result.loss, result.p_holm)}"
-    text += f"; speed-up {result.speedup.words} in tokens"
+    text += f"; speed-up {result.speedup.words} in {measure.short_length}"
     if result.wall_clock:
         text += f", {_wall_clock(result)} in wall-clock"
     return text
@@ -102,16 +125,25 @@ def _cells(result: Result) -> dict[str, str]:
     parameters = result.group.counted[0].parameters
     speedup = result.speedup
     summaries = result.summaries
-    return {
+    measure = result.group.measure
+    length = measure.short_length
+    cells = {
         "seeds": _seeds_in_words(result),
         "parameters": f"{parameters:,}" if parameters else NONE,
-        "validation loss": mean_sd(result.final_loss, 4),
-        "bits per byte": mean_sd(summaries["bits_per_byte"], 4),
+    }
+    if measure is NATS_PER_TOKEN:
+        cells["validation loss"] = mean_sd(result.final_loss, 4)
+        cells["bits per byte"] = mean_sd(summaries["bits_per_byte"], 4)
+    else:
+        cells["bits per byte"] = mean_sd(result.final_loss, 4)
+        lengths = [float(measure.curve_of(run).tokens[-1]) for run in result.group.counted]
+        cells["text"] = f"{Summary(lengths).mean:,.0f}"
+    return cells | {
         "tokens": mean_sd(Summary([summaries["tokens"].mean]), 0),
         "seconds": mean_sd(summaries["seconds"], 0),
-        "speed-up, tokens": speedup.words,
-        "% of tokens": NONE if speedup.mean is None else f"{100 / speedup.mean:.0f} %",
-        "time per token": str(result.time or NONE),
+        f"speed-up, {length}": speedup.words,
+        f"% of {length}": NONE if speedup.mean is None else f"{100 / speedup.mean:.0f} %",
+        f"time per {measure.unit}": str(result.time or NONE),
         "speed-up, wall-clock": _wall_clock(result) if result.wall_clock else NONE,
     }
 

@@ -1,6 +1,7 @@
 """Notes on a comparison: a sentence for each fact that makes it less fair or less certain.
 
-A comparison without meaning is refused, see `refuse_other_tokenizers`.
+A comparison without meaning is refused, see `refuse_other_tokenizers`. Notes on tokenizers are in
+`anlit.compare.tokenizers`.
 """
 
 from collections import Counter
@@ -10,12 +11,26 @@ from typing import Any
 import numpy as np
 
 from anlit.compare.statistics import SpeedUp, tokens_to_loss
+from anlit.compare.tokenizers import (
+    has_other_tokenizer,
+    notes_across_tokenizers,
+    obstacle_across_tokenizers,
+    tokenizers_of,
+)
 from anlit.config.labels import init_args
-from anlit.config.schema import MODEL, TUNING, VALIDATION, changes_measure, setting_of
+from anlit.config.schema import (
+    MODEL,
+    TUNING,
+    VALIDATION,
+    changes_measure,
+    schema_key,
+    setting_of,
+)
 from anlit.errors import UserError
 from anlit.runs.folders import Run, commit_label, hardware_label
 from anlit.runs.groups import Group, records
 from anlit.runs.labels import differing, short_names, show
+from anlit.runs.measure import BITS_PER_BYTE
 
 PARAMETERS_APART = 0.05
 """Share of the larger number by which parameters may differ without a note."""
@@ -34,19 +49,21 @@ EARLY = 0.9
 """The share of the baseline's tokens before which its own final loss comes with a note."""
 CONTENT = "data.content"
 TOKENIZER = "data.tokenizer"
+FOLLOWS_TOKENIZER = (CONTENT, TOKENIZER, "model.vocab_size", "data.vocab_size")
+"""Settings that differ with the tokenizer, about which a comparison across tokenizers has notes."""
+ACROSS_TOKENIZERS = (
+    "Tokenizers differ: losses are in bits per byte of validation text, and curves and speed-ups "
+    "run over bytes of training text, tokens × the training split's bytes per token."
+)
 
 
 def refuse_other_tokenizers(groups: Sequence[Group]) -> None:
     """Raise UserError if two runs have different tokenizers: nats per token do not compare."""
-    folders = {}
-    for group in groups:
-        for run in group.counted:
-            if run.tokenizer_hash:
-                folders[run.tokenizer_hash] = run.folder
-    if len(folders) > 1:
-        first, second, *_ = folders
+    runs = tokenizers_of([run for group in groups for run in group.counted])
+    if len(runs) > 1:
+        first, second, *_ = runs
         raise UserError(
-            f"{folders[first]} and {folders[second]} were trained with different tokenizers "
+            f"{runs[first].folder} and {runs[second].folder} were trained with different tokenizers "
             f"({first[:12]}, {second[:12]}), whose losses per token cannot be compared: give only "
             "runs that share a tokenizer"
         )
@@ -65,6 +82,8 @@ def notes_on(
     baseline = next(iter(speedups))
     counted = [group for group in groups if group.counted]
     notes: list[str] = []
+    if baseline.measure is BITS_PER_BYTE:
+        notes.append(ACROSS_TOKENIZERS)
     for group in groups:
         notes += _notes_on_states(group)
     for run in runs:
@@ -107,7 +126,7 @@ def _state(run: Run, group: Group) -> str:
 
 def _notes_within(group: Group) -> Iterator[str]:
     """Differences between the runs of a group."""
-    split = split_by_gap([run.final_loss for run in group.counted])
+    split = split_by_gap([group.measure.final_loss_of(run) for run in group.counted])
     if split:
         low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in split)
         consequence = "the mean lies between them and says nothing"
@@ -161,14 +180,16 @@ def _notes_against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[
     """Differences from the baseline in seeds, in the task, in tokens and parameters."""
     yield from _note_on_pairs(group, baseline, speedup)
     yield from _notes_on_task(group, baseline)
+    if has_other_tokenizer(group, baseline):
+        yield from notes_across_tokenizers(group, baseline)
     if group.architecture != baseline.architecture:
         yield from _note_on_tuning(group, baseline)
     run = group.counted[0]
     baseline_run = baseline.counted[0]
-    tokens = float(run.curve.tokens[-1])
-    baseline_tokens = float(baseline_run.curve.tokens[-1])
-    if not group.unfinished and _is_apart([tokens, baseline_tokens], TOKENS_APART):
-        counts = f"{tokens:,.0f} training tokens, the baseline {baseline_tokens:,.0f}"
+    length = float(group.measure.curve_of(run).tokens[-1])
+    baseline_length = float(group.measure.curve_of(baseline_run).tokens[-1])
+    if not group.unfinished and _is_apart([length, baseline_length], TOKENS_APART):
+        counts = f"{length:,.0f} {group.measure.length}, the baseline {baseline_length:,.0f}"
         consequence = "a schedule of another length changes every point of a curve"
         yield f"{group.label}: {counts}; {consequence}."
     parameters = [run.parameters or 0, baseline_run.parameters or 0]
@@ -195,7 +216,10 @@ def _notes_on_task(group: Group, baseline: Group) -> Iterator[str]:
     """Settings of the task that differ: they should be the same for a fair comparison."""
     settings = _task(group)
     baseline_settings = _task(baseline)
+    is_across_tokenizers = has_other_tokenizer(group, baseline)
     for key, name in short_names(differing([settings, baseline_settings])).items():
+        if is_across_tokenizers and schema_key(key) in FOLLOWS_TOKENIZER:
+            continue
         if key in (CONTENT, TOKENIZER):
             kind = "other data"
         elif setting_of(key).role is VALIDATION:
@@ -281,16 +305,27 @@ def obstacle_to_comparison(group: Group, baseline: Group) -> str:
     """
     if _is_measured_apart(group, baseline):
         return "validated differently"
+    if has_other_tokenizer(group, baseline):
+        obstacle = obstacle_across_tokenizers(group, baseline)
+        if obstacle:
+            return obstacle
     return "baseline unfinished" if baseline.unfinished else ""
 
 
 def _is_measured_apart(group: Group, baseline: Group) -> bool:
-    """Whether the losses of two groups are on different texts or different tokens."""
+    """Whether the losses of two groups are on different texts or different tokens.
+
+    The tokens of two tokenizers always differ, and their text is compared elsewhere.
+    """
     settings = _task(group)
     baseline_settings = _task(baseline)
     keys = differing([settings, baseline_settings])
+    if any(changes_measure(key) for key in keys):
+        return True
+    if has_other_tokenizer(group, baseline):
+        return False
     has_contents = CONTENT in settings and CONTENT in baseline_settings
-    return any(changes_measure(key) for key in keys) or (CONTENT in keys and has_contents)
+    return CONTENT in keys and has_contents
 
 
 def _task(group: Group) -> dict[str, Any]:

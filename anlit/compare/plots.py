@@ -60,7 +60,8 @@ class Panel:
     Args:
         title: Its title.
         x_label: The label of the x axis.
-        per_token: Label of the configuration → length of a token on the x axis, in the axis' unit.
+        per_token: Label of the configuration → length of a token (across tokenizers: of a byte of
+            text) on the x axis, in the axis' unit.
             Configurations that are not in it are not drawn.
     """
 
@@ -76,8 +77,8 @@ def panels_of(comparison: Comparison) -> Iterator[Panel]:
     all configurations in turns. It is not the time that the runs took, on whatever machines.
     """
     per_token = dict.fromkeys((result.label for result in comparison.results), 1.0)
-    title = "by training tokens"
-    yield _in_units(comparison, Panel(title, "training tokens", per_token), TOKENS)
+    length = comparison.measure.length
+    yield _in_units(comparison, Panel(f"by {length}", length, per_token), TOKENS)
     if comparison.steps:
         title = "by time, at the speed of steps in turns"
         panel = Panel(title, "training time", _seconds_per_token(comparison))
@@ -85,10 +86,12 @@ def panels_of(comparison: Comparison) -> Iterator[Panel]:
 
 
 def _seconds_per_token(comparison: Comparison) -> dict[str, float]:
-    """Seconds per token of each configuration that was timed."""
+    """Seconds per token or byte of each configuration that was timed."""
     baseline = comparison.baseline
+    units_per_token = comparison.measure.units_per_token(baseline.group.counted[0])
     rounds = seconds_per_token(comparison.steps).get(baseline.group.key, [np.nan])
-    seconds = float(np.median(rounds))  # rounds: seconds per token in each round of the timing
+    # rounds: seconds per token in each round of the timing
+    seconds = float(np.median(rounds)) / units_per_token
     times = {baseline.label: seconds}
     for result in comparison.results[1:]:
         if result.time is not None:
@@ -120,7 +123,7 @@ def plot_convergence(comparison: Comparison) -> None:
         for ax, panel in zip(grid[0], panels, strict=True):
             _draw_panel(ax, panel, comparison, styles)
         first_ax = grid[0][0]
-        first_ax.set(ylim=_limits(results), ylabel="validation loss (nats per token)")
+        first_ax.set(ylim=_limits(results), ylabel=f"validation loss ({comparison.measure.loss})")
         handles, labels = first_ax.get_legend_handles_labels()
         letters = int(TEXT_WIDTH / LETTER_WIDTH) - MARGIN_LETTERS
         labels = [textwrap.fill(label, letters) for label in labels]
@@ -200,7 +203,7 @@ def _legend(result: Result, is_baseline: bool) -> str:
         n = len(result.group.counted)
         text += " (1 seed)" if n == 1 else f" ({n} seeds)"
     if not is_baseline:
-        text += f", speed-up in tokens {result.speedup.words}"
+        text += f", speed-up in {result.group.measure.short_length} {result.speedup.words}"
     return f"{text}, unfinished" if result.group.unfinished else text
 
 

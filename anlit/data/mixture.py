@@ -10,6 +10,7 @@ from typing import Any
 from anlit.data.module import TokenShards
 from anlit.data.storage.manifest import CHANGES, n_changed_documents, read_manifest
 from anlit.data.storage.shards import TokenArray, read_token_arrays
+from anlit.data.storage.text_hash import TEXT_HASH, add_text_hashes
 from anlit.errors import UserError
 
 COUNT_KEYS = ("documents", "bytes", "tokens")
@@ -61,6 +62,9 @@ class Mixture(TokenShards):
             mixture[split] = _add_counts(counts, (*COUNT_KEYS, "chunks"))
             n_changed = sum(n_changed_documents(manifest, split) for manifest in manifests.values())
             mixture[split][CHANGES] = {"changed": n_changed}
+            text_hash = add_text_hashes(count.get(TEXT_HASH) for count in counts)
+            if text_hash is not None:
+                mixture[split][TEXT_HASH] = text_hash
         return mixture
 
     def _check_shared_keys(self, manifests: dict[str, dict[str, Any]]) -> None:

@@ -42,6 +42,8 @@ LAUNCH_SCHEMA = {
     "hardware": {"devices": [str], "cpu": str, "cores": int, "threads": int},
 }
 """The content of a launch in run.json, see `anlit.io.read`."""
+SPLIT_SCHEMA = {"documents": int, "bytes": int, "tokens": int, "text_sha256": str}
+"""The size of a split of the data, and a hash of its text."""
 RECORD_SCHEMA = LAUNCH_SCHEMA | {
     "name": str,
     "tags": [str],
@@ -52,7 +54,12 @@ RECORD_SCHEMA = LAUNCH_SCHEMA | {
     "parameters": int,
     "attention": object,
     "launches": [LAUNCH_SCHEMA],
-    "data": {"content_sha256": str, "tokenizer_sha256": str},
+    "data": {
+        "content_sha256": str,
+        "tokenizer_sha256": str,
+        "train": SPLIT_SCHEMA,
+        "val": SPLIT_SCHEMA,
+    },
 }
 """The content of run.json. Results of earlier commits have the keys of a single launch beside the
 others."""
@@ -145,6 +152,10 @@ class Run:
     def tokenizer_hash(self) -> str | None:
         """SHA-256 of the tokenizer; None if it was not recorded."""
         return mapping(self.record.get("data")).get("tokenizer_sha256") or None
+
+    def split_counts(self, split: str) -> dict[str, Any]:
+        """The size of a split of the data in documents, bytes and tokens, and its text's hash."""
+        return mapping(mapping(self.record.get("data")).get(split))
 
     @property
     def launches(self) -> list[dict[str, Any]]:

@@ -15,17 +15,22 @@ from anlit.errors import UserError
 from anlit.runs.callbacks import callbacks_in_words
 from anlit.runs.folders import Curve, Run
 from anlit.runs.labels import common_name, unique_labels
+from anlit.runs.measure import NATS_PER_TOKEN, Measure
 
 ATTENTION = "model.init_args.attention"
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs with the same `settings`, which map dotted keys to values."""
+    """Runs with the same `settings`, which map dotted keys to values.
+
+    Losses and curves are in the units of `measure`.
+    """
 
     label: str
     runs: tuple[Run, ...]
     settings: dict[str, Any]
+    measure: Measure = NATS_PER_TOKEN
 
     @property
     def counted(self) -> tuple[Run, ...]:
@@ -63,13 +68,15 @@ class Group:
         return sha256(_as_json(self.settings).encode()).hexdigest()
 
     def final_losses(self) -> list[float | None]:
-        """Last validation loss of each counted run, nats per token, and None for each lost run."""
-        losses: list[float | None] = [run.final_loss for run in self.counted]
+        """Last validation loss of each counted run, and None for each lost run."""
+        losses: list[float | None] = [self.measure.final_loss_of(run) for run in self.counted]
         return losses + [None] * len(self.lost)
 
     def loss_by_seed(self) -> dict[Any, float | None]:
         """Final loss by the seeds of model and data order; None for a lost run."""
-        losses: dict[Any, float | None] = {run.seeds: run.final_loss for run in self.counted}
+        losses: dict[Any, float | None] = {}
+        for run in self.counted:
+            losses[run.seeds] = self.measure.final_loss_of(run)
         return losses | dict.fromkeys((run.seeds for run in self.lost), None)
 
     def seeded_curves(self) -> list[tuple[Any, Curve | None]]:
@@ -79,14 +86,14 @@ class Group:
         """
         curves: list[tuple[Any, Curve | None]] = []
         for run in self.counted:
-            curves.append((run.seeds, run.curve.finite()))
+            curves.append((run.seeds, self.measure.curve_of(run).finite()))
         for run in self.lost:
             curves.append((run.seeds, None))
         return curves
 
     def mean(self) -> tuple[Curve, NDArray[np.float64]]:
         """`mean_curve` of the counted runs."""
-        return mean_curve([run.curve.finite() for run in self.counted])
+        return mean_curve([self.measure.curve_of(run).finite() for run in self.counted])
 
 
 def _without_copies(runs: Iterable[Run]) -> list[Run]:

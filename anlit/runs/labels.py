@@ -12,6 +12,8 @@ MOST_SETTINGS = 4
 """Settings in a label; where more are needed, the run's folder takes their place."""
 LONGEST = 40
 """Characters of one setting in a label; a longer setting is cut."""
+HASHES = ("data.content", "data.tokenizer")
+"""Settings that are hashes, which a label shows only if no other setting tells groups apart."""
 SEPARATORS = r"._+=\-"
 """Characters between the words of a run's name, as in a regular expression."""
 WORDS = re.compile(rf"[^{SEPARATORS}]+|[{SEPARATORS}]+")
@@ -67,7 +69,7 @@ def _settings_in_words(groups: list[dict[str, Any]]) -> list[list[str]]:
     if len(necessary) > MOST_SETTINGS:
         return [[] for _ in groups]
     differing_keys = differing(groups)
-    further = [key for key in differing_keys if key not in necessary]
+    further = [key for key in differing_keys if key not in (*necessary, *HASHES)]
     room = MOST_SETTINGS - len(necessary)
     keys = _in_order(necessary + further[:room])
     names = short_names(list(dict.fromkeys([*necessary, *differing_keys])))

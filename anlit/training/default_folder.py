@@ -9,6 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
+from lightning.fabric.plugins.environments import (
+    LSFEnvironment,
+    MPIEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.errors import UserError
@@ -19,23 +25,33 @@ from anlit.training.run_folder import holds_run, lock_run_folder, make_run_folde
 
 RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 """Environment variables: how often a cluster or torchrun has started this job again."""
+LAUNCHERS = (
+    TorchElasticEnvironment,
+    SLURMEnvironment,
+    LSFEnvironment,
+    MPIEnvironment,
+)
+"""Environments in which something else starts all processes of a run."""
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK")
+"""Environment variables that number the processes or machines of a run."""
 FIRST_NUMBER = 2
 """The number of the second try."""
 
 
 def default_run_folder(
-    folder: str, ckpt_path: str | None, writes: bool = True
+    folder: str, ckpt_path: str | None, n_nodes: int = 1
 ) -> tuple[str, IO[str] | None]:
-    """Return the folder of a run whose --run_dir is not given, and its lock if it is a new run's.
+    """Return the folder of a run whose --run_dir is not given, and perhaps its lock.
 
     All ranks find the same folder without asking each other: the files that they look for are
-    written when all ranks train. `RunRecord` compares the folders of the ranks nevertheless. The
-    first rank locks the folder, so that of two runs that start together one takes the next number.
+    written when all ranks train. `RunRecord` compares the folders of the ranks nevertheless. A
+    process that starts alone locks the folder of a new run, so that of two runs that start together
+    one takes the next number.
 
     Args:
         folder: The folder of the first try.
         ckpt_path: A checkpoint, last, best or None.
-        writes: Whether the run writes files.
+        n_nodes: The machines that take part.
     """
     if ckpt_path in ("last", "best"):
         if holds_run(Path(numbered(folder, FIRST_NUMBER))):
@@ -45,47 +61,45 @@ def default_run_folder(
         run = _run_of_checkpoint(ckpt_path)
         if run is not None and _is_try_of(run, folder):
             return str(run), None
-    if not writes or _is_started_again():
+    if _is_started_again():
         return folder, None
-    return _free_folder(folder)
+    return _free_folder(folder, n_nodes == 1 and _starts_alone())
 
 
 def numbered(folder: str, number: int) -> str:
     return folder if number < FIRST_NUMBER else f"{folder}-{number}"
 
 
-def _free_folder(folder: str) -> tuple[str, IO[str] | None]:
-    """Return the first of the numbered folders that holds no run, and its lock on the first rank.
+def _free_folder(folder: str, locks: bool) -> tuple[str, IO[str] | None]:
+    """Return the first of the numbered folders that holds no run, and its lock if it `locks`.
 
-    A folder in which another process is about to train is not free.
+    Then a folder in which another process is about to train is not free.
     """
-    is_first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-    obstacles = []
     for number in count(1):
         candidate = numbered(folder, number)
         if holds_run(Path(candidate)):
-            obstacles.append(f"holds a run ({_status_of(candidate)})")
             continue
         lock = None
-        if is_first_rank:
+        if locks:
             make_run_folder(candidate)
             try:
                 lock = lock_run_folder(candidate)
-            except UserError:
-                obstacles.append("is another process's")
+            except UserError:  # the other process has written no file yet
                 continue
         if number >= FIRST_NUMBER:
-            rank_zero_only(echo)(
-                f"{folder} {obstacles[0]}: this run takes {candidate}. To continue one, repeat the "
-                f"command with --ckpt_path last and --run_dir {folder} or --run_dir {candidate}"
-            )
+            _say_what_is_taken(candidate, folder)
         return candidate, lock
     raise AssertionError("the numbers have no end")
 
 
-def _status_of(folder: str) -> str:
+@rank_zero_only
+def _say_what_is_taken(taken: str, folder: str) -> None:
     record = read_json(Path(folder) / RECORD, RECORD_SCHEMA, missing={})
-    return str(record.get("status") or "without a record")
+    echo(
+        f"{folder} holds a run ({record.get('status') or 'not yet recorded'}), so this run takes "
+        f"{taken}: continue it with --run_dir {taken} --ckpt_path last, the other with "
+        "--ckpt_path last alone"
+    )
 
 
 def _run_of_checkpoint(ckpt_path: str) -> Path | None:
@@ -108,6 +122,12 @@ def _say_which_is_continued(folder: str, ckpt_path: str) -> None:
     rank_zero_only(echo)(
         f"ckpt_path={ckpt_path} is of {folder}: for {second} give --run_dir {second} too"
     )
+
+
+def _starts_alone() -> bool:
+    """Whether no other process of this run starts now. Lightning may start some later."""
+    is_launched = any(launcher.detect() for launcher in LAUNCHERS)
+    return not is_launched and not any(name in os.environ for name in RANKS)
 
 
 def _is_started_again() -> bool:

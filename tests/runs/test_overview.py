@@ -32,7 +32,8 @@ def test_a_run_is_told_by_its_last_numbers(make_run, capsys) -> None:
     age = overview.pop("age")
     assert age > 1e9
     assert overview == {
-        "name": "a", "folder": "a", "tags": [], "state": "interrupted", "step": 20, "steps": 1000, "tokens": 20480.0, "train_loss": 4.5,
+        "name": "a", "folder": "a", "tags": [], "state": "interrupted", "step": 20, "steps": 1000,
+        "tokens": 20480.0, "train_loss": 4.5,
         "val_loss": 5.25, "rate": 0.0005, "tokens_per_second": 2100.0, "changes": [],
     }  # fmt: skip
 
@@ -92,6 +93,67 @@ def test_the_table_fits_its_terminal(make_run, capsys, monkeypatch, width, colum
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= width
     assert columns <= set(printed.split())
+
+
+NAMED = {"name": "wide", "tags": ["baseline", "english"]}
+
+
+def test_a_run_has_its_name_and_tags_or_else_its_folder(make_run, capsys) -> None:
+    make_run("a")
+    run = make_run("b/c", record=NAMED)
+
+    unnamed, named = overviews(run.parent.parent, capsys, "--sort", "folder")
+
+    assert (unnamed["name"], unnamed["folder"], unnamed["tags"]) == ("a", "a", [])
+    assert (named["name"], named["folder"]) == ("wide", "b/c")
+    assert named["tags"] == ["baseline", "english"]
+    assert named["changes"] == [], "a name is no setting"
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--tag=english"], ["wide", "wide-2"]),
+        (["--tag=english", "--tag=baseline"], ["wide"]),
+        (["--tag=english,baseline"], ["wide"]),
+    ],
+)
+def test_runs_are_filtered_by_all_given_tags(make_run, capsys, options, names) -> None:
+    make_run("a")
+    make_run("b", record={"name": "wide-2", "tags": ["english"]})
+    run = make_run("c", record=NAMED)
+
+    found = overviews(run.parent, capsys, "--sort=name", *options)
+
+    assert [overview["name"] for overview in found] == names
+
+
+def test_a_tag_that_no_run_has_is_one_sentence(make_run, refusal) -> None:
+    run = make_run("a", record=NAMED)
+
+    error = refusal("runs", run.parent, "--tag", "german")
+
+    assert "--tag german: none of 1 runs is tagged so: their tags are baseline, english" in error
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_names_and_tags_are_in_the_table_at_any_width(
+    make_run, capsys, monkeypatch, width: int
+) -> None:
+    """Of two runs of a name the folders are shown."""
+    log(make_run("first", record=NAMED), "999,10240,5.5,0.001,2000,5.25")
+    log(make_run("second", record={"name": "other"}, seed=2), "999,10240,5.5,0.001,2000,5.25")
+    log(make_run("again", record={"name": "other"}), "999,10240,5.5,0.001,2000,5.25")
+    monkeypatch.setattr("anlit.commands.runs.console", lambda: console_of(width))
+
+    main(["runs", str(make_run("z").parent)])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    first_words = [line.split()[0] for line in lines if "finished" in line]
+    assert sorted(first_words) == ["again", "second", "wide", "z"]
+    assert any("baseline" in line for line in lines)
+    assert any("first" in line for line in lines) is (width == 140)
 
 
 def console_of(width: int):

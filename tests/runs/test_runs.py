@@ -194,6 +194,47 @@ def test_settings_separate_runs_and_labels_tell_how(
     assert names == [f"GPT+, plain, {label}", f"GPT+, plain, {other_label}"]
 
 
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        (["wide", "wide"], "wide"),
+        (["gpt-1", "gpt-2"], "gpt"),
+        (["gpt-wide", "gpt-wide-2"], "gpt-wide"),
+        (["gpt-1", "gpt-10"], "gpt"),
+        (["a_b.c", "a_b.d"], "a_b"),
+        (["gpt1", "gpt2"], "GPT+, plain"),
+        (["s1-gpt", "s2-gpt"], "GPT+, plain"),
+        (["wide", None], "GPT+, plain"),
+    ],
+)
+def test_a_label_is_the_name_that_all_seeds_share(
+    make_run: MakeRun, names: list[str | None], label: str
+) -> None:
+    folders = []
+    for seed, name in enumerate(names, 1):
+        folders.append(make_run(f"run{seed}", seed=seed, record={"name": name}))
+
+    assert labels(*folders) == [label]
+
+
+def test_a_name_separates_no_runs_and_two_configurations_of_a_name_are_told_apart(
+    make_run: MakeRun,
+) -> None:
+    slow = make_run("a", record={"name": "wide"})
+    fast = make_run("b", record={"name": "wide"}, settings={LR: 0.005})
+    unnamed = make_run("c", model=ANGPT)
+
+    assert labels(slow, fast, unnamed) == ["wide, lr=0.001", "wide, lr=0.005", "anGPT, plain"]
+
+
+def test_the_options_name_and_tags_are_no_settings(make_run: MakeRun) -> None:
+    settings = {"name": "wide", "tags": ["a"]}
+
+    (group,) = group_runs(map(load_run, [make_run("a"), make_run("b", seed=2, settings=settings)]))
+
+    assert not {"name", "tags"} & set(group.settings)
+
+
 def test_data_separate_runs_and_labels_tell_how(make_run: MakeRun) -> None:
     other_data = {"content_sha256": "c1", "tokenizer_sha256": "t0"}
 

@@ -196,3 +196,35 @@ def test_the_estimate_takes_a_budget_of_tokens(folder: Path, budget: dict, n_tok
     cost = estimate_cost(study.tuning_runs()[0])
 
     assert cost.tokens == (n_tokens or 20 * cost.parameters)
+
+
+def test_a_name_and_tags_change_no_hash(folder: Path) -> None:
+    before = [run.hash for run in read_study(write_study(folder), None).tuning_runs()]
+    common = Path("common.yaml").read_text()
+    Path("common.yaml").write_text(f"{common}\nname: wide\ntags: [a]\n")
+    shared = {"configs": ["common.yaml"], "settings": {"tags": ["baseline"]}}
+
+    runs = read_study(write_study(folder, shared=shared), None).tuning_runs()
+
+    assert [run.hash for run in runs] == before
+    assert '--tags=["baseline"]' in runs[0].options(Path("runs"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shared": {"settings": {"name": "wide"}}},
+        {
+            "arms": {"gpt": {"configs": ["gpt.yaml"], "vary": {"name": ["a", "b"]}}},
+            "baseline": None,
+        },
+        {"seeds": [{"seed_everything": 1, "name": "a"}]},
+    ],
+)
+def test_a_name_among_the_settings_of_a_study_is_refused(folder: Path, changes: dict) -> None:
+    message = (
+        "study.yaml sets name, and a study names its runs by arm, point and seed: leave it out"
+    )
+
+    with pytest.raises(UserError, match=message):
+        read_study(write_study(folder, **changes), None)

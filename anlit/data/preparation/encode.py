@@ -35,6 +35,7 @@ from anlit.data.preparation.tasks import (
 from anlit.data.round_trip import ChangeKind, RoundTrip, TextChange
 from anlit.data.storage.manifest import TASKS, TOKENIZER, VAL
 from anlit.data.storage.shards import CHUNK_HEADER_BYTES
+from anlit.data.storage.text_hash import TEXT_HASH, as_hex, hash_text
 from anlit.errors import UserError
 from anlit.io.write import replacing, write_json
 
@@ -64,6 +65,7 @@ class _ChunkWriter:
         self.job = job
         self.task = task
         self.streams: dict[str, dict[str, Any]] = defaultdict(_empty_stream)
+        self._text_sums: dict[str, int] = defaultdict(int)
         self._unwritten: dict[str, bytearray] = defaultdict(bytearray)
 
     def add(
@@ -73,9 +75,15 @@ class _ChunkWriter:
         n_bytes: int,
         n_documents: int = 1,
         change: TextChange | None = None,
+        text: str | None = None,
     ) -> None:
-        """Add documents of `n_bytes` of text; `change` is how their tokens change the text."""
+        """Add documents of `n_bytes` of text.
+
+        `change` is how their tokens change the text. `text` is that of a single document.
+        """
         counts = self.streams[stream]
+        if text is not None:
+            self._text_sums[stream] += hash_text(text)
         if change is not None:
             changes = counts["changes"]
             changes[change.kind] = changes.get(change.kind, 0) + n_documents
@@ -94,6 +102,8 @@ class _ChunkWriter:
         for stream, unwritten in self._unwritten.items():
             if unwritten:
                 self._write(stream, bytes(unwritten))
+        for stream, total in self._text_sums.items():
+            self.streams[stream][TEXT_HASH] = as_hex(total)
         return {name: counts for name, counts in self.streams.items() if counts["chunks"]}
 
     def _write(self, stream: str, tokens: bytes) -> None:
@@ -211,7 +221,8 @@ class _TextEncoder:
         if problem is not None:
             self._skip(path, record, problem, detail)
             return
-        self.writer.add(self._stream_of(record), tokens, record.size, change=change)
+        stream = self._stream_of(record)
+        self.writer.add(stream, tokens, record.size, change=change, text=record.text)
         self.counts.update(documents=1, bytes=record.size, tokens=len(tokens))
         if change is not None and change.kind not in self.first_change:
             self.first_change[change.kind] = f"{record.location}: {change.first_difference}"

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from anlit.data.storage.manifest import (
     damage_error,
 )
 from anlit.data.storage.shards import INDEX, Chunk, chunk_bytes, content_sha256
+from anlit.data.storage.text_hash import TEXT_HASH, add_text_hashes
 from anlit.errors import UserError
 from anlit.io.provenance import versions
 from anlit.io.write import TEMPORARY, write_json
@@ -33,7 +35,7 @@ LITDATA_NUMPY_NUMBER = {"uint16": 5, "int32": 2}
 RECORD_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a record raises if no task wrote it."""
 Streams = dict[str, dict[str, Any]]
-"""Stream → documents, bytes, tokens, changes, and its list of `Chunk`s."""
+"""Stream → documents, bytes, tokens, changes, its `Chunk`s, and a hash of the text of each task."""
 
 
 def publish(
@@ -121,7 +123,8 @@ def join_streams(records: Mapping[int, dict[str, Any]], dtype: np.dtype) -> Stre
             if checked_path(name, "A record", max_depth=2).split("/")[0] not in SPLITS:
                 raise ValueError(name)
             empty = {**dict.fromkeys(COUNT_KEYS, 0), "chunks": [], "changes": Counter()}
-            total = streams.setdefault(name, empty)
+            total = streams.setdefault(name, {**empty, "text_hashes": []})
+            total["text_hashes"].append(stream.get(TEXT_HASH))
             for key in COUNT_KEYS:
                 total[key] += stream[key]
             total["changes"].update(stream["changes"])
@@ -175,7 +178,7 @@ def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return documents, bytes, tokens, chunks and changes of some streams.
 
     `bytes` is None for files of tokens: their text is unknown. `changes` is absent if all texts come
-    back from their tokens.
+    back from their tokens, and the hash of the text if it is unknown.
     """
     streams = list(streams)
     total: dict[str, Any] = {}
@@ -183,6 +186,9 @@ def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
         total[key] = sum(stream[key] for stream in streams)
     total["bytes"] = total["bytes"] or None
     total["chunks"] = sum(len(stream["chunks"]) for stream in streams)
+    text_hash = add_text_hashes(chain.from_iterable(stream["text_hashes"] for stream in streams))
+    if text_hash is not None:
+        total[TEXT_HASH] = text_hash
     changes = Counter[str]()
     for stream in streams:
         changes.update(stream["changes"])

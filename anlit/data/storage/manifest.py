@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anlit.data.storage.remote import SMALL_FILE_BYTES, download_bytes, is_remote
+from anlit.data.storage.text_hash import TEXT_HASH
 from anlit.errors import UserError
 from anlit.io.read import check_content
 
@@ -140,10 +141,13 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     for split in manifest["splits"]:
         check_content(manifest, {split: COUNTS_SCHEMA}, complete=True)
         # "bytes" is null where tokens came without text.
-        check_content(manifest[split], {"bytes": int, "subsets": {}, CHANGES: {str: int}})
-        for name, counts in (manifest[split].get("subsets") or {}).items():
+        counts = manifest[split]
+        check_content(counts, {"bytes": int, "subsets": {}, CHANGES: {str: int}, TEXT_HASH: str})
+        if not re.fullmatch("[0-9a-f]{64}|None", str(counts.get(TEXT_HASH))):
+            raise ValueError(f"{split}.{TEXT_HASH} is {counts[TEXT_HASH]!r:.80}")
+        for name, subset_counts in (counts.get("subsets") or {}).items():
             subset = checked_path(name, split, max_depth=1)
-            check_content(counts, COUNTS_SCHEMA, subset, complete=True)
+            check_content(subset_counts, COUNTS_SCHEMA, subset, complete=True)
 
 
 def n_changed_documents(manifest: dict[str, Any], split: str) -> int:

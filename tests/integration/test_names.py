@@ -1,0 +1,222 @@
+"""`anlit fit --name --tags`: the default folder, its further tries, and where the name is shown."""
+
+import importlib.machinery
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import CSVLogger
+
+from anlit.cli import main
+from anlit.errors import UserError
+from anlit.training.callbacks.run_record import RunRecord
+from anlit.training.run_folder import lock_run_folder
+from tests.integration.conftest import (
+    Train,
+    fit_arguments,
+    last_checkpoint,
+    signal_at,
+    stop_and_continue,
+)
+from tests.integration.ranks import DDP, FSDP, run_ranks
+
+
+def named(shards: Path, *extra: str, steps: int = 3) -> list[str]:
+    """The command line of a tiny run without --run_dir, named `wide`."""
+    arguments = fit_arguments(shards, Path("unused"), f"--trainer.max_steps={steps}", "--name=wide")
+    return [argument for argument in arguments if "--run_dir" not in argument] + [*extra]
+
+
+def record_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "run.json").read_text())
+
+
+def contents(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def first_try(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`runs/wide` in the working directory, trained with two tags."""
+    monkeypatch.chdir(tmp_path)
+    assert main(named(shards, "--tags=baseline,english")) == 0
+    return Path("runs/wide")
+
+
+def test_a_second_try_takes_the_next_folder_and_says_so(
+    shards: Path, first_try: Path, capfd
+) -> None:
+    before = contents(first_try)
+    capfd.readouterr()
+
+    assert main(named(shards)) == 0
+
+    assert contents(first_try) == before
+    assert record_of(first_try)["name"] == record_of(Path("runs/wide-2"))["name"] == "wide"
+    assert record_of(first_try)["tags"] == ["baseline", "english"]
+    assert yaml.safe_load(Path("runs/wide-2/config.yaml").read_text())["run_dir"] == "runs/wide-2"
+    line, _ = capfd.readouterr().out.split("\n", 1)
+    assert line == (
+        "runs/wide holds a run (finished), so this run takes runs/wide-2: continue it with "
+        "--run_dir runs/wide-2 --ckpt_path last, the other with --ckpt_path last alone"
+    )
+
+
+def test_last_is_of_the_first_try_and_a_checkpoint_of_its_own(
+    shards: Path, first_try: Path, capfd
+) -> None:
+    """A continued run keeps its name and its tags, also if the command does not repeat them."""
+    assert main(named(shards)) == 0
+    capfd.readouterr()
+
+    assert main(named(shards, "--ckpt_path=last", steps=4)) == 0
+    line, _ = capfd.readouterr().out.split("\n", 1)
+    assert line == "ckpt_path=last is of runs/wide: for runs/wide-2 give --run_dir runs/wide-2 too"
+    second = "runs/wide-2/checkpoints/last.ckpt"
+    assert main(named(shards, f"--ckpt_path={second}", steps=5)) == 0
+    arguments = [argument for argument in named(shards, steps=6) if "--name" not in argument]
+    assert main([*arguments, "--run_dir=runs/wide", "--ckpt_path=last"]) == 0
+
+    assert last_checkpoint(Path("runs/wide"))["global_step"] == 6
+    assert last_checkpoint(Path("runs/wide-2"))["global_step"] == 5
+    assert record_of(first_try)["name"] == "wide"
+    assert record_of(first_try)["tags"] == ["baseline", "english"]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["wide", "wide-2"]
+
+
+def test_a_folder_in_which_another_process_starts_is_not_taken(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process holds the lock of `runs/wide`, and has written nothing else there."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs/wide").mkdir(parents=True)
+    with lock_run_folder("runs/wide"):
+        assert run_ranks(named(shards), 1) == [0]
+    assert not Path("runs/wide/run.json").exists()
+    assert record_of(Path("runs/wide-2"))["status"] == "finished"
+
+
+@pytest.mark.parametrize("count", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"])
+def test_a_job_that_is_started_again_takes_no_other_folder(
+    shards: Path, first_try: Path, monkeypatch: pytest.MonkeyPatch, refusal, count: str
+) -> None:
+    monkeypatch.setenv(count, "1")
+    before = contents(first_try)
+
+    error = refusal(*named(shards))
+    assert "run_dir=runs/wide already holds a run: continue it with --ckpt_path last" in error
+    assert contents(first_try) == before
+    assert main(named(shards, "--ckpt_path=last", steps=4)) == 0
+
+    assert os.listdir("runs") == ["wide"]
+    assert last_checkpoint(first_try)["global_step"] == 4
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(DDP, id="ddp"), pytest.param(FSDP, id="fsdp", marks=pytest.mark.slow)]
+)
+def test_all_ranks_take_the_same_next_folder(
+    shards: Path, first_try: Path, strategy: list[str]
+) -> None:
+    assert run_ranks(named(shards, *strategy), 2) == [0, 0]
+
+    assert sorted(os.listdir("runs")) == ["wide", "wide-2"]
+    assert last_checkpoint(Path("runs/wide-2"))["global_step"] == 3
+    assert len(record_of(Path("runs/wide-2"))["launches"][0]["hardware"]["devices"]) == 2
+
+
+def test_ranks_that_find_different_folders_refuse(tmp_path: Path) -> None:
+    """The second rank looked when another run had begun in the first one's folder."""
+    decisions = []
+    strategy = SimpleNamespace(
+        broadcast=lambda _: "runs/wide",
+        reduce_boolean_decision=lambda agrees: decisions.append(agrees) or agrees,
+    )
+    trainer: Any = SimpleNamespace(strategy=strategy)
+    sentence = "another run began in runs/wide-2 while the processes of this one started: start it"
+
+    RunRecord("runs/wide").setup(trainer, LightningModule(), "fit")
+    with pytest.raises(UserError, match=sentence):
+        RunRecord("runs/wide-2").setup(trainer, LightningModule(), "fit")
+
+    assert decisions == [True, False], "all ranks decide together"
+
+
+def test_a_named_run_that_is_killed_goes_on_in_its_folder(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Train
+) -> None:
+    """Name and tags change no bit: the undisturbed run has neither."""
+    whole = trained("--trainer.max_steps=20")
+    monkeypatch.chdir(tmp_path)
+
+    arguments = named(shards, "--tags=[a, b]", steps=20)
+    stop_and_continue(arguments, Path("runs/wide"), whole, signal_at("SIGKILL", 12))
+
+    assert os.listdir("runs") == ["wide"]
+    assert record_of(Path("runs/wide"))["tags"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("--name=a/b", "name='a/b' has '/', and it is also the name of a folder: use letters"),
+        ("--name=my run", "name='my run' has ' ', and it is also the name of a folder"),
+        ("--name=.hidden", "name='.hidden' begins with '.': begin it with a letter or a digit"),
+        ("--name=", "name is empty: give one such as gpt-wide, or leave it out"),
+        (f"--name={'ä' * 65}", "has 130 bytes: give one of at most 128"),
+        ("--tags=a,,b", "tags='a,,b' has an empty tag: give such as baseline,english"),
+        (f"--tags={'x' * 65}", "has a tag of 65 letters: give at most 64"),
+    ],
+)
+def test_a_name_that_no_folder_has_is_refused(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal, option: str, error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert error in refusal(*named(shards, option))
+
+    assert os.listdir(tmp_path) == []
+
+
+class WandbLogger(CSVLogger):
+    """Stands in for Lightning's, with what anlit gives it."""
+
+    made: tuple[Any, ...] = ()
+
+    def __init__(
+        self,
+        name: str | None = None,
+        save_dir: str = ".",
+        id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(save_dir, "wandb")
+        WandbLogger.made = (name, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("options", "made"),
+    [
+        ([], ("wide", {})),
+        (["--tags=a,b"], ("wide", {"tags": ["a", "b"]})),
+        (["--tags=a", "--trainer.logger.name=mine"], ("mine", {"tags": ["a"]})),
+    ],
+)
+def test_wandb_gets_name_and_tags(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], made: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = importlib.machinery.ModuleSpec("wandb", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: found)
+    logger = "--trainer.logger=tests.integration.test_names.WandbLogger"
+
+    assert main(named(shards, logger, *options, steps=1)) == 0
+
+    assert WandbLogger.made == made
+    config = yaml.safe_load(Path("runs/wide/config.yaml").read_text())["trainer"]["logger"]
+    assert config.get("dict_kwargs") is None

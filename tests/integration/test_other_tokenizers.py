@@ -1,0 +1,221 @@
+"""`anlit compare` on runs with two tokenizers: bits per byte of the same text, from raw files on."""
+
+import csv
+import hashlib
+import json
+import math
+import re
+import shutil
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from anlit.cli import main
+from anlit.evaluation.trained_model import load_checkpoint
+from anlit.reporting.table import SafeConsole
+
+CONTEXT = 32
+VOCABULARIES = {"small": 280, "large": 520}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two preparations of one folder of texts, and two runs on each."""
+    root = tmp_path_factory.mktemp("tokenizers")
+    (root / "texts").mkdir()
+    for file in (Path(sysconfig.get_path("stdlib")) / "json").glob("*.py"):
+        shutil.copy(file, root / "texts")
+    for name, vocabulary in VOCABULARIES.items():
+        prepare = ["prepare", "TextFiles", "--source", str(root / "texts"), "--pattern", "*.py"]
+        prepare += ["--output", str(root / name), "--tokenizer", "bpe", "--val_fraction", "0.2"]
+        assert main([*prepare, f"--vocab_size={vocabulary}"]) == 0
+        for seed in (1, 2):
+            assert main(fit_arguments(root, name, seed)) == 0
+    return root
+
+
+def fit_arguments(root: Path, name: str, seed: int, *more: str) -> list[str]:
+    return [
+        "fit",
+        "--model=GPT",
+        f"--model.context_length={CONTEXT}",
+        "--model.document_masking=false",
+        "--model.n_layers=1",
+        "--model.n_heads=2",
+        "--model.d_model=32",
+        "--model.optimizer.lr=0.01",
+        "--data=TokenShards",
+        f"--data.path={root / name}",
+        "--data.batch_size=4",
+        "--data.val_batch_size=64",
+        f"--data.seed={seed}",
+        f"--seed_everything={seed}",
+        "--trainer.accelerator=cpu",
+        "--trainer.max_steps=12",
+        "--trainer.val_check_interval=4",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false",
+        f"--name={name}-{seed}",
+        f"--run_dir={root}/runs/{name}-{seed}",
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def compared(root: Path) -> dict[str, Any]:
+    """The record of the comparison."""
+    arguments = ["--output", str(root / "out"), "--baseline", "small"]
+    assert main(["compare", str(root / "runs"), *arguments]) == 0
+    return json.loads((root / "out" / "convergence.json").read_text())
+
+
+def validations(run: Path) -> list[dict[str, float]]:
+    with (run / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["val/loss"]]
+    return [{name: float(value) for name, value in row.items() if value} for row in rows]
+
+
+def val_tokens(folder: Path) -> np.ndarray:
+    """The tokens of the validation split, after the head of litdata's only chunk."""
+    (chunk,) = (folder / "val").glob("*.bin")
+    return np.frombuffer(chunk.read_bytes()[12:], "<u2").astype(np.int64)
+
+
+def val_documents(folder: Path) -> list[bytes]:
+    """The documents of the validation split, decoded from their tokens."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = json.loads((folder / "manifest.json").read_text())["end_of_document"]
+    documents: list[list[int]] = [[]]
+    for token in val_tokens(folder).tolist():
+        if token == end:
+            documents.append([])
+        else:
+            documents[-1].append(token)
+    return [tokenizer.decode(tokens).encode() for tokens in documents[:-1]]
+
+
+def naive_bits_per_byte(run: Path, folder: Path) -> float:
+    """−Σ log2 p(token) in float64 over blocks of the context, over the bytes of the documents."""
+    model = load_checkpoint(str(run / "checkpoints" / "last.ckpt"), device="cpu").model.double()
+    tokens = torch.from_numpy(val_tokens(folder))
+    bits = 0.0
+    with torch.no_grad():
+        for begin in range(0, len(tokens) - 1, CONTEXT):
+            block = tokens[begin : begin + CONTEXT + 1]
+            probabilities = torch.softmax(model(block[None, :-1])[0].double(), dim=-1)
+            for row, target in zip(probabilities, block[1:].tolist(), strict=True):
+                bits -= math.log2(row[target])
+    # The first token has no prediction: it counts as the mean of the others.
+    bits *= len(tokens) / (len(tokens) - 1)
+    return bits / sum(map(len, val_documents(folder)))
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_the_hash_of_the_text_is_the_sum_of_the_documents_hashes(root: Path, name: str) -> None:
+    manifest = json.loads((root / name / "manifest.json").read_text())
+    documents = val_documents(root / name)
+    sources = {path.read_bytes() for path in (root / "texts").iterdir()}
+    total = 0
+    for document in documents:
+        total += int(hashlib.sha256(document).hexdigest(), 16)
+
+    assert set(documents) < sources
+    assert int(manifest["val"]["text_sha256"], 16) == total % 2**256
+    assert manifest["val"]["text_sha256"] != manifest["train"]["text_sha256"]
+
+
+def test_two_tokenizers_have_other_tokens_of_the_same_text(root: Path) -> None:
+    small, large = (json.loads((root / n / "manifest.json").read_text()) for n in VOCABULARIES)
+
+    for split in ("train", "val"):
+        assert small[split]["tokens"] > 1.2 * large[split]["tokens"]
+        assert small[split]["text_sha256"] == large[split]["text_sha256"]
+    assert small["content_sha256"] != large["content_sha256"]
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_losses_are_bits_per_byte_of_the_documents(
+    root: Path, compared: dict[str, Any], name: str
+) -> None:
+    (group,) = (group for group in compared["groups"] if group["label"] == name)
+    naive = [naive_bits_per_byte(root / "runs" / f"{name}-{seed}", root / name) for seed in (1, 2)]
+
+    assert compared["loss_unit"] == "bits per byte"
+    assert group["final_loss"]["values"] == pytest.approx(naive, rel=1e-5)
+    assert group["bits_per_byte"]["values"] == pytest.approx(naive, rel=1e-5)
+
+
+def test_the_speed_up_is_over_bytes_of_training_text(root: Path, compared: dict[str, Any]) -> None:
+    """Each seed: the text after which the baseline has its own final loss, over the other's."""
+    (large,) = (group for group in compared["groups"] if group["label"] == "large")
+    expected = []
+    for seed in (1, 2):
+        curves = {}
+        for name in VOCABULARIES:
+            counts = json.loads((root / name / "manifest.json").read_text())["train"]
+            points = validations(root / "runs" / f"{name}-{seed}")
+            text = [point["val/tokens"] * counts["bytes"] / counts["tokens"] for point in points]
+            curves[name] = (text, [point["val/bits_per_byte"] for point in points])
+        target = curves["small"][1][-1]
+        texts = [first_text_at(target, *curves[name]) for name in VOCABULARIES]
+        expected.append(texts[0] / texts[1] if texts[1] else None)
+
+    assert large["speedup_text"]["values"] == pytest.approx(expected, rel=1e-4)
+    assert any(expected), "a speed-up is measured"
+    assert "speedup_tokens" not in large
+
+
+def first_text_at(target: float, text: list[float], loss: list[float]) -> float | None:
+    for number, value in enumerate(loss):
+        if value <= target:
+            if number == 0:
+                return text[0]
+            share = (loss[number - 1] - target) / (loss[number - 1] - value)
+            return text[number - 1] + share * (text[number] - text[number - 1])
+    return None
+
+
+def test_the_table_fits_80_columns_and_the_notes_say_what_is_compared(
+    root: Path, compared: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr("anlit.compare.comparison_report.terminal", lambda: SafeConsole(width=80))
+    arguments = ["--output", str(root / "again"), "--baseline", "small"]
+
+    assert main(["compare", str(root / "runs"), *arguments]) == 0
+
+    printed = capsys.readouterr().out
+    table, notes = printed.split("note: ", 1)
+    assert max(map(len, table.splitlines())) <= 80
+    assert {"bits", "text"} <= set(table.split())
+    assert re.search(r"^small \(baseline\)", table, re.MULTILINE)
+    words = " ".join(notes.split())
+    assert "Tokenizers differ: losses are in bits per byte of validation text" in words
+    assert "large: another tokenizer, " in words
+    assert "NOT VERIFIED" not in words
+    assert "other data" not in words
+    report = (root / "again" / "report.md").read_text()
+    assert "bits per byte" in report
+    assert "nats per token;" not in report
+    assert "speed-up" in report
+
+
+def test_a_sample_of_blocks_is_other_text_for_each_tokenizer(root: Path, capsys) -> None:
+    """The losses are shown, without a test or a speed-up."""
+    for name in VOCABULARIES:
+        folder = f"--run_dir={root}/sampled/{name}"
+        assert main([*fit_arguments(root, name, 1), folder, "--data.val_blocks=16"]) == 0
+    arguments = ["--output", str(root / "parts"), "--baseline", "small-1"]
+
+    assert main(["compare", str(root / "sampled"), *arguments]) == 0
+
+    record = json.loads((root / "parts" / "convergence.json").read_text())
+    (large,) = (group for group in record["groups"] if group["label"] == "large-1")
+    assert large["final_loss"]["mean"] is not None
+    assert large["speedup_text"]["values"] == []
+    assert any("validates on 16 blocks (about " in note for note in record["notes"])
+    assert "other parts" in capsys.readouterr().out
