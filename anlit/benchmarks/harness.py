@@ -23,7 +23,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anlit.benchmarks.tables import Row, benchmark_page, benchmark_table, benchmark_warnings
+from anlit.benchmarks.tables import (
+    Row,
+    benchmark_page,
+    benchmark_table,
+    benchmark_warnings,
+    terminal_table,
+)
 from anlit.benchmarks.timing import (
     Results,
     Seconds,
@@ -249,8 +255,10 @@ class Benchmark:
         page = benchmark_page(self.record, tables, paragraphs)
         write_text(self._file.with_name(f"{self._file.name}.md"), page)
         screen = console()
-        for table_or_note in (*tables, *paragraphs):
-            screen.print(table_or_note)
+        for table in tables:
+            screen.print(terminal_table(table, screen.width))
+        for paragraph in paragraphs:
+            screen.print(paragraph)
         screen.print(f"Written to {self._file}.json and .md.", soft_wrap=True)
 
 

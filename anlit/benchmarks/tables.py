@@ -14,6 +14,10 @@ and `flops` its operations by kind.
 """
 UNSTEADY = "*"
 """Marks a time with quartiles far apart (over 5 % of the median)."""
+WIDE = 110
+"""Characters from which on all columns have room."""
+LEFT_OUT_IF_NARROW = ("quartiles", "MFU", "MHz, W", "error")
+"""Columns that the page and the record have all the same."""
 PEAKS = {
     "of measured peak": "peak_flops_per_second",
     "MFU": "data_sheet_flops_per_second",
@@ -51,6 +55,19 @@ def benchmark_table(
             cells_of_rows.append(cells)
     heads = list(cells_of_rows[0]) if cells_of_rows else [""]
     return Table(group["title"], heads, [list(cells.values()) for cells in cells_of_rows])
+
+
+def terminal_table(table: Table, width: int) -> Table:
+    """Return a table for a terminal of so many characters.
+
+    Intervals are below their values. A narrow terminal lacks `LEFT_OUT_IF_NARROW`.
+    """
+    left_out = LEFT_OUT_IF_NARROW if width < WIDE else ()
+    shown = [number for number, head in enumerate(table.head) if head not in left_out]
+    rows = []
+    for row in table.rows:
+        rows.append([row[number].replace(" (", "\n(") for number in shown])
+    return Table(table.title, [table.head[number] for number in shown], rows)
 
 
 def _cells(row: Row, base: str, peaks: Mapping[str, float]) -> dict[str, str]:

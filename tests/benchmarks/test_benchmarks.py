@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shlex
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 from anlit.benchmarks import attention, loss, step
 from anlit.benchmarks.harness import put_ratios
 from anlit.benchmarks.options import Size
+from anlit.benchmarks.tables import terminal_table
 from anlit.benchmarks.timing import summarize_times
 from anlit.benchmarks.training_step import MODELS, Step, our_step, peer_step, random_batch
 from anlit.commands.benchmark import main
@@ -25,6 +27,7 @@ from anlit.errors import UserError
 from anlit.nn.kernels import eager
 from anlit.nn.models.flops import flops_per_token
 from anlit.nn.models.runtime import Runtime
+from anlit.reporting.table import SafeConsole, Table
 from anlit.training.optim.schedule import Cosine
 from tests.nn.models.tiny import fit
 
@@ -61,7 +64,10 @@ def run(folder: Path, command: str) -> tuple[Record, list[RowsByLabel]]:
 out_of_memory = mock.Mock(side_effect=RuntimeError("out of memory"))
 
 
-def test_attention_measures_and_writes_every_kernel(tmp_path: Path) -> None:
+def test_attention_measures_and_writes_every_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("anlit.benchmarks.harness.console", lambda: SafeConsole(width=80))
     record, (dense, packed) = run(tmp_path, "attention")
 
     kernels = attention.PRESETS["cpu"]["entrants"].split()
@@ -80,6 +86,32 @@ def test_attention_measures_and_writes_every_kernel(tmp_path: Path) -> None:
     lines = (tmp_path / "attention.md").read_text().splitlines()
     line = next(line for line in lines if "| plain, sdpa |" in line)
     assert f"| {share:.1%} | 1.000 (fewer than 6 rounds) |" in line
+
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed[:-1])) <= 80, "the last line is the file's path"
+    assert any(re.match(rf"plain, sdpa .* {share:.1%} +1.000 ", line) for line in printed)
+
+
+def test_a_gpus_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = {
+        "": "scale-invariant-learned, triton",
+        "forward, ms": "12.7*",
+        "both, ms": "27.7*",
+        "quartiles": "27.1 – 29.1",
+        "of measured peak": "45.7%",
+        "MFU": "35.1%",
+        "÷ first (95 %)": "1.882 (1.440 – 2.078)",
+        "MB": "12345",
+        "MHz, W": "1980, 699",
+        "error": "2e-07",
+    }
+    table = Table("D 64, T 2048", list(cells), [list(cells.values())] * 2)
+
+    SafeConsole(width=80).print(terminal_table(table, 80))
+
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(bool(re.match(r"scale-.* 12\.7\* +27\.7\* ", line)) for line in lines) == 2
 
 
 def test_a_kernel_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed(
