@@ -110,6 +110,7 @@ def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
     names = {"manifest.json", "tokenizer.json", "tasks/plan.json"}
     names |= {f"tasks/{task:06d}.json" for task in range(manifest["tasks"])}
     counts: dict[str, Counter[str]] = defaultdict(Counter)
+    texts_of_split: dict[str, list[str]] = defaultdict(list)
     for stream, texts in expected.items():
         tokens = encoded(folder / "tokenizer.json", texts)
         assert read_stream(folder, stream).tolist() == tokens, stream
@@ -123,16 +124,33 @@ def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
             "chunks": len(chunks),
         }
         split, _, subset = stream.partition("/")
-        assert not subset or manifest[split]["subsets"][subset] == numbers
+        if subset:
+            described = {**numbers, "text_sha256": text_sha256(texts)}
+            assert manifest[split]["subsets"][subset] == described
+        texts_of_split[""] += texts
+        texts_of_split[split] += texts
         counts[""].update(numbers)
         counts[split].update(numbers)
     assert {*counts} == {"", *manifest["splits"]}
     for split, numbers in counts.items():
         recorded = manifest[split] if split else manifest
         assert numbers.items() <= recorded.items()
+        assert recorded["text_sha256"] == text_sha256(texts_of_split[split])
     for key in COUNT_KEYS:
         assert sum(file[key] for file in read_files(folder).values()) == counts[""][key]
     assert set(hashes(folder)) == names
+
+
+def text_sha256(texts: Iterable[str]) -> str:
+    """Return the sum of the SHA-256 of texts modulo 2²⁵⁶, byte by byte."""
+    digits = [0] * 32
+    for text in texts:
+        carry = 0
+        for place, digit in reversed([*enumerate(sha256(text.encode()).digest())]):
+            total = digits[place] + digit + carry
+            digits[place] = total % 256
+            carry = total // 256
+    return bytes(digits).hex()
 
 
 def hashes(folder: Path) -> dict[str, str]:

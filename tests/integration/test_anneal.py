@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from jsonargparse import Namespace
 
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.cli import main
+from anlit.commands.anneal import default_folder
 from tests.integration.conftest import callback, fit_arguments
 
 STABLE = ("--model.schedule=WSD", "--model.schedule.decay=0", "--model.schedule.warmup=0.1")
@@ -93,3 +95,37 @@ def test_a_wrong_anneal_is_one_sentence(stable_run, refusal, options, words: str
     command = ["fit", "--config", stable_run / "config.yaml", "--ckpt_path", stable_run]
 
     assert words in refusal(*command, *options)
+
+
+def test_a_second_branch_takes_the_next_folder(stable_run, capfd) -> None:
+    folders = stable_run.with_name
+    if not folders("run-anneal").exists():
+        anneal(stable_run, "--anneal=0.1")
+
+    assert anneal(stable_run, "--anneal=0.1") == 0
+
+    assert (folders("run-anneal-2") / "checkpoints" / "last.ckpt").exists()
+    printed = capfd.readouterr().out
+    assert f"so this run takes {folders('run-anneal-2')}: continue it with" in printed
+    assert f"to step {N_STEPS + 2}, in {folders('run-anneal-2')}" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "name_of_branch"),
+    [
+        ("wide", "runs/a-anneal", "wide-anneal"),
+        ("cool", None, "cool"),
+        (None, "runs/a-anneal", None),
+    ],
+)
+def test_a_branch_has_the_runs_name_with_an_ending_or_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name, folder, name_of_branch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/a/checkpoints").mkdir(parents=True)
+    Path("runs/a/config.yaml").write_text("{name: wide, run_dir: runs/a}")
+    config = Namespace(name=name, run_dir="runs/a")
+
+    assert default_folder(Path("runs/a/checkpoints/last.ckpt"), config) == folder
+
+    assert (config.name, config.run_dir) == (name_of_branch, None)
