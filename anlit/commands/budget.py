@@ -6,6 +6,7 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
+from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import n_devices
 from anlit.errors import UserError
 from anlit.reporting.text import echo
@@ -38,16 +39,20 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
     n_tokens = config.max_tokens
     if n_tokens is None:
         n_tokens = config.tokens_per_parameter * count_parameters()
-    step_tokens = tokens_per_step(config)
-    n_steps = int(n_tokens // step_tokens)
+    ramp = configured_ramp(config.trainer.as_dict())
+    micro_batch_tokens = tokens_per_micro_batch(config)
+    n_steps = ramp.steps_within(int(n_tokens // micro_batch_tokens))
+    smallest = micro_batch_tokens * ramp.micro_batches(0)
     if n_steps < 1:
         raise UserError(
-            f"{n_tokens:,.0f} tokens are less than a step of {step_tokens:,}: give more tokens, or "
+            f"{n_tokens:,.0f} tokens are less than a step of {smallest:,}: give more tokens, or "
             "lower data.batch_size"
         )
     config.trainer.max_steps = n_steps
     config.max_tokens = config.tokens_per_parameter = None
-    rank_zero_only(echo)(f"{n_tokens:,.0f} tokens: {n_steps:,} steps of {step_tokens:,} tokens")
+    largest = micro_batch_tokens * ramp.micro_batches(n_steps - 1)
+    sizes = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+    rank_zero_only(echo)(f"{n_tokens:,.0f} tokens: {n_steps:,} steps of {sizes} tokens")
 
 
 def configured_lengths(config: Namespace) -> dict[str, int]:
@@ -57,14 +62,14 @@ def configured_lengths(config: Namespace) -> dict[str, int]:
     return {name: value for name, value in values.items() if value is not None and value > 0}
 
 
-def tokens_per_step(config: Namespace) -> int:
-    """Return the tokens of an optimizer step on all devices."""
+def tokens_per_micro_batch(config: Namespace) -> int:
+    """Return the tokens of a micro-batch on all devices together."""
     data = config.data.get("init_args", config.data)
     length = data.get("context_length") or config.model.init_args.context_length
     batch_size = data.get("batch_size") or DEFAULT_BATCH_SIZE
     trainer = config.trainer
     devices = count_devices(trainer) * trainer.num_nodes
-    return length * batch_size * trainer.accumulate_grad_batches * devices
+    return length * batch_size * devices
 
 
 def count_devices(trainer: Namespace) -> int:

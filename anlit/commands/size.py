@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import n_devices
 from anlit.config.options import ToolParser, at_least
 from anlit.config.value_checks import check_precision
@@ -85,7 +86,8 @@ def plan_of(options: argparse.Namespace, configuration: Any) -> Plan:
     accumulate = trainer.accumulate_grad_batches
     tokens = options.tokens
     if tokens is None and trainer.max_steps > 0:
-        tokens = float(trainer.max_steps) * batch_size * accumulate * gpus * model.context_length
+        n_micro_batches = configured_ramp(trainer.as_dict()).total(trainer.max_steps)
+        tokens = float(n_micro_batches) * batch_size * gpus * model.context_length
     return Plan(
         gpus,
         strategy,

@@ -4,6 +4,7 @@ from collections import Counter
 from functools import reduce
 from typing import Any, NamedTuple
 
+from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import init_args, mapping, n_devices
 from anlit.io.read import parse_scalar
 from anlit.study.grid import GridPoint
@@ -47,23 +48,26 @@ def estimate_cost(run: PlannedRun) -> Cost:
     d_ff = sizes.get("d_ff") or 4 * d
     linear = n_layers * (4 * d * d + 3 * d * d_ff) + embedding
     n_ranks = n_devices(trainer.get("devices", 1)) * trainer.get("num_nodes", 1)
-    n_batches = trainer.get("accumulate_grad_batches", 1) * n_ranks
-    tokens_per_step = data.get("batch_size", DEFAULT_BATCH_SIZE) * length * n_batches
-    tokens = planned_tokens(config, tokens_per_step, linear + embedding)
+    batch_tokens = data.get("batch_size", DEFAULT_BATCH_SIZE) * length * n_ranks
+    tokens = planned_tokens(config, batch_tokens, linear + embedding)
     flops = tokens * (6.0 * linear + 6.0 * n_layers * d * (length + 1))
     return Cost(tokens, linear + embedding, flops)
 
 
-def planned_tokens(config: dict[str, Any], tokens_per_step: int, n_parameters: int) -> float:
-    """Return the training tokens that the setting for the length of a run gives."""
+def planned_tokens(config: dict[str, Any], batch_tokens: int, n_parameters: int) -> float:
+    """Return the training tokens that the setting for the length of a run gives.
+
+    `batch_tokens` are the tokens of a micro-batch on all ranks.
+    """
     max_tokens = _number(config.get("max_tokens"))
     if max_tokens is not None:
         return max_tokens
     tokens_per_parameter = _number(config.get("tokens_per_parameter"))
     if tokens_per_parameter is not None:
         return tokens_per_parameter * n_parameters
-    max_steps = mapping(config.get("trainer")).get("max_steps", DEFAULT_MAX_STEPS)
-    return float(tokens_per_step * max_steps)
+    trainer = mapping(config.get("trainer"))
+    n_micro_batches = configured_ramp(trainer).total(trainer.get("max_steps", DEFAULT_MAX_STEPS))
+    return float(batch_tokens * n_micro_batches)
 
 
 def _number(value: Any) -> float | None:

@@ -13,20 +13,20 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from anlit.config.batch_ramp import ramp_of
 from anlit.config.objects import made_real
 from anlit.config.value_checks import check_precision, check_ranges
 from anlit.errors import UserError
 from anlit.nn.attention.attention import attention_layers
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.nn.layers.positions import NoPE
-from anlit.nn.layers.precision import wide_dtype
-from anlit.nn.layers.sharded import full_tensor
+from anlit.nn.layers.sharded import full_tensor, total_norm
 from anlit.nn.mechanisms.warm_start import grow, warm_starts
 from anlit.nn.models.config import DecoderConfig
 from anlit.nn.models.runtime import allow_compiled_kernels, repays_compiled_blocks
@@ -41,7 +41,7 @@ from anlit.training.optim.rates import (
     rate_factors,
     scale_rates,
 )
-from anlit.training.optim.schedule import Schedule
+from anlit.training.optim.schedule import Schedule, ramped
 from anlit.training.optim.step_loss import StepLoss
 from anlit.training.resume_checks import apply_group_settings, group_settings
 
@@ -297,7 +297,8 @@ class LanguageModel(L.LightningModule):
                 "schedule needs: set trainer.max_steps or trainer.max_epochs, also beside "
                 "trainer.max_time"
             )
-        scheduler = LambdaLR(optimizer, lambda step: self.schedule.factor(step, int(n_steps)))
+        schedule = ramped(self.schedule, ramp_of(self.trainer))
+        scheduler = LambdaLR(optimizer, lambda step: schedule.factor(step, int(n_steps)))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -315,7 +316,8 @@ class LanguageModel(L.LightningModule):
         """
         check_ranges("trainer.gradient_clip_val", gradient_clip_val)
         self.step_loss.scale_gradients(self.model.parameters())
-        norm = _gradient_norm(self.model)
+        gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        norm = total_norm(gradients)
         if gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif gradient_clip_val:
@@ -382,12 +384,3 @@ def _explain_failed_step(optimizer: Optimizer, error: Exception) -> None:
             f"model.optimizer={optimizer_class.__name__} cannot take its step ({error}): choose "
             "another, such as anlit.AdamW or torch.optim.SGD"
         ) from error
-
-
-def _gradient_norm(model: nn.Module) -> Tensor:
-    """The norm of all gradients, 0-d, in float32 at least."""
-    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    if all(gradient.dtype == wide_dtype(gradient) for gradient in gradients):
-        return get_total_norm(gradients)
-    norms = [torch.linalg.vector_norm(grad, dtype=wide_dtype(grad)) for grad in gradients]
-    return get_total_norm(norms)

@@ -133,6 +133,27 @@ def call_before_fetches(trainer: L.Trainer, action: Callable[[], None]) -> None:
     loop._on_before_fetch = act_and_continue
 
 
+def skip_micro_batches(trainer: L.Trainer, n_skipped: int) -> None:
+    """Count `n_skipped` micro-batches as taken; call it while a batch begins.
+
+    So the current micro-batch completes its step earlier. No data are skipped.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    for counts in (progress.total, progress.current):
+        shift_progress(counts, n_skipped)
+    fetcher: Any = trainer.fit_loop._data_fetcher
+    fetcher.fetched += n_skipped
+    if fetcher.length is not None:
+        fetcher.done = fetcher.fetched >= fetcher.length
+        progress.is_last_batch = fetcher.done
+
+
+def shift_progress(progress: Any, shift: int) -> None:
+    """Add `shift` to all counts of a Lightning progress."""
+    for name, count in vars(progress).items():
+        setattr(progress, name, count + shift)
+
+
 def start_method(strategy: Strategy) -> str:
     """How a strategy starts its ranks: `popen` (new commands), `spawn` or `fork`."""
     return strategy._start_method if isinstance(strategy, DDPStrategy) else "popen"

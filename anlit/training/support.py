@@ -26,6 +26,7 @@ from lightning.pytorch.strategies import (
     XLAStrategy,
 )
 
+from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import class_name, init_args, mapping
 from anlit.errors import UserError
 from anlit.training.models import NGPT, AnGPT
@@ -78,8 +79,8 @@ FINDER = "takes steps that are not the run's: anlit study tunes rates, anlit siz
 CALLBACKS: dict[type[callbacks.Callback], str] = {
     callbacks.LearningRateFinder: FINDER,
     callbacks.BatchSizeFinder: FINDER,
-    callbacks.GradientAccumulationScheduler: "changes the size of a step, in which validation, "
-    "checkpoints and the schedule count: set trainer.accumulate_grad_batches for the whole run",
+    callbacks.GradientAccumulationScheduler: "counts epochs, of which a run has one or a few: give "
+    "anlit.training.callbacks.BatchRamp, which counts steps",
     callbacks.BaseFinetuning: "adds weights to the optimizer within a run, which schedule and "
     "checkpoints do not know: leave it out, or start from --initial_weights",
     callbacks.ModelPruning: "puts masks beside the weights, which no checkpoint has: leave it out",
@@ -135,6 +136,7 @@ def check_trainer(trainer: Mapping[str, Any], model: Any) -> None:
         check_strategy(name, strategy_class, _arguments_of_strategy(strategy))
     for plugin, _ in _configured_objects(trainer, "plugins"):
         _check_plugin(plugin)
+    configured_ramp(trainer)
     model_class = _class_in(model) or object
     for callback, arguments in _configured_objects(trainer, "callbacks"):
         _check_callback(callback, arguments)

@@ -118,6 +118,8 @@ def nu_residual(alpha: Tensor) -> Tensor:
     return torch.rsqrt(alpha.square() + (1 - alpha).square())
 
 
+AT_BOUND = 0.999
+"""A vector of at least this norm counts as at its bound, 1."""
 SMALLEST_DIVISOR = {"bounded": 1.0, "strict": 1e-30}
 """The smallest number that a vector is divided by."""
 

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.nn.utils import get_total_norm
+
+from anlit.nn.layers.precision import wide_dtype
 
 
 def replicated_like(tensor: Tensor, like: Tensor) -> Tensor:
@@ -33,6 +36,17 @@ def local_shard(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
         if placement.is_shard(dim):
             return weight.to_local(), weight.device_mesh.get_group(axis)
     return weight.to_local(), None
+
+
+def total_norm(tensors: list[Tensor]) -> Tensor:
+    """The norm of all tensors together, 0-d, in float32 at least.
+
+    It is a DTensor if the tensors are sharded. Then all ranks must call this.
+    """
+    if all(tensor.dtype == wide_dtype(tensor) for tensor in tensors):
+        return get_total_norm(tensors)
+    norms = [torch.linalg.vector_norm(tensor, dtype=wide_dtype(tensor)) for tensor in tensors]
+    return get_total_norm(norms)
 
 
 @torch.no_grad()

@@ -233,6 +233,10 @@ class Decoder(nn.Module):
         Called once after each optimizer step.
         """
 
+    def constraints(self) -> list[Constraint]:
+        """The constrained matrices, each with the axis of its vectors; none in GPT+."""
+        return []
+
     def row_norms(self) -> Iterable[Tensor]:
         """The norms of all constrained vectors but the gates', a 1-d tensor per matrix.
 
@@ -282,12 +286,15 @@ class NormalisedDecoder(Decoder):
         weight.normal_()
         weight.div_(torch.linalg.vector_norm(weight, dim=self.axis(name), keepdim=True))
 
-    def restore_norms(self) -> None:
+    def constraints(self) -> list[Constraint]:
         constraints: list[Constraint] = []
         for name, weight in self.matrices():
             norms: Norms = "bounded" if name == "W_g" else self.norms
             constraints.append((weight, self.axis(name), norms))
-        restore_norms(constraints, self.compiles_norms)
+        return constraints
+
+    def restore_norms(self) -> None:
+        restore_norms(self.constraints(), self.compiles_norms)
 
     def row_norms(self) -> Iterator[Tensor]:
         for name, weight in self.matrices():

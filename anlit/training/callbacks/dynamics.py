@@ -11,14 +11,13 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn import functional
 
+from anlit.nn.layers.norms import AT_BOUND
 from anlit.nn.layers.sharded import full_tensor
 from anlit.training.callbacks.attention_statistics import require_positive
 from anlit.training.callbacks.throughput import measuring
 
 LONGEST_COPY = 128
 """Tokens in the copied text, at most; in a short sequence its half."""
-AT_BOUND = 0.999
-"""A vector of at least this norm counts as at its bound, 1."""
 
 
 class TrainingDynamics(L.Callback):

@@ -8,6 +8,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, Progress, TextColumn
 
+from anlit.config.batch_ramp import Ramp, ramp_of
 from anlit.reporting import table
 from anlit.reporting.table import SafeConsole
 from anlit.reporting.text import echo, short_number
@@ -46,6 +47,7 @@ class RunProgress(ProgressBar):
         self._step = 0
         self._total = 0
         """The run's steps; 0 if neither max_steps nor the data tell them."""
+        self._ramp = Ramp({0: 1})
         self._started_at = 0.0
         """When the first step began, in seconds of `time.monotonic`.
 
@@ -75,6 +77,7 @@ class RunProgress(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
         self._total = int(total) if 0 < total < float("inf") else 0
+        self._ramp = ramp_of(trainer)
         self._first_step = trainer.global_step
         self._step = trainer.global_step
         self._started_at = time.monotonic()
@@ -180,12 +183,13 @@ class RunProgress(ProgressBar):
 
     @property
     def _status(self) -> str:
-        """The numbers, and the remaining time at the mean speed of this process's steps."""
+        """The numbers, and the remaining time at the mean speed of this process's micro-batches."""
         remaining_time = ""
-        n_steps = self._step - self._first_step
-        if self._total and n_steps:
-            seconds_per_step = (time.monotonic() - self._started_at) / n_steps
-            seconds = seconds_per_step * (self._total - self._step)
+        n_batches = self._ramp.total(self._step) - self._ramp.total(self._first_step)
+        if self._total and n_batches:
+            seconds_per_batch = (time.monotonic() - self._started_at) / n_batches
+            n_left = self._ramp.total(self._total) - self._ramp.total(self._step)
+            seconds = seconds_per_batch * n_left
             remaining_time = f"{timedelta(seconds=round(seconds))} left"
         return "  ".join(filter(None, [self._numbers, remaining_time]))
 

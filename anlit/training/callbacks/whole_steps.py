@@ -19,6 +19,7 @@ from anlit.training.lightning_internals import (
     completes_step,
     number_logged_steps,
     set_validation_rule,
+    shift_progress,
     validation_follows,
 )
 
@@ -106,7 +107,7 @@ class WholeSteps(Checkpoint):
             raise UserError(
                 "a callback has changed trainer.accumulate_grad_batches from "
                 f"{self._n_micro_batches} to {trainer.accumulate_grad_batches}, and steps of a run "
-                "have one size: leave it out"
+                "have one size: leave it out, or give BatchRamp"
             )
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
@@ -218,12 +219,6 @@ def _align_progress(trainer: L.Trainer) -> None:
     n_in_epoch = steps.current.completed * n_micro_batches
     if n_in_epoch:
         n_in_epoch = int((n_in_epoch - 1) % trainer.num_training_batches) + 1
-    _shift_progress(loop.batch_progress.total, steps.total.completed * n_micro_batches)
-    _shift_progress(loop.batch_progress.current, n_in_epoch)
-
-
-def _shift_progress(progress: Any, n_ready: int) -> None:
-    """Shift all counts of a Lightning progress so that `ready` is `n_ready`."""
-    shift = n_ready - progress.ready
-    for name, count in vars(progress).items():
-        setattr(progress, name, count + shift)
+    total, current = loop.batch_progress.total, loop.batch_progress.current
+    shift_progress(total, steps.total.completed * n_micro_batches - total.ready)
+    shift_progress(current, n_in_epoch - current.ready)

@@ -8,6 +8,7 @@ A user's schedule is a subclass of `Schedule` with the method `at`, imported by 
 import math
 from typing import Literal, get_args
 
+from anlit.config.batch_ramp import Ramp
 from anlit.config.objects import Configured
 from anlit.config.value_checks import check_ranges
 from anlit.errors import UserError
@@ -23,8 +24,11 @@ class Schedule(Configured):
         """The multiple of the peak rate at a share of the training: 0 first step, 1 last step."""
         raise NotImplementedError
 
-    def factor(self, step: int, n_steps: int) -> float:
-        """The multiple of the peak rate at optimizer step `step` (from 0) of `n_steps`."""
+    def factor(self, step: float, n_steps: int) -> float:
+        """The multiple of the peak rate at optimizer step `step` (from 0) of `n_steps`.
+
+        `step` is a fraction where the steps of a run have different sizes (`ramped`).
+        """
         return self.at(min(1.0, step / max(1, n_steps - 1)))
 
 
@@ -39,13 +43,13 @@ class WarmedUp(Schedule):
         self.warmup = warmup
         check_ranges("model.schedule", {"__class__": type(self), **vars(self)})
 
-    def factor(self, step: int, n_steps: int) -> float:
+    def factor(self, step: float, n_steps: int) -> float:
         n_warmup = round(self.warmup * n_steps)
         if step < n_warmup:
             return (step + 1) / n_warmup
         return self.after_warmup(step, n_warmup, n_steps)
 
-    def after_warmup(self, step: int, n_warmup: int, n_steps: int) -> float:
+    def after_warmup(self, step: float, n_warmup: int, n_steps: int) -> float:
         """The multiple of the peak rate from step `n_warmup` on."""
         raise NotImplementedError
 
@@ -60,7 +64,7 @@ class Constant(WarmedUp):
     def __init__(self, warmup: float = 0.0) -> None:
         super().__init__(warmup)
 
-    def after_warmup(self, step: int, n_warmup: int, n_steps: int) -> float:
+    def after_warmup(self, step: float, n_warmup: int, n_steps: int) -> float:
         return 1.0
 
 
@@ -78,7 +82,7 @@ class Cosine(WarmedUp):
         self.final = final
         super().__init__(warmup)
 
-    def after_warmup(self, step: int, n_warmup: int, n_steps: int) -> float:
+    def after_warmup(self, step: float, n_warmup: int, n_steps: int) -> float:
         progress = min(1.0, (step - n_warmup) / max(1, n_steps - 1 - n_warmup))
         return self.final + (1 - self.final) * falling(self.shape, progress)
 
@@ -116,7 +120,7 @@ class WSD(WarmedUp):
         check_shape(shape)
         super().__init__(warmup)
 
-    def after_warmup(self, step: int, n_warmup: int, n_steps: int) -> float:
+    def after_warmup(self, step: float, n_warmup: int, n_steps: int) -> float:
         n_decay = min(round(self.decay * n_steps), n_steps - n_warmup)
         n_into_decay = step + 1 - (n_steps - n_decay)
         if n_decay == 0 or n_into_decay <= 0:
@@ -153,12 +157,37 @@ class Annealed(Schedule):
         self.final = final
         check_shape(shape)
 
-    def factor(self, step: int, n_steps: int) -> float:
+    def factor(self, step: float, n_steps: int) -> float:
         if step < self.begin:
             return self.schedule.factor(step, self.planned)
         rate = self.schedule.factor(self.begin - 1, self.planned)
         progress = min(1.0, (step + 1 - self.begin) / max(1, n_steps - self.begin))
         return rate * (self.final + (1 - self.final) * falling(self.shape, progress))
+
+
+class _Ramped(Schedule):
+    """A schedule over steps of different sizes: its shares are shares of the training tokens."""
+
+    def __init__(self, schedule: Schedule, ramp: Ramp) -> None:
+        self.schedule = schedule
+        self.ramp = ramp
+
+    def factor(self, step: float, n_steps: int) -> float:
+        factor = self.schedule.factor(self.ramp.even_step(int(step), n_steps), n_steps)
+        return factor * self.ramp.rate_multiple(int(step))
+
+
+def ramped(schedule: Schedule, ramp: Ramp) -> Schedule:
+    """The schedule over the steps of `ramp`; the schedule itself if they all have one size.
+
+    The fall of an annealed run is over optimizer steps. It begins where the ramp's rate was.
+    """
+    if len(ramp.schedule) == 1:
+        return schedule
+    if isinstance(schedule, Annealed):
+        inner = ramped(schedule.schedule, ramp)
+        return Annealed(inner, schedule.begin, schedule.planned, schedule.shape, schedule.final)
+    return _Ramped(schedule, ramp)
 
 
 def check_shape(shape: str) -> None:

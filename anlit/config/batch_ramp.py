@@ -1,0 +1,151 @@
+"""The micro-batches of each optimizer step, where the batch grows over a run. Without torch.
+
+The callback `BatchRamp` has the settings. Budgets and estimates read them from a configuration.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from anlit.config.labels import class_name, init_args
+from anlit.errors import UserError
+
+NAME = "BatchRamp"
+"""The name of the callback."""
+LRScaling = Literal["none", "sqrt", "linear"]
+"""The dependence of the learning rate on the batch."""
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The micro-batches of each optimizer step.
+
+    Args:
+        schedule: Optimizer step → micro-batches per step from that step on, a mapping of integers.
+        lr_scaling_method: How the learning rate follows the batch.
+
+    Raises:
+        UserError: The schedule is no such mapping, does not begin at step 0, or has a step without
+            a micro-batch.
+    """
+
+    schedule: Any
+    lr_scaling_method: LRScaling = "none"
+
+    def __post_init__(self) -> None:
+        name = f"{NAME} has schedule={self.schedule}"
+        if not isinstance(self.schedule, Mapping):
+            raise UserError(f"{name}: give micro-batches by optimizer step, as {{0: 1, 1000: 2}}")
+        for number in (*self.schedule, *self.schedule.values()):
+            if type(number) is not int:
+                raise UserError(f"{name}, and {number!r} is no integer: give whole numbers")
+        if min(self.schedule, default=-1) != 0:
+            raise UserError(
+                f"{name}, which does not begin at step 0: give the micro-batches for 0, and for no "
+                "earlier step"
+            )
+        if min(self.schedule.values()) < 1:
+            raise UserError(f"{name}: a step needs at least 1 micro-batch")
+        if self.lr_scaling_method not in get_args(LRScaling):
+            raise UserError(
+                f"{NAME} has lr_scaling_method={self.lr_scaling_method}: choose none, sqrt or "
+                "linear"
+            )
+
+    @property
+    def largest(self) -> int:
+        """The micro-batches of the largest step."""
+        return max(self.schedule.values())
+
+    @property
+    def final(self) -> int:
+        """The micro-batches of a step at the end of the ramp."""
+        return self.schedule[max(self.schedule)]
+
+    def micro_batches(self, step: int) -> int:
+        """The micro-batches of optimizer step `step`, from 0."""
+        return self.schedule[max(begin for begin in self.schedule if begin <= step)]
+
+    def total(self, n_steps: int) -> int:
+        """The micro-batches of the first `n_steps` steps."""
+        begins = sorted(self.schedule)
+        total = 0
+        for begin, end in zip(begins, [*begins[1:], n_steps], strict=True):
+            total += max(0, min(end, n_steps) - begin) * self.schedule[begin]
+        return total
+
+    def steps_within(self, n_micro_batches: int) -> int:
+        """The number of whole steps that these micro-batches allow."""
+        begins = sorted(self.schedule)
+        n_steps = 0
+        for begin, end in zip(begins, [*begins[1:], math.inf], strict=True):
+            n_allowed = n_micro_batches // self.schedule[begin]
+            n_taken = int(min(end - begin, n_allowed))
+            n_steps += n_taken
+            n_micro_batches -= n_taken * self.schedule[begin]
+            if n_taken < end - begin:
+                break
+        return n_steps
+
+    def rate_multiple(self, step: int) -> float:
+        """The multiple of the learning rate at a step, by `lr_scaling_method`."""
+        share = self.micro_batches(step) / self.final
+        return {"none": 1.0, "sqrt": math.sqrt(share), "linear": share}[self.lr_scaling_method]
+
+    def even_step(self, step: int, n_steps: int) -> float:
+        """The step of a run of `n_steps` equal steps that has taken the same share of its tokens.
+
+        0 at the first step and n_steps − 1 at the last.
+        """
+        n_before_last = self.total(n_steps - 1)
+        if n_before_last == 0:
+            return float(step)
+        return (n_steps - 1) * self.total(step) / n_before_last
+
+
+def check_ramp(ramp: Ramp, accumulate_grad_batches: int) -> None:
+    """Raise UserError if a ramp does not end with its largest step, `accumulate_grad_batches`."""
+    if ramp.final == ramp.largest == accumulate_grad_batches:
+        return
+    largest = ramp.largest
+    raise UserError(
+        f"{NAME} has steps of up to {largest} micro-batches and ends with {ramp.final}, and "
+        f"trainer.accumulate_grad_batches={accumulate_grad_batches}: end with the largest step, "
+        f"and set --trainer.accumulate_grad_batches {largest}"
+    )
+
+
+def configured_ramp(trainer: Mapping[str, Any]) -> Ramp:
+    """The ramp that a configuration's settings of the Trainer describe; else equal steps.
+
+    Raises UserError for a wrong ramp, or a ramp beside `max_epochs`.
+    """
+    accumulate = int(trainer.get("accumulate_grad_batches") or 1)
+    for key in ("callbacks", "callbacks+"):
+        callbacks = trainer.get(key) or []
+        for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+            if class_name(callback) == NAME:
+                settings = init_args(callback)
+                ramp = Ramp(settings.get("schedule"), settings.get("lr_scaling_method", "none"))
+                check_ramp(ramp, accumulate)
+                _refuse_epochs(trainer.get("max_epochs"))
+                return ramp
+    return Ramp({0: accumulate})
+
+
+def _refuse_epochs(max_epochs: int | None) -> None:
+    if max_epochs is not None and max_epochs > 0:
+        raise UserError(
+            f"trainer.max_epochs={max_epochs} counts passes through the data, which {NAME} makes "
+            "shorter: set trainer.max_steps or max_tokens"
+        )
+
+
+def ramp_of(trainer: Any) -> Ramp:
+    """The ramp of a Trainer's callbacks; equal steps without one."""
+    for callback in trainer.callbacks:
+        ramp = getattr(callback, "ramp", None)
+        if isinstance(ramp, Ramp):
+            return ramp
+    return Ramp({0: trainer.accumulate_grad_batches})
