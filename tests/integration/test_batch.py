@@ -1,7 +1,5 @@
 """The noise scale of the gradient and the ramp of the batch, from the command line."""
 
-import csv
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from tests.integration.conftest import (
     Train,
     assert_identical,
     assert_same_training_state,
+    callback,
     fit_arguments,
     last_checkpoint,
     signal_at,
@@ -107,7 +106,9 @@ def test_a_ramp_takes_the_planned_tokens(trained: Train) -> None:
     assert curve.tokens.tolist() == [RAMP_TOKENS[3], RAMP_TOKENS[7], RAMP_TOKENS[8]]
 
 
-def test_the_steps_of_a_ramp_are_those_of_runs_of_their_batch(trained: Train, shards, tmp_path) -> None:
+def test_the_steps_of_a_ramp_are_those_of_runs_of_their_batch(
+    trained: Train, shards, tmp_path
+) -> None:
     """The factors of these batches are powers of two, so nothing is rounded."""
     settings = ("--model.schedule=Constant", "--data.batch_size=2", "--trainer.log_every_n_steps=1")
     ramp = trained(*RAMP, *settings, f"--trainer.max_steps={RAMP_STEPS}")
@@ -145,15 +146,28 @@ EPOCHS = "--trainer.limit_train_batches=12"
 """Micro-batches of an epoch, as many as three of the largest steps have."""
 
 
+FOURTH_SAVE = callback(
+    "integration.callbacks.KilledIn",
+    owner="anlit.checkpoints.checkpoint_io.AtomicCheckpointIO",
+    name="save_checkpoint",
+    call=4,
+)
+
+
 @pytest.mark.parametrize(
-    ("settings", "stopped_at"),
+    ("settings", "stop", "saved_step"),
     [
-        pytest.param((), 4, id="within the ramp"),
-        pytest.param((EPOCHS, "--model.dropout=0.1"), 6, id="at the end of an epoch"),
+        pytest.param((), signal_at("SIGKILL", 16), 4, id="within the ramp"),
+        pytest.param((EPOCHS, "--model.dropout=0.1"), FOURTH_SAVE, 3, id="at an epoch's end"),
     ],
 )
 def test_a_run_is_killed_in_its_ramp_and_continued(
-    trained: Train, shards: Path, tmp_path: Path, settings: tuple[str, ...], stopped_at: int
+    trained: Train,
+    shards: Path,
+    tmp_path: Path,
+    settings: tuple[str, ...],
+    stop: list[str],
+    saved_step: int,
 ) -> None:
     settings = (
         *RAMP,
@@ -166,22 +180,20 @@ def test_a_run_is_killed_in_its_ramp_and_continued(
     whole = trained(*settings)
     arguments = fit_arguments(shards, tmp_path / "cut", *settings)
 
-    checkpoint = stop_and_continue(
-        arguments, tmp_path / "cut", whole, signal_at("SIGKILL", 4 * stopped_at), KILLED
-    )
+    checkpoint = stop_and_continue(arguments, tmp_path / "cut", whole, stop, KILLED)
 
-    assert checkpoint["global_step"] == stopped_at
-    noise = [checkpoint_of["callbacks"]["GradientNoiseScale"] for checkpoint_of in (
-        last_checkpoint(whole), last_checkpoint(tmp_path / "cut"),
-    )]
-    assert noise[0] == noise[1]
-    assert noise[0]["weight"] == pytest.approx(1 - 0.95**6), "steps of one micro-batch do not count"
+    assert checkpoint["global_step"] == saved_step
+    noise = last_checkpoint(whole)["callbacks"]["GradientNoiseScale"]
+    assert last_checkpoint(tmp_path / "cut")["callbacks"]["GradientNoiseScale"] == noise
+    assert noise["weight"] == pytest.approx(1 - 0.95**6), "steps of one micro-batch do not count"
     for name in (SIGNAL, TRACE, SCALE):
         assert logged(tmp_path / "cut", name) == logged(whole, name)
 
 
 @pytest.mark.parametrize("budget", [420, 1000, 1400])
-def test_a_budget_of_tokens_counts_the_ramp(shards: Path, tmp_path: Path, capfd, budget: int) -> None:
+def test_a_budget_of_tokens_counts_the_ramp(
+    shards: Path, tmp_path: Path, capfd, budget: int
+) -> None:
     run_dir = tmp_path / "run"
     options = ("--trainer.max_steps=-1", f"--max_tokens={budget}")
 
@@ -216,7 +228,10 @@ WRONG = [
     ([*RAMP, "--trainer.callbacks.schedule={0: 0, 5: 4}"], "a step needs at least 1 micro-batch"),
     ([*RAMP, "--trainer.callbacks.schedule={0: 8, 5: 4}"], "end with the largest step"),
     ([*RAMP, "--trainer.callbacks.schedule={}"], "does not begin at step 0"),
-    ([*RAMP, "--trainer.callbacks.schedule=4"], "trainer.callbacks.0.schedule=4 is of the wrong type"),
+    (
+        [*RAMP, "--trainer.callbacks.schedule=4"],
+        "trainer.callbacks.schedule=4 is of the wrong type",
+    ),
     ([*RAMP, "--trainer.callbacks.lr_scaling_method=root"], "lr_scaling_method=root"),
     ([*RAMP, "--trainer.max_epochs=2"], "trainer.max_epochs=2 counts passes through the data"),
 ]

@@ -70,6 +70,13 @@ def test_devices_batches_and_steps_are_the_ones_of_fit(
     assert plan["tokens"] == 7 * 3 * 5 * 2 * gpus * 64
 
 
+def test_a_ramp_of_the_batch_counts_its_steps(tmp_path: Path) -> None:
+    plan = size(tmp_path, "--config trainer/batch_ramp.yaml --trainer.max_steps 3500")["plan"]
+
+    assert plan["accumulate"] == 4
+    assert plan["tokens"] == (1000 * 1 + 2000 * 2 + 500 * 4) * plan["batch_size"] * 64
+
+
 @pytest.mark.parametrize(("batch_size", "fits"), [(1, True), (1_000_000, False)])
 def test_a_run_that_does_not_fit_is_named(
     tmp_path: Path, capsys, batch_size: int, fits: bool

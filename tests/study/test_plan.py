@@ -185,6 +185,20 @@ def test_the_estimate_has_tokens_and_hours(folder: Path) -> None:
     assert "gpt: 3 settings × 1 tuning seeds, the best on 3 seeds" in text
 
 
+def test_the_estimate_counts_a_ramp_of_the_batch(folder: Path) -> None:
+    ramp = {
+        "class_path": "anlit.training.callbacks.BatchRamp",
+        "init_args": {"schedule": {0: 1, 100: 4}},
+    }
+    settings = {"trainer.accumulate_grad_batches": 4, "trainer.callbacks": [ramp]}
+    shared = {"configs": ["common.yaml"], "settings": settings}
+    study = read_study(write_study(folder, shared=shared), None)
+
+    cost = estimate_cost(study.tuning_runs()[0])
+
+    assert cost.tokens == (100 * 1 + 300 * 4) * 8 * 256
+
+
 @pytest.mark.parametrize(("budget", "n_tokens"), [
     ({"max_tokens": "2M"}, 2e6), ({"max_tokens": 2_000_000}, 2e6), ({"tokens_per_parameter": 20}, None),
 ])  # fmt: skip

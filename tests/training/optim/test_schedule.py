@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from anlit.config.batch_ramp import Ramp
 from anlit.errors import UserError
-from anlit.training.optim.schedule import WSD, Annealed, Constant, Cosine, Linear, Schedule
+from anlit.training.optim.schedule import WSD, Annealed, Constant, Cosine, Linear, Schedule, ramped
 
 
 def factors(schedule: Schedule, n_steps: int) -> list[float]:
@@ -132,3 +133,37 @@ def test_settings_alone_are_of_the_schedule_that_the_model_has(
     assert config["model"]["init_args"]["schedule"] == {
         "class_path": "anlit.Cosine", "init_args": {"warmup": 0.3, "final": 0.01},
     }  # fmt: skip
+
+
+GROWING = {0: 1, 4: 2, 6: 4}
+"""10 steps take 1 1 1 1 2 2 4 4 4 4 micro-batches, and 20 before the last."""
+
+
+def test_shares_of_a_ramp_are_shares_of_the_tokens() -> None:
+    values = factors(ramped(Linear(final=0.0), Ramp(GROWING)), 10)
+
+    assert values == pytest.approx([1 - n / 20 for n in (0, 1, 2, 3, 4, 6, 8, 12, 16, 20)])
+
+
+def test_without_a_ramp_the_schedule_stays() -> None:
+    schedule = Cosine(warmup=0.1)
+
+    assert ramped(schedule, Ramp({0: 4})) is schedule
+
+
+@pytest.mark.parametrize(("method", "power"), [("none", 0), ("sqrt", 0.5), ("linear", 1)])
+def test_the_rate_follows_the_batch(method, power: float) -> None:
+    values = factors(ramped(Constant(), Ramp(GROWING, method)), 8)
+
+    assert values == pytest.approx([(n / 4) ** power for n in (1, 1, 1, 1, 2, 2, 4, 4)])
+
+
+def test_an_annealed_run_falls_from_the_rate_of_its_ramp() -> None:
+    ramp = Ramp(GROWING)
+    run = ramped(Linear(final=0.0), ramp)
+
+    annealed = ramped(Annealed(Linear(final=0.0), begin=7, planned=10), ramp)
+
+    assert factors(annealed, 9)[:7] == factors(run, 10)[:7]
+    rate = run.factor(6, 10)
+    assert factors(annealed, 9)[7:] == pytest.approx([rate / 2, 0.0])

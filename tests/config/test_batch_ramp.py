@@ -1,0 +1,86 @@
+"""The sizes of steps, and of runs, under a ramp of the batch."""
+
+import pytest
+
+from anlit.config.batch_ramp import Ramp, configured_ramp
+from anlit.errors import UserError
+
+RAMPS = [
+    Ramp({0: 3}),
+    Ramp({0: 1, 2: 2, 5: 4}),
+    Ramp({5: 4, 0: 1, 2: 2}),
+    Ramp({0: 2, 1: 3, 100: 7}),
+    Ramp({0: 4, 3: 1}),
+]
+
+
+def sizes(ramp: Ramp, n_steps: int) -> list[int]:
+    """The micro-batches of each step, by going through the schedule in the order of its steps."""
+    result = []
+    current = 0
+    for step in range(n_steps):
+        current = ramp.schedule.get(step, current)
+        result.append(current)
+    return result
+
+
+@pytest.mark.parametrize("ramp", RAMPS)
+@pytest.mark.parametrize("n_steps", [0, 1, 2, 5, 6, 99, 120])
+def test_totals_are_sums_of_steps(ramp: Ramp, n_steps: int) -> None:
+    of_steps = sizes(ramp, n_steps)
+
+    assert [ramp.micro_batches(step) for step in range(n_steps)] == of_steps
+    assert ramp.total(n_steps) == sum(of_steps)
+
+
+@pytest.mark.parametrize("ramp", RAMPS)
+@pytest.mark.parametrize("n_micro_batches", [0, 1, 2, 7, 8, 9, 400])
+def test_a_budget_is_the_whole_steps_that_it_allows(ramp: Ramp, n_micro_batches: int) -> None:
+    n_steps = ramp.steps_within(n_micro_batches)
+
+    assert sum(sizes(ramp, n_steps)) <= n_micro_batches < sum(sizes(ramp, n_steps + 1))
+
+
+def test_equal_steps_are_their_own_measure() -> None:
+    assert [Ramp({0: 3}).even_step(step, 100) for step in range(100)] == list(range(100))
+    assert Ramp({0: 3}).even_step(0, 1) == 0
+
+
+def test_the_measure_is_the_share_of_the_tokens() -> None:
+    ramp = Ramp({0: 1, 2: 2, 5: 4})
+
+    # 12 micro-batches before the seventh and last step.
+    shares = [ramp.even_step(step, 7) / 6 for step in range(7)]
+    assert shares == pytest.approx([n / 12 for n in (0, 1, 2, 4, 6, 8, 12)])
+
+
+@pytest.mark.parametrize("key", ["callbacks", "callbacks+"])
+def test_a_configuration_has_the_ramp_of_its_callback(key: str) -> None:
+    ramp = {
+        "class_path": "anlit.training.callbacks.BatchRamp",
+        "init_args": {"schedule": {0: 2, 9: 4}},
+    }
+    guard = {"class_path": "anlit.training.callbacks.LossGuard"}
+
+    assert configured_ramp({"accumulate_grad_batches": 4, key: [guard, ramp]}).schedule == {
+        0: 2,
+        9: 4,
+    }
+    assert configured_ramp({"accumulate_grad_batches": 4, key: ramp}).schedule == {0: 2, 9: 4}
+    assert configured_ramp({"accumulate_grad_batches": 4, key: [guard]}).schedule == {0: 4}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (None, "give micro-batches by optimizer step"),
+        ({}, "does not begin at step 0"),
+        ({0: 1.5}, "1.5 is no integer"),
+        ({0: True}, "True is no integer"),
+        ({-1: 1, 0: 2}, "does not begin at step 0"),
+        ({0: 0}, "needs at least 1"),
+    ],
+)
+def test_a_wrong_schedule_is_refused(schedule, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Ramp(schedule)

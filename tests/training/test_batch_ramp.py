@@ -1,0 +1,97 @@
+"""A ramp of the batch inside the Trainer: its steps, their batches, and the time that they take."""
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from anlit import GPT
+from anlit.training.callbacks import BatchRamp, WholeSteps, progress
+from tests.data.modules import collate, quiet_trainer
+from tests.nn.models.tiny import batches, random_tokens, tiny
+
+SCHEDULE = {0: 1, 2: 2, 4: 3}
+SIZES = [1, 1, 2, 2, 3, 3]
+"""The micro-batches of each step."""
+
+
+class Record(L.Callback):
+    """Keeps the first token of each micro-batch, by optimizer step, and the validated steps."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.validated: list[int] = []
+
+    def on_train_batch_start(self, trainer: L.Trainer, model: Any, batch: Any, *_: Any) -> None:
+        self.tokens.setdefault(trainer.global_step, []).append(int(batch.tokens[0, 0]))
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.validated.append(trainer.global_step)
+
+
+class Endless(IterableDataset):
+    """Sequences whose first tokens are 1, 2, 3 …; Lightning fetches one in advance."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(1, 29):
+            yield random_tokens(17).index_fill(0, random_tokens(1) * 0, number)
+
+
+@pytest.mark.parametrize("n_in_epoch", [None, 6, 9])
+def test_steps_have_the_micro_batches_of_the_schedule(n_in_epoch: int | None) -> None:
+    """Without a length, and where an epoch's end is within the ramp; its data go on there."""
+    record = Record()
+    if n_in_epoch is None:
+        loader = DataLoader(Endless(), batch_size=1, collate_fn=collate)
+    else:
+        loader = DataLoader(list(Endless())[:n_in_epoch], batch_size=1, collate_fn=collate)
+    trainer = quiet_trainer(
+        devices=1,
+        accumulate_grad_batches=3,
+        max_steps=len(SIZES),
+        val_check_interval=4,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        enable_checkpointing=True,
+        callbacks=[WholeSteps(), BatchRamp(SCHEDULE), record],
+    )
+
+    trainer.fit(tiny(GPT), loader, batches(1, 16))
+
+    assert [len(tokens) for tokens in record.tokens.values()] == SIZES
+    assert list(record.tokens) == list(range(len(SIZES)))
+    assert record.validated == [4, 6]
+    if n_in_epoch is None:
+        assert list(chain(*record.tokens.values())) == list(range(1, sum(SIZES) + 1)), (
+            "no sequence is left out"
+        )
+
+
+def test_the_remaining_time_counts_micro_batches(monkeypatch, capfd) -> None:
+    """Here each micro-batch takes a minute."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(progress, "time", clock)
+
+    class Minute(L.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            clock.now += 60
+
+    trainer = quiet_trainer(
+        devices=1,
+        accumulate_grad_batches=3,
+        max_steps=len(SIZES),
+        log_every_n_steps=1,
+        enable_progress_bar=True,
+        callbacks=[BatchRamp(SCHEDULE), Minute(), progress.RunProgress()],
+    )
+
+    trainer.fit(tiny(GPT), batches(12, 16, batch_size=1))
+
+    minutes = re.findall(r"step (\d)/6 .* 0:(\d\d):00 left", capfd.readouterr().out)
+    expected = [(str(step), f"{sum(SIZES[step:]):02}") for step in range(1, len(SIZES) + 1)]
+    assert minutes == expected

@@ -1,0 +1,168 @@
+"""The gradient noise scale against naive gradients, and on a problem whose noise scale is known."""
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from anlit import GPT, NGPT, AnGPT
+from anlit.training.callbacks import GradientNoiseScale
+from anlit.training.callbacks.noise_scale import estimates
+from tests.data.modules import quiet_trainer
+from tests.nn.models.tiny import CONSTANT, adamw, batches, fit, jolt, next_token_loss, tiny
+
+N_MICRO_BATCHES = 3
+SEQUENCES = 2
+"""Sequences of a micro-batch."""
+LENGTH = 16
+
+
+class Estimates(GradientNoiseScale):
+    """Keeps each step's two estimates."""
+
+    def __init__(self) -> None:
+        super().__init__(every_n_steps=1)
+        self.values: list[tuple[float, float]] = []
+
+    def _add(self, squared_gradient: float, trace: float) -> None:
+        super()._add(squared_gradient, trace)
+        self.values.append((squared_gradient, trace))
+
+
+def tangential(gradient: Tensor, weight: Tensor, axis: int) -> Tensor:
+    """The gradient without its part along each vector of norm 1 in float64, vector by vector."""
+    result = gradient.clone()
+    for number in range(weight.shape[1 - axis]):
+        vector = weight.select(1 - axis, number)
+        if vector.norm() >= 0.999:
+            part = result.select(1 - axis, number)
+            part -= (part @ vector) / (vector @ vector) * vector
+    return result
+
+
+def naive_gradients(model: Any) -> list[Tensor]:
+    """The gradient of each micro-batch of the first step, flat, by autograd in float64."""
+    weights = list(model.model.parameters())
+    axes = {id(weight): axis for weight, axis, _ in model.model.constraints()}
+    gradients = []
+    for batch in batches(N_MICRO_BATCHES * SEQUENCES, LENGTH, SEQUENCES):
+        loss, _ = next_token_loss(model(batch.tokens, batch.document_ids), batch.targets)
+        parts = []
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            if id(weight) in axes:
+                gradient = tangential(gradient, weight.detach(), axes[id(weight)])
+            parts.append(gradient.flatten())
+        gradients.append(torch.cat(parts))
+    return gradients
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        (GPT, {}),
+        (GPT, {"tie_embeddings": True}),
+        (NGPT, {}),
+        (AnGPT, {}),
+        (NGPT, {"norms": "bounded"}),
+    ],
+)
+def test_a_step_is_measured_as_by_naive_gradients(architecture: Any, settings: dict) -> None:
+    model = tiny(architecture, optimizer=adamw(1e-3), schedule=CONSTANT, **settings)
+    model = jolt(model).double()
+    model.model.restore_norms()
+    gradients = torch.stack(naive_gradients(model))
+    step = gradients.mean(0)
+    # tr Σ by the sample variance of the micro-batches: another formula of the same number.
+    trace = gradients.var(0, correction=1).sum() * SEQUENCES * LENGTH
+    squared_gradient = step.square().sum() - trace / (N_MICRO_BATCHES * SEQUENCES * LENGTH)
+    measured = Estimates()
+
+    fit(
+        model,
+        max_steps=1,
+        batch_size=SEQUENCES,
+        accumulate=N_MICRO_BATCHES,
+        precision="64-true",
+        callbacks=[measured],
+    )
+
+    assert measured.values == [pytest.approx((float(squared_gradient), float(trace)), rel=1e-9)]
+
+
+def test_only_vectors_at_their_bound_lose_their_radial_part() -> None:
+    model = jolt(tiny(AnGPT)).double()
+    model.model.restore_norms()
+    norms = torch.cat(list(model.model.row_norms()))
+
+    assert 0.1 < float((norms < 0.999).double().mean()) < 0.9, "the test above has both kinds"
+
+
+D = 5
+GRADIENT = torch.tensor([0.3, -0.2, 0.1, 0.0, 0.4], dtype=torch.float64)
+DEVIATIONS = torch.tensor([1.0, 2.0, 0.5, 1.5, 1.0], dtype=torch.float64)
+TRACE_PER_EXAMPLE = float(DEVIATIONS.square().sum())
+
+
+class Examples(NamedTuple):
+    """A micro-batch of examples x (b, D)."""
+
+    tokens: Tensor
+
+
+class Linear(L.LightningModule):
+    """The loss ½|w − x|² at w = 0: an example's gradient is −x, with known mean and variance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.w = nn.Parameter(torch.zeros(D, dtype=torch.float64))
+        self.model.constraints = lambda: []
+        self.step_loss = SimpleNamespace(factor=1.0)
+
+    def training_step(self, batch: Examples, batch_idx: int) -> Tensor:
+        return 0.5 * (self.model.w - batch.tokens).square().sum(-1).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def test_the_mean_of_the_estimates_is_the_known_noise_scale() -> None:
+    """The estimates have no bias, though a step has only 3 micro-batches of 2 examples."""
+    n_steps = 500
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(n_steps * 3 * 2, D, generator=generator, dtype=torch.float64)
+    examples = list(-(GRADIENT + DEVIATIONS * noise))
+    loader = DataLoader(examples, batch_size=2, collate_fn=lambda rows: Examples(torch.stack(rows)))
+    measured = Estimates()
+    trainer = quiet_trainer(
+        max_steps=n_steps, accumulate_grad_batches=3, callbacks=[measured], precision="64-true"
+    )
+
+    trainer.fit(Linear(), loader)
+
+    values = torch.tensor(measured.values, dtype=torch.float64)
+    means = values.mean(0)
+    errors = values.std(0) / n_steps**0.5
+    expected = torch.tensor([float(GRADIENT.square().sum()), TRACE_PER_EXAMPLE * D])
+    assert len(values) == n_steps
+    assert ((means - expected).abs() < 3 * errors).all(), (means, expected, errors)
+    # A ratio of each step's norms, or norms without the correction, would be far outside.
+    assert (errors < torch.tensor([0.3, 0.03]) * expected).all()
+
+
+def test_the_averages_are_weighted_means_of_the_estimates() -> None:
+    callback = GradientNoiseScale(decay=0.5)
+    for estimate in ((4.0, 8.0), (2.0, 16.0), (-1.0, 32.0)):
+        callback._add(*estimate)
+
+    weights = [0.125, 0.25, 0.5]
+    means = [0.125 * 4 + 0.25 * 2 - 0.5, 0.125 * 8 + 0.25 * 16 + 0.5 * 32, sum(weights)]
+    assert [callback.squared_gradient, callback.trace, callback.weight] == pytest.approx(means)
+
+
+def test_equal_gradients_have_no_noise() -> None:
+    assert estimates(2.0, 2.0, n_micro_batches=4, tokens=8) == (2.0, 0.0)
