@@ -1,5 +1,6 @@
 """The noise scale of the gradient and the ramp of the batch, from the command line."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from tests.integration.conftest import (
 )
 from tests.integration.ranks import DDP, FSDP, column, logged, run_ranks
 
-TOKENS = 32
-"""Tokens of a sequence."""
+TOKENS = 2 * 32
+"""Tokens of a micro-batch, of two sequences."""
 SCALE, SIGNAL, TRACE = "noise/scale", "noise/squared_gradient", "noise/trace"
 NOISE = (
     "--config=trainer/noise_scale.yaml",
@@ -39,42 +40,54 @@ RAMP = (
     "--trainer.accumulate_grad_batches=4",
     "--data.batch_size=2",
 )
-RAMP_STEPS = 9
-RAMP_TOKENS = [2 * TOKENS * n for n in (1, 2, 3, 5, 7, 9, 13, 17, 21)]
-"""The training tokens after each step."""
+SIZES = [1, 1, 1, 2, 2, 2, 4, 4, 4]
+"""Micro-batches of each step."""
+RUN_TOKENS = [TOKENS * n for n in itertools.accumulate(SIZES)]
+"""Tokens of the run after each step."""
+CONSTANT = ("--model.schedule=Constant", "--model.optimizer.eps=1e-6")
+RUN = (
+    *RAMP,
+    *CONSTANT,
+    "--trainer.callbacks+=GradientNoiseScale",
+    "--trainer.callbacks.every_n_steps=1",
+    "--trainer.max_steps=9",
+    "--trainer.val_check_interval=4",
+    "--checkpoint_every_n_steps=1",
+)
+"""A run with a ramp that is measured at every step."""
 
 
 def test_the_fragment_logs_the_noise_scale(trained: Train) -> None:
     folder = trained(*NOISE, *TWO_MICRO_BATCHES, model="NGPT")
 
-    steps = [step for step, _ in logged(folder, SIGNAL)]
-    assert steps == [1, 3, 5, 7]
-    for step, value in logged(folder, SCALE):
-        row = dict(logged(folder, TRACE))[step], dict(logged(folder, SIGNAL))[step]
-        assert float(value) == pytest.approx(float(row[0]) / float(row[1]), rel=1e-6)
+    signals = dict(logged(folder, SIGNAL))
+    traces = dict(logged(folder, TRACE))
+    assert list(signals) == list(traces) == [1, 3, 5, 7]
     assert min(column(folder, TRACE)) > 0
+    for step, scale in logged(folder, SCALE):
+        assert float(scale) == pytest.approx(float(traces[step]) / float(signals[step]), rel=1e-6)
+    positive_steps = [step for step, signal in signals.items() if float(signal) > 0]
+    assert [step for step, _ in logged(folder, SCALE)] == positive_steps
     events = EventAccumulator(str(folder)).Reload()
-    assert [event.step for event in events.Scalars(TRACE)] == steps
+    assert [event.step for event in events.Scalars(TRACE)] == [1, 3, 5, 7]
 
 
 def test_the_noise_scale_changes_nothing(trained: Train) -> None:
-    settings = [*NOISE[2:], *TWO_MICRO_BATCHES]
-
-    plain = trained(*settings, model="NGPT")
+    plain = trained(*NOISE[2:], *TWO_MICRO_BATCHES, model="NGPT")
     measured = trained(*NOISE, *TWO_MICRO_BATCHES, model="NGPT")
 
     assert_same_training_state(last_checkpoint(plain), last_checkpoint(measured))
 
 
 @pytest.mark.parametrize(
-    ("n_ranks", "micro_batches", "strategy"), [(2, 1, DDP), (2, 2, DDP), (2, 2, FSDP)]
+    ("n_ranks", "micro_batches", "strategy"),
+    [(2, 1, DDP), pytest.param(2, 2, DDP, marks=pytest.mark.slow), (2, 2, FSDP)],
 )
 def test_ranks_measure_what_micro_batches_do(
     trained: Train, n_ranks: int, micro_batches: int, strategy: list[str]
 ) -> None:
     """With FSDP2 a micro-batch is that of both ranks; with DDP each rank has its own."""
-    is_sharded = strategy == FSDP
-    n_gradients = micro_batches if is_sharded else n_ranks * micro_batches
+    n_gradients = micro_batches if strategy == FSDP else n_ranks * micro_batches
     whole = trained(
         *NOISE,
         f"--data.batch_size={4 // n_gradients}",
@@ -96,56 +109,54 @@ def test_ranks_measure_what_micro_batches_do(
 
 
 def test_a_ramp_takes_the_planned_tokens(trained: Train) -> None:
-    folder = trained(*RAMP, f"--trainer.max_steps={RAMP_STEPS}", "--trainer.val_check_interval=4")
+    folder = trained(*RUN)
 
-    assert column(folder, "train/tokens") == RAMP_TOKENS
-    batches = [2 * TOKENS * n for n in (1, 1, 1, 2, 2, 2, 4, 4, 4)]
-    assert column(folder, "train/batch_tokens") == batches
+    assert column(folder, "train/tokens") == RUN_TOKENS
+    assert column(folder, "train/batch_tokens") == [TOKENS * n for n in SIZES]
     assert [step for step, _ in logged(folder, "val/loss")] == [3, 7, 8]
     curve = load_run(folder).curve
-    assert curve.tokens.tolist() == [RAMP_TOKENS[3], RAMP_TOKENS[7], RAMP_TOKENS[8]]
+    assert curve.tokens.tolist() == [RUN_TOKENS[3], RUN_TOKENS[7], RUN_TOKENS[8]]
 
 
-def test_the_steps_of_a_ramp_are_those_of_runs_of_their_batch(
-    trained: Train, shards, tmp_path
+def test_the_steps_of_a_ramp_are_those_of_runs_with_their_batch(
+    trained: Train, shards: Path, tmp_path: Path
 ) -> None:
-    """The factors of these batches are powers of two, so nothing is rounded."""
-    settings = ("--model.schedule=Constant", "--data.batch_size=2", "--trainer.log_every_n_steps=1")
-    ramp = trained(*RAMP, *settings, f"--trainer.max_steps={RAMP_STEPS}")
+    """The batches are powers of two, so nothing is rounded."""
+    ramp = trained(*RUN)
     run_dir = tmp_path / "run"
     for n_micro_batches, n_steps in ((1, 3), (2, 6), (4, 9)):
         arguments = fit_arguments(
             shards,
             run_dir,
-            *settings,
+            *CONSTANT,
+            "--data.batch_size=2",
             f"--trainer.accumulate_grad_batches={n_micro_batches}",
             f"--trainer.max_steps={n_steps}",
             "--ckpt_path=last",
         )
         assert run_ranks(arguments, 1) == [0]
 
-    assert_identical(
-        last_checkpoint(run_dir)["state_dict"], last_checkpoint(ramp)["state_dict"], "weights"
-    )
+    weights = last_checkpoint(run_dir)["state_dict"]
+    assert_identical(weights, last_checkpoint(ramp)["state_dict"], "weights")
     assert column(run_dir, "train/loss") == column(ramp, "train/loss")
 
 
 @pytest.mark.parametrize("strategy", [DDP, FSDP], ids=["ddp", "fsdp"])
 def test_ranks_ramp_like_one_process(trained: Train, strategy: list[str]) -> None:
-    settings = (*RAMP, "--trainer.max_steps=7", "--model.optimizer.eps=1e-6")
-    whole = trained(*settings)
+    whole = trained(*RUN)
 
-    split = trained(*settings, "--data.batch_size=1", *strategy, n_ranks=2)
+    split = trained(*RUN, "--data.batch_size=1", *strategy, n_ranks=2)
 
-    assert column(split, "train/tokens") == column(whole, "train/tokens") == RAMP_TOKENS[:7]
+    assert column(split, "train/tokens") == RUN_TOKENS
     for name in ("train/loss", "train/grad_norm"):
         assert column(split, name) == pytest.approx(column(whole, name), rel=1e-4), name
+    # With DDP the ranks are micro-batches too, so steps of one micro-batch are measured.
+    n_measured = 9 if strategy == DDP else 6
+    assert len(column(split, TRACE)) == n_measured
 
 
-EPOCHS = "--trainer.limit_train_batches=12"
+EPOCHS = ("--trainer.limit_train_batches=12", "--model.dropout=0.1")
 """Micro-batches of an epoch, as many as three of the largest steps have."""
-
-
 FOURTH_SAVE = callback(
     "integration.callbacks.KilledIn",
     owner="anlit.checkpoints.checkpoint_io.AtomicCheckpointIO",
@@ -157,8 +168,8 @@ FOURTH_SAVE = callback(
 @pytest.mark.parametrize(
     ("settings", "stop", "saved_step"),
     [
-        pytest.param((), signal_at("SIGKILL", 16), 4, id="within the ramp"),
-        pytest.param((EPOCHS, "--model.dropout=0.1"), FOURTH_SAVE, 3, id="at an epoch's end"),
+        pytest.param((), signal_at("SIGKILL", 4 * 4), 4, id="within the ramp"),
+        pytest.param(EPOCHS, FOURTH_SAVE, 3, id="at the end of an epoch"),
     ],
 )
 def test_a_run_is_killed_in_its_ramp_and_continued(
@@ -169,40 +180,40 @@ def test_a_run_is_killed_in_its_ramp_and_continued(
     stop: list[str],
     saved_step: int,
 ) -> None:
-    settings = (
-        *RAMP,
-        *settings,
-        f"--trainer.max_steps={RAMP_STEPS}",
-        "--checkpoint_every_n_steps=1",
-        "--trainer.callbacks+=GradientNoiseScale",
-        "--trainer.callbacks.every_n_steps=1",
-    )
-    whole = trained(*settings)
-    arguments = fit_arguments(shards, tmp_path / "cut", *settings)
+    whole = trained(*RUN, *settings)
+    cut = tmp_path / "cut"
 
-    checkpoint = stop_and_continue(arguments, tmp_path / "cut", whole, stop, KILLED)
+    checkpoint = stop_and_continue(
+        fit_arguments(shards, cut, *RUN, *settings), cut, whole, stop, KILLED
+    )
 
     assert checkpoint["global_step"] == saved_step
     noise = last_checkpoint(whole)["callbacks"]["GradientNoiseScale"]
-    assert last_checkpoint(tmp_path / "cut")["callbacks"]["GradientNoiseScale"] == noise
+    assert last_checkpoint(cut)["callbacks"]["GradientNoiseScale"] == noise
     assert noise["weight"] == pytest.approx(1 - 0.95**6), "steps of one micro-batch do not count"
     for name in (SIGNAL, TRACE, SCALE):
-        assert logged(tmp_path / "cut", name) == logged(whole, name)
+        assert logged(cut, name) == logged(whole, name)
 
 
-@pytest.mark.parametrize("budget", [420, 1000, 1400])
+@pytest.mark.parametrize(("budget", "n_steps"), [(420, 4), (1100, 8)])
 def test_a_budget_of_tokens_counts_the_ramp(
-    shards: Path, tmp_path: Path, capfd, budget: int
+    shards: Path, tmp_path: Path, capfd, budget: int, n_steps: int
 ) -> None:
+    """The rate falls over the tokens."""
     run_dir = tmp_path / "run"
-    options = ("--trainer.max_steps=-1", f"--max_tokens={budget}")
+    options = ("--trainer.max_steps=-1", f"--max_tokens={budget}", "--model.schedule=Linear")
 
-    assert main(fit_arguments(shards, run_dir, *RAMP, *options)) == 0
+    assert main(fit_arguments(shards, run_dir, *RAMP, *options, "--model.schedule.final=0")) == 0
 
-    n_steps = sum(tokens <= budget for tokens in RAMP_TOKENS)
+    assert RUN_TOKENS[n_steps - 1] <= budget < RUN_TOKENS[n_steps]
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["trainer"]["max_steps"] == n_steps
-    assert column(run_dir, "train/tokens")[-1] == RAMP_TOKENS[n_steps - 1]
-    assert f"{budget:,} tokens: {n_steps} steps of 64 to" in capfd.readouterr().out
+    tokens = column(run_dir, "train/tokens")
+    assert tokens == RUN_TOKENS[:n_steps]
+    largest = TOKENS * SIZES[n_steps - 1]
+    assert f"{budget:,} tokens: {n_steps} steps of 64 to {largest} tok" in capfd.readouterr().out
+    rates = column(run_dir, "train/learning_rate")
+    for rate, before in zip(rates, [0, *tokens], strict=False):
+        assert rate == pytest.approx(rates[0] * (1 - before / tokens[-2]), rel=1e-5, abs=1e-12)
 
 
 WRONG = [
