@@ -127,11 +127,19 @@ def configured_ramp(trainer: Mapping[str, Any]) -> Ramp:
         for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
             if class_name(callback) == NAME:
                 settings = init_args(callback)
-                ramp = Ramp(settings.get("schedule"), settings.get("lr_scaling_method", "none"))
+                schedule = _with_integer_steps(settings.get("schedule"))
+                ramp = Ramp(schedule, settings.get("lr_scaling_method", "none"))
                 check_ramp(ramp, accumulate)
                 _refuse_epochs(trainer.get("max_epochs"))
                 return ramp
     return Ramp({0: accumulate})
+
+
+def _with_integer_steps(schedule: Any) -> Any:
+    """A schedule as a run's config.yaml has it, whose steps are texts, with integers again."""
+    if not isinstance(schedule, Mapping):
+        return schedule
+    return {int(step) if str(step).isdecimal() else step: n for step, n in schedule.items()}
 
 
 def _refuse_epochs(max_epochs: int | None) -> None:

@@ -54,11 +54,13 @@ def test_the_measure_is_the_share_of_the_tokens() -> None:
     assert shares == pytest.approx([n / 12 for n in (0, 1, 2, 4, 6, 8, 12)])
 
 
+@pytest.mark.parametrize("schedule", [{0: 2, 9: 4}, {"0": 2, "9": 4}])
 @pytest.mark.parametrize("key", ["callbacks", "callbacks+"])
-def test_a_configuration_has_the_ramp_of_its_callback(key: str) -> None:
+def test_a_configuration_has_the_ramp_of_its_callback(key: str, schedule: dict) -> None:
+    """Steps are texts in a config.yaml that a run has written."""
     ramp = {
         "class_path": "anlit.training.callbacks.BatchRamp",
-        "init_args": {"schedule": {0: 2, 9: 4}},
+        "init_args": {"schedule": schedule},
     }
     guard = {"class_path": "anlit.training.callbacks.LossGuard"}
 
