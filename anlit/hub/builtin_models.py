@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anlit.config.objects import module_to_plain_values
 from anlit.hub.families import (
@@ -14,28 +14,40 @@ from anlit.hub.families import (
     Family,
     weight_names,
 )
+from anlit.hub.translated_settings import (
+    CONFIG_SETTINGS,
+    TRAINING_SETTINGS,
+    changed_arguments,
+    changed_settings,
+)
 from anlit.nn.layers import positions
 from anlit.nn.layers.norms import RMSNorm
 from anlit.nn.layers.positions import NoPE
 from anlit.nn.mechanisms.plain import Plain
 from anlit.nn.mechanisms.sliding_window import SlidingWindow
 from anlit.nn.models.decoder import Decoder
+from anlit.training.language_model import LanguageModel
 
 ROPE_TYPE_BY_CLASS = {
     getattr(positions, rope.class_name): rope_type for rope_type, rope in ROPE_TYPES.items()
 }
 
 
-def find_model_type(decoder: Any, origin: str | None = None) -> str | None:
+def find_model_type(model: LanguageModel, origin: str | None = None) -> str | None:
     """Find the model_type of an architecture that can be this GPT+: `origin` if it can.
 
     None if there is none.
     """
+    if changed_settings(model, CONFIG_SETTINGS | TRAINING_SETTINGS):
+        return None
+    decoder: Any = model.model
     rotary = _rotary_positions(decoder)
     distinct_rotary = {str(module_to_plain_values(layer)) for layer in rotary}
     if not all(map(_has_common_settings, decoder.blocks)) or len(distinct_rotary) != 1:
         return None
     if type(rotary[0]) not in ROPE_TYPE_BY_CLASS or rotary[0].fraction != 1:
+        return None
+    if changed_arguments(rotary[0], _rope_arguments(rotary[0])):
         return None
     if len(set(filter(None, _windows(decoder)))) > 1:
         return None
@@ -66,12 +78,11 @@ def _has_common_settings(block: Any) -> bool:
     """Whether a block of GPT+ has no setting that all families lack."""
     mechanism = block.attention.mechanism
     if type(mechanism) is SlidingWindow:
-        mechanism = mechanism.mechanism
-    if type(mechanism) is not Plain or block.output.W_g is not None:
-        return False
-    for norm in (block.norm_v, block.output.norm, block.post_norm_A):
-        if not isinstance(norm, nn.Identity):
+        if changed_arguments(mechanism, ("width", "mechanism")):
             return False
+        mechanism = mechanism.mechanism
+    if type(mechanism) is not Plain or changed_arguments(mechanism, ()):
+        return False
     return not isinstance(block.norm_q, RMSNorm) or block.norm_q.eps == block.norm_1.eps
 
 
@@ -123,6 +134,12 @@ def config_json(decoder: Any, context_length: int, model_type: str) -> dict[str,
         is_rotary = [type(block.positions) is not NoPE for block in decoder.blocks]
         config["no_rope_layers"] = list(map(int, is_rotary))
     return config
+
+
+def _rope_arguments(rope: Any) -> list[str]:
+    """The arguments of a rotation that the architectures of transformers have, by our names."""
+    keys = ROPE_TYPES[ROPE_TYPE_BY_CLASS[type(rope)]].keys
+    return ["fraction", "base", *(POSITIONS_SETTINGS.get(key, key) for key in keys)]
 
 
 def _rope_settings(rope: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from anlit.errors import UserError
 from anlit.hub.custom_code import MODEL_TYPE_PREFIX
 from anlit.hub.families import (
     FAMILIES,
+    KEYS_WITHOUT_EFFECT,
     OPTIONAL,
     ORIGINAL_LENGTH,
     POSITIONS_SETTINGS,
@@ -15,6 +16,7 @@ from anlit.hub.families import (
     REQUIRED_VALUES,
     ROPE_TYPES,
     SETTINGS,
+    TYPES,
     Family,
 )
 
@@ -49,6 +51,12 @@ def check_config(config: dict[str, Any], folder: Path) -> None:
             f"GPT+ cannot represent the model in {folder}, whose {CONFIG_JSON} has "
             f"{', '.join(reasons)}: choose another checkpoint"
         )
+
+
+def unknown_keys(config: dict[str, Any]) -> list[str]:
+    """Return the keys with a value that import neither reads nor knows to change no logit."""
+    known = {*SETTINGS, *TYPES, *REQUIRED_VALUES, *KEYS_WITHOUT_EFFECT}
+    return sorted(key for key in config.keys() - known if config[key] not in (None, False))
 
 
 def _find_family(config: dict[str, Any], folder: Path) -> Family:

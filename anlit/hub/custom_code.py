@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import anlit
-from anlit.errors import UserError
 from anlit.hub.builtin_models import config_sizes
-from anlit.nn.layers.positions import LinearRoPE, Llama3RoPE, NoPE, Positions, PRoPE, RoPE, YaRN
+from anlit.hub.translated_settings import ARCHITECTURES, MECHANISMS
+from anlit.nn.layers.positions import NoPE, Positions
 from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.nn.models.fold import Stored, fold
 from anlit.training.load_model import Checkpoint
@@ -23,40 +23,15 @@ CODE_FILES = [Path(__file__).parent / f"{name}.py" for name in (MODULE, "attenti
 """Copied into the folders. Only these files import transformers."""
 MODEL_TYPE_PREFIX = "anlit_"
 """Start of the `model_type` of every model with custom code."""
-ARCHITECTURES = {
-    "GPT": "GPT",
-    "NGPT": "NGPT",
-    "FoldedNGPT": "NGPT",
-    "AnGPT": "AnGPT",
-    "FoldedAnGPT": "AnGPT",
-}
-MECHANISM_SETTINGS: dict[type, tuple[str, ...]] = {
-    anlit.Plain: (),
-    anlit.ScaleInvariant: ("tau",),
-    anlit.LogN: ("b", "c"),
-    anlit.SqrtLogN: ("a", "b", "c"),
-    anlit.ExpectedMaximum: (),
-    anlit.BetaScaling: (),
-    anlit.LogBias: ("tau",),
-    anlit.ALiBi: (),
-}
-"""The mechanisms that the code supports, and their settings apart from the coefficient."""
-POSITIONS_OF_ANY_LENGTH = (RoPE, LinearRoPE, Llama3RoPE, YaRN, PRoPE)
-"""Rotary positions with the same frequencies at every length, which the code supports."""
 
 
 def export(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Make config.json, without the ids of special tokens, and the weights.
 
-    Raises:
-        UserError: The code does not support the model.
+    The settings are such that `refuse_dropped_settings` accepts them.
     """
-    if checkpoint.architecture not in ARCHITECTURES:
-        raise _unsupported(f"the architecture {checkpoint.architecture}")
     name = ARCHITECTURES[checkpoint.architecture]
     decoder = checkpoint.model.model
-    if name == "AnGPT" and decoder.blocks[0].s_qk is not None:
-        raise _unsupported("an s_qk of anGPT")
     if name != "GPT" and not isinstance(decoder.s_z, Stored):
         decoder = fold(decoder)
     config = {
@@ -115,11 +90,9 @@ def _mechanism_settings(mechanism: Mechanism) -> dict[str, Any]:
         settings = _mechanism_settings(mechanism.mechanism)
         # The share of a warm start inside a warm start is the product.
         return {**settings, "share": settings.get("share", 1.0) * float(mechanism.share)}
-    mechanism_class = type(mechanism)
-    if mechanism_class not in MECHANISM_SETTINGS:
-        raise _unsupported(f"attention {mechanism_class.__name__}")
-    settings = {"name": mechanism_class.__name__}
-    for key in MECHANISM_SETTINGS[mechanism_class]:
+    kind = type(mechanism)
+    settings: dict[str, Any] = {"name": kind.__name__}
+    for key in MECHANISMS[kind].in_config:
         settings[key] = getattr(mechanism, key)
     coefficient = getattr(mechanism, "strength", None) or getattr(mechanism, "decay", None)
     if coefficient is not None:
@@ -132,8 +105,6 @@ def _mechanism_settings(mechanism: Mechanism) -> dict[str, Any]:
 def _rotation_settings(positions: Positions, d_head: int) -> dict[str, Any]:
     if type(positions) is NoPE:
         return {"frequencies": [], "scale": 1.0}
-    if type(positions) not in POSITIONS_OF_ANY_LENGTH:
-        raise _unsupported(f"positions {type(positions).__name__}")
     return {"frequencies": positions.frequencies(d_head, 1).tolist(), "scale": positions.scale}
 
 
@@ -153,10 +124,3 @@ def _export_weights(decoder: Any) -> dict[str, Tensor]:
             factor = float(getattr(block.norm_qk, "factor", 1.0))
             weights[f"blocks.{number}.s_qk"] = torch.full((block.W_q.out_features,), factor)
     return weights
-
-
-def _unsupported(feature: str) -> UserError:
-    return UserError(
-        f"--format huggingface cannot hold {feature}, which its code does not support: "
-        "use --format safetensors, which anlit loads"
-    )

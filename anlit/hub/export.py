@@ -18,6 +18,7 @@ from anlit.evaluation.tokenizer import (
     load_checkpoint_tokenizer,
 )
 from anlit.hub import builtin_models, custom_code, families
+from anlit.hub.translated_settings import refuse_dropped_settings
 from anlit.io.write import write_json, writing
 from anlit.nn.models.fold import fold
 from anlit.training.load_model import Checkpoint, load_checkpoint
@@ -99,19 +100,20 @@ def write_huggingface(
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
     GPT+ is written in an exactly equal architecture of transformers; an imported model in its
-    original architecture if possible. nGPT and anGPT (folded), and GPT+ with other settings, come with custom code,
-    which from_pretrained runs with `trust_remote_code=True`.
+    original architecture if possible. nGPT and anGPT (folded), and GPT+ with other settings, come
+    with custom code. from_pretrained runs it with `trust_remote_code=True`.
 
     The tokens with which `fit` rounds the vocabulary up have no text, so they are left out.
 
     Raises:
-        UserError: The code does not support a setting of the model.
+        UserError: The folder could not hold a setting of the model.
     """
+    refuse_dropped_settings(checkpoint.model)
     decoder = checkpoint.model.model
     length = checkpoint.longest_context
     model_type = None
     if checkpoint.architecture == "GPT":
-        model_type = builtin_models.find_model_type(decoder, checkpoint.family)
+        model_type = builtin_models.find_model_type(checkpoint.model, checkpoint.family)
     if model_type is not None:
         config = builtin_models.config_json(decoder, length, model_type)
         weights = builtin_models.renamed_weights(decoder)

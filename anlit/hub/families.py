@@ -54,6 +54,38 @@ REQUIRED_VALUES = {
     "quantization_config": RequiredValue(None, "GPT+ has no quantised weights"),
 }
 
+KEYS_WITHOUT_EFFECT = {
+    # Of the file and its software
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    # Of training, generation, other tasks and other outputs
+    "attention_dropout",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "eos_token_id",
+    "id2label",
+    "initializer_range",
+    "is_encoder_decoder",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "use_cache",
+    # Read with the rotation and the windows
+    "partial_rotary_factor",
+    "rope_theta",
+    "use_sliding_window",
+}
+"""Keys of config.json that change no logit, or that import reads apart from these tables."""
+
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 POSITIONS_SETTINGS = {ORIGINAL_LENGTH: "training_length"}
 """Settings of positions that GPT+ names differently."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, TOKENIZER, write_exported
 from anlit.checkpoints.integrity import UNREADABLE, reason
 from anlit.checkpoints.special_tokens import SpecialTokens, read_special_tokens, token_ids
-from anlit.config.objects import to_plain_values
+from anlit.config.objects import shown, to_plain_values
 from anlit.errors import UserError
-from anlit.hub.config_json import CONFIG_JSON, check_config, gpt_settings
+from anlit.hub.config_json import CONFIG_JSON, check_config, gpt_settings, unknown_keys
 from anlit.hub.export import check_new_folder
 from anlit.hub.families import TYPES, weight_names
 from anlit.hub.shards import tensors_by_file
@@ -80,9 +80,16 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         separator = {"end_of_document": _end_of_document(config, special)}
         write_exported(content, plain_settings, target, tokenizer_json, separator)
         (target / MODEL_YAML).write_text(model_yaml, encoding="utf-8")
+    notes = []
     if tokenizer_json is None:
-        return [f"{folder} has no {TOKENIZER}, so the model comes without a tokenizer"]
-    return []
+        notes.append(f"{folder} has no {TOKENIZER}, so the model comes without a tokenizer")
+    keys = unknown_keys(config)
+    if keys:
+        notes.append(
+            f"{folder / CONFIG_JSON} has {', '.join(map(shown, keys))}, which anlit does not read: "
+            "compare the model's logits with transformers'"
+        )
+    return notes
 
 
 def read_model_tensors(folder: Path) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,24 @@ from anlit import (
     YaRN,
 )
 from anlit.cli import main
+from anlit.config.objects import parameters_of
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer
 from anlit.errors import UserError
 from anlit.evaluation.generation import Request, Sampling, generate
 from anlit.hub.custom_code import CODE_FILES
 from anlit.hub.export import write_huggingface
+from anlit.hub.translated_settings import (
+    CONFIG_SETTINGS,
+    CUSTOM_CODE_SETTINGS,
+    INNER_MECHANISMS,
+    MECHANISMS,
+    POSITIONS,
+    SETTINGS_IN_WEIGHTS,
+    TRAINING_SETTINGS,
+    settings_with_defaults,
+)
+from anlit.nn.models.gpt import GPTConfig
+from anlit.training import models as architectures
 from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import Checkpoint, load_checkpoint
 from anlit.training.models import FoldedAnGPT
@@ -277,3 +291,75 @@ def test_what_the_code_has_no_form_for_is_refused(settings, tmp_path: Path) -> N
     ):
         write(loud(GPT, **settings), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+EXPORTED = [GPT, NGPT, AnGPT]
+REFUSED = {"s_qk"}
+"""Settings of the models that no code for transformers supports."""
+
+
+@pytest.mark.parametrize("architecture", EXPORTED)
+def test_every_setting_of_a_model_is_translated_or_refused(architecture) -> None:
+    names = {name for name, _, _ in settings_with_defaults(architecture, {})}
+    translated = CONFIG_SETTINGS | CUSTOM_CODE_SETTINGS | SETTINGS_IN_WEIGHTS | TRAINING_SETTINGS
+
+    assert "qk_norm" in names
+    assert names - translated <= REFUSED
+
+
+def test_no_table_of_settings_names_a_setting_that_is_gone() -> None:
+    names = set()
+    for architecture in EXPORTED:
+        names.update(name for name, _, _ in settings_with_defaults(architecture, {}))
+
+    tables = (CONFIG_SETTINGS, CUSTOM_CODE_SETTINGS, SETTINGS_IN_WEIGHTS, TRAINING_SETTINGS)
+    assert names >= set().union(*tables)
+
+
+@pytest.mark.parametrize("kind", [*MECHANISMS, *POSITIONS])
+def test_every_argument_of_mechanisms_and_positions_is_translated(kind) -> None:
+    translated = set(POSITIONS.get(kind, INNER_MECHANISMS))
+    translated.update(*MECHANISMS.get(kind, ()))
+
+    assert {parameter.name for parameter in parameters_of(kind)} <= translated
+
+
+def test_a_setting_that_the_export_does_not_translate_is_refused(
+    tmp_path: Path, monkeypatch
+) -> None:
+    @dataclass(frozen=True)
+    class CappedConfig(GPTConfig):
+        logit_cap: float | None = None
+
+    monkeypatch.setattr(architectures, "GPTConfig", CappedConfig)
+    full_rotation = RoPE(fraction=1.0)
+
+    write(loud(GPT, positions=full_rotation), tmp_path / "default")
+    with pytest.raises(UserError, match=r"cannot hold logit_cap=30\.0, which its code"):
+        write(loud(GPT, positions=full_rotation, logit_cap=30.0), tmp_path / "changed")
+
+    assert (tmp_path / "default" / "config.json").is_file()
+    assert not (tmp_path / "changed").exists()
+
+
+def test_a_learned_s_qk_of_angpt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot hold s_qk=True"):
+        write(loud(AnGPT, s_qk=True), tmp_path / "out")
+
+
+class SwappedRoPE(RoPE):
+    """RoPE with an argument more."""
+
+    def __init__(self, fraction: float = 1.0, base: float = 10_000.0, swapped: bool = False):
+        super().__init__(fraction, base)
+        self.swapped = swapped
+
+
+def test_an_argument_of_positions_that_the_export_does_not_translate_is_refused(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setitem(POSITIONS, SwappedRoPE, POSITIONS[RoPE])
+
+    write(loud(GPT, positions=SwappedRoPE()), tmp_path / "default")
+    with pytest.raises(UserError, match=r"cannot hold SwappedRoPE\.swapped=True"):
+        write(loud(GPT, positions=SwappedRoPE(swapped=True)), tmp_path / "changed")

@@ -17,6 +17,8 @@ from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from anlit.evaluation.generation import Separator
 from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
+from anlit.hub.config_json import unknown_keys
+from anlit.hub.families import FAMILIES
 from anlit.training.initial_weights import load_initial_weights
 from anlit.training.load_model import load_checkpoint
 from tests.data.reader import edit
@@ -24,7 +26,7 @@ from tests.evaluation.saved import save, small
 from tests.hub.published import CASES, published, read
 from tests.nn.models.tiny import random_tokens
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("own_code_cache")
 
 TOKENS = random_tokens(3, 24)
@@ -59,6 +61,22 @@ def test_a_family_comes_in_and_goes_back(case, tmp_path: Path) -> None:
     assert type(back) is type(hub_model)
     torch.testing.assert_close(back.state_dict(), hub_model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(back(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_key_of_a_family_is_read_or_known_to_have_no_effect(model_type) -> None:
+    config = transformers.AutoConfig.for_model(model_type)
+    keys = config.to_dict().keys()
+
+    assert unknown_keys(dict.fromkeys(keys, "a value")) == []
+
+
+def test_a_key_that_is_not_read_is_named(qwen3: Path, tmp_path: Path, capsys) -> None:
+    edit(qwen3 / "config.json", lambda config: config.update(logit_cap=30.0, interleaved=False))
+
+    import_model(qwen3, tmp_path / "gpt")
+
+    assert "config.json has 'logit_cap', which anlit does not read" in capsys.readouterr().out
 
 
 def test_a_run_from_imported_weights_remembers_the_family(tmp_path: Path) -> None:
