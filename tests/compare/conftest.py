@@ -11,6 +11,8 @@ import pytest
 import yaml
 from matplotlib import pyplot as plt
 
+from anlit.compare import plots
+
 ROPE = {"class_path": "anlit.nn.layers.positions.RoPE", "init_args": {"fraction": 0.5}}
 ADAMW = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001, "betas": [0.9, 0.95]}}
 CONFIG: dict[str, Any] = {
@@ -69,6 +71,11 @@ def write_run(
         rows.append(f"{tokens // 10:.0f},{loss},,,,")
         rows.append(f"{tokens // 10:.0f},,{loss},{tokens},{seconds_of(tokens)},{loss / 3}")
     (folder / "metrics.csv").write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture
+def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "plot_convergence", lambda *_: None)
 
 
 @pytest.fixture

@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
+import tests.docs.architecture_claims
 import tests.docs.architecture_tables
-import tests.docs.speed_tables  # noqa: F401  the modules register their tables
+import tests.docs.attention_claims
+import tests.docs.bridge_claims
+import tests.docs.speed_claims
+import tests.docs.speed_tables  # noqa: F401  these modules register tables and sentences
 from anlit.compare.statistics import Interval, median_with_interval
 from tests.docs.page_tables import TABLES, UNRECORDED, Key
 from tests.docs.pages import ROOT

@@ -1,0 +1,163 @@
+"""Notes on what makes a comparison unfair."""
+
+import math
+
+import pytest
+
+from anlit.compare.compare import compare
+from anlit.compare.comparison import NOT_MEASURED
+from anlit.compare.notes import unstable_throughput
+from anlit.runs.folders import load_run
+from anlit.runs.groups import group_runs
+from tests.compare.conftest import NGPT
+from tests.compare.reports import H200, LR
+
+OTHER_CONTENT = {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}
+FLOAT8 = "model.init_args.runtime.float8"
+FULL = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
+"""Eight validation points: enough to compare the speed of two halves."""
+CHANGED_AND_KILLED = [
+    {"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]},
+    {"step": 6, "changed": ["lr 3 → 7"]},  # killed before it wrote a checkpoint
+    {"step": 6, "changed": ["lr 3 → 5"]},
+]
+"""Launches of a run."""
+
+
+def callback(name, **settings):
+    """A single callback, as `--trainer.callbacks=NAME` writes it."""
+    return {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": settings}
+
+
+def slowing(tokens):
+    return 0.1 * tokens + max(0.0, 0.05 * (tokens - 500))
+
+
+def notes_on(baseline, run, folder):
+    return compare([str(baseline), str(run)], str(folder)).notes
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_a_fair_comparison_has_no_note(make_run, tmp_path):
+    notes = notes_on(make_run("a"), make_run("fair", model=NGPT), tmp_path / "o")
+
+    assert notes == (NOT_MEASURED,)
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("key", "value", "note"),
+    [
+        ("model.init_args.context_length", 512, "context_length is 512, the baseline 256."),
+        ("model.init_args.dropout", 0.5, "trained differently: dropout is 0.5"),
+        (FLOAT8, "rowwise", "trained differently: float8 is rowwise, the baseline default."),
+        (
+            "data.init_args.batch_size",
+            32,
+            "trained differently: batch_size is 32, the baseline 16.",
+        ),
+        ("data.init_args.val_samples", 9, "validated differently: val_samples is 9"),
+        ("trainer.val_check_interval", 50, "validated differently: val_check_interval is 50"),
+        ("trainer.check_val_every_n_epoch", 2, "validated differently: check_val_every_n_epoch"),
+        ("trainer.gradient_clip_val", 0.5, "trained differently: gradient_clip_val is 0.5"),
+        ("initial_weights", "a.ckpt", "trained differently: initial_weights is True, the baseline"),
+        (
+            "trainer.callbacks",
+            callback("EarlyStopping", patience=1),
+            "trained differently: callbacks is EarlyStopping(patience=1), the baseline none.",
+        ),
+        (
+            "trainer.callbacks",
+            callback("GradientAccumulationScheduler", scheduling=4),
+            "callbacks is GradientAccumulationScheduler(scheduling=4), the baseline none.",
+        ),
+        (LR, 0.01, "nGPT, plain: its own lr=0.01, the baseline's lr=0.001; fair only if both"),
+    ],
+)
+def test_a_setting_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, key, value, note):
+    settings = {"model.init_args.runtime": {"float8": None}, key: value}
+    run = make_run("b", model=NGPT, settings=settings)
+
+    notes = notes_on(make_run("a"), run, tmp_path / "o")
+
+    assert note in "\n".join(notes)
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("record", "note"),
+    [
+        (OTHER_CONTENT, "other data: content is c1"),
+        ({"data": None}, "not verified"),
+        ({"stopped_early": "4 of 9 steps, by X"}, "b ended early, after 4 of 9 steps, by X."),
+        (H200, "Hardware differs"),
+        ({"git": {"commit": "f" * 40, "dirty": False}}, "different commits"),
+        ({"git": {"commit": "f" * 40, "dirty": True}}, "uncommitted changes"),
+        ({"versions": {"torch": "3"}}, "different versions"),
+        ({"parameters": 2000}, "2,000 parameters, the baseline 1,000"),
+        (
+            {"launches": CHANGED_AND_KILLED},
+            "b changed on the way: lr 2 → 3, tau 0 → 1 from step 4; lr 3 → 5 from step 6.",
+        ),
+    ],
+)
+def test_a_record_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, record, note):
+    run = make_run("b", model=NGPT, record=record)
+
+    notes = notes_on(make_run("a"), run, tmp_path / "o")
+
+    assert note in "\n".join(notes)
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        pytest.param(
+            {"points": [(100, 5.0), (800, 2.0)]},
+            "800 training tokens, the baseline 400",
+            id="longer",
+        ),
+        pytest.param(
+            {"seed": 2},
+            "no seed in common with the baseline, so its speed-up is over the baseline's mean",
+            id="another seed",
+        ),
+        pytest.param(
+            {"points": [(100, 9.0), (400, 8.5)]},
+            "b: DIVERGED in effect, its final loss is above that of guessing, 6.9.",
+            id="worse than guessing",
+        ),
+        pytest.param(
+            {"points": FULL, "seconds_of": slowing},
+            "b: unstable throughput, 10 tokens/s in its first half and 7",
+            id="slower and slower",
+        ),
+    ],
+)
+def test_a_course_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, options, note):
+    run = make_run("b", model=NGPT, **options)
+
+    notes = notes_on(make_run("a"), run, tmp_path / "o")
+
+    assert note in "\n".join(notes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"seconds_of": lambda tokens: 5.0 + 0.1 * tokens}, id="compiled first"),
+        pytest.param({"seconds_of": lambda tokens: math.nan}, id="times are not known"),
+        pytest.param(
+            {
+                "settings": {"data.init_args.context_schedule": {"steps": 10}},
+                "seconds_of": slowing,
+            },
+            id="a growing context",
+        ),
+    ],
+)
+def test_a_steady_machine_gives_no_note(make_run, options):
+    groups = group_runs([load_run(make_run("a", FULL, **options))])
+
+    assert not list(unstable_throughput(groups))

@@ -1,0 +1,188 @@
+"""Figures in sentences of all other sections of architectures.md."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from anlit.compare.statistics import median_with_interval, power_law
+from tests.docs.page_tables import ARCHITECTURES
+from tests.docs.records import (
+    RESULTS,
+    Study,
+    figure,
+    read_record,
+    seconds_per_token,
+)
+from tests.docs.result_claims import corrected
+from tests.docs.section_claims import extremes, from_and, from_to, section
+
+
+@section(ARCHITECTURES, "Depth")
+def depth() -> Iterator[str]:
+    study = Study("depth")
+
+    def losses(arm: str, layers: int) -> dict[int, float]:
+        return study.losses(f"{arm}, layers {layers}, width 64")
+
+    late = ", ".join(map(figure, losses("anGPT", 4).values()))
+    yield f"one run of GPT+ ({figure(losses('GPT+', 4)[1])}) and both of anGPT ({late})"
+    behind = figure(losses("nGPT", 2)[1] - losses("GPT+", 2)[1])
+    ahead = figure(losses("GPT+", 4)[1] - losses("nGPT", 4)[1])
+    yield f"ends {behind} behind GPT+ at two layers and {ahead} ahead at four"
+
+
+@section(ARCHITECTURES, "Defaults")
+def defaults() -> Iterator[str]:
+    study = Study("defaults/0.4m")
+    _, fresh_default = study.seeds("GPT+, defaults")
+    tuned, fresh_tuned = study.seeds("GPT+, tuned")
+    yield f"The tuned best ends at {tuned} on that seed"
+    yield f"Seed 2 is fresh: {fresh_default} against {fresh_tuned}."
+
+
+@section(ARCHITECTURES, "1.3M parameters")
+def one_million() -> Iterator[str]:
+    study = Study("compute_optimal/1.3m")
+    baseline = study.mean_loss("GPT+")
+    arms = [arm for arm in study.curves if arm.startswith("anGPT")]
+    lags = from_to(study.mean_loss(arm) - baseline for arm in arms)
+    yield f"of five settings and ends {lags} higher"
+    p_ngpt, *_ = corrected("nGPT", "GPT+", "compute_optimal/1.3m")
+    *_, p_angpt = corrected("anGPT, half the rate", "GPT+", "compute_optimal/1.3m")
+    assert figure(p_ngpt) == figure(p_angpt)
+    yield f"(p = {figure(p_ngpt)} each, Holm)"
+    losses: list[float] = []
+    for arm in ("anGPT", "anGPT, half the rate", "anGPT, a quarter of the rate"):
+        losses += study.losses(arm).values()
+    yield f"end between {from_and(losses)}."
+    gained = gain_of_half_the_rate(Study("compute_optimal/1.3m-first"))
+    lost = -gain_of_half_the_rate(study)
+    yield f"Half of the rate gained {figure(gained)} in one study and lost {figure(lost)} in the other"
+
+
+def gain_of_half_the_rate(study: Study) -> float:
+    return study.losses("anGPT")[1] - study.losses("anGPT, half the rate")[1]
+
+
+@section(ARCHITECTURES, "Scale-invariant attention")
+def scale_invariant_attention() -> Iterator[str]:
+    late = Study("depth").seeds("anGPT, layers 4, width 64")
+    yield f"two runs of that anGPT end at {' and '.join(late[:2])}"
+    seconds = seconds_per_token("compute_optimal/0.4m-attention/paired_steps.json")
+
+    def ratio(arm: str) -> str:
+        ratios = np.array(seconds[f"{arm}-si"]) / np.array(seconds[arm])
+        return figure(median_with_interval(list(ratios)).median)
+
+    yield f"A step takes {ratio('gpt')} (GPT+) and {ratio('ngpt')} (nGPT, anGPT)"
+    yield f"and {ratio('angpt')} (nGPT, anGPT) times as long"
+
+
+@section(ARCHITECTURES, "0.4M parameters")
+def small_model() -> Iterator[str]:
+    runs = read_record("compute_optimal/0.4m/copies.json") + read_record("copying/copies.json")
+    copying = [run for run in runs if run["final_loss"] < 2.65]
+    not_copying = [run for run in runs if run["final_loss"] > 2.65]
+    falls = from_to(run["steepest_fall"] for run in copying)
+    losses = from_and(run["final_loss"] for run in copying)
+    yield f"Runs that lose {falls} nats within 130 steps end between {losses}"
+    low, high = extremes(run["second_copy"] for run in copying)
+    without_copies = from_to(run["second_copy"] for run in not_copying)
+    yield f"({low} … {high} nats per token, against {without_copies})"
+    yield f"The other runs end between {from_and(run['final_loss'] for run in not_copying)}."
+    study = Study("compute_optimal/0.4m")
+    mean = figure(study.mean_loss("GPT+"))
+    yield f"On it GPT+'s best came to {figure(study.best_tuned_loss('gpt'))}, and to {mean} on the other seeds"
+
+
+@section(ARCHITECTURES, "The same model on fewer tokens")
+def fewer_tokens() -> Iterator[str]:
+    study = Study("compute_optimal/0.4m-0.6")
+    gpt = figure(study.best_tuned_loss("gpt"))
+    ngpt = figure(study.best_tuned_loss("ngpt"))
+    angpt = figure(study.best_tuned_loss("angpt"))
+    folder = RESULTS / "compute_optimal/0.4m-0.6/initial_weights"
+    lines = (folder / "lr0.008-wu0.4-std0.05.csv").read_text().splitlines()
+    column = lines[0].split(",").index("val/loss")
+    larger = figure(float(lines[-1].split(",")[column]))
+    yield f"0.05 takes it from {gpt} to {larger} (nGPT {ngpt}, anGPT {angpt})"
+
+
+@section(ARCHITECTURES, "Sizes and lengths")
+def sizes_and_lengths() -> Iterator[str]:
+    study = Study("copying")
+    baseline = "GPT+, rate 0.008, warm-up 40 %"
+    lower = study.lower("nGPT, s_z's scale 1", baseline)
+    yield f"nGPT ends {lower.replace(' (', ' lower (')}"
+    yield f"anGPT {study.minus('anGPT', baseline).replace(' (', ' higher (')}"
+
+
+@section(ARCHITECTURES, "Convergence")
+def convergence() -> Iterator[str]:
+    study = Study("convergence/cpu")
+    p_values = []
+    for qk_norm in ("", ", no QK-norm"):
+        arms = ["nGPT" + qk_norm, "anGPT" + qk_norm]
+        for arm in arms:
+            p_values.append(figure(study.p_holm(arm, "GPT+" + qk_norm, arms)))
+    yield f"(p, Holm: {', '.join(p_values)})"
+
+
+@section(ARCHITECTURES, "The demo")
+def demo() -> Iterator[str]:
+    study = Study("convergence/demo")
+    arms = ("nGPT", "anGPT", "anGPT, scale-invariant")
+    p_values = [figure(study.p_holm(arm, "GPT+", arms)) for arm in arms]
+    yield f"(p = {', '.join(p_values)})"
+
+
+@section(ARCHITECTURES, "Rate and batch size over size")
+def rate_and_batch_size() -> Iterator[str]:
+    record = read_record("hyperparameters-cpu/report.json")
+    parameters = []
+    rates = []
+    for point in record["points"]:
+        if point["arm"].startswith("angpt"):
+            parameters.append(point["values"]["parameters"])
+            rates.append(point["values"]["lr"])
+    law = power_law(parameters, rates)
+    assert law is not None
+    exponent = law[1]
+    median_and_low = ", ".join(map(figure, exponent[:2]))
+    yield f"exponent is determined ({median_and_low} … {figure(exponent.high)})"
+    losses = {}
+    best: dict[tuple[str, int], float] = {}
+    for arm, entries in record["tuning"].items():
+        for entry in entries:
+            batch = entry["setting"]["batch_size"]
+            loss = entry["loss"]
+            losses[arm, batch, entry["setting"]["lr"]] = loss
+            best[arm, batch] = min(loss, best.get((arm, batch), math.inf))
+
+    def lost(arm: str) -> str:
+        name = f"{arm}_d_model=128"
+        return figure(losses[name, 2, 0.016] - losses[name, 2, 0.004])
+
+    yield f"batch 2, GPT+ loses {lost('gpt')}, anGPT {lost('angpt')} and nGPT {lost('ngpt')}"
+    costs = {arm: best[arm, 8] - best[arm, 2] for arm in record["tuning"]}
+
+    def cost(arm: str) -> str:
+        return figure(costs[f"{arm}_d_model=128"])
+
+    yield f"costs GPT+ {cost('gpt')}, nGPT {cost('ngpt')} and anGPT {cost('angpt')}"
+    narrow = [cost for arm, cost in costs.items() if not arm.endswith("128")]
+    yield f"At 64 and 32 it is between {from_and(narrow)}."
+
+
+@section(ARCHITECTURES, "From GPT+ to anGPT")
+def ablation() -> Iterator[str]:
+    study = Study("ablation-cpu")
+    baseline = "GPT+, no QK-norm"
+    yield f"QK-norm's gain has p = {figure(study.p('GPT+', baseline))}, uncorrected"
+    bounded = study.test("nGPT, norms bounded", baseline).difference
+    strict = study.test("nGPT (strict norms)", baseline).difference
+    mean = study.mean_loss(baseline)
+    bounded_share = figure(float(100 * bounded / mean))
+    strict_share = figure(float(100 * strict / mean))
+    yield f"here ({bounded_share} against {strict_share} %, {figure(bounded - strict)} apart)"
