@@ -8,11 +8,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import n_devices
+from anlit.config.run_tokens import tokens_per_micro_batch
 from anlit.errors import UserError
 from anlit.reporting.text import echo
-
-DEFAULT_BATCH_SIZE = 8
-"""Sequences in a micro-batch, if the data have no such setting."""
 
 
 def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
@@ -40,7 +38,7 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
     if n_tokens is None:
         n_tokens = config.tokens_per_parameter * count_parameters()
     ramp = configured_ramp(config.trainer.as_dict())
-    micro_batch_tokens = tokens_per_micro_batch(config)
+    micro_batch_tokens = _micro_batch_tokens(config)
     n_steps = ramp.steps_within(int(n_tokens // micro_batch_tokens))
     smallest = micro_batch_tokens * ramp.micro_batches(0)
     if n_steps < 1:
@@ -62,14 +60,10 @@ def configured_lengths(config: Namespace) -> dict[str, int]:
     return {name: value for name, value in values.items() if value is not None and value > 0}
 
 
-def tokens_per_micro_batch(config: Namespace) -> int:
-    """Return the tokens of a micro-batch on all devices together."""
+def _micro_batch_tokens(config: Namespace) -> int:
     data = config.data.get("init_args", config.data)
-    length = data.get("context_length") or config.model.init_args.context_length
-    batch_size = data.get("batch_size") or DEFAULT_BATCH_SIZE
-    trainer = config.trainer
-    devices = count_devices(trainer) * trainer.num_nodes
-    return length * batch_size * devices
+    devices = count_devices(config.trainer) * config.trainer.num_nodes
+    return tokens_per_micro_batch(config.model.init_args.context_length, data, devices)
 
 
 def count_devices(trainer: Namespace) -> int:

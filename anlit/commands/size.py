@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import n_devices
 from anlit.config.options import ToolParser, at_least
+from anlit.config.run_tokens import DEFAULT_BATCH_SIZE, planned_tokens, tokens_per_micro_batch
 from anlit.config.value_checks import check_precision
 from anlit.errors import UserError
 from anlit.io.write import write_json
@@ -27,7 +27,9 @@ def main(argv: list[str]) -> int:
 
     command = read_command(ConfigurationParser, ["fit", *fit_arguments])
     configuration = command.config["fit"]
-    result = estimate(command.model_of(configuration), plan_of(options, configuration))
+    model = command.model_of(configuration)
+    plan = plan_of(options, configuration, model.model.n_parameters())
+    result = estimate(model, plan)
     show(console(), result)
     if options.json is not None:
         _write_result(options.json, result)
@@ -67,7 +69,7 @@ def parser() -> ToolParser:
     return parser
 
 
-def plan_of(options: argparse.Namespace, configuration: Any) -> Plan:
+def plan_of(options: argparse.Namespace, configuration: Any, n_parameters: int) -> Plan:
     """Return the plan of a run: the command's options, else the values of its configuration.
 
     Raises UserError if strategy and number of GPUs contradict each other, or if the strategy does
@@ -82,12 +84,12 @@ def plan_of(options: argparse.Namespace, configuration: Any) -> Plan:
     if strategy == "fsdp" and precision == "64-true":
         cause = "trainer.precision=64-true does not go with fsdp, as Lightning has it"
         raise UserError(f"{cause}: set 32-true")
-    batch_size = options.batch_size or data.get("batch_size") or 8
-    accumulate = trainer.accumulate_grad_batches
+    batch_size = options.batch_size or data.get("batch_size") or DEFAULT_BATCH_SIZE
     tokens = options.tokens
-    if tokens is None and trainer.max_steps > 0:
-        n_micro_batches = configured_ramp(trainer.as_dict()).total(trainer.max_steps)
-        tokens = float(n_micro_batches) * batch_size * gpus * model.context_length
+    if tokens is None:
+        planned_data = {**data, "batch_size": batch_size}
+        micro_batch_tokens = tokens_per_micro_batch(model.context_length, planned_data, gpus)
+        tokens = planned_tokens(configuration.as_dict(), micro_batch_tokens, n_parameters)
     return Plan(
         gpus,
         strategy,
@@ -96,7 +98,7 @@ def plan_of(options: argparse.Namespace, configuration: Any) -> Plan:
         checkpoint_every=model.get("runtime.recompute_every") or None,
         batch_size=batch_size,
         length=model.context_length,
-        accumulate=accumulate,
+        accumulate=trainer.accumulate_grad_batches,
         gpu=options.gpu,
         mfu=options.mfu,
         tokens=tokens,

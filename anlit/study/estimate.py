@@ -4,17 +4,14 @@ from collections import Counter
 from functools import reduce
 from typing import Any, NamedTuple
 
-from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import init_args, mapping, n_devices
-from anlit.io.read import parse_scalar
+from anlit.config.run_tokens import planned_tokens, tokens_per_micro_batch
 from anlit.study.grid import GridPoint
 from anlit.study.plan import Arm, PlannedRun, Study, read_config
 from anlit.study.read_study import merge
 
 DEFAULT_SIZES = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
 """Defaults of the three architectures. The vocabulary is GPT-2's."""
-DEFAULT_BATCH_SIZE = 8
-DEFAULT_MAX_STEPS = 1000
 SECONDS_TO_START = 10.0
 """The time for imports, opening the data and the first step."""
 
@@ -48,33 +45,10 @@ def estimate_cost(run: PlannedRun) -> Cost:
     d_ff = sizes.get("d_ff") or 4 * d
     linear = n_layers * (4 * d * d + 3 * d * d_ff) + embedding
     n_ranks = n_devices(trainer.get("devices", 1)) * trainer.get("num_nodes", 1)
-    batch_tokens = data.get("batch_size", DEFAULT_BATCH_SIZE) * length * n_ranks
-    tokens = planned_tokens(config, batch_tokens, linear + embedding)
+    micro_batch_tokens = tokens_per_micro_batch(length, data, n_ranks)
+    tokens = planned_tokens(config, micro_batch_tokens, linear + embedding) or 0.0
     flops = tokens * (6.0 * linear + 6.0 * n_layers * d * (length + 1))
     return Cost(tokens, linear + embedding, flops)
-
-
-def planned_tokens(config: dict[str, Any], batch_tokens: int, n_parameters: int) -> float:
-    """Return the training tokens that the setting for the length of a run gives.
-
-    `batch_tokens` are the tokens of a micro-batch on all ranks.
-    """
-    max_tokens = _number(config.get("max_tokens"))
-    if max_tokens is not None:
-        return max_tokens
-    tokens_per_parameter = _number(config.get("tokens_per_parameter"))
-    if tokens_per_parameter is not None:
-        return tokens_per_parameter * n_parameters
-    trainer = mapping(config.get("trainer"))
-    n_micro_batches = configured_ramp(trainer).total(trainer.get("max_steps", DEFAULT_MAX_STEPS))
-    return float(batch_tokens * n_micro_batches)
-
-
-def _number(value: Any) -> float | None:
-    """Return the number in a setting, also in a text such as `2M`; None without a number."""
-    number = parse_scalar(value) if isinstance(value, str) else value
-    is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    return float(number) if is_number else None
 
 
 def describe_plan(
