@@ -77,6 +77,15 @@ def test_a_ramp_of_the_batch_counts_its_steps(tmp_path: Path) -> None:
     assert plan["tokens"] == (1000 * 1 + 2000 * 2 + 500 * 4) * plan["batch_size"] * 64
 
 
+@pytest.mark.parametrize("budget", ["--max_tokens 2M", "--tokens_per_parameter 20"])
+def test_a_budget_of_tokens_is_the_one_of_fit(tmp_path: Path, budget: str) -> None:
+    numbers = size(tmp_path, budget)
+
+    n_parameters = numbers["parameters"]["total"]
+    expected = {"--max_tokens 2M": 2e6, "--tokens_per_parameter 20": 20 * n_parameters}
+    assert numbers["plan"]["tokens"] == expected[budget]
+
+
 @pytest.mark.parametrize(("batch_size", "fits"), [(1, True), (1_000_000, False)])
 def test_a_run_that_does_not_fit_is_named(
     tmp_path: Path, capsys, batch_size: int, fits: bool
