@@ -53,8 +53,8 @@ def main(argv: list[str] | None = None) -> int:
 
     0: success. 1: the run failed or was interrupted. 2: the user's command, configuration or data
     is wrong; a sentence on standard error says why. 75: a signal (SIGTERM, SIGHUP, SIGUSR1) or
-    `max_time` ended the run, which has a checkpoint if it made a step; or a study was interrupted.
-    130: Ctrl-C ended a tool.
+    `max_time` ended the run, or a study was interrupted. The run has a checkpoint if it made a
+    step. 130: Ctrl-C ended a tool.
     """
     logging.setLogRecordFactory(VisibleRecord)
     RUN_FOLDER.set("")

@@ -31,11 +31,11 @@ LEARNED_BOUNDS = {
 }
 """The same for learned numbers, over the size of the terms in their gradients (`size_of_terms`)."""
 SMALLEST = 1e-3
-"""A reference below 1e-3 of the norm of the output's gradient counts as this large: over 65,536
+"""A reference below 1e-3 of the norm of the output's gradient counts as this large. Over 65,536
 keys the gradients of q and k are about 4 times as large."""
 NEGLIGIBLE = 1e-9
-"""A reference below 1e-9 of the norm of v's gradient counts as 0, for example q and k if every
-query sees only one key. The error is then relative to the gradient of v."""
+"""A reference below 1e-9 of the norm of v's gradient counts as 0. An example is q and k if every
+query sees a single key. The error is then relative to the gradient of v."""
 SIGN_DRAWS = 8
 
 Attend = Callable[[Tensor, Tensor, Tensor, Mechanism, Documents, float], Tensor]

@@ -1,9 +1,9 @@
 """`anlit benchmark fit`: steps of a real run beside bare steps of its configuration, in turns.
 
-A round is a short `anlit fit` with the typed arguments, in a process, and then bare steps: the same
-model, optimizer, precision and accumulation on batches of the run's data, without loader, callbacks
-and logging. The same clock times both, on a GPU the device's. Each counts with its median step, the
-run with its second half.
+A round is a short `anlit fit` with the typed arguments, in a process, and then bare steps. These
+have the same model, optimizer, precision and accumulation, on batches of the run's data. They lack
+the loader, callbacks and logging. The same clock times both, on a GPU the device's. Each counts
+with its median step, the run with its second half.
 """
 
 import argparse

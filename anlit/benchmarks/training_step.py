@@ -1,10 +1,9 @@
 """A training step of our models as `anlit fit` runs it, and a step of other libraries' models.
 
-Our step is Lightning's own optimization loop, called batch by batch. A real Trainer has the
-model, the precision, the optimizer and the clipping, so the hooks, their order and the
-restoration of norms are the same as in a run. The loader, the callbacks, logging and the loop
-over batches are left out. A peer's step has AdamW (fused), clipping to 1.0 and bfloat16 by
-autocast.
+Our step is Lightning's own optimization loop, called batch by batch. A real Trainer has the model,
+the precision, the optimizer and the clipping. So the hooks, their order and the restoration of
+norms are the same as in a run. The loader, the callbacks, logging and the loop over batches are
+left out. A peer's step has AdamW (fused), clipping to 1.0 and bfloat16 by autocast.
 """
 
 import logging

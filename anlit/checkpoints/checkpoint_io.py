@@ -83,8 +83,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     """Read a checkpoint of any form, or an exported model, to the CPU, with weights_only=True.
 
-    Raises an error of `UNREADABLE`, also if the checkpoint has changed since it was written or its
-    shards do not fit together.
+    Raises an error of `UNREADABLE`, also if the checkpoint has changed since it was written, or its
+    shards do not match.
     """
     path = Path(path)
     if is_exported(path):

@@ -44,8 +44,8 @@ def check_configuration(config: Namespace, top_level: Mapping[str, tuple[Any, An
         top_level: Type and default of the settings that belong to no class.
 
     Raises:
-        UserError: A setting is null without need, names a callable that is not a class, is out of
-            its range, or is not for a run's Trainer.
+        UserError: A setting is null and must not be, or names a callable that is not a class. It
+            is out of its range, or not for a run's Trainer.
     """
     for setting in walk_settings(config.as_dict()):
         if setting.value is None:

@@ -90,8 +90,8 @@ class ConfigurationParser(CommandLine):
         """Return the model of a configuration on the meta device, without memory for its weights.
 
         A missing `vocab_size` is the vocabulary of the prepared data, else the vocabulary that the
-        data ask for, else the usual one. Raises UserError if the model's class refuses a setting,
-        or the manifest of the data is damaged.
+        data ask for, else the default. Raises UserError if the model's class refuses a setting, or
+        the manifest of the data is damaged.
         """
         settings = config.model.get("init_args", {})
         if "vocab_size" in settings and settings.vocab_size is None:

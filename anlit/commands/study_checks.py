@@ -1,7 +1,7 @@
 """Checks a study before its first run: every configuration, the report's sections, the commands.
 
 An error after days of training would come too late. Words of a study: an arm is a configuration to
-measure, a point is one choice of the settings that the arm tunes. `after` has commands that run on
+measure. A point is a choice of the settings that the arm tunes. `after` has commands that run on
 the finished runs, as `name: anlit …`.
 """
 
@@ -73,8 +73,8 @@ def _with_arm_and_file(error: UserError, run: PlannedRun, study: Study) -> UserE
     """Return the parser's error with the arm, and with the file that sets the key.
 
     The error begins with the key, as in `--model.d_model=0 is out of range`. The file is a guess
-    from the key's last part. It is the study's file if the study sets the key or no file does, else
-    the last configuration file with the key, because later files win.
+    from the key's last part. It is the last configuration file with the key, because later files
+    win. It is the study's file if the study sets the key, or no file does.
     """
     sentence = str(error).lstrip("-")
     key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]

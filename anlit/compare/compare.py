@@ -50,9 +50,9 @@ def compare(
             report uses the times that an earlier call left in `output`.
 
     Raises:
-        UserError: There is nothing to compare or no such baseline, tokenizers differ and a run has
-            no bits per byte, `output` is not writable, or it has a report on runs that are not in
-            `paths`.
+        UserError: There is nothing to compare, or no such baseline. Tokenizers differ and a run
+            has no bits per byte. `output` is not writable, or has a report on runs that are not
+            in `paths`.
     """
     runs = [load_run(folder) for folder in find_runs(paths)]
     groups = with_common_measure(group_runs(runs))

@@ -1,8 +1,8 @@
 """A comparison of configurations with a baseline, for `anlit compare` and for studies alike.
 
-The seconds of a run include other work of the machine. So `anlit.benchmarks.run_steps` lets the
-models of all configurations take training steps in turns in one process, and writes
-`paired_steps.json`, which is read here:
+The seconds of a run include other work of the machine. So `anlit.benchmarks.run_steps` lets all
+configurations take training steps in turns, in one process. It writes `paired_steps.json`, which is
+read here:
 
     speed-up in wall-clock = speed-up in tokens × baseline's time per token / time per token
 """

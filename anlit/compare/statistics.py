@@ -3,7 +3,7 @@
     speed-up of B over A = tokens of A / tokens of B, at which each first has A's final loss
 
 Curves are linear between two validation points, never smoothed or extrapolated. Runs are paired on
-the seeds (of initial weights and data order) that both have; without a common seed each run of B is
+the seeds (of initial weights and data order) that both have. Without a common seed each run of B is
 compared with A's mean curve. The speed-up is the geometric mean of the pairs. It needs all of them:
 a mean over the runs that get there is too good.
 """

@@ -1,7 +1,7 @@
 """Makes one sentence of an error of a parser or of Lightning: key, value and fix. Without torch.
 
 argparse reads the options of the tools, jsonargparse the options of `anlit fit`. If a value inside
-a class is wrong, jsonargparse reports a nested list: an error per member of a union, and the whole
+a class is wrong, jsonargparse reports a nested list: an error per union member, and the whole
 configuration. Its "Parser key" lines have the keys that lead to the value. `EXPLANATIONS` has a
 pattern and a function for each kind of error.
 """

@@ -1,9 +1,9 @@
 """Converts objects to settings of plain values, and builds the objects again.
 
 Checkpoints, exported folders and a run's config.yaml name classes, and such files may come from
-anyone. So nothing here imports or calls what a file names. An object is made only of a class that
-is already imported and is a subclass of the constructor's annotation; its arguments are checked in
-the same way. A user's own class is imported with `anlit … --import MODULE`.
+anyone. So nothing here imports or calls what a file names. An object is made only of an imported
+class that is a subclass of the constructor's annotation. Its arguments are checked in the same way.
+A user's own class is imported with `anlit … --import MODULE`.
 """
 
 import inspect

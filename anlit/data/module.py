@@ -71,8 +71,8 @@ class TokenShards(L.LightningDataModule):
         val_tokens: number of targets to validate on, tokens 1 … val_tokens of the split; by default
             all.
         val_blocks: number of blocks of `val_context_length` to validate on, evenly spread over
-            these targets; by default all. For a short validation it is better than `val_tokens`:
-            the beginning of a split may be a few long documents, on which runs differ far more.
+            these targets; by default all. For a short validation it is better than `val_tokens`.
+            The beginning of a split may be a few long documents, on which runs differ far more.
         val_context_length: tokens per sequence of validation and test; by default context_length.
         context_schedule: optimizer step → tokens per training sequence from that step on, as
             {0: 1024, 5000: 2048}. The last length must be context_length, and each length must
@@ -155,10 +155,11 @@ class TokenShards(L.LightningDataModule):
     def bytes_per_token(self, split: str = "val") -> float | None:
         """Return the bytes of text per token, which turn nats per token into bits per byte.
 
-        Returns None if the text is not known, or only the beginning of the split is read: its
-        tokens may be longer or shorter. Also None if a document does not come back from its
-        tokens: the loss then belongs to another text. A split that the folder does not have has
-        the bytes per token of val.
+        A split that the folder lacks has the bytes per token of val. None in three cases:
+
+        - The text is not known.
+        - Only the beginning of the split is read. Its tokens may be longer or shorter.
+        - A document does not come back from its tokens. The loss then belongs to another text.
         """
         if split not in self.manifest:
             split = "val"

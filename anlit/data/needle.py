@@ -26,7 +26,7 @@ QUESTION = "The special magic {city} number is"
 SMALLEST_NUMBER = 1_000_000
 LARGEST_NUMBER = 9_999_999
 PAIR_MODULUS = 97
-"""The pair of city c and number m is held out for evaluation if m + 41·c is a multiple of 97."""
+"""The pair of city c and number m is held out for evaluation if 97 divides m + 41·c."""
 CITY_FACTOR = 41
 UNUSED_KEYS = ("--data.shuffle", "--data.weights")
 """Settings that do not influence the position in the training samples."""
@@ -232,7 +232,7 @@ class NeedleInHaystack(TokenShards):
     """Needles in haystacks of a prepared corpus, for fine-tuning (arXiv 2505.17083).
 
     A sample is `context_length` tokens of corpus text. At a random depth it has the sentence "The
-    special magic <city> number is <7 digits>.", and at the end the question for the number. The
+    special magic <city> number is <7 digits>.". At the end it has the question for the number. The
     loss counts the answers only. Validation uses the text of the validation split, and no pair of
     city and number that training could draw.
 

@@ -80,7 +80,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def parse_tokenizer(content: bytes, origin: str) -> Tokenizer:
     """Return the tokenizer in the content of a tokenizer.json, which anyone may have written.
 
-    Raises UserError, which names the `origin`, if the library cannot read it, or if its steps could
+    Raises UserError, which names the `origin`, if the library cannot read it, or its steps could
     make a text too long for the memory.
     """
     try:

@@ -23,8 +23,8 @@ def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> Tok
     `setup("validate")`.
 
     Raises:
-        UserError: Neither the run's data nor a path is known, the folder is missing or damaged, or
-            the model was trained with another tokenizer.
+        UserError: Neither the run's data nor a path is known. The folder is missing or damaged. The
+            model was trained with another tokenizer.
     """
     section = mapping((checkpoint.config or {}).get("data"))
     location = f"{checkpoint.file.parent.parent / CONFIG}: data"

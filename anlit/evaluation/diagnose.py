@@ -98,9 +98,8 @@ class Diagnose(Evaluation):
         Returns:
             {masking, copying, lengths, inside}. `copying` has the loss in nats per token on random
             tokens (`first`) and on the same tokens once more (`second`). `lengths` has for each
-            length:
-            `length`, `tokens` read, `edges` of the bins of n, `queries` in each bin, and
-            `statistics` as {name: [layer][head][bin]}, NaN in a bin without queries.
+            length: `length`, `tokens` read, `edges` of the bins of n, and `queries` in each bin.
+            Its `statistics` are {name: [layer][head][bin]}, NaN in a bin without queries.
             `squared_average` is ‖Σ w v‖² / mean ‖v‖². `inside` is `_measure_inside`'s result.
 
         Raises:

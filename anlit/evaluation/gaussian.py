@@ -2,8 +2,8 @@
 
 It needs no model. One query sees n keys at distances t = 0 … n−1 with L = a(t)·g(n)·S_t + m(t),
 S_t ~ N(0, 1). Statistics are means over draws of S, which are the same for every mechanism.
-Expected totals E Σ e^L = Σ e^{m + (a g)²/2} are exact: with [SI]'s a(t), e^L has such a heavy tail
-that a mean over draws would not converge.
+Expected totals E Σ e^L = Σ e^{m + (a g)²/2} are exact. A mean over draws would not converge,
+because e^L has a heavy tail with [SI]'s a(t).
 
 [SI] is scale-invariant attention, arXiv 2505.17083. Distances t are in tokens, entropies in nats.
 """
@@ -153,7 +153,7 @@ def measure_mechanism(mechanism: Mechanism, n_keys: int, draws: int, seed: int) 
     mechanism for one head.
 
     Returns:
-        `mean` and `standard_error` by name: each entry of
+        `mean` and `standard_error` by name. The names are those of
         `anlit.nn.attention.statistics.statistics`, and `total_1_to_10`, the sum of e^L in [1, 10),
         for all ranges within the keys: the query's token, and `distance_ranges` of all `DELTAS`.
         `expected_total_1_to_10` has only a mean.

@@ -139,8 +139,8 @@ def generate(
         stop_tokens: Further tokens that end a continuation, but no document inside a prompt.
 
     Raises:
-        UserError: A prompt is empty or has a token outside the vocabulary, a batch does not fit
-            into memory, or the logits are not finite.
+        UserError: A prompt is empty, or has a token outside the vocabulary. A batch does not fit
+            into memory. The logits are not finite.
     """
     vocabulary = decoder.embedding.num_embeddings
     for request in requests:

@@ -1,6 +1,6 @@
 """`anlit lengths`: the loss at and beyond the training length, always on the same tokens.
 
-A position counts from 0 in its sequence or document, so the token after position p is predicted
+A position counts from 0 in its sequence or document. So the token after position p is predicted
 from p + 1 tokens. Range 0 is position 0, range k ≥ 1 the positions [2^(k−1), 2^k).
 """
 
@@ -89,8 +89,8 @@ class Lengths(Evaluation):
         Returns:
             For each masking and length: {length, masking, total, change, by_position, sequences,
             bits_per_byte}. `change` is the loss minus the loss at the training length, with the
-            standard error over pieces; None where it was not measured. `by_position` has {first,
-            end, estimate} for the positions [first, end). Losses have the form of `estimate_loss`.
+            standard error over pieces. It is None if not measured. `by_position` has {first, end,
+            estimate} for the positions [first, end). Losses have the form of `estimate_loss`.
 
         Raises:
             UserError: A batch does not fit into memory.

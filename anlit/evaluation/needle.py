@@ -2,9 +2,9 @@
 
 A match means that greedy decoding after the question gives the 7 digits, in the tokenizer's tokens.
 This needs no decoding. Greedy decoding gives the answer if and only if each of its tokens is the
-argmax given the question and the earlier tokens of the answer. So a forward pass over the sample
-with its answer is enough. (Other tokens that spell the same digits are no match; a tokenizer writes
-a number in one way.)
+argmax after the question and the answer's earlier tokens. So a forward pass over the sample with
+its answer is enough. (Other tokens that spell the same digits are no match; a tokenizer writes a
+number in one way.)
 """
 
 import math

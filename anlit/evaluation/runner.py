@@ -200,9 +200,9 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command
         command: The command line that the user typed.
 
     Raises:
-        UserError: A checkpoint, the data or a setting is wrong, if possible before any measurement;
-            the folder cannot be written or has the report of another command; or the JSON file is
-            no record of this evaluation.
+        UserError: A checkpoint, the data or a setting is wrong, if possible before any measurement.
+            The folder cannot be written, or has a report of another command. The JSON file is not a
+            record of this evaluation.
     """
     name = evaluation.name
     if evaluation.page == "report":  # several commands write a page of this name

@@ -7,8 +7,8 @@ With stride = length every token is read once. With stride = 1 every context fil
 
 If the vocabulary has a separator of documents, the first token is scored too, after the separator
 alone. The other tokens see the separator only if training texts did: if documents begin with it, or
-are not masked. A text for an imported model begins with the special token that its tokenizer puts
-in front of a text, such as Llama's `<s>`.
+are not masked. A text for an imported model begins with the special token of its tokenizer, such as
+Llama's `<s>`.
 """
 
 from collections import deque

@@ -76,7 +76,7 @@ class CheckpointTokenizer:
     def inner_separator(self, checkpoint: Checkpoint, is_chat: bool) -> Separator:
         """The separator that ends a document inside of a text.
 
-        A conversation has none, nor a text of an imported model: an end of a turn would hide the
+        A conversation has none, nor a text of an imported model. The end of a turn would hide the
         earlier turns from attention.
         """
         if is_chat or not checkpoint.is_trained_here:

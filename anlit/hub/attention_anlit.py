@@ -145,9 +145,9 @@ def separate_documents(position_ids: Tensor) -> TokenPositions:
 def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
     """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D).
 
-    `index` (B, T) are the positions. `rotation` has the frequency of each pair in radians per
-    token (R/2 numbers; none for no rotation), and a `scale` by which rotated dimensions are
-    multiplied (YaRN's attention factor).
+    `index` (B, T) are the positions. `rotation` has the frequency of each pair in radians per token
+    (R/2 numbers; none for no rotation). Its `scale` multiplies the rotated dimensions (YaRN's
+    attention factor).
     """
     half = len(rotation["frequencies"])
     if not half:

@@ -44,9 +44,9 @@ def export_model(
         dtype: The precision of the weights: float32, bfloat16 or float16.
 
     Raises:
-        UserError: The checkpoint is missing, damaged or foreign, the model has no factors to fold
-            or no form for transformers, the tokenizer belongs to another model, or `output` is not
-            empty or cannot be written.
+        UserError: The checkpoint is missing, damaged or foreign. The model has no factors to fold,
+            or no form for transformers. The tokenizer belongs to another model. `output` is not
+            empty, or cannot be written.
     """
     folder = check_new_folder(output)
     loaded = load_checkpoint(checkpoint, "cpu")  # checks that the weights fit

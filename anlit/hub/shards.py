@@ -24,9 +24,9 @@ def tensors_by_file(folder: Path) -> dict[Path, list[str]]:
     """The names of the model's tensors, by the file that holds them.
 
     Raises:
-        UserError: The folder has no safetensors or two models, the index is damaged or names a file
-            outside the folder, a file is missing or damaged, lacks a tensor that the index expects
-            in it, or has a tensor of another file.
+        UserError: The folder has no safetensors, or two models. The index is damaged, or names a
+            file outside the folder. A file is missing or damaged, or its tensors are not those in
+            the index.
     """
     single_file = folder / WEIGHTS
     index = folder / INDEX

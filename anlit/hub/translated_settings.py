@@ -1,7 +1,7 @@
 """The settings that `anlit export --format huggingface` translates; it refuses all others.
 
-A setting that no table names is refused, unless it has its default. So a new setting of the models,
-of a mechanism or of positions is never dropped: add it to its table once the export translates it.
+A setting that no table names is refused, unless it has its default. So no new setting is dropped.
+Add a setting of the models, a mechanism or positions to its table once the export translates it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -148,7 +148,7 @@ def unsupported(feature: str) -> UserError:
 
 
 def refuse_dropped_settings(model: LanguageModel) -> None:
-    """Raise UserError if the export would drop a setting of a model, its mechanisms or positions."""
+    """Raise UserError if the export would drop a setting of a model or its attention."""
     architecture = type(model).__name__
     if architecture not in ARCHITECTURES:
         raise unsupported(f"the architecture {architecture}")
@@ -161,7 +161,7 @@ def refuse_dropped_settings(model: LanguageModel) -> None:
 
 
 def changed_settings(model: LanguageModel, translated: Collection[str]) -> list[str]:
-    """Return, as `name=value`, the settings that differ from their default and are not translated."""
+    """Return, as `name=value`, the changed settings that are not translated."""
     changed = []
     for name, value, default in settings_with_defaults(type(model), model.hparams):
         if name not in translated and _plain(value) != _plain(default):

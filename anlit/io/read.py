@@ -80,8 +80,8 @@ def read_rows(
 ) -> list[dict[str, str]]:
     """Return the rows of a CSV file by its header, with "" for an empty cell.
 
-    A last line without a line end is left out. Raises UserError with the file and the reason if it
-    cannot be read, or if a row does not fit the header.
+    A last line without a line end is left out. Raises UserError, with file and reason, if it cannot
+    be read or a row does not fit the header.
     """
     try:
         lines = read_text(path).splitlines(keepends=True)
@@ -190,8 +190,8 @@ def parse_scalar(text: str) -> Any:
 def parse_yaml(text: str) -> Any:
     """Return the content of YAML.
 
-    Raises YAMLError, or ValueError for a repeated key, for content that is nested too deep, or for
-    aliases that expand too far.
+    Raises YAMLError, or ValueError for a repeated key, for content nested too deep, or for aliases
+    that expand too far.
     """
     _check_depth(text)
     loader = _Loader(text)

@@ -1,8 +1,8 @@
 """Run folders: finding them and reading their files.
 
 A run folder has `config.yaml` (the resolved configuration), `metrics.csv` (a row for each log call)
-and `run.json` (launches, data fingerprint, status). A crashed run may lack any of them; it is read
-all the same, so that a report can list it.
+and `run.json` (launches, data fingerprint, status). A crashed run may lack any of them. It is still
+read, so that a report can list it.
 """
 
 import math

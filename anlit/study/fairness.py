@@ -28,8 +28,8 @@ def check_distinct_seeds(seeds: Sequence[GridPoint], location: str) -> None:
 def check_fairness(study: Study) -> None:
     """Raise UserError if the study is ambiguous or unfair.
 
-    Two arms have the same name or title, nothing would be run, a setting would be ignored, a seed
-    both tunes and measures, or grids have different sizes without `equal_tuning: false`.
+    Two arms have the same name or title, or nothing would be run. A setting would be ignored. A
+    seed both tunes and measures. Grids have different sizes without `equal_tuning: false`.
     """
     bases = dict.fromkeys(arm.base for arm in study.arms)
     _check_distinct(study, (arm.name for arm in study.arms))

@@ -118,8 +118,8 @@ def check_schema(
     """Check a part of a study's YAML against a schema (`anlit.io.read.check`).
 
     Raises:
-        UserError: A value has another type; with `refuse_unknown`, a key is not in the schema or
-            has no value; with `complete`, a key is missing.
+        UserError: A value has another type. With `refuse_unknown`: a key is not in the schema, or
+            has no value. With `complete`: a key is missing.
     """
     try:
         check_content(content, schema, complete=complete)

@@ -1,7 +1,7 @@
 """The arms and runs of a study.
 
 Every point of `vary` is a separate arm and is measured. Every point of `tune` is trained on the
-tuning seeds; the point with the lowest validation loss is measured on the seeds. The name of a
+tuning seeds. The point with the lowest validation loss is measured on the seeds. The name of a
 run's folder follows from its settings.
 """
 

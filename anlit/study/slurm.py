@@ -48,7 +48,7 @@ def submit(
         The number of the array, or None if all runs have ended.
 
     Raises:
-        UserError: train.sbatch is not in the working directory, sbatch refuses, or an earlier array
+        UserError: train.sbatch is not in the working directory, or sbatch refuses. An earlier array
             with some of the runs has not ended.
     """
     unfinished = [run for run in runs if not read_state(output / run.name).has_ended]

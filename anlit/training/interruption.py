@@ -25,9 +25,9 @@ STILL_SAVING = (
 class Interruption:
     """Records signals. The third Ctrl-C stops at once; other signals may come any number of times.
 
-    Ranks receive a signal of Slurm (SIGUSR1), Kubernetes (SIGTERM) or a user (Ctrl-C) at
-    different times, and some ranks may receive no signal. So each step starts a small all-reduce
-    on the host, which the next step reads. No rank waits for a device.
+    Slurm (SIGUSR1), Kubernetes (SIGTERM) or a user (Ctrl-C) signal ranks at different times, and
+    some ranks may receive no signal. So each step starts a small all-reduce on the host, which the
+    next step reads. No rank waits for a device.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The files that a ModelCheckpoint keeps, in a checkpoint that may be moved or come from others.
 
 A ModelCheckpoint saves absolute paths, removes the worst of these files, and lets loggers upload
-them. Here a checkpoint holds names within the callback's folder. A continued run takes a name
-back only if it continues from a file in this folder and the named file exists.
+them. Here a checkpoint holds names within the callback's folder. A continued run takes a name back
+only if it continues from a file in this folder, and the named file exists.
 """
 
 import os

@@ -331,8 +331,8 @@ class LanguageModel(L.LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Take the step, restore the norms, and log the step's rate and loss.
 
-        Both are logged together: at an epoch's first batch, a hook that logs a second time after
-        another hook resets what it logged before. Progress bars read the loss when the batch ends.
+        Both are logged together. At an epoch's first batch, a hook that logs again after another
+        hook resets its earlier values. Progress bars read the loss when the batch ends.
         """
         rate = base_rate(self.trainer.optimizers[0], self._rate_factors)
         try:

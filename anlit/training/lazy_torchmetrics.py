@@ -5,7 +5,7 @@ is a third of the processor time of `anlit fit --help`. `make_torchmetrics_lazy`
 module in the package's place, which loads each attribute on demand.
 
 The two classes import matplotlib for their method `plot`. That is an eighth of the processor time,
-so this import is left out too, and `plot` does not work in a process of anlit.
+so this import is left out too. `plot` then does not work in a process of anlit.
 """
 
 import importlib

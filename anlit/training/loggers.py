@@ -98,7 +98,7 @@ def log_settings(logger: Logger, settings: dict[str, Any]) -> None:
     """Write a launch's settings to a logger. They replace the settings of earlier launches.
 
     TensorBoard's HPARAMS tab takes val/loss from the curve; Lightning's call would add a value to
-    the curve. The tab shows the first settings that it finds, so they are in a separate file, which
+    the curve. The tab shows the first settings that it finds. So they are in a separate file, which
     replaces the earlier launch's file.
     """
     if not isinstance(logger, TensorBoardLogger):

@@ -2,7 +2,7 @@
 
 If Lightning starts the ranks, it ends them too. Ranks of torchrun or Slurm have a store in which
 they meet: a refusing rank leaves its exit code there. From the first step on, ranks notice a lost
-rank by themselves, because each step has a small all-reduce on the host (`Interruption`).
+rank by themselves: each step has a small all-reduce on the host (`Interruption`).
 """
 
 import os

@@ -96,8 +96,8 @@ def _refuse_other_kinds(run: Path) -> None:
 def remove_refused_start(run_dir: str) -> None:
     """Remove the folder that this process made for a refused start, with its lock and logs.
 
-    The folder stays if it has files of a run, foreign files or links, or if another process
-    trains in it.
+    The folder stays if it has files of a run, foreign files or links. It also stays if another
+    process trains in it.
     """
     if run_dir not in CREATED:
         return

@@ -1,8 +1,8 @@
 """Which strategies, callbacks, plugins and settings of Lightning's Trainer a run may have.
 
-A run keeps four promises: it continues to the bit, a signal ends it in order, every checkpoint
-holds whole optimizer steps, and its losses do not depend on the number of processes. A setting
-that breaks a promise is refused. docs/scale-out.md has the tables.
+A run keeps four promises. It continues to the bit. A signal ends it in order. Every checkpoint
+holds whole optimizer steps. Its losses do not depend on the number of processes. A setting that
+breaks a promise is refused. docs/scale-out.md has the tables.
 
 In the tables a reason follows the setting in the error: cause, then fix.
 """

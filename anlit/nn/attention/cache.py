@@ -123,8 +123,8 @@ def attend(
 ) -> Tensor:
     """softmax(a·g·S + m) v of new queries q (B, H, Q, D) over k and v (B, G, K, D) from `extend`.
 
-    A fused kernel computes a single query, if the mechanism has no a(t) and the kernel needs no
-    copy of the keys.
+    A fused kernel computes a single query if the mechanism has no a(t) and no copy of the keys is
+    needed.
     """
     if q.shape[-2] == 1 and not mechanism.scales_with_distance:
         mask = _single_query_mask(q, k.shape[-2], mechanism, documents)

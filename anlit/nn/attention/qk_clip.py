@@ -1,7 +1,7 @@
 """QK-clip (arXiv 2507.20534): brings attention scores q·k/√D back below a threshold.
 
-During a step each head's largest score is recorded. After the step, a head whose largest score is
-over the threshold gets smaller weights W_q and W_k: its scores are multiplied by threshold/largest.
+During a step each head's largest score is recorded. After the step, a head with a score over the
+threshold gets smaller W_q and W_k. Its scores are multiplied by threshold/largest.
 
 Shape letters: B batch, H heads of queries, G heads of keys. Each key is shared by H/G heads.
 """

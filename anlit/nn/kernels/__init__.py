@@ -160,7 +160,7 @@ def _cpu_kernels(mechanism: Mechanism, q: Tensor | None, dropout: float) -> tupl
     """The order on a CPU: within 2 % of the fastest in all float32 cells of docs/results/speed.md.
 
     sdpa needs a T × T mask where logits change by distance. Training in bfloat16 takes `eager` up
-    to one block of its queries: sdpa's backward pass is slow there, and blockwise computes in
+    to a block of its queries. sdpa's backward pass is slow there, and blockwise computes in
     float32.
     """
     if q is not None and _trains_short_in_bfloat16(q):

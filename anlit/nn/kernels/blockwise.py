@@ -1,9 +1,9 @@
 """Attention for CPUs: all mechanisms cost about as much as plain attention.
 
 128 queries are a block. Gradients are written by hand, so no T × T matrix is ever made. Keys that
-no query of a block can see are skipped. The tables of a and m over distance are stored as a matrix
-that all blocks slice, so no index per pair is needed. The causal mask and the window are −∞ in the
-matrix of m and cost nothing extra.
+no query of a block can see are skipped. The tables of a and m over distance are a matrix that all
+blocks slice, so no pair needs an index. The causal mask and the window are −∞ in the matrix of m
+and cost nothing extra.
 
 The kernel is a custom operator, opaque to `torch.compile`, known to autograd and the FLOP counter:
 

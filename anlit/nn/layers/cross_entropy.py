@@ -1,10 +1,10 @@
 """Next-token cross-entropy from hidden states, without ever holding all logits.
 
-At V = 50,304 and 16,384 tokens the logits are 3.3 GB in float32, and the usual way holds several
-such tensors. The gradient of a mean cross-entropy needs nothing from later tokens. So
-`linear_cross_entropy` takes a chunk of tokens at a time through the projection, the softmax and
-back to the gradients of hidden states and projection (as in Liger, arXiv 2410.10989). The backward
-pass only multiplies these gradients by the upstream gradient.
+At V = 50,304 and 16,384 tokens the logits are 3.3 GB in float32. The usual way holds several such
+tensors. The gradient of a mean cross-entropy needs nothing from later tokens. So
+`linear_cross_entropy` takes a chunk of tokens at a time, as in Liger (arXiv 2410.10989): through
+projection and softmax, and back to the gradients of hidden states and projection. The backward pass
+only multiplies these gradients by the upstream gradient.
 
 Letters: N tokens, d width, V vocabulary.
 """
@@ -66,8 +66,8 @@ def linear_cross_entropy(
 
 
 ChunkLosses = tuple[Tensor, Tensor, Tensor | None]
-"""Sums over counted rows of −log p(target) and of (log Z)², and the gradient of the mean objective
-by the logits, (rows, V); None if nothing needs it."""
+"""Return the sums over counted rows of −log p(target) and of (log Z)². The third result is the
+gradient of the mean objective by the logits, (rows, V), or None if nothing needs it."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

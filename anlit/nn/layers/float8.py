@@ -17,8 +17,8 @@ from anlit.errors import UserError, install_advice
 from anlit.nn.layers.linear import ScaledLinear, computing_dtype
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
-"""torchao's recipes: a scale per tensor; a scale per row; a scale per row, but not for the weights'
-gradients, which are not in float8."""
+"""torchao's recipes: a scale per tensor; a scale per row; a scale per row, with the weights'
+gradients not in float8."""
 
 CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
 """The lowest compute capability of a CUDA device that supports a recipe."""

@@ -1,6 +1,6 @@
 """The three ways in which the architectures keep activations at a known size.
 
-GPT+ divides by the root mean square (`rms`, `RMSNorm`), nGPT by the length (`unit`), anGPT
+GPT+ divides by the root mean square (`rms`, `RMSNorm`), nGPT by the length (`unit`). anGPT
 multiplies by constants that hold on average over the sphere (the `nu_*` functions). The first two
 work in float32 at least.
 """
@@ -132,9 +132,9 @@ them."""
 def restore_norms(constraints: Iterable[Constraint], compiled: bool = False) -> None:
     """Divide each vector w of the weights in place: by ‖w‖ (`strict`) or max(1, ‖w‖) (`bounded`).
 
-    If vectors are split over ranks, the ranks add up the sums of their squares, for all weights in
-    one collective operation. `compiled` makes the work of a rank a kernel for each matrix instead
-    of three.
+    If vectors are split over ranks, the ranks add up the sums of squares, for all weights in a
+    single collective operation. `compiled` makes the work of a rank a kernel for each matrix
+    instead of three.
     """
     whole: list[Constraint] = []
     split: list[Constraint] = []

@@ -157,7 +157,7 @@ class DynamicNTK(RoPE):
     """RoPE with a base that grows with the sequence: base·(T/T_train)^{R/(R−2)} for T > T_train.
 
     The fastest pair turns as in training. The slowest pair turns as far over T tokens as it did
-    over T_train, so a longer sequence has no angle that the model was not trained on. Up to T_train
+    over T_train. So a longer sequence has only angles that the model was trained on. Up to T_train
     this is RoPE exactly.
 
     T is the length of the whole sequence, also if it packs several documents. So beyond T_train a
@@ -209,8 +209,8 @@ class LinearRoPE(RoPE):
 class Llama3RoPE(RoPE):
     """RoPE of Llama 3.1 and later: pairs of few turns over T_train tokens turn slower by `factor`.
 
-    A pair of n turns keeps its frequency if n ≥ high_freq_factor, and is slower by `factor` if
-    n ≤ low_freq_factor. Between the two its frequency is interpolated by n.
+    A pair of n turns keeps its frequency if n ≥ high_freq_factor. It is slower by `factor` if n ≤
+    low_freq_factor. Between the two its frequency is interpolated by n.
 
     Args:
         factor: At least 1.

@@ -22,7 +22,7 @@ class ScalingVector(nn.Module):
 
     The stored ŝ starts at `scale`, so s starts at `init`.
 
-    Adam moves the entries of ŝ by about the learning rate, so s moves by lr · init / scale: `scale`
+    Adam moves the entries of ŝ by about the learning rate, so s moves by lr · init / scale. `scale`
     sets how fast this vector learns relative to the matrices.
     """
 

@@ -15,8 +15,9 @@ head."""
 class Coefficient(nn.Module):
     """A constant or learned factor of a mechanism.
 
-    If it is learned, it is a parameter of shape (1,) or (H,) that starts at `initial`; 0-d
-    parameters cannot be sharded. Like all parameters that are not matrices it has no weight decay.
+    If it is learned, it is a parameter of shape (1,) or (H,) that starts at `initial`. Parameters
+    of 0 dimensions cannot be sharded. Like all parameters that are not matrices it has no weight
+    decay.
     """
 
     def __init__(self, initial: float, learned: Learned = "never", n_heads: int = 1) -> None:

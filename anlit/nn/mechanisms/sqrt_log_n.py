@@ -11,9 +11,9 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 class SqrtLogN(Mechanism):
     """g(n) = r·(a + √(2 ln(b·n + c))).
 
-    The largest of n standard normal scores is about √(2 ln n), and the next follow at distances of
+    The largest of n standard normal scores is about √(2 ln n). The next follow at distances of
     order 1/√(2 ln n). A gain of this size keeps the weight on the largest from vanishing as n
-    grows; a smaller gain does not. With r > 1, E[1/w_max] stays below 1 + 1/(r−1): if a = 0, b = 1,
+    grows. A smaller gain does not. With r > 1, E[1/w_max] stays below 1 + 1/(r−1): if a = 0, b = 1,
     c = 0, and with b = 0.1, c = 1.9 for r = 1.5 and 2 up to n = 10⁵. At r = 1 it grows slowly, to
     6.1 at n = 10⁵.
 

@@ -14,9 +14,9 @@ concentrates at its mean. The rows of the weights are bounded by 1. ν = 1/√E�
 The attention average has no factor, which is exact if attention is peaked. QK-norm is the only norm
 layer. There is no weight decay and no warm-up.
 
-Deviations: QK-norm has no gain, which is our reading of the paper. Two settings take over a piece
-of nGPT: `s_qk` multiplies q and k after the QK-norm (q ∘ s_qk), and `silu_std` replaces √(d/f) as
-the standard deviation of √d z.
+Deviations: QK-norm has no gain, which is our reading of the paper. Two settings come from nGPT.
+`s_qk` multiplies q and k after the QK-norm (q ∘ s_qk). `silu_std` replaces √(d/f) as the standard
+deviation of √d z.
 
 Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
 width, f MLP width, V vocabulary.
@@ -62,8 +62,8 @@ class AnGPTConfig(NormalisedConfig):
             not given.
         norms: Rows bounded by norm 1 after each step, or set to it (an ablation).
         approximation: Deviations of the factors, for ablations.
-        s_qk: Multiply q and k by a learned vector after RoPE and QK-norm, one number per head and
-            dimension, as nGPT does: init 1, scale 1/√d_model. The paper has none.
+        s_qk: Multiply q and k by a learned vector after RoPE and QK-norm, as nGPT does. It has a
+            number per head and dimension: init 1, scale 1/√d_model. The paper has none.
         silu_std: Standard deviation σ of SiLU's argument, for which ν_acf is computed. By default
             √(d_model/d_ff), the paper's; nGPT has 1.
     """

@@ -26,8 +26,8 @@ from anlit.nn.models.runtime import Runtime
 class DecoderConfig:
     """Settings of a decoder.
 
-    The architecture decides the kind of the norms that are switched on here: RMS with a learned
-    gain in GPT+, the unit norm in nGPT and anGPT.
+    The architecture decides the kind of these norms: RMS with a learned gain in GPT+, the unit norm
+    in nGPT and anGPT.
 
     Args:
         vocab_size: V, the number of tokens. By default `anlit fit` takes the data's number, rounded

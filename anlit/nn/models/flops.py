@@ -1,11 +1,11 @@
 """Floating-point operations of training per token, for MFU and for estimates of a run's time.
 
 Counted are the matrix products in the formulas, once for the forward and twice for the backward
-pass. A multiplication and an addition are two operations. Not counted are elementwise work (norms,
-rotations, softmax, scaling vectors, products of scales and weights; together about one percent, at
-memory speed), recomputation in the backward pass, and masked logits that a kernel computes anyway.
-So MFU is the share of the peak spent on what the model needs, whatever the kernel and the memory
-settings.
+pass. A multiplication and an addition are two operations. Elementwise work is not counted: norms,
+rotations, softmax, scaling vectors, products of scales and weights. Together it is about one
+percent, at memory speed. Recomputation in the backward pass and masked logits are not counted
+either. So MFU is the share of the peak spent on the model's needs, for every kernel and memory
+setting.
 """
 
 from torch import nn

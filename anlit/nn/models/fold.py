@@ -1,7 +1,7 @@
 """Folding: for inference, the matrices of nGPT and anGPT absorb the factors that multiply them.
 
-Training keeps factors and matrices apart, because the bound on the rows holds for the matrix alone,
-and the step size for the scaling vector alone. After training the product is enough:
+Training keeps factors and matrices apart: the bound on the rows holds for the matrix alone, the
+step size for the scaling vector alone. After training the product is enough:
 
     anGPT   W ← c·W for ν_qkv, ν_p, ν_uz, √d, ν_d ν_acf;  W_head ← s_z ∘ W_head
             h ← w_h ∘ h + W_o(…),  w_h = ν(α)(1−α),  W_o ← ν(α)α ∘ W_o, and W_d alike

@@ -38,16 +38,16 @@ LARGEST_HEAP_BLOCK = 2**30
 
 TAKES_RECOMPILE_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
 """Whether torch.compile takes a limit per function. Older versions have one limit in a
-configuration that all threads share. Newer versions have a configuration per thread, and a GPU
+configuration that all threads share. Newer versions have a configuration per thread. A GPU
 recomputes blocks in another thread than their forward pass (pytorch issue 186537)."""
 
 FLOPS_THAT_REPAY = 2e16
-"""Operations of forward passes, about a minute of an H200's eager bfloat16 (estimated): compiled
+"""Operations of forward passes, about a minute of an H200's eager bfloat16 (estimated). Compiled
 blocks save a third of it, and take 10 to 30 s to compile."""
 
 LOGITS_THAT_REPAY = 1e11
-"""Attention logits, which eager attention moves through an H200's memory in a second or two
-(estimated): as long as a kernel takes to compile."""
+"""Attention logits. Eager attention moves them through an H200's memory in a second or two
+(estimated), as long as a kernel takes to compile."""
 
 _builds_without_values = ContextVar("_builds_without_values", default=False)
 
@@ -137,8 +137,8 @@ def _configure_compiler() -> None:
     """Let torch.compile make one graph per block, and one for each kind of block.
 
     DDP would split each block into several graphs to exchange gradients early. A pattern of layers
-    needs a compilation for each kind of layer, in training, in validation and for the last batch:
-    beyond torch's limit of 8 it would run uncompiled.
+    needs a compilation for each kind of layer, in training, in validation and for the last batch.
+    Beyond torch's limit of 8 it would run uncompiled.
     """
     configuration = torch._dynamo.config
     configuration.optimize_ddp = False
@@ -177,7 +177,7 @@ def flush_denormals() -> None:
 def prepare_cpu() -> None:
     """Keep freed memory for the next step (glibc), and flush denormals.
 
-    By default every step returns the memory of its activations to the kernel, and gets it back page
+    By default every step returns the memory of its activations to the system, and gets it back page
     by page, zeroed.
     """
     with suppress(OSError, AttributeError):  # other C libraries do not have it

@@ -9,8 +9,8 @@ gives the best split of a compute C = 6·N·D: with G = (a A / (b B))^{1/(a+b)},
     N*(C) = G (C/6)^{b/(a+b)},   D*(C) = (C/6)^{a/(a+b)} / G,   L(C) = L(N*, D*)
 
 Intervals are percentiles over fits to runs that are drawn with replacement. With few runs they are
-wide. If an interval ends at a limit of the fit, the exponent and all values that follow from it are
-not determined.
+wide. If an interval ends at a limit of the fit, the exponent and its consequences are not
+determined.
 """
 
 import itertools

@@ -42,8 +42,8 @@ class LastCheckpoint(ModelCheckpoint):
 
     At a signal of `ENDING` the run writes the checkpoint and stops after the current optimizer
     step. With several ranks it stops after the next step. Nothing is lost, and the run can be
-    continued exactly. The third Ctrl-C stops at once. The run ends in the same way if `max_time` is
-    over before its last step, or if a logger cannot write.
+    continued exactly. The third Ctrl-C stops at once. The run ends alike if `max_time` is over
+    before its last step, or if a logger cannot write.
     """
 
     changes_learning = False

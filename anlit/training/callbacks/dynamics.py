@@ -26,9 +26,9 @@ class TrainingDynamics(L.Callback):
     - `hidden/layer_00/norm`: the mean of ‖h‖₂ over tokens after this block, and `…/norm_spread`,
       its standard deviation over its mean. nGPT keeps the norm at 1; anGPT only on average.
     - `hidden/layer_00/step`: the mean of ‖h' − h‖ / ‖h‖, where the block turns h into h'.
-    - `rotation/W_q` …: the mean angle in radians by which the optimizer's step turned a row of
-      these matrices, over all layers, with the restoration of norms. It is the effective step
-      size (Kosson et al., arXiv 2305.17212).
+    - `rotation/W_q` …: the mean angle in radians by which a step, with the restoration of norms,
+      turned a row of these matrices, over all layers. It is the effective step size (Kosson et
+      al., arXiv 2305.17212).
     - `copying/first`, `copying/second`: the loss in nats per token on random tokens, and on the
       same tokens once more. A model that has learnt to copy (Olsson et al., arXiv 2209.11895) has
       a lower loss on the second copy.

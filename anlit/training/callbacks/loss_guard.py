@@ -25,7 +25,7 @@ STATE = ("losses", "norms", "recent_bad")
 class LossGuard(L.Callback):
     """Checks the loss and gradient norm of every optimizer step before the optimizer's step.
 
-    A step is bad if its loss or norm is NaN or infinite. It is also bad if one of them is more than
+    A step is bad if its loss or norm is NaN or infinite. It is also bad if either is more than
     `spike_sigmas` standard deviations above the mean of the last `window` good steps. At least half
     as many good steps come first (the rule of OLMo's skip-step optimizer).
 

@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 class RunRecord(L.Callback):
     """Writes data fingerprint, parameter count, attention kernels, status, and all launches.
 
-    A launch is the start of the run or a continuation: time, step, command, changed settings,
-    versions, git commit and hardware. Nothing is written before training starts, so a refused
-    continuation does not change the record.
+    A launch is the start of the run or a continuation. It has time, step, command, changed
+    settings, versions, git commit and hardware. Nothing is written before training starts, so a
+    refused continuation does not change the record.
 
     Then the loggers get the settings. The run folder gets a copy of the data's tokenizer.json, so
     it can be moved away from the data. It also gets the special tokens of the model that the weights

@@ -30,7 +30,7 @@ class WholeSteps(Checkpoint):
     """Counts `val_check_interval` in optimizer steps, and lets nothing come within a step.
 
     A checkpoint within a step would lose the gradients of its micro-batches. All callbacks save by
-    `trainer.save_checkpoint`, which this callback replaces: a call waits for the step's end, and
+    `trainer.save_checkpoint`, which this callback replaces. A call waits for the step's end, and
     for a validation at this step.
 
     An integer `val_check_interval` is a number of optimizer steps, of the run or, with

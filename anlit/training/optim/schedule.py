@@ -101,8 +101,8 @@ class Linear(Cosine):
 class WSD(WarmedUp):
     """Warm-up, stable, decay (arXiv 2404.06395): the rate falls in the last share of the steps.
 
-    A run that continues with more steps from its stable phase keeps the rate, if it is past the
-    warm-up of the longer run.
+    A run that continues with more steps from its stable phase keeps the rate, once the longer run's
+    warm-up is over.
 
     Args:
         warmup: Share of the optimizer steps with a linear rise to the peak, in [0, 1).

@@ -18,10 +18,10 @@ class StepLoss:
     its gradients are multiplied by N/n.
 
     If the numbers of counted tokens may differ (`counts_vary`), the backward pass takes the sum
-    over tokens divided by a constant K (`unit`; the context length keeps gradients near their
-    usual size). Gradients are then multiplied by K·N·R / C, where C is the number of counted
-    tokens in all micro-batches of all ranks. This costs one all-reduce of two numbers a step, and
-    the host does not wait for the device.
+    over tokens divided by a constant K. This `unit` is the context length, which keeps gradients
+    near their usual size. Gradients are then multiplied by K·N·R / C, with C counted tokens in all
+    micro-batches of all ranks. This costs one all-reduce of two numbers a step, and the host does
+    not wait for the device.
     """
 
     def __init__(self, counts_vary: bool = False, unit: int = 1) -> None:

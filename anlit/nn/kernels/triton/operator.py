@@ -127,7 +127,7 @@ def triton_attention_backward(
 
 
 def _sum_groups(total: Tensor, gradient_of_heads: Tensor) -> None:
-    """Sum (B, T, H, D) over the heads of a group into (B, G, T, D), always in the same order."""
+    """Sum (B, T, H, D) over the heads of a group into (B, G, T, D), in a fixed order."""
     by_group = gradient_of_heads.unflatten(2, (total.shape[1], -1))
     total.copy_(by_group.sum(3).transpose(1, 2))
 

@@ -241,8 +241,8 @@ def _load_line(lines, pairs: tl.constexpr):
 def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr):
     """Gain and bias of the pairs (rows, keys), of shapes that broadcast.
 
-    Unless masked, rows − keys is least + offsets, with the same offsets ≥ 0 for all tiles: a thread
-    computes them once, and one address per tile.
+    Unless masked, rows − keys is least + offsets, with the same offsets ≥ 0 for all tiles. A thread
+    computes them once, and an address per tile.
     """
     step: tl.constexpr = 2 if pairs else 1
     if masked:
