@@ -51,10 +51,12 @@ mechanism or data of your own that a checkpoint names.
 def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (without the program's name) and return the exit code.
 
-    0: success. 1: the run failed or was interrupted. 2: the user's command, configuration or data
-    is wrong; a sentence on standard error says why. 75: a signal (SIGTERM, SIGHUP, SIGUSR1) or
-    `max_time` ended the run, or a study was interrupted. The run has a checkpoint if it made a
-    step. 130: Ctrl-C ended a tool.
+    - 0: success
+    - 1: the run failed or was interrupted
+    - 2: the user's command, configuration or data is wrong; a sentence on standard error says why
+    - 75: a signal (SIGTERM, SIGHUP, SIGUSR1) or `max_time` ended the run, or a study was
+      interrupted. The run has a checkpoint if it made a step.
+    - 130: Ctrl-C ended a tool
     """
     logging.setLogRecordFactory(VisibleRecord)
     RUN_FOLDER.set("")

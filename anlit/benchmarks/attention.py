@@ -131,7 +131,9 @@ def judge_auto(groups: list[Row]) -> list[str]:
     n_fastest = 0
     for group in groups:
         for mechanism, rows in timed_rows_by_mechanism(group["rows"]).items():
-            seconds = {row["kernel"]: row["seconds"]["both"]["median"] for row in rows}
+            seconds = {}
+            for row in rows:
+                seconds[row["kernel"]] = row["seconds"]["both"]["median"]
             choice = rows[0]["auto"]
             lines.append(f"- {group['title']}, {mechanism}: {_verdict(choice, seconds)}")
             n_fastest += choice == _fastest(seconds)

@@ -182,7 +182,11 @@ def checked_queries(length: int) -> list[range]:
     n_blocks = math.ceil(length / BLOCK)
     n_checked = min(n_blocks, MAX_BLOCKS)
     numbers = np.linspace(0, n_blocks - 1, n_checked).round().astype(int).tolist()
-    return [range(BLOCK * number, min(BLOCK * (number + 1), length)) for number in numbers]
+    blocks = []
+    for number in numbers:
+        first = BLOCK * number
+        blocks.append(range(first, min(first + BLOCK, length)))
+    return blocks
 
 
 def size_of_terms(gradients_of: Callable[[Tensor], list[Tensor]], probe: Tensor) -> list[Tensor]:

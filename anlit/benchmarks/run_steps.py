@@ -140,9 +140,13 @@ def build_step(run: Run, device: torch.device) -> tuple[partial[Any], int]:
     return partial(take_step, trainer, batch, accumulate), tokens
 
 
+def _step_seconds(rounds: Sequence[Seconds]) -> list[float]:
+    return [seconds["step"] for seconds in rounds]
+
+
 def are_precise(results: Results[int, Seconds]) -> bool:
     """Return whether every ratio of times is known to `PRECISION`."""
-    times = [[seconds["step"] for seconds in rounds] for rounds in results.values()]
+    times = [_step_seconds(rounds) for rounds in results.values()]
     if len(times[0]) < MIN_ROUNDS:
         return False
     for arm_times, other_times in combinations(times, 2):

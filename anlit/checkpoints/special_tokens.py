@@ -144,7 +144,7 @@ def _without_origin(record: dict[str, Any]) -> dict[str, Any]:
 
 def _check_ids(value: Any, folder: Path, name: str) -> None:
     tokens = value if isinstance(value, list) else [value]
-    if any(token is not None and type(token) is not int for token in tokens):
+    if not {type(token) for token in tokens} <= {int, type(None)}:
         raise UserError(
             f"{folder} has {name}={value!r:.40}, which is no token's number: correct "
             f"{GENERATION_CONFIG}"

@@ -62,7 +62,9 @@ def classes_of_later_files(contents: list[dict[str, Any]]) -> Iterator[str]:
     """
     for section in CLASS_OPTIONS:
         specs = [content[section] for content in contents if content.get(section)]
-        class_paths = [spec if isinstance(spec, str) else spec.get("class_path") for spec in specs]
+        class_paths = []
+        for spec in specs:
+            class_paths.append(spec if isinstance(spec, str) else spec.get("class_path"))
         named_paths = [path for path in class_paths if isinstance(path, str)]
         if named_paths and class_paths[0] is None:
             yield f"--{section}={named_paths[0]}"

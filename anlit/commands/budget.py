@@ -55,9 +55,12 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
 
 def configured_lengths(config: Namespace) -> dict[str, int]:
     """Return the settings of the Trainer that give the length of a run, by name."""
-    names = ("max_steps", "max_epochs")
-    values = {f"trainer.{name}": config.trainer[name] for name in names}
-    return {name: value for name, value in values.items() if value is not None and value > 0}
+    lengths = {}
+    for name in ("max_steps", "max_epochs"):
+        value = config.trainer[name]
+        if value is not None and value > 0:
+            lengths[f"trainer.{name}"] = value
+    return lengths
 
 
 def _micro_batch_tokens(config: Namespace) -> int:

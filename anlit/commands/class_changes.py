@@ -66,12 +66,12 @@ def _kept_settings(contents: dict[str, dict[str, Any]], final_model: Any) -> Ite
         if file_class in ("", final_class):
             continue
         settings = init_args(content["model"])
-        kept_names = [
-            name
-            for name in TUNED_SETTINGS
-            if last_file_with.get(name) == file
-            and _is_contained(settings[name], init_args(final_model).get(name))
-        ]
+        final_settings = init_args(final_model)
+        kept_names = []
+        for name in TUNED_SETTINGS:
+            is_last = last_file_with.get(name) == file
+            if is_last and _is_contained(settings[name], final_settings.get(name)):
+                kept_names.append(name)
         if not kept_names:
             continue
         advice = ""

@@ -78,7 +78,10 @@ def _with_arm_and_file(error: UserError, run: PlannedRun, study: Study) -> UserE
     """
     sentence = str(error).lstrip("-")
     key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
-    files = [config for config in run.arm.configs if f"'{key}':" in str(read_config(config))]
+    files = []
+    for config in run.arm.configs:
+        if f"'{key}':" in str(read_config(config)):
+            files.append(config)
     keys_of_study = [name.rsplit(".", 1)[-1] for name in run.settings]
     file = study.path if not files or key in keys_of_study else files[-1]
     return UserError(f"arm '{run.arm.name}', {file}: {sentence}")

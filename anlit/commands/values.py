@@ -72,7 +72,10 @@ def _parse_with_null(value: Any, *arguments: Any, **settings: Any) -> Any:
 
 
 def _file_with_content(text: str) -> str | None:
-    """Return the path of the file that jsonargparse reads now, if `text` is its content."""
+    """Return the path of the file that jsonargparse reads now, if `text` is its content.
+
+    jsonargparse hands over texts without their origin, and errors have to name the file.
+    """
     for path, _ in _util.config_load_stack.get()[-1:]:
         if Path(path).is_file() and Path(path).read_text(encoding="utf-8") == text:
             return path

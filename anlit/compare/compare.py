@@ -26,7 +26,7 @@ from anlit.io.write import output_folder, write_json, writing
 from anlit.reporting.page import listed, write_page
 from anlit.reporting.text import code, literal
 from anlit.runs.folders import Run, find_runs, load_run
-from anlit.runs.groups import Group, group_runs
+from anlit.runs.groups import Group, counted_runs, group_runs
 
 STANDARD = ARCHITECTURES["GPT"]
 """The architecture of the baseline, if the user names none."""
@@ -102,7 +102,7 @@ def _write(comparison: Comparison) -> None:
     from anlit.compare import plots  # matplotlib takes a second: errors do not wait for it
 
     folder = comparison.output
-    counted = [run for result in comparison.results for run in result.group.counted]
+    counted = counted_runs(result.group for result in comparison.results)
     commands = [f"compared with: {code(comparison.command)}"]
     with writing(folder):
         plots.plot_convergence(comparison)
@@ -146,11 +146,7 @@ def _baseline_named(groups: list[Group], name: str, labels: str) -> Group:
     """The group with this label, run folder or name of a run, else with this architecture."""
     spelled = name.casefold()
     folder = Path(name).resolve()
-    named = [
-        group
-        for group in groups
-        if group.label.casefold() == spelled or _has_run(group, folder, spelled)
-    ]
+    named = [group for group in groups if _has_name(group, spelled, folder)]
     if not named:
         named = [group for group in groups if group.architecture.casefold() == spelled]
     if len(named) == 1:
@@ -160,7 +156,8 @@ def _baseline_named(groups: list[Group], name: str, labels: str) -> Group:
     raise UserError(f"--baseline {name!r} {fault}: {fix}")
 
 
-def _has_run(group: Group, folder: Path, name: str) -> bool:
-    """Whether a run of the group has this folder, or this name in small letters."""
+def _has_name(group: Group, spelled: str, folder: Path) -> bool:
+    """Whether a group has this label, or a run with this name or folder."""
     names = {run.name.casefold() for run in group.runs if run.name}
-    return name in names or any(run.folder.resolve() == folder for run in group.runs)
+    folders = {run.folder.resolve() for run in group.runs}
+    return spelled in {group.label.casefold(), *names} or folder in folders

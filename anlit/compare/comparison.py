@@ -28,7 +28,7 @@ from anlit.compare.statistics import (
 from anlit.errors import UserError
 from anlit.io.read import read_json
 from anlit.runs.folders import LAUNCHES, RECORD_SCHEMA, Run, hardware_label
-from anlit.runs.groups import Group
+from anlit.runs.groups import Group, counted_runs
 from anlit.runs.measure import NATS_PER_TOKEN, Measure
 
 COMPARISON = "convergence.json"
@@ -63,7 +63,7 @@ def _usable_steps(
     steps: dict[str, Any], groups: Sequence[Group], baseline: Group
 ) -> tuple[dict[str, Any], list[str]]:
     """`steps` if they hold for these groups, and a sentence for each reason against it."""
-    trained_on = {run.hardware for group in groups for run in group.counted}
+    trained_on = {run.hardware for run in counted_runs(groups)}
     timed_on = hardware_label(steps)
     times = seconds_per_token(steps)
     if len(trained_on) > 1:

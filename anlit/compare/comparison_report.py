@@ -230,6 +230,8 @@ def _fact(name: str, values: Sequence[str | None]) -> str:
 
 
 def _entries_in_words(record: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{key} {value}" for key, value in record.items() if not isinstance(value, dict)
-    )
+    entries = []
+    for key, value in record.items():
+        if not isinstance(value, dict):
+            entries.append(f"{key} {value}")
+    return ", ".join(entries)

@@ -28,7 +28,7 @@ from anlit.config.schema import (
 )
 from anlit.errors import UserError
 from anlit.runs.folders import Run, commit_label, hardware_label
-from anlit.runs.groups import Group, records
+from anlit.runs.groups import Group, counted_runs, records
 from anlit.runs.labels import differing, short_names, show
 from anlit.runs.measure import BITS_PER_BYTE
 
@@ -94,8 +94,7 @@ def notes_on(
         if group is not baseline and group in speedups:
             notes += _notes_against(group, baseline, speedups[group])
     notes += _note_on_target(baseline)
-    counted_runs = [run for group in counted for run in group.counted]
-    notes += _notes_across(counted_runs)
+    notes += _notes_across(counted_runs(counted))
     notes += unstable_throughput(counted)
     return notes
 
@@ -128,7 +127,7 @@ def _notes_within(group: Group) -> Iterator[str]:
     """Differences between the runs of a group."""
     split = split_by_gap([group.measure.final_loss_of(run) for run in group.counted])
     if split:
-        low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in split)
+        low, high = map(_losses_in_words, split)
         consequence = "the mean lies between them and says nothing"
         yield f"{group.label}: TWO GROUPS of final losses, {low} and {high}; {consequence}."
     guessing = _loss_of_guessing(group)
@@ -153,6 +152,10 @@ def _notes_within(group: Group) -> Iterator[str]:
     for run in group.counted:
         if run.changes:
             yield f"{run.folder} changed on the way: {'; '.join(run.changes)}."
+
+
+def _losses_in_words(losses: Sequence[float]) -> str:
+    return ", ".join(f"{loss:.4f}" for loss in losses)
 
 
 def split_by_gap(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
@@ -261,7 +264,9 @@ def _notes_across(runs: Sequence[Run]) -> Iterator[str]:
     if any(run.tokenizer_hash is None or run.content_hash is None for run in runs):
         consequence = "so the same corpus and tokenizer of all runs are not verified"
         yield f"A run did not record its data, {consequence}."
-    launches = [launch for run in runs for launch in run.launches]
+    launches: list[dict[str, Any]] = []
+    for run in runs:
+        launches += run.launches
     hardware = {hardware_label(launch) or "not recorded" for launch in launches}
     if len(hardware) > 1:
         names = "; ".join(sorted(hardware))
@@ -280,7 +285,7 @@ def unstable_throughput(groups: Sequence[Group]) -> Iterator[str]:
 
     A growing context would explain it, and such runs are left out.
     """
-    for run in [run for group in groups for run in group.counted]:
+    for run in counted_runs(groups):
         curve = run.curve.finite()
         if len(curve) < FEWEST_POINTS or _has_growing_context(run):
             continue

@@ -282,9 +282,10 @@ class SpeedUp:
         return np.log(np.array(self.values, float))
 
     def over(self, time: Interval) -> Interval | None:
-        """The mean over the `time` of a token, with the interval of both; None without a mean.
+        """Return the speed-up in wall-clock: the mean divided by `time`; None without a mean.
 
-        A single pair has no interval: the spread over seeds, the larger part, is not known.
+        `time` is the time per token over the baseline's. The interval has both uncertainties. A
+        single pair has no interval, because the spread over seeds, the larger part, is not known.
         """
         if self.mean is None:
             return None

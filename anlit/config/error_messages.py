@@ -282,8 +282,11 @@ def _explain_type(error: ParserError, match: re.Match[str]) -> str:
 
 def _expected_types(message: str) -> list[str]:
     """Names of types, or `one of 1, 2`, without None."""
-    kinds = [match["kind"] or f"one of {match['values']}" for match in _TYPE.finditer(message)]
-    return [kind for kind in kinds if kind != "NoneType"]
+    kinds = []
+    for match in _TYPE.finditer(message):
+        if match["kind"] != "NoneType":
+            kinds.append(match["kind"] or f"one of {match['values']}")
+    return kinds
 
 
 def _explain_cause(error: ParserError, match: re.Match[str]) -> str:

@@ -25,7 +25,9 @@ def configuration_file(name: str, option: str = "--config") -> str:
         return name
     if Path(name).is_dir():
         raise UserError(f"{option} {name} is a folder: give a YAML file")
-    shipped = {path.relative_to(FOLDER).as_posix(): str(path) for path in FOLDER.rglob("*.yaml")}
+    shipped = {}
+    for path in FOLDER.rglob("*.yaml"):
+        shipped[path.relative_to(FOLDER).as_posix()] = str(path)
     shipped_name = Path(name).as_posix().removeprefix("configs/")
     if shipped_name in shipped:
         return shipped[shipped_name]

@@ -113,11 +113,13 @@ def subclass_named(base: type[T], path: str, location: str) -> type[T]:
     family = [base]
     for kind in family:
         family += [child for child in kind.__subclasses__() if child not in family]
-    classes = [kind for kind in family if kind.__name__ == path.rpartition(".")[2]]
+    name = path.rpartition(".")[2]
+    classes = [kind for kind in family if kind.__name__ == name]
     if "." in path:
         # A package may offer the class under a shorter path: then package and name are enough.
+        package = path.partition(".")[0]
         exact = [kind for kind in classes if class_path_of(kind) == path]
-        classes = exact or [kind for kind in classes if _package_of(kind) == path.split(".")[0]]
+        classes = exact or [kind for kind in classes if _package_of(kind) == package]
     if len(classes) == 1:
         return classes[0]
     number = "several" if classes else "no"

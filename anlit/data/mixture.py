@@ -32,7 +32,9 @@ class Mixture(TokenShards):
         if not paths:
             raise UserError("--data.paths names no folder: give at least one as name: folder")
         # In the order of their names, so that the order in a YAML file decides nothing.
-        self.paths = {name: os.path.expanduser(paths[name].rstrip("/")) for name in sorted(paths)}
+        self.paths = {}
+        for name, path in sorted(paths.items()):
+            self.paths[name] = os.path.expanduser(path.rstrip("/"))
         super().__init__(" + ".join(self.paths.values()), **kwargs)
 
     @property

@@ -108,10 +108,9 @@ class Diagnose(Evaluation):
         model = checkpoint.model
         if self.settings.masking is not None:
             model.model.document_masking = self.settings.masking
-        by_length = {
-            length: _measure_length(checkpoint, data, length, self.settings.tokens)
-            for length in self.lengths
-        }
+        by_length = {}
+        for length in self.lengths:
+            by_length[length] = _measure_length(checkpoint, data, length, self.settings.tokens)
         with torch.no_grad():
             losses = copying(model, model.context_length, N_COPIES, checkpoint.device)
         return {

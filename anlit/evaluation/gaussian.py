@@ -81,10 +81,10 @@ class Gaussian(Evaluation):
         """Measure every mechanism at every number of keys. There are no checkpoints in `paths`."""
         by_name: dict[str, Any] = {}
         for name, mechanism in self.mechanisms.items():
-            by_name[name] = {
-                n_keys: measure_mechanism(mechanism, n_keys, self.draws, self.seed)
-                for n_keys in self.numbers_of_keys
-            }
+            by_name[name] = {}
+            for n_keys in self.numbers_of_keys:
+                result = measure_mechanism(mechanism, n_keys, self.draws, self.seed)
+                by_name[name][n_keys] = result
         return {"draws": self.draws, "seed": self.seed, "mechanisms": by_name}
 
     def report(self, record: dict[str, Any]) -> Report:

@@ -100,14 +100,12 @@ class Lengths(Evaluation):
         measurements: list[dict[str, Any]] = []
         for masked in sorted(self.settings.masking, reverse=True):
             checkpoint.model.model.document_masking = masked
-            sums_by_length = {
-                length: self._sum_losses(checkpoint, data, length, masked)
-                for length in self.lengths
-            }
-            sums_by_piece = {
-                length: sums.by_piece(self.piece_length // length)
-                for length, sums in sums_by_length.items()
-            }
+            sums_by_length = {}
+            sums_by_piece = {}
+            for length in self.lengths:
+                sums = self._sum_losses(checkpoint, data, length, masked)
+                sums_by_length[length] = sums
+                sums_by_piece[length] = sums.by_piece(self.piece_length // length)
             reference = sums_by_piece.get(checkpoint.training_length)
             for length, sums in sums_by_length.items():
                 change = None

@@ -248,7 +248,9 @@ def draw_accuracy(record: dict[str, Any]) -> Figure:
     height = 0.5 + 0.16 * max(5, len(depths))
     figure, all_axes = panels(len(arms), n_columns, TEXT_WIDTH / n_columns, height)
     ticks = range(0, len(lengths), max(1, round(len(lengths) / MAX_LENGTH_TICKS)))
-    tick_labels = [length_name(record, lengths[i]).replace(" ", "\n") for i in ticks]
+    tick_labels = []
+    for i in ticks:
+        tick_labels.append(length_name(record, lengths[i]).replace(" ", "\n"))
     has_numbers = n_columns * len(lengths) <= MAX_NUMBERED_CELLS
     for number, (axes, arm) in enumerate(zip(all_axes, arms, strict=True)):
         image = heat_map(axes, _mean_shares(record, arm).T, 1.0, has_numbers)

@@ -185,5 +185,8 @@ def _score_windows(decoder: Decoder, batch: _BatchOfWindows, width: int | None) 
 
 def _stack(rows: list[np.ndarray], width: int) -> Tensor:
     """Stack rows, (B, width) int64, padded with their last number: it begins no new document."""
-    padded_rows = [np.pad(row, (0, width - len(row)), mode="edge") for row in rows]
+    padded_rows = []
+    for row in rows:
+        n_missing = width - len(row)
+        padded_rows.append(np.pad(row, (0, n_missing), mode="edge"))
     return torch.from_numpy(np.stack(padded_rows))

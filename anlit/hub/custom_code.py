@@ -87,9 +87,9 @@ def _mechanism_settings(mechanism: Mechanism) -> dict[str, Any]:
     if isinstance(mechanism, anlit.SlidingWindow):
         return {**_mechanism_settings(mechanism.mechanism), "window": mechanism.window}
     if isinstance(mechanism, anlit.WarmStart):
-        settings = _mechanism_settings(mechanism.mechanism)
+        inner = _mechanism_settings(mechanism.mechanism)
         # The share of a warm start inside a warm start is the product.
-        return {**settings, "share": settings.get("share", 1.0) * float(mechanism.share)}
+        return {**inner, "share": inner.get("share", 1.0) * float(mechanism.share)}
     kind = type(mechanism)
     settings: dict[str, Any] = {"name": kind.__name__}
     for key in MECHANISMS[kind].in_config:

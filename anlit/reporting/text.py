@@ -27,6 +27,7 @@ MARKDOWN_MARKS = re.compile(r"[\\`*\[\]<>&]|(?<![^\W_])_|_(?![^\W_])")
 An underscore inside a word begins nothing.
 """
 NUMBER_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+"""Units of `short_number`, the largest first."""
 
 
 def _escaped_characters(text: str) -> set[str]:

@@ -121,10 +121,18 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         list(settings.values()),
         [run.folder for run in first_runs],
     )
-    return [
-        Group(label, tuple(members[key]), settings[key])
-        for label, key in zip(labels, members, strict=True)
-    ]
+    groups = []
+    for label, key in zip(labels, members, strict=True):
+        groups.append(Group(label, tuple(members[key]), settings[key]))
+    return groups
+
+
+def counted_runs(groups: Iterable[Group]) -> list[Run]:
+    """The counted runs of all groups."""
+    runs: list[Run] = []
+    for group in groups:
+        runs += group.counted
+    return runs
 
 
 def _name_of(runs: Sequence[Run]) -> str:
@@ -185,9 +193,12 @@ def mean_curve(curves: Sequence[Curve]) -> tuple[Curve, NDArray[np.float64]]:
             "runs that differ only in seeds have no range of tokens in common: leave out the run "
             "that ended early"
         )
-    losses = np.stack([np.interp(grid, curve.tokens, curve.loss) for curve in curves])
-    seconds = np.stack([np.interp(grid, curve.tokens, curve.seconds) for curve in curves])
-    return Curve(grid, seconds.mean(0), losses.mean(0)), losses.std(0, ddof=1)
+    losses = []
+    seconds = []
+    for curve in curves:
+        losses.append(np.interp(grid, curve.tokens, curve.loss))
+        seconds.append(np.interp(grid, curve.tokens, curve.seconds))
+    return Curve(grid, np.mean(seconds, 0), np.mean(losses, 0)), np.std(losses, 0, ddof=1)
 
 
 def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -141,7 +141,11 @@ def _differing_keys(groups: list[dict[str, Any]]) -> list[str]:
     keys: dict[str, None] = {}
     for group in groups:
         keys |= dict.fromkeys(group)
-    return _in_order([key for key in keys if len({repr(group.get(key)) for group in groups}) > 1])
+    return _in_order([key for key in keys if _count_values(groups, key) > 1])
+
+
+def _count_values(groups: list[dict[str, Any]], key: str) -> int:
+    return len({repr(group.get(key)) for group in groups})
 
 
 def _in_order(keys: list[str]) -> list[str]:

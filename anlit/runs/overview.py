@@ -84,8 +84,11 @@ def read_overviews(folders: Sequence[Path], tags: Sequence[str] = ()) -> list[Ov
     names = short_names(sorted(set().union(*changed)))
     overviews = []
     for run, run_settings, keys in zip(runs, settings, changed, strict=True):
-        changes = tuple(f"{names[key]}={show(run_settings, key)}" for key in keys)
-        overviews.append(overview_of(run, str(run.folder.resolve().relative_to(root)), changes))
+        changes = []
+        for key in keys:
+            changes.append(f"{names[key]}={show(run_settings, key)}")
+        name = str(run.folder.resolve().relative_to(root))
+        overviews.append(overview_of(run, name, tuple(changes)))
     return overviews
 
 

@@ -149,7 +149,9 @@ def memory_table(plan: Plan, result: dict[str, Any]) -> Table:
     is_large = result["peak"] >= 1e8
     unit = "GB" if is_large else "MB"
     unit_bytes = 1e9 if is_large else 1e6
-    rows = [[purpose, f"{size / unit_bytes:,.2f}"] for purpose, size in memory.items()]
+    rows = []
+    for purpose, size in memory.items():
+        rows.append([purpose, f"{size / unit_bytes:,.2f}"])
     recomputed = "none" if plan.checkpoint_every is None else f"every {plan.checkpoint_every}"
     title = (
         f"{plan.gpus} × {plan.gpu}, {plan.strategy}, {plan.precision}, "

@@ -65,7 +65,8 @@ def describe_plan(
     pace = mapping(study.content.get("pace"))
     rate = float(pace.get("flops_per_second") or 0)
     lines = [f"{study.title} ({study.label})"]
-    lines += [f"  {arm.name}: {_describe_arm(study, arm)}" for arm in study.arms]
+    for arm in study.arms:
+        lines.append(f"  {arm.name}: {_describe_arm(study, arm)}")
     first_points = {arm.name: arm.points[0] for arm in study.arms}
     measuring_runs = study.measuring_runs(first_points | selected)
     total_hours = 0.0

@@ -101,11 +101,11 @@ def safe_name(value: Any) -> str:
     """A value for a folder's name, without characters special to shells and file systems."""
     if isinstance(value, dict):
         value = str(value.get("class_path", "set")).rsplit(".", 1)[-1]
-    characters = [
-        character if character.isalnum() or character in SAFE_CHARACTERS else "-"
-        for character in str(value)
-    ]  # fmt: skip
-    return "".join(characters)
+    name = ""
+    for character in str(value):
+        is_safe = character.isalnum() or character in SAFE_CHARACTERS
+        name += character if is_safe else "-"
+    return name
 
 
 def check_schema(

@@ -33,8 +33,8 @@ def launch(runs: list[PlannedRun], output: Path, n_jobs: int, threads: int) -> N
     At most `n_jobs` run at a time, with `threads` each. At one of the `ENDING_SIGNALS`
     the runs write their checkpoints and end, and KeyboardInterrupt is raised.
 
-    After a SIGKILL they go on training. The next launcher waits for them, because the lock belongs
-    to the training process.
+    After a SIGKILL of this process the runs go on training. The next launcher waits for them,
+    because each run holds its lock.
     """
     queue = _Queue(runs, output, threads)
     with ThreadPoolExecutor(n_jobs) as pool:

@@ -59,7 +59,9 @@ def _compare(
     all_runs: dict[str, Run],
 ) -> Comparison:
     """Make a recorded comparison `entry` again."""
-    counted_in = {name: record["measured"][name]["counted_in"] for name in entry["runs"]}
+    counted_in = {}
+    for name in entry["runs"]:
+        counted_in[name] = record["measured"][name]["counted_in"]
     labels = [group["label"] for group in entry["groups"]]
     if len(set(labels)) < len(labels):
         raise ValueError(f"of {labels} two are the same")

@@ -157,7 +157,10 @@ def _progress(results: StudyResults) -> str:
     """The number of runs in each state and of seeds, and the arms that are not measured yet."""
     n_seeds = len(results.study.seeds)
     counts = Counter[str](state.status for _, state, _ in results.runs)
-    texts = [f"{counts[status]} {name}" for status, name in STATUS_NAMES.items() if counts[status]]
+    texts = []
+    for status, name in STATUS_NAMES.items():
+        if counts[status]:
+            texts.append(f"{counts[status]} {name}")
     sentences = [f"{len(results.runs)} runs: {', '.join(texts)}."]
     if n_seeds:
         seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"

@@ -108,8 +108,8 @@ def _write_scripts(runs: list[PlannedRun], output: Path, folder: Path) -> Path:
     number = sum(1 for _ in folder.glob("*.txt"))
     options_file = folder / f"runs-{number}.txt"
     script = folder / f"array-{number}.sbatch"
-    lines = [shlex.join(run.options(output / run.name)) + "\n" for run in runs]
-    options_file.write_text("".join(lines))
+    lines = [shlex.join(run.options(output / run.name)) for run in runs]
+    options_file.write_text("\n".join([*lines, ""]))
     quoted_file = shlex.quote(str(options_file))
     script.write_text(ARRAY_SCRIPT.format(options=quoted_file, train=TRAIN_SCRIPT))
     return script

@@ -183,7 +183,8 @@ class MetricsOnResume(L.Callback):
             metrics = dict(row)
             logger.log_metrics(metrics, metrics.pop("step"))
         self._unwritten = ()
-        return any(row["step"] == str(step - 1) and row.get("train/loss") for row in rows)
+        losses = [row.get("train/loss") for row in rows if row["step"] == str(step - 1)]
+        return any(losses)
 
 
 def _hide_later_events(logger: TensorBoardLogger, step: int) -> None:

@@ -148,10 +148,10 @@ def is_done(job: Job, task: Task, checksums: bool) -> bool:
             continue
         if file_sha256(file.path, number, n_pieces) != sha256:
             raise UserError(f"{file.path} is not what {job.folder} was begun with: {PUT_BACK}")
-    return not any(
-        find_bad_chunk(f"{job.folder}/{name}", stream["chunks"], checksums)
-        for name, stream in streams.items()
-    )
+    for name, stream in streams.items():
+        if find_bad_chunk(f"{job.folder}/{name}", stream["chunks"], checksums):
+            return False
+    return True
 
 
 def times_sha256(paths: Mapping[str, Path]) -> str:

@@ -155,7 +155,9 @@ def _say_other_formats(names: list[str]) -> None:
 
 def _say_result(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Say how many tokens and documents the folder has."""
-    tokens = [f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]]
+    tokens = []
+    for split in manifest["splits"]:
+        tokens.append(f"{manifest[split]['tokens']:,} tokens in {split}")
     n_skipped = sum(reason["count"] for reason in manifest["skipped"].values())
     documents = f"{manifest['documents']:,} documents, {n_skipped:,} skipped"
     say(f"{folder}: {', '.join(tokens)}; {documents}.")

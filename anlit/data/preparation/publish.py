@@ -167,7 +167,10 @@ def counts_of(streams: Streams) -> dict[str, Any]:
                 by_subset[subset] = stream
         if by_subset:
             counts = _sum(by_subset.values())
-            subsets = {subset: _sum([by_subset[subset]]) for subset in by_subset if subset}
+            subsets = {}
+            for subset, stream in by_subset.items():
+                if subset:
+                    subsets[subset] = _sum([stream])
             if subsets:
                 counts["subsets"] = subsets
             counts_by_split[split] = counts

@@ -137,7 +137,10 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     if not wrong_keys and not (has_valid_end and set(SPLITS).issuperset(manifest["splits"])):
         wrong_keys = ["end_of_document", "vocab_size", "splits"]
     if wrong_keys:
-        raise ValueError(", ".join(f"{key} is {manifest.get(key)!r:.80}" for key in wrong_keys))
+        faults = []
+        for key in wrong_keys:
+            faults.append(f"{key} is {manifest.get(key)!r:.80}")
+        raise ValueError(", ".join(faults))
     for split in manifest["splits"]:
         check_content(manifest, {split: COUNTS_SCHEMA}, complete=True)
         # "bytes" is null where tokens came without text.

@@ -160,10 +160,14 @@ class LayerCache:
         self.capacity = layer_capacity(max_length, window)
         self.buffers: tuple[Tensor, ...] = ()
 
+    def _make_buffer(self, like: Tensor) -> Tensor:
+        batch_size, n_heads, _, d_head = like.shape
+        return like.new_empty(batch_size, n_heads, self.capacity, d_head)
+
     def append(self, *new: Tensor) -> list[Tensor]:
         """Add new keys and values, (B, G, Q, D); return all that are visible, (B, G, K, D)."""
         if not self.buffers:
-            self.buffers = tuple(x.new_empty(*x.shape[:2], self.capacity, x.shape[3]) for x in new)
+            self.buffers = tuple(map(self._make_buffer, new))
         n_new = new[0].shape[-2]
         n_older = self.size if self.window is None else min(self.size, self.window - 1)
         if self.size + n_new <= self.capacity:

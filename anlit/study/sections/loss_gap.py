@@ -206,7 +206,8 @@ def _draw_panel(axes: Axes, gaps: list[Gap], styles: dict[str, LineStyle]) -> No
         axes.plot(xs, means, linestyle=dash, color=colour, linewidth=1.2)
     ticks = distinct_values([gap.x for gap in gaps])
     is_small = max(ticks) < 100
-    labels = [f"{tick:.2g}" if is_small else short_number(tick) for tick in ticks]
+    format_tick = "{:.2g}".format if is_small else short_number
+    labels = list(map(format_tick, ticks))
     axes.set_xscale("log")
     axes.set_xticks(ticks, labels)
     axes.minorticks_off()

@@ -19,7 +19,7 @@ ValueBySeed = dict[Any, float | None]
 
 
 def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
-    """A table of onsets and of the losses after them.
+    """Return a heading, a paragraph of definitions, and the table of onsets and later losses.
 
     Options: `loss`, the level in nats per token; `after`, a number of tokens; `baseline`, an arm.
     """

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
+from numpy.typing import NDArray
 
 from anlit.compare.statistics import Interval, Summary, mean_sd, power_law
 from anlit.reporting.figure import COLUMN_WIDTH, DASHES, line_styles, save, style
@@ -117,6 +118,14 @@ def _law_rows(lines: Lines, laws: dict[str, PowerLaw]) -> list[list[str]]:
     return rows
 
 
+def _sorted_columns(points: Sequence[tuple[float, Summary]]) -> NDArray[np.float64]:
+    """x, mean and standard deviation of the points, (3, n), by x; NaN if not known."""
+    rows = []
+    for x, y in points:
+        rows.append((x, y.mean or np.nan, y.sd or np.nan))
+    return np.array(sorted(rows)).T
+
+
 def draw_trend(
     lines: Lines, over: str, value: str, path: Path, laws: Mapping[str, PowerLaw]
 ) -> None:
@@ -129,7 +138,7 @@ def draw_trend(
         figure, axes = plt.subplots(figsize=(COLUMN_WIDTH, 2.7))
         for i, (label, points) in enumerate(lines.items()):
             colour, marker, dash = styles[label]
-            x, y, sd = np.array(sorted((x, y.mean or np.nan, y.sd or np.nan) for x, y in points)).T
+            x, y, sd = _sorted_columns(points)
             shift = (all_x[-1] / all_x[0]) ** ((i - (len(lines) - 1) / 2) * AXIS_SHIFT)
             bars: dict[str, Any] = {"capsize": 2, "elinewidth": 0.8}
             line: dict[str, Any] = {

@@ -87,8 +87,10 @@ def _edge(arm_tuning: Tuning) -> str:
 def _point_rows(arm_tuning: Tuning) -> list[list[str]]:
     rows = []
     for point, loss, states in arm_tuning.points:
-        texts = [f"{state.status} {state.reason}".strip() for state in states]
-        state_text = ", ".join(map(literal, texts))
+        texts = []
+        for state in states:
+            texts.append(literal(f"{state.status} {state.reason}".strip()))
+        state_text = ", ".join(texts)
         rows.append([arm_tuning.arm.title, point.label, _loss(loss), state_text])
     return rows
 

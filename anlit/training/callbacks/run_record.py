@@ -41,9 +41,9 @@ class RunRecord(L.Callback):
     settings, versions, git commit and hardware. Nothing is written before training starts, so a
     refused continuation does not change the record.
 
-    Then the loggers get the settings. The run folder gets a copy of the data's tokenizer.json, so
-    it can be moved away from the data. It also gets the special tokens of the model that the weights
-    come from.
+    When training starts, the loggers get the settings. The run folder gets a copy of the data's
+    tokenizer.json, so it can be moved away from the data. It also gets the special tokens of the
+    model that the weights come from.
 
     Args:
         run_dir: The run folder.

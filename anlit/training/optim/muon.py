@@ -97,8 +97,10 @@ class Exchange:
         """The matrices that this rank gathers."""
         self.order = list(chain.from_iterable(numbers_by_rank))
         """All matrices, in the order in which they are sent."""
-        self.sizes = [math.ceil(rows / self.n_ranks) * width for rows, width in shapes]
+        self.sizes: list[int] = []
         """By matrix, the entries in a rank's rows."""
+        for rows, width in shapes:
+            self.sizes.append(math.ceil(rows / self.n_ranks) * width)
         self.lengths = []
         """By rank, the entries that this rank sends."""
         for numbers in numbers_by_rank:
