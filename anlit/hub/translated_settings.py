@@ -65,6 +65,9 @@ SETTINGS_IN_WEIGHTS = {
 TRAINING_SETTINGS = {
     "optimizer",
     "schedule",
+    "lr_factors",
+    "base_d_model",
+    "base_n_layers",
     "init_std",
     "alpha_init",
     "s_z_init",
@@ -81,7 +84,7 @@ TRAINING_SETTINGS = {
     "runtime.meta_init",
     "runtime.float8",
 }
-"""Settings of the models that a trained model does not need: its function does not depend on them.
+"""Settings of training alone: the function of a trained model does not depend on them.
 
 transformers gets documents by `position_ids`, whatever `document_masking` was.
 """
