@@ -19,78 +19,81 @@ HEADS, WIDTH = 2, 8
 INFINITY = float("inf")
 
 
+def naive_entropy(weights: list[float]) -> float:
+    """In nats, of weights that are divided by their sum; NaN without weights."""
+    if not weights:
+        return math.nan
+    shares = [weight / sum(weights) for weight in weights]
+    return -sum(share * math.log(share) for share in shares)
+
+
 def naive(
     row: list[float], position: int, first_key: int, spans: list[Range], latest: int
 ) -> dict[str, float]:
     """The statistics of a query at `position` with these logits of keys 0 … position."""
-    visible = {position - j: math.exp(value) for j, value in enumerate(row) if value > -INFINITY}
-    weights = {t: e / sum(visible.values()) for t, e in visible.items()}
+    exponentials = {}
+    for j, logit in enumerate(row):
+        if logit > -INFINITY:
+            exponentials[position - j] = math.exp(logit)
+    total = sum(exponentials.values())
+    weights = {t: exponential / total for t, exponential in exponentials.items()}
 
-    def entropy_of(chosen: list[float]) -> float:
-        return (
-            -sum(w / sum(chosen) * math.log(w / sum(chosen)) for w in chosen)
-            if chosen
-            else math.nan
-        )
-
-    inside = {span: [w for t, w in weights.items() if span.first <= t < span.end] for span in spans}
-    return {
-        "entropy": entropy_of([*weights.values()]),
+    result = {
+        "entropy": naive_entropy([*weights.values()]),
         "inverse_largest_weight": 1 / max(weights.values()),
-        "participation": sum(w * w for w in weights.values()),
+        "participation": sum(weight**2 for weight in weights.values()),
         "attention_sink": weights.get(position - first_key, math.nan),
-        f"weight_latest_{latest}": sum(w for t, w in weights.items() if t < latest),
-        **{
-            f"weight_{span}": sum(chosen) if chosen else math.nan for span, chosen in inside.items()
-        },
-        **{
-            f"entropy_{span}": entropy_of(chosen)
-            for span, chosen in inside.items()
-            if span != (0, 1)
-        },
+        f"weight_latest_{latest}": sum(weight for t, weight in weights.items() if t < latest),
     }
+    for span in spans:
+        inside = [weight for t, weight in weights.items() if span.first <= t < span.end]
+        result[f"weight_{span}"] = sum(inside) if inside else math.nan
+        if span != (0, 1):
+            result[f"entropy_{span}"] = naive_entropy(inside)
+    return result
 
 
 def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """(2, H, Q, K) float64, causal; row 0 is two documents, the second from key 3.
+    """Logits (2, H, Q, K) in float64, and each query's first key, (2, Q). They are causal.
 
-    Row 1 has a window of 5 keys.
+    Row 0 is two documents, the second from key 3. Row 1 has a window of 5 keys.
     """
-    L = 2 * torch.randn(
-        2,
-        HEADS,
-        n_queries,
-        n_keys,
-        generator=torch.Generator().manual_seed(seed),
-        dtype=torch.float64,
-    )
-    i, j = torch.arange(n_keys - n_queries, n_keys)[:, None], torch.arange(n_keys)
-    causal = j <= i
-    begins = torch.where(i[:, 0] >= 3, 3, 0)
-    visible = torch.stack((causal & (j >= begins[:, None]), causal & (i - j < 5)))
-    return L.masked_fill(~visible[:, None], -INFINITY), torch.stack(
-        (begins, torch.zeros_like(begins))
-    )
+    generator = torch.Generator().manual_seed(seed)
+    shape = (2, HEADS, n_queries, n_keys)
+    L = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    i = torch.arange(n_keys - n_queries, n_keys)[:, None]
+    j = torch.arange(n_keys)
+    is_causal = j <= i
+    first_key = torch.where(i[:, 0] >= 3, 3, 0)
+    in_document = is_causal & (j >= first_key[:, None])
+    in_window = is_causal & (i - j < 5)
+    visible = torch.stack((in_document, in_window))
+    first_keys = torch.stack((first_key, torch.zeros_like(first_key)))
+    return L.masked_fill(~visible[:, None], -INFINITY), first_keys
 
 
 @pytest.mark.parametrize("n_queries", [13, 6, 1])
 def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
     """NaN where a query sees no key of a range, or not its document's first key."""
-    n_keys, spans = 13, [Range(0, 1), Range(1, 3), Range(3, 9), Range(9, 27)]
+    n_keys = 13
+    spans = [Range(0, 1), Range(1, 3), Range(3, 9), Range(9, 27)]
     L, first_keys = masked_logits(n_queries, n_keys)
+
     actual = statistics(L, first_keys, spans, latest=4)
+
     for b, h, query in np.ndindex(2, HEADS, n_queries):
         position = n_keys - n_queries + query
-        expected = naive(
-            L[b, h, query, : position + 1].tolist(), position, int(first_keys[b, query]), spans, 4
-        )
+        row = L[b, h, query, : position + 1].tolist()
+        expected = naive(row, position, int(first_keys[b, query]), spans, latest=4)
         values = {name: value[b, h, query].item() for name, value in actual.items()}
         assert values == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
 def test_a_far_key_of_tiny_weight_is_not_absent() -> None:
     L = torch.tensor([[[[-200.0, -201.0, 0.0]]]])
-    far, near = 1 / (1 + math.e), math.e / (1 + math.e)
+    far = 1 / (1 + math.e)
+    near = math.e / (1 + math.e)
+
     exact = -far * math.log(far) - near * math.log(near)
     assert entropy(within(L, Range(1, 3))).item() == pytest.approx(exact, rel=1e-5)
     assert log_total(L).item() == 0
@@ -100,11 +103,18 @@ def test_ranges_cover_every_distance_once() -> None:
     assert ranges(0) == [Range(0, 1)]
     assert ranges(99) == [Range(0, 1), Range(1, 10), Range(10, 100)]
     assert ranges(100)[-1] == Range(100, 1000)
-    L = torch.randn(1, 2, 5, 40).masked_fill(
-        torch.arange(40) > torch.arange(35, 40)[:, None], -INFINITY
-    )
-    totals = torch.stack([log_total(within(L, span)).exp().nan_to_num(0) for span in ranges(39)])
-    torch.testing.assert_close(totals.sum(0), log_total(L).exp(), rtol=1e-5, atol=1e-5)
+
+
+def test_totals_of_all_ranges_add_up_to_the_total() -> None:
+    is_later = torch.arange(40) > torch.arange(35, 40)[:, None]
+    L = torch.randn(1, 2, 5, 40).masked_fill(is_later, -INFINITY)
+
+    totals = []
+    for span in ranges(39):
+        totals.append(log_total(within(L, span)).exp().nan_to_num(0))
+
+    expected = log_total(L).exp()
+    torch.testing.assert_close(torch.stack(totals).sum(0), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_compiled_model_is_observed_uncompiled_and_left_as_it_was() -> None:

@@ -18,16 +18,14 @@ constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 
 def vectors(model: LanguageModel) -> dict[str, Tensor]:
     """Each matrix with its constrained vectors as rows, worked out from the names, in float64."""
-    matrices = {
-        name: weight.detach().double()
-        for name, weight in model.model.named_parameters()
-        if weight.dim() == 2
-    }
-    assert len(matrices) == 2 + 7 * len(model.model.blocks)
-    columns = ("W_o.weight", "W_d.weight") if isinstance(model, NGPT) else ()
-    return {
-        name: weight.T if name.endswith(columns) else weight for name, weight in matrices.items()
-    }
+    matrices_of_columns = ("W_o.weight", "W_d.weight") if isinstance(model, NGPT) else ()
+    vectors_by_matrix = {}
+    for name, weight in model.model.named_parameters():
+        if weight.dim() == 2:
+            matrix = weight.detach().double()
+            vectors_by_matrix[name] = matrix.T if name.endswith(matrices_of_columns) else matrix
+    assert len(vectors_by_matrix) == 2 + 7 * len(model.model.blocks)
+    return vectors_by_matrix
 
 
 def norms(model: LanguageModel) -> Tensor:
@@ -36,16 +34,17 @@ def norms(model: LanguageModel) -> Tensor:
 
 def test_initial_values_of_gpt() -> None:
     n_layers = 8
-    for name, parameter in tiny(
-        GPT, n_layers=n_layers, d_model=64, vocab_size=500
-    ).model.named_parameters():
+    model = tiny(GPT, n_layers=n_layers, d_model=64, vocab_size=500).model
+
+    for name, parameter in model.named_parameters():
         if name.endswith("gain"):
             assert torch.equal(parameter, torch.ones_like(parameter))
             continue
-        residual = name.endswith(("W_o.weight", "W_d.weight"))
-        expected = 0.02 / math.sqrt(2 * n_layers) if residual else 0.02
+        is_residual = name.endswith(("W_o.weight", "W_d.weight"))
+        expected = 0.02 / math.sqrt(2 * n_layers) if is_residual else 0.02
         assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
-        assert parameter.mean().abs().item() < 4 * expected / math.sqrt(parameter.numel())
+        standard_error = expected / math.sqrt(parameter.numel())
+        assert parameter.mean().abs().item() < 4 * standard_error, name
 
 
 @pytest.mark.parametrize(
@@ -53,10 +52,13 @@ def test_initial_values_of_gpt() -> None:
 )
 @constrained
 def test_initial_vectors_point_anywhere_and_have_norm_one(architecture, heads) -> None:
-    for name, rows in vectors(tiny(architecture, d_model=64, vocab_size=300, **heads)).items():
+    model = tiny(architecture, d_model=64, vocab_size=300, **heads)
+
+    for name, rows in vectors(model).items():
+        width = rows.shape[1]
         assert (rows.norm(dim=1) - 1).abs().max() < 1e-6, name
-        assert rows.mean().abs() < 4 / math.sqrt(rows.numel() * rows.shape[1])
-        fourth_moment = (rows * math.sqrt(rows.shape[1])).pow(4).mean().item()
+        assert rows.mean().abs() < 4 / math.sqrt(rows.numel() * width)
+        fourth_moment = (rows * math.sqrt(width)).pow(4).mean().item()
         assert fourth_moment == pytest.approx(3, rel=0.15), f"{name}: not Gaussian directions"
 
 
@@ -92,9 +94,12 @@ def test_settings_that_are_null_follow_the_size(architecture, d_model: int, rate
     """As in the shipped model/*.yaml."""
     nulls = {"alpha_init": None, "s_z_init": None} if is_normalised(architecture) else {}
     model = tiny(architecture, d_model=d_model, n_layers=5, vocab_size=500, **nulls).model
+    optimizer = AdamW(parameter_groups(model), lr=None)
+
+    assert {group["lr"] for group in optimizer.param_groups} == {rate}
     if nulls:
-        assert (model.blocks[0].alpha_A.init, model.s_z.init) == (1 / 5, math.sqrt(d_model))
-    assert {group["lr"] for group in AdamW(parameter_groups(model), lr=None).param_groups} == {rate}
+        assert model.blocks[0].alpha_A.init == 1 / 5
+        assert model.s_z.init == math.sqrt(d_model)
 
 
 MUON = partial(MuonAdamW, lr=0.1, embedding_lr=0.1, head_lr=0.05, vector_lr=0.01)
@@ -120,16 +125,25 @@ def test_norms_hold_after_training(architecture, constraint, optimizer, heads) -
 
 
 def test_norms_are_restored_once_per_optimizer_step(monkeypatch) -> None:
-    model, events = tiny(GPT), []
-    step = model.training_step
-    monkeypatch.setattr(model, "training_step", lambda *args: events.append("batch") or step(*args))
+    model = tiny(GPT)
+    original_step = model.training_step
+    events = []
+
+    def step(*arguments):
+        events.append("batch")
+        return original_step(*arguments)
+
+    monkeypatch.setattr(model, "training_step", step)
     monkeypatch.setattr(type(model.model), "restore_norms", lambda self: events.append("norms"))
+
     fit(model, max_steps=3, accumulate=3)
+
     assert events == ["batch", "batch", "batch", "norms"] * 3
 
 
 @constrained
 def test_row_norms_report_every_constrained_vector(architecture) -> None:
     model = jolt(tiny(architecture))
+
     reported = torch.cat(list(model.model.row_norms())).double()
     torch.testing.assert_close(reported, norms(model), rtol=1e-6, atol=0)
