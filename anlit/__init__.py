@@ -13,6 +13,7 @@ _MODULES = {
     "TokenShards": "anlit.data.module",
     "Mixture": "anlit.data.mixture",
     "NeedleInHaystack": "anlit.data.needle",
+    "Samples": "anlit.evaluation.samples",
     "load_checkpoint": "anlit.evaluation.trained_model",
 }
 """Public name → the module that defines it."""

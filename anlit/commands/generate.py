@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from anlit.checkpoints.location import find_checkpoint
-from anlit.commands.score import add_model_options, read_documents
+from anlit.commands.score import add_model_options
 from anlit.config.options import ToolParser, at_least
 from anlit.errors import UserError
+from anlit.evaluation.documents import read_documents
 from anlit.reporting.text import echo, json_line
 
 SURROGATE = re.compile("[\ud800-\udfff]")

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from anlit.checkpoints.location import find_checkpoint
 from anlit.config.options import ToolParser, at_least, whole_number
 from anlit.errors import UserError
+from anlit.evaluation.documents import read_documents
 from anlit.reporting.text import echo, json_line, say
 
 SUMMARY = """\
@@ -21,8 +21,6 @@ SUMMARY = """\
 
 BYTES_PER_TOKEN = 4
 """Bytes of a token in usual text, to estimate the number of tokens."""
-LARGEST_DOCUMENT_BYTES = 1 << 40
-"""No document is too long to be scored."""
 
 
 class EncodedDocument(NamedTuple):
@@ -224,32 +222,3 @@ def _encode_documents(
             totals.changed += 1
         ranges = to_byte_ranges(document, encoding.offsets)
         yield EncodedDocument(encoding.ids, document, ranges, origin)
-
-
-def read_documents(
-    files: Sequence[str], field: str, are_chats: bool = False
-) -> Iterator[tuple[str, str]]:
-    """Yield each text of the files, with its file and record.
-
-    A file of plain text is a document. Other files have a text in `field` of each record, and with
-    `are_chats` possibly a list of messages. Raises UserError if a file cannot be read.
-    """
-    from anlit.data.preparation.formats import Columns, read_file
-
-    fix = "give a file of text"
-    for name in files:
-        if not Path(name).is_file():  # a pipe may never end
-            kind = "a folder" if Path(name).is_dir() else "no file"
-            raise UserError(f"{name} is {kind}: {fix}")
-    columns = Columns(field, max_document_bytes=LARGEST_DOCUMENT_BYTES, lists=are_chats)
-    for name in files:
-        printable_name = os.fsencode(name).decode(errors="backslashreplace")
-        try:
-            for record in read_file(name, Path(name), columns):
-                origin = f"{printable_name}, {record.location}"
-                if record.text is None:
-                    raise UserError(f"{origin}: {record.detail}: correct it, or leave it out")
-                yield record.text, origin
-        except OSError as error:
-            cause = f"{name} cannot be read ({error.strerror or error})"
-            raise UserError(f"{cause}: {fix}") from error

@@ -36,13 +36,13 @@ def _is_defined_in(module: str, member: Any) -> bool:
     return inspect.isclass(member) and member.__module__ == module
 
 
-def class_constants(folder: Path, name: str) -> dict[str, Any]:
-    """Class → the constant that its body assigns to `name`, for the classes in a folder.
+def class_constants(files: Iterable[Path], name: str) -> dict[str, Any]:
+    """Class → the constant that its body assigns to `name`, for the classes in these files.
 
     The files are read and not imported.
     """
     constants: dict[str, Any] = {}
-    for file in folder.glob("*.py"):
+    for file in files:
         for definition in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(definition, ast.ClassDef):
                 constants |= _constants_of(definition, name)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.distributed.fsdp import FSDPModule
 
 from anlit.data.batch import TokenAt, document_ids
 from anlit.errors import UserError
@@ -57,6 +58,11 @@ class Continuation:
     finish: str | None = None
     """`length`, `end_of_document`, or None while it is unfinished."""
 
+    def add(self, token: int, log_likelihood: float, is_last: bool) -> None:
+        self.tokens.append(token)
+        self.log_likelihood.append(log_likelihood)
+        self.finish = "length" if is_last else None
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -80,14 +86,18 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise UserError(
-                f"--temperature {self.temperature:g} must be 0 (the most probable token) "
+                f"temperature {self.temperature:g} must be 0 (the most probable token) "
                 "or a number above"
             )
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k {self.top_k} must be 1 or more: leave it out to draw among all")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(
-                f"--top_p {self.top_p:g} must be a probability in (0, 1]: "
+                f"top_p {self.top_p:g} must be a probability in (0, 1]: "
                 "leave it out to draw among all"
             )
+        if self.seed < 0:
+            raise UserError(f"seed {self.seed} must be 0 or more")
 
     def uniforms(self, sample: int, n: int) -> Tensor:
         """Random numbers in [0, 1) for continuation `sample` of any prompt, (n,) float64.
@@ -116,7 +126,6 @@ class Sampling:
         return tokens.gather(-1, torch.minimum(index, last))[:, 0]
 
 
-@torch.inference_mode()
 def generate(
     decoder: Decoder,
     requests: Sequence[Request],
@@ -129,6 +138,8 @@ def generate(
     stop_tokens: Collection[int] = (),
 ) -> list[Continuation]:
     """Continue every request by at most `max_tokens` tokens.
+
+    All ranks of a sharded decoder call this together, and return the same tokens.
 
     Args:
         decoder: The network, in eval mode.
@@ -147,33 +158,36 @@ def generate(
         check_prompt(request.prompt, vocabulary)
     end_tokens = {separator.token, *stop_tokens}
     continuations = [Continuation() for _ in requests]
-    for numbers in _split_into_batches(decoder, requests, max_tokens, batch_size):
-        prompts = [requests[number].prompt for number in numbers]
-        samples = [requests[number].sample for number in numbers]
-        batch = _Batch(decoder, prompts, max_tokens, separator)
-        uniforms = torch.stack([sampling.uniforms(sample, max_tokens) for sample in samples])
-        for step in range(max_tokens):
-            allowed_logits = check_finite(batch.logits[:, :n_allowed])
-            tokens = sampling.draw(allowed_logits, uniforms[:, step].to(batch.logits.device))
-            all_log_likelihoods = batch.logits.double().log_softmax(-1)
-            log_likelihoods = all_log_likelihoods.gather(-1, tokens[:, None])[:, 0].tolist()
-            is_last = step + 1 == max_tokens
-            for number, token, log_likelihood in zip(
-                numbers, tokens.tolist(), log_likelihoods, strict=True
-            ):
-                continuation = continuations[number]
-                if continuation.finish is not None:
-                    continue
-                if token in end_tokens:
-                    continuation.finish = "end_of_document"
-                    continue
-                continuation.tokens.append(token)
-                continuation.log_likelihood.append(log_likelihood)
-                on_token(number, token)
-                continuation.finish = "length" if is_last else None
-            if all(continuations[number].finish for number in numbers):
-                break
-            batch.append(tokens)
+    # gloo cannot write what ranks exchange into tensors of the inference mode.
+    is_sharded = isinstance(decoder, FSDPModule)
+    with torch.no_grad() if is_sharded else torch.inference_mode():
+        for numbers in _split_into_batches(decoder, requests, max_tokens, batch_size):
+            prompts = [requests[number].prompt for number in numbers]
+            samples = [requests[number].sample for number in numbers]
+            batch = _Batch(decoder, prompts, max_tokens, separator)
+            uniforms = torch.stack([sampling.uniforms(sample, max_tokens) for sample in samples])
+            for step in range(max_tokens):
+                allowed_logits = check_finite(batch.logits[:, :n_allowed])
+                tokens = sampling.draw(allowed_logits, uniforms[:, step].to(batch.logits.device))
+                if is_sharded:
+                    distributed.broadcast(tokens, 0)  # or ranks could end at different steps
+                all_log_likelihoods = batch.logits.double().log_softmax(-1)
+                log_likelihoods = all_log_likelihoods.gather(-1, tokens[:, None])[:, 0].tolist()
+                is_last = step + 1 == max_tokens
+                for number, token, log_likelihood in zip(
+                    numbers, tokens.tolist(), log_likelihoods, strict=True
+                ):
+                    continuation = continuations[number]
+                    if continuation.finish is not None:
+                        continue
+                    if token in end_tokens:
+                        continuation.finish = "end_of_document"
+                    else:
+                        continuation.add(token, log_likelihood, is_last)
+                        on_token(number, token)
+                if all(continuations[number].finish for number in numbers):
+                    break
+                batch.append(tokens)
     return continuations
 
 

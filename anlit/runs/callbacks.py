@@ -10,8 +10,9 @@ from typing import Any
 from anlit.config.labels import init_args, mapping
 from anlit.config.registry import class_constants
 
-CALLBACKS = Path(__file__).parents[1] / "training" / "callbacks"
-"""The folder of anlit's callbacks. Its source is read, because an import would load torch."""
+PACKAGE = Path(__file__).parents[1]
+CALLBACKS = (*PACKAGE.glob("training/callbacks/*.py"), PACKAGE / "evaluation" / "samples.py")
+"""The files of anlit's callbacks. Their source is read, because an import would load torch."""
 LIGHTNING = "lightning.pytorch.callbacks."
 OBSERVERS = (
     "lightning.pytorch.callbacks.Checkpoint",

@@ -30,6 +30,8 @@ METRICS = "metrics.csv"
 """Name of the file of logged values in a run folder."""
 RECORD = "run.json"
 """Name of the record in a run folder."""
+SAMPLES = "samples.jsonl"
+"""Name of the file of texts that a model in training wrote, in a run folder."""
 LAUNCHES = "launches.json"
 """Name of a study's notes on the starts of a run, in a run folder."""
 LAUNCH_SCHEMA = {

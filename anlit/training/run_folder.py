@@ -27,14 +27,14 @@ from anlit.errors import UserError
 from anlit.io.provenance import utc_time
 from anlit.io.read import parse_cell, read_json, read_rows, read_yaml
 from anlit.reporting.text import echo
-from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA
+from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA, SAMPLES
 from anlit.training.loggers import HPARAMS_FILE
 
 FIT_LOCK = ".fit.lock"
 """The file that a training process locks."""
 REMOVABLE = (FIT_LOCK, "events.out.tfevents.*", HPARAMS_FILE)
 """Patterns of the files that a refused start leaves: the lock, and files of loggers."""
-RUN_FILES = (FIT_LOCK, CONFIG, METRICS, RECORD, TOKENIZER, HPARAMS_FILE)
+RUN_FILES = (FIT_LOCK, CONFIG, METRICS, RECORD, SAMPLES, TOKENIZER, HPARAMS_FILE)
 """Files that a run writes into its folder."""
 CREATED: set[str] = set()
 """The run folders that this process made."""

@@ -2,7 +2,8 @@
 
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -63,6 +64,16 @@ class Attention(nn.Module):
         if may_compile != self.may_compile:
             self.may_compile = may_compile
             self._kernels.clear()
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Let `auto` take no kernel inside this context that must be compiled first."""
+        choices = self.may_compile, self._kernels
+        self.may_compile, self._kernels = False, {}
+        try:
+            yield
+        finally:
+            self.may_compile, self._kernels = choices
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """q (B, H, T, D); k, v (B, G, T, D) → (B, H, T, D).

@@ -7,7 +7,7 @@ import ctypes
 import inspect
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -160,6 +160,26 @@ def allow_compiled_kernels(decoder: Any, n_tokens: int, length: int) -> None:
         logits_per_token += mechanism.n_heads * mean_visible_keys(length, mechanism.window)
     for layer in layers:
         layer.allow_compilation(n_tokens * logits_per_token >= LOGITS_THAT_REPAY)
+
+
+@contextmanager
+def uncompiled(decoder: Any) -> Iterator[None]:
+    """Run a training decoder inside this context as `wrap_blocks` found it.
+
+    Text of many lengths would need a compilation for each length.
+    """
+    forwards = {}
+    for block in decoder.blocks:
+        if "forward" in vars(block):
+            forwards[block] = vars(block).pop("forward")
+    with ExitStack() as stack:
+        for layer in attention_layers(decoder):
+            stack.enter_context(layer.uncompiled())
+        try:
+            yield
+        finally:
+            for block, forward in forwards.items():
+                block.forward = forward
 
 
 def flush_denormals() -> None:

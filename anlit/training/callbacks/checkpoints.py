@@ -126,6 +126,18 @@ class LastCheckpoint(ModelCheckpoint):
         )
 
 
+def end_after_log_error(trainer: L.Trainer, error: OSError) -> None:
+    """Let the run end after this step, with a checkpoint, because a log cannot be written.
+
+    Raises the error in a run without `LastCheckpoint`.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, LastCheckpoint):
+            callback.interruption.note_log_error(error)
+            return
+    raise error
+
+
 def is_out_of_time(trainer: L.Trainer) -> bool:
     """Whether `max_time` or a Timer has ended the launch."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -1,0 +1,39 @@
+"""Documents and prompts in files: plain text, JSON lines, parquet. This file imports no torch."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from anlit.errors import UserError
+
+LARGEST_DOCUMENT_BYTES = 1 << 40
+"""No document is too long to be scored."""
+
+
+def read_documents(
+    files: Sequence[str], field: str, are_chats: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield each text of the files, with its file and record.
+
+    A file of plain text is a document. Other files have a text in `field` of each record, and with
+    `are_chats` possibly a list of messages. Raises UserError if a file cannot be read.
+    """
+    from anlit.data.preparation.formats import Columns, read_file
+
+    fix = "give a file of text"
+    for name in files:
+        if not Path(name).is_file():  # a pipe may never end
+            kind = "a folder" if Path(name).is_dir() else "no file"
+            raise UserError(f"{name} is {kind}: {fix}")
+    columns = Columns(field, max_document_bytes=LARGEST_DOCUMENT_BYTES, lists=are_chats)
+    for name in files:
+        printable_name = os.fsencode(name).decode(errors="backslashreplace")
+        try:
+            for record in read_file(name, Path(name), columns):
+                origin = f"{printable_name}, {record.location}"
+                if record.text is None:
+                    raise UserError(f"{origin}: {record.detail}: correct it, or leave it out")
+                yield record.text, origin
+        except OSError as error:
+            cause = f"{name} cannot be read ({error.strerror or error})"
+            raise UserError(f"{cause}: {fix}") from error

@@ -1,0 +1,226 @@
+"""Samples of a model's text at each validation of its training."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+from torch.distributed.fsdp import FSDPModule
+
+from anlit.checkpoints.location import CHECKPOINTS, LAST
+from anlit.data.tokenizer import vocabulary_size
+from anlit.errors import UserError
+from anlit.evaluation.generation import Request, Sampling, generate
+from anlit.evaluation.prompts import document_beginnings, read_prompts
+from anlit.evaluation.text_stream import decode_continuation
+from anlit.evaluation.tokenizer import CheckpointTokenizer, load_checkpoint_tokenizer
+from anlit.io.write import write_text
+from anlit.nn.models.runtime import uncompiled
+from anlit.reporting.text import json_line
+from anlit.runs.folders import SAMPLES
+from anlit.training.callbacks.attention_statistics import require_positive
+from anlit.training.callbacks.checkpoints import end_after_log_error
+from anlit.training.callbacks.throughput import Throughput
+from anlit.training.lightning_internals import call_noting_errors
+from anlit.training.load_model import Checkpoint
+
+COLUMNS = ["step", "tokens", "prompt", "text"]
+"""The columns of the table in Weights & Biases, and the keys of a line of `SAMPLES`."""
+
+
+class Samples(L.Callback):
+    """Continues prompts at each validation of a training, with the weights that are validated.
+
+    The text goes to TensorBoard (TEXT), to a table in Weights & Biases, and to samples.jsonl in the
+    run folder, a line for each prompt: `step` and `tokens` as in the row of val/loss, `prompt` and
+    `text`. A continued run removes the lines that it writes again. `anlit generate` prints the same
+    text for the same checkpoint and settings, if the training is in float32.
+
+    Training does not change: the model is in eval mode, has no gradient, and draws no number of the
+    global generators. The blocks run uncompiled. Rank 0 generates while other ranks wait; all ranks
+    of a sharded model generate together. The time does not count as training. The validation before
+    the first step writes no sample.
+
+    Args:
+        prompts: Texts, or a file of prompts as in `anlit generate --prompts`: a text that is one
+            prompt, or .jsonl of {"prompt": …}. By default the first words of four documents of the
+            validation split.
+        max_tokens: Tokens of a continuation, at most. Each is a forward pass for all prompts.
+        temperature: Logits are divided by it; 0 takes the most probable token.
+        top_k: Draw among this many of the most probable tokens.
+        top_p: Draw among the fewest of these tokens that together have at least this probability.
+        seed: Seed of the random numbers, which are the same at each validation.
+        tokenizer: A tokenizer.json, or its folder, in place of the tokenizer of the data.
+
+    Raises:
+        UserError: A number is out of its range, or the file of prompts cannot be read; when
+            training starts, if the data have no tokenizer or no text.
+    """
+
+    changes_learning = False
+
+    def __init__(
+        self,
+        prompts: list[str] | str | None = None,
+        max_tokens: int = 64,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        tokenizer: str | None = None,
+    ) -> None:
+        require_positive(self, max_tokens=max_tokens)
+        self.prompts = read_prompts(prompts)
+        self.max_tokens = max_tokens
+        self.sampling = Sampling(temperature, top_k, top_p, seed)
+        self.tokenizer = tokenizer
+        self._session: _Session | None = None
+        """Prompts and tokenizer, from the first validation on."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Raise UserError now, and not at the first validation, if there will be no text."""
+        self._session = None
+        data = getattr(trainer, "datamodule", None)
+        if self.tokenizer is None:
+            _check_tokenizer(data)
+        if self.prompts is None and not hasattr(data, "stores"):
+            raise UserError("Samples needs prompts for data of your own: set its prompts")
+
+    @rank_zero_only
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Remove the lines of steps that the run takes again, and a line that a kill cut off."""
+        file = _file(trainer)
+        if trainer.fast_dev_run or not file.is_file():
+            return
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        earlier_lines = [line for line in lines if _step(line) < trainer.global_step]
+        if earlier_lines != lines:
+            write_text(file, "".join(earlier_lines))
+
+    def on_validation_batch_start(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Sample before the first batch: callbacks such as WeightAveraging have set the weights."""
+        is_first_batch = batch_idx == 0 and dataloader_idx == 0
+        if trainer.state.fn != "fit" or trainer.sanity_checking or not is_first_batch:
+            return
+        if not trainer.is_global_zero and not isinstance(pl_module.model, FSDPModule):
+            return
+        if self._session is None:
+            self._session = _Session(self.prompts, self.tokenizer, trainer, pl_module)
+        with trainer.precision_plugin.forward_context(), uncompiled(pl_module.model):
+            texts = self._session.continue_prompts(self.max_tokens, self.sampling)
+        if trainer.is_global_zero and not trainer.fast_dev_run:
+            note = partial(end_after_log_error, trainer)
+            call_noting_errors(note, _log, trainer, self._session.prompts, texts)
+
+
+class _Session:
+    """The prompts of a training, encoded for its model.
+
+    Args:
+        prompts: Texts; None for the beginnings of documents.
+        tokenizer: The path of a tokenizer; None for the tokenizer of the data.
+    """
+
+    def __init__(
+        self, prompts: list[str] | None, tokenizer: str | None, trainer: L.Trainer, model: Any
+    ) -> None:
+        data: Any = getattr(trainer, "datamodule", None)
+        # The checkpoint that the run will write: it decides about special tokens.
+        self.checkpoint = Checkpoint(
+            model=model,
+            file=Path(trainer.default_root_dir) / CHECKPOINTS / LAST,
+            step=trainer.global_step,
+            config=None,
+            trained_on=getattr(data, "fingerprint", None),
+            settings={},
+            family=model.family,
+        )
+        self.text: CheckpointTokenizer = load_checkpoint_tokenizer(
+            self.checkpoint, tokenizer or data.folders[0]
+        )
+        if prompts is None:
+            prompts = document_beginnings(data, self.text.tokenizer)
+        self.prompts = prompts
+        self.requests = []
+        for prompt in prompts:
+            self.requests.append(Request(self.text.encode_prompt(prompt, self.checkpoint)))
+
+    def continue_prompts(self, max_tokens: int, sampling: Sampling) -> list[str]:
+        """The text that follows each prompt, as `anlit generate` prints it."""
+        tokenizer = self.text.tokenizer
+        continuations = generate(
+            self.checkpoint.model.model,
+            self.requests,
+            max_tokens,
+            sampling,
+            separator=self.text.inner_separator(self.checkpoint, is_chat=False),
+            n_allowed=vocabulary_size(tokenizer),
+            stop_tokens=self.text.stop_tokens,
+        )
+        texts = []
+        for request, continuation in zip(self.requests, continuations, strict=True):
+            texts.append(decode_continuation(tokenizer, request.prompt, continuation.tokens))
+        return texts
+
+
+def _check_tokenizer(data: Any) -> None:
+    """Raise UserError if the data have no tokenizer."""
+    if not hasattr(data, "tokenizer_content"):
+        raise UserError("Samples needs a tokenizer for data of your own: set its tokenizer")
+    try:
+        data.tokenizer_content  # noqa: B018  its errors matter
+    except UserError as error:
+        raise UserError(
+            f"Samples cannot make text of tokens: {error}, or set the tokenizer of Samples"
+        ) from error
+
+
+def _file(trainer: L.Trainer) -> Path:
+    return Path(trainer.default_root_dir) / SAMPLES
+
+
+def _step(line: str) -> float:
+    """The step of a line of `SAMPLES`; infinite for a line that is not complete."""
+    try:
+        return float(json.loads(line)["step"]) if line.endswith("\n") else float("inf")
+    except (ValueError, TypeError, KeyError):
+        return float("inf")
+
+
+def _log(trainer: L.Trainer, prompts: list[str], texts: list[str]) -> None:
+    """Write the samples to the file and to the loggers that show text."""
+    step = trainer.global_step - 1  # the step of val/loss in the logs
+    tokens = None
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Throughput):
+            tokens = callback.tokens
+    rows: list[Any] = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        rows.append([step, tokens, prompt, text])
+    lines = [json_line(dict(zip(COLUMNS, row, strict=True))) + "\n" for row in rows]
+    file = _file(trainer)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write("".join(lines))
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_text("samples", COLUMNS, rows, step=step)
+        elif isinstance(logger, TensorBoardLogger):
+            for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+                markdown = f"**prompt**\n\n{_as_block(prompt)}\n\n**text**\n\n{_as_block(text)}"
+                logger.experiment.add_text(f"samples/{number}", markdown, step)
+
+
+def _as_block(text: str) -> str:
+    """A text as a block of code in Markdown, which shows each character as it is."""
+    return "\n".join(f"    {line}" for line in text.split("\n"))
