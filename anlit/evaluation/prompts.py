@@ -1,7 +1,7 @@
 """The prompts of samples: texts, a file, or the beginnings of documents."""
 
-from collections.abc import Iterator, Mapping
-from itertools import chain, islice, zip_longest
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -42,29 +42,30 @@ def read_prompts(prompts: list[str] | str | None) -> list[str] | None:
 def document_beginnings(data: Any, tokenizer: Tokenizer) -> list[str]:
     """The first words of up to four documents of the validation split, from each array in turn.
 
-    Raises UserError if the split has no text.
+    Documents that begin alike count once. Raises UserError if the split has no text.
     """
     beginnings = []
     for store in data.stores("val"):
         documents = _first_documents(store, data.manifest)
-        texts = (_decode_beginning(tokenizer, tokens) for tokens in documents)
-        beginnings.append(islice(filter(str.strip, texts), N_DOCUMENTS))
+        beginnings.append(_decode_beginnings(tokenizer, documents))
     in_turn = chain.from_iterable(zip_longest(*beginnings))
-    prompts = list(islice(filter(None, in_turn), N_DOCUMENTS))
+    prompts = list(dict.fromkeys(filter(None, in_turn)))[:N_DOCUMENTS]
     if not prompts:
         raise UserError(f"{data.path}/val has no text to begin samples with: set Samples' prompts")
     return prompts
 
 
-def _first_documents(store: TokenStore, manifest: Mapping[str, Any]) -> Iterator[np.ndarray]:
-    """Yield the tokens of the documents at the beginning of an array, without separators."""
-    separator = manifest["end_of_document"]
+def _first_documents(store: TokenStore, manifest: Mapping[str, Any]) -> list[np.ndarray]:
+    """The tokens of the documents at the beginning of an array, with their separators."""
     tokens = store.read(0, min(store.n_tokens, SEARCHED_TOKENS))
-    ids = document_ids(tokens[None], separator, manifest["document_token_at"])[0]
-    for document in np.split(tokens, np.flatnonzero(np.diff(ids)) + 1):
-        yield document[document != separator]
+    ids = document_ids(tokens[None], manifest["end_of_document"], manifest["document_token_at"])[0]
+    return np.split(tokens, np.flatnonzero(np.diff(ids)) + 1)
 
 
-def _decode_beginning(tokenizer: Tokenizer, tokens: np.ndarray) -> str:
-    text = tokenizer.decode(tokens[:N_FIRST_TOKENS].tolist(), skip_special_tokens=True)
-    return text.rstrip(REPLACEMENT)  # a character that was cut in two
+def _decode_beginnings(tokenizer: Tokenizer, documents: Iterable[np.ndarray]) -> Iterator[str]:
+    """Yield the first words of each document that has any."""
+    for tokens in documents:
+        text = tokenizer.decode(tokens[:N_FIRST_TOKENS].tolist(), skip_special_tokens=True)
+        text = text.rstrip(REPLACEMENT)  # a character that was cut in two
+        if text.strip():
+            yield text

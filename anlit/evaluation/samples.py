@@ -175,14 +175,14 @@ class _Session:
 
 def _check_tokenizer(data: Any) -> None:
     """Raise UserError if the data have no tokenizer."""
-    if not hasattr(data, "tokenizer_content"):
-        raise UserError("Samples needs a tokenizer for data of your own: set its tokenizer")
     try:
-        data.tokenizer_content  # noqa: B018  its errors matter
+        has_tokenizer = hasattr(data, "tokenizer_content")  # reads it
     except UserError as error:
         raise UserError(
             f"Samples cannot make text of tokens: {error}, or set the tokenizer of Samples"
         ) from error
+    if not has_tokenizer:
+        raise UserError("Samples needs a tokenizer for data of your own: set its tokenizer")
 
 
 def _file(trainer: L.Trainer) -> Path:

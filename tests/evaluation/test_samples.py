@@ -1,0 +1,200 @@
+"""The callback Samples in a Trainer of one's own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import WandbLogger
+
+from anlit import GPT, Mixture, Samples, TokenShards
+from anlit.data.tokenizer import train_bpe
+from anlit.errors import UserError
+from anlit.evaluation.prompts import document_beginnings
+from anlit.nn.attention.attention import attention_layers
+from anlit.nn.models.runtime import Runtime
+from tests.data.modules import quiet_trainer
+from tests.data.prepared import END, VOCABULARY, write_prepared
+from tests.evaluation.saved import LENGTH, TEXTS
+
+TOKENIZER = train_bpe(TEXTS, VOCABULARY - 10)
+SIZE = {"vocab_size": VOCABULARY, "context_length": LENGTH, "n_layers": 2, "n_heads": 2}
+VALIDATION = {"max_steps": 4, "val_check_interval": 2, "check_val_every_n_epoch": None}
+
+
+def write_texts(folder: Path, texts: list[str], document_token_at: str = "end") -> Path:
+    """A prepared folder with `texts` as the documents of both splits."""
+    tokens: list[int] = []
+    for text in texts:
+        document = TOKENIZER.encode(text).ids
+        tokens += [*document, END] if document_token_at == "end" else [END, *document]
+    streams = {"train": np.array(40 * tokens, "uint16"), "val": np.array(tokens, "uint16")}
+    write_prepared(folder, streams, document_token_at=document_token_at)
+    TOKENIZER.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("data") / "shards", TEXTS)
+
+
+def train(
+    shards: Path, folder: Path, callbacks: list[L.Callback], logger: Any = False, **settings: Any
+) -> GPT:
+    """Train for four steps with two validations."""
+    torch.manual_seed(0)
+    model = GPT(**SIZE, d_model=32, **settings)
+    data = TokenShards(str(shards), batch_size=2)
+    trainer = quiet_trainer(
+        **VALIDATION, callbacks=callbacks, logger=logger, default_root_dir=folder
+    )
+    trainer.fit(model, data)
+    return model
+
+
+def read_texts(folder: Path) -> list[str]:
+    lines = (folder / "samples.jsonl").read_text().splitlines()
+    return [json.loads(line)["text"] for line in lines]
+
+
+def test_compiled_blocks_see_no_length_of_a_sample(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each further length would be a compilation."""
+    lengths = set()
+
+    def compile_block(forward: Any, **settings: Any) -> Any:
+        def run(h: torch.Tensor, *arguments: Any) -> Any:
+            lengths.add(h.shape[1])
+            return forward(h, *arguments)
+
+        return run
+
+    train(shards, tmp_path / "eager", [Samples(["the cat"], 8)])
+    monkeypatch.setattr(torch, "compile", compile_block)
+    runtime = Runtime(compile=True, recompute_every=2)
+    train(shards, tmp_path / "compiled", [Samples(["the cat"], 8)], runtime=runtime)
+
+    assert lengths == {LENGTH}
+    assert read_texts(tmp_path / "compiled") == read_texts(tmp_path / "eager")
+
+
+class Watch(L.Callback):
+    """Compares modes, random numbers and kernels around the samples."""
+
+    def __init__(self) -> None:
+        self.states: list[Any] = []
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx == 0:
+            layers = attention_layers(pl_module)
+            state = [
+                torch.get_rng_state().tolist(),
+                str(np.random.get_state()),
+                [module.training for module in pl_module.modules()],
+                [(layer.may_compile, dict(layer._kernels)) for layer in layers],
+                torch.is_inference_mode_enabled(),
+            ]
+            self.states.append(state)
+
+
+def test_nothing_of_the_model_and_of_random_numbers_changes(shards: Path, tmp_path: Path) -> None:
+    before = Watch()
+    after = Watch()
+
+    train(shards, tmp_path, [before, Samples(["the cat"], 8), after], dropout=0.5)
+
+    assert len(after.states) == 3  # with the validation before the first step
+    assert after.states == before.states
+
+
+class Wandb(WandbLogger):
+    """Weights & Biases without its package: keeps tables."""
+
+    def __init__(self) -> None:
+        self.tables: list[Any] = []
+
+    name = version = save_dir = experiment = None  # type: ignore[assignment]
+
+    def log_metrics(self, *_: Any, **settings: Any) -> None: ...
+    def log_hyperparams(self, *_: Any, **settings: Any) -> None: ...
+    def finalize(self, *_: Any) -> None: ...
+    def after_save_checkpoint(self, *_: Any) -> None: ...
+    def log_text(self, key: str, columns: Any = None, data: Any = None, **settings: Any) -> None:
+        self.tables.append((key, columns, data, settings))
+
+
+def test_weights_and_biases_gets_a_table_per_validation(shards: Path, tmp_path: Path) -> None:
+    logger = Wandb()
+
+    train(shards, tmp_path, [Samples(["the cat", "the dog"], 8)], logger)
+
+    lines = [*map(json.loads, (tmp_path / "samples.jsonl").read_text().splitlines())]
+    columns = ["step", "tokens", "prompt", "text"]
+    assert [key for key, *_ in logger.tables] == ["samples"] * 2
+    for number, (_, names, rows, settings) in enumerate(logger.tables):
+        assert names == columns
+        expected = lines[2 * number : 2 * number + 2]
+        assert [dict(zip(columns, row, strict=True)) for row in rows] == expected
+        assert settings == {"step": expected[0]["step"]}
+    assert [line["step"] for line in lines] == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("token_at", ["end", "start"])
+def test_default_prompts_begin_documents_that_differ(token_at: str, tmp_path: Path) -> None:
+    texts = ["the cat sat", "", "the cat sat", "and the dog", "naïve", "café", "by the cat"]
+    data = TokenShards(str(write_texts(tmp_path / "data", texts, token_at)))
+
+    prompts = document_beginnings(data, TOKENIZER)
+
+    assert prompts == ["the cat sat", "and the dog", "naïve", "café"]
+
+
+def test_a_long_document_is_cut_between_characters(tmp_path: Path) -> None:
+    text = "x" * 15 + "☕☕"
+    data = TokenShards(str(write_texts(tmp_path / "data", [text])))
+    assert len(TOKENIZER.encode(text).ids) > 16
+
+    (prompt,) = document_beginnings(data, TOKENIZER)
+
+    assert prompt
+    assert text.startswith(prompt)
+
+
+def test_folders_of_a_mixture_take_turns(tmp_path: Path) -> None:
+    first = write_texts(tmp_path / "first", ["one", "two", "three", "four"])
+    second = write_texts(tmp_path / "second", ["the cat", "the dog"])
+    data = Mixture({"a": str(first), "b": str(second)})
+
+    assert document_beginnings(data, TOKENIZER) == ["one", "the cat", "two", "the dog"]
+
+
+@pytest.mark.parametrize(
+    ("callback", "sentence"),
+    [
+        (Samples(["a"]), "Samples needs a tokenizer for data of your own"),
+        (Samples(tokenizer="tokenizer.json"), "Samples needs prompts for data of your own"),
+    ],
+)
+def test_data_of_ones_own_need_settings(callback: Samples, sentence: str) -> None:
+    trainer = quiet_trainer(**VALIDATION, callbacks=[callback])
+    batches = torch.utils.data.DataLoader([torch.zeros(1)])
+
+    with pytest.raises(UserError, match=sentence):
+        trainer.fit(GPT(**SIZE, d_model=32), batches, batches)
+
+
+def test_a_file_of_prompts_is_read_as_by_anlit_generate(tmp_path: Path) -> None:
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text('{"prompt": "the cat"}\n{"prompt": "the dog"}\n')
+    text = tmp_path / "prompt.txt"
+    text.write_text("the cat\nand the dog")
+
+    assert Samples(str(lines)).prompts == ["the cat", "the dog"]
+    assert Samples(str(text)).prompts == ["the cat\nand the dog"]
