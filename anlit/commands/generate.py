@@ -1,5 +1,6 @@
 """`anlit generate`: continuations of prompts, streamed to the terminal or as JSON lines."""
 
+import argparse
 import re
 import sys
 from collections.abc import Sequence
@@ -94,17 +95,25 @@ def parser() -> ToolParser:
         action="store_true",
         help="print one JSON object per continuation, with tokens and log-likelihoods",
     )
+    add(
+        "--interactive",
+        action="store_true",
+        help="answer a line at a time, from the terminal or standard input; with --chat they are "
+        "a conversation",
+    )
     return parser
 
 
 def main(argv: list[str]) -> None:
     options = parser().parse_args(argv)
     find_checkpoint(options.checkpoint)
-    prompts = read_prompts(options.prompt, options.prompts, options.chat)
+    prompts: list[str] = []
+    if options.interactive:
+        _refuse_prompts(options)
+    else:
+        prompts = read_prompts(options.prompt, options.prompts, options.chat)
 
-    from anlit.data.tokenizer import vocabulary_size  # after the checks: torch takes seconds
-    from anlit.evaluation.generation import Request, Sampling, generate
-    from anlit.evaluation.text_stream import TextStream, decode_continuation
+    from anlit.commands.interactive import converse  # after the checks: torch takes seconds
     from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
     from anlit.training.load_model import load_checkpoint
 
@@ -112,6 +121,20 @@ def main(argv: list[str]) -> None:
     text = load_checkpoint_tokenizer(
         checkpoint, options.tokenizer, options.special_tokens or options.chat
     )
+    if options.interactive:
+        converse(options, checkpoint, text)
+    else:
+        print_continuations(options, prompts, checkpoint, text)
+
+
+def print_continuations(
+    options: argparse.Namespace, prompts: Sequence[str], checkpoint: Any, text: Any
+) -> None:
+    """Stream the text of a single continuation, or print several when they are done."""
+    from anlit.data.tokenizer import vocabulary_size
+    from anlit.evaluation.generation import Request, Sampling, generate
+    from anlit.evaluation.text_stream import TextStream, decode_continuation
+
     requests = []
     for prompt in prompts:
         tokens = _encode_prompt(prompt, text, checkpoint, options.chat)
@@ -157,6 +180,19 @@ def main(argv: list[str]) -> None:
             sample = f", sample {request.sample + 1}" if options.samples > 1 else ""
             separator = "\n" if options.chat else ""
             echo(f"--- prompt {prompt_number + 1}{sample}\n{prompt}{separator}{generated_text}\n")
+
+
+def _refuse_prompts(options: argparse.Namespace) -> None:
+    """Raise UserError for an option that does not go with `--interactive`."""
+    unfit = {
+        "PROMPT": options.prompt,
+        "--prompts": options.prompts,
+        "--samples": options.samples > 1,
+        "--json": options.json,
+    }
+    for name, value in unfit.items():
+        if value:
+            raise UserError(f"{name} does not go with --interactive: leave one of them out")
 
 
 def _encode_prompt(prompt: str, text: Any, checkpoint: Any, is_chat: bool) -> list[int]:

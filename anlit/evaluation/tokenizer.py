@@ -91,13 +91,18 @@ class CheckpointTokenizer:
         Raises:
             UserError: The model has no template, or it refuses this conversation.
         """
+        return render_chat(self.chat_template, messages, self.special_tokens.texts, is_answered)
+
+    @property
+    def chat_template(self) -> str:
+        """The model's chat template; UserError if it has none."""
         template = self.special_tokens.chat_template
         if template is None:
             raise UserError(
                 "--chat needs a chat template, and the model has none: put a tokenizer_config.json "
                 "with chat_template beside its tokenizer.json, or leave out --chat"
             )
-        return render_chat(template, messages, self.special_tokens.texts, is_answered)
+        return template
 
     def scoring_separator(self, checkpoint: Checkpoint) -> Separator:
         """The separator after which a text is scored, or the first token of an imported model.
