@@ -146,6 +146,7 @@ def test_attention_labels(spec: Any, label: str) -> None:
         ("trainer.max_time", "00:01:00:00"),
         ("trainer.deterministic", True),
         ("trainer.callbacks", [{"class_path": "anlit.training.callbacks.TrainingDynamics"}]),
+        ("trainer.callbacks", [{"class_path": "anlit.Samples"}]),
         ("trainer.callbacks", [{"class_path": "lightning.pytorch.callbacks.timer.Timer"}]),
         ("data.init_args.path", "elsewhere"),
         ("data.init_args.source", "texts"),
