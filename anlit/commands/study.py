@@ -4,10 +4,11 @@ import shlex
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from anlit.commands.annealed_runs import begin_annealed_runs
 from anlit.commands.study_checks import check_study
 from anlit.compare.comparison import STUDY, read_step_times, refuse_other_report, seconds_per_token
 from anlit.config.options import ToolParser, at_least
@@ -205,13 +206,14 @@ def _forget_failures(study: Study, output: Path) -> None:
 
 
 def _train_all(study: Study, output: Path, options: Namespace, argv: list[str]) -> bool:
-    """Train the runs of both phases; return False if a job array was submitted in place of it."""
+    """Train the runs of all phases; return False if a job array was submitted in place of it."""
     n_jobs = options.jobs or 1
     n_threads = options.threads or max(1, cores() // n_jobs)
     if options.slurm is None:
         echo(_overview(study, output, options))
     for runs in _phases(study, output):
         reuse(runs, output, options.reuse)
+        begin_annealed_runs(runs, output)
         if options.slurm is None:
             launch(runs, output, n_jobs, n_threads)
             continue
@@ -224,14 +226,18 @@ def _train_all(study: Study, output: Path, options: Namespace, argv: list[str]) 
     return True
 
 
-def _phases(study: Study, output: Path) -> Iterator[list[PlannedRun]]:
-    """Yield the runs that tune; when these are done, the runs that measure the best settings."""
+def _phases(study: Study, output: Path) -> Iterator[Sequence[PlannedRun]]:
+    """Yield the runs that tune, the runs that measure the best settings, and the annealed runs.
+
+    Each phase needs the runs of the phase before.
+    """
     yield study.tuning_runs()
     selected = select_points(study, read_tunings(study, output))
     if not selected:
         fix = "see fit.log in the run folders"
         raise UserError(f"none of the tuning runs of {study.path} succeeded: {fix}")
     yield study.measuring_runs(selected)
+    yield study.annealed_runs(selected)
 
 
 def _planned_runs(study: Study, output: Path) -> list[PlannedRun]:
@@ -254,11 +260,14 @@ def _overview(study: Study, output: Path, options: Namespace) -> str:
 def _run_after_commands(study: Study, output: Path) -> None:
     """Run the study's `after` commands, `name: anlit …`, on the measured runs that finished.
 
+    With `anneal` these are the annealed runs.
+
     A command is up to date if folder `name` is newer than all these runs. {runs} stands for the run
     folders, {output} for the command's folder.
     """
     finished_folders = []
-    for run in study.measuring_runs(select_points(study, read_tunings(study, output))):
+    selected = select_points(study, read_tunings(study, output))
+    for run in study.annealed_runs(selected) or study.measuring_runs(selected):
         if read_state(output / run.name).status == "finished":
             finished_folders.append(output / run.name)
     if not finished_folders:

@@ -8,10 +8,15 @@ the finished runs, as `name: anlit …`.
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anlit.commands import COMMANDS
 from anlit.errors import UserError
+from anlit.study.anneal import SCHEDULE, Annealing
 from anlit.study.plan import PlannedRun, Study, read_config
+
+if TYPE_CHECKING:
+    from anlit.training.optim.schedule import Schedule
 
 
 def check_study(study: Study) -> None:
@@ -50,9 +55,22 @@ def _check_configurations(study: Study) -> None:
         try:
             if parser is None:
                 parser = read_command(ConfigurationParser, arguments)
-            parser.model_of(parser.parse_again(arguments))
+            model = parser.model_of(parser.parse_again(arguments))
+            if study.annealing is not None:
+                _check_stable_rate(model.schedule, study.annealing)
         except UserError as error:
             raise _with_arm_and_file(error, run, study) from error
+
+
+def _check_stable_rate(schedule: "Schedule", annealing: Annealing) -> None:
+    """Raise UserError if a stable run's rate changes after its first branch."""
+    first, *_, last = [*annealing.branches, annealing.branches[-1]]
+    factors = {schedule.factor(step, last) for step in range(first - 1, last)}
+    if len(factors) > 1:
+        raise UserError(
+            f"{SCHEDULE} changes the rate after step {first}, from which `anneal` branches: give "
+            "anlit.Constant, with a warm-up that ends before"
+        )
 
 
 def _runs_to_check(study: Study) -> list[PlannedRun]:

@@ -1,9 +1,11 @@
 """Tokens and hours of a study's runs, estimated from its YAML before anything starts."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
+from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import init_args, mapping, n_devices
 from anlit.config.run_tokens import planned_tokens, tokens_per_micro_batch
 from anlit.study.grid import GridPoint
@@ -26,7 +28,7 @@ class Cost(NamedTuple):
 
 
 def estimate_cost(run: PlannedRun) -> Cost:
-    """Estimate the cost of a run from its configuration.
+    """Estimate the cost of a run from its configuration; an annealed run costs its decay alone.
 
     Each sequence counts as a single document, which gives an upper bound.
     """
@@ -47,6 +49,8 @@ def estimate_cost(run: PlannedRun) -> Cost:
     n_ranks = n_devices(trainer.get("devices", 1)) * trainer.get("num_nodes", 1)
     micro_batch_tokens = tokens_per_micro_batch(length, data, n_ranks)
     tokens = planned_tokens(config, micro_batch_tokens, linear + embedding) or 0.0
+    if run.n_inherited:
+        tokens -= micro_batch_tokens * configured_ramp(trainer).total(run.n_inherited)
     flops = tokens * (6.0 * linear + 6.0 * n_layers * d * (length + 1))
     return Cost(tokens, linear + embedding, flops)
 
@@ -68,9 +72,15 @@ def describe_plan(
     for arm in study.arms:
         lines.append(f"  {arm.name}: {_describe_arm(study, arm)}")
     first_points = {arm.name: arm.points[0] for arm in study.arms}
-    measuring_runs = study.measuring_runs(first_points | selected)
+    points = first_points | selected
+    phases: dict[str, Sequence[PlannedRun]] = {
+        "tuning": study.tuning_runs(),
+        "measuring": study.measuring_runs(points),
+    }
+    if study.annealing is not None:
+        phases["annealing"] = study.annealed_runs(points)
     total_hours = 0.0
-    for phase, runs in (("tuning", study.tuning_runs()), ("measuring", measuring_runs)):
+    for phase, runs in phases.items():
         costs = [estimate_cost(run) for run in runs if run.name not in ended]
         tokens = sum(cost.tokens for cost in costs)
         line = f"{phase}: {len(costs)} runs, {tokens:,.0f} tokens"

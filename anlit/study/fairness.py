@@ -48,6 +48,7 @@ def check_fairness(study: Study) -> None:
             f"{study.path} has neither seeds nor anything to tune: give `seeds: [1, 2, 3]`"
         )
     _check_equal_tuning(study)
+    _check_annealing(study)
 
 
 def _check_distinct(study: Study, names: Iterable[str]) -> None:
@@ -101,6 +102,19 @@ def _check_tuning_seeds(study: Study) -> None:
                     f"{study.path} measures on the seed {seed.shown.get('seed', seed.name)}, on "
                     "which it also tunes: give `seeds` and `tuning_seeds` without a common one"
                 )
+
+
+def _check_annealing(study: Study) -> None:
+    """Refuse grids beside `anneal`: they would be tuned by losses at the peak rate."""
+    if study.annealing is None:
+        return
+    for arm in study.arms:
+        if arm.is_tuned:
+            raise UserError(
+                f"arm '{arm.name}' of {study.path} has `tune`, and a run with `anneal` has a final "
+                "loss at its peak rate: tune in a study of its own with the schedule anlit.WSD, "
+                "and give the best as settings"
+            )
 
 
 def _check_equal_tuning(study: Study) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO
@@ -27,7 +28,7 @@ DIED_OF_SIGNAL = {INTERRUPTED, *(-number for number in ENDING_SIGNALS)}
 """Exit codes of a run that a signal ends before it trains."""
 
 
-def launch(runs: list[PlannedRun], output: Path, n_jobs: int, threads: int) -> None:
+def launch(runs: Sequence[PlannedRun], output: Path, n_jobs: int, threads: int) -> None:
     """Train the runs that have not ended, each in its folder under `output`.
 
     At most `n_jobs` run at a time, with `threads` each. At one of the `ENDING_SIGNALS`
@@ -51,7 +52,7 @@ def launch(runs: list[PlannedRun], output: Path, n_jobs: int, threads: int) -> N
 class _Queue:
     """The runs that wait for a worker."""
 
-    def __init__(self, runs: list[PlannedRun], output: Path, threads: int) -> None:
+    def __init__(self, runs: Sequence[PlannedRun], output: Path, threads: int) -> None:
         self.runs = deque(runs)
         self.output = output
         self.threads = threads

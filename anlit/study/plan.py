@@ -3,6 +3,9 @@
 Every point of `vary` is a separate arm and is measured. Every point of `tune` is trained on the
 tuning seeds. The point with the lowest validation loss is measured on the seeds. The name of a
 run's folder follows from its settings.
+
+With `anneal` a measured run keeps its rate, and further runs branch from its checkpoints: in each
+the rate falls to 0. See `anneal.py`.
 """
 
 import hashlib
@@ -14,7 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anlit.config.files import configuration_file
+from anlit.config.labels import CONFIG
 from anlit.io.read import read_yaml
+from anlit.study.anneal import SCHEDULE, Annealing, annealed_schedule, annealed_settings
 from anlit.study.grid import GridPoint, safe_name
 
 LABELS = ("name", "tags")
@@ -58,6 +63,16 @@ class PlannedRun:
     def settings(self) -> dict[str, Any]:
         return self.arm.settings | self.point.settings | self.seed.settings
 
+    @property
+    def label(self) -> str:
+        """`seed=1`: which of the arm's measured runs it is."""
+        return self.seed.name
+
+    @property
+    def n_inherited(self) -> int:
+        """Optimizer steps that another run has taken for it."""
+        return 0
+
     @cached_property
     def name(self) -> str:
         """The name of the run folder: the choices, and a hash of settings and configurations."""
@@ -90,6 +105,45 @@ def _without_labels(content: Any) -> Any:
     return {key: value for key, value in content.items() if key not in LABELS}
 
 
+@dataclass(frozen=True, eq=False)
+class AnnealedRun(PlannedRun):
+    """The end of a measured run: from a checkpoint on, the rate falls to 0."""
+
+    stable: PlannedRun
+    """The run that it branches from."""
+    n_stable: int
+    """Optimizer steps of the checkpoint that it branches from."""
+    max_steps: int
+    """Optimizer steps at its end."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the stable run, with another length, without its schedule."""
+        return annealed_settings(super().settings, self.max_steps)
+
+    @property
+    def label(self) -> str:
+        return f"{self.seed.name}_annealed={self.max_steps}"
+
+    @property
+    def n_inherited(self) -> int:
+        return self.n_stable
+
+    @cached_property
+    def name(self) -> str:
+        """The stable run's name with the length, and a hash of both."""
+        stable_name, _, stable_hash = self.stable.name.rpartition("-")
+        text = f"{stable_hash} {self.n_stable} {self.max_steps}"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+        return f"{stable_name}_annealed={self.max_steps}-{digest}"
+
+    def options(self, run_dir: Path) -> list[str]:
+        """The options of `anlit fit`. The schedule is read from the folder of the stable run."""
+        config = run_dir.parent / self.stable.name / CONFIG
+        schedule = annealed_schedule(config, self.n_stable)
+        return [*super().options(run_dir), f"--{SCHEDULE}={json.dumps(schedule)}"]
+
+
 def hash_in_name(name: str) -> str:
     """The hash at the end of a run folder's name."""
     return name.rpartition("-")[2]
@@ -115,6 +169,8 @@ class Study:
     seeds: tuple[GridPoint, ...]
     tuning_seeds: tuple[GridPoint, ...]
     comparisons: tuple[PlannedComparison, ...]
+    annealing: Annealing | None = None
+    """The lengths of the annealed runs; None without `anneal`."""
 
     @property
     def title(self) -> str:
@@ -161,6 +217,20 @@ class Study:
             for arm in self.arms:
                 if arm.name in selected:
                     runs.append(PlannedRun(arm, selected[arm.name], seed))
+        return runs
+
+    def annealed_runs(self, selected: dict[str, GridPoint]) -> list[AnnealedRun]:
+        """The runs that branch from the measured runs, in the same order; none without `anneal`."""
+        runs: list[AnnealedRun] = []
+        if self.annealing is None:
+            return runs
+        for stable in self.measuring_runs(selected):
+            for max_steps in self.annealing.max_steps:
+                n_stable = self.annealing.n_stable(max_steps)
+                run = AnnealedRun(
+                    stable.arm, stable.point, stable.seed, stable, n_stable, max_steps
+                )
+                runs.append(run)
         return runs
 
 

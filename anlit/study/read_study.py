@@ -5,6 +5,7 @@ from typing import Any
 
 from anlit.config.files import configuration_file
 from anlit.errors import UserError
+from anlit.study.anneal import DEFAULT_DECAY, LENGTHS, Annealing
 from anlit.study.fairness import check_distinct_seeds, check_fairness
 from anlit.study.grid import DATA_SEED, GRID_SCHEMA, GridPoint, check_schema, expand_grid, safe_name
 from anlit.study.plan import Arm, PlannedComparison, Study, read_config
@@ -17,6 +18,7 @@ ARM_SCHEMA = {
     "tune": (dict, list),
     "vary": (dict, list),
 }
+ANNEAL_SCHEMA = {"max_steps": [int], "decay": (int, float)}
 COMPARISON_SCHEMA = {"title": str, "baseline": str, "arms": [str]}
 STUDY_SCHEMA = {
     "title": str,
@@ -26,6 +28,7 @@ STUDY_SCHEMA = {
     "seeds": [(int, dict)],
     "tuning_seeds": [(int, dict)],
     "equal_tuning": bool,
+    "anneal": ANNEAL_SCHEMA,
     "budgets": {str: dict},
     "baseline": str,
     "comparisons": [COMPARISON_SCHEMA],
@@ -54,9 +57,10 @@ def read_study(path: str, budget: str | None) -> Study:
     _check_pace(content, path)
     if not content.get("arms"):
         raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
+    annealing = _read_annealing(content, path)
     arms: list[Arm] = []
     for name, entry in content["arms"].items():
-        arms += _read_arms(name, entry, content, path)
+        arms += _read_arms(name, entry, content, path, annealing)
     study = Study(
         path=path,
         budget=budget,
@@ -65,6 +69,7 @@ def read_study(path: str, budget: str | None) -> Study:
         seeds=_read_seeds(content, "seeds", [1], path),
         tuning_seeds=_read_seeds(content, "tuning_seeds", [0], path),
         comparisons=_read_comparisons(content, arms, path),
+        annealing=annealing,
     )
     check_fairness(study)
     return study
@@ -107,7 +112,30 @@ def _check_pace(content: dict[str, Any], path: str) -> None:
         )
 
 
-def _read_arms(name: str, entry: Any, content: dict[str, Any], path: str) -> list[Arm]:
+def _read_annealing(content: dict[str, Any], path: str) -> Annealing | None:
+    """The `anneal` of the YAML; None without it. Raises UserError if a length has no decay."""
+    entry = content.get("anneal")
+    if entry is None:
+        return None
+    check_schema(f"anneal of {path}", entry, ANNEAL_SCHEMA, refuse_unknown=True)
+    check_schema(f"anneal of {path}", entry, {"max_steps": [int]}, complete=True)
+    lengths = entry["max_steps"]
+    decay = entry.get("decay", DEFAULT_DECAY)
+    if not 0 < decay < 1:
+        raise UserError(f"anneal.decay of {path} is {decay}: give more than 0 and less than 1")
+    annealing = Annealing(tuple(sorted(lengths)), decay)
+    has_branches = all(0 < annealing.n_stable(n) < n for n in lengths)
+    if not has_branches or len(set(annealing.branches)) < len(lengths) or not lengths:
+        raise UserError(
+            f"anneal.max_steps of {path} is {lengths}: give different numbers of steps, of which "
+            f"{decay:g} is a step or more"
+        )
+    return annealing
+
+
+def _read_arms(
+    name: str, entry: Any, content: dict[str, Any], path: str, annealing: Annealing | None
+) -> list[Arm]:
     """The arms of an entry of the YAML, one for each point of its `vary`."""
     shared = content.get("shared") or {}
     check_schema(f"arm '{name}' of {path}", entry, ARM_SCHEMA, refuse_unknown=True)
@@ -130,11 +158,26 @@ def _read_arms(name: str, entry: Any, content: dict[str, Any], path: str) -> lis
             title=title,
             configs=configs,
             varied=varied,
-            settings=settings | varied.settings,
+            settings=_arm_settings(settings | varied.settings, annealing, name, path),
             points=points,
         )
         arms.append(arm)
     return arms
+
+
+def _arm_settings(
+    settings: dict[str, Any], annealing: Annealing | None, name: str, path: str
+) -> dict[str, Any]:
+    """The settings of an arm's measured runs. Raises UserError for a length beside `anneal`."""
+    if annealing is None:
+        return settings
+    for key in LENGTHS:
+        if key in settings:
+            raise UserError(
+                f"arm '{name}' of {path} sets {key}, and anneal.max_steps gives the lengths of "
+                "the runs: leave it out"
+            )
+    return annealing.stable_settings(settings)
 
 
 def _read_seeds(

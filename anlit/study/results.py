@@ -115,8 +115,12 @@ def select_points(study: Study, tunings: list[Tuning]) -> dict[str, GridPoint]:
 
 
 def plan_runs(study: Study, selected: dict[str, GridPoint]) -> list[PlannedRun]:
-    """The runs of both phases; those that measure as far as their points are selected."""
-    return [*study.tuning_runs(), *study.measuring_runs(selected)]
+    """The runs of all phases; those that measure as far as their points are selected."""
+    return [
+        *study.tuning_runs(),
+        *study.measuring_runs(selected),
+        *study.annealed_runs(selected),
+    ]
 
 
 def is_number(value: Any) -> bool:
@@ -195,7 +199,7 @@ class StudyResults:
         unfinished = []
         for planned, state, _ in self.runs:
             if planned.arm is arm and not state.has_ended:
-                unfinished.append(planned.seed.name)
+                unfinished.append(planned.label)
         return ", ".join(unfinished)
 
     def group(self, arm: Arm) -> Group | None:

@@ -61,7 +61,7 @@ def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path]) -> 
         shutil.rmtree(partial, ignore_errors=True)
         output.mkdir(parents=True, exist_ok=True)
         if recorded is None:
-            shutil.copytree(source, partial, symlinks=True, copy_function=_link)
+            shutil.copytree(source, partial, symlinks=True, copy_function=link_or_copy)
         else:
             restore(recorded, partial, source)
         # The time of the folder tells that results made from older runs are out of date.
@@ -70,7 +70,8 @@ def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path]) -> 
         echo(f"{name}: taken from {source}")
 
 
-def _link(source: str, target: str) -> None:
+def link_or_copy(source: str, target: str) -> None:
+    """Make `target` a hard link to a file, or a copy across file systems."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:

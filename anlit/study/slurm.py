@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from anlit.errors import UserError
@@ -27,7 +28,7 @@ exec bash {train} "$@"
 
 
 def submit(
-    runs: list[PlannedRun],
+    runs: Sequence[PlannedRun],
     output: Path,
     continue_arguments: list[str],
     options: list[str],
@@ -81,7 +82,7 @@ def submit(
     return array
 
 
-def _check_earlier_arrays(runs: list[PlannedRun], output: Path) -> None:
+def _check_earlier_arrays(runs: Sequence[PlannedRun], output: Path) -> None:
     """Raise UserError if an array still has some of the runs: both would write their folders."""
     if not shutil.which("squeue"):
         return
@@ -103,7 +104,7 @@ def _check_earlier_arrays(runs: list[PlannedRun], output: Path) -> None:
             )
 
 
-def _write_scripts(runs: list[PlannedRun], output: Path, folder: Path) -> Path:
+def _write_scripts(runs: Sequence[PlannedRun], output: Path, folder: Path) -> Path:
     """Write the options of each run and the script of the array; returns the script."""
     number = sum(1 for _ in folder.glob("*.txt"))
     options_file = folder / f"runs-{number}.txt"

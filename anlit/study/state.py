@@ -79,6 +79,13 @@ def note_end(folder: Path, exit_code: int) -> None:
     write_json(folder / LAUNCHES, [*earlier, ended])
 
 
+def note_failure(folder: Path, reason: str) -> None:
+    """Note that a run failed before it was started."""
+    note_start(folder, "local")
+    (folder / LOG).write_text(f"{reason}\n")
+    note_end(folder, 2)
+
+
 def forget_failure(folder: Path) -> None:
     """Let a failed run be tried again, from its last checkpoint if it has one."""
     (folder / LAUNCHES).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from anlit.checkpoints.checkpoint_io import step_of
 from anlit.checkpoints.location import CHECKPOINTS, is_checkpoint
-from anlit.errors import Preempted, RunError
+from anlit.errors import Preempted, RunError, UserError
 from anlit.training.callbacks.whole_steps import is_last_step
 from anlit.training.interruption import LOG_FAILED, Interruption
 from anlit.training.lightning_internals import (
@@ -35,6 +35,30 @@ class BestCheckpoint(ModelCheckpoint):
             "enable_version_counter": False,
         }
         super().__init__(Path(run_dir) / CHECKPOINTS, "best", monitor="val/loss", **settings)
+
+
+class StepCheckpoints(ModelCheckpoint):
+    """Keeps `checkpoints/step=N.ckpt` after each of some optimizer steps, for runs that branch.
+
+        trainer: {callbacks+: [{class_path: anlit.training.callbacks.checkpoints.StepCheckpoints,
+                                init_args: {steps: [400, 800]}}]}
+
+    Args:
+        steps: Numbers of optimizer steps, each 1 or more.
+    """
+
+    changes_learning = False
+
+    def __init__(self, steps: list[int]) -> None:
+        if min(steps, default=0) < 1:
+            raise UserError(f"StepCheckpoints.steps={steps} is out of range: give steps from 1 on")
+        settings: dict[str, Any] = {"save_top_k": -1, "every_n_train_steps": 1}
+        super().__init__(filename="{step}", enable_version_counter=False, **settings)
+        self.steps = steps
+
+    def on_train_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
+        if completes_step(trainer) and trainer.global_step in self.steps:
+            super().on_train_batch_end(trainer, *batch)
 
 
 class LastCheckpoint(ModelCheckpoint):
