@@ -130,6 +130,24 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> tuple[float, Interval] 
     return math.exp(line.intercept), Interval(slope, slope - half, slope + half)
 
 
+def slope_over_seeds(x: NDArray[np.float64], logarithms: NDArray[np.float64]) -> Interval:
+    """The factor exp(slope) of lines by least squares, and the t-interval over their seeds.
+
+    Args:
+        x: Shape (points,).
+        logarithms: Of the values, shape (points, seeds).
+
+    Returns:
+        NaN for low and high with one seed, or without any spread.
+    """
+    slopes = np.polyfit(x, logarithms, 1)[0]
+    factor = math.exp(slopes.mean())
+    test = _one_sample(slopes, LOG_TEST)
+    if test is None:
+        return Interval(factor, math.nan, math.nan)
+    return Interval(factor, math.exp(test.low), math.exp(test.high))
+
+
 @dataclass(frozen=True)
 class Test:
     """A difference of means with its 95 % interval, and the two-sided p of Student's test.

@@ -14,7 +14,9 @@ from anlit.reporting.page import write_page
 from anlit.reporting.table import NONE, SafeConsole, Table, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, without_control_codes
+from anlit.study.plan import AnnealedRun
 from anlit.study.results import StudyResults
+from anlit.study.sections.annealed import raw_numbers, summary_tables
 from anlit.study.sections.registry import SECTIONS, check_sections
 from anlit.study.sections.tuning import tuning
 
@@ -34,8 +36,15 @@ def write_report(results: StudyResults) -> Path:
 
 
 def print_summary(results: StudyResults, console: SafeConsole | None = None) -> None:
-    """Print each arm's point with loss and speed-up, and the values at the edge of their grid."""
+    """Print each arm's point with loss and speed-up, and the values at the edge of their grid.
+
+    With `anneal`, print the annealed losses and speed-ups.
+    """
     console = console or terminal()
+    if results.study.annealing is not None:
+        for table in summary_tables(results):
+            console.print(table)
+        return
     speedups = _speedups(results)
     head = ["arm", "setting", "seeds", "final loss"]
     if speedups:
@@ -139,6 +148,9 @@ def _raw_numbers(results: StudyResults) -> dict[str, Any]:
     for planned, state, _ in results.runs:
         statuses.append({"name": planned.name, "status": state.status, "reason": state.reason})
     runs = [run for _, _, run in results.runs if run is not None]
+    annealed = {}
+    if study.annealing is not None:
+        annealed["annealed"] = raw_numbers(results)
     return {
         "title": study.title,
         "path": study.path,
@@ -148,6 +160,7 @@ def _raw_numbers(results: StudyResults) -> dict[str, Any]:
         "tuning": tunings,
         "points": points,
         "comparisons": [comparison.raw() for comparison in comparisons],
+        **annealed,
         **record_runs(comparisons, runs),
         "runs": statuses,
     }
@@ -165,6 +178,9 @@ def _progress(results: StudyResults) -> str:
     if n_seeds:
         seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"
         sentences.append(f"Each arm is measured on {seeds}.")
+        if results.study.annealing is not None:
+            lengths = ", ".join(map(str, results.study.annealing.max_steps))
+            sentences.append(f"Each measured run is annealed to {lengths} steps.")
     else:
         sentences.append("Tuning only, nothing is measured.")
     unfinished_arms = []
@@ -188,7 +204,11 @@ def _progress(results: StudyResults) -> str:
 
 def _training_hours(results: StudyResults) -> float:
     seconds = []
-    for _, _, run in results.runs:
+    for planned, _, run in results.runs:
         if run is not None and len(run.curve):
-            seconds.append(float(run.curve.seconds[-1]))
+            # An annealed run counts on from the seconds and steps of its stable run.
+            share = 1.0
+            if isinstance(planned, AnnealedRun):
+                share -= planned.n_stable / planned.max_steps
+            seconds.append(share * float(run.curve.seconds[-1]))
     return float(np.nansum(seconds)) / 3600

@@ -18,6 +18,8 @@ def convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
     paragraphs: list[str] = []
     for number, (planned, comparison) in enumerate(results.comparisons):
         paragraphs.append(f"## {planned.title}")
+        if results.study.annealing is not None:
+            paragraphs.append("The stable runs, with losses at their peak rate.")
         missing = _missing_arms(results, planned)
         if comparison is None:
             baseline = planned.baseline.title

@@ -7,6 +7,7 @@ from anlit.errors import UserError
 from anlit.study.grid import check_schema
 from anlit.study.plan import Arm, Study
 from anlit.study.results import RUN_VALUES, StudyResults, is_number
+from anlit.study.sections.annealed import annealed
 from anlit.study.sections.convergence import convergence
 from anlit.study.sections.dynamics import dynamics
 from anlit.study.sections.embed import embed
@@ -38,6 +39,7 @@ SECTIONS = {
     "scaling": Section(scaling, {}, {"resamples": int}),
     "onset": Section(onset, {"loss": NUMBER, "after": NUMBER, "baseline": str}, {}),
     "dynamics": Section(dynamics, {}, {"arms": [str]}),
+    "annealed": Section(annealed, {}, {}),
     "embed": Section(embed, {"name": str}, {}),
 }
 
@@ -58,6 +60,8 @@ def check_sections(study: Study) -> None:
             _check_embed(study, options, location)
         if name == "trend":
             _check_trend(study, options, location)
+        if name == "annealed":
+            _check_annealed(study, location)
 
 
 def _check_arm_names(study: Study, options: dict[str, Any], location: str) -> None:
@@ -81,6 +85,13 @@ def _check_embed(study: Study, options: dict[str, Any], location: str) -> None:
         raise UserError(
             f"{location} has the name '{options['name']}', which is no command of `after`: {advice}"
         )
+
+
+def _check_annealed(study: Study, location: str) -> None:
+    if study.annealing is None:
+        raise UserError(f"{location} has no annealed runs: give `anneal: {{max_steps: [lengths]}}`")
+    if not study.comparisons:
+        raise UserError(f"{location} has nothing to compare with: give `baseline: ARM`")
 
 
 def _check_trend(study: Study, options: dict[str, Any], location: str) -> None:

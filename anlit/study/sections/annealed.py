@@ -1,0 +1,385 @@
+"""The section `annealed`: the speed-up between annealed runs at each length, and its trend.
+
+Beside it stands the speed-up of `anlit.compare.statistics` over the same runs, each with the curve
+of its stable run until the branch.
+"""
+
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from anlit.compare.annealed import AnnealedSpeedUp, End, Trend, annealed_speed_up, trend
+from anlit.compare.notes import obstacle_to_comparison
+from anlit.compare.statistics import SpeedUp, Summary, mean_sd, speed_up
+from anlit.reporting.figure import (
+    BASELINE_LINE,
+    INK,
+    TEXT_WIDTH,
+    LineStyle,
+    line_styles,
+    save,
+    style,
+)
+from anlit.reporting.table import Table, markdown_table
+from anlit.reporting.text import literal, short_number
+from anlit.runs.folders import Curve
+from anlit.study.plan import AnnealedRun, Arm, PlannedComparison
+from anlit.study.results import RunResult, StudyResults
+from anlit.study.sections.trend import set_ticks
+
+HEAD = (
+    "arm",
+    "tokens",
+    "per parameter",
+    "annealed loss",
+    "baseline's",
+    "speed-up, annealed",
+    "speed-up, crossing",
+)
+AXIS_SHIFT = 1.02
+"""Arms are drawn beside each other at this ratio of tokens, so that no interval is hidden."""
+
+
+class AnnealedArm(NamedTuple):
+    """The annealed runs of an arm, by seed and length in steps; None for a run that failed."""
+
+    arm: Arm
+    ends: dict[Hashable, dict[int, End | None]]
+    curves: dict[Hashable, dict[int, Curve | None]]
+    """The curve of the stable run until the branch, and of the annealed run."""
+    parameters: int | None
+
+    def losses(self, length: int) -> Summary:
+        """The annealed losses of the seeds at a length."""
+        ends = [by_length[length] for by_length in self.ends.values() if length in by_length]
+        return Summary([end.loss if end else None for end in ends])
+
+    def tokens(self, length: int) -> float:
+        """Training tokens at a length; NaN if no run has ended there."""
+        for by_length in self.ends.values():
+            end = by_length.get(length)
+            if end is not None:
+                return end.tokens
+        return float("nan")
+
+    def seeded_curves(self, length: int) -> list[tuple[Hashable, Curve | None]]:
+        """Seeds and curves at a length, for `speed_up`."""
+        curves = []
+        for seed, by_length in self.curves.items():
+            if length in by_length:
+                curves.append((seed, by_length[length]))
+        return curves
+
+
+class Point(NamedTuple):
+    """An arm against the baseline at a length."""
+
+    length: int
+    tokens: float
+    losses: Summary
+    baseline_losses: Summary
+    annealed: AnnealedSpeedUp
+    crossing: SpeedUp
+    """The speed-up of the same runs by their curves."""
+
+
+class Line(NamedTuple):
+    """An arm against the baseline."""
+
+    title: str
+    parameters: int | None
+    points: list[Point]
+    trend: Trend | None
+
+
+class AnnealedComparison(NamedTuple):
+    """A comparison of the study, by annealed runs."""
+
+    planned: PlannedComparison
+    baseline: AnnealedArm
+    lines: list[Line]
+
+
+def annealed(results: StudyResults, options: dict[str, Any]) -> list[str]:
+    """Pictures and tables of the speed-ups between annealed runs. It has no options."""
+    paragraphs: list[str] = []
+    for number, comparison in enumerate(annealed_comparisons(results), 1):
+        paragraphs.append(f"## Annealed: {comparison.planned.title}")
+        if not comparison.lines:
+            paragraphs.append("No pair of annealed runs has finished yet.")
+            continue
+        if number == 1:
+            paragraphs.append(_explanation(results))
+        path = results.output / f"{number}-annealed.png"
+        draw(comparison, path)
+        paragraphs += [
+            f"![annealed losses, and speed-ups over tokens]({path.name})",
+            markdown_table(HEAD, list(_rows(comparison)), left=(0,)),
+            "\n".join(map(_trend_in_words, comparison.lines)),
+        ]
+    return paragraphs
+
+
+def summary_tables(results: StudyResults) -> Iterator[Table]:
+    """A table for the console of each comparison that has a pair of annealed runs."""
+    columns = (0, 1, 3, 5, 6)
+    for comparison in annealed_comparisons(results):
+        rows = []
+        for row in _rows(comparison):
+            rows.append([row[column] for column in columns])
+        if rows:
+            head = [HEAD[column].replace("speed-up, ", "speed-up,\n") for column in columns]
+            yield Table(f"{results.study.title}: {comparison.planned.title}", head, rows)
+
+
+def _explanation(results: StudyResults) -> str:
+    annealing = results.study.annealing
+    assert annealing is not None
+    return (
+        f"Each seed has one stable run. At each length the rate falls to 0 over the last "
+        f"{annealing.decay:.0%} of the steps. **Speed-up, annealed:** tokens that the baseline "
+        "needs for the arm's annealed loss, over the arm's tokens. The baseline's annealed losses "
+        "of a seed are joined by lines in the logarithms of tokens and loss. Nothing is "
+        "extrapolated: > and < are bounds, where the loss is beyond the baseline's longest or "
+        "shortest run. **Speed-up, crossing:** the same runs by the definition of other sections, "
+        "where the arm's curve first has the baseline's final loss. Both are geometric means over "
+        "pairs of seeds, with 95 % t-intervals of the logarithm. An arm has one rate at all "
+        "lengths."
+    )
+
+
+def annealed_comparisons(results: StudyResults) -> list[AnnealedComparison]:
+    """The study's comparisons by the annealed runs that have ended."""
+    comparisons = []
+    for planned in results.study.comparisons:
+        baseline = read_arm(results, planned.baseline)
+        lines = []
+        for arm in planned.arms:
+            if arm is not planned.baseline:
+                line = _line(results, read_arm(results, arm), baseline)
+                if line.points:
+                    lines.append(line)
+        comparisons.append(AnnealedComparison(planned, baseline, lines))
+    return comparisons
+
+
+def read_arm(results: StudyResults, arm: Arm) -> AnnealedArm:
+    """The annealed runs of an arm that have ended."""
+    stable_runs = {result.planned.name: result for result in results.runs}
+    read = AnnealedArm(arm, {}, {}, None)
+    for result in results.runs:
+        planned = result.planned
+        if planned.arm is not arm or not isinstance(planned, AnnealedRun):
+            continue
+        if not result.state.has_ended:
+            continue
+        seed = planned.seed.name
+        end, curve = _end_and_curve(result, stable_runs[planned.stable.name])
+        read.ends.setdefault(seed, {})[planned.max_steps] = end
+        read.curves.setdefault(seed, {})[planned.max_steps] = curve
+        if result.run is not None and result.run.parameters:
+            read = read._replace(parameters=result.run.parameters)
+    return read
+
+
+def _end_and_curve(
+    result: RunResult, stable_result: RunResult
+) -> tuple[End | None, Curve | None]:
+    """The end of an annealed run, and its curve with that of the stable run before; or None.
+
+    Steps have the same number of tokens throughout.
+    """
+    run = result.run
+    stable = stable_result.run
+    if result.state.status == "failed" or run is None or not run.complete:
+        return None, None
+    end = End(float(run.curve.tokens[-1]), run.final_loss)
+    curve = run.curve.finite()
+    if stable is not None:
+        assert isinstance(result.planned, AnnealedRun)
+        share = result.planned.n_stable / result.planned.max_steps
+        before = stable.curve.finite()
+        is_before = before.tokens < end.tokens * share * (1 + 1e-9)
+        curve = Curve(
+            np.concatenate([before.tokens[is_before], curve.tokens]),
+            np.concatenate([before.seconds[is_before], curve.seconds]),
+            np.concatenate([before.loss[is_before], curve.loss]),
+        )
+    return end, curve
+
+
+def _line(results: StudyResults, arm: AnnealedArm, baseline: AnnealedArm) -> Line:
+    """An arm against the baseline at the lengths at which both have ended runs."""
+    annealing = results.study.annealing
+    assert annealing is not None
+    group = results.group(arm.arm)
+    baseline_group = results.group(baseline.arm)
+    points: list[Point] = []
+    if group is not None and baseline_group is not None:
+        obstacle = obstacle_to_comparison(group, baseline_group)
+        for length in annealing.max_steps:
+            losses = arm.losses(length)
+            baseline_losses = baseline.losses(length)
+            if losses.values and baseline_losses.values:
+                points.append(_point(arm, baseline, length, obstacle))
+    speedups = [point.annealed for point in points]
+    return Line(arm.arm.title, arm.parameters, points, trend(speedups))
+
+
+def _point(arm: AnnealedArm, baseline: AnnealedArm, length: int, obstacle: str) -> Point:
+    annealed_ratio = annealed_speed_up(baseline.ends, arm.ends, length)
+    crossing = speed_up(baseline.seeded_curves(length), arm.seeded_curves(length))
+    if obstacle:
+        annealed_ratio = AnnealedSpeedUp(annealed_ratio.tokens, {}, obstacle=obstacle)
+        crossing = SpeedUp((), obstacle=obstacle)
+    return Point(
+        length,
+        arm.tokens(length),
+        arm.losses(length),
+        baseline.losses(length),
+        annealed_ratio,
+        crossing,
+    )
+
+
+def _rows(comparison: AnnealedComparison) -> Iterator[list[str]]:
+    """The cells of `HEAD` for each arm and length."""
+    for line in comparison.lines:
+        for point in line.points:
+            per_parameter = point.tokens / line.parameters if line.parameters else float("nan")
+            yield [
+                literal(line.title),
+                short_number(point.tokens),
+                f"{per_parameter:.3g}",
+                mean_sd(point.losses, 4),
+                mean_sd(point.baseline_losses, 4),
+                point.annealed.words,
+                point.crossing.words,
+            ]
+
+
+def _trend_in_words(line: Line) -> str:
+    """A line of Markdown: the change with the length, and the lead at the greatest length."""
+    exact = [point for point in line.points if point.annealed.is_exact]
+    text = f"- {literal(line.title)}: "
+    if line.trend is None:
+        text += "fewer than two lengths have a value on every seed, which shows no trend."
+    else:
+        text += (
+            f"× {line.trend.per_doubling} for twice the tokens, over {line.trend.lengths} "
+            f"lengths: {line.trend.words}."
+        )
+    if exact:
+        last = exact[-1]
+        text += f" At {short_number(last.tokens)} tokens {last.annealed.words}: {_lead(last)}."
+    return text
+
+
+def _lead(point: Point) -> str:
+    """Whether the interval at a length is above or below 1."""
+    test = point.annealed.speedup.test
+    if test is None:
+        return "without an interval"
+    if test.low > 1:
+        return "ahead"
+    return "behind" if test.high < 1 else "no lead is shown"
+
+
+def raw_numbers(results: StudyResults) -> list[dict[str, Any]]:
+    """The numbers of the section for report.json."""
+    raw = []
+    for comparison in annealed_comparisons(results):
+        for line in comparison.lines:
+            points = []
+            for point in line.points:
+                points.append({
+                    "max_steps": point.length,
+                    "tokens": point.tokens,
+                    "losses": point.losses.values,
+                    "baseline_losses": point.baseline_losses.values,
+                    "speedup_annealed": list(point.annealed.ratios.values()),
+                    "bounds": sorted(point.annealed.bounds),
+                    "test": point.annealed.speedup.test,
+                    "speedup_crossing": point.crossing.values,
+                })  # fmt: skip
+            raw.append({
+                "comparison": comparison.planned.title,
+                "baseline": comparison.baseline.arm.title,
+                "arm": line.title,
+                "points": points,
+                "per_doubling": line.trend.per_doubling if line.trend else None,
+            })  # fmt: skip
+    return raw
+
+
+def draw(comparison: AnnealedComparison, path: Path) -> None:
+    """Draw annealed losses over tokens, and both speed-ups with the annealed one's intervals."""
+    titles = [comparison.baseline.arm.title, *(line.title for line in comparison.lines)]
+    styles = line_styles(titles)
+    with style(8):
+        figure, (losses, speedups) = plt.subplots(1, 2, figsize=(TEXT_WIDTH, 3.1))
+        _draw_baseline(losses, comparison, styles[titles[0]])
+        for number, line in enumerate(comparison.lines):
+            shift = AXIS_SHIFT ** (number - (len(comparison.lines) - 1) / 2)
+            _draw_losses(losses, line, styles[line.title])
+            _draw_speedups(speedups, line, styles[line.title], shift)
+        speedups.axhline(1, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1)
+        losses.set(title="annealed losses", ylabel="validation loss (nats per token)")
+        speedups.set(title="speed-up in tokens")
+        tokens = [point.tokens for line in comparison.lines for point in line.points]
+        for axes in (losses, speedups):
+            axes.set_xscale("log")
+            set_ticks(axes.xaxis, tokens)
+            axes.set_xlabel("training tokens")
+            axes.grid()
+        legend_title = (
+            "right: solid with 95 % intervals, annealed; hollow, its bounds; dotted, crossing"
+        )
+        handles, labels = losses.get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=2, title=legend_title
+        )
+        save(figure, path)
+
+
+def _draw_baseline(axes: Axes, comparison: AnnealedComparison, look: LineStyle) -> None:
+    baseline = comparison.baseline
+    lengths: dict[int, None] = {}
+    for by_length in baseline.ends.values():
+        lengths |= dict.fromkeys(by_length)
+    ordered = sorted(lengths)
+    tokens = [baseline.tokens(length) for length in ordered]
+    means = [baseline.losses(length).mean or np.nan for length in ordered]
+    axes.plot(tokens, means, look.marker, color=look.colour, linestyle=look.dash, markersize=4,
+              linewidth=1.2, label=baseline.arm.title)  # fmt: skip
+
+
+def _draw_losses(axes: Axes, line: Line, look: LineStyle) -> None:
+    tokens = [point.tokens for point in line.points]
+    means = [point.losses.mean or np.nan for point in line.points]
+    axes.plot(tokens, means, look.marker, color=look.colour, linestyle=look.dash, markersize=4,
+              linewidth=1.2, label=line.title)  # fmt: skip
+
+
+def _draw_speedups(axes: Axes, line: Line, look: LineStyle, shift: float) -> None:
+    """Draw exact speed-ups as a line with intervals, bounds hollow, crossings dotted."""
+    tokens = np.array([point.tokens for point in line.points]) * shift
+    values = np.array([point.annealed.speedup.mean or np.nan for point in line.points])
+    exact = np.array([point.annealed.is_exact for point in line.points])
+    tests = [point.annealed.speedup.test for point in line.points]
+    low = np.array([test.low if test else np.nan for test in tests])
+    high = np.array([test.high if test else np.nan for test in tests])
+    bars = np.stack([values - low, high - values])
+    colour: dict[str, Any] = {"color": look.colour}
+    axes.errorbar(tokens[exact], values[exact], bars[:, exact], fmt=look.marker, markersize=4,
+                  linestyle="-", linewidth=1.2, capsize=2, elinewidth=0.8, **colour)  # fmt: skip
+    for point, x in zip(line.points, tokens, strict=True):
+        if point.annealed.speedup.mean is not None and len(point.annealed.bounds) == 1:
+            marker = "^" if ">" in point.annealed.bounds else "v"
+            axes.plot(x, point.annealed.speedup.mean, marker, fillstyle="none", **colour)
+    crossings = [point.crossing.mean or np.nan for point in line.points]
+    axes.plot(tokens, crossings, linestyle=":", linewidth=1, **colour)

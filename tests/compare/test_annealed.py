@@ -1,0 +1,174 @@
+"""Annealed speed-ups against a naive version and against laws of known speed-up."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from anlit.compare.annealed import AnnealedSpeedUp, End, annealed_speed_up, tokens_for_loss, trend
+
+LENGTHS = (500, 1000, 2000, 4000)
+TOKENS_PER_STEP = 4096
+
+
+def ends_of(loss_of_tokens, lengths=LENGTHS) -> dict[int, End | None]:
+    """The ends of annealed runs whose loss is a function of their tokens."""
+    ends: dict[int, End | None] = {}
+    for length in lengths:
+        tokens = float(length * TOKENS_PER_STEP)
+        ends[length] = End(tokens, loss_of_tokens(tokens))
+    return ends
+
+
+def law(speedup: float = 1.0, irreducible: float = 0.0, exponent: float = 0.3):
+    """L(D) = E + B/(s·D)^β: a model that needs 1/s of the tokens for every loss."""
+    return lambda tokens: irreducible + 100.0 * (speedup * tokens) ** -exponent
+
+
+def naive_tokens(ends: list[End], loss: float) -> tuple[float, str]:
+    """Go through the baseline's ends one after the other."""
+    ends = sorted(ends)
+    if ends[0].loss < loss:
+        return ends[0].tokens, "<"
+    for left, right in zip(ends, ends[1:], strict=False):
+        if left.loss >= loss >= right.loss:
+            share = (math.log(left.loss) - math.log(loss)) / (
+                math.log(left.loss) - math.log(right.loss)
+            )
+            return left.tokens * (right.tokens / left.tokens) ** share, ""
+    return ends[-1].tokens, ">"
+
+
+def test_tokens_for_a_loss_are_those_of_a_naive_version() -> None:
+    random = np.random.default_rng(0)
+    n_by_bound = {"": 0, ">": 0, "<": 0}
+    for _ in range(200):
+        losses = np.sort(random.uniform(2.0, 4.0, size=4))[::-1]
+        ends = [End(length, loss) for length, loss in zip(LENGTHS, losses, strict=True)]
+        loss = random.uniform(1.9, 4.1)
+
+        tokens, bound = tokens_for_loss(ends, loss)
+
+        expected_tokens, expected_bound = naive_tokens(ends, loss)
+        assert bound == expected_bound
+        assert tokens == pytest.approx(expected_tokens, rel=1e-12)
+        n_by_bound[bound] += 1
+    assert min(n_by_bound.values()) > 5
+
+
+def test_a_baseline_that_rises_has_a_loss_where_it_first_had_it() -> None:
+    ends = [End(100, 4.0), End(200, 3.0), End(400, 3.5), End(800, 2.0)]
+
+    assert tokens_for_loss(ends, 3.2)[0] == pytest.approx(naive_tokens(ends[:2], 3.2)[0])
+
+
+@pytest.mark.parametrize("speedup", [0.7, 1.0, 1.4, 1.9])
+def test_the_speed_up_of_a_power_law_is_exact(speedup: float) -> None:
+    """Power laws are lines in the logarithms, so every other interpolation fails here."""
+    baseline = {1: ends_of(law()), 2: ends_of(law(exponent=0.4))}
+    arm = {1: ends_of(law(speedup)), 2: ends_of(law(speedup, exponent=0.4))}
+
+    at_2000 = annealed_speed_up(baseline, arm, 2000)
+
+    assert at_2000.tokens == 2000 * TOKENS_PER_STEP
+    assert [*at_2000.ratios.values()] == pytest.approx([speedup] * 2, rel=1e-9)
+    assert at_2000.is_exact
+
+
+def test_an_irreducible_loss_makes_it_at_most_2_percent_too_large() -> None:
+    errors = []
+    for speedup in np.linspace(1.0, 1.99, 20):
+        for irreducible in (0.0, 0.5, 1.5, 2.5):
+            baseline = {1: ends_of(law(irreducible=irreducible))}
+            arm = {1: ends_of(law(speedup, irreducible=irreducible))}
+            ratio = annealed_speed_up(baseline, arm, 1000).ratios[1]
+            assert ratio is not None
+            errors.append(ratio / speedup - 1)
+    assert -1e-9 < min(errors)
+    assert 0.005 < max(errors) < 0.02
+
+
+@pytest.mark.parametrize(("speedup", "length", "words"), [
+    (1.5, 4000, "> 1.00"), (5.0, 2000, "> 2.00"), (0.8, 500, "< 1.00"), (0.3, 1000, "< 0.50"),
+])  # fmt: skip
+def test_beyond_the_baselines_lengths_there_is_a_bound(speedup, length, words: str) -> None:
+    result = annealed_speed_up({1: ends_of(law())}, {1: ends_of(law(speedup))}, length)
+
+    assert result.words == words
+    assert not result.is_exact
+
+
+def test_a_bound_on_one_seed_leaves_a_bound_without_interval() -> None:
+    baseline = {1: ends_of(law()), 2: ends_of(law())}
+    arm = {1: ends_of(law(0.9)), 2: ends_of(law(1.6))}
+    assert annealed_speed_up(baseline, arm, 4000).words == f"> {math.sqrt(0.9):.2f}"
+
+    arm = {1: ends_of(law(0.3)), 2: ends_of(law(5.0))}
+    assert annealed_speed_up(baseline, arm, 1000).words == "– (out of range)"
+
+
+def test_the_interval_is_a_t_test_of_the_logarithms_over_pairs_of_seeds() -> None:
+    speedups = {1: 1.2, 2: 1.5, 3: 1.35}
+    baseline = {seed: ends_of(law(seed)) for seed in speedups}
+    arm = {seed: ends_of(law(seed * speedup)) for seed, speedup in speedups.items()}
+
+    words = annealed_speed_up(baseline, arm, 1000).words
+
+    logarithms = np.log([*speedups.values()])
+    low, high = np.exp(stats.ttest_1samp(logarithms, 0).confidence_interval())
+    assert words == f"{stats.gmean([*speedups.values()]):.2f} ({low:.2f} … {high:.2f})"
+
+
+@pytest.mark.parametrize("lost", ["arm", "baseline"])
+def test_a_failed_run_counts_as_a_seed_and_one_under_way_does_not(lost: str) -> None:
+    runs = {side: {1: ends_of(law()), 2: ends_of(law())} for side in ("arm", "baseline")}
+    runs[lost][2][1000] = None
+    assert annealed_speed_up(runs["baseline"], runs["arm"], 1000).words == "1 of 2 seeds"
+
+    del runs[lost][2]
+    assert annealed_speed_up(runs["baseline"], runs["arm"], 1000).words == "1.00"
+
+
+def speedups_of(values_by_length: dict[int, list[float]]) -> list[AnnealedSpeedUp]:
+    return [
+        AnnealedSpeedUp(length * TOKENS_PER_STEP, dict(enumerate(values)))
+        for length, values in values_by_length.items()
+    ]
+
+
+def test_the_trend_is_a_t_test_of_the_slopes_of_the_seeds() -> None:
+    values = {500: [1.5, 1.4, 1.6], 1000: [1.4, 1.35, 1.45], 2000: [1.25, 1.3, 1.28]}
+
+    result = trend(speedups_of(values))
+
+    x = np.log2([500, 1000, 2000])
+    slopes = [
+        stats.linregress(x, np.log(seed_values)).slope
+        for seed_values in zip(*values.values(), strict=True)
+    ]
+    low, high = np.exp(stats.ttest_1samp(slopes, 0).confidence_interval())
+    assert result is not None
+    assert result.lengths == 3
+    assert result.per_doubling == pytest.approx((np.exp(np.mean(slopes)), low, high))
+
+
+@pytest.mark.parametrize(("values", "words"), [
+    ({500: [1.5, 1.6, 1.55], 1000: [1.3, 1.38, 1.35], 2000: [1.1, 1.2, 1.15]}, "the speed-up falls"),
+    ({500: [1.1, 1.2, 1.15], 1000: [1.3, 1.38, 1.35], 2000: [1.5, 1.6, 1.55]}, "the speed-up rises"),
+    ({500: [1.1, 1.5, 1.3], 1000: [1.5, 1.1, 1.2], 2000: [1.2, 1.4, 1.3]}, "no change is shown"),
+    ({500: [1.5], 1000: [1.2]}, "one seed shows no trend"),
+])  # fmt: skip
+def test_a_trend_claims_what_its_interval_shows(values: dict, words: str) -> None:
+    result = trend(speedups_of(values))
+
+    assert result is not None
+    assert result.words == words
+
+
+def test_one_length_and_lengths_with_bounds_have_no_trend() -> None:
+    first, second = speedups_of({500: [1.5, 1.6], 1000: [1.2, 1.3]})
+    bounded = AnnealedSpeedUp(second.tokens, second.ratios, frozenset(">"))
+
+    assert trend([first]) is None
+    assert trend([first, bounded]) is None
