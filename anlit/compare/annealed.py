@@ -115,13 +115,13 @@ class Trend(NamedTuple):
     lengths: int
     """The number of lengths at which every seed has a value."""
     per_doubling: Interval
-    """The factor of the speed-up for twice the tokens; no interval for one seed."""
+    """The factor of the speed-up for twice the tokens; one seed has no interval."""
 
     @property
     def words(self) -> str:
         """What the interval shows, and no more."""
         if math.isnan(self.per_doubling.low):
-            return "one seed shows no trend"
+            return "without an interval no trend is shown"
         if self.per_doubling.low > 1:
             return "the speed-up rises"
         if self.per_doubling.high < 1:

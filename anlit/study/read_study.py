@@ -125,7 +125,7 @@ def _read_annealing(content: dict[str, Any], path: str) -> Annealing | None:
         raise UserError(f"anneal.decay of {path} is {decay}: give more than 0 and less than 1")
     annealing = Annealing(tuple(sorted(lengths)), decay)
     has_branches = all(0 < annealing.n_stable(n) < n for n in lengths)
-    if not has_branches or len(set(annealing.branches)) < len(lengths) or not lengths:
+    if not has_branches or len(set(annealing.branches)) < len(lengths):
         raise UserError(
             f"anneal.max_steps of {path} is {lengths}: give different numbers of steps, of which "
             f"{decay:g} is a step or more"

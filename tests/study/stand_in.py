@@ -1,8 +1,9 @@
 """Write a run folder as `anlit fit`, without training: `stand_in.py SECONDS_PER_STEP --option=…`.
 
 The loss falls from 5 towards a value that the options decide. The checkpoint is the number of steps
-so far, of ten. The script imports only the standard library, so it starts at once. If two processes
-write into the same folder, the file `mishaps` appears.
+so far, of ten or `trainer.max_steps`. With a callback every step's checkpoint is kept. The script
+imports only the standard library, so it starts at once. If two processes write into the same
+folder, the file `mishaps` appears.
 """
 
 import fcntl
@@ -38,8 +39,15 @@ def main(arguments: list[str]) -> int:
     model = {"class_path": f"anlit.{name}", "init_args": {"lr": lr}}
     data = {"class_path": "anlit.TextFiles", "init_args": {"seed": seed}}
     config = {"seed_everything": seed, "model": model, "data": data}
+    n_steps = int(values.get("trainer.max_steps", STEPS))
+    if "trainer.max_steps" in values:
+        config["trainer"] = {"max_steps": n_steps}
+        model["init_args"]["schedule"] = json.loads(values["model.init_args.schedule"])
     replace(folder / "config.yaml", json.dumps(config))
     checkpoint = folder / "checkpoint"
+    begin = folder / "checkpoints" / "last.ckpt"
+    if begin.exists() and not checkpoint.exists():
+        checkpoint.write_text(begin.read_text())
     run = folder / "run.json"
     writer = (folder / "writer").open("w")
     try:
@@ -51,14 +59,17 @@ def main(arguments: list[str]) -> int:
         starts.write(f"{n_steps_done}\n")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     replace(run, json.dumps(RECORD | {"status": "running"}))
-    with (folder / "metrics.csv").open("a" if n_steps_done else "w") as metrics:
-        if not n_steps_done:
+    with (folder / "metrics.csv").open("a") as metrics:
+        if not metrics.tell():
             metrics.write("step,val/loss,val/tokens,val/seconds,val/bits_per_byte\n")
-        for step in range(n_steps_done + 1, STEPS + 1):
+        for step in range(n_steps_done + 1, n_steps + 1):
             time.sleep(seconds)
-            loss = target + (5 - target) * (1 - step / STEPS) ** 2
+            loss = target + (5 - target) * (1 - step / n_steps) ** 2
             metrics.write(f"{step},{loss},{step * 1000},{step},{loss / 3}\n")
             metrics.flush()
+            if "trainer.callbacks+" in values:
+                begin.parent.mkdir(exist_ok=True)
+                replace(begin.with_name(f"step={step}.ckpt"), str(step))
             replace(checkpoint, str(step))
     replace(run, json.dumps(RECORD | {"status": "finished"}))
     return 0

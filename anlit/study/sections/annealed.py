@@ -186,9 +186,7 @@ def read_arm(results: StudyResults, arm: Arm) -> AnnealedArm:
     return read
 
 
-def _end_and_curve(
-    result: RunResult, stable_result: RunResult
-) -> tuple[End | None, Curve | None]:
+def _end_and_curve(result: RunResult, stable_result: RunResult) -> tuple[End | None, Curve | None]:
     """The end of an annealed run, and its curve with that of the stable run before; or None.
 
     Steps have the same number of tokens throughout.
@@ -340,9 +338,7 @@ def draw(comparison: AnnealedComparison, path: Path) -> None:
             "right: solid with 95 % intervals, annealed; hollow, its bounds; dotted, crossing"
         )
         handles, labels = losses.get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=2, title=legend_title
-        )
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, title=legend_title)
         save(figure, path)
 
 
