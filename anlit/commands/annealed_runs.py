@@ -20,10 +20,11 @@ def begin_annealed_runs(runs: Sequence[PlannedRun], output: Path) -> None:
     A run without one fails: its stable run ended before, or was restored from a record.
     """
     for run in runs:
+        if not isinstance(run, AnnealedRun):
+            continue
         folder = output / run.name
         last = folder / CHECKPOINTS / LAST
-        is_annealed = isinstance(run, AnnealedRun)
-        if not is_annealed or is_checkpoint(last) or read_state(folder).has_ended:
+        if is_checkpoint(last) or read_state(folder).has_ended:
             continue
         source = output / run.stable.name / CHECKPOINTS / f"step={run.n_stable}.ckpt"
         if is_checkpoint(source):

@@ -84,8 +84,8 @@ def annealed_speed_up(baseline: Ends, arm: Ends, length: int) -> AnnealedSpeedUp
         if length not in ends or not baseline.get(seed):
             continue
         end = ends[length]
-        baseline_ends = list(baseline[seed].values())
-        if end is None or None in baseline_ends:
+        baseline_ends = [other for other in baseline[seed].values() if other is not None]
+        if end is None or len(baseline_ends) < len(baseline[seed]):
             ratios[seed] = None
             continue
         tokens = end.tokens
