@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anlit.compare.statistics import Interval, SpeedUp, slope_over_seeds, tokens_to_loss
+from anlit.compare.statistics import Interval, SpeedUp, of_seeds, slope_over_seeds, tokens_to_loss
 from anlit.reporting.table import NONE
 from anlit.runs.folders import Curve
 
@@ -67,8 +67,10 @@ class AnnealedSpeedUp:
         `1.40 (1.31 … 1.50)`, `> 1.20` and `< 0.90` for a bound, `2 of 3 seeds` if a run failed.
         """
         mean = self.speedup.mean
+        if mean is None and not self.obstacle:
+            return of_seeds(self.speedup.values)
         if mean is None or not self.bounds:
-            return self.speedup.words if self.ratios or self.obstacle else NONE
+            return self.speedup.words
         if len(self.bounds) > 1:
             return f"{NONE} (out of range)"
         (bound,) = self.bounds

@@ -281,16 +281,23 @@ def test_the_section_recovers_the_speed_up_of_its_runs(folder: Path) -> None:
     assert page.pictures[0] == "1-annealed.png"
 
 
-def test_the_crossing_is_that_of_the_whole_curves(folder: Path) -> None:
-    """By hand, from the stable run until the branch and the annealed run behind it."""
+@pytest.mark.parametrize("speedup", [1.3, 6.0])
+def test_the_crossing_is_that_of_the_whole_curves(
+    folder: Path, monkeypatch, speedup: float
+) -> None:
+    """By hand, from the stable run until the branch and the annealed run behind it.
+
+    At 1.3 the arm has the baseline's loss in its fall, at 6 in its stable run.
+    """
+    monkeypatch.setitem(SPEEDUPS, ("angpt", 1), speedup)
     study = annealed_study(folder, seeds=[1])
     train(study, folder / "out")
 
     row = rows_of(report(study), "anGPT")[1]
 
     tokens = np.arange(20, 201, 20) * TOKENS_PER_STEP
-    loss = np.array([0.2 + law(x, 1.3, 1) for x in tokens])
-    loss[-1] = law(tokens[-1], 1.3, 1)
+    loss = np.array([0.2 + law(x, speedup, 1) for x in tokens])
+    loss[-1] = law(tokens[-1], speedup, 1)
     target = law(tokens[-1], 1.0, 1)
     assert row[6] == f"{tokens[-1] / np.interp(-target, -loss, tokens):.2f}"
 
@@ -341,6 +348,20 @@ def test_curves_of_other_validation_tokens_are_not_compared(folder: Path) -> Non
     rows = rows_of(report(study), "anGPT")
 
     assert {(row[5], row[6]) for row in rows} == {("– (validated differently)",) * 2}
+
+
+def test_an_arm_that_failed_at_every_length_has_no_value(folder: Path) -> None:
+    study = annealed_study(folder, seeds=[1])
+    train(study, folder / "out")
+    for lost in folder.glob("out/angpt*annealed*"):
+        (lost / "run.json").write_text('{"status": "failed", "error": "no memory"}')
+
+    page = report(study)
+
+    assert [row[1:4] + row[5:] for row in rows_of(page, "anGPT")] == [
+        ["–"] * 4 + ["not reached"]
+    ] * 4
+    assert "anGPT: fewer than two lengths have a value on every seed" in page.text
 
 
 def test_before_any_annealed_run_the_section_says_so(folder: Path) -> None:

@@ -1,20 +1,15 @@
-"""The section `annealed`: the speed-up between annealed runs at each length, and its trend.
+"""The section `annealed`: the speed-up between annealed runs at each length, and its trend."""
 
-Beside it stands the speed-up of `anlit.compare.statistics` over the same runs, each with the curve
-of its stable run until the branch.
-"""
-
-from collections.abc import Hashable, Iterator
+import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from anlit.compare.annealed import AnnealedSpeedUp, End, Trend, annealed_speed_up, trend
-from anlit.compare.notes import obstacle_to_comparison
-from anlit.compare.statistics import SpeedUp, Summary, mean_sd, speed_up
+from anlit.compare.statistics import mean_sd
 from anlit.reporting.figure import (
     BASELINE_LINE,
     INK,
@@ -24,11 +19,10 @@ from anlit.reporting.figure import (
     save,
     style,
 )
-from anlit.reporting.table import Table, markdown_table
+from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal, short_number
-from anlit.runs.folders import Curve
-from anlit.study.plan import AnnealedRun, Arm, PlannedComparison
-from anlit.study.results import RunResult, StudyResults
+from anlit.study.annealed_results import AnnealedComparison, Line, Point, annealed_comparisons
+from anlit.study.results import StudyResults
 from anlit.study.sections.trend import set_ticks
 
 HEAD = (
@@ -44,66 +38,6 @@ AXIS_SHIFT = 1.02
 """Arms are drawn beside each other at this ratio of tokens, so that no interval is hidden."""
 
 
-class AnnealedArm(NamedTuple):
-    """The annealed runs of an arm, by seed and length in steps; None for a run that failed."""
-
-    arm: Arm
-    ends: dict[Hashable, dict[int, End | None]]
-    curves: dict[Hashable, dict[int, Curve | None]]
-    """The curve of the stable run until the branch, and of the annealed run."""
-    parameters: int | None
-
-    def losses(self, length: int) -> Summary:
-        """The annealed losses of the seeds at a length."""
-        ends = [by_length[length] for by_length in self.ends.values() if length in by_length]
-        return Summary([end.loss if end else None for end in ends])
-
-    def tokens(self, length: int) -> float:
-        """Training tokens at a length; NaN if no run has ended there."""
-        for by_length in self.ends.values():
-            end = by_length.get(length)
-            if end is not None:
-                return end.tokens
-        return float("nan")
-
-    def seeded_curves(self, length: int) -> list[tuple[Hashable, Curve | None]]:
-        """Seeds and curves at a length, for `speed_up`."""
-        curves = []
-        for seed, by_length in self.curves.items():
-            if length in by_length:
-                curves.append((seed, by_length[length]))
-        return curves
-
-
-class Point(NamedTuple):
-    """An arm against the baseline at a length."""
-
-    length: int
-    tokens: float
-    losses: Summary
-    baseline_losses: Summary
-    annealed: AnnealedSpeedUp
-    crossing: SpeedUp
-    """The speed-up of the same runs by their curves."""
-
-
-class Line(NamedTuple):
-    """An arm against the baseline."""
-
-    title: str
-    parameters: int | None
-    points: list[Point]
-    trend: Trend | None
-
-
-class AnnealedComparison(NamedTuple):
-    """A comparison of the study, by annealed runs."""
-
-    planned: PlannedComparison
-    baseline: AnnealedArm
-    lines: list[Line]
-
-
 def annealed(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """Pictures and tables of the speed-ups between annealed runs. It has no options."""
     paragraphs: list[str] = []
@@ -114,10 +48,11 @@ def annealed(results: StudyResults, options: dict[str, Any]) -> list[str]:
             continue
         if number == 1:
             paragraphs.append(_explanation(results))
-        path = results.output / f"{number}-annealed.png"
-        draw(comparison, path)
+        if _tokens_of(comparison):
+            path = results.output / f"{number}-annealed.png"
+            draw(comparison, path)
+            paragraphs.append(f"![annealed losses, and speed-ups over tokens]({path.name})")
         paragraphs += [
-            f"![annealed losses, and speed-ups over tokens]({path.name})",
             markdown_table(HEAD, list(_rows(comparison)), left=(0,)),
             "\n".join(map(_trend_in_words, comparison.lines)),
         ]
@@ -152,107 +87,20 @@ def _explanation(results: StudyResults) -> str:
     )
 
 
-def annealed_comparisons(results: StudyResults) -> list[AnnealedComparison]:
-    """The study's comparisons by the annealed runs that have ended."""
-    comparisons = []
-    for planned in results.study.comparisons:
-        baseline = read_arm(results, planned.baseline)
-        lines = []
-        for arm in planned.arms:
-            if arm is not planned.baseline:
-                line = _line(results, read_arm(results, arm), baseline)
-                if line.points:
-                    lines.append(line)
-        comparisons.append(AnnealedComparison(planned, baseline, lines))
-    return comparisons
-
-
-def read_arm(results: StudyResults, arm: Arm) -> AnnealedArm:
-    """The annealed runs of an arm that have ended."""
-    stable_runs = {result.planned.name: result for result in results.runs}
-    read = AnnealedArm(arm, {}, {}, None)
-    for result in results.runs:
-        planned = result.planned
-        if planned.arm is not arm or not isinstance(planned, AnnealedRun):
-            continue
-        if not result.state.has_ended:
-            continue
-        seed = planned.seed.name
-        end, curve = _end_and_curve(result, stable_runs[planned.stable.name])
-        read.ends.setdefault(seed, {})[planned.max_steps] = end
-        read.curves.setdefault(seed, {})[planned.max_steps] = curve
-        if result.run is not None and result.run.parameters:
-            read = read._replace(parameters=result.run.parameters)
-    return read
-
-
-def _end_and_curve(result: RunResult, stable_result: RunResult) -> tuple[End | None, Curve | None]:
-    """The end of an annealed run, and its curve with that of the stable run before; or None.
-
-    Steps have the same number of tokens throughout.
-    """
-    run = result.run
-    stable = stable_result.run
-    if result.state.status == "failed" or run is None or not run.complete:
-        return None, None
-    end = End(float(run.curve.tokens[-1]), run.final_loss)
-    curve = run.curve.finite()
-    if stable is not None:
-        assert isinstance(result.planned, AnnealedRun)
-        share = result.planned.n_stable / result.planned.max_steps
-        before = stable.curve.finite()
-        is_before = before.tokens < end.tokens * share * (1 + 1e-9)
-        curve = Curve(
-            np.concatenate([before.tokens[is_before], curve.tokens]),
-            np.concatenate([before.seconds[is_before], curve.seconds]),
-            np.concatenate([before.loss[is_before], curve.loss]),
-        )
-    return end, curve
-
-
-def _line(results: StudyResults, arm: AnnealedArm, baseline: AnnealedArm) -> Line:
-    """An arm against the baseline at the lengths at which both have ended runs."""
-    annealing = results.study.annealing
-    assert annealing is not None
-    group = results.group(arm.arm)
-    baseline_group = results.group(baseline.arm)
-    points: list[Point] = []
-    if group is not None and baseline_group is not None:
-        obstacle = obstacle_to_comparison(group, baseline_group)
-        for length in annealing.max_steps:
-            losses = arm.losses(length)
-            baseline_losses = baseline.losses(length)
-            if losses.values and baseline_losses.values:
-                points.append(_point(arm, baseline, length, obstacle))
-    speedups = [point.annealed for point in points]
-    return Line(arm.arm.title, arm.parameters, points, trend(speedups))
-
-
-def _point(arm: AnnealedArm, baseline: AnnealedArm, length: int, obstacle: str) -> Point:
-    annealed_ratio = annealed_speed_up(baseline.ends, arm.ends, length)
-    crossing = speed_up(baseline.seeded_curves(length), arm.seeded_curves(length))
-    if obstacle:
-        annealed_ratio = AnnealedSpeedUp(annealed_ratio.tokens, {}, obstacle=obstacle)
-        crossing = SpeedUp((), obstacle=obstacle)
-    return Point(
-        length,
-        arm.tokens(length),
-        arm.losses(length),
-        baseline.losses(length),
-        annealed_ratio,
-        crossing,
-    )
-
-
 def _rows(comparison: AnnealedComparison) -> Iterator[list[str]]:
     """The cells of `HEAD` for each arm and length."""
     for line in comparison.lines:
         for point in line.points:
-            per_parameter = point.tokens / line.parameters if line.parameters else float("nan")
+            tokens = NONE
+            per_parameter = NONE
+            if math.isfinite(point.tokens):
+                tokens = short_number(point.tokens)
+                if line.parameters:
+                    per_parameter = f"{point.tokens / line.parameters:.3g}"
             yield [
                 literal(line.title),
-                short_number(point.tokens),
-                f"{per_parameter:.3g}",
+                tokens,
+                per_parameter,
                 mean_sd(point.losses, 4),
                 mean_sd(point.baseline_losses, 4),
                 point.annealed.words,
@@ -328,7 +176,7 @@ def draw(comparison: AnnealedComparison, path: Path) -> None:
         speedups.axhline(1, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1)
         losses.set(title="annealed losses", ylabel="validation loss (nats per token)")
         speedups.set(title="speed-up in tokens")
-        tokens = [point.tokens for line in comparison.lines for point in line.points]
+        tokens = _tokens_of(comparison)
         for axes in (losses, speedups):
             axes.set_xscale("log")
             set_ticks(axes.xaxis, tokens)
@@ -340,6 +188,14 @@ def draw(comparison: AnnealedComparison, path: Path) -> None:
         handles, labels = losses.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, title=legend_title)
         save(figure, path)
+
+
+def _tokens_of(comparison: AnnealedComparison) -> list[float]:
+    """The training tokens of all points that have any."""
+    tokens = []
+    for line in comparison.lines:
+        tokens += [point.tokens for point in line.points if math.isfinite(point.tokens)]
+    return tokens
 
 
 def _draw_baseline(axes: Axes, comparison: AnnealedComparison, look: LineStyle) -> None:
