@@ -14,6 +14,9 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from anlit.checkpoints.location import is_sharded
+from anlit.checkpoints.writing import give_name
+from anlit.commands.annealed_runs import place
 from anlit.errors import UserError
 from anlit.study.estimate import describe_plan, estimate_cost, merge_configuration
 from anlit.study.plan import Study
@@ -212,6 +215,27 @@ def test_runs_of_another_study_are_taken_over(start: Launch, folder: Path) -> No
         for line in (folder / "out" / "report.md").read_text().splitlines()
         if "made by" not in line
     ]
+
+
+def test_a_sharded_checkpoint_is_placed_whole_and_replaced_by_the_next(folder: Path) -> None:
+    """A sharded checkpoint is a link to a folder; the run's own next checkpoint takes its name."""
+    kept = folder / "stable" / "checkpoints"
+    shards = kept / ".sharded" / "step=3-1"
+    shards.mkdir(parents=True)
+    for name in ("meta.pt", "shard-00001.safetensors"):
+        (shards / name).write_text(name)
+    (kept / "step=3.ckpt").symlink_to(".sharded/step=3-1", target_is_directory=True)
+    last = folder / "annealed" / "checkpoints" / "last.ckpt"
+
+    place(kept / "step=3.ckpt", last)
+
+    assert is_sharded(last)
+    assert {file.name for file in last.iterdir()} == {"meta.pt", "shard-00001.safetensors"}
+    next_file = last.with_name("next")
+    next_file.write_text("a later checkpoint")
+    give_name(next_file, last)
+    assert last.read_text() == "a later checkpoint"
+    assert is_sharded(kept / "step=3.ckpt")
 
 
 def law(tokens: float, speedup: float, seed: int) -> float:
