@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.hf_storage import (
 )
 from torch.utils._pytree import tree_map, tree_map_with_path
 
+from anlit.checkpoints.averages import CURRENT
 from anlit.checkpoints.integrity import SUMS, UNREADABLE, DamagedError, checksum
 from anlit.checkpoints.location import META, SHARDED
 from anlit.checkpoints.writing import (
@@ -40,7 +41,9 @@ from anlit.io.write import write_json
 
 MARK = "tensor of the parts: "
 """The start of a mark, which continues with the name of the tensor."""
-STATES = ("state_dict", "optimizer_states")
+WEIGHTS = ("state_dict", CURRENT)
+"""The keys of a checkpoint with weights by name; the second only if its run averages weights."""
+STATES = ("state_dict", "optimizer_states", CURRENT)
 """The keys of a checkpoint with sharded tensors."""
 
 
@@ -140,7 +143,7 @@ class ShardedCheckpoints:
         """
         self.wait()
         tensors: dict[str, Tensor] = {}
-        states = {key: checkpoint.pop(key, []) for key in STATES}
+        states = {key: checkpoint.pop(key) for key in STATES if key in checkpoint}
         structure = {**checkpoint, **without_tensors(states, tensors)}
         folder = path.parent / SHARDED / f"{path.stem}-{self._make_suffix()}"
         self._agree(partial(_begin, folder, structure), folder, path)

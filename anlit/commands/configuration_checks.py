@@ -58,7 +58,7 @@ def check_configuration(config: Namespace, top_level: Mapping[str, tuple[Any, An
         if setting.key == "trainer.precision":
             check_precision(setting.value)
         check_ranges(setting.key, _number_of_devices(setting))
-    check_trainer(config.trainer.as_dict(), config.model.as_dict())
+    check_trainer(config.trainer.as_dict())
 
 
 def _refuse_null(setting: Setting, annotation: Any, default: Any) -> None:

@@ -15,7 +15,6 @@ HIDDEN_WARNINGS = (
     ".*sync_dist=True.*",  # anlit logs values that are reduced over ranks already
     ".*You are using the .* progress bar.*",
     ".*there is no last checkpoint available.*",  # a new run with `--ckpt_path last`
-    ".*You're using the WeightAveraging callback.*",  # evaluation reads the mean alone
     ".*callbacks used to create the checkpoint need to be provided.*",  # validation needs none
     "(?s).*was deprecated in v4\\..*",  # Lightning calls a deprecated part of jsonargparse
     "(?s).*JSONARGPARSE_DEPRECATION_WARNINGS.*",

@@ -146,6 +146,9 @@ def _notes_within(group: Group) -> Iterator[str]:
         yield f"{group.label}: seed {repeated} occurs more than once, {consequence}."
     if _is_apart([run.curve.tokens[-1] for run in group.counted], TOKENS_APART):
         yield f"{group.label}: its runs ended after different numbers of tokens."
+    averaging = sorted({run.averaged_by for run in group.counted if run.averaged_by})
+    if averaging:
+        yield f"{group.label}: validated with averaged weights ({' and '.join(averaging)})."
     for run in group.counted:
         if run.record.get("stopped_early"):
             yield f"{run.folder} ended early, after {run.record['stopped_early']}."

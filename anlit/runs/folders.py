@@ -55,6 +55,7 @@ RECORD_SCHEMA = LAUNCH_SCHEMA | {
     "architecture": str,
     "parameters": int,
     "attention": object,
+    "averaged_by": str,
     "launches": [LAUNCH_SCHEMA],
     "data": {
         "content_sha256": str,
@@ -144,6 +145,11 @@ class Run:
     @property
     def parameters(self) -> int | None:
         return self.record.get("parameters")
+
+    @property
+    def averaged_by(self) -> str | None:
+        """The callback whose averages of the weights were validated; None for the weights alone."""
+        return self.record.get("averaged_by")
 
     @property
     def content_hash(self) -> str | None:

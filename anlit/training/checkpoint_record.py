@@ -7,19 +7,22 @@ In this file `model` is a `LanguageModel`.
 
 from typing import Any
 
-from lightning.pytorch.callbacks import WeightAveraging
-
 import anlit
+from anlit.checkpoints.averages import AVERAGES, STATE, separate_averages
 from anlit.checkpoints.weights import refuse_non_finite, refuse_other_shapes
 from anlit.config.objects import to_plain_values
 from anlit.errors import UserError
 from anlit.training.kept_checkpoints import paths_to_names, restore_paths
 from anlit.training.lightning_internals import trainer_of
 from anlit.training.resume_checks import compare_settings, refuse_changes, run_settings
+from anlit.training.weight_averages import averages_of
 
 
 def write_record(checkpoint: dict[str, Any], model: Any) -> None:
-    """Add the record to a checkpoint; replace objects and paths by plain values and names."""
+    """Add the record and the averages of weights; replace objects and paths by plain values."""
+    averages = averages_of(model.trainer)
+    if averages is not None:
+        averages.write(checkpoint, model)
     if "hyper_parameters" in checkpoint:
         checkpoint["hyper_parameters"] = to_plain_values(checkpoint["hyper_parameters"])
     if "callbacks" in checkpoint:
@@ -96,13 +99,26 @@ def _shorten(tokenizer_sha256: str | None) -> str:
 
 def _prepare_to_continue(checkpoint: dict[str, Any], model: Any) -> None:
     """Check the checkpoint for `fit`, and note in `model` that and how the run continues."""
+    separate_averages(checkpoint)
     changed = _changed_settings(checkpoint, model)
+    _refuse_forgotten_average(checkpoint, model)
     _check_weights(checkpoint, model, changed)
     model.is_continued = True
     model.changed_settings = tuple(changed.values())
     if "model.optimizer" in changed:
         model.begins_new_optimizer = True
         checkpoint["optimizer_states"] = []
+
+
+def _refuse_forgotten_average(checkpoint: dict[str, Any], model: Any) -> None:
+    """Raise UserError if the checkpoint's run averages weights, and this run does not."""
+    path = model.trainer.ckpt_path
+    if STATE in checkpoint and averages_of(model.trainer) is None:
+        raise UserError(
+            f"ckpt_path={path} has weights that a callback averages, and trainer.callbacks "
+            "averages none: add the callback of the run's config.yaml, or begin a run from the "
+            f"mean with --initial_weights {path}"
+        )
 
 
 def _check_for_evaluation(checkpoint: dict[str, Any], model: Any) -> None:
@@ -137,13 +153,8 @@ def _check_weights(checkpoint: dict[str, Any], model: Any, changed: dict[str, st
     path = model.trainer.ckpt_path
     if not model.accept_changes:
         refuse_changes(changed, path)
-    callbacks = model.trainer.callbacks
-    averages_weights = any(isinstance(callback, WeightAveraging) for callback in callbacks)
-    if "averaging_state" in checkpoint and not averages_weights:
-        raise UserError(
-            f"ckpt_path={path} has weights that a callback averages, and trainer.callbacks "
-            "averages none: add the callback of the run's config.yaml, or begin a run from the "
-            f"mean with --initial_weights {path}"
-        )
-    if "state_dict" in checkpoint:
-        refuse_other_shapes(checkpoint["state_dict"], model.state_dict(), f"ckpt_path={path}")
+    if "state_dict" not in checkpoint:
+        return
+    for key in ("state_dict", AVERAGES):
+        if key in checkpoint:
+            refuse_other_shapes(checkpoint[key], model.state_dict(), f"ckpt_path={path}")

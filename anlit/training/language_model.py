@@ -44,6 +44,7 @@ from anlit.training.optim.rates import (
 from anlit.training.optim.schedule import Schedule, ramped
 from anlit.training.optim.step_loss import StepLoss
 from anlit.training.resume_checks import apply_group_settings, group_settings
+from anlit.training.weight_averages import keep_averages
 
 NO_TARGET_FIX = "give longer documents, or set data.score_first_token: true"
 """The fix in errors about data without a token that counts in the loss."""
@@ -111,6 +112,11 @@ class LanguageModel(L.LightningModule):
     def data_module(self) -> Any:
         """The Trainer's data module; None without a data module or a Trainer."""
         return getattr(trainer_of(self), "datamodule", None)
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Let anlit keep the averages of weights that a callback of Lightning asks for."""
+        keep_averages(self.trainer)
+        return []
 
     def configure_model(self) -> None:
         """Prepare the decoder to run. A strategy shards it afterwards.

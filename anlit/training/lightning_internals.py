@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer import call
@@ -179,6 +179,16 @@ def is_save_deferred(callback: ModelCheckpoint) -> bool:
 def defer_save(callback: ModelCheckpoint, deferred: bool) -> None:
     """Set whether the callback's next checkpoint is due at the next validation."""
     callback._defer_save_until_validation = deferred
+
+
+def averaging_device(rule: WeightAveraging) -> Any:
+    """The device on which the averages of weights are to be; None for the weights' own."""
+    return rule._device
+
+
+def averaging_functions(rule: WeightAveraging) -> dict[str, Any]:
+    """The functions that move averages, by the names of torch: `avg_fn` or `multi_avg_fn`."""
+    return rule._kwargs
 
 
 def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:

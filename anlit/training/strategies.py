@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
 from anlit.checkpoints import sharded
+from anlit.checkpoints.averages import AVERAGES, CURRENT, STATE, separate_averages
 from anlit.checkpoints.checkpoint_io import (
     AtomicCheckpointIO,
     by_number,
@@ -27,6 +28,8 @@ from anlit.checkpoints.checkpoint_io import (
 from anlit.checkpoints.integrity import UNREADABLE, DamagedError, damaged_checkpoint, verify
 from anlit.checkpoints.location import is_sharded
 from anlit.errors import UserError
+from anlit.nn.layers.precision import wide_dtype
+from anlit.nn.layers.sharded import local_tensor
 from anlit.training.lightning_internals import connect_ranks
 
 
@@ -118,7 +121,9 @@ class FullySharded(ModelParallelStrategy):
         path = self.broadcast(str(filepath))
         if self.writes_shards:
             self._files.written.add(path)  # only these are ever removed
-            checkpoint["state_dict"] = self._with_tied_marks(checkpoint["state_dict"])
+            for key in sharded.WEIGHTS:
+                if key in checkpoint:
+                    checkpoint[key] = self._with_tied_marks(checkpoint[key], key)
             self._checkpoints.save(checkpoint, Path(path))
         else:
             super(ModelParallelStrategy, self).save_checkpoint(checkpoint, path, storage_options)
@@ -148,10 +153,14 @@ class FullySharded(ModelParallelStrategy):
         module: Any = self.lightning_module
         path = Path(self.broadcast(str(checkpoint_path)))
         try:
-            if module.trainer.state.fn != TrainerFn.FITTING:  # for a fit, the command has verified
+            if not self._is_fit:  # for a fit, the command has verified
                 self._verify(path)
             content = read_without_shards(path)
+            if self._is_fit:
+                separate_averages(content)
             weights = content.pop("state_dict")
+            averages = content.pop(AVERAGES, None)
+            content.pop(CURRENT, None)
             module.on_load_checkpoint(content)  # refuses another model before its weights do
             states = content.pop("optimizer_states", [])
             optimizers = self.optimizers
@@ -159,12 +168,19 @@ class FullySharded(ModelParallelStrategy):
                 states = []
                 optimizers = []
             if is_sharded(path):
-                self._load_shards(path, states, optimizers)
+                averages = self._load_shards(path, states, optimizers, STATE in content)
             else:
                 self._load_file(weights, states, optimizers)
         except (DamagedError, pickle.UnpicklingError) as error:
             raise damaged_checkpoint(path, error) from error
+        if averages is not None:
+            content[AVERAGES] = averages
         return content
+
+    @property
+    def _is_fit(self) -> bool:
+        module: Any = self.lightning_module
+        return module.trainer.state.fn == TrainerFn.FITTING
 
     def _verify(self, path: Path) -> None:
         """Compare the checkpoint's checksums on rank 0; all ranks raise DamagedError."""
@@ -179,14 +195,28 @@ class FullySharded(ModelParallelStrategy):
             raise DamagedError(problem)
 
     def _load_shards(
-        self, path: Path, saved_states: list[dict[str, Any]], optimizers: list[Optimizer]
-    ) -> None:
-        """Read this rank's rows into the tensors of the model and of empty optimizer states."""
+        self,
+        path: Path,
+        saved_states: list[dict[str, Any]],
+        optimizers: list[Optimizer],
+        has_averages: bool,
+    ) -> dict[str, Tensor] | None:
+        """Read this rank's rows into the tensors of the model and of empty optimizer states.
+
+        Returns the averages of weights, if the checkpoint has them and the run continues. An
+        evaluation has them in the model.
+        """
         model: Any = self.model
         tensors: dict[str, Tensor] = {}
-        weights = self._with_tied_marks(dcp_state.get_model_state_dict(model))
+        weights = self._with_tied_marks(dcp_state.get_model_state_dict(model), "state_dict")
+        averages = self._room_for_averages(weights) if has_averages else None
         states = [dcp_state.get_optimizer_state_dict(model, optimizer) for optimizer in optimizers]
-        sharded.without_tensors({"state_dict": weights, "optimizer_states": states}, tensors)
+        entries: dict[str, Any] = {"state_dict": weights, "optimizer_states": states}
+        if averages is not None:
+            entries["state_dict"] = averages
+            if self._is_fit:
+                entries[CURRENT] = weights
+        sharded.without_tensors(entries, tensors)
         expected = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         headers = sharded.read_headers(path)
         # The states of a replaced optimizer stay unread.
@@ -202,6 +232,22 @@ class FullySharded(ModelParallelStrategy):
         options = dcp_state.StateDictOptions(cpu_offload=True)
         for optimizer, state in zip(optimizers, saved_states, strict=True):
             dcp_state.set_optimizer_state_dict(model, optimizer, state, options=options)
+        if averages is None or self._is_fit:
+            return averages
+        for name, average in averages.items():
+            local_tensor(weights[name]).copy_(local_tensor(average))
+        return None
+
+    def _room_for_averages(self, weights: dict[str, Any]) -> dict[str, Tensor]:
+        """Tensors without values for the averages of these weights, as checkpoints have them."""
+        model: Any = self.model
+        parameters = dict(model.named_parameters())
+        averages = {}
+        for name, weight in weights.items():
+            if isinstance(weight, Tensor):
+                dtype = wide_dtype(weight) if name in parameters else weight.dtype
+                averages[name] = torch.empty_like(weight, dtype=dtype)
+        return averages
 
     def _load_file(
         self, weights: Any, saved_states: list[dict[str, Any]], optimizers: list[Optimizer]
@@ -222,8 +268,8 @@ class FullySharded(ModelParallelStrategy):
             for group, earlier_group in zip(optimizer.param_groups, earlier_groups, strict=True):
                 _restore_tuples(group, earlier_group)
 
-    def _with_tied_marks(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """The weights with a mark in place of a tied head.
+    def _with_tied_marks(self, weights: dict[str, Any], key: str) -> dict[str, Any]:
+        """The weights, which a checkpoint has under `key`, with a mark in place of a tied head.
 
         safetensors holds no tensors that share memory.
         """
@@ -232,7 +278,7 @@ class FullySharded(ModelParallelStrategy):
         for name, parameter in model.named_parameters(remove_duplicate=False):
             first_name = names.setdefault(parameter, name)
             if first_name != name:
-                weights[name] = f"{sharded.MARK}state_dict.{first_name}"
+                weights[name] = f"{sharded.MARK}{key}.{first_name}"
         return weights
 
     def wait_for_checkpoints(self) -> None:

@@ -29,8 +29,8 @@ from lightning.pytorch.strategies import (
 from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import class_name, init_args, mapping
 from anlit.errors import UserError
-from anlit.training.models import NGPT, AnGPT
 from anlit.training.strategies import FullySharded
+from anlit.training.weight_averages import two_averages
 
 SHARDED_FIX = "set --trainer.strategy anlit.FullySharded"
 STRATEGIES: list[tuple[Any, str | None]] = [
@@ -84,15 +84,13 @@ CALLBACKS: dict[type[callbacks.Callback], str] = {
     callbacks.BaseFinetuning: "adds weights to the optimizer within a run, which schedule and "
     "checkpoints do not know: leave it out, or start from --initial_weights",
     callbacks.ModelPruning: "puts masks beside the weights, which no checkpoint has: leave it out",
-    callbacks.StochasticWeightAveraging: "replaces the schedule, and no checkpoint has its mean: "
-    "use EMAWeightAveraging",
+    callbacks.StochasticWeightAveraging: "averages once an epoch, of which a run may have one, and "
+    "replaces the schedule: use anlit.training.callbacks.TailAveraging, as trainer/swa.yaml does",
     callbacks.SpikeDetection: "ends the run by an error, after which nobody skips the batches: "
     "use LossGuard",
     callbacks.OnExceptionCheckpoint: SAVES_WITHIN_STEP,
 }
 """Callbacks of Lightning that are refused, with their subclasses → reason."""
-NORM_CONSTRAINED = (NGPT, AnGPT)
-"""Models with a fixed norm of weight rows, which a mean of weights would not keep."""
 
 REFUSED_VALUES: dict[str, tuple[Any, str]] = {
     "barebones": (
@@ -115,13 +113,8 @@ REFUSED_ARGUMENTS = {
 """Arguments of the Trainer that are refused with any value → reason."""
 
 
-def check_trainer(trainer: Mapping[str, Any], model: Any) -> None:
-    """Raise UserError for the first setting in `trainer` that a run may not have.
-
-    Args:
-        trainer: The section of the configuration.
-        model: The model's configuration; its class decides about some callbacks.
-    """
+def check_trainer(trainer: Mapping[str, Any]) -> None:
+    """Raise UserError for the first setting in a configuration's `trainer` that no run may have."""
     for name, (refused_value, reason) in REFUSED_VALUES.items():
         if trainer.get(name) is refused_value:
             raise UserError(f"trainer.{name}={str(refused_value).lower()} {reason}")
@@ -137,11 +130,15 @@ def check_trainer(trainer: Mapping[str, Any], model: Any) -> None:
     for plugin, _ in _configured_objects(trainer, "plugins"):
         _check_plugin(plugin)
     configured_ramp(trainer)
-    model_class = _class_in(model) or object
+    averages = []
     for callback, arguments in _configured_objects(trainer, "callbacks"):
         _check_callback(callback, arguments)
         if issubclass(callback, callbacks.WeightAveraging):
-            _check_weight_averaging(callback.__name__, model_class, strategy_class)
+            averages.append(callback.__name__)
+        if issubclass(callback, callbacks.EMAWeightAveraging):
+            _check_moving_average(arguments)
+    if len(averages) > 1:
+        raise UserError(two_averages(*averages[:2]))
 
 
 def check_strategy(name: str, strategy_class: type[Strategy], arguments: Mapping[str, Any]) -> None:
@@ -223,16 +220,16 @@ def _check_callback(callback: type, arguments: Mapping[str, Any]) -> None:
         raise UserError(f"trainer.callbacks.save_on_exception=true {SAVES_WITHIN_STEP}")
 
 
-def _check_weight_averaging(
-    name: str, model_class: type, strategy_class: type[Strategy] | None
-) -> None:
-    if issubclass(model_class, NORM_CONSTRAINED):
+def _check_moving_average(arguments: Mapping[str, Any]) -> None:
+    """Refuse numbers with which Lightning's EMA would never move, or not average."""
+    decay = arguments.get("decay")
+    if decay is not None and not 0 < decay < 1:
         raise UserError(
-            f"trainer.callbacks has {name}, which would make weight rows of "
-            f"{model_class.__name__} shorter than their norm: leave it out, or train GPT"
+            f"trainer.callbacks.decay={decay} is out of range: give more than 0 and less than 1"
         )
-    if strategy_class is not None and issubclass(strategy_class, FullySharded):
+    every_n_steps = arguments.get("update_every_n_steps")
+    if every_n_steps is not None and every_n_steps < 1:
         raise UserError(
-            f"trainer.callbacks has {name}, which cannot average sharded weights: set "
-            "--trainer.strategy ddp"
+            f"trainer.callbacks.update_every_n_steps={every_n_steps} is out of range: give 1 or "
+            "more"
         )

@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ddp
 from lightning.pytorch.trainer import call
@@ -49,6 +49,7 @@ def owners() -> list[Any]:
         trainer.strategy,
         L.LightningModule(),
         ModelCheckpoint(),
+        WeightAveraging(),
         call,
         ModelParallelStrategy(),
         DDPStrategy(),

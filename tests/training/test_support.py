@@ -16,7 +16,6 @@ from tests.data.modules import quiet_trainer
 from tests.nn.models.tiny import batches, tiny
 
 PAGES = ("scale-out.md", "lightning.md")
-MODEL = {"class_path": "anlit.GPT"}
 ACCEPTED_STRATEGIES = {
     "single_device",
     "ddp",
@@ -80,10 +79,10 @@ def configure(class_path: str, **arguments: Any) -> dict[str, Any]:
     return {"class_path": class_path, "init_args": arguments}
 
 
-def refusal_of(trainer: dict[str, Any], model: str = "GPT") -> str:
+def refusal_of(trainer: dict[str, Any]) -> str:
     """The error for a configuration; "" if it is accepted."""
     try:
-        check_trainer(trainer, configure(f"anlit.{model}"))
+        check_trainer(trainer)
     except UserError as error:
         return str(error)
     return ""
@@ -147,48 +146,48 @@ def test_every_callback_of_lightning_is_accepted_or_refused_with_a_fix(name: str
 
 
 @pytest.mark.parametrize(
-    ("callback", "model"),
+    "callback",
     [
-        (user_object(PathFinderLogger), "AnGPT"),
-        (user_object(WeightAveragingReport), "NGPT"),
-        (user_object(UserEMA), "GPT"),
-        (lightning_callback("ModelCheckpoint", save_on_exception=False), "GPT"),
+        user_object(PathFinderLogger),
+        user_object(WeightAveragingReport),
+        user_object(UserEMA),
+        lightning_callback("EMAWeightAveraging", decay=0.999, update_every_n_steps=1),
+        lightning_callback("ModelCheckpoint", save_on_exception=False),
     ],
 )
 def test_a_callback_is_accepted_by_its_class_and_not_by_its_name(
-    callback: dict[str, Any], model: str
+    callback: dict[str, Any],
 ) -> None:
-    assert refusal_of({"callbacks": callback}, model) == ""
-    assert refusal_of({"callbacks": [callback]}, model) == ""
+    assert refusal_of({"callbacks": callback}) == ""
+    assert refusal_of({"callbacks": [callback]}) == ""
 
 
 @pytest.mark.parametrize(
-    ("callback", "model", "message"),
+    ("callback", "message"),
     [
-        (user_object(UserFinder), "GPT", "UserFinder, which takes steps that are not the run's"),
-        (user_object(UserEMA), "NGPT", "UserEMA, which would make weight rows of NGPT shorter"),
-        (user_object(UserEMA), "AnGPT", "weight rows of AnGPT"),
+        (user_object(UserFinder), "UserFinder, which takes steps that are not the run's"),
+        (lightning_callback("ModelCheckpoint", save_on_exception=True), "save_on_exception=true"),
+        (lightning_callback("EMAWeightAveraging", decay=0.0), "callbacks.decay=0.0 is out of"),
+        (lightning_callback("EMAWeightAveraging", decay=1.0), "more than 0 and less than 1"),
         (
-            lightning_callback("ModelCheckpoint", save_on_exception=True),
-            "GPT",
-            "save_on_exception=true",
+            lightning_callback("EMAWeightAveraging", update_every_n_steps=0),
+            "callbacks.update_every_n_steps=0 is out of range: give 1 or more",
         ),
     ],
 )
-def test_a_callback_is_refused_by_its_class(
-    callback: dict[str, Any], model: str, message: str
+def test_a_callback_is_refused_by_its_class_and_arguments(
+    callback: dict[str, Any], message: str
 ) -> None:
-    assert message in refusal_of({"callbacks": callback}, model)
-    assert message in refusal_of({"callbacks": [callback]}, model)
+    assert message in refusal_of({"callbacks": callback})
+    assert message in refusal_of({"callbacks": [callback]})
 
 
-def test_a_mean_of_sharded_weights_is_refused() -> None:
-    trainer = {
-        "strategy": configure("anlit.FullySharded"),
-        "callbacks": [user_object(UserEMA)],
-    }
+def test_two_averages_are_refused() -> None:
+    tail = configure("anlit.training.callbacks.TailAveraging")
 
-    assert "cannot average sharded weights: set --trainer.strategy ddp" in refusal_of(trainer)
+    message = refusal_of({"callbacks": [user_object(UserEMA), tail]})
+
+    assert "has UserEMA and TailAveraging, and a run has one average of its weights" in message
 
 
 @pytest.mark.parametrize(

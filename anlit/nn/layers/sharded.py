@@ -25,6 +25,11 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor that may be sharded, a view."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def local_shard(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
     """Return this rank's shard of a weight, a view, and the ranks that share vectors along `dim`.
 

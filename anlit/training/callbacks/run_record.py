@@ -30,6 +30,7 @@ from anlit.training.callbacks.checkpoints import is_out_of_time
 from anlit.training.load_model import device_name
 from anlit.training.loggers import log_settings
 from anlit.training.resume_checks import run_settings
+from anlit.training.weight_averages import averages_of
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +90,9 @@ class RunRecord(L.Callback):
             "parameters": pl_module.model.n_parameters(),
             "attention": [],  # filled at the first batch
         }
+        averages = averages_of(trainer)
+        if averages is not None:
+            self.record["averaged_by"] = averages.name
         self._attention = attention_layers(pl_module)
         self._write(status="running", ended=None, error=None)
         settings = settings_of(trainer, pl_module) | {"run": labels}
@@ -203,6 +207,9 @@ def settings_of(trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
             "tokenizer_sha256": data.fingerprint.get("tokenizer_sha256"),
             **settings["data"],
         }
+    averages = averages_of(trainer)
+    if averages is not None:
+        settings["averaged_by"] = averages.name
     settings["peak_rate"] = pl_module.peak_rates()
     changes = ", ".join(pl_module.changed_settings)
     settings["launch"] = {"step": trainer.global_step, "changed": changes}

@@ -1,0 +1,292 @@
+"""Averages of weights equal the formula in float64, and stand in the weights' place where they must."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
+from torch import Tensor
+
+from anlit import GPT, NGPT, AnGPT, ScaleInvariant
+from anlit.errors import UserError
+from anlit.nn.mechanisms.warm_start import WarmStart
+from anlit.nn.models.gpt import GPTDecoder
+from anlit.training.callbacks import TailAveraging
+from anlit.training.language_model import LanguageModel
+from anlit.training.weight_averages import averages_of
+from tests.data.modules import quiet_trainer
+from tests.nn.models.tiny import CONSTANT, adamw, architectures, batches, tiny
+
+STEPS = 9
+RATE = 0.03
+"""So large that a mean of nGPT's rows is clearly shorter than 1."""
+OF_COLUMNS = ("W_o.weight", "W_d.weight")
+"""In nGPT, the matrices whose columns have norm 1."""
+Weights = dict[str, Tensor]
+
+
+class Trace(L.Callback):
+    """Records the weights after each step, and the losses."""
+
+    def __init__(self) -> None:
+        self.weights: list[Weights] = []
+        self.losses: list[float] = []
+        self.validated: list[tuple[float, float]] = []
+        """val/loss and val/averaged_steps of each validation."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step > len(self.weights):
+            self.weights.append(weights_of(pl_module))
+            self.losses.append(float(trainer.callback_metrics["train/loss"]))
+
+    def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
+        metrics = trainer.callback_metrics
+        n_averaged = float(metrics.get("val/averaged_steps", -1))
+        self.validated.append((float(metrics["val/loss"]), n_averaged))
+
+
+class Whole(GPTDecoder):
+    """A user's decoder that restores norms in a way of its own."""
+
+    def restore_norms(self) -> None:
+        torch._foreach_mul_(list(self.parameters()), 0.5)
+
+
+def weights_of(model: torch.nn.Module) -> Weights:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def train(
+    model: LanguageModel, rule: WeightAveraging | None, **options: Any
+) -> tuple[L.Trainer, Trace]:
+    """Take steps on random tokens, validate every third step, and return what happened."""
+    trace = Trace()
+    settings: dict[str, Any] = {
+        "max_steps": STEPS,
+        "val_check_interval": 3 * options.get("accumulate_grad_batches", 1),
+        "num_sanity_val_steps": 0,
+        "callbacks": [trace] if rule is None else [rule, trace],
+        **options,
+    }
+    trainer = quiet_trainer(**settings)
+    loader = batches(4 * STEPS * options.get("accumulate_grad_batches", 1), 16)
+    trainer.fit(model, loader, batches(8, 16))
+    return trainer, trace
+
+
+def small(architecture: Any, **settings: Any) -> LanguageModel:
+    return tiny(architecture, optimizer=adamw(RATE), schedule=CONSTANT, **settings)
+
+
+def naive_averages(steps: list[Weights], shares: list[float], strict: bool) -> Weights:
+    """average ← average + share·(weight − average) in float64, each of nGPT's vectors to norm 1.
+
+    `shares` has a number for each step in `steps`; the first average is the weight itself.
+    """
+    averages = {name: weight.double() for name, weight in steps[0].items()}
+    for weights, share in zip(steps[1:], shares[1:], strict=True):
+        for name, weight in weights.items():
+            average = averages[name] + share * (weight.double() - averages[name])
+            if strict and average.dim() == 2:
+                axis = 0 if name.endswith(OF_COLUMNS) else 1
+                average = average / average.square().sum(axis, keepdim=True).sqrt()
+            averages[name] = average
+    return averages
+
+
+def assert_close(actual: Weights, expected: Weights, tolerance: float = 3e-6) -> None:
+    assert actual.keys() == expected.keys()
+    for name, values in expected.items():
+        assert (actual[name].double() - values).abs().max() < tolerance, name
+
+
+def norms_of(model: Any) -> Tensor:
+    return torch.cat(list(model.model.row_norms()))
+
+
+RULES = {
+    "EMA": (lambda: EMAWeightAveraging(decay=0.8), range(STEPS), lambda n: 0.2),
+    "EMA of some steps": (
+        lambda: EMAWeightAveraging(decay=0.6, update_every_n_steps=2, update_starting_at_step=3),
+        (4, 6, 8),
+        lambda n: 0.4,
+    ),
+    "mean": (WeightAveraging, range(STEPS), lambda n: 1 / (n + 1)),
+    "mean of the tail": (lambda: TailAveraging(share=0.5), (5, 6, 7, 8), lambda n: 1 / (n + 1)),
+    "mean of some of the tail": (
+        lambda: TailAveraging(share=0.7, every_n_steps=2),
+        (4, 6, 8),
+        lambda n: 1 / (n + 1),
+    ),
+}
+"""A rule → the steps whose weights count, from 0, and the share of a weight after n others."""
+
+
+@pytest.mark.covering(1)
+@architectures
+@pytest.mark.parametrize("name", RULES)
+def test_after_training_the_model_has_the_averages(architecture: Any, name: str) -> None:
+    make_rule, counted, share = RULES[name]
+    model = small(architecture)
+
+    trainer, trace = train(model, make_rule())
+
+    steps = [trace.weights[step] for step in counted]
+    shares = [share(n) for n in range(len(steps))]
+    expected = naive_averages(steps, shares, strict=architecture is NGPT)
+    assert_close(weights_of(model), expected)
+    assert averages_of(trainer).n_averaged == len(steps)
+
+
+@pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+def test_averaged_rows_keep_their_norm_or_bound(architecture: Any) -> None:
+    model = small(architecture)
+
+    _, trace = train(model, EMAWeightAveraging(decay=0.9))
+
+    plain = naive_averages(trace.weights, [0.1] * STEPS, strict=False)
+    shortest = plain["model.blocks.0.W_q.weight"].norm(dim=1).min()
+    assert shortest < 0.99, "the plain mean is shorter"
+    assert norms_of(model).max() < 1 + 1e-6
+    assert (norms_of(model).min() > 1 - 1e-6) == (architecture is NGPT)
+
+
+@architectures
+def test_validation_has_the_averages_and_training_the_weights(architecture: Any) -> None:
+    """The run's losses and weights are those of a run without averages."""
+    _, plain = train(small(architecture), None)
+    model = small(architecture)
+
+    trainer, trace = train(model, EMAWeightAveraging(decay=0.8))
+
+    assert trace.losses == plain.losses
+    for averaged, weights in zip(trace.weights, plain.weights, strict=True):
+        assert all(torch.equal(averaged[name], weights[name]) for name in weights)
+    assert [n_averaged for _, n_averaged in trace.validated] == [3, 6, 9]
+    assert [n_averaged for _, n_averaged in plain.validated] == [-1, -1, -1], "no such metric"
+    for (averaged_loss, _), (loss, _) in zip(trace.validated, plain.validated, strict=True):
+        assert averaged_loss != loss
+    last_loss = trace.validated[-1][0]
+    (metrics,) = trainer.validate(model, batches(8, 16))
+    assert metrics["val/loss"] == last_loss, "the model has the averages"
+
+
+def test_before_the_first_average_the_weights_are_validated() -> None:
+    _, plain = train(small(NGPT), None)
+
+    _, trace = train(small(NGPT), TailAveraging(share=0.5))
+
+    assert trace.validated[0] == (plain.validated[0][0], 0)
+    assert [n_averaged for _, n_averaged in trace.validated] == [0, 2 - 1, 4]
+    assert trace.validated[2][0] != plain.validated[2][0]
+
+
+def test_averages_count_optimizer_steps() -> None:
+    trainer, trace = train(small(NGPT), EMAWeightAveraging(decay=0.8), accumulate_grad_batches=3)
+
+    assert averages_of(trainer).n_averaged == STEPS
+    expected = naive_averages(trace.weights, [0.2] * STEPS, strict=True)
+    assert_close(weights_of(trainer.lightning_module), expected)
+
+
+@pytest.mark.parametrize("architecture", [GPT, NGPT])
+def test_averages_of_bfloat16_weights_are_in_float32(architecture: Any, tmp_path: Path) -> None:
+    """In bfloat16 an average would not move by a thousandth."""
+    trainer, trace = train(
+        small(architecture), EMAWeightAveraging(decay=0.999), precision="bf16-true"
+    )
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+
+    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    expected = naive_averages(trace.weights, [0.001] * STEPS, strict=architecture is NGPT)
+    assert trace.weights[0]["model.head.weight"].dtype == torch.bfloat16
+    assert saved["current_model_state"]["model.head.weight"].dtype == torch.bfloat16
+    averages = {name: saved["state_dict"][name] for name in expected}
+    assert_close(averages, expected)
+    assert saved["state_dict"]["model.head.weight"].dtype == torch.float32
+
+
+def test_a_shared_matrix_has_one_average(tmp_path: Path) -> None:
+    model = small(GPT, tie_embeddings=True)
+
+    trainer, trace = train(model, EMAWeightAveraging(decay=0.8))
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+
+    assert model.model.head.weight is model.model.embedding.weight
+    assert_close(weights_of(model), naive_averages(trace.weights, [0.2] * STEPS, strict=False))
+    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)["state_dict"]
+    shared, head = saved["model.embedding.weight"], saved["model.head.weight"]
+    assert head.untyped_storage().data_ptr() == shared.untyped_storage().data_ptr()
+
+
+def test_buffers_are_not_averaged() -> None:
+    """The share of a warm start is the step's, and QK-clip's maximum is no weight."""
+    attention = WarmStart(ScaleInvariant(), steps=4)
+    model = small(GPT, attention=attention, qk_clip=0.01)
+
+    _, trace = train(model, WeightAveraging())
+
+    mechanism = model.model.blocks[0].attention.mechanism
+    assert mechanism.share.item() == 1
+    assert not model.model.blocks[0].attention.clip.largest.isnan().any()
+    shares = [1 / (n + 1) for n in range(STEPS)]
+    assert_close(weights_of(model), naive_averages(trace.weights, shares, strict=False))
+
+
+def test_a_checkpoint_after_training_has_averages_and_weights(tmp_path: Path) -> None:
+    trainer, trace = train(small(NGPT), EMAWeightAveraging(decay=0.8))
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+
+    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    alone = torch.load(tmp_path / "weights.ckpt", weights_only=True)
+    expected = naive_averages(trace.weights, [0.2] * STEPS, strict=True)
+    assert_close(saved["state_dict"], expected)
+    assert_close(alone["state_dict"], expected)
+    assert_close(saved["current_model_state"], trace.weights[-1], tolerance=1e-30)
+    assert "current_model_state" not in alone
+    assert saved["averaging_state"] == {"n_averaged": torch.tensor(STEPS), "first_step": 0}
+
+
+def test_a_longer_run_forgets_the_tail_of_the_shorter_one(tmp_path: Path) -> None:
+    """The mean is over the last share of the run's own steps."""
+    trainer, _ = train(small(NGPT), TailAveraging(share=0.5), max_steps=5)
+    trainer.save_checkpoint(tmp_path / "short.ckpt")
+    model = small(NGPT)
+    trace = Trace()
+    callbacks = [TailAveraging(share=0.5), trace]
+    longer = quiet_trainer(max_steps=8, callbacks=callbacks, val_check_interval=3)
+
+    longer.fit(model, batches(4 * STEPS, 16), batches(8, 16), ckpt_path=tmp_path / "short.ckpt")
+
+    assert averages_of(longer).n_averaged == 3, "steps 5 to 7; step 4 was in the short run"
+    expected = naive_averages(trace.weights[-3:], [1, 1 / 2, 1 / 3], strict=True)
+    assert_close(weights_of(model), expected)
+
+
+def test_two_averages_are_refused() -> None:
+    trainer = quiet_trainer(max_steps=2, callbacks=[EMAWeightAveraging(), TailAveraging()])
+
+    with pytest.raises(UserError, match="EMAWeightAveraging and TailAveraging, and a run has one"):
+        trainer.fit(small(GPT), batches(8, 16))
+
+
+def test_an_average_that_would_begin_after_the_run_is_refused() -> None:
+    with pytest.raises(UserError, match="update_starting_at_step=9 averages nothing, because"):
+        train(small(GPT), EMAWeightAveraging(update_starting_at_step=STEPS))
+
+
+def test_a_decoder_with_a_hook_of_its_own_is_refused() -> None:
+    model = small(GPT)
+    model.model.__class__ = Whole
+
+    with pytest.raises(UserError, match="Whole has a restore_norms of its own, which averages"):
+        train(model, EMAWeightAveraging())
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, float("nan")])
+def test_a_share_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(UserError, match="give more than 0, at most 1"):
+        TailAveraging(share=share)
