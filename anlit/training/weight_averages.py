@@ -26,7 +26,7 @@ from anlit.checkpoints.averages import AVERAGES, CURRENT, STATE
 from anlit.errors import UserError
 from anlit.nn.layers.norms import restore_norms
 from anlit.nn.layers.precision import wide_dtype
-from anlit.nn.layers.sharded import fill, local_tensor
+from anlit.nn.layers.sharded import fill, full_tensor, local_tensor
 from anlit.training.lightning_internals import (
     averaging_device,
     averaging_functions,
@@ -281,7 +281,7 @@ def _replaced(
     for name, weight in pl_module.named_parameters(remove_duplicate=False):
         if weight not in forms:
             tensor = tensors[weight]
-            forms[weight] = tensor.full_tensor().cpu() if gathers else tensor
+            forms[weight] = full_tensor(tensor).cpu() if gathers else tensor
         if name in state:
             replaced[name] = forms[weight]
     return replaced

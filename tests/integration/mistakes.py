@@ -151,8 +151,24 @@ SLOW = [
         "has LearningRateFinder, which takes steps that are not the run's",
     ),
     (
-        f"{FIT} --model AnGPT {CALLBACK}=EMAWeightAveraging",
-        "has EMAWeightAveraging, which would make weight rows of",
+        f"{FIT} {CALLBACK}=EMAWeightAveraging --trainer.callbacks.decay 1",
+        r"trainer\.callbacks\.decay=1\.0 is out of range: give more than 0 and less than 1$",
+    ),
+    (
+        f"{FIT} --config trainer/ema.yaml --config trainer/swa.yaml",
+        "has EMAWeightAveraging and TailAveraging, and a run has one average of its weights: leave",
+    ),
+    (
+        f"{FIT} {CALLBACK}=StochasticWeightAveraging --trainer.callbacks.swa_lrs 0.1",
+        "has StochasticWeightAveraging, which averages once an epoch, .* as trainer/swa.yaml does",
+    ),
+    (
+        f"{FIT} {CALLBACK}=TailAveraging --trainer.callbacks.share 2",
+        r"TailAveraging has share=2\.0: give more than 0, at most 1$",
+    ),
+    (
+        f"{FIT} {CALLBACK}=EMAWeightAveraging --trainer.callbacks.update_starting_at_step 99",
+        "update_starting_at_step=99 averages nothing, because the last of the run's 40 steps is",
     ),
     (
         f"{FIT} --trainer.strategy ModelParallelStrategy",

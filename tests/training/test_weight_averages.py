@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
-from torch import Tensor
+from torch import Tensor, distributed
 
 from anlit import GPT, NGPT, AnGPT, ScaleInvariant
 from anlit.errors import UserError
@@ -15,6 +15,7 @@ from anlit.nn.mechanisms.warm_start import WarmStart
 from anlit.nn.models.gpt import GPTDecoder
 from anlit.training.callbacks import TailAveraging
 from anlit.training.language_model import LanguageModel
+from anlit.training.strategies import FullySharded
 from anlit.training.weight_averages import averages_of
 from tests.data.modules import quiet_trainer
 from tests.nn.models.tiny import CONSTANT, adamw, architectures, batches, tiny
@@ -290,3 +291,15 @@ def test_a_decoder_with_a_hook_of_its_own_is_refused() -> None:
 def test_a_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(UserError, match="give more than 0, at most 1"):
         TailAveraging(share=share)
+
+
+def test_sharded_training_goes_on_with_the_weights_after_validation() -> None:
+    """FSDP2 keeps gathered weights after validation's forward pass: those were the averages."""
+
+    def losses_with(rule: WeightAveraging | None) -> list[float]:
+        strategy = FullySharded(process_group_backend="gloo", reshard_after_forward=False)
+        _, trace = train(small(NGPT), rule, strategy=strategy, devices=1)
+        distributed.destroy_process_group()
+        return trace.losses
+
+    assert losses_with(EMAWeightAveraging(decay=0.8)) == losses_with(None)
