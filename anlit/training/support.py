@@ -233,3 +233,8 @@ def _check_moving_average(arguments: Mapping[str, Any]) -> None:
             f"trainer.callbacks.update_every_n_steps={every_n_steps} is out of range: give 1 or "
             "more"
         )
+    if arguments.get("update_starting_at_epoch") is not None:
+        raise UserError(
+            "trainer.callbacks.update_starting_at_epoch counts epochs, of which a run may have one: "
+            "set update_starting_at_step"
+        )

@@ -10,6 +10,7 @@ Lightning would keep a copy of the whole module, on the host and in the precisio
 Here the averages are in float32 at least, beside the weights, and sharded like them.
 """
 
+import logging
 from collections.abc import Mapping
 from operator import methodcaller
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -35,6 +37,7 @@ from anlit.training.lightning_internals import (
 from anlit.training.strategies import FullySharded
 
 Tensors = Mapping[nn.Parameter, Tensor]
+_log = logging.getLogger(__name__)
 
 
 def keep_averages(trainer: L.Trainer) -> None:
@@ -111,7 +114,7 @@ class WeightAverages(L.Callback):
         self._weights = {}
         self._averages = {}
         for weight in pl_module.parameters():
-            self._averages[weight] = _like(weight, device)
+            self._averages[weight] = _room_for(weight, device)
         saved, self._saved = self._saved, {}
         if saved and saved[STATE].get("first_step", 0) >= getattr(self.rule, "first_step", 0):
             self._restore(pl_module, saved)
@@ -132,10 +135,6 @@ class WeightAverages(L.Callback):
         step = trainer.global_step - 1
         if completes_step(trainer) and self.rule.should_update(step_idx=step):
             self._take_in(pl_module.model, step)
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if self.rule.should_update(epoch_idx=trainer.current_epoch):
-            self._take_in(pl_module.model, trainer.global_step - 1)
 
     @torch.no_grad()
     def _take_in(self, model: Any, step: int) -> None:
@@ -169,6 +168,10 @@ class WeightAverages(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Leave the averages in the model, for those who use it after `trainer.fit`."""
         self._put_in(pl_module)
+        if self.n_averaged == 0:
+            rank_zero_only(_log.warning)(
+                f"{self.name} has averaged no step: its should_update was true after none"
+            )
 
     @torch.no_grad()
     def _put_in(self, pl_module: L.LightningModule) -> None:
@@ -196,11 +199,11 @@ class WeightAverages(L.Callback):
         if self.n_averaged == 0:
             return
         state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = _replaced(state, self._averages, pl_module)
+        checkpoint["state_dict"] = _state_with(state, self._averages, pl_module)
         if "optimizer_states" not in checkpoint:
             return
         if self._weights:
-            state = _replaced(state, self._weights, pl_module)
+            state = _state_with(state, self._weights, pl_module)
         checkpoint[CURRENT] = state
         checkpoint[STATE] = {
             "n_averaged": torch.tensor(self.n_averaged),  # a tensor, as Lightning has it
@@ -223,11 +226,11 @@ def _refuse_other_hook(model: nn.Module) -> None:
 def _refuse_late_start(rule: WeightAveraging, trainer: L.Trainer) -> None:
     """Refuse an EMA that would begin after the run's last step."""
     start = getattr(rule, "update_starting_at_step", None)
-    if start is not None and start >= n_steps_of(trainer):
+    n_steps = n_steps_of(trainer)
+    if start is not None and start >= n_steps:
         raise UserError(
             f"trainer.callbacks.update_starting_at_step={start} averages nothing, because the last "
-            f"of the run's {n_steps_of(trainer)} steps is number {n_steps_of(trainer) - 1}: give a "
-            "smaller one"
+            f"of the run's {n_steps} steps is number {n_steps - 1}: give a smaller one"
         )
 
 
@@ -236,7 +239,7 @@ def n_steps_of(trainer: L.Trainer) -> int:
     return trainer.max_steps if trainer.max_steps > 0 else int(trainer.estimated_stepping_batches)
 
 
-def _like(weight: Tensor, device: Any) -> Tensor:
+def _room_for(weight: Tensor, device: Any) -> Tensor:
     """A tensor for the average of a weight, without values; `device` None is the weight's."""
     if device is None:
         device = weight.device
@@ -266,7 +269,7 @@ def _move(
         average.copy_(avg_fn(average, weight, n_averaged))
 
 
-def _replaced(
+def _state_with(
     state: dict[str, Any], tensors: Tensors, pl_module: L.LightningModule
 ) -> dict[str, Any]:
     """A state_dict from the strategy with `tensors` in place of the parameters, in the same form.
@@ -276,14 +279,14 @@ def _replaced(
     _reshard(pl_module)
     strategy = pl_module.trainer.strategy
     gathers = isinstance(strategy, FullySharded) and not strategy.writes_shards
-    forms: dict[nn.Parameter, Tensor] = {}
+    saved_tensors: dict[nn.Parameter, Tensor] = {}
     replaced = dict(state)
     for name, weight in pl_module.named_parameters(remove_duplicate=False):
-        if weight not in forms:
+        if weight not in saved_tensors:
             tensor = tensors[weight]
-            forms[weight] = full_tensor(tensor).cpu() if gathers else tensor
+            saved_tensors[weight] = full_tensor(tensor).cpu() if gathers else tensor
         if name in state:
-            replaced[name] = forms[weight]
+            replaced[name] = saved_tensors[weight]
     return replaced
 
 

@@ -94,7 +94,8 @@ def as_file(run: Path, folder: Path, settings: Settings) -> Path:
 def write_shard(content: dict[str, Any], folder: Path) -> Path:
     """Write a checkpoint's content as a single rank does: a folder with one shard."""
     tensors: dict[str, torch.Tensor] = {}
-    states = without_tensors({key: content[key] for key in STATES}, tensors)
+    entries = {key: content[key] for key in STATES if key in content}
+    states = without_tensors(entries, tensors)
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     dcp.save(tensors, storage_writer=writer, no_dist=True)
     torch.save({**content, **states}, folder / META)

@@ -90,6 +90,7 @@ def test_a_setting_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, k
         (OTHER_CONTENT, "other data: content is c1"),
         ({"data": None}, "not verified"),
         ({"stopped_early": "4 of 9 steps, by X"}, "b ended early, after 4 of 9 steps, by X."),
+        ({"averaged_by": "TailAveraging"}, "validated with averaged weights (TailAveraging)."),
         (H200, "Hardware differs"),
         ({"git": {"commit": "f" * 40, "dirty": False}}, "different commits"),
         ({"git": {"commit": "f" * 40, "dirty": True}}, "uncommitted changes"),

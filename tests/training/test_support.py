@@ -173,6 +173,10 @@ def test_a_callback_is_accepted_by_its_class_and_not_by_its_name(
             lightning_callback("EMAWeightAveraging", update_every_n_steps=0),
             "callbacks.update_every_n_steps=0 is out of range: give 1 or more",
         ),
+        (
+            lightning_callback("EMAWeightAveraging", update_starting_at_epoch=0),
+            "counts epochs, of which a run may have one: set update_starting_at_step",
+        ),
     ],
 )
 def test_a_callback_is_refused_by_its_class_and_arguments(

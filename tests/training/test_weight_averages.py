@@ -267,6 +267,18 @@ def test_a_longer_run_forgets_the_tail_of_the_shorter_one(tmp_path: Path) -> Non
     assert_close(weights_of(model), expected)
 
 
+def test_a_rule_that_was_never_true_is_reported(caplog) -> None:
+    class Never(WeightAveraging):
+        def should_update(self, step_idx=None, epoch_idx=None) -> bool:
+            return False
+
+    _, plain = train(small(NGPT), None)
+    _, trace = train(small(NGPT), Never())
+
+    assert "Never has averaged no step" in caplog.text
+    assert [loss for loss, _ in trace.validated] == [loss for loss, _ in plain.validated]
+
+
 def test_two_averages_are_refused() -> None:
     trainer = quiet_trainer(max_steps=2, callbacks=[EMAWeightAveraging(), TailAveraging()])
 
