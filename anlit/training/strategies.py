@@ -164,7 +164,7 @@ class FullySharded(ModelParallelStrategy):
             module.on_load_checkpoint(content)  # refuses another model before its weights do
             states = content.pop("optimizer_states", [])
             optimizers = self.optimizers
-            if module.begins_new_optimizer:
+            if module.begins_new_optimizer or not self._is_fit:
                 states = []
                 optimizers = []
             if is_sharded(path):

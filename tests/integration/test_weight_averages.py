@@ -84,7 +84,7 @@ def test_every_reader_gets_the_averages(averaged: Path, tmp_path: Path, capfd) -
     (loss,) = re.findall(r"val/loss +│ +([0-9.]+)", capfd.readouterr().out)
     assert float(loss) == pytest.approx(column(averaged, "val/loss")[-1], rel=1e-6)
 
-    assert main(["generate", last, "--max_tokens=2", "--prompt=a"]) == 0
+    assert main(["generate", last, "a", "--max_tokens=2"]) == 0
 
 
 def test_another_run_begins_from_the_averages(shards: Path, averaged: Path, tmp_path: Path) -> None:
@@ -200,11 +200,14 @@ def test_a_checkpoint_moves_between_one_process_and_shards(
 
 
 @slow
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+@pytest.mark.parametrize(
+    ("rule", "precision"), [(EMA, "32-true"), (EMA, "bf16-true"), ((), "32-true")]
+)
 def test_shards_are_validated_with_the_averages(
-    shards: Path, trained: Train, tmp_path: Path, precision: str
+    trained: Train, tmp_path: Path, rule: tuple[str, ...], precision: str
 ) -> None:
-    settings = (*BASE, *EMA, *SPLIT, *FSDP, f"--trainer.precision={precision}")
+    """And without averages, with the weights."""
+    settings = (*BASE, *rule, *SPLIT, *FSDP, f"--trainer.precision={precision}")
     whole = trained(*settings, model="AnGPT", n_ranks=2)
     arguments = [
         "validate",
