@@ -26,3 +26,4 @@ def table(page: str, heading: str, number: int = 0) -> Callable[[Callable[[], Ro
 ARCHITECTURES = "architectures.md"
 ATTENTION = "attention.md"
 SPEED = "speed.md"
+INSIDE = "inside.md"
