@@ -6,6 +6,7 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
+from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import n_devices
 from anlit.config.run_tokens import tokens_per_micro_batch
@@ -33,7 +34,10 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
     lengths = given | configured_lengths(config)
     if len(lengths) > 1:
         listed = " and ".join(f"{name}={value:g}" for name, value in lengths.items())
-        raise UserError(f"{listed} both give the length of the run: leave one out")
+        raise UserError(
+            f"{listed} both give the length of the run: leave one out, or give "
+            "--trainer.max_steps -1 if it is in a file"
+        )
     n_tokens = config.max_tokens
     if n_tokens is None:
         n_tokens = config.tokens_per_parameter * count_parameters()
@@ -54,11 +58,15 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
 
 
 def configured_lengths(config: Namespace) -> dict[str, int]:
-    """Return the settings of the Trainer that give the length of a run, by name."""
+    """Return the settings of the Trainer that give the length of a run, by name.
+
+    The default number of steps is left out: it may be that nobody wrote it.
+    """
     lengths = {}
     for name in ("max_steps", "max_epochs"):
         value = config.trainer[name]
-        if value is not None and value > 0:
+        is_default = value == TRAINER_DEFAULTS.get(name)
+        if value is not None and value > 0 and not is_default:
             lengths[f"trainer.{name}"] = value
     return lengths
 

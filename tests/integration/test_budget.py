@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from anlit.cli import main
+from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from tests.integration.conftest import fit_arguments
 
 STEP_TOKENS = 4 * 32
@@ -27,6 +28,15 @@ def test_a_budget_of_tokens_is_the_steps_that_it_allows(shards, tmp_path, capfd,
     assert config["trainer"]["max_steps"] == 1000 // STEP_TOKENS == 7
     assert config["max_tokens"] is None
     assert "1,000 tokens: 7 steps of 128 tokens" in capfd.readouterr().out
+
+
+def test_the_default_number_of_steps_gives_way_to_a_budget(shards, tmp_path) -> None:
+    run = tmp_path / "run"
+    default = f"--trainer.max_steps={TRAINER_DEFAULTS['max_steps']}"
+
+    assert main(fit_arguments(shards, run, default, "--max_tokens=1000")) == 0
+
+    assert config_of(run)["trainer"]["max_steps"] == 7
 
 
 def test_accumulation_counts(shards, tmp_path) -> None:
@@ -57,7 +67,9 @@ def test_a_run_with_a_budget_is_continued_with_its_steps(shards, tmp_path, capfd
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    (["--max_tokens=1000"], "max_tokens=1000 and trainer.max_steps=40 both give the length"),
+    (["--max_tokens=1000"],
+     "max_tokens=1000 and trainer.max_steps=40 both give the length of the run: leave one out, or "
+     "give --trainer.max_steps -1 if it is in a file"),
     ([NO_STEPS, "--max_tokens=1000", "--tokens_per_parameter=20"],
      "max_tokens=1000 and tokens_per_parameter=20 both give the length"),
     ([NO_STEPS, "--max_tokens=100"], "100 tokens are less than a step of 128: give more tokens"),
