@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from anlit.commands import COMMANDS
 from anlit.errors import UserError
 from anlit.study.anneal import SCHEDULE, Annealing
+from anlit.study.grid import GridPoint
 from anlit.study.plan import PlannedRun, Study, read_config
 
 if TYPE_CHECKING:
+    from anlit.commands.parser import ConfigurationParser
     from anlit.training.optim.schedule import Schedule
 
 
@@ -60,6 +62,27 @@ def _check_configurations(study: Study) -> None:
                 _check_stable_rate(model.schedule, study.annealing)
         except UserError as error:
             raise _with_arm_and_file(error, run, study) from error
+    if parser is not None:
+        _check_whole_numbers(study, parser)
+
+
+def _check_whole_numbers(study: Study, parser: "ConfigurationParser") -> None:
+    """Raise UserError if a range draws only whole numbers of a setting that takes fractions."""
+    for arm in study.arms:
+        for search_range in arm.ranges:
+            if not search_range.is_integer:
+                continue
+            fraction = {search_range.key: search_range.low + 0.5}
+            point = GridPoint({}, arm.points[0].settings | fraction)
+            run = PlannedRun(arm, point, study.tuning_seeds[0])
+            try:
+                parser.parse_again(["fit", *run.options(Path("runs"))])
+            except UserError:
+                continue
+            raise UserError(
+                f"arm '{arm.name}', {study.path}: {search_range.key} takes fractions, and both ends "
+                f"of its range are whole numbers: write low as {float(search_range.low)}"
+            )
 
 
 def _check_stable_rate(schedule: "Schedule", annealing: Annealing) -> None:

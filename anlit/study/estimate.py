@@ -69,6 +69,8 @@ def describe_plan(
     pace = mapping(study.content.get("pace"))
     rate = float(pace.get("flops_per_second") or 0)
     lines = [f"{study.title} ({study.label})"]
+    if study.search is not None:
+        lines.append(f"search: {study.search.label}")
     for arm in study.arms:
         lines.append(f"  {arm.name}: {_describe_arm(study, arm)}")
     first_points = {arm.name: arm.points[0] for arm in study.arms}
@@ -112,9 +114,11 @@ def _describe_arm(study: Study, arm: Arm) -> str:
     seeds = f"{len(study.seeds)} seeds"
     if not arm.is_tuned:
         return f"{seeds}, no tuning"
-    return (
-        f"{len(arm.points)} settings × {len(study.tuning_seeds)} tuning seeds, the best on {seeds}"
-    )
+    points = f"{len(arm.points)} settings"
+    if arm.ranges:
+        ranges = ", ".join(search_range.label for search_range in arm.ranges)
+        points = f"{len(arm.points)} draws of {ranges}"
+    return f"{points} × {len(study.tuning_seeds)} tuning seeds, the best on {seeds}"
 
 
 def merge_configuration(run: PlannedRun) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,8 @@ def expand_grid(grids: Any, location: str) -> list[GridPoint]:
 
     A grid is the product of its lines. The line `key: value` or `key: [values]` has values of the
     setting with that dotted key. The line `name: {choice: {key: value, …}, …}` has named choices
-    that change several settings together. Without a grid, the only point changes nothing.
+    that change several settings together. Without a grid, the only point changes nothing. Ranges
+    are not points: `search.py` draws from them.
 
     Raises:
         UserError: The grid has another form. The message begins with `location`.
@@ -56,9 +58,9 @@ def expand_grid(grids: Any, location: str) -> list[GridPoint]:
         check_schema(location, lines, GRID_SCHEMA)
         choices_by_line = []
         for key, values in sorted(lines.items()):
-            choices_by_line.append(_choices(key, values, keys, location))
+            choices_by_line.append(line_choices(key, values, keys, location))
         for choices in itertools.product(*choices_by_line):
-            point = _combine(choices)
+            point = combine(choices)
             identity = json.dumps(point.settings, sort_keys=True, default=str)
             points.setdefault(identity, point)
     if not points:
@@ -68,18 +70,34 @@ def expand_grid(grids: Any, location: str) -> list[GridPoint]:
     return list(points.values())
 
 
-def _choices(key: str, values: Any, keys: list[str], location: str) -> list[GridPoint]:
-    """The choices of a line; `keys` are the keys of all lines."""
+def line_choices(key: str, values: Any, keys: list[str], location: str) -> list[GridPoint]:
+    """The choices of a line; `keys` are the keys of all lines.
+
+    Raises:
+        UserError: It is a range, or its named choices have another form.
+    """
+    if is_range(values):
+        raise UserError(
+            f"{location} has a range for '{key}', and only `tune` draws from ranges: give values "
+            "such as `[1, 2]`"
+        )
     if isinstance(values, dict) and "class_path" not in values:
         for name, settings in values.items():
             check_schema(f"the choice {name!r} of '{key}' in {location}", settings, GRID_SCHEMA)
         return [GridPoint({key: name}, settings) for name, settings in values.items()]
-    short_name = _short_name(key, keys)
+    name = short_name(key, keys)
     listed_values = values if isinstance(values, list) else [values]
-    return [GridPoint({short_name: value}, {key: value}) for value in listed_values]
+    return [GridPoint({name: value}, {key: value}) for value in listed_values]
 
 
-def _short_name(key: str, keys: list[str]) -> str:
+def is_range(values: Any) -> bool:
+    """Whether a line has `{low: …, high: …}`, not choices that are named so."""
+    if not isinstance(values, dict) or not {"low", "high"} & set(values):
+        return False
+    return not any(isinstance(value, dict) for value in values.values())
+
+
+def short_name(key: str, keys: list[str]) -> str:
     """The last name of a dotted key; more of it if several keys end in this name."""
     if key == DATA_SEED:
         return "data_seed"
@@ -88,7 +106,8 @@ def _short_name(key: str, keys: list[str]) -> str:
     return short_names(keys)[key] if last_names.count(last_name) > 1 else last_name
 
 
-def _combine(choices: tuple[GridPoint, ...]) -> GridPoint:
+def combine(choices: Sequence[GridPoint]) -> GridPoint:
+    """The point that has all choices, one of each line."""
     shown: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     for choice in choices:

@@ -1,8 +1,8 @@
 """The arms and runs of a study.
 
-Every point of `vary` is a separate arm and is measured. Every point of `tune` is trained on the
-tuning seeds. The point with the lowest validation loss is measured on the seeds. The name of a
-run's folder follows from its settings.
+Every point of `vary` is a separate arm and is measured. Every point of `tune`, of a grid or drawn
+from ranges (`search.py`), is trained on the tuning seeds. The point with the lowest validation loss
+is measured on the seeds. The name of a run's folder follows from its settings.
 
 With `anneal` a measured run keeps its rate, and further runs branch from its checkpoints: in each
 the rate falls to 0. See `anneal.py`.
@@ -21,6 +21,7 @@ from anlit.config.labels import CONFIG
 from anlit.io.read import read_yaml
 from anlit.study.anneal import SCHEDULE, Annealing, annealed_schedule, annealed_settings
 from anlit.study.grid import GridPoint, safe_name
+from anlit.study.search import Search, SearchRange
 
 LABELS = ("name", "tags")
 """Settings of `anlit fit` that label a run, and change nothing of it."""
@@ -40,7 +41,9 @@ class Arm:
     settings: dict[str, Any]
     """Settings of all points. They win over the configuration files."""
     points: tuple[GridPoint, ...]
-    """The tuning grid. The arm is measured at the best point."""
+    """The tuning grid, or the draws. The arm is measured at the best point."""
+    ranges: tuple[SearchRange, ...] = ()
+    """The ranges that its points are drawn from; none for a grid."""
 
     def is_named_in(self, names: Container[str] | None) -> bool:
         """Whether `names` has its name or its name in the YAML; True for None."""
@@ -171,6 +174,8 @@ class Study:
     comparisons: tuple[PlannedComparison, ...]
     annealing: Annealing | None = None
     """The lengths of the annealed runs; None without `anneal`."""
+    search: Search | None = None
+    """How points are drawn from ranges; None without `search`."""
 
     @property
     def title(self) -> str:

@@ -9,6 +9,15 @@ from anlit.study.anneal import DEFAULT_DECAY, LENGTHS, Annealing
 from anlit.study.fairness import check_distinct_seeds, check_fairness
 from anlit.study.grid import DATA_SEED, GRID_SCHEMA, GridPoint, check_schema, expand_grid, safe_name
 from anlit.study.plan import Arm, PlannedComparison, Study, read_config
+from anlit.study.search import (
+    EXAMPLE,
+    SEARCH_SCHEMA,
+    Search,
+    SearchRange,
+    draw_points,
+    has_range,
+    read_search,
+)
 
 PACE_SCHEMA = {"flops_per_second": (int, float), "measured": str}
 ARM_SCHEMA = {
@@ -29,6 +38,7 @@ STUDY_SCHEMA = {
     "tuning_seeds": [(int, dict)],
     "equal_tuning": bool,
     "anneal": ANNEAL_SCHEMA,
+    "search": SEARCH_SCHEMA,
     "budgets": {str: dict},
     "baseline": str,
     "comparisons": [COMPARISON_SCHEMA],
@@ -58,9 +68,15 @@ def read_study(path: str, budget: str | None) -> Study:
     if not content.get("arms"):
         raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
     annealing = _read_annealing(content, path)
+    search = read_search(content, path)
     arms: list[Arm] = []
     for name, entry in content["arms"].items():
-        arms += _read_arms(name, entry, content, path, annealing)
+        arms += _read_arms(name, entry, content, path, annealing, search)
+    if search is not None and not any(arm.ranges for arm in arms):
+        raise UserError(
+            f"search of {path} has no range to draw from: give one such as "
+            "`tune: {dotted.key: {low: 0.001, high: 0.1, scale: log}}`, or leave `search` out"
+        )
     study = Study(
         path=path,
         budget=budget,
@@ -70,6 +86,7 @@ def read_study(path: str, budget: str | None) -> Study:
         tuning_seeds=_read_seeds(content, "tuning_seeds", [0], path),
         comparisons=_read_comparisons(content, arms, path),
         annealing=annealing,
+        search=search,
     )
     check_fairness(study)
     return study
@@ -134,7 +151,12 @@ def _read_annealing(content: dict[str, Any], path: str) -> Annealing | None:
 
 
 def _read_arms(
-    name: str, entry: Any, content: dict[str, Any], path: str, annealing: Annealing | None
+    name: str,
+    entry: Any,
+    content: dict[str, Any],
+    path: str,
+    annealing: Annealing | None,
+    search: Search | None,
 ) -> list[Arm]:
     """The arms of an entry of the YAML, one for each point of its `vary`."""
     shared = content.get("shared") or {}
@@ -144,8 +166,8 @@ def _read_arms(
     for config in configs:
         configuration_file(config, f"configs of arm '{name}' in {path}:")
     settings = (shared.get("settings") or {}) | (entry.get("settings") or {})
-    tuning_grid = entry.get("tune", shared.get("tune"))
-    points = tuple(expand_grid(tuning_grid, f"tune of arm '{name}' in {path}"))
+    tune = entry.get("tune", shared.get("tune"))
+    points, ranges = _read_tuning(tune, search, f"tune of arm '{name}' in {path}")
     varied_grid = entry.get("vary", shared.get("vary"))
     arms = []
     for varied in expand_grid(varied_grid, f"vary of arm '{name}' in {path}"):
@@ -160,9 +182,25 @@ def _read_arms(
             varied=varied,
             settings=_arm_settings(settings | varied.settings, annealing, name, path),
             points=points,
+            ranges=ranges,
         )
         arms.append(arm)
     return arms
+
+
+def _read_tuning(
+    tune: Any, search: Search | None, location: str
+) -> tuple[tuple[GridPoint, ...], tuple[SearchRange, ...]]:
+    """The points of a `tune`, and the ranges that they are drawn from."""
+    if not has_range(tune):
+        return tuple(expand_grid(tune, location)), ()
+    if search is None:
+        raise UserError(
+            f"{location} has a range, and the study has no `search`: give `{EXAMPLE}`, or values "
+            "such as `[1, 2]`"
+        )
+    points, ranges = draw_points(tune, search, location)
+    return tuple(points), tuple(ranges)
 
 
 def _arm_settings(

@@ -1,6 +1,7 @@
 """A study's report: an HTML page, its Markdown twin, and the raw numbers."""
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def print_summary(results: StudyResults, console: SafeConsole | None = None) -> 
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
     for arm_tuning in results.tunings:
         for edge in arm_tuning.edges:
-            note = f"note: {arm_tuning.arm.name}: {edge}: a wider grid might find a better one"
+            noun = "range" if arm_tuning.arm.ranges else "grid"
+            note = f"note: {arm_tuning.arm.name}: {edge}: a wider {noun} might find a better one"
             console.print(without_control_codes(note))
 
 
@@ -148,6 +150,9 @@ def _raw_numbers(results: StudyResults) -> dict[str, Any]:
     for planned, state, _ in results.runs:
         statuses.append({"name": planned.name, "status": state.status, "reason": state.reason})
     runs = [run for _, _, run in results.runs if run is not None]
+    search = {}
+    if study.search is not None:
+        search["search"] = asdict(study.search)
     annealed = {}
     if study.annealing is not None:
         annealed["annealed"] = raw_numbers(results)
@@ -160,6 +165,7 @@ def _raw_numbers(results: StudyResults) -> dict[str, Any]:
         "tuning": tunings,
         "points": points,
         "comparisons": [comparison.raw() for comparison in comparisons],
+        **search,
         **annealed,
         **record_runs(comparisons, runs),
         "runs": statuses,

@@ -19,7 +19,7 @@ from anlit.study.state import State, read_state
 
 
 class TunedPoint(NamedTuple):
-    """A point of an arm's grid, trained on the tuning seeds."""
+    """A point of an arm's grid, or a draw, trained on the tuning seeds."""
 
     point: GridPoint
     loss: float
@@ -36,7 +36,7 @@ class Tuning(NamedTuple):
 
     arm: Arm
     points: list[TunedPoint]
-    """The grid, best first."""
+    """The grid or the draws, best first."""
 
     @property
     def has_ended(self) -> bool:
@@ -53,25 +53,38 @@ class Tuning(NamedTuple):
     def edges(self) -> list[str]:
         """Sentences on settings whose best value is the largest or smallest that was tried.
 
-        Only points that differ in nothing else count.
+        In a grid only points that differ in nothing else count. A value in the outermost 5 % of its
+        range is at the edge too.
         """
         if self.best is None:
             return []
+        ranges = {search_range.name: search_range for search_range in self.arm.ranges}
         edges = []
         for key, value in self.best.shown.items():
-            numbers: set[Any] = set()
-            for point in self.arm.points:
-                other_value = point.shown.get(key)
-                differs_only_here = point.shown == self.best.shown | {key: other_value}
-                if differs_only_here and is_number(other_value):
-                    numbers.add(other_value)
+            numbers = self._numbers_tried(key)
             if len(numbers) < 2:
                 continue
             if value == min(numbers):
                 edges.append(f"{key} {value:g} is the smallest of {len(numbers)}")
             elif value == max(numbers):
                 edges.append(f"{key} {value:g} is the largest of {len(numbers)}")
+            elif key in ranges and ranges[key].is_at_edge(value):
+                edges.append(f"{key} {value:g} is in the outermost 5 % of {ranges[key].label}")
         return edges
+
+    def _numbers_tried(self, key: str) -> set[Any]:
+        """The numbers of a setting that may be compared with its best.
+
+        No two draws differ in one setting alone, so of draws all count.
+        """
+        best = self.points[0].point.shown
+        numbers = set()
+        for point in self.arm.points:
+            value = point.shown.get(key)
+            is_comparable = self.arm.ranges or point.shown == best | {key: value}
+            if is_comparable and is_number(value):
+                numbers.add(value)
+        return numbers
 
 
 def read_tunings(study: Study, output: Path) -> list[Tuning]:

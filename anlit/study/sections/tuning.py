@@ -1,4 +1,7 @@
-"""The section `tuning`: each arm's best point, and all points. Every report has it."""
+"""The section `tuning`: each arm's best point, and all points or the best draws.
+
+Every report has it.
+"""
 
 import math
 from itertools import chain
@@ -7,6 +10,7 @@ from typing import Any
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal
 from anlit.study.results import StudyResults, Tuning, is_number
+from anlit.study.sections.draws import draws
 
 TUNING_COLUMNS = (
     "arm",
@@ -15,12 +19,13 @@ TUNING_COLUMNS = (
     "best setting",
     "its loss",
     "second best",
-    "edge of the grid",
 )
+MOST_DRAWS = 8
+"""Draws in the table of each arm. report.json has all."""
 
 
 def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
-    """The tuning in Markdown: the best points, grids that were too narrow, and all points.
+    """The tuning in Markdown: the best points, grids that were too narrow, and points with losses.
 
     It has no options.
     """
@@ -30,19 +35,33 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     seeds = [seed.name for seed in results.study.tuning_seeds]
     n_seeds = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
     rows = [_best_row(arm_tuning) for arm_tuning in tunings]
-    all_rows = []
+    point_rows = []
     for arm_tuning in tunings:
-        all_rows += _point_rows(arm_tuning)
+        point_rows += _point_rows(arm_tuning)
+    noun = "grid" if results.study.search is None else "range"
+    point_paragraphs = ["## Tuning, all settings"]
+    if results.study.search is not None:
+        point_paragraphs = ["## Tuning, the best settings", _cut(tunings)]
     return [
         "## Tuning",
         f"Tuning budget: {_budget(tunings)}, each trained on {n_seeds} ({', '.join(seeds)}) that "
         "the measurement does not use, in full length. The best by final validation loss (nats per "
-        "token) is measured. A best value at the edge of its grid means that a wider grid might "
+        f"token) is measured. A best value at the edge of its {noun} means that a wider {noun} might "
         "find a better one.",
-        markdown_table(TUNING_COLUMNS, rows),
-        "## Tuning, all settings",
-        markdown_table(["arm", "setting", "validation loss", "state"], all_rows, left=(0, 1, 3)),
+        markdown_table([*TUNING_COLUMNS, f"edge of the {noun}"], rows),
+        *draws(results),
+        *point_paragraphs,
+        markdown_table(["arm", "setting", "validation loss", "state"], point_rows, left=(0, 1, 3)),
     ]
+
+
+def _cut(tunings: list[Tuning]) -> str:
+    """How many of the draws the table has."""
+    searched = [len(arm_tuning.points) for arm_tuning in tunings if arm_tuning.arm.ranges]
+    n_draws = max(searched, default=0)
+    if n_draws <= MOST_DRAWS:
+        return ""
+    return f"Of each arm's draws the best {MOST_DRAWS}; report.json has all {n_draws}."
 
 
 def _budget(tunings: list[Tuning]) -> str:
@@ -81,12 +100,13 @@ def _edge(arm_tuning: Tuning) -> str:
         return "; ".join(arm_tuning.edges)
     if arm_tuning.best is None or not any(map(is_number, arm_tuning.best.shown.values())):
         return NONE
-    return "inside the grid"
+    return "inside the ranges" if arm_tuning.arm.ranges else "inside the grid"
 
 
 def _point_rows(arm_tuning: Tuning) -> list[list[str]]:
     rows = []
-    for point, loss, states in arm_tuning.points:
+    n_rows = MOST_DRAWS if arm_tuning.arm.ranges else None
+    for point, loss, states in arm_tuning.points[:n_rows]:
         texts = []
         for state in states:
             texts.append(literal(f"{state.status} {state.reason}".strip()))

@@ -1,0 +1,139 @@
+"""The draws in the section `tuning`: their ranges, and a picture of the loss over each range."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from anlit.reporting.figure import INK, LineStyle, legend_below, line_styles, panels, save, style
+from anlit.reporting.page import listed
+from anlit.reporting.text import literal
+from anlit.study.plan import Arm
+from anlit.study.results import StudyResults, Tuning
+from anlit.study.search import SearchRange
+from anlit.study.sections.trend import UNITS, display_name, set_ticks
+
+PICTURE = "tuning.png"
+TOP = 3.0
+"""The axis of losses ends at this multiple of the median's distance from the best."""
+MARGIN = 0.04
+"""Free share of an axis beyond each end of a range."""
+BEST = {"marker": "o", "markersize": 9, "fillstyle": "none", "linestyle": "none"}
+ABOVE = {"marker": 6, "markersize": 5, "linestyle": "none"}  # a triangle that points upwards
+FAILED = {"marker": "x", "markersize": 5, "linestyle": "none"}
+
+
+def draws(results: StudyResults) -> list[str]:
+    """The ranges and the picture in Markdown; empty without `search`."""
+    search = results.study.search
+    if search is None:
+        return []
+    tunings = [arm_tuning for arm_tuning in results.tunings if arm_tuning.arm.ranges]
+    paragraphs = [
+        f"Search: {search.label}. A draw follows from the lines of `tune`, the seed and its "
+        "number, so arms with the same lines have the same draws. The edge of a range is its "
+        "outermost 5 %, or a value beyond which no draw lies.",
+        _spaces(results.tunings),
+    ]
+    if any(math.isfinite(arm_tuning.points[0].loss) for arm_tuning in tunings):
+        draw_losses(tunings, results.output / PICTURE)
+        paragraphs.append(f"![loss over each range]({PICTURE})")
+    return paragraphs
+
+
+def _spaces(tunings: Sequence[Tuning]) -> str:
+    """What the draws of each arm are drawn from, in Markdown."""
+    titles_by_space: dict[str, list[str]] = {}
+    for arm_tuning in tunings:
+        space = describe_space(arm_tuning.arm)
+        titles_by_space.setdefault(space, []).append(arm_tuning.arm.title)
+    if len(titles_by_space) == 1:
+        return f"Ranges of all arms: {literal(next(iter(titles_by_space)))}."
+    entries = []
+    for space, titles in titles_by_space.items():
+        entries.append(f"{', '.join(titles)}: {space}.")
+    return f"RANGES DIFFER between arms:\n\n{listed(entries)}"
+
+
+def describe_space(arm: Arm) -> str:
+    """`lr 0.001 … 0.03 (log), attention_norm True or False`."""
+    if not arm.ranges:
+        return f"a grid of {len(arm.points)} settings"
+    texts = [search_range.label for search_range in arm.ranges]
+    names = {search_range.name for search_range in arm.ranges}
+    for name in arm.points[0].shown:
+        if name not in names:
+            values = sorted({str(point.shown[name]) for point in arm.points})
+            texts.append(f"{name} {' or '.join(values)}")
+    return ", ".join(texts)
+
+
+def draw_losses(tunings: Sequence[Tuning], path: Path) -> None:
+    """Draw the loss of each draw over each range, a panel for each setting.
+
+    Draws far above the best are at the top of the axis, and so are failed draws.
+    """
+    names: dict[str, None] = {}
+    for arm_tuning in tunings:
+        names |= dict.fromkeys(search_range.name for search_range in arm_tuning.arm.ranges)
+    styles = line_styles([arm_tuning.arm.title for arm_tuning in tunings])
+    losses = []
+    for arm_tuning in tunings:
+        losses += [tuned.loss for tuned in arm_tuning.points if math.isfinite(tuned.loss)]
+    best = min(losses)
+    top = min(max(losses), best + TOP * (float(np.median(losses)) - best))
+    with style(8):
+        figure, axes = panels(len(names), columns=2)
+        for ax, name in zip(axes, names, strict=True):
+            for arm_tuning in tunings:
+                _draw_arm(ax, name, arm_tuning, styles[arm_tuning.arm.title], top)
+            _scale_axes(ax, name, tunings, best, top)
+        handles = []
+        for title, look in styles.items():
+            line = Line2D([], [], color=look.colour, marker=look.marker, linestyle="none")
+            line.set_label(title)
+            handles.append(line)
+        for mark, label in ((BEST, "best of its arm"), (ABOVE, "higher loss"), (FAILED, "failed")):
+            handles.append(Line2D([], [], color=INK, label=label, **mark))  # type: ignore[arg-type]
+        legend_below(figure, handles, columns=3)
+        save(figure, path)
+
+
+def _draw_arm(ax: Axes, name: str, arm_tuning: Tuning, look: LineStyle, top: float) -> None:
+    """Draw the draws of an arm over one of its ranges, if it has that range."""
+    if name not in {search_range.name for search_range in arm_tuning.arm.ranges}:
+        return
+    for tuned in arm_tuning.points:
+        x = tuned.point.shown[name]
+        mark = {"marker": look.marker, "markersize": 3.5}
+        if tuned.loss > top:
+            mark = dict(ABOVE if math.isfinite(tuned.loss) else FAILED)
+        if tuned.has_ended:
+            ax.plot(x, min(tuned.loss, top), color=look.colour, alpha=0.8, **mark)
+    best = arm_tuning.points[0]
+    if math.isfinite(best.loss):
+        ax.plot(best.point.shown[name], min(best.loss, top), color=look.colour, **BEST)
+
+
+def _scale_axes(ax: Axes, name: str, tunings: Sequence[Tuning], best: float, top: float) -> None:
+    """Show the whole ranges of a setting, and the losses up to `top`."""
+    ranges: list[SearchRange] = []
+    for arm_tuning in tunings:
+        ranges += [candidate for candidate in arm_tuning.arm.ranges if candidate.name == name]
+    low = min(search_range.low for search_range in ranges)
+    high = max(search_range.high for search_range in ranges)
+    if all(search_range.is_log for search_range in ranges):
+        ax.set_xscale("log")
+        margin = (high / low) ** MARGIN
+        ax.set_xlim(low / margin, high * margin)
+        set_ticks(ax.xaxis, np.geomspace(low, high, 3).tolist())
+    else:
+        margin = (high - low) * MARGIN
+        ax.set_xlim(low - margin, high + margin)
+    height = (top - best) * 2 * MARGIN or 1.0
+    ax.set_ylim(best - height, top + height)
+    ax.set_xlabel(UNITS.get(name, display_name(name)))
+    ax.set_ylabel(UNITS["loss"])
