@@ -116,8 +116,7 @@ def _describe_arm(study: Study, arm: Arm) -> str:
         return f"{seeds}, no tuning"
     points = f"{len(arm.points)} settings"
     if arm.ranges:
-        ranges = ", ".join(search_range.label for search_range in arm.ranges)
-        points = f"{len(arm.points)} draws of {ranges}"
+        points = f"{len(arm.points)} draws of {arm.space}"
     return f"{points} × {len(study.tuning_seeds)} tuning seeds, the best on {seeds}"
 
 

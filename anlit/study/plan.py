@@ -53,6 +53,19 @@ class Arm:
     def is_tuned(self) -> bool:
         return len(self.points) > 1
 
+    @property
+    def space(self) -> str:
+        """`lr 0.001 … 0.03 (log), attention_norm False or True`: where its points are from."""
+        if not self.ranges:
+            return f"a grid of {len(self.points)} settings"
+        texts = [search_range.label for search_range in self.ranges]
+        names = {search_range.name for search_range in self.ranges}
+        for name in self.points[0].shown:
+            if name not in names:
+                values = dict.fromkeys(safe_name(point.shown[name]) for point in self.points)
+                texts.append(f"{name} {' or '.join(sorted(values))}")
+        return ", ".join(texts)
+
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:

@@ -1,8 +1,9 @@
 """The draws in the section `tuning`: their ranges, and a picture of the loss over each range."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +12,6 @@ from matplotlib.lines import Line2D
 from anlit.reporting.figure import INK, LineStyle, legend_below, line_styles, panels, save, style
 from anlit.reporting.page import listed
 from anlit.reporting.text import literal
-from anlit.study.plan import Arm
 from anlit.study.results import StudyResults, Tuning
 from anlit.study.search import SearchRange
 from anlit.study.sections.trend import UNITS, display_name, set_ticks
@@ -21,9 +21,9 @@ TOP = 3.0
 """The axis of losses ends at this multiple of the median's distance from the best."""
 MARGIN = 0.04
 """Free share of an axis beyond each end of a range."""
-BEST = {"marker": "o", "markersize": 9, "fillstyle": "none", "linestyle": "none"}
-ABOVE = {"marker": 6, "markersize": 5, "linestyle": "none"}  # a triangle that points upwards
-FAILED = {"marker": "x", "markersize": 5, "linestyle": "none"}
+BEST: dict[str, Any] = {"marker": "o", "markersize": 9, "fillstyle": "none"}
+ABOVE: dict[str, Any] = {"marker": r"$\uparrow$", "markersize": 6}
+FAILED: dict[str, Any] = {"marker": "x", "markersize": 5}
 
 
 def draws(results: StudyResults) -> list[str]:
@@ -48,27 +48,14 @@ def _spaces(tunings: Sequence[Tuning]) -> str:
     """What the draws of each arm are drawn from, in Markdown."""
     titles_by_space: dict[str, list[str]] = {}
     for arm_tuning in tunings:
-        space = describe_space(arm_tuning.arm)
-        titles_by_space.setdefault(space, []).append(arm_tuning.arm.title)
+        arm = arm_tuning.arm
+        titles_by_space.setdefault(arm.space, []).append(arm.title)
     if len(titles_by_space) == 1:
         return f"Ranges of all arms: {literal(next(iter(titles_by_space)))}."
     entries = []
     for space, titles in titles_by_space.items():
         entries.append(f"{', '.join(titles)}: {space}.")
     return f"RANGES DIFFER between arms:\n\n{listed(entries)}"
-
-
-def describe_space(arm: Arm) -> str:
-    """`lr 0.001 … 0.03 (log), attention_norm True or False`."""
-    if not arm.ranges:
-        return f"a grid of {len(arm.points)} settings"
-    texts = [search_range.label for search_range in arm.ranges]
-    names = {search_range.name for search_range in arm.ranges}
-    for name in arm.points[0].shown:
-        if name not in names:
-            values = sorted({str(point.shown[name]) for point in arm.points})
-            texts.append(f"{name} {' or '.join(values)}")
-    return ", ".join(texts)
 
 
 def draw_losses(tunings: Sequence[Tuning], path: Path) -> None:
@@ -91,15 +78,19 @@ def draw_losses(tunings: Sequence[Tuning], path: Path) -> None:
             for arm_tuning in tunings:
                 _draw_arm(ax, name, arm_tuning, styles[arm_tuning.arm.title], top)
             _scale_axes(ax, name, tunings, best, top)
-        handles = []
-        for title, look in styles.items():
-            line = Line2D([], [], color=look.colour, marker=look.marker, linestyle="none")
-            line.set_label(title)
-            handles.append(line)
-        for mark, label in ((BEST, "best of its arm"), (ABOVE, "higher loss"), (FAILED, "failed")):
-            handles.append(Line2D([], [], color=INK, label=label, **mark))  # type: ignore[arg-type]
-        legend_below(figure, handles, columns=3)
+        legend_below(figure, _legend_entries(styles), columns=3)
         save(figure, path)
+
+
+def _legend_entries(styles: Mapping[str, LineStyle]) -> list[Line2D]:
+    marks: dict[str, dict[str, Any]] = {}
+    for title, look in styles.items():
+        marks[title] = {"color": look.colour, "marker": look.marker, "markersize": 4}
+    marks |= {"best of its arm": BEST, "higher loss": ABOVE, "failed": FAILED}
+    entries = []
+    for label, mark in marks.items():
+        entries.append(Line2D([], [], label=label, linestyle="none", **{"color": INK} | mark))
+    return entries
 
 
 def _draw_arm(ax: Axes, name: str, arm_tuning: Tuning, look: LineStyle, top: float) -> None:
@@ -108,9 +99,9 @@ def _draw_arm(ax: Axes, name: str, arm_tuning: Tuning, look: LineStyle, top: flo
         return
     for tuned in arm_tuning.points:
         x = tuned.point.shown[name]
-        mark = {"marker": look.marker, "markersize": 3.5}
+        mark: dict[str, Any] = {"marker": look.marker, "markersize": 3.5}
         if tuned.loss > top:
-            mark = dict(ABOVE if math.isfinite(tuned.loss) else FAILED)
+            mark = ABOVE if math.isfinite(tuned.loss) else FAILED
         if tuned.has_ended:
             ax.plot(x, min(tuned.loss, top), color=look.colour, alpha=0.8, **mark)
     best = arm_tuning.points[0]

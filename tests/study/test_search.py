@@ -1,0 +1,349 @@
+"""Draws over ranges: which they are, how a study counts them, and what its report says of them."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy.stats import qmc
+
+from anlit.errors import UserError
+from anlit.study.estimate import describe_plan
+from anlit.study.plan import Study
+from anlit.study.read_study import read_study
+from anlit.study.report import print_summary, write_report
+from anlit.study.results import read_results
+from anlit.study.search import Search, draw_points
+from tests.study.conftest import Launch, write_study
+from tests.study.synthetic import train
+from tests.study.test_launch import finish, is_half_trained, starts
+
+RATE = "model.init_args.lr"
+LOG = {"low": 0.05, "high": 0.8, "scale": "log"}
+LINES: dict[str, Any] = {
+    "model.lr": {"low": 1.0e-3, "high": 3.0e-2, "scale": "log"},
+    "model.warmup": {"low": 0.0, "high": 0.4},
+    "model.norm": [True, False],
+}
+
+
+def labels(lines: dict[str, Any], *search: Any) -> list[str]:
+    points, _ = draw_points(lines, Search(*search), "here")
+    return [point.label for point in points]
+
+
+def values(lines: dict[str, Any], name: str, *search: Any) -> list[Any]:
+    points, _ = draw_points(lines, Search(*search), "here")
+    return [point.shown[name] for point in points]
+
+
+def searched(folder: Path, draws: int = 8, **changes: Any) -> Study:
+    """The study with two arms that draw the rate, with the changes."""
+    arms = {
+        name: {"title": title, "configs": [f"{name}.yaml"]}
+        for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))
+    }
+    search = {"method": "sobol", "draws": draws}
+    shared = {"configs": ["common.yaml"], "tune": {RATE: LOG}}
+    study = {"arms": arms, "search": search, "shared": shared}
+    return read_study(write_study(folder, **study | changes), None)
+
+
+@pytest.mark.parametrize("method", ["sobol", "random"])
+@pytest.mark.parametrize("fewer", [1, 5, 8])
+def test_further_draws_keep_the_earlier(method: str, fewer: int) -> None:
+    more = labels(LINES, method, 16)
+
+    assert len(set(more)) == 16
+    assert labels(LINES, method, fewer) == more[:fewer]
+
+
+def test_draws_are_scipys_points_on_the_scales_of_the_ranges() -> None:
+    shares = qmc.Sobol(3, scramble=True, rng=np.random.default_rng(7)).random(16)
+
+    points, _ = draw_points(LINES, Search("sobol", 16, 7), "here")
+
+    for share, point in zip(shares.tolist(), points, strict=True):
+        lr, norm, warmup = share
+        assert point.settings["model.lr"] == pytest.approx(1e-3 * 30**lr, rel=5e-3)
+        assert point.settings["model.warmup"] == pytest.approx(0.4 * warmup, abs=5e-4)
+        assert point.settings["model.norm"] is (norm < 0.5)
+
+
+@pytest.mark.parametrize(("method", "first"), [
+    ("sobol", ["lr=0.00403_norm=False_warmup=0.343", "lr=0.0144_norm=True_warmup=0.113"]),
+    ("random", ["lr=0.00105_norm=True_warmup=0.189", "lr=0.00136_norm=False_warmup=0.102"]),
+])  # fmt: skip
+def test_draws_stay_what_they_were(method: str, first: list[str]) -> None:
+    """Names of run folders follow from them, also with later versions of scipy and numpy."""
+    points, _ = draw_points(LINES, Search(method, 2, 0), "here")
+
+    assert [point.name for point in points] == first
+
+
+def test_seeds_have_other_draws() -> None:
+    assert not {*labels(LINES, "sobol", 8, 0)} & {*labels(LINES, "sobol", 8, 1)}
+
+
+def test_a_line_with_one_value_does_not_change_the_draws_of_others() -> None:
+    fixed = LINES | {"model.depth": [4]}
+
+    assert values(fixed, "lr", "sobol", 8) == values(LINES, "lr", "sobol", 8)
+    assert values(fixed, "depth", "sobol", 8) == [4] * 8
+
+
+def test_sobols_draws_are_even_in_every_line() -> None:
+    rates = values(LINES, "lr", "sobol", 8)
+    norms = values(LINES, "norm", "sobol", 8)
+
+    eighths = [int(8 * math.log(rate / 1e-3, 30)) for rate in rates]
+    assert sorted(eighths) == list(range(8))
+    assert norms.count(True) == 4
+
+
+def test_a_number_of_draws_between_powers_of_two_takes_the_first() -> None:
+    assert labels(LINES, "sobol", 12) == labels(LINES, "sobol", 16)[:12]
+    assert "the first of 16; Sobol's points are even at 8 and 16" in Search("sobol", 12).label
+    assert Search("sobol", 16).label == "16 draws by sobol, seed 0"
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_whole_numbers_are_drawn_between_whole_numbers(scale: str) -> None:
+    lines = {"model.depth": {"low": 1, "high": 4, "scale": scale}, "model.lr": LOG}
+
+    depths = values(lines, "depth", "sobol", 256)
+
+    assert {type(depth) for depth in depths} == {int}
+    assert {*depths} == {1, 2, 3, 4}
+    shares = {depth: depths.count(depth) / 256 for depth in (1, 2, 3, 4)}
+    for depth, share in shares.items():
+        width = math.log((depth + 0.5) / (depth - 0.5), 9) if scale == "log" else 0.25
+        assert share == pytest.approx(width, abs=0.01)
+
+
+def test_a_draw_stays_in_its_range_and_its_name_is_short() -> None:
+    lines = {"model.beta": {"low": 0.98765, "high": 0.99999}, "model.eps": {**LOG, "low": 1.234e-9}}
+
+    points, ranges = draw_points(lines, Search("random", 200), "here")
+
+    for point in points:
+        for search_range in ranges:
+            assert search_range.low <= point.shown[search_range.name] <= search_range.high
+        assert len(point.name) <= len("beta=0.98765_eps=1.234e-09")
+    assert len({point.shown["beta"] for point in points}) > 50
+
+
+def test_equal_draws_are_drawn_again() -> None:
+    lines = {"model.depth": {"low": 1, "high": 5}}
+
+    assert sorted(values(lines, "depth", "sobol", 5)) == [1, 2, 3, 4, 5]
+    with pytest.raises(UserError, match=r"here has 5 different settings, and search\.draws is 6"):
+        draw_points(lines, Search("sobol", 6), "here")
+
+
+def test_arms_with_the_same_ranges_have_the_same_draws(folder: Path) -> None:
+    study = searched(folder)
+
+    gpt, angpt = study.arms
+    assert [point.name for point in gpt.points] == [point.name for point in angpt.points]
+    names = [run.name for run in study.tuning_runs()]
+    assert len(names) == len(set(names)) == 2 * 8
+
+
+def test_the_plan_counts_draws(folder: Path) -> None:
+    study = searched(folder, pace={"flops_per_second": 1e10})
+    grid = read_study(
+        write_study(folder, pace={"flops_per_second": 1e10}, arms={
+            name: {"configs": [f"{name}.yaml"], "tune": {RATE: list(range(8))}}
+            for name in ("gpt", "angpt")
+        }),
+        None,
+    )  # fmt: skip
+
+    text = describe_plan(study, 2, {}, {})
+
+    assert "search: 8 draws by sobol, seed 0\n" in text
+    assert "gpt: 8 draws of lr 0.05 … 0.8 (log) × 1 tuning seeds, the best on 3 seeds" in text
+    assert text.splitlines()[-3:] == describe_plan(grid, 2, {}, {}).splitlines()[-3:]
+
+
+def test_a_budget_changes_an_end_of_a_range_and_the_draws(folder: Path) -> None:
+    shared = {"tune": {RATE: {"low": 0.1}}}
+    budgets = {"small": {"search": {"draws": 2}, "shared": shared}}
+    searched(folder)
+    path = write_study(folder, search={"draws": 8}, budgets=budgets, arms={
+        "gpt": {"configs": ["gpt.yaml"]}}, shared={"configs": ["common.yaml"], "tune": {RATE: LOG}})  # fmt: skip
+
+    study = read_study(path, "small")
+
+    (arm,) = study.arms
+    assert len(arm.points) == 2
+    assert arm.ranges[0].label == "lr 0.1 … 0.8 (log)"
+
+
+def grid_arm(folder: Path, **changes: Any) -> Study:
+    grid = {"title": "grid", "configs": ["gpt.yaml"], "tune": {RATE: [0.1, 0.2, 0.4]}}
+    arms = {"gpt": {"title": "GPT+", "configs": ["gpt.yaml"]}, "grid": grid}
+    return searched(folder, arms=arms, **changes)
+
+
+def test_arms_with_other_numbers_of_tries_are_refused_unless_the_file_allows_it(
+    folder: Path,
+) -> None:
+    with pytest.raises(UserError, match=r"different numbers of settings \(gpt 8, grid 3\)"):
+        grid_arm(folder)
+
+    assert len(grid_arm(folder, draws=3).tuning_runs()) == 6
+    assert len(grid_arm(folder, equal_tuning=False).tuning_runs()) == 11
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"tune": {RATE: {"low": 1.0, "high": 0.5}}}, "low 1.0 and high 0.5: give a higher high"),
+    ({"tune": {RATE: {"low": 1.0, "high": 1.0}}}, "low 1.0 and high 1.0: give a higher high"),
+    ({"tune": {RATE: {**LOG, "low": 0}}}, "has scale log and low 0: give a low above 0"),
+    ({"tune": {RATE: {**LOG, "scale": "ln"}}}, "has scale ln: choose one of linear, log"),
+    ({"tune": {RATE: {"low": 0.1}}}, "'model.init_args.lr' in tune of arm 'gpt' .* has no finite high"),
+    ({"tune": {RATE: {"low": 0.1, "high": math.inf}}}, "has no finite high: give a number"),
+    ({"tune": {RATE: {"low": "a", "high": 1}}}, "low is str in place of int or float"),
+    ({"tune": {RATE: {**LOG, "step": 1}}}, "unknown key 'step': the known ones are high, low, scale"),
+    ({"tune": {RATE: LOG, "model.x": []}}, "tune of arm 'gpt' .* has no values for 'model.x'"),
+    ({"tune": [{RATE: LOG}]}, "tune of arm 'gpt' .* is a list, and has a range: give the lines of one"),
+    ({"search": None}, "has a range, and the study has no `search`: give `search: {method: sobol"),
+    ({"tune": {RATE: [0.1, 0.2]}}, "search of study.yaml has no range to draw from: give one"),
+    ({"tune": None}, "search of study.yaml has no range to draw from: give one"),
+    ({"vary": {"model.d": {"low": 1, "high": 2}}}, "vary .* has a range for 'model.d', and only `tune`"),
+    ({"seeds": [{"seed_everything": {"low": 1, "high": 2}}]}, "seeds of study.yaml has a range for 'seed_"),
+    ({"search": {"method": "sobol"}}, "search.draws of study.yaml is missing: give 1 or more"),
+    ({"search": {"draws": 0}}, "search.draws of study.yaml is 0: give 1 or more"),
+    ({"search": {"draws": 2.5}}, "search.draws is float in place of int"),
+    ({"search": {"draws": 4, "seed": -1}}, "search.seed of study.yaml is -1: give 0 or more"),
+    ({"search": {"draws": 4, "method": "grid"}}, "search.method of study.yaml is grid: choose one of sobol, random"),
+    ({"search": {"draw": 4}}, "study.yaml has the unknown key 'draw'|unknown key 'draw'"),
+])  # fmt: skip
+def test_wrong_values_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
+    tune = changes.get("tune", {RATE: LOG})
+    entry = {"configs": ["gpt.yaml"], "tune": tune, "vary": changes.get("vary", {})}
+    study = {"search": {"draws": 4}, "arms": {"gpt": entry}, "seeds": [1]} | changes
+    study.pop("tune", None)
+    study.pop("vary", None)
+
+    with pytest.raises(UserError, match=message) as error:
+        read_study(write_study(folder, **study), None)
+
+    assert "\n" not in str(error.value)
+
+
+def bowl(centre: float) -> Any:
+    """Losses with their minimum at a rate; anGPT is lower, and fails above a rate of 0.6."""
+
+    def final(run: Any, values: dict[str, Any], *_: float) -> float:
+        if run.arm.base == "angpt" and values["lr"] > 0.6:
+            return math.nan
+        lead = 0.2 if run.arm.base == "angpt" else 0.0
+        return 3.5 - lead + math.log(values["lr"] / centre) ** 2 + 0.01 * values["seed"]
+
+    return final
+
+
+def reported(study: Study, folder: Path, centre: float = 0.2) -> str:
+    train(study, folder / "out", bowl(centre))
+    return write_report(read_results(study, folder / "out")).with_suffix(".md").read_text()
+
+
+def test_the_report_has_the_best_draws_and_a_picture(folder: Path) -> None:
+    study = searched(folder, draws=16)
+
+    text = reported(study, folder)
+
+    rates = [point.shown["lr"] for point in study.arms[0].points]
+    best = sorted(rates, key=lambda rate: abs(math.log(rate / 0.2)))
+    rows = [line for line in text.splitlines() if line.startswith("| GPT+ | lr=")]
+    assert [row.split("|")[2].strip() for row in rows] == [f"lr={rate}" for rate in best[:8]]
+    assert "Tuning budget: 16 settings for each arm, each trained on 1 seed (seed=0)" in text
+    assert "Search: 16 draws by sobol, seed 0." in text
+    assert "Ranges of all arms: lr 0.05 … 0.8 (log)." in text
+    assert "Of each arm's draws the best 8; report.json has all 16." in text
+    assert "inside the ranges |" in text
+    assert "![loss over each range](tuning.png)" in text
+    assert (folder / "out" / "tuning.png").stat().st_size > 5000
+    record = json.loads((folder / "out" / "report.json").read_text())
+    assert record["search"] == {"method": "sobol", "draws": 16, "seed": 0}
+    assert len(record["tuning"]["gpt"]) == 16
+    n_failed = sum(rate > 0.6 for rate in rates)
+    assert n_failed > 0
+    assert f"| anGPT | 16 of 16 | {n_failed} | lr={best[0]} |" in text
+
+
+def test_arms_with_other_ranges_are_named(folder: Path) -> None:
+    text = reported(grid_arm(folder, draws=3), folder)
+
+    assert "RANGES DIFFER between arms:" in text
+    assert "- GPT+: lr 0.05 … 0.8 (log).\n- grid: a grid of 3 settings." in text
+
+
+@pytest.mark.parametrize(("centre", "edge"), [
+    (0.01, "is the smallest of 64"), (0.8, "is the largest of 64"),
+    (0.055, "is in the outermost 5 % of lr 0.05 … 0.8 (log)"), (0.065, None),
+])  # fmt: skip
+def test_a_best_draw_at_the_edge_of_its_range_is_named(
+    folder: Path, centre: float, edge: str | None
+) -> None:
+    arms = {"gpt": {"title": "GPT+", "configs": ["gpt.yaml"]}}
+    study = searched(folder, draws=64, arms=arms)
+
+    text = reported(study, folder, centre)
+
+    console = Console(width=200, record=True)
+    print_summary(read_results(study, folder / "out"), console)
+    printed = console.export_text()
+    if edge is None:
+        assert "inside the ranges" in text
+        assert "note:" not in printed
+    else:
+        assert edge in text
+        assert f"{edge}: a wider range might find a better one" in printed
+
+
+def test_of_mixed_choices_the_largest_is_at_the_edge(folder: Path) -> None:
+    """No two draws differ in the choice alone, so the others cannot be the same in all else."""
+    tune = {RATE: LOG, "data.init_args.batch_size": [2, 4, 8]}
+    study = searched(folder, shared={"configs": ["common.yaml"], "tune": tune}, draws=16)
+
+    def final(run: Any, values: dict[str, Any], *_: float) -> float:
+        return 4.0 - 0.1 * values["batch_size"] + abs(math.log(values["lr"] / 0.2)) / 100
+
+    train(study, folder / "out", final)
+    tuning, _ = read_results(study, folder / "out").tunings
+
+    assert tuning.edges == ["batch_size 8 is the largest of 3"]
+
+
+def test_a_killed_study_with_draws_goes_on_and_more_draws_keep_its_runs(
+    start: Launch, folder: Path
+) -> None:
+    searched(folder, draws=4, seeds=[1])
+    process = start("--jobs", "2", step=0.03)
+    while process.wait(0.01) is None and not is_half_trained(folder / "out"):
+        pass
+    process.kill(9)
+    process.wait()
+    finish(start("--jobs", "2"))
+    first = starts(folder / "out")
+    assert len([name for name in first if "seed=0" in name]) == 2 * 4
+
+    more = searched(folder, draws=8, seeds=[1])
+    text = finish(start("--jobs", "2"))
+
+    trained = {line.split(":")[0] for line in text.splitlines() if line.endswith(": started")}
+    assert trained >= {run.name for run in more.tuning_runs()} - first.keys()
+    assert not trained & first.keys()
+    assert "tuning: 8 runs" in text
+
+    (folder / "out").rename(folder / "first")
+    text = finish(start("--jobs", "2", "--reuse", "first"))
+    assert "started" not in text
+    assert text.count("taken from first") == 2 * 8 + 2
+    assert "Report:" in finish(start("--report_only"))
