@@ -12,6 +12,7 @@ from anlit.study.read_study import read_study
 from tests.integration.conftest import VOCABULARY
 
 RATE = "model.init_args.optimizer.init_args.lr"
+DECAY = "model.init_args.optimizer.init_args.weight_decay"
 SHAPE = {"vocab_size": VOCABULARY, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 32}
 TRAINER = {
     "accelerator": "cpu",
@@ -64,8 +65,8 @@ def test_a_study_trains_its_draws_and_measures_the_best(shards: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("tune", "message"), [
-    ({"model.init_args.schedule.warmup": {"low": 0, "high": 1}, RATE: TUNE[RATE]},
-     "model.init_args.schedule.warmup takes fractions, and both ends of its range are whole numbers: write low as 0.0"),
+    ({DECAY: {"low": 0, "high": 1}, RATE: TUNE[RATE]},
+     f"{DECAY} takes fractions, and both ends of its range are whole numbers: write low as 0.0"),
     ({"model.init_args.qk_norm": {"low": 0.0, "high": 1.0}}, "is of the wrong type: give true or false"),
     ({"model.init_args.n_layers": {"low": 1.0, "high": 4.0}}, "is of the wrong type: give an integer"),
     ({RATE: {"low": 0.1, "high": 0.01}}, "has low 0.1 and high 0.01: give a higher high"),

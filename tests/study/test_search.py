@@ -104,7 +104,9 @@ def test_sobols_draws_are_even_in_every_line() -> None:
     assert norms.count(True) == 4
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_number_of_draws_between_powers_of_two_takes_the_first() -> None:
+    """scipy warns of other numbers than powers of two."""
     assert labels(LINES, "sobol", 12) == labels(LINES, "sobol", 16)[:12]
     assert "the first of 16; Sobol's points are even at 8 and 16" in Search("sobol", 12).label
     assert Search("sobol", 16).label == "16 draws by sobol, seed 0"
