@@ -55,7 +55,7 @@ class Arm:
 
     @property
     def space(self) -> str:
-        """`lr 0.001 … 0.03 (log), attention_norm False or True`: where its points are from."""
+        """`lr 0.001 … 0.03 (log), batch_size 2 or 4 or 16`: where its points are from."""
         if not self.ranges:
             return f"a grid of {len(self.points)} settings"
         texts = [search_range.label for search_range in self.ranges]
@@ -63,7 +63,9 @@ class Arm:
         for name in self.points[0].shown:
             if name not in names:
                 values = dict.fromkeys(safe_name(point.shown[name]) for point in self.points)
-                texts.append(f"{name} {' or '.join(sorted(values))}")
+                # Short texts first, so that numbers are in order.
+                ordered = sorted(values, key=lambda value: (len(value), value))
+                texts.append(f"{name} {' or '.join(ordered)}")
         return ", ".join(texts)
 
 

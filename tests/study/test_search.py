@@ -311,7 +311,7 @@ def test_a_best_draw_at_the_edge_of_its_range_is_named(
 
 def test_of_mixed_choices_the_largest_is_at_the_edge(folder: Path) -> None:
     """No two draws differ in the choice alone, so the others cannot be the same in all else."""
-    tune = {RATE: LOG, "data.init_args.batch_size": [2, 4, 8]}
+    tune = {RATE: LOG, "data.init_args.batch_size": [2, 4, 16]}
     study = searched(folder, shared={"configs": ["common.yaml"], "tune": tune}, draws=16)
 
     def final(run: Any, values: dict[str, Any], *_: float) -> float:
@@ -320,7 +320,8 @@ def test_of_mixed_choices_the_largest_is_at_the_edge(folder: Path) -> None:
     train(study, folder / "out", final)
     tuning, _ = read_results(study, folder / "out").tunings
 
-    assert tuning.edges == ["batch_size 8 is the largest of 3"]
+    assert tuning.arm.space == "lr 0.05 … 0.8 (log), batch_size 2 or 4 or 16"
+    assert tuning.edges == ["batch_size 16 is the largest of 3"]
 
 
 def test_a_killed_study_with_draws_goes_on_and_more_draws_keep_its_runs(
