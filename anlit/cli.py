@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
 from anlit.config.options import NAMES_OF_FILES, ToolParser
+from anlit.commands.working_directory import import_from_working_directory
 from anlit.errors import (
     INTERRUPTED,
     PREEMPTED,
@@ -32,6 +33,8 @@ from anlit.training.lazy_torchmetrics import make_torchmetrics_lazy
 
 RESTARTABLE = (*LIGHTNING, "study", "prepare")
 """Commands that a signal ends in order, so that they can be started again."""
+NAMING_CLASSES = (*LIGHTNING, "size", "study")
+"""Commands whose configuration may name classes of any module."""
 USAGE = """\
 anlit {version}: train and compare GPT+, nGPT and anGPT
 
@@ -102,6 +105,8 @@ def _run_command(command: str, arguments: list[str]) -> int:
     is_main_thread = threading.current_thread() is threading.main_thread()
     is_restartable = command in RESTARTABLE and is_main_thread
     with preempted_by_signals() if is_restartable else nullcontext():
+        if command in NAMING_CLASSES or any(text.startswith("--import") for text in arguments):
+            import_from_working_directory()
         arguments = _import_modules(arguments)
         make_torchmetrics_lazy()
         if command in (*LIGHTNING, *EVALUATIONS):  # files with several commands
@@ -155,8 +160,8 @@ def _import_modules(arguments: list[str]) -> list[str]:
             importlib.import_module(module)
         except (ImportError, ValueError) as error:
             fix = (
-                "give the dotted name of an installed module, "
-                "or set PYTHONPATH to the folder that contains it"
+                "give the dotted name of an installed module, or of a file in this folder or "
+                "PYTHONPATH"
             )
             raise UserError(f"--import {module} fails ({error}): {fix}") from error
     return further_arguments

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anlit.checkpoints.location import CHECKPOINTS
+from anlit.commands.data_class import data_class_options
 from anlit.commands.values import expand_home
 from anlit.config.files import configuration_file
 from anlit.config.labels import CONFIG
@@ -40,11 +41,11 @@ def expand_arguments(arguments: list[str]) -> list[str]:
         class_path = getattr(parsed, name)
         if class_path is not None:
             class_options.append(f"--{name}={class_path}")
-    if not parsed.config:
-        return [command, *class_options, *further_options]
-
     files = [configuration_file(name) for name in parsed.config]
     contents = [read_yaml(file, CONFIGURATION_SCHEMA) for file in files]
+    class_options += data_class_options(parsed.data, contents, further_options)
+    if not files:
+        return [command, *class_options, *further_options]
     return [
         command,
         *classes_of_later_files(contents),

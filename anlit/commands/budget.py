@@ -8,13 +8,12 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.config.batch_ramp import configured_ramp
-from anlit.config.labels import n_devices
-from anlit.config.run_tokens import tokens_per_micro_batch
+from anlit.config.labels import class_name, n_devices
 from anlit.errors import UserError
 from anlit.reporting.text import echo
 
 
-def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
+def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[int, int] | None:
     """Set `trainer.max_steps` to the steps that the budget of tokens allows, and print it.
 
     A configuration without a budget stays. The recorded configuration has the steps alone, so a
@@ -24,13 +23,17 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
         config: The configuration of `fit`, with a vocabulary.
         count_parameters: Called if the budget is a number of tokens per parameter.
 
+    Returns:
+        Sequences and tokens of the micro-batches that it counts; None without a budget.
+
     Raises:
-        UserError: Two settings give the length of the run, or the budget is less than a step.
+        UserError: Two settings give the length of the run, the budget is less than a step, or the
+            data do not tell their batches.
     """
     budgets = {name: config[name] for name in ("max_tokens", "tokens_per_parameter")}
     given = {name: value for name, value in budgets.items() if value is not None}
     if not given:
-        return
+        return None
     lengths = given | configured_lengths(config)
     if len(lengths) > 1:
         listed = " and ".join(f"{name}={value:g}" for name, value in lengths.items())
@@ -55,6 +58,7 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
     largest = micro_batch_tokens * ramp.micro_batches(n_steps - 1)
     sizes = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
     rank_zero_only(echo)(f"{n_tokens:,.0f} tokens: {n_steps:,} steps of {sizes} tokens")
+    return batch_shape(config)
 
 
 def configured_lengths(config: Namespace) -> dict[str, int]:
@@ -72,9 +76,26 @@ def configured_lengths(config: Namespace) -> dict[str, int]:
 
 
 def _micro_batch_tokens(config: Namespace) -> int:
+    batch_size, length = batch_shape(config)
+    return batch_size * length * count_devices(config.trainer) * config.trainer.num_nodes
+
+
+def batch_shape(config: Namespace) -> tuple[int, int]:
+    """Return sequences and tokens of a micro-batch.
+
+    Raises UserError if the class of the data has no setting batch_size. `LanguageModel` compares
+    the first batch.
+    """
     data = config.data.get("init_args", config.data)
-    devices = count_devices(config.trainer) * config.trainer.num_nodes
-    return tokens_per_micro_batch(config.model.init_args.context_length, data, devices)
+    length = data.get("context_length") or config.model.init_args.context_length
+    batch_size = data.get("batch_size")
+    if not isinstance(batch_size, int):
+        name = class_name(config.data.class_path)
+        raise UserError(
+            f"{name} has no setting batch_size, by which a budget of tokens becomes steps: set "
+            "trainer.max_steps in place of the budget"
+        )
+    return batch_size, length
 
 
 def count_devices(trainer: Namespace) -> int:

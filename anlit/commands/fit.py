@@ -38,6 +38,7 @@ from anlit.config.error_messages import (
     is_lightning_error,
 )
 from anlit.config.labels import class_name
+from anlit.data.attributes import name_of, vocab_size_of
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, RunError, UserError
@@ -77,6 +78,8 @@ class FitCommand(ConfigurationParser):
     """The locked file in the run folder; None on ranks above 0, and if a run writes nothing."""
     rate_advice: str | None = None
     """Advice if the learning rate is a default."""
+    budget_batch: tuple[int, int] | None = None
+    """Sequences and tokens of a micro-batch that a budget of tokens counts."""
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
@@ -162,6 +165,7 @@ class FitCommand(ConfigurationParser):
             self._refuse_damaged_checkpoint(run_dir, ckpt_path)
         initial_weights = self.setting("initial_weights")
         is_continued = ckpt_path == "last" and checkpoint_of_run(run_dir, (LAST,)) is not None
+        self.model.budget_batch = None if is_continued else self.budget_batch
         if initial_weights is not None and not is_continued:
             load_initial_weights(self.model, initial_weights)
             if self.rate_advice is not None:
@@ -204,7 +208,7 @@ class FitCommand(ConfigurationParser):
             config = self.config[self.subcommand]
             _set_vocabulary_from_data(config)
             if self.subcommand == "fit":
-                set_steps(config, partial(self._count_parameters, config))
+                self.budget_batch = set_steps(config, partial(self._count_parameters, config))
             self.rate_advice = advice_on_default_rate(config.model)
             set_rate_by_width(config.model)
             is_fit = self.subcommand == "fit"
@@ -262,10 +266,17 @@ def _set_vocabulary_from_data(config: Namespace) -> None:
     if "vocab_size" not in settings or settings.vocab_size is not None:
         return
     parser = ArgumentParser()  # Lightning's parser would store the present configuration
-    parser.add_subclass_arguments(TokenShards, "data")
+    parser.add_subclass_arguments(L.LightningDataModule, "data")
     data = parser.instantiate(Namespace(data=config.data)).data
-    data.prepare_data()
-    settings.vocab_size = padded_vocabulary(data.vocab_size)
+    if isinstance(data, TokenShards):
+        data.prepare_data()
+    vocab_size = vocab_size_of(data)
+    if vocab_size is None:
+        raise UserError(
+            f"{name_of(data)} does not give the size of its vocabulary: set --model.vocab_size, or "
+            "give the class an attribute vocab_size"
+        )
+    settings.vocab_size = padded_vocabulary(vocab_size)
 
 
 def _is_programming_error(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from argparse import ArgumentError
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from pydoc import locate
 from typing import Any, TypeVar
 
 import lightning as L
@@ -28,7 +29,7 @@ from anlit.config.error_messages import explain_parser_error
 from anlit.config.names import check_name, split_tags
 from anlit.config.schema import OPTIONS
 from anlit.data.checks import padded_vocabulary
-from anlit.data.module import TokenShards
+from anlit.data.module import TokenShards  # noqa: F401  (`--data TokenShards` finds imported classes)
 from anlit.data.storage.manifest import MANIFEST, read_manifest
 from anlit.errors import UserError, find_cause
 from anlit.training.language_model import LanguageModel
@@ -136,7 +137,7 @@ def read_command(command_class: type[Command], arguments: list[str], **settings:
     make_command = partial(
         type(command_class.__name__, (command_class,), members),
         model_class=LanguageModel,
-        datamodule_class=TokenShards,
+        datamodule_class=L.LightningDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
         auto_configure_optimizers=False,
@@ -183,7 +184,10 @@ def _make_strategy_explicit(config: Namespace) -> None:
 
 
 def _vocabulary_of_data(data: Any) -> int:
-    """Return the size of the vocabulary that the configured data have, or will have."""
+    """Return the size of the vocabulary that the configured data have, or will have.
+
+    A user's own class may have it as a constant.
+    """
     folder = data.get("init_args.path")
     folders_of_mixture = data.get("init_args.paths")
     if folders_of_mixture:
@@ -192,6 +196,9 @@ def _vocabulary_of_data(data: Any) -> int:
         size = read_manifest(folder)["vocab_size"]
     else:
         size = data.get("init_args.vocab_size")
+        constant = getattr(locate(data.class_path), "vocab_size", None)
+        if size is None and isinstance(constant, int):
+            size = constant
     return size or USUAL_VOCABULARY
 
 

@@ -383,6 +383,7 @@ def class_choices(name: str) -> str:
         case "data":
             corpora = public_classes("anlit.data.corpora")
             names = [*corpora, "Mixture", "TokenShards", "NeedleInHaystack"]
+            names.append("the path of a LightningDataModule of yours such as mydata.MyData")
         case "logger":
             names = ["CSVLogger", "TensorBoardLogger", "--config logger/wandb.yaml"]
         case _:

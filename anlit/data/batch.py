@@ -97,6 +97,12 @@ def _pack(tokens: Tensor, targets: Tensor, ids: Tensor) -> Batch:
     )
 
 
+def one_document_per_row(tokens: Tensor, targets: Tensor) -> Batch:
+    """Return the batch of (B, T) int64 tokens and targets whose rows are a document each."""
+    batch = _pack(tokens, targets, torch.zeros(tokens.shape, dtype=torch.int64))
+    return batch.pin_memory() if tokens.is_pinned() else batch
+
+
 def batch_from_blocks(
     blocks: Tensor | np.ndarray,
     end_of_document: int,

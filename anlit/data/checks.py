@@ -15,12 +15,15 @@ def padded_vocabulary(size: int) -> int:
     return -(-size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
-def check_vocabulary(model_size: int | None, shards_size: int, path: str) -> None:
-    """Check that the model's vocabulary is the shards', possibly padded; None: no model."""
-    if model_size is not None and not shards_size <= model_size <= padded_vocabulary(shards_size):
+def check_vocabulary(model_size: int | None, data_size: int, owner: str) -> None:
+    """Check that the model's vocabulary is the data's, possibly padded; None: no model.
+
+    `owner` is `the shards in data/fw have` or the like, for the message.
+    """
+    if model_size is not None and not data_size <= model_size <= padded_vocabulary(data_size):
         raise UserError(
-            f"the model has a vocabulary of {model_size} tokens and the shards in {path} have "
-            f"{shards_size}: set --model.vocab_size {shards_size}, or leave it out"
+            f"the model has a vocabulary of {model_size} tokens and {owner} "
+            f"{data_size}: set --model.vocab_size {data_size}, or leave it out"
         )
 
 

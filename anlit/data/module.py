@@ -214,7 +214,8 @@ class TokenShards(L.LightningDataModule):
         trains = stage in (None, "fit")
         length = self._set_context_length(getattr(model, "context_length", None), trains)
         self._check_files()
-        checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, self.path)
+        owner = f"the shards in {self.path} have"
+        checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, owner)
         checks.check_context_schedule(self.context_schedule, length)
         checks.check_weights(self.weights, list(self.token_arrays["train"]), self.path)
         if trains:

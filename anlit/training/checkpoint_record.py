@@ -10,7 +10,8 @@ from typing import Any
 import anlit
 from anlit.checkpoints.averages import AVERAGES, STATE, separate_averages
 from anlit.checkpoints.weights import refuse_non_finite, refuse_other_shapes
-from anlit.config.objects import to_plain_values
+from anlit.config.objects import shown, to_plain_values
+from anlit.data.attributes import fingerprint_of
 from anlit.errors import UserError
 from anlit.training.kept_checkpoints import paths_to_names, restore_paths
 from anlit.training.lightning_internals import trainer_of
@@ -30,7 +31,7 @@ def write_record(checkpoint: dict[str, Any], model: Any) -> None:
     checkpoint["anlit"] = {
         "architecture": type(model).__name__,
         "version": anlit.__version__,
-        "data": _fingerprint(model),
+        "data": fingerprint_of(model.data_module),
         "family": model.family,
         "family_length": model.family_length,
         "run": run_settings(model.trainer),
@@ -55,19 +56,14 @@ def load_record(checkpoint: dict[str, Any], model: Any) -> None:
     checkpoint["callbacks"] = states
     model.family = record.get("family")
     model.family_length = record.get("family_length")
-    _refuse_other_tokenizer(record["data"], _fingerprint(model))
+    _refuse_other_tokenizer(record["data"], fingerprint_of(model.data_module))
     if trainer_of(model) is None:
         return
     if model.trainer.state.fn == "fit":
+        _refuse_other_content(record["data"], fingerprint_of(model.data_module))
         _prepare_to_continue(checkpoint, model)
     else:
         _check_for_evaluation(checkpoint, model)
-
-
-def _fingerprint(model: Any) -> dict[str, Any] | None:
-    """The fingerprint of the data that the model's Trainer reads; None without data."""
-    data = model.data_module
-    return data.fingerprint if data is not None else None
 
 
 def _refuse_other_architecture(saved: str, expected: str) -> None:
@@ -80,7 +76,7 @@ def _refuse_other_architecture(saved: str, expected: str) -> None:
 
 def _refuse_other_tokenizer(saved: dict[str, Any] | None, current: dict[str, Any] | None) -> None:
     """Raise UserError if two fingerprints of data name different tokenizers."""
-    if not saved or not current:
+    if not saved or not current or _has_unknown_tokenizer(saved) or _has_unknown_tokenizer(current):
         return
     saved_hash = saved["tokenizer_sha256"]
     current_hash = current["tokenizer_sha256"]
@@ -89,6 +85,25 @@ def _refuse_other_tokenizer(saved: dict[str, Any] | None, current: dict[str, Any
             f"the checkpoint in ckpt_path was trained with another tokenizer "
             f"({_shorten(saved_hash)}) than data.path's shards have ({_shorten(current_hash)}): "
             "set --data.path to the shards that it was trained on"
+        )
+
+
+def _has_unknown_tokenizer(record: dict[str, Any]) -> bool:
+    """Whether a user's own class of data gave no tokenizer. Shards without one came as tokens."""
+    return "class" in record and record.get("tokenizer_sha256") is None
+
+
+def _refuse_other_content(saved: dict[str, Any] | None, current: dict[str, Any] | None) -> None:
+    """Raise UserError if a user's own data had another fingerprint; other data check themselves."""
+    if not saved or not current:
+        return
+    saved_fingerprint = saved.get("fingerprint")
+    fingerprint = current.get("fingerprint")
+    if saved_fingerprint and fingerprint and saved_fingerprint != fingerprint:
+        raise UserError(
+            f"the checkpoint in ckpt_path was trained on data with the fingerprint "
+            f"{shown(saved_fingerprint)}, and --data now has {shown(fingerprint)}: set it back, or "
+            "start from the weights alone with --initial_weights"
         )
 
 

@@ -22,6 +22,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from anlit.config.batch_ramp import ramp_of
 from anlit.config.objects import made_real
 from anlit.config.value_checks import check_precision, check_ranges
+from anlit.data.attributes import bytes_per_token_of, check_fits_model, name_of
+from anlit.data.batch import Batch
+from anlit.data.batch_forms import as_batch
+from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.nn.attention.attention import attention_layers
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
@@ -31,7 +35,14 @@ from anlit.nn.mechanisms.warm_start import grow, warm_starts
 from anlit.nn.models.config import DecoderConfig
 from anlit.nn.models.runtime import allow_compiled_kernels, repays_compiled_blocks
 from anlit.training.checkpoint_record import load_record, write_record
-from anlit.training.lightning_internals import completes_step, is_logged, is_made_by_cli, trainer_of
+from anlit.training.data_messages import data_messages, refuse_other_batch
+from anlit.training.lightning_internals import (
+    HostBatches,
+    completes_step,
+    is_logged,
+    is_made_by_cli,
+    trainer_of,
+)
 from anlit.training.mean_loss import MeanLoss
 from anlit.training.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.training.optim.rates import (
@@ -51,7 +62,7 @@ NO_TARGET_FIX = "give longer documents, or set data.score_first_token: true"
 _log = logging.getLogger(__name__)
 
 
-class LanguageModel(L.LightningModule):
+class LanguageModel(HostBatches):
     """Trains `self.model`, the decoder that `decoder_class` makes of `config`.
 
     The decoder has all parameters. `optimizer` is called with `parameter_groups(self.model)`.
@@ -72,6 +83,8 @@ class LanguageModel(L.LightningModule):
     """Whether the run continues without the optimizer's state."""
     changed_settings: tuple[str, ...] = ()
     """Settings that differ from the continued checkpoint's, as `name old → new`."""
+    budget_batch: tuple[int, int] | None = None
+    """Sequences and tokens of a micro-batch by which a budget of tokens was turned into steps."""
 
     def __init__(
         self,
@@ -117,6 +130,32 @@ class LanguageModel(L.LightningModule):
         """Let anlit keep the averages of weights that a callback of Lightning asks for."""
         keep_averages(self.trainer)
         return []
+
+    def setup(self, stage: str) -> None:
+        """Raise UserError if the data name sizes that do not fit the model."""
+        check_fits_model(self.data_module, self, trains=stage == "fit")
+
+    def on_host_batch(self, batch: Any) -> Batch:
+        """Return the `Batch` of a batch in any form of `as_batch`.
+
+        Raises UserError if it does not fit the model, or the budget of tokens.
+        """
+        data = self.data_module
+        if isinstance(data, TokenShards):
+            return batch
+        source = name_of(data)
+        batch = as_batch(batch, source, self.vocab_size)
+        length = batch.tokens.shape[1]
+        if self.trainer.training:
+            if length > self.context_length:
+                raise UserError(
+                    f"{source} delivers rows of {length} tokens, and "
+                    f"model.context_length={self.context_length}: set --model.context_length "
+                    f"{length}, or give shorter rows"
+                )
+            refuse_other_batch(self.budget_batch, batch, source)
+            self.budget_batch = None  # later batches may be shorter
+        return batch
 
     def configure_model(self) -> None:
         """Prepare the decoder to run. A strategy shards it afterwards.
@@ -169,7 +208,15 @@ class LanguageModel(L.LightningModule):
         and is the tensor to differentiate.
         """
         packing = batch.document_ids, batch.cu_seqlens, batch.longest
+        if self._has_documents_as_rows(batch):
+            packing = None, None, None  # plain causal attention, which needs no masks
         return self.model(batch.tokens, *packing, targets=batch.targets, z_loss=z_loss)
+
+    def _has_documents_as_rows(self, batch: Batch) -> bool:
+        """Whether each row of a user's own data is a document; the host knows the shapes."""
+        if trainer_of(self) is None or isinstance(self.data_module, TokenShards):
+            return False
+        return len(batch.cu_seqlens) == len(batch.tokens) + 1
 
     def on_fit_start(self) -> None:
         check_precision(self.trainer.precision)
@@ -209,6 +256,8 @@ class LanguageModel(L.LightningModule):
             rank_zero_only(_log.info)(
                 f"Continued with changed settings, the new ones are used: {changes}"
             )
+        for message in data_messages(self.trainer, self.is_continued):
+            rank_zero_only(_log.info)(message)
         if self.is_continued:
             self._apply_configured_rates()
 
@@ -279,9 +328,7 @@ class LanguageModel(L.LightningModule):
             )
         self.log(f"{split}/loss", loss, prog_bar=True)
         self.log(f"{split}/perplexity", loss.exp())
-        if self.data_module is None:
-            return
-        bytes_per_token = self.data_module.bytes_per_token(split)
+        bytes_per_token = bytes_per_token_of(self.data_module, split)
         if bytes_per_token is not None:
             self.log(f"{split}/bits_per_byte", loss / math.log(2) / bytes_per_token)
 

@@ -32,6 +32,20 @@ def is_made_by_cli(module: L.LightningModule) -> bool:
     return "_instantiator" in module.hparams
 
 
+class HostBatches(L.LightningModule):
+    """A module whose `on_host_batch` changes each batch on the host, after the data's own hooks.
+
+    Lightning's public hook belongs to the module or to the data, and the data's has precedence.
+    """
+
+    def on_host_batch(self, batch: Any) -> Any:
+        """Return the batch that moves to the device."""
+        return batch
+
+    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        return self.on_host_batch(super()._on_before_batch_transfer(batch, dataloader_idx))
+
+
 def completes_step(trainer: L.Trainer) -> bool:
     """Whether the current training batch is the last micro-batch of an optimizer step."""
     return not trainer.fit_loop._should_accumulate()

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from anlit.config.labels import class_name, init_args
+from anlit.config.objects import is_plain
 from anlit.config.schema import recorded_keys, setting_of
 from anlit.errors import UserError
 
@@ -39,7 +40,8 @@ def run_settings(trainer: L.Trainer) -> dict[str, Any]:
         section, name = key.split(".")
         value = getattr(owners[section], name, None)
         # Checkpoints have plain values only, so an enumeration's member becomes its value.
-        settings[section][name] = getattr(value, "value", value)
+        value = getattr(value, "value", value)
+        settings[section][name] = value if is_plain(value) else None  # of a user's own data class
     seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
     settings["seed_everything"] = int(seed) if seed is not None else None
     return settings

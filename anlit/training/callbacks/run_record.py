@@ -19,6 +19,7 @@ from anlit.checkpoints.special_tokens import (
     read_special_tokens,
 )
 from anlit.config.objects import to_plain_values
+from anlit.data.attributes import fingerprint_of, tokenizer_content_of
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
 from anlit.io.provenance import git_state, machine, utc_time, versions
@@ -85,7 +86,7 @@ class RunRecord(L.Callback):
         self.record = {
             **labels,
             "launches": [*launches, self._launch(trainer, pl_module)],
-            "data": data.fingerprint if data is not None else None,
+            "data": fingerprint_of(data),
             "architecture": type(pl_module).__name__,
             "parameters": pl_module.model.n_parameters(),
             "attention": [],  # filled at the first batch
@@ -98,9 +99,10 @@ class RunRecord(L.Callback):
         settings = settings_of(trainer, pl_module) | {"run": labels}
         for logger in trainer.loggers:
             log_settings(logger, settings)
-        if data is not None and data.manifest.get("tokenizer_sha256"):
+        tokenizer_sha256 = (self.record["data"] or {}).get("tokenizer_sha256")
+        if tokenizer_sha256:
             self._copy_tokenizer(data)
-            self._copy_special_tokens(pl_module.text_folder, data.manifest["tokenizer_sha256"])
+            self._copy_special_tokens(pl_module.text_folder, tokenizer_sha256)
 
     def _launch(self, trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
         """The entry of this launch."""
@@ -119,7 +121,7 @@ class RunRecord(L.Callback):
     def _copy_tokenizer(self, data: Any) -> None:
         """Copy the data's tokenizer.json into the run folder, unless it is lost."""
         with suppress(UserError), replacing(self.path.with_name(TOKENIZER)) as partial:
-            partial.write_bytes(data.tokenizer_content)
+            partial.write_bytes(tokenizer_content_of(data) or b"")
 
     def _copy_special_tokens(self, source: Path | None, tokenizer_sha256: str) -> None:
         """Copy special tokens and chat template of a folder, if the data have its tokenizer."""
@@ -199,12 +201,13 @@ def settings_of(trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
     model = {"architecture": type(pl_module).__name__, **to_plain_values(dict(pl_module.hparams))}
     settings: dict[str, Any] = {"model": model, **run_settings(trainer)}
     data = getattr(trainer, "datamodule", None)
-    if data is not None:
+    fingerprint = fingerprint_of(data)
+    if fingerprint is not None:
         settings["data"] = {
             "class": type(data).__name__,
-            "path": data.fingerprint.get("path"),
-            "corpus": data.fingerprint.get("corpus"),
-            "tokenizer_sha256": data.fingerprint.get("tokenizer_sha256"),
+            "path": fingerprint.get("path"),
+            "corpus": fingerprint.get("corpus"),
+            "tokenizer_sha256": fingerprint.get("tokenizer_sha256"),
             **settings["data"],
         }
     averages = averages_of(trainer)

@@ -1,0 +1,70 @@
+"""The class of the data in a command: which class is meant, and whether it can be used."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pydoc import locate
+from typing import Any
+
+import lightning as L
+
+from anlit.config.labels import mapping
+from anlit.errors import UserError
+
+USUAL_CLASS = "TokenShards"
+"""The class of settings of `data` that name none."""
+
+
+def data_class_options(
+    option: str | None, contents: Sequence[dict[str, Any]], options: Sequence[str]
+) -> list[str]:
+    """Return options that name the usual class of data, if settings of data name no class.
+
+    Args:
+        option: The value of `--data`.
+        contents: The contents of the configuration files.
+        options: The further options of the command.
+
+    Raises:
+        UserError: The named class cannot be imported, or is no LightningDataModule.
+    """
+    sections = [content["data"] for content in contents if content.get("data")]
+    paths = [option] if option is not None else []
+    for section in reversed(sections):
+        path = section if isinstance(section, str) else mapping(section).get("class_path")
+        if isinstance(path, str):
+            paths.append(path)
+    if paths:
+        _check_class(paths[0])
+        return []
+    has_settings = any(text.startswith("--data.") for text in options)
+    asks_help = any(text.startswith("--data.help") for text in options)
+    return [f"--data={USUAL_CLASS}"] if (sections or has_settings) and not asks_help else []
+
+
+def _check_class(path: str) -> None:
+    """Raise UserError if a dotted path leads to no LightningDataModule.
+
+    The parser looks for bare names, and explains files and lists of settings.
+    """
+    module, _, name = path.rpartition(".")
+    if not module or not path.replace(".", "").replace("_", "").isalnum():
+        return
+    try:
+        found = locate(path)
+        if found is None:
+            import_module(module)
+    except Exception as error:
+        cause: Any = getattr(error, "value", error)  # of pydoc's ErrorDuringImport
+        raise UserError(
+            f"data names {path}, and importing {module} fails ({type(cause).__name__}: {cause}): "
+            "correct the module, or give one of this folder or of an installed package"
+        ) from error
+    if found is None:
+        raise UserError(f"data names {path}, and {module} has no {name}: give a class that it has")
+    if isinstance(found, type) and issubclass(found, L.LightningDataModule):
+        return
+    fix = "derive the class from lightning.LightningDataModule"
+    for base in getattr(found, "__mro__", ()):
+        if base.__module__.startswith("pytorch_lightning."):
+            fix = "import LightningDataModule from lightning in place of pytorch_lightning"
+    raise UserError(f"data names {path}, which is no LightningDataModule: {fix}")
