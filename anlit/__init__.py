@@ -11,6 +11,7 @@ _MODULES = {
     "Runtime": "anlit.nn.models.runtime",
     "FullySharded": "anlit.training.strategies",
     "TokenShards": "anlit.data.module",
+    "TokenData": "anlit.data.token_data",
     "Mixture": "anlit.data.mixture",
     "NeedleInHaystack": "anlit.data.needle",
     "Samples": "anlit.evaluation.samples",

@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
-from anlit.config.options import NAMES_OF_FILES, ToolParser
 from anlit.commands.working_directory import import_from_working_directory
+from anlit.config.options import NAMES_OF_FILES, ToolParser
 from anlit.errors import (
     INTERRUPTED,
     PREEMPTED,

@@ -70,6 +70,11 @@ def training_batches(run: Run, trainer: L.Trainer, device: torch.device) -> Iter
     """Yield the training batches of a run from its first, on the device."""
     key = f"{run.folder / CONFIG}: data"
     section = mapping(run.config.get("data"))
+    if "class" in mapping(run.record.get("data")):
+        raise UserError(
+            f"{key} names a class that is not anlit's, whose batches are not made again: leave out "
+            "--measure_steps"
+        )
     kind = subclass_named(TokenShards, str(section.get("class_path")), key)
     data = build_from_plain(kind, {**init_args(section), "num_workers": 0}, key)
     data.context_length = trainer.lightning_module.context_length  # type: ignore[assignment]

@@ -17,9 +17,11 @@ from anlit.compare.tokenizers import (
     obstacle_across_tokenizers,
     tokenizers_of,
 )
-from anlit.config.labels import init_args
+from anlit.config.labels import init_args, mapping
 from anlit.config.schema import (
+    CORPUS,
     MODEL,
+    PATHS,
     TUNING,
     VALIDATION,
     changes_measure,
@@ -188,6 +190,10 @@ def _notes_against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[
     yield from _notes_on_task(group, baseline)
     if has_other_tokenizer(group, baseline):
         yield from notes_across_tokenizers(group, baseline)
+    unknown_data = _unknown_data(group, baseline)
+    if unknown_data:
+        cause = f"{unknown_data} gives no fingerprint and its settings differ, give it one"
+        yield f"{group.label}: validated on data that may be other data: {cause}."
     if group.architecture != baseline.architecture:
         yield from _note_on_tuning(group, baseline)
     run = group.counted[0]
@@ -328,12 +334,28 @@ def _is_measured_apart(group: Group, baseline: Group) -> bool:
     settings = _task(group)
     baseline_settings = _task(baseline)
     keys = differing([settings, baseline_settings])
-    if any(changes_measure(key) for key in keys):
+    if any(changes_measure(key) for key in keys) or _unknown_data(group, baseline):
         return True
     if has_other_tokenizer(group, baseline):
         return False
     has_contents = CONTENT in settings and CONTENT in baseline_settings
     return CONTENT in keys and has_contents
+
+
+def _unknown_data(group: Group, baseline: Group) -> str:
+    """The class of a user's own data without a fingerprint, if the settings of the data differ.
+
+    "" if the data are known, or the runs have the same settings of them.
+    """
+    keys = differing([_task(group), _task(baseline)])
+    data_keys = [key for key in keys if key.startswith("data.")]
+    if not any(setting_of(key).role in (CORPUS, PATHS) for key in data_keys):
+        return ""
+    for run in (group.counted[0], baseline.counted[0]):
+        own_class = mapping(run.record.get("data")).get("class")
+        if own_class and run.content_hash is None:
+            return str(own_class)
+    return ""
 
 
 def _task(group: Group) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 from tokenizers import Tokenizer
 
 from anlit.config.value_checks import check_ranges
@@ -15,6 +14,7 @@ from anlit.data import checks
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.data.loaders import Loader, ResumableLoader
 from anlit.data.order import training_order
+from anlit.data.resumable_data import ResumableData
 from anlit.data.storage.manifest import (
     TOKENIZER,
     n_changed_documents,
@@ -23,7 +23,7 @@ from anlit.data.storage.manifest import (
 )
 from anlit.data.storage.shards import TokenArray, check_chunks, read_token_arrays
 from anlit.data.storage.store import OpenFiles, TokenStore
-from anlit.data.streams import BlockStream, EvaluationStream, Share, TokenBlocks, TokenStream
+from anlit.data.streams import BlockStream, EvaluationStream, TokenBlocks, TokenStream
 from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
 
@@ -39,12 +39,10 @@ FINGERPRINT_KEYS = (
     "document_token_at",
 )
 """Keys of the manifest that go into the record of a run."""
-BATCHES_AHEAD = 2
-"""Batches that wait in page-locked memory for a GPU."""
 _log = logging.getLogger(__name__)
 
 
-class TokenShards(L.LightningDataModule):
+class TokenShards(ResumableData):
     """Batches from a prepared folder of token shards.
 
     A corpus is a subclass that makes the shards in `prepare_data`. A split is a long array of
@@ -114,9 +112,6 @@ class TokenShards(L.LightningDataModule):
         self.val_context_length = val_context_length
         self.context_schedule = context_schedule
         self.cache_gb = cache_gb
-        self._loader: ResumableLoader | None = None
-        self._restored_state: dict[str, Any] = {}
-        """The checkpoint's position, used until there is a loader; {} for the stream's start."""
 
     @property
     def folders(self) -> list[str]:
@@ -339,45 +334,21 @@ class TokenShards(L.LightningDataModule):
         n_batches, _ = self._count_batches(split)
         return n_batches * self.val_batch_size * length, length
 
-    def teardown(self, stage: str) -> None:
-        """End the training loader's workers; the next run begins at the start of the stream."""
-        if self._loader is not None:
-            self._loader.close()
-        self._loader = None
-        self._restored_state = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the training stream.
-
-        Lightning saves the loader's state too, but restores it only into a loader that nothing has
-        asked for. `Trainer.estimated_stepping_batches` asks for it in `configure_optimizers`.
-        """
-        return self._loader.state_dict() if self._loader is not None else self._restored_state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored_state = state_dict
-        # Sharded strategies restore after the optimizers have asked for the loader.
-        if self._loader is not None:
-            self._loader.load_state_dict(state_dict)
-
     def train_dataloader(self) -> ResumableLoader:
         """Return the training batches, all of them full.
 
         They start at the position of the checkpoint or of this run's last loader. Raises UserError
         if the checkpoint's position belongs to other data or another order.
         """
-        micro_batches = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
         loader = ResumableLoader(
             self._training_stream(),
             self._make_batch,
             self.num_workers,
             self._identity(),
-            micro_batches,
+            self._micro_batches,
             self._n_ahead,
         )
-        if position := self.state_dict():
-            loader.load_state_dict(position)
-        self._loader = loader
+        self._continue_with(loader)
         return loader
 
     def val_dataloader(self) -> Loader:
@@ -441,18 +412,6 @@ class TokenShards(L.LightningDataModule):
             whole_batches=self._is_on_gpu,  # code compiled for a GPU needs a fixed number of rows
         )
 
-    def _share(self, batch_size: int) -> Share:
-        """The part of a global batch that this device reads, `batch_size` sequences."""
-        # Not the Trainer's rank: devices that split one model between them get the same data.
-        sampler = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
-        if not sampler:
-            return Share(batch_size)
-        return Share(batch_size, sampler["rank"], sampler["num_replicas"])
-
-    @property
-    def _is_first_device(self) -> bool:
-        return self._share(1).rank == 0
-
     def _make_batch(self, blocks: TokenBlocks) -> Batch:
         """Make the batch of a loader, page-locked if a GPU reads it."""
         batch = batch_from_blocks(
@@ -463,12 +422,3 @@ class TokenShards(L.LightningDataModule):
             blocks.n_targets,
         )
         return batch.pin_memory() if self._is_on_gpu else batch
-
-    @property
-    def _is_on_gpu(self) -> bool:
-        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-
-    @property
-    def _n_ahead(self) -> int:
-        """Batches made in advance. On a CPU the thread would slow down the computation."""
-        return BATCHES_AHEAD if self._is_on_gpu else 0

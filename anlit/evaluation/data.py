@@ -35,6 +35,13 @@ def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> Tok
     data_class: Any = TokenShards
     if path is not None:
         settings["path"] = path
+    elif "class" in (checkpoint.trained_on or {}):
+        name = shown((checkpoint.trained_on or {})["class"])
+        raise UserError(
+            f"{checkpoint.file} was trained on {name}, whose batches this command cannot cut into "
+            "other lengths: set --data to a prepared folder of its tokenizer; anlit validate has "
+            "the loss on its own batches"
+        )
     elif isinstance(section.get("class_path"), str):
         _refuse_addresses(settings, location)
         data_class = subclass_named(TokenShards, section["class_path"], location)
@@ -90,8 +97,10 @@ def _check_tokenizer(checkpoint: Checkpoint, data: TokenShards) -> None:
     except UserError as error:  # `fit` calls the option --data.path
         raise UserError(str(error).replace("--data.path", "--data")) from error
     trained_sha256 = data_sha256
-    if checkpoint.trained_on is not None:
-        trained_sha256 = checkpoint.trained_on.get("tokenizer_sha256")
+    record = checkpoint.trained_on or {}
+    is_unknown = "class" in record and record.get("tokenizer_sha256") is None  # a user's own data
+    if record and not is_unknown:
+        trained_sha256 = record.get("tokenizer_sha256")
     if trained_sha256 != data_sha256:
         raise UserError(
             f"{checkpoint.file} was trained with another tokenizer ({_abbreviate(trained_sha256)}) "

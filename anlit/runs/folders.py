@@ -58,6 +58,7 @@ RECORD_SCHEMA = LAUNCH_SCHEMA | {
     "averaged_by": str,
     "launches": [LAUNCH_SCHEMA],
     "data": {
+        "class": str,
         "content_sha256": str,
         "tokenizer_sha256": str,
         "train": SPLIT_SCHEMA,

@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import DataLoader
 from anlit.data.attributes import bytes_per_token_of, name_of
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
+from anlit.data.resumable_data import ResumableData
 from anlit.errors import UserError
 
 COSTS = {
@@ -58,6 +59,9 @@ def obstacle_to_exact_resume(trainer: L.Trainer) -> str | None:
     if trainer.num_training_batches == float("inf"):
         # Lightning then fetches a batch in advance, which the saved position leaves out.
         return f"the training loader of {name} has no length, give it __len__"
+    if isinstance(data, ResumableData):
+        fix = "give the iterable dataset state_dict and load_state_dict"
+        return None if data.saves_position else f"{name} has no position to save, {fix}"
     if is_overridden("state_dict", data, L.LightningDataModule):
         return None
     loaders = _leaves(trainer.train_dataloader)

@@ -30,7 +30,7 @@ BLOCKS = "model.blocks."
 MLP = "model.blocks.0.W_u.weight"
 """The weight from which the width of the MLP is read."""
 RECORD = {
-    "data": {"tokenizer_sha256": str, "vocab_size": int},
+    "data": {"tokenizer_sha256": str, "vocab_size": int, "class": str},
     "family": str,
     "family_length": int,
 }
