@@ -349,7 +349,7 @@ def _unknown_data(group: Group, baseline: Group) -> str:
     """
     keys = differing([_task(group), _task(baseline)])
     data_keys = [key for key in keys if key.startswith("data.")]
-    if not any(setting_of(key).role in (CORPUS, PATHS) for key in data_keys):
+    if not any(setting_of(key).role in (CORPUS, VALIDATION, PATHS) for key in data_keys):
         return ""
     for run in (group.counted[0], baseline.counted[0]):
         own_class = mapping(run.record.get("data")).get("class")

@@ -257,6 +257,11 @@ DATA = (
     Setting("data.path", PATHS),
     Setting("data.paths.*", PATHS),
     Setting("data.source", PATHS),
+    Setting("data.fingerprint", PATHS),  # the recorded hash of it replaces it
+    Setting("data.train.*", CORPUS),
+    Setting("data.val.*", VALIDATION),
+    Setting("data.test.*", VALIDATION, hidden=True),
+    Setting("data.bytes_per_token", EXECUTION, hidden=True),
     Setting("data.pattern", CORPUS),
     Setting("data.text_field", CORPUS),
     Setting("data.include_site_packages", CORPUS),

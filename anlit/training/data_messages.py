@@ -12,6 +12,7 @@ from anlit.data.attributes import bytes_per_token_of, name_of
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.data.resumable_data import ResumableData
+from anlit.data.token_data import TokenData
 from anlit.errors import UserError
 
 COSTS = {
@@ -35,8 +36,11 @@ def data_messages(trainer: L.Trainer, is_continued: bool) -> Iterator[str]:
             missing.append(f"{attribute} ({cost})")
     if missing:
         yield f"{name} does not give {', '.join(missing)}."
-    if not trainer.enable_validation and trainer.limit_val_batches:
-        yield f"{name} has no val_dataloader, so the run has no validation loss to compare."
+    has_validation = trainer.enable_validation
+    if isinstance(data, TokenData) and data.val is None:
+        has_validation = False
+    if not has_validation and trainer.limit_val_batches:
+        yield f"{name} has no validation data, so the run has no validation loss to compare."
     obstacle = obstacle_to_exact_resume(trainer)
     if obstacle is not None and is_continued:
         yield (

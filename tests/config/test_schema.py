@@ -31,6 +31,9 @@ DATA = {
     "anlit.TokenShards": [SHARDS],
     "anlit.NeedleInHaystack": [SHARDS],
     "anlit.TextFiles": [SHARDS, "--data.source=texts"],
+    "anlit.TokenData": [
+        f"--data.{split}=tests.integration.users_data.Rows" for split in ("train", "val", "test")
+    ],
     "anlit.Mixture": ["--data.paths={a: shards/a, b: shards/b}", "--data.weights={a: 1, b: 2}"],
 }
 """Class of data → its options."""

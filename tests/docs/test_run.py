@@ -150,10 +150,19 @@ def test_commands_take_exported_folders_as_documented(
 def test_the_script_for_python_runs_as_printed(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     copy_texts(tmp_path, "email/*.py")
-    ((name, content),) = files(ROOT / "docs" / "python.md")
-    (tmp_path / name).write_text(content)
+    name = "own_trainer.py"
+    (tmp_path / name).write_text(dict(files(ROOT / "docs" / "python.md"))[name])
 
     runpy.run_path(name, run_name="__main__")
     assert "loss " in capsys.readouterr().out.splitlines()[-1]
     assert main(["generate", "runs/python-api/best.ckpt", "def", "--max_tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("def")
+
+
+def test_the_script_with_a_dataset_runs_as_printed(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "own_dataset.py"
+    (tmp_path / name).write_text(dict(files(ROOT / "docs" / "python.md"))[name])
+
+    runpy.run_path(name, run_name="__main__")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("bits per byte")

@@ -176,7 +176,10 @@ SLOW = [
     ),
     # the command itself
     ("trian --config tiny.yaml", r"unknown command 'trian': choose one of prepare, fit"),
-    ("generate run hello --import nowhere", r"--import nowhere fails .* set PYTHONPATH"),
+    (
+        "generate run hello --import nowhere",
+        r"--import nowhere fails .* a file in this folder or PYTHONPATH",
+    ),
     # configurations of fit
     (
         "fit --config cut.yaml",

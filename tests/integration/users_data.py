@@ -1,0 +1,73 @@
+"""DataModules as users write them, and datasets for `TokenData`."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+N_ROWS = 41
+LENGTH = 16
+ROWS = torch.randint(0, 50, (N_ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+
+
+class Rows(Dataset):
+    """Items of `LENGTH` + 1 tokens."""
+
+    def __init__(self, n: int = N_ROWS) -> None:
+        self.rows = ROWS[:n]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+class Pairs(L.LightningDataModule):
+    """(tokens, targets), with a smaller last batch, without anything that anlit asks for."""
+
+    def __init__(self, first: int = 0, batch_size: int = 4) -> None:
+        super().__init__()
+        self.first = first
+        self.batch_size = batch_size
+
+    def loader(self) -> Any:
+        pairs = TensorDataset(ROWS[self.first :, :-1], ROWS[self.first :, 1:])
+        return DataLoader(pairs, self.batch_size)
+
+    train_dataloader = loader
+    val_dataloader = loader
+
+
+class TrainingAlone(L.LightningDataModule):
+    """Dictionaries of Hugging Face, without validation and without a setting batch_size."""
+
+    vocab_size = 50
+
+    def train_dataloader(self) -> Any:
+        items = [{"input_ids": row, "labels": row} for row in ROWS]
+        return DataLoader(items, 4)
+
+
+class Floats(Pairs):
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(ROWS.float(), ROWS.float()), 4)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        yield from zip(ROWS[:, :-1], ROWS[:, 1:], strict=True)
+
+
+class WithoutLength(Pairs):
+    """A state, but a loader without a length, of which Lightning reads a batch ahead."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Stream(), 4)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": 1}
+
+
+class NoData: ...
