@@ -16,6 +16,7 @@ HIDDEN_WARNINGS = (
     ".*You are using the .* progress bar.*",
     ".*there is no last checkpoint available.*",  # a new run with `--ckpt_path last`
     ".*callbacks used to create the checkpoint need to be provided.*",  # validation needs none
+    ".*have no `val_dataloader`.*",  # data_messages has it
     ".*ended before the epoch ended and your dataloader is not resumable.*",  # data_messages has it
     "(?s).*was deprecated in v4\\..*",  # Lightning calls a deprecated part of jsonargparse
     "(?s).*JSONARGPARSE_DEPRECATION_WARNINGS.*",

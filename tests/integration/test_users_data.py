@@ -191,7 +191,7 @@ def test_a_module_without_validation_finishes_and_says_so(tmp_path: Path) -> Non
     assert codes == [0], log
     assert "TrainingAlone has no validation data" in log
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
-    assert column(tmp_path / "run", "train/tokens")[0] == 4 * 17
+    assert column(tmp_path / "run", "train/tokens")[0] == 4 * 16
     assert not logged(tmp_path / "run", "val/loss")
 
 
@@ -212,7 +212,7 @@ def test_a_loader_without_a_length_is_no_exact_resume(tmp_path: Path, capfd) -> 
         (f"{MINE}.Pairs", "", r"Pairs does not give the size of its vocabulary: set --model\.vo"),
         (f"{MINE}.Pairs", "--model.vocab_size=40", r"Pairs delivers the (token|target) 4\d, and"),
         (f"{MINE}.TrainingAlone", "--model.vocab_size=40", r"40 tokens and TrainingAlone has 50: s"),
-        (f"{MINE}.TrainingAlone", "--model.context_length=17 --max_tokens=500",
+        (f"{MINE}.TrainingAlone", "--max_tokens=500",
          r"TrainingAlone has no setting batch_size.*: set trainer\.max_steps"),
         (f"{MINE}.Pairs", "--model.vocab_size=64 --model.context_length=32 --max_tokens=500",
          r"counts batches of 4×32 tokens, and the first of Pairs has 4×16: set trainer\.max"),

@@ -46,7 +46,7 @@ class TrainingAlone(L.LightningDataModule):
     vocab_size = 50
 
     def train_dataloader(self) -> Any:
-        items = [{"input_ids": row, "labels": row} for row in ROWS]
+        items = [{"input_ids": row[1:], "labels": row[1:]} for row in ROWS]
         return DataLoader(items, 4)
 
 
