@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 
+import anlit
 from anlit.config.labels import mapping
 from anlit.errors import UserError
 
@@ -33,11 +34,14 @@ def data_class_options(
         path = section if isinstance(section, str) else mapping(section).get("class_path")
         if isinstance(path, str):
             paths.append(path)
+    asks_help = any(text.startswith("--data.help") for text in options)
+    values = [text.rpartition("=")[2] for text in options] if asks_help else []
+    for name in (*paths, *values):
+        getattr(anlit, name, None)  # imports it: the parser finds bare names of imported classes
     if paths:
         _check_class(paths[0])
         return []
     has_settings = any(text.startswith("--data.") for text in options)
-    asks_help = any(text.startswith("--data.help") for text in options)
     return [f"--data={USUAL_CLASS}"] if (sections or has_settings) and not asks_help else []
 
 

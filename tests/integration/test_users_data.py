@@ -6,6 +6,8 @@ The run of the example is made once. Modules lie in the working directory, as th
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -255,3 +257,19 @@ def test_compare_knows_same_data_by_class_and_settings_or_by_fingerprint(
     assert printed.count("validated on data that may be other data") >= 1
     assert "Pairs gives no fingerprint and its settings differ, give it one" in printed
     assert "(validated differently)" in printed
+
+
+@pytest.mark.parametrize("name", ["TextFiles", "Mixture", "NeedleInHaystack", "TokenData"])
+def test_bare_names_of_corpora_are_found_in_a_new_process(name: str) -> None:
+    """The parser finds bare names of imported classes alone."""
+    commands_of_name = [
+        f"from anlit.cli import main; main(['fit', '--data.help={name}'])",
+        f"from anlit.cli import main; main(['fit', '--model=GPT', '--data={name}'])",
+    ]
+    help_text, refusal = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        for code in commands_of_name
+    )
+
+    assert f"Help for --data.help=anlit.{name}" in help_text.stdout
+    assert "anlit fit needs --data." in refusal.stderr
