@@ -1,7 +1,6 @@
 """`anlit generate`: continuations of prompts, streamed to the terminal or as JSON lines."""
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +9,8 @@ from anlit.checkpoints.location import find_checkpoint
 from anlit.commands.score import add_model_options
 from anlit.config.options import ToolParser, at_least
 from anlit.errors import UserError
-from anlit.evaluation.documents import read_documents
+from anlit.evaluation.documents import AS_UTF8, SURROGATE, read_documents
 from anlit.reporting.text import echo, json_line
-
-SURROGATE = re.compile("[\ud800-\udfff]")
-"""Python's characters for the bytes of an argument that are not UTF-8."""
-AS_UTF8 = "convert it, such as with iconv -f latin1 -t utf-8"
-
 
 class PromptParser(ToolParser):
     """Parser that takes prompts after options too, as in `anlit generate RUN --chat PROMPT`."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from anlit.commands.generate import AS_UTF8, SURROGATE
 from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
 from anlit.evaluation.chat import Message, read_messages
+from anlit.evaluation.documents import AS_UTF8, SURROGATE
 from anlit.evaluation.generation import Request, Sampling, generate
 from anlit.evaluation.text_stream import TextStream
 from anlit.evaluation.tokenizer import CheckpointTokenizer

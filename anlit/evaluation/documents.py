@@ -1,11 +1,16 @@
 """Documents and prompts in files: plain text, JSON lines, parquet. This file imports no torch."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from anlit.errors import UserError
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Python's characters for the bytes of an argument that are not UTF-8."""
+AS_UTF8 = "convert it, such as with iconv -f latin1 -t utf-8"
+"""The fix for a text that is not UTF-8."""
 LARGEST_DOCUMENT_BYTES = 1 << 40
 """No document is too long to be scored."""
 
