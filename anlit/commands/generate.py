@@ -12,6 +12,7 @@ from anlit.errors import UserError
 from anlit.evaluation.documents import AS_UTF8, SURROGATE, read_documents
 from anlit.reporting.text import echo, json_line
 
+
 class PromptParser(ToolParser):
     """Parser that takes prompts after options too, as in `anlit generate RUN --chat PROMPT`."""
 
