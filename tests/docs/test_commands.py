@@ -20,8 +20,8 @@ for page in PAGES:
     for command in commands(page):
         typed = " ".join(command)[:60]
         COMMANDS_OF_PAGES.append(pytest.param(command, id=f"{name(page)}:{typed}"))
-RUNS = ("gpt", "angpt", "bytes")
-"""The run folders of the README, which other pages use, and of docs/data.md."""
+RUNS = ("gpt", "angpt", "constant", "kept-steps", "bytes")
+"""Run folders that later commands read: of README, training-options.md and data.md."""
 Patch = pytest.MonkeyPatch
 
 

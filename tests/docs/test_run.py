@@ -3,6 +3,7 @@
 The script of docs/python.md runs too.
 """
 
+import io
 import os
 import runpy
 import shlex
@@ -21,14 +22,18 @@ pytestmark = pytest.mark.slow
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "train.md",
+    ROOT / "docs" / "training-options.md",
     ROOT / "docs" / "attention.md",
     ROOT / "docs" / "after-training.md",
     ROOT / "docs" / "studies.md",
 ]
 NEEDS_QWEN3 = "needs a Qwen3 from the hub"
+NEEDS_SMOLLM2 = "needs a SmolLM2 from the hub"
 RUN_FROM_WEIGHTS = "tests/integration/test_begun_from_weights.py runs it"
 REASONS = {
-    "import": NEEDS_QWEN3,
+    "Qwen3-1.7B": NEEDS_QWEN3,
+    "SmolLM2-135M-Instruct": NEEDS_SMOLLM2,
+    "imported/smollm2": NEEDS_SMOLLM2,
     "imported/qwen3/tokenizer.json": NEEDS_QWEN3,
     "imported/qwen3": f"{NEEDS_QWEN3}; {RUN_FROM_WEIGHTS}",
     "needle": "takes minutes; tests/evaluation/test_needle.py runs it",
@@ -38,6 +43,8 @@ REASONS = {
     "runs/mine": "1,000 steps",
     "study/convergence.yaml": "54 runs",
     "study/ablation.yaml": "60 runs",
+    "study/search.yaml": "38 runs",
+    "study/annealed.yaml": "75 runs",
 }
 """Why a command with this argument is not run."""
 TABLE_PAGE = """# The commands of the documentation
@@ -106,6 +113,7 @@ def test_commands_run_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     table_path = Path(table_file).resolve() if table_file else None
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr("sys.stdin", io.StringIO("def main(\n"))  # for --interactive
 
     rows = []
     for page in PAGES:
