@@ -23,8 +23,11 @@ import yaml
 from tests.covering import covering
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-# Under `nohup` the signal is ignored, and child processes would inherit that.
+# Under `nohup`, and in the background of a script, signals are ignored, and child processes would
+# inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 # `make test` gives its flags to every make below it. A test calls make as from a shell.
 for variable in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
     os.environ.pop(variable, None)

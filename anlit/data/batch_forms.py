@@ -38,8 +38,8 @@ def as_batch(value: Any, source: str, vocab_size: int) -> Batch:
         tokens, targets = _tokens_and_targets(value, source)
         batch = one_document_per_row(tokens.long(), targets.long())
     _check_vocabulary("token", batch.tokens, source, vocab_size)
-    counted = batch.targets[batch.targets != IGNORE_INDEX]
-    _check_vocabulary("target", counted, source, vocab_size)
+    targets = batch.targets.masked_fill(batch.targets == IGNORE_INDEX, 0)
+    _check_vocabulary("target", targets, source, vocab_size)
     return batch
 
 
