@@ -24,11 +24,13 @@ def main(argv: list[str]) -> int:
 
     from anlit.commands.parser import ConfigurationParser, read_command  # torch
     from anlit.sizing.estimate import estimate, show
+    from anlit.training.support import averages_on_device
 
     command = read_command(ConfigurationParser, ["fit", *fit_arguments])
     configuration = command.config["fit"]
     model = command.model_of(configuration)
-    plan = plan_of(options, configuration, model.model.n_parameters())
+    has_average = averages_on_device(configuration.trainer.as_dict())
+    plan = plan_of(options, configuration, model.model.n_parameters(), has_average)
     result = estimate(model, plan)
     show(console(), result)
     if options.json is not None:
@@ -69,7 +71,9 @@ def parser() -> ToolParser:
     return parser
 
 
-def plan_of(options: argparse.Namespace, configuration: Any, n_parameters: int) -> Plan:
+def plan_of(
+    options: argparse.Namespace, configuration: Any, n_parameters: int, has_average: bool
+) -> Plan:
     """Return the plan of a run: the command's options, else the values of its configuration.
 
     Raises UserError if strategy and number of GPUs contradict each other, or if the strategy does
@@ -102,6 +106,7 @@ def plan_of(options: argparse.Namespace, configuration: Any, n_parameters: int) 
         gpu=options.gpu,
         mfu=options.mfu,
         tokens=tokens,
+        has_average=has_average,
     )
 
 

@@ -11,12 +11,18 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed.fsdp import FSDPModule
 
 from anlit.checkpoints.location import CHECKPOINTS, LAST
+from anlit.data.attributes import fingerprint_of, name_of, tokenizer_content_of
+from anlit.data.module import TokenShards
 from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
 from anlit.evaluation.generation import Request, Sampling, generate
 from anlit.evaluation.prompts import document_beginnings, read_prompts
 from anlit.evaluation.text_stream import decode_continuation
-from anlit.evaluation.tokenizer import CheckpointTokenizer, load_checkpoint_tokenizer
+from anlit.evaluation.tokenizer import (
+    CheckpointTokenizer,
+    checkpoint_tokenizer,
+    load_checkpoint_tokenizer,
+)
 from anlit.io.write import write_text
 from anlit.nn.models.runtime import uncompiled
 from anlit.reporting.text import json_line
@@ -141,19 +147,25 @@ class _Session:
             file=Path(trainer.default_root_dir) / CHECKPOINTS / LAST,
             step=trainer.global_step,
             config=None,
-            trained_on=getattr(data, "fingerprint", None),
+            trained_on=fingerprint_of(data),
             settings={},
             family=model.family,
         )
-        self.text: CheckpointTokenizer = load_checkpoint_tokenizer(
-            self.checkpoint, tokenizer or data.folders[0]
-        )
+        self.text: CheckpointTokenizer = self._load_tokenizer(tokenizer, data)
         if prompts is None:
             prompts = document_beginnings(data, self.text.tokenizer)
         self.prompts = prompts
         self.requests = []
         for prompt in prompts:
             self.requests.append(Request(self.text.encode_prompt(prompt, self.checkpoint)))
+
+    def _load_tokenizer(self, tokenizer: str | None, data: Any) -> CheckpointTokenizer:
+        if tokenizer is not None:
+            return load_checkpoint_tokenizer(self.checkpoint, tokenizer)
+        if isinstance(data, TokenShards):
+            return load_checkpoint_tokenizer(self.checkpoint, data.folders[0])
+        content = tokenizer_content_of(data) or b""
+        return checkpoint_tokenizer(self.checkpoint, content, f"{name_of(data)}.tokenizer")
 
     def continue_prompts(self, max_tokens: int, sampling: Sampling) -> list[str]:
         """The text that follows each prompt, as `anlit generate` prints it."""
@@ -176,13 +188,19 @@ class _Session:
 def _check_tokenizer(data: Any) -> None:
     """Raise UserError if the data have no tokenizer."""
     try:
-        has_tokenizer = hasattr(data, "tokenizer_content")  # reads it
+        if isinstance(data, TokenShards):
+            has_tokenizer = bool(data.tokenizer_content)  # raises UserError without one
+        else:
+            has_tokenizer = tokenizer_content_of(data) is not None
     except UserError as error:
         raise UserError(
             f"Samples cannot make text of tokens: {error}, or set the tokenizer of Samples"
         ) from error
     if not has_tokenizer:
-        raise UserError("Samples needs a tokenizer for data of your own: set its tokenizer")
+        raise UserError(
+            f"Samples needs a tokenizer, which {name_of(data)} does not give: set the tokenizer of "
+            "Samples, or give the class the attribute tokenizer"
+        )
 
 
 def _file(trainer: L.Trainer) -> Path:

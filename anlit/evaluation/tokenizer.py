@@ -171,6 +171,23 @@ def load_checkpoint_tokenizer(
     else:
         path = _tokenizer_path(tokenizer)
         content = _read_named_tokenizer(path)
+    return checkpoint_tokenizer(checkpoint, content, path, special_tokens)
+
+
+def checkpoint_tokenizer(
+    checkpoint: Checkpoint, content: bytes, path: str, special_tokens: bool = False
+) -> CheckpointTokenizer:
+    """The tokenizer with this content, for a checkpoint.
+
+    Args:
+        checkpoint: Tells how documents are separated.
+        content: The content of tokenizer.json.
+        path: The file in error messages. Special tokens may lie beside it.
+        special_tokens: As in `load_checkpoint_tokenizer`.
+
+    Raises:
+        UserError: It cannot be parsed, or the model was trained with another tokenizer.
+    """
     parsed = parse_tokenizer(content, path)
     _check_fits_model(checkpoint, parsed, content)
     separator = _separator(checkpoint, parsed)

@@ -13,6 +13,8 @@ from anlit.config.registry import class_constants
 PACKAGE = Path(__file__).parents[1]
 CALLBACKS = (*PACKAGE.glob("training/callbacks/*.py"), PACKAGE / "evaluation" / "samples.py")
 """The files of anlit's callbacks. Their source is read, because an import would load torch."""
+ON = "on"
+"""The value of a callback in labels; a run without the callback has `none`."""
 LIGHTNING = "lightning.pytorch.callbacks."
 OBSERVERS = (
     "lightning.pytorch.callbacks.Checkpoint",
@@ -32,11 +34,20 @@ OBSERVERS = (
 """Lightning's callbacks that change nothing of what is learned."""
 
 
-def callbacks_in_words(callbacks: Any) -> str | None:
-    """The callbacks that may change what is learned, `LossGuard(patience=3)`; None without any."""
+def learning_callbacks(callbacks: Any) -> dict[str, Any]:
+    """The callbacks that may change what is learned, by class name, as settings of a run.
+
+    Each has `on` for its class and its arguments, so labels and notes name those that differ.
+    """
     specs = callbacks if isinstance(callbacks, list) else [callbacks]
-    teaching = [spec for spec in specs if spec and changes_learning(_class_path(spec))]
-    return ", ".join(map(_in_words, teaching)) or None
+    settings: dict[str, Any] = {}
+    for spec in specs:
+        if spec and changes_learning(_class_path(spec)):
+            name = _class_path(spec).rpartition(".")[2]
+            n_alike = sum(key.partition(" ")[0] == name for key in settings)
+            key = f"{name} {n_alike + 1}" if n_alike else name
+            settings[key] = {"class_path": ON, "init_args": _arguments(spec)}
+    return settings
 
 
 def changes_learning(class_path: str) -> bool:
@@ -58,6 +69,9 @@ def _class_path(spec: Any) -> str:
     return str(mapping(spec).get("class_path"))
 
 
-def _in_words(spec: Any) -> str:
-    settings = [f"{key}={value}" for key, value in init_args(spec).items()]
-    return f"{_class_path(spec).rpartition('.')[2]}({', '.join(settings)})"
+def _arguments(spec: Any) -> dict[str, Any]:
+    """The arguments of a callback; a mapping such as a schedule is one value."""
+    arguments = {}
+    for key, value in init_args(spec).items():
+        arguments[key] = str(value) if isinstance(value, dict) else value
+    return arguments

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from anlit.config.labels import mapping
 from anlit.config.schema import PATHS, setting_of
 from anlit.errors import UserError
-from anlit.runs.callbacks import callbacks_in_words
+from anlit.runs.callbacks import learning_callbacks
 from anlit.runs.folders import Curve, Run
 from anlit.runs.labels import common_name, unique_labels
 from anlit.runs.measure import NATS_PER_TOKEN, Measure
@@ -152,7 +152,7 @@ def learned_settings(run: Run) -> dict[str, Any]:
     its own file. Plain attention that is written out is the same as null.
     """
     trainer = mapping(run.config.get("trainer"))
-    callbacks = callbacks_in_words(trainer.get("callbacks"))
+    callbacks = learning_callbacks(trainer.get("callbacks"))
     config = run.config | {"trainer": trainer | {"callbacks": callbacks}}
     settings: dict[str, Any] = {}
     for key, value in flatten(config):

@@ -29,6 +29,8 @@ PURPOSES: dict[Role, str] = {
     "workspace": "logits, loss and workspace",
 }
 """Names of the roles in tables and in the JSON file."""
+AVERAGE = "average of the weights"
+"""The purpose of a callback that averages weights."""
 
 
 def estimate(model: LanguageModel, plan: Plan) -> dict[str, Any]:
@@ -95,6 +97,9 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
         memory["FSDP's gathered weights and gradients"] = gathered_memory(
             outer, max(sizes), plan.gathered_bytes
         )
+    if plan.has_average:
+        n_shards = plan.gpus if plan.is_sharded else 1
+        memory[AVERAGE] = plan.average_bytes * decoder.n_parameters() / n_shards
     return {purpose: size for purpose, size in memory.items() if size}
 
 

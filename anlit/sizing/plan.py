@@ -24,6 +24,7 @@ class Plan:
         gpu: A key of `GPU_BYTES`.
         mfu: Expected share of the data sheet's peak FLOP/s in useful work.
         tokens: Training tokens of the whole run.
+        has_average: Whether the GPU also holds an average of the weights.
     """
 
     gpus: int = 1
@@ -37,6 +38,7 @@ class Plan:
     gpu: str = "H100"
     mfu: float = 0.4
     tokens: float | None = None
+    has_average: bool = False
 
     @property
     def is_sharded(self) -> bool:
@@ -46,6 +48,11 @@ class Plan:
     def stored_bytes(self) -> int:
         """Bytes of a number in the parameters and gradients that the optimizer sees."""
         return {"bf16-true": 2, "64-true": 8}.get(self.precision, 4)
+
+    @property
+    def average_bytes(self) -> int:
+        """Bytes of a number in the average of the weights."""
+        return max(4, self.stored_bytes)
 
     @property
     def gathered_bytes(self) -> int:

@@ -141,6 +141,14 @@ def check_trainer(trainer: Mapping[str, Any]) -> None:
         raise UserError(two_averages(*averages[:2]))
 
 
+def averages_on_device(trainer: Mapping[str, Any]) -> bool:
+    """Whether a callback in a configuration's `trainer` averages weights, beside the weights."""
+    for callback, arguments in _configured_objects(trainer, "callbacks"):
+        if issubclass(callback, callbacks.WeightAveraging):
+            return str(arguments.get("device")).partition(":")[0] != "cpu"
+    return False
+
+
 def check_strategy(name: str, strategy_class: type[Strategy], arguments: Mapping[str, Any]) -> None:
     """Raise UserError if anlit does not train with a strategy of this class and arguments."""
     reasons = (reason for base, reason in STRATEGIES if issubclass(strategy_class, base))

@@ -64,12 +64,12 @@ def test_a_fair_comparison_has_no_note(make_run, tmp_path):
         (
             "trainer.callbacks",
             callback("EarlyStopping", patience=1),
-            "trained differently: callbacks is EarlyStopping(patience=1), the baseline none.",
+            "trained differently: EarlyStopping is on, the baseline none.",
         ),
         (
             "trainer.callbacks",
             callback("GradientAccumulationScheduler", scheduling=4),
-            "callbacks is GradientAccumulationScheduler(scheduling=4), the baseline none.",
+            "GradientAccumulationScheduler is on, the baseline none.",
         ),
         (LR, 0.01, "nGPT, plain: its own lr=0.01, the baseline's lr=0.001; fair only if both"),
     ],

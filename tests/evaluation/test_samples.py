@@ -178,7 +178,10 @@ def test_folders_of_a_mixture_take_turns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("callback", "sentence"),
     [
-        (Samples(["a"]), "Samples needs a tokenizer for data of your own"),
+        (
+            Samples(["a"]),
+            "Samples needs a tokenizer, which the loader does not give: set the tokenizer",
+        ),
         (Samples(tokenizer="tokenizer.json"), "Samples needs prompts for data of your own"),
     ],
 )

@@ -19,6 +19,7 @@ from tests.docs.pages import ROOT, commands, files
 from tests.docs.test_run import copy_texts
 from tests.integration.conftest import signal_at, stop_and_continue
 from tests.integration.ranks import DDP, FSDP, column, logged, run_ranks, run_ranks_with_logs
+from tests.integration.users_data import Words
 
 STEPS = 20
 BYTES = 8 * 64
@@ -183,6 +184,24 @@ def test_a_plain_module_trains_and_says_what_it_lacks(tmp_path: Path) -> None:
     assert codes == [0], log
     assert "Continued after step 13 with batches that are not those of an uninterrupted run" in log
     assert "your dataloader is not resumable" not in log, "one sentence is enough"
+
+
+@pytest.mark.parametrize("data", ["Words", "Numbers"])
+def test_samples_take_the_tokenizer_of_the_data_or_of_their_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Words().tokenizer.save("words.json")
+    settings = {"prompts": ["1 2", "3"], "max_tokens": 2}
+    if data == "Numbers":
+        settings["tokenizer"] = "words.json"
+    callbacks = [{"class_path": "anlit.Samples", "init_args": settings}]
+    sample = [f"--trainer.callbacks={json.dumps(callbacks)}", "--model.vocab_size=64"]
+
+    assert run_ranks(fit(f"{MINE}.{data}", *sample, "--run_dir=run"), 1) == [0]
+
+    lines = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == ["1 2", "3"]
 
 
 def test_a_module_without_validation_finishes_and_says_so(tmp_path: Path) -> None:

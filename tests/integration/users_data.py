@@ -4,6 +4,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 N_ROWS = 41
@@ -48,6 +49,21 @@ class TrainingAlone(L.LightningDataModule):
     def train_dataloader(self) -> Any:
         items = [{"input_ids": row[1:], "labels": row[1:]} for row in ROWS]
         return DataLoader(items, 4)
+
+
+class Numbers(Pairs):
+    fingerprint = "numbers, version 1"
+
+
+class Words(Numbers):
+    """A tokenizer and a fingerprint: each number is a word."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        words = {str(number): number for number in range(50)}
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return tokenizer
 
 
 class Floats(Pairs):

@@ -218,6 +218,38 @@ def test_a_label_is_the_name_that_all_seeds_share(
     assert labels(*folders) == [label]
 
 
+def averaged(decay: float) -> dict[str, Any]:
+    """A callback as config.yaml has it, with all its arguments."""
+    arguments = {"device": None, "use_buffers": True, "decay": decay, "update_every_n_steps": 1}
+    return {
+        "class_path": "lightning.pytorch.callbacks.EMAWeightAveraging",
+        "init_args": arguments,
+    }
+
+
+def test_labels_tell_the_arguments_of_callbacks_that_differ(make_run: MakeRun) -> None:
+    ramp = {
+        "class_path": "anlit.training.callbacks.BatchRamp",
+        "init_args": {"schedule": {"0": 1, "8": 2}, "lr_scaling_method": "none"},
+    }
+    slow = make_run("a", settings={"trainer.callbacks": [ramp, averaged(0.99)]})
+    fast = make_run("b", settings={"trainer.callbacks": [ramp, averaged(0.9)]})
+    alone = make_run("c", settings={"trainer.callbacks": [ramp]})
+
+    assert labels(slow, fast) == ["GPT+, plain, decay=0.99", "GPT+, plain, decay=0.9"]
+    assert labels(slow, alone) == [
+        "GPT+, plain, EMAWeightAveraging=on",
+        "GPT+, plain, EMAWeightAveraging=none",
+    ]
+
+
+def test_two_callbacks_of_one_class_are_told_apart(make_run: MakeRun) -> None:
+    both = make_run("a", settings={"trainer.callbacks": [averaged(0.9), averaged(0.99)]})
+    first = make_run("b", settings={"trainer.callbacks": [averaged(0.9)]})
+
+    assert len({*labels(both, first)}) == 2
+
+
 def test_a_name_separates_no_runs_and_two_configurations_of_a_name_are_told_apart(
     make_run: MakeRun,
 ) -> None:

@@ -77,6 +77,26 @@ def test_a_ramp_of_the_batch_counts_its_steps(tmp_path: Path) -> None:
     assert plan["tokens"] == (1000 * 1 + 2000 * 2 + 500 * 4) * plan["batch_size"] * 64
 
 
+@pytest.mark.parametrize(
+    ("options", "bytes_per_parameter"),
+    [
+        ("", 0),
+        ("--config trainer/ema.yaml", 4),
+        ("--config trainer/swa.yaml --trainer.precision bf16-true", 4),
+        ("--config trainer/swa.yaml --trainer.precision 64-true", 8),
+        ("--config trainer/ema.yaml --gpus 4 --strategy fsdp", 1),
+        ("--config trainer/ema.yaml --trainer.callbacks.device cpu", 0),
+    ],
+)
+def test_an_average_of_the_weights_takes_memory(
+    tmp_path: Path, options: str, bytes_per_parameter: int
+) -> None:
+    numbers = size(tmp_path, options)
+
+    average = numbers["memory"].get("average of the weights", 0)
+    assert average == bytes_per_parameter * numbers["parameters"]["total"]
+
+
 @pytest.mark.parametrize("budget", ["--max_tokens 2M", "--tokens_per_parameter 20"])
 def test_a_budget_of_tokens_is_the_one_of_fit(tmp_path: Path, budget: str) -> None:
     numbers = size(tmp_path, budget)
