@@ -84,16 +84,16 @@ class Samples(L.Callback):
         self.sampling = Sampling(temperature, top_k, top_p, seed)
         self.tokenizer = tokenizer
         self._session: _Session | None = None
-        """Prompts and tokenizer, from the first validation on."""
+        """Prompts and tokenizer of the current training."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Raise UserError now, and not at the first validation, if there will be no text."""
-        self._session = None
+        """Encode the prompts; UserError if there will be no text."""
         data = getattr(trainer, "datamodule", None)
         if self.tokenizer is None:
             _check_tokenizer(data)
         if self.prompts is None and not hasattr(data, "stores"):
             raise UserError("Samples needs prompts for data of your own: set its prompts")
+        self._session = _Session(self.prompts, self.tokenizer, trainer, pl_module)
 
     @rank_zero_only
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -120,8 +120,7 @@ class Samples(L.Callback):
             return
         if not trainer.is_global_zero and not isinstance(pl_module.model, FSDPModule):
             return
-        if self._session is None:
-            self._session = _Session(self.prompts, self.tokenizer, trainer, pl_module)
+        assert self._session is not None  # from on_fit_start
         with trainer.precision_plugin.forward_context(), uncompiled(pl_module.model):
             texts = self._session.continue_prompts(self.max_tokens, self.sampling)
         if trainer.is_global_zero and not trainer.fast_dev_run:
@@ -161,7 +160,12 @@ class _Session:
 
     def _load_tokenizer(self, tokenizer: str | None, data: Any) -> CheckpointTokenizer:
         if tokenizer is not None:
-            return load_checkpoint_tokenizer(self.checkpoint, tokenizer)
+            try:
+                return load_checkpoint_tokenizer(self.checkpoint, tokenizer)
+            except UserError as error:
+                # The option of the commands that load checkpoints is a setting here.
+                cause = str(error).replace("--tokenizer", "the tokenizer of Samples")
+                raise UserError(cause) from error
         if isinstance(data, TokenShards):
             return load_checkpoint_tokenizer(self.checkpoint, data.folders[0])
         content = tokenizer_content_of(data) or b""

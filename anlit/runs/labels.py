@@ -131,7 +131,11 @@ def differing(groups: list[dict[str, Any]]) -> list[str]:
 
     If a class differs, its arguments are left out.
     """
-    keys = _differing_keys(groups)
+    return without_arguments(_differing_keys(groups))
+
+
+def without_arguments(keys: list[str]) -> list[str]:
+    """Keys without the arguments of a class that is among the keys itself."""
     classes = [key for key in keys if key.endswith("class_path")]
     arguments = tuple(key.removesuffix("class_path") + "init_args." for key in classes)
     return [key for key in keys if not key.startswith(arguments)]

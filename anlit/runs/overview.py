@@ -18,7 +18,7 @@ from anlit.config.labels import mapping
 from anlit.errors import UserError
 from anlit.runs.folders import CONFIG, METRICS, Curve, Run, read_settings_of_run
 from anlit.runs.groups import learned_settings
-from anlit.runs.labels import short_names, show
+from anlit.runs.labels import short_names, show, without_arguments
 
 TAIL_BYTES = 2**18
 """Bytes at the end of metrics.csv that are read; an earlier validation loss is not shown."""
@@ -106,8 +106,9 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 def differing_keys(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Return the keys whose values differ."""
-    return [key for key in {**first, **second} if first.get(key) != second.get(key)]
+    """Return the keys whose values differ, without the arguments of a class that differs."""
+    keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
+    return without_arguments(keys)
 
 
 def overview_of(run: Run, folder: str, changes: tuple[str, ...]) -> Overview:

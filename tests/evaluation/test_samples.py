@@ -193,6 +193,26 @@ def test_data_of_ones_own_need_settings(callback: Samples, sentence: str) -> Non
         trainer.fit(GPT(**SIZE, d_model=32), batches, batches)
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "sentence"),
+    [
+        ("tokenizer.json", "the model knows 200: set the tokenizer of Samples to the one"),
+        ("nowhere.json", "no tokenizer at .*nowhere.json: set the tokenizer of Samples"),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_refused_before_the_first_step(
+    tmp_path: Path, tokenizer: str, sentence: str
+) -> None:
+    TOKENIZER.save(str(tmp_path / "tokenizer.json"))
+    samples = Samples(["a"], tokenizer=str(tmp_path / tokenizer))
+    trainer = quiet_trainer(**VALIDATION, callbacks=[samples])
+    batches = torch.utils.data.DataLoader([torch.zeros(1)])
+
+    with pytest.raises(UserError, match=sentence):
+        trainer.fit(GPT(**SIZE | {"vocab_size": 200}, d_model=32), batches, batches)
+    assert trainer.global_step == 0
+
+
 def test_a_file_of_prompts_is_read_as_by_anlit_generate(tmp_path: Path) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text('{"prompt": "the cat"}\n{"prompt": "the dog"}\n')
