@@ -1,7 +1,8 @@
-"""Names the settings of configuration files that a change of class drops or keeps.
+"""Names the settings of configuration files that later files or options drop or keep.
 
 A later file or option may choose another class for a key. The parser then drops the settings that
-the new class lacks, and keeps the others, without a message.
+the new class lacks, and keeps the others, without a message. It may also replace the list of
+callbacks, to which `callbacks+` would add.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ def class_change_messages(config: Namespace) -> Iterator[str]:
         for file, content in contents.items():
             for sentence in _dropped_settings(content.get(section), final.get(section), section):
                 yield f"{file}: {sentence}"
+    for file, content in contents.items():
+        yield from _dropped_callbacks(file, content, final["trainer"])
     yield from _kept_settings(contents, final["model"])
 
 
@@ -44,6 +47,26 @@ def _dropped_settings(spec: Any, final_spec: Any, key: str) -> Iterator[str]:
             yield f"{names} left out, {final_class} has no such {key} settings."
     for name, value in settings.items():
         yield from _dropped_settings(value, final_settings.get(name), f"{key}.{name}")
+
+
+def _dropped_callbacks(
+    file: str, content: dict[str, Any], final_trainer: dict[str, Any]
+) -> Iterator[str]:
+    """Yield a sentence if the final configuration lacks callbacks of a file."""
+    trainer = mapping(content.get("trainer"))
+    names = [*_callbacks_of(trainer, "callbacks"), *_callbacks_of(trainer, "callbacks+")]
+    final_names = _callbacks_of(final_trainer, "callbacks")
+    dropped = [name for name in names if name not in final_names]
+    if dropped:
+        cause = "a later trainer.callbacks replaces the list, trainer.callbacks+ would add to it"
+        yield f"{file}: {', '.join(dropped)} left out, {cause}."
+
+
+def _callbacks_of(trainer: dict[str, Any], key: str) -> list[str]:
+    """Return the names of the classes in a list of callbacks, or of a single one."""
+    callbacks = trainer.get(key) or []
+    specs = callbacks if isinstance(callbacks, list) else [callbacks]
+    return list(filter(None, map(class_name, specs)))
 
 
 def _settings_of(spec: Any) -> dict[str, Any]:

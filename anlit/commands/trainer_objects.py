@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
+from anlit.errors import UserError
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
 from anlit.training.callbacks.loss_guard import LossGuard
@@ -39,6 +40,7 @@ def training_callbacks(
     """
     run_dir = str(record.path.parent)
     configured = as_list(trainer.get("callbacks"))
+    _refuse_twins(configured)
     callbacks: list[Callback] = [Throughput()]
     if not trainer.get("fast_dev_run"):
         callbacks.append(WholeSteps())  # before all callbacks that save
@@ -56,6 +58,19 @@ def training_callbacks(
         ]
     callbacks.append(refusals)
     return callbacks
+
+
+def _refuse_twins(callbacks: list[Callback]) -> None:
+    """Raise UserError for two callbacks with one name for their state in checkpoints."""
+    state_keys = set()
+    for callback in callbacks:
+        has_state = type(callback).state_dict is not Callback.state_dict
+        if has_state and callback.state_key in state_keys:
+            raise UserError(
+                f"trainer.callbacks has {type(callback).__name__} twice, and a checkpoint holds "
+                "the state of one: leave one out, such as a configuration file that adds it again"
+            )
+        state_keys.add(callback.state_key)
 
 
 def evaluation_callbacks(trainer: Any) -> list[Callback]:

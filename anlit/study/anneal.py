@@ -51,11 +51,13 @@ class Annealing:
     def stable_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         """`settings` of an arm, with the length and the checkpoints of its stable runs."""
         steps = {"class_path": STEP_CHECKPOINTS, "init_args": {"steps": self.branches}}
-        callbacks = [*_as_list(settings.get(CALLBACKS)), steps]
+        # Options such as trainer.callbacks.decay change the last callback, the arm's own.
+        callbacks = [steps, *as_list(settings.get(CALLBACKS))]
         return settings | {MAX_STEPS: self.branches[-1], CALLBACKS: callbacks}
 
 
-def _as_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """Return a list setting as it is, a single object in a list, and null as an empty list."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
@@ -68,7 +70,7 @@ def annealed_settings(settings: dict[str, Any], max_steps: int) -> dict[str, Any
         if not f"{schema_key(key)}.".startswith("model.schedule."):
             remaining[key] = value
     callbacks = []
-    for callback in _as_list(remaining.pop(CALLBACKS, None)):
+    for callback in as_list(remaining.pop(CALLBACKS, None)):
         if mapping(callback).get("class_path") != STEP_CHECKPOINTS:
             callbacks.append(callback)
     if callbacks:

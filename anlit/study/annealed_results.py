@@ -13,6 +13,8 @@ import numpy as np
 from anlit.compare.annealed import AnnealedSpeedUp, End, Trend, annealed_speed_up, trend
 from anlit.compare.notes import obstacle_to_comparison
 from anlit.compare.statistics import SpeedUp, Summary, speed_up
+from anlit.config.batch_ramp import configured_ramp
+from anlit.config.labels import mapping
 from anlit.runs.folders import Curve
 from anlit.study.plan import AnnealedRun, Arm, PlannedComparison
 from anlit.study.results import RunResult, StudyResults
@@ -115,7 +117,7 @@ def read_arm(results: StudyResults, arm: Arm) -> AnnealedArm:
 def _end_and_curve(result: RunResult, stable_result: RunResult) -> tuple[End | None, Curve | None]:
     """The end of an annealed run, and its curve with that of the stable run before; or None.
 
-    Steps have the same number of tokens throughout.
+    Micro-batches have the same number of tokens throughout.
     """
     run = result.run
     stable = stable_result.run
@@ -125,7 +127,9 @@ def _end_and_curve(result: RunResult, stable_result: RunResult) -> tuple[End | N
     curve = run.curve.finite()
     if stable is not None:
         assert isinstance(result.planned, AnnealedRun)
-        share = result.planned.n_stable / result.planned.max_steps
+        ramp = configured_ramp(mapping(run.config.get("trainer")))
+        n_micro_batches = ramp.total(result.planned.max_steps)
+        share = ramp.total(result.planned.n_stable) / n_micro_batches
         before = stable.curve.finite()
         is_before = before.tokens < end.tokens * share * (1 + 1e-9)
         curve = Curve(

@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import init_args, mapping, n_devices
 from anlit.config.run_tokens import planned_tokens, tokens_per_micro_batch
+from anlit.study.anneal import as_list
 from anlit.study.grid import GridPoint
 from anlit.study.plan import Arm, PlannedRun, Study, read_config
 from anlit.study.read_study import merge
 
 DEFAULT_SIZES = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
 """Defaults of the three architectures. The vocabulary is GPT-2's."""
+ADDED = "callbacks+"
+"""The key of the Trainer that adds callbacks to those of earlier files."""
 SECONDS_TO_START = 10.0
 """The time for imports, opening the data and the first step."""
 
@@ -128,4 +131,14 @@ def merge_configuration(run: PlannedRun) -> dict[str, Any]:
         for name in reversed(key.split(".")):
             nested = {name: nested}
         layers.append(nested)
-    return reduce(merge, layers, {})
+    return reduce(_merge_layer, layers, {})
+
+
+def _merge_layer(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    """Merge a file or a setting into the configuration; `callbacks+` adds to the list before."""
+    merged = merge(base, layer)
+    callbacks = mapping(base.get("trainer")).get(ADDED)
+    added = mapping(layer.get("trainer")).get(ADDED)
+    if callbacks and added:
+        merged["trainer"][ADDED] = [*as_list(callbacks), *as_list(added)]
+    return merged

@@ -159,6 +159,10 @@ SLOW = [
         "has EMAWeightAveraging and TailAveraging, and a run has one average of its weights: leave",
     ),
     (
+        f"{FIT} --config trainer/keep.yaml --config trainer/keep.yaml",
+        "has ModelCheckpoint twice, and a checkpoint holds the state of one: leave one out",
+    ),
+    (
         f"{FIT} {CALLBACK}=StochasticWeightAveraging --trainer.callbacks.swa_lrs 0.1",
         "has StochasticWeightAveraging, which averages once an epoch, .* as trainer/swa.yaml does",
     ),

@@ -36,6 +36,18 @@ trainer:
     init_args: {find_unused_parameters: true}
 """
 FULLY_SHARDED = "trainer: {strategy: {class_path: anlit.FullySharded}}"
+EMA = """
+trainer:
+  callbacks+:
+    - {class_path: lightning.pytorch.callbacks.EMAWeightAveraging, init_args: {decay: 0.9}}
+"""
+ADDED_NOISE = "trainer: {callbacks+: [{class_path: anlit.training.callbacks.GradientNoiseScale}]}"
+NOISE = ADDED_NOISE.replace("+", "")
+NO_CALLBACKS = "trainer: {callbacks: null}"
+REPLACED = (
+    "EMAWeightAveraging left out, a later trainer.callbacks replaces the list, "
+    "trainer.callbacks+ would add to it."
+)
 MUON = "model: {init_args: {optimizer: {class_path: anlit.MuonAdamW}}}"
 
 
@@ -54,6 +66,8 @@ def messages_of(first: str, second: str, folder: Path) -> list[str]:
     [
         (ADAMW, MUON, "fused left out, MuonAdamW has no such model.optimizer settings."),
         (USUAL_OPTIMIZER, MUON, "fused left out, MuonAdamW has no such model.optimizer settings."),
+        (EMA, NOISE, REPLACED),
+        (EMA, NO_CALLBACKS, REPLACED),
         (WSD, COSINE, "decay left out, Cosine has no such model.schedule settings."),
         (
             WINDOW,
@@ -73,7 +87,9 @@ def test_a_nested_class_that_changes_names_the_settings_it_drops(
     assert messages_of(first, second, tmp_path) == [f"first.yaml: {dropped}"]
 
 
-@pytest.mark.parametrize(("first", "second"), [(WINDOW, WINDOW), (MUON, MUON), (DDP, DDP)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(WINDOW, WINDOW), (MUON, MUON), (DDP, DDP), (EMA, ADDED_NOISE)]
+)
 def test_a_class_that_stays_is_not_mentioned(first: str, second: str, tmp_path: Path) -> None:
     assert messages_of(first, second, tmp_path) == []
 

@@ -18,6 +18,7 @@ from anlit.checkpoints.location import is_sharded
 from anlit.checkpoints.writing import give_name
 from anlit.commands.annealed_runs import place
 from anlit.errors import UserError
+from anlit.study import annealed_results
 from anlit.study.estimate import describe_plan, estimate_cost, merge_configuration
 from anlit.study.plan import Study
 from anlit.study.read_study import read_study
@@ -115,7 +116,7 @@ def test_another_callback_of_an_arm_stays(folder: Path) -> None:
     ]
     run_settings = study.annealed_runs(points)[0].settings
 
-    assert names == ["EarlyStopping", "StepCheckpoints"]
+    assert names == ["StepCheckpoints", "EarlyStopping"], "options change the last callback"
     assert run_settings["trainer.callbacks+"] == [{"class_path": "EarlyStopping"}]
     assert not any("schedule" in key for key in run_settings)
 
@@ -324,6 +325,45 @@ def test_the_crossing_is_that_of_the_whole_curves(
     loss[-1] = law(tokens[-1], speedup, 1)
     target = law(tokens[-1], 1.0, 1)
     assert row[6] == f"{tokens[-1] / np.interp(-target, -loss, tokens):.2f}"
+
+
+RAMP = {
+    "class_path": "anlit.training.callbacks.BatchRamp",
+    "init_args": {"schedule": {0: 1, 100: 4}},
+}
+
+
+def test_the_crossing_counts_the_tokens_of_a_ramp(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stable run counts until step 160, which has 340 of the 500 micro-batches, not 80 %."""
+    monkeypatch.setitem(SPEEDUPS, ("angpt", 1), 1.0)
+    settings = {
+        "model.init_args.schedule": CONSTANT,
+        "trainer.accumulate_grad_batches": 4,
+        "trainer.callbacks+": [RAMP],
+    }
+    shared = {"configs": ["common.yaml"], "settings": settings}
+    study = annealed_study(folder, seeds=[1], shared=shared, anneal={"max_steps": [200, 400]})
+    points = {arm.name: arm.points[0] for arm in study.arms}
+    for run in plan_runs(study, points):
+        n_steps = run.settings["trainer.max_steps"]
+        curve = []
+        for step in range(run.n_inherited + 20, n_steps + 1, 20):
+            tokens = (step if step <= 100 else 100 + 4 * (step - 100)) * TOKENS_PER_STEP
+            curve.append((tokens, float(run.n_inherited > 0)))
+        config = merge_configuration(run)
+        trainer = config["trainer"]
+        trainer["callbacks"] = trainer.pop("callbacks+")
+        write_run(folder / "out" / run.name, config, {"parameters": 1}, curve, lambda x: x)
+
+    arm = annealed_results.read_arm(read_results(study, Path("out")), study.arms[0])
+
+    curve = arm.curves["seed=1"][200]
+    assert curve is not None
+    expected = [20, 40, 60, 80, 100, 180, 260, 340, 420, 500]
+    assert curve.tokens.tolist() == [n * TOKENS_PER_STEP for n in expected]
+    assert curve.loss.tolist() == [0.0] * 8 + [1.0] * 2, "the stable run until the branch"
 
 
 def test_a_falling_speed_up_is_told(folder: Path) -> None:

@@ -199,6 +199,17 @@ def test_the_estimate_counts_a_ramp_of_the_batch(folder: Path) -> None:
     assert cost.tokens == (100 * 1 + 300 * 4) * 8 * 256
 
 
+def test_the_estimate_adds_the_callbacks_of_all_files(folder: Path) -> None:
+    settings = {"trainer.max_steps": 3500}
+    configs = ["common.yaml", "trainer/batch_ramp.yaml", "trainer/ema.yaml"]
+    shared = {"configs": configs, "settings": settings}
+    study = read_study(write_study(folder, shared=shared), None)
+
+    cost = estimate_cost(study.tuning_runs()[0])
+
+    assert cost.tokens == (1000 * 1 + 2000 * 2 + 500 * 4) * 8 * 256
+
+
 @pytest.mark.parametrize(("budget", "n_tokens"), [
     ({"max_tokens": "2M"}, 2e6), ({"max_tokens": 2_000_000}, 2e6), ({"tokens_per_parameter": 20}, None),
 ])  # fmt: skip
