@@ -349,7 +349,7 @@ def test_the_crossing_counts_the_tokens_of_a_ramp(
     for run in plan_runs(study, points):
         n_steps = run.settings["trainer.max_steps"]
         curve = []
-        for step in range(run.n_inherited + 20, n_steps + 1, 20):
+        for step in range(run.n_inherited + 10, n_steps + 1, 10):
             tokens = (step if step <= 100 else 100 + 4 * (step - 100)) * TOKENS_PER_STEP
             curve.append((tokens, float(run.n_inherited > 0)))
         config = merge_configuration(run)
@@ -361,9 +361,9 @@ def test_the_crossing_counts_the_tokens_of_a_ramp(
 
     curve = arm.curves["seed=1"][200]
     assert curve is not None
-    expected = [20, 40, 60, 80, 100, 180, 260, 340, 420, 500]
+    expected = [*range(10, 101, 10), *range(140, 501, 40)]
     assert curve.tokens.tolist() == [n * TOKENS_PER_STEP for n in expected]
-    assert curve.loss.tolist() == [0.0] * 8 + [1.0] * 2, "the stable run until the branch"
+    assert curve.loss.tolist() == [0.0] * 16 + [1.0] * 4, "the stable run until the branch"
 
 
 def test_a_falling_speed_up_is_told(folder: Path) -> None:
