@@ -296,6 +296,17 @@ def _explain_cause(error: ParserError, match: re.Match[str]) -> str:
     return f"{error.key}: {_CAUSE.findall(error.message)[-1]}: {error.help}"
 
 
+def _explain_key_of_mapping(error: ParserError, match: re.Match[str]) -> str:
+    """A mapping with numbers for keys, such as a ramp's schedule, in the wrong place."""
+    advice = error.help
+    if error.key == "trainer.callbacks":
+        advice = (
+            "an option changes the last callback of the list, so name the file with its callback "
+            "last"
+        )
+    return f"{error.key} has no setting that takes a mapping with the key {match['name']}: {advice}"
+
+
 EXPLANATIONS: tuple[tuple[Sequence[str], Callable[[ParserError, re.Match[str]], str]], ...] = (
     (
         (
@@ -321,6 +332,7 @@ EXPLANATIONS: tuple[tuple[Sequence[str], Callable[[ParserError, re.Match[str]], 
     ),
     ((r"^argument [^:]+: ",), _explain_option),
     ((r"\S+ is written twice[^\n]*",), _explain_twice),
+    ((r"Key must be a string, got: (?P<name>[^\s.]+)",), _explain_key_of_mapping),
     ((r"Subclasses are disabled for (?P<kind>\w+), thus",), _explain_no_subclass),
     ((_LENGTH.pattern, "Expected a <class 'tuple'>"), _explain_tuple),
     (

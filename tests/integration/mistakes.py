@@ -159,6 +159,11 @@ SLOW = [
         "has EMAWeightAveraging and TailAveraging, and a run has one average of its weights: leave",
     ),
     (
+        f"{FIT} --config trainer/batch_ramp.yaml --config trainer/ema.yaml "
+        "--trainer.callbacks.schedule '{0: 1, 4: 4}'",
+        "trainer.callbacks has no setting that takes a mapping .* the last callback of the list",
+    ),
+    (
         f"{FIT} --config trainer/keep.yaml --config trainer/keep.yaml",
         "has ModelCheckpoint twice, and a checkpoint holds the state of one: leave one out",
     ),
