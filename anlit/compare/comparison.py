@@ -28,7 +28,7 @@ from anlit.compare.statistics import (
 from anlit.errors import UserError
 from anlit.io.read import read_json
 from anlit.runs.folders import LAUNCHES, RECORD_SCHEMA, Run, hardware_label
-from anlit.runs.groups import Group, counted_runs
+from anlit.runs.groups import Group, callbacks_of, counted_runs
 from anlit.runs.measure import NATS_PER_TOKEN, Measure
 
 COMPARISON = "convergence.json"
@@ -79,6 +79,9 @@ def _usable_steps(
         if group.key not in times:
             fix = "measure again with --measure_steps"
             notes.append(f"{group.label}: no steps were timed for it; {fix}.")
+        elif callbacks_of(group):
+            names = " and ".join(callbacks_of(group))
+            notes.append(f"{group.label}: its steps were timed without {names}.")
     return steps, notes
 
 

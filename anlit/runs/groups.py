@@ -167,6 +167,15 @@ def learned_settings(run: Run) -> dict[str, Any]:
     return settings
 
 
+def callbacks_of(group: Group) -> list[str]:
+    """The names of the callbacks that may change what a group's runs learn."""
+    names = []
+    for key in group.settings:
+        if key.startswith("trainer.callbacks.") and key.endswith(".class_path"):
+            names.append(key.split(".")[2])
+    return names
+
+
 def _is_learned(key: str, run: Run) -> bool:
     """Whether a setting belongs to the configuration of a run."""
     if run.attention == "plain" and f"{key}.".startswith(f"{ATTENTION}."):

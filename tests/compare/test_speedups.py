@@ -91,6 +91,20 @@ def test_a_bound_is_shown_alike_in_every_sentence(make_run, tmp_path):
 
 
 @pytest.mark.usefixtures("no_plot")
+def test_callbacks_that_timed_steps_leave_out_are_noted(make_run, tmp_path):
+    average = {"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging", "init_args": {}}
+    samples = {"class_path": "anlit.Samples", "init_args": {}}
+    gpt = make_run("gpt", settings={"trainer.callbacks": [samples]})
+    ngpt = make_run("ngpt", FASTER, NGPT, settings={"trainer.callbacks": [average, samples]})
+    write_paired(tmp_path / "out", [gpt, ngpt], [[1.0] * 6, [2.0] * 6])
+
+    report, _, _ = compared(tmp_path / "runs", tmp_path / "out")
+
+    timed = [note for note in report.notes if "timed" in note]
+    assert timed == ["nGPT, plain: its steps were timed without EMAWeightAveraging."]
+
+
+@pytest.mark.usefixtures("no_plot")
 def test_a_baseline_that_stands_still_is_noted(make_run, tmp_path):
     make_run("gpt", [(100, 5.0), (200, 3.0), (400, 3.0)])
     make_run("ngpt", FASTER, NGPT)
