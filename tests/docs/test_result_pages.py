@@ -9,6 +9,7 @@ import tests.docs.architecture_claims
 import tests.docs.architecture_tables
 import tests.docs.attention_claims
 import tests.docs.bridge_claims
+import tests.docs.english_tables
 import tests.docs.inside_tables
 import tests.docs.speed_claims
 import tests.docs.speed_tables  # noqa: F401  these modules register tables and sentences
@@ -28,7 +29,7 @@ from tests.docs.records import RESULTS, Study, read_record
 from tests.docs.result_claims import Claim, claims
 from tests.docs.section_claims import section_claims
 
-PAGES = ("architectures.md", "attention.md", "inside.md", "nu_att.md", "speed.md")
+PAGES = ("architectures.md", "attention.md", "english.md", "inside.md", "nu_att.md", "speed.md")
 """tests/docs/test_gpu_page.py tests gpu.md."""
 ESTIMATES = ("speed.md", "Sizes")
 """A table of `anlit size`, which computes and does not measure."""
@@ -37,6 +38,7 @@ TABLES_OF_SENTENCES: list[Key] = [
     ("architectures.md", "In short", 1),
     ("speed.md", "Speed and memory", 0),
     ("attention.md", "Attention mechanisms", 0),
+    ("english.md", "Sentences by corpus", 0),
 ]
 """Summaries. Claims hold the figures in their cells."""
 FILES = "links to the records"
