@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,40 @@ class Terminal:
 
     def read_until(self, mark: str, seconds: float = 120) -> str:
         """What the terminal shows up to and with `mark`."""
-        end = time.monotonic() + seconds
-        while mark not in self._unread:
-            ready, _, _ = select.select([self._number], [], [], max(0, end - time.monotonic()))
-            assert ready, f"no {mark!r} in {self._unread!r}"
-            shown = self._decoder.decode(os.read(self._number, 4096))
-            self._unread = (self._unread + shown).replace("\r\n", "\n")
+        assert self._shows(lambda: mark in self._unread, seconds), (
+            f"no {mark!r} in {self._unread!r}"
+        )
         shown, _, self._unread = self._unread.partition(mark)
         return shown + mark
+
+    def interrupt_prompt(self, mark: str) -> str:
+        """Type Ctrl-C at a prompt, again if Python was not yet waiting for a key; read to `mark`."""
+        for _ in range(40):
+            self.type(CTRL_C)
+            if self._shows(lambda: mark in self._unread, seconds=3):
+                break
+        return self.read_until(mark)
+
+    def stop_answer(self, n_characters: int) -> str:
+        """Type Ctrl-C after so much text of an answer, unless it has ended; read to the prompt."""
+        prompt = ">>> "
+        assert self._shows(
+            lambda: len(self._unread) >= n_characters or prompt in self._unread, seconds=120
+        )
+        if prompt not in self._unread:
+            self.type(CTRL_C)
+        return self.read_until(prompt)
+
+    def _shows(self, is_shown: Callable[[], bool], seconds: float) -> bool:
+        """Read until `is_shown`, at most for some seconds; return whether it is."""
+        end = time.monotonic() + seconds
+        while not is_shown():
+            ready, _, _ = select.select([self._number], [], [], max(0, end - time.monotonic()))
+            if not ready:
+                return False
+            shown = self._decoder.decode(os.read(self._number, 4096))
+            self._unread = (self._unread + shown).replace("\r\n", "\n")
+        return True
 
     def close(self) -> None:
         self.process.kill()
@@ -156,8 +182,8 @@ def test_a_terminal_answers_stops_and_ends(finished: Path, capsys: Capture) -> N
         screen.type(CTRL_C)
         stopped = screen.read_until(">>> ")
         assert len(stopped) < 20_000
-        screen.type(CTRL_C)
-        assert "Ctrl-D or /bye ends" in screen.read_until(">>> ")
+        screen.interrupt_prompt("Ctrl-D or /bye ends")
+        screen.read_until(">>> ")
         screen.type(UP + b"\r")
         screen.read_until(f"import os\nimport os{beginning}")
         screen.type(CTRL_C)
@@ -174,16 +200,10 @@ def test_a_stopped_answer_stays_in_the_conversation(chat_folder: Path, capsys: C
         screen.read_until(">>> ")
         screen.type(b"hello\r")
         screen.read_until("hello\n")
-        time.sleep(0.2)
-        screen.type(CTRL_C)
-        stopped = screen.read_until(">>> ")
+        stopped = screen.stop_answer(20)
         screen.type(b"again\r")
         screen.read_until("again\n")
-        time.sleep(1)
-        screen.type(CTRL_C)
-        second = screen.read_until(">>> ")
-        screen.type(b"/bye\r")
-        assert screen.process.wait(60) == 0
+        second = screen.stop_answer(300)  # more text than the 12 tokens that are compared
 
     whole = chat_text(
         capsys, chat_folder, [{"role": "user", "content": "hello"}], "--max_tokens=2000"
