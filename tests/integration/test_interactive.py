@@ -30,6 +30,7 @@ REFUSING = "{% if messages | length > 1 %}{{ raise_exception('one message only')
 CTRL_C = b"\x03"
 CTRL_D = b"\x04"
 UP = b"\x1b[A"
+PROMPT = ">>> "
 GREEDY = ("--temperature=0", "--device=cpu")
 Capture = pytest.CaptureFixture[str]
 
@@ -64,6 +65,15 @@ class Terminal:
         shown, _, self._unread = self._unread.partition(mark)
         return shown + mark
 
+    def type_at_prompt(self, keys: bytes) -> str:
+        """What the terminal shows up to the prompt, which alone waits for keys; type them there.
+
+        Keys that come earlier meet the terminal's own line mode, where Ctrl-D is lost.
+        """
+        shown = self.read_until(PROMPT)
+        self.type(keys)
+        return shown
+
     def interrupt_prompt(self, mark: str) -> str:
         """Type Ctrl-C at a prompt, again if Python was not yet waiting for a key; read to `mark`."""
         for _ in range(40):
@@ -72,15 +82,13 @@ class Terminal:
                 break
         return self.read_until(mark)
 
-    def stop_answer(self, n_characters: int) -> str:
-        """Type Ctrl-C after so much text of an answer, unless it has ended; read to the prompt."""
-        prompt = ">>> "
+    def stop_answer(self, n_characters: int) -> None:
+        """Type Ctrl-C after so much text of an answer, unless it has ended."""
         assert self._shows(
-            lambda: len(self._unread) >= n_characters or prompt in self._unread, seconds=120
+            lambda: len(self._unread) >= n_characters or PROMPT in self._unread, seconds=120
         )
-        if prompt not in self._unread:
+        if PROMPT not in self._unread:
             self.type(CTRL_C)
-        return self.read_until(prompt)
 
     def _shows(self, is_shown: Callable[[], bool], seconds: float) -> bool:
         """Read until `is_shown`, at most for some seconds; return whether it is."""
@@ -174,36 +182,31 @@ def test_a_terminal_answers_stops_and_ends(finished: Path, capsys: Capture) -> N
     beginning = as_printed(record["text"])[:100]
 
     with terminal("generate", finished, "--interactive", *GREEDY, "--max_tokens=20000") as screen:
-        assert "/? lists what you can do" in screen.read_until(">>> ")
-        screen.type(b"\r")
-        screen.read_until(">>> ")
-        screen.type(b"import os\r")
+        assert "/? lists what you can do" in screen.type_at_prompt(b"\r")
+        screen.type_at_prompt(b"import os\r")
         screen.read_until(f"import os\nimport os{beginning}")
         screen.type(CTRL_C)
-        stopped = screen.read_until(">>> ")
+        stopped = screen.read_until(PROMPT)
         assert len(stopped) < 20_000
         screen.interrupt_prompt("Ctrl-D or /bye ends")
-        screen.read_until(">>> ")
-        screen.type(UP + b"\r")
+        screen.type_at_prompt(UP + b"\r")
         screen.read_until(f"import os\nimport os{beginning}")
         screen.type(CTRL_C)
-        screen.read_until(">>> ")
-        screen.type(b"/?\r")
-        assert "Ctrl-C  stops an answer" in screen.read_until("as Ctrl-D does")
-        screen.type(CTRL_D)
+        screen.type_at_prompt(b"/?\r")
+        assert "Ctrl-C  stops an answer" in screen.type_at_prompt(CTRL_D)
         assert screen.process.wait(60) == 0
 
 
 def test_a_stopped_answer_stays_in_the_conversation(chat_folder: Path, capsys: Capture) -> None:
     options = ("--chat", *GREEDY, "--max_tokens=20000")
     with terminal("generate", chat_folder, "--interactive", *options) as screen:
-        screen.read_until(">>> ")
-        screen.type(b"hello\r")
+        screen.type_at_prompt(b"hello\r")
         screen.read_until("hello\n")
-        stopped = screen.stop_answer(20)
-        screen.type(b"again\r")
+        screen.stop_answer(20)
+        stopped = screen.type_at_prompt(b"again\r")
         screen.read_until("again\n")
-        second = screen.stop_answer(300)  # more text than the 12 tokens that are compared
+        screen.stop_answer(300)  # more text than the 12 tokens that are compared
+        second = screen.read_until(PROMPT)
 
     whole = chat_text(
         capsys, chat_folder, [{"role": "user", "content": "hello"}], "--max_tokens=2000"
@@ -226,17 +229,12 @@ def test_a_terminal_goes_on_after_an_error(chat_folder: Path, tmp_path: Path) ->
     (copy / "tokenizer_config.json").write_text(json.dumps({"chat_template": REFUSING + TEMPLATE}))
 
     with terminal("generate", copy, "--chat", "--interactive", "--max_tokens=3") as screen:
-        screen.read_until(">>> ")
-        screen.type(b"hello\r")
-        screen.read_until(">>> ")
-        screen.type(b"again\r")
-        message = screen.read_until(">>> ")
+        screen.type_at_prompt(b"hello\r")
+        screen.type_at_prompt(b"again\r")
+        message = screen.type_at_prompt(b"/clear\r")
         assert "does not render this conversation (one message only)" in message
-        screen.type(b"/clear\r")
-        screen.read_until(">>> ")
-        screen.type(b"hello\r")
-        assert "one message only" not in screen.read_until(">>> ")
-        screen.type(CTRL_D)
+        screen.type_at_prompt(b"hello\r")
+        assert "one message only" not in screen.type_at_prompt(CTRL_D)
         assert screen.process.wait(60) == 0
 
 
