@@ -5,6 +5,7 @@ import copy
 import tempfile
 import traceback
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ import lightning as L
 import torch
 import torchmetrics.metric
 from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anlit import AnGPT, MuonAdamW
 from anlit.data.batch import Batch
 from anlit.training import callbacks
 from anlit.training.loggers import MetricsCSV
+from anlit.training.weight_averages import keep_averages
 from tests.accelerator.device import NAME, on_device
 from tests.nn.models.tiny import ARCHITECTURES, tiny
 
@@ -115,10 +119,22 @@ def make_fake() -> None:
 
 
 def waits() -> dict[str, dict[int, list[str]]]:
-    """What waited, by architecture and step."""
+    """What waited, by run and step: each architecture, and one with the fragments' callbacks."""
     models = {architecture.__name__: tiny(architecture) for architecture in ARCHITECTURES}
+    with_options = tiny(AnGPT, lr_factors={"embedding": 0.5}, optimizer=MuonAdamW)
     make_fake()
-    return {name: waits_of(model) for name, model in models.items()}
+    waits_by_run = {name: waits_of(model) for name, model in models.items()}
+    waits_by_run["with options"] = waits_of(with_options, optional_callbacks())
+    return waits_by_run
+
+
+def optional_callbacks() -> list[L.Callback]:
+    """What configs/trainer/ offers: an average of weights, the noise scale, a batch ramp."""
+    return [
+        EMAWeightAveraging(),
+        callbacks.GradientNoiseScale(every_n_steps=LOGGED_EVERY),
+        callbacks.BatchRamp({0: 1, 4: MICRO_BATCHES}),
+    ]
 
 
 def fake_batch() -> Batch:
@@ -126,7 +142,7 @@ def fake_batch() -> Batch:
     return Batch(*tensors, torch.empty(9).int(), LENGTH)
 
 
-def trainer_on_device(run_dir: str, waits: Waits) -> L.Trainer:
+def trainer_on_device(run_dir: str, waits: Waits, options: list[L.Callback]) -> L.Trainer:
     set_step_of_waits = L.pytorch.callbacks.LambdaCallback(
         on_train_batch_start=partial(set_step, waits)
     )
@@ -145,13 +161,14 @@ def trainer_on_device(run_dir: str, waits: Waits) -> L.Trainer:
             callbacks.RandomState(),
             callbacks.BestCheckpoint(run_dir),
             callbacks.LastCheckpoint(run_dir),
+            *options,
             set_step_of_waits,
         ],
         enable_model_summary=False,
     )
 
 
-def waits_of(model: L.LightningModule) -> dict[int, list[str]]:
+def waits_of(model: L.LightningModule, options: Sequence[L.Callback] = ()) -> dict[int, list[str]]:
     """What waited in each optimizer step of a run."""
     waits = Waits()
     with (
@@ -161,7 +178,8 @@ def waits_of(model: L.LightningModule) -> dict[int, list[str]]:
     ):
         on_device(model.model)
         batches = Batches([fake_batch()] * MICRO_BATCHES * LAST_STEP)
-        trainer = trainer_on_device(run_dir, waits)
+        trainer = trainer_on_device(run_dir, waits, list(options))
+        keep_averages(trainer)
         with contextlib.suppress(StopAsyncIteration):
             trainer.fit(model, batches)
             raise AssertionError(f"the run ended before step {LAST_STEP}")
