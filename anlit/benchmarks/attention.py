@@ -1,12 +1,12 @@
 """`anlit benchmark attention`: kernels compared over head width, sequence length and documents.
 
 Each mechanism with its kernel is first checked against the formula in float64, output and
-gradients. A wrong kernel is not timed. The others take turns in this one process. The last lines
-say whether `kernel: auto` takes the fastest kernel.
+gradients. A wrong kernel is not timed. The others take turns in this one process. A column marks
+the kernel that `kernel: auto` takes. To take another: `--model.kernel NAME`.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
@@ -18,7 +18,6 @@ from anlit.benchmarks.options import (
     DTYPES,
     MECHANISMS,
     benchmark_parser,
-    comma_separated,
     parse,
 )
 from anlit.benchmarks.tables import Row
@@ -63,23 +62,16 @@ def mechanisms_with_kernels(text: str) -> tuple[tuple[str, str], ...]:
     pairs = []
     for entry in text.split():
         mechanism, _, kernel = entry.partition(",")
-        if mechanism not in MECHANISMS:
-            raise unknown_name(entry, "mechanism", mechanism, MECHANISMS)
-        if kernel not in KERNELS:
-            raise unknown_name(entry, "kernel", kernel, KERNELS)
+        if mechanism not in MECHANISMS or kernel not in KERNELS:
+            choices = f"{', '.join(MECHANISMS)}; the kernels are {', '.join(KERNELS)}"
+            raise argparse.ArgumentTypeError(f"{entry} is not known: the mechanisms are {choices}")
         pairs.append((mechanism, kernel))
     return tuple(pairs)
 
 
-def unknown_name(
-    entry: str, kind: str, name: str, choices: Iterable[str]
-) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"{entry}: no {kind} {name!r}; choose {', '.join(choices)}")
-
-
 def groups_by_shape(options: argparse.Namespace) -> Iterator[CaseGroup]:
     """Yield a group for each shape. A time limit leaves out the longest, which come last."""
-    for length, width, layout in product(options.lengths, options.widths, options.layouts):
+    for length, width, layout in product(options.lengths, options.widths, LAYOUTS):
         heads = max(1, options.d_model // width)
         batch = max(1, options.tokens // length)
         shape = {
@@ -125,50 +117,6 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier_rows: lis
     return Ready({"forward": forward_only, "both": partial(inputs.both, kernel.attend)})
 
 
-def judge_auto(groups: list[Row]) -> list[str]:
-    """Return paragraphs that compare the choices of `kernel: auto` with the times."""
-    lines = []
-    n_fastest = 0
-    for group in groups:
-        for mechanism, rows in timed_rows_by_mechanism(group["rows"]).items():
-            seconds = {}
-            for row in rows:
-                seconds[row["kernel"]] = row["seconds"]["both"]["median"]
-            choice = rows[0]["auto"]
-            lines.append(f"- {group['title']}, {mechanism}: {_verdict(choice, seconds)}")
-            n_fastest += choice == _fastest(seconds)
-    if not lines:
-        return []
-    summary = (
-        f"`kernel: auto` takes the fastest kernel of those timed in {n_fastest} of {len(lines)} "
-        "cases. To take another: `--model.kernel NAME`."
-    )
-    return [summary, "\n".join(lines)]
-
-
-def timed_rows_by_mechanism(rows: list[Row]) -> dict[str, list[Row]]:
-    rows_by_mechanism: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["reason"] is None and "seconds" in row:
-            rows_by_mechanism.setdefault(row["mechanism"], []).append(row)
-    return rows_by_mechanism
-
-
-def _fastest(seconds: dict[str, float]) -> str:
-    return min(seconds, key=seconds.__getitem__)
-
-
-def _verdict(choice: str, seconds: dict[str, float]) -> str:
-    """Describe the choice of `auto` beside the fastest kernel, given seconds by kernel."""
-    fastest = _fastest(seconds)
-    fastest_time = f"{fastest} takes {1e3 * seconds[fastest]:.3g} ms"
-    if choice not in seconds:
-        return f"auto takes {choice}, which was not timed; {fastest_time}"
-    if choice == fastest:
-        return f"auto takes {choice}, the fastest of {len(seconds)}"
-    return f"auto takes {choice}, {1e3 * seconds[choice]:.3g} ms; {fastest_time}"
-
-
 def attention_parser() -> ToolParser:
     example = "--entrants 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
     parser = benchmark_parser("attention", __doc__, example, PRESETS)
@@ -177,8 +125,6 @@ def attention_parser() -> ToolParser:
     add("--entrants", type=mechanisms_with_kernels, metavar="LIST", help=entrants)
     add("--widths", type=numbers, metavar="D,…", help="head widths")
     add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
-    layouts = f"of {', '.join(LAYOUTS)} (both)"
-    add("--layouts", type=comma_separated(LAYOUTS), default=LAYOUTS, metavar="A,…", help=layouts)
     return parser
 
 
@@ -189,6 +135,9 @@ def main(argv: list[str]) -> int:
     benchmark = Benchmark("attention", argv, options)
     benchmark.record_peaks(DTYPES[options.dtype])
     benchmark.measure(groups_by_shape(options))
-    columns = {"error": lambda row: f"{max(row['error'].values()):.0e}"}
-    benchmark.publish("first", columns, judge_auto(benchmark.record["groups"]))
+    columns = {
+        "error": lambda row: f"{max(row['error'].values()):.0e}",
+        "auto": lambda row: "auto" if row["auto"] == row["kernel"] else "",
+    }
+    benchmark.publish("first", columns)
     return 0

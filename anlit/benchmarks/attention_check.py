@@ -45,8 +45,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, Mechanism, Documents, float], Tensor]
 class Inputs:
     """Random q, k, v and `probe`, the gradient of the output.
 
-    They are stored (B, T, H or G, D) and viewed (B, H or G, T, D). q and k have unit root mean
-    square.
+    They are stored (B, T, H or G, D) and viewed (B, H or G, T, D). The root mean square of q and k
+    is 1.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ def size_of_terms(gradients_of: Callable[[Tensor], list[Tensor]], probe: Tensor)
     """Return √Σ term² for the gradient of each learned number, the scale of its rounding errors.
 
     The gradient of a learned number sums one term per query. The terms may cancel to a hundredth of
-    their size, but their rounding errors do not cancel. √Σ term² is the root mean square of the
+    their size. Their rounding errors do not cancel. √Σ term² is the root mean square of the
     gradient over random signs of the queries. This estimate draws 8 of them.
 
     Args:

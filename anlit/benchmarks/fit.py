@@ -1,24 +1,23 @@
 """`anlit benchmark fit`: steps of a real run beside bare steps of its configuration, in turns.
 
-A round is a short `anlit fit` with the typed arguments, in a process, and then bare steps. These
+A round is a short `anlit fit` with the typed arguments. Then follow bare steps. These
 have the same model, optimizer, precision and accumulation, on batches of the run's data. They lack
 the loader, callbacks and logging. The same clock times both, on a GPU the device's. Each counts
 with its median step, the run with its second half.
 """
 
-import argparse
-import math
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import move_data_to_device
 
 import anlit.data.corpora
 import anlit.data.mixture
@@ -26,7 +25,7 @@ import anlit.data.needle  # noqa: F401  classes that a configuration may name
 from anlit.benchmarks.harness import Benchmark
 from anlit.benchmarks.options import benchmark_parser, parse
 from anlit.benchmarks.run_steps import prepare_run, threads_of
-from anlit.benchmarks.training_step import move_batch, take_step
+from anlit.benchmarks.training_step import take_step
 from anlit.config.labels import CONFIG, init_args, mapping
 from anlit.config.objects import build_from_plain, subclass_named
 from anlit.config.options import ToolParser, at_least
@@ -34,8 +33,7 @@ from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.io.read import parse_cell, read_rows
-from anlit.reporting.table import Table, console
-from anlit.reporting.text import say
+from anlit.reporting.text import echo, say
 from anlit.runs.folders import METRICS, Run, load_run
 from anlit.training.callbacks.throughput import StepTimes
 
@@ -80,7 +78,7 @@ def training_batches(run: Run, trainer: L.Trainer, device: torch.device) -> Iter
     data.context_length = trainer.lightning_module.context_length  # type: ignore[assignment]
     data.setup("fit")
     for batch in data.train_dataloader():
-        yield move_batch(batch, device)
+        yield move_data_to_device(batch, device)
 
 
 def run_fit(arguments: Sequence[str], folder: Path, n_steps: int) -> Run:
@@ -117,7 +115,7 @@ def logged_times(run: Run) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> int:
-    options = parse_options(argv)
+    options = parse(fit_parser(), argv)
     benchmark = Benchmark("fit", argv, options)
     bare_steps: BareSteps | None = None
     rounds: list[dict[str, float]] = []
@@ -129,10 +127,11 @@ def main(argv: list[str]) -> int:
         times["bare"] = bare_steps.seconds(max(1, options.steps // 2))
         times["ratio"] = times["fit"] / times["bare"]
         rounds.append(times)
-        say(f"round {number_of_round}: fit {times['fit']:.4f} s, bare {times['bare']:.4f} s")
+        say(f"round {number_of_round}: {in_words(times)}")
         benchmark.save(rounds=rounds)
     benchmark.save(finished=True)
-    console().print(fit_table(rounds))
+    medians = {name: median(times[name] for times in rounds) for name in rounds[0]}
+    echo(f"median of {len(rounds)}: {in_words(medians)}")
     return 0
 
 
@@ -145,26 +144,12 @@ def make_bare_steps(run: Run, device: torch.device) -> BareSteps:
     return BareSteps(run, torch.device("cpu") if was_on_cpu else device)
 
 
-def fit_table(rounds: Sequence[dict[str, float]]) -> Table:
-    """Return a table with a row for each round, and a row of medians."""
-    rows = [[str(turn), *_round_cells(times)] for turn, times in enumerate(rounds, 1)]
-    if len(rounds) > 1:
-        medians = {}
-        for name in rounds[0]:
-            medians[name] = median(times[name] for times in rounds)
-        rows.append(["median", *_round_cells(medians)])
-    head = ["round", "fit, ms a step", "bare, ms a step", "fit ÷ bare", "waits for data"]
-    return Table("Steps of a run and bare steps", head, rows)
-
-
-def _round_cells(times: dict[str, float]) -> list[str]:
-    waiting = times["data_wait_share"]
-    return [
-        f"{1e3 * times['fit']:.4g}",
-        f"{1e3 * times['bare']:.4g}",
-        f"{times['ratio']:.3f}",
-        "" if math.isnan(waiting) else f"{waiting:.2%}",
-    ]
+def in_words(times: Mapping[str, float]) -> str:
+    """Return `fit 1.02 ms a step, bare 1.01 ms, fit ÷ bare 1.010, 0.30% of it waiting for data`."""
+    return (
+        f"fit {1e3 * times['fit']:.4g} ms a step, bare {1e3 * times['bare']:.4g} ms, "
+        f"fit ÷ bare {times['ratio']:.3f}, {times['data_wait_share']:.2%} of it waiting for data"
+    )
 
 
 def fit_parser() -> ToolParser:
@@ -176,8 +161,3 @@ def fit_parser() -> ToolParser:
     add("arguments", nargs="+", metavar="ARGUMENT", help="of anlit fit, after --")
     parser.set_defaults(rounds=3)
     return parser
-
-
-def parse_options(argv: list[str]) -> argparse.Namespace:
-    """Parse the options, and the arguments of `anlit fit`, which follow --."""
-    return parse(fit_parser(), argv)

@@ -1,12 +1,12 @@
-"""The harness of all benchmarks: builds and checks the cases of a group, then times them in turns.
+"""Builds and checks the cases of a benchmark, then times them in turns.
 
 Each case becomes a row with its `label` and facts. A row that is not timed has a `reason`. The
 others have:
 
-- `seconds` by kind: median, quartiles, the value of each round, and whether they are steady
-- `ratio` by kind: the time over the base's time, paired by round
-- `clocks`: median MHz and W of a GPU after the case's turns
-- `peak_bytes`
+- `seconds` by kind: median, quartiles, the value of each round, and whether they are steady.
+- `ratio` by kind: the time over the base's time, paired by round.
+- `clocks`: median MHz and W of a GPU after the case's turns.
+- `peak_bytes`.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from anlit.benchmarks.tables import (
     benchmark_page,
     benchmark_table,
     benchmark_warnings,
-    terminal_table,
 )
 from anlit.benchmarks.timing import (
     Results,
@@ -53,7 +52,7 @@ BUILDING_SHARE = 0.7
 WARM_UP_SHARE = 0.5
 """The share of the remaining time in which a GPU may warm up."""
 TURN_SECONDS = 0.02
-"""A turn repeats a call for about this long. A shorter one would measure the clock."""
+"""A turn repeats a call for about this long. A shorter turn would measure the clock."""
 
 TimedTurn = tuple[Seconds, dict[str, float]]
 """The seconds of a turn by kind, and the clocks after it."""
@@ -73,7 +72,7 @@ class Ready(NamedTuple):
     """A case that is built and has passed its check.
 
     Attributes:
-        calls: The timed functions by kind. The peak memory belongs to the last one.
+        calls: The timed functions by kind. The peak memory belongs to the last.
         permanent: Returns the tensors that exist between calls, which count as memory too.
         turn_seconds: The least duration of a turn.
     """
@@ -118,8 +117,8 @@ class CaseGroup(NamedTuple):
 class Benchmark:
     """Measures groups of cases, and keeps the record in OUTPUT/STEM.json.
 
-    The complete file is replaced after every case and every round, so that a killed benchmark
-    leaves its measurements.
+    The complete file is replaced after every case and every round. A killed benchmark leaves its
+    measurements.
 
     Args:
         name: The benchmark's name on the command line.
@@ -256,7 +255,7 @@ class Benchmark:
         write_text(self._file.with_name(f"{self._file.name}.md"), page)
         screen = console()
         for table in tables:
-            screen.print(terminal_table(table, screen.width))
+            screen.print(table)
         for paragraph in paragraphs:
             screen.print(paragraph)
         screen.print(f"Written to {self._file}.json and .md.", soft_wrap=True)

@@ -1,7 +1,8 @@
 """`anlit benchmark loss`: memory, time and gradients of the vocabulary projection with its loss.
 
-Memory is the peak of forward and backward: the logits, everything made of them, and the two
-gradients. It leaves out hidden states and projection. bfloat16 is under autocast, as in training.
+Memory is the peak of forward and backward. It has the logits, everything made of them, and the
+two gradients. It leaves out hidden states and projection. bfloat16 is under autocast, as in
+training.
 """
 
 import argparse

@@ -51,8 +51,8 @@ def parse(
 ) -> argparse.Namespace:
     """Parse the options, complete them by the preset, and set the number of threads.
 
-    `device` becomes a torch.device: by default the preset's, without presets a GPU if there is one.
-    UserError if this machine does not have it.
+    `device` becomes a torch.device, by default the preset's. Without presets it is a GPU if there
+    is a GPU. UserError if this machine does not have it.
     """
     options = parser.parse_args(argv)
     if presets:
@@ -115,7 +115,7 @@ class Size(NamedTuple):
         return f"{model}, {batch}, V {self.vocab_size}, {self.dtype}"
 
     def at_length(self, length: int) -> "Size":
-        """Return a batch with as many tokens in sequences of another length, at least one."""
+        """Return a batch with as many tokens in sequences of another length."""
         return self._replace(length=length, batch=max(1, self.batch * self.length // length))
 
 

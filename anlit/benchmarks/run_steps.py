@@ -1,10 +1,10 @@
 """Times training steps of finished runs' configurations in turns, to compare their wall-clock.
 
 `anlit compare --measure_steps` and `anlit study` call it. It builds each run's model again from
-config.yaml, with the run's optimizer, precision, clipping, accumulation, runtime settings, batch
-size and threads. The tokens are random. The models take steps in turns, round by round, so that
-other programs slow all of them alike. The rounds end when every ratio of times is known to
-`PRECISION`, or after `SECONDS_PER_MODEL` for each model.
+config.yaml. Optimizer, precision, clipping, accumulation, runtime settings, batch size and threads
+are the run's. The tokens are random. The models take steps in turns, round by round. So other
+programs slow all of them alike. The rounds end when every ratio of times is known to `PRECISION`.
+They end after `SECONDS_PER_MODEL` for each model at the latest.
 """
 
 import gc
@@ -93,8 +93,8 @@ def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
     """Time the configurations.
 
     Returns:
-        `arms`: for each its run, key, tokens of a step, `seconds_per_token` of each round and
-        whether they are steady. `clocks` of a GPU.
+        `arms`: the run, key, tokens of a step, `seconds_per_token` of each round, and whether they
+        are steady. `clocks` of a GPU.
     """
     runs = [group.counted[0] for group in groups]
     _set_common_threads(runs)
@@ -113,14 +113,14 @@ def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
     alternate(turns, UNCOUNTED_ROUNDS)
     results = alternate(turns, MAX_ROUNDS, deadline, are_precise)
     for number, arm in enumerate(arms):
-        times = [seconds["step"] for seconds in results[number]]
+        times = _step_seconds(results[number])
         arm["seconds_per_token"] = [value / arm["tokens"] for value in times]
         arm["steady"] = summarize_times(times)["steady"]
     return {"arms": arms, "clocks": clocks(device)}
 
 
 def _set_common_threads(runs: Sequence[Run]) -> None:
-    """Set the runs' number of processor threads if all recorded the same one."""
+    """Set the runs' number of processor threads if all recorded the same number."""
     numbers = {threads_of(run) for run in runs}
     numbers.discard(None)
     if len(numbers) == 1:

@@ -59,9 +59,9 @@ OUR_COMPILATIONS = ("no", "blocks", "float8")
 CHECKED_STEPS = 3
 WARM_UP_STEPS = 2
 GPU_TURN_SECONDS = 0.5
-"""A turn has several steps, so that the host is ahead of the GPU as in a run."""
+"""A turn has several steps. So the host is ahead of the GPU as in a run."""
 LOSS_TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 1e-2}
-"""The largest relative difference between first losses of one architecture, eager or compiled."""
+"""The largest relative difference between first losses of an architecture, eager or compiled."""
 FLOAT8_TOLERANCE = 0.02
 START_TOLERANCE = 0.1
 """The largest relative difference of a peer's initial loss from ln V."""

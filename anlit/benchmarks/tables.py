@@ -9,15 +9,11 @@ from anlit.reporting.table import NONE, Table
 Row = dict[str, Any]
 """A case of the benchmark; `anlit.benchmarks.harness` describes the keys.
 
-`seconds` has the times of a call by kind, such as `forward` and `both` (with the backward pass),
-and `flops` its operations by kind.
+`seconds` has the times of a call by kind, such as `forward` and `both` (with the backward pass).
+`flops` has its operations by kind.
 """
 UNSTEADY = "*"
 """Marks a time with quartiles far apart (over 5 % of the median)."""
-WIDE = 110
-"""Characters from which on all columns have room."""
-LEFT_OUT_IF_NARROW = ("quartiles", "MFU", "MHz, W", "error")
-"""Columns that the page and the record have all the same."""
 PEAKS = {
     "of measured peak": "peak_flops_per_second",
     "MFU": "data_sheet_flops_per_second",
@@ -57,23 +53,10 @@ def benchmark_table(
     return Table(group["title"], heads, [list(cells.values()) for cells in cells_of_rows])
 
 
-def terminal_table(table: Table, width: int) -> Table:
-    """Return a table for a terminal of so many characters.
-
-    Intervals are below their values. A narrow terminal lacks `LEFT_OUT_IF_NARROW`.
-    """
-    left_out = LEFT_OUT_IF_NARROW if width < WIDE else ()
-    shown = [number for number, head in enumerate(table.head) if head not in left_out]
-    rows = []
-    for row in table.rows:
-        rows.append([row[number].replace(" (", "\n(") for number in shown])
-    return Table(table.title, [table.head[number] for number in shown], rows)
-
-
 def _cells(row: Row, base: str, peaks: Mapping[str, float]) -> dict[str, str]:
     """Return the cells of a row by head.
 
-    Each kind of time has a column. Quartiles, shares and ratio are of the last kind alone, which is
+    Each kind of time has a column. Quartiles, shares and ratio are of the last kind alone. It is
     the whole step or the forward and backward pass.
     """
     cells = {"": row["label"]}

@@ -17,7 +17,7 @@ from anlit.compare.statistics import Interval, median_with_interval
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
 Results = dict[Name, list[Result]]
-"""The results of every call, one a round."""
+"""The results of every call, by round."""
 Seconds = Mapping[str, float]
 """Seconds by kind, such as forward and both."""
 
@@ -71,7 +71,7 @@ def alternate(
     deadline: float = float("inf"),
     after_round: Callable[[Results[Name, Result]], bool | None] = lambda results: None,
 ) -> Results[Name, Result]:
-    """Call each function once a round and return all results. Each round starts with the next one.
+    """Call each function once a round and return all results. Each round starts with the next call.
 
     Args:
         rounds: Rounds, at most.
@@ -96,7 +96,7 @@ def alternate(
 def warm_up(turns: Mapping[Name, Callable[[], Seconds]], deadline: float) -> bool:
     """Repeat rounds until the last times of each turn agree. Return whether they do.
 
-    A GPU lowers its clock while it warms up, and once more when it reaches its power limit.
+    A GPU lowers its clock while it warms up. It lowers it again at its power limit.
     """
     return have_settled(alternate(turns, MAX_WARM_UP_ROUNDS, deadline, have_settled))
 

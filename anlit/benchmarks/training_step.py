@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import lightning as L
 import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -65,7 +66,7 @@ def our_step(
     group: int = 1,
     kernel: str = "auto",
 ) -> Step:
-    """Return the step of one of our models.
+    """Return the step of our model.
 
     Args:
         architecture: A key of `MODELS`.
@@ -99,21 +100,14 @@ def our_step(
 
 
 def random_batch(size: Size, documents: bool, device: torch.device) -> Batch:
-    """Return random tokens. With `documents` a row has several documents, else it is one."""
+    """Return random tokens. With `documents` a row has several documents, else a single document."""
     end = size.vocab_size - 1
     shape = (size.batch, size.length + 1)
     blocks = np.random.default_rng(0).integers(0, end, shape)
     if documents:
         is_end = np.random.default_rng(1).random(shape) < 1 / (MEAN_PACKED_DOCUMENT * size.length)
         blocks[is_end] = end
-    return move_batch(batch_from_blocks(blocks, end), device)
-
-
-def move_batch(batch: Batch, device: torch.device) -> Batch:
-    fields: list[Any] = []
-    for field in batch:
-        fields.append(field.to(device) if isinstance(field, Tensor) else field)
-    return Batch(*fields)
+    return move_data_to_device(batch_from_blocks(blocks, end), device)
 
 
 def take_step(trainer: L.Trainer, batch: Batch, accumulate: int = 1) -> Tensor:

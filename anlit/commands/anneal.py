@@ -1,4 +1,4 @@
-"""`anlit fit --anneal SHARE`: a run branched from a checkpoint, whose rate falls to 0 over some more steps."""
+"""`anlit fit --anneal SHARE`: a run branched from a checkpoint. Its rate falls to 0."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Branch(NamedTuple):
 
 
 def branch(config: Namespace) -> Branch | None:
-    """Turn the configuration into that of the annealed run; a configuration without `anneal` stays.
+    """Turn the configuration into the annealed run's. Without `anneal` it stays.
 
     The run keeps the checkpoint's weights, optimizer, step and order of the data. Its steps are the
     checkpoint's and `anneal` times as many again. `run_dir` becomes None unless it is a new one.
@@ -61,7 +61,7 @@ def branch(config: Namespace) -> Branch | None:
 
 
 def checkpoint_to_anneal(ckpt_path: str | None) -> Path:
-    """Return the checkpoint file that `--ckpt_path` names: a file, or the last one of a run folder.
+    """Return the checkpoint that `--ckpt_path` names: a file, or the last of a run folder.
 
     Raises UserError if there is none.
     """

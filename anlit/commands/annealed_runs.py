@@ -1,7 +1,7 @@
 """Gives each annealed run of a study the checkpoint that it begins from.
 
-It becomes the `last.ckpt` of the run's folder, so the run starts, is killed and goes on as any run
-that continues with another schedule, here and on a cluster.
+It becomes the `last.ckpt` of the run's folder. So the run is any run that continues with another
+schedule, here and on a cluster.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from anlit.study.state import note_failure, read_state
 def begin_annealed_runs(runs: Sequence[PlannedRun], output: Path) -> None:
     """Give the annealed runs among `runs` that have not begun their checkpoints.
 
-    A run without one fails: its stable run ended before, or was restored from a record.
+    A run without a checkpoint fails. Its stable run ended before, or was restored from a record.
     """
     for run in runs:
         if not isinstance(run, AnnealedRun):

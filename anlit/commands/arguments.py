@@ -9,10 +9,9 @@ from typing import Any
 
 from anlit.checkpoints.location import CHECKPOINTS
 from anlit.commands.data_class import data_class_options
-from anlit.commands.values import expand_home
 from anlit.config.files import configuration_file
 from anlit.config.labels import CONFIG
-from anlit.config.options import ToolParser
+from anlit.config.options import ToolParser, expand_home
 from anlit.errors import UserError
 from anlit.io.read import read_yaml
 
@@ -26,7 +25,7 @@ def expand_arguments(arguments: list[str]) -> list[str]:
     """Return the arguments of a subcommand, with the path of the file that each `--config` names.
 
     The files come first, so that an option wins over a file wherever it stands. The classes of
-    `--model` and `--data` precede the files, because a file may set arguments of such a class.
+    `--model` and `--data` precede the files. A file may set arguments of such a class.
     Raises UserError if a file is missing or damaged.
     """
     command, *options = expand_run_folder([_expand_home(argument) for argument in arguments])
@@ -57,7 +56,7 @@ def expand_arguments(arguments: list[str]) -> list[str]:
 
 
 def classes_of_later_files(contents: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the class of model or data as an option, if the first file with its settings lacks it.
+    """Yield the class of model or data as an option where the first file with settings lacks it.
 
     The parser refuses or loses settings that precede their class.
     """

@@ -27,7 +27,7 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[i
         Sequences and tokens of the micro-batches that it counts; None without a budget.
 
     Raises:
-        UserError: Two settings give the length of the run, the budget is less than a step, or the
+        UserError: Two settings give the length of the run. Or the budget is less than a step. Or the
             data do not tell their batches.
     """
     budgets = {name: config[name] for name in ("max_tokens", "tokens_per_parameter")}

@@ -1,7 +1,7 @@
 """Names the settings of configuration files that later files or options drop or keep.
 
 A later file or option may choose another class for a key. The parser then drops the settings that
-the new class lacks, and keeps the others, without a message. It may also replace the list of
+the new class lacks, and keeps the others. It says nothing. An option may also replace the list of
 callbacks, to which `callbacks+` would add.
 """
 

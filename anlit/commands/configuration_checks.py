@@ -1,7 +1,6 @@
 """Refuses what a configuration may not say, before any object is made."""
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from pydoc import locate
@@ -57,7 +56,7 @@ def check_configuration(config: Namespace, top_level: Mapping[str, tuple[Any, An
             _refuse_function(setting)
         if setting.key == "trainer.precision":
             check_precision(setting.value)
-        check_ranges(setting.key, _number_of_devices(setting))
+        check_ranges(setting.key, setting.value)
     check_trainer(config.trainer.as_dict())
 
 
@@ -79,8 +78,8 @@ def _check_class_path(setting: Setting) -> None:
 def _refuse_function(setting: Setting) -> None:
     """Raise UserError for a function, unless it is the default of its argument.
 
-    The parser takes functions: any function for a key of callables such as
-    `model.init_args.optimizer`, else a function with the right return type. It would call both.
+    The parser takes any function for a key of callables such as `model.init_args.optimizer`. For
+    other keys it takes a function with the right return type. It would call both.
     """
     parameters = parameters_of(setting.owner) if inspect.isclass(setting.owner) else []
     for parameter in parameters:
@@ -88,14 +87,6 @@ def _refuse_function(setting: Setting) -> None:
             return
     name = getattr(setting.value, "__qualname__", setting.value)
     raise UserError(explain_no_class(setting.key, shown(name)))
-
-
-def _number_of_devices(setting: Setting) -> Any:
-    """Return the value, for `trainer.devices` as a number: the parser leaves `0` a text."""
-    value = setting.value
-    if setting.key == "trainer.devices" and isinstance(value, str):
-        return int(value) if re.fullmatch(r"-?\d+", value) else value
-    return value
 
 
 def walk_settings(

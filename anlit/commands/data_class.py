@@ -1,4 +1,4 @@
-"""The class of the data in a command: which class is meant, and whether it can be used."""
+"""Finds and checks the class of the data in a command."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -67,8 +67,6 @@ def _check_class(path: str) -> None:
         raise UserError(f"data names {path}, and {module} has no {name}: give a class that it has")
     if isinstance(found, type) and issubclass(found, L.LightningDataModule):
         return
-    fix = "derive the class from lightning.LightningDataModule"
-    for base in getattr(found, "__mro__", ()):
-        if base.__module__.startswith("pytorch_lightning."):
-            fix = "import LightningDataModule from lightning in place of pytorch_lightning"
-    raise UserError(f"data names {path}, which is no LightningDataModule: {fix}")
+    raise UserError(
+        f"data names {path}, which is no LightningDataModule: derive it from lightning's"
+    )

@@ -30,7 +30,7 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> int:
-    """Train the arms that have not finished, one after the other, then compare; return the first exit code but 0."""
+    """Train the arms that have not finished, then compare. Return the first exit code but 0."""
     output = Path(parser().parse_args(argv).output)
     for arm in ARMS:
         if is_finished(output / arm):

@@ -58,7 +58,7 @@ def _machine_error(error: BaseException) -> RunError | None:
 
 
 def _file_error(error: OSError) -> RunError | None:
-    """The sentence for a full disk, or for a file of the run folder that cannot be written."""
+    """Return the sentence for a full disk, or for a lost file of the run folder."""
     path, run_dir = error.filename, RUN_FOLDER.get()
     is_of_run = bool(path and run_dir) and Path(run_dir) in Path(str(path)).parents
     is_full = error.errno in FULL_DISK_CODES

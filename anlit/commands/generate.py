@@ -13,22 +13,8 @@ from anlit.evaluation.documents import AS_UTF8, SURROGATE, read_documents
 from anlit.reporting.text import echo, json_line
 
 
-class PromptParser(ToolParser):
-    """Parser that takes prompts after options too, as in `anlit generate RUN --chat PROMPT`."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options, further_arguments = super().parse_known_args(args, namespace)
-        unknown_options = []
-        for argument in further_arguments:
-            if argument.startswith("-"):
-                unknown_options.append(argument)
-            else:
-                options.prompt = [*options.prompt, argument]
-        return options, unknown_options
-
-
 def parser() -> ToolParser:
-    parser = PromptParser(
+    parser = ToolParser(
         prog="anlit generate",
         description="Continues prompts with a trained model. A continuation depends on its prompt, "
         "the seed and the number of the sample, not on the other prompts.",
@@ -100,7 +86,7 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    options = parser().parse_args(argv)
+    options = parser().parse_intermixed_args(argv)  # prompts after options too
     find_checkpoint(options.checkpoint)
     prompts: list[str] = []
     if options.interactive:
@@ -108,7 +94,10 @@ def main(argv: list[str]) -> None:
     else:
         prompts = read_prompts(options.prompt, options.prompts, options.chat)
 
-    from anlit.commands.interactive import converse  # after the checks: torch takes seconds
+    from anlit.commands.interactive import (
+        Dialogue,
+        converse,
+    )  # after the checks: torch takes seconds
     from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
     from anlit.training.load_model import load_checkpoint
 
@@ -118,6 +107,8 @@ def main(argv: list[str]) -> None:
     )
     if options.interactive:
         converse(options, checkpoint, text)
+    elif len(prompts) == 1 and options.samples == 1 and not options.json:
+        Dialogue(options, checkpoint, text).answer(prompts[0])
     else:
         print_continuations(options, prompts, checkpoint, text)
 
@@ -125,25 +116,15 @@ def main(argv: list[str]) -> None:
 def print_continuations(
     options: argparse.Namespace, prompts: Sequence[str], checkpoint: Any, text: Any
 ) -> None:
-    """Stream the text of a single continuation, or print several when they are done."""
+    """Print several continuations when they are done, as text or as JSON."""
     from anlit.data.tokenizer import vocabulary_size
     from anlit.evaluation.generation import Request, Sampling, generate
-    from anlit.evaluation.text_stream import TextStream, decode_continuation
+    from anlit.evaluation.text_stream import decode_continuation
 
     requests = []
     for prompt in prompts:
         tokens = _encode_prompt(prompt, text, checkpoint, options.chat)
         requests += [Request(tokens, sample) for sample in range(options.samples)]
-
-    is_streamed = len(requests) == 1 and not options.json
-    stream = TextStream(text.tokenizer, _text_context(requests[0], options.chat))
-
-    def show_token(number: int, token: int) -> None:
-        if is_streamed:
-            echo(stream.add(token), end="")
-
-    if is_streamed and not options.chat:
-        echo(prompts[0], end="")
     continuations = generate(
         checkpoint.model.model,
         requests,
@@ -152,12 +133,8 @@ def print_continuations(
         separator=text.inner_separator(checkpoint, options.chat),
         batch_size=options.batch_size,
         n_allowed=vocabulary_size(text.tokenizer),
-        on_token=show_token,
         stop_tokens=text.stop_tokens,
     )
-    if is_streamed:
-        echo(stream.finish())
-        return
     for number, (request, result) in enumerate(zip(requests, continuations, strict=True)):
         prompt_number = number // options.samples
         prompt = prompts[prompt_number]

@@ -92,13 +92,18 @@ class Dialogue:
             self.messages = []
         elif SURROGATE.search(line):
             raise UserError(f"the prompt is not UTF-8: {AS_UTF8}")
-        elif command and self.options.chat:
-            self._answer_message(line)
         elif command:
-            tokens = self.text.encode_prompt(line, self.checkpoint)
-            echo(line, end="")
-            self._answer(tokens, tokens, [])
+            self.answer(line)
         return True
+
+    def answer(self, prompt: str) -> None:
+        """Print a prompt with its continuation, or with `--chat` the answer to a message."""
+        if self.options.chat:
+            self._answer_message(prompt)
+            return
+        tokens = self.text.encode_prompt(prompt, self.checkpoint)
+        echo(prompt, end="")
+        self._answer(tokens, tokens, [])
 
     def _answer_message(self, line: str) -> None:
         """Answer a message. Messages and answer stay, if the answer has text; else both go."""

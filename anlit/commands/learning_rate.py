@@ -12,7 +12,7 @@ from anlit.training.optim.optimizers import AdamW, rate_of_width
 
 
 def set_rate_by_width(model: Namespace) -> None:
-    """Set a null `lr` of AdamW to the rate for the model's width, so that records have it.
+    """Set a null `lr` of AdamW to the rate for the model's width. Records then have it.
 
     With `base_d_model` it is the rate for that width, from which the rule of transfer goes on.
     """

@@ -90,9 +90,9 @@ class ConfigurationParser(CommandLine):
     def model_of(self, config: Any) -> LanguageModel:
         """Return the model of a configuration on the meta device, without memory for its weights.
 
-        A missing `vocab_size` is the vocabulary of the prepared data, else the vocabulary that the
-        data ask for, else the default. Raises UserError if the model's class refuses a setting, or
-        the manifest of the data is damaged.
+        A missing `vocab_size` is the vocabulary of the prepared data. Without prepared data it is
+        the vocabulary that the data ask for, else the default. Raises UserError if the model's
+        class refuses a setting, or the manifest of the data is damaged.
         """
         settings = config.model.get("init_args", {})
         if "vocab_size" in settings and settings.vocab_size is None:

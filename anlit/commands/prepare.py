@@ -26,7 +26,7 @@ COMMAND_OPTIONS = frozenset({"corpus", "output", "workers", "cluster", "on_bad",
 def main(argv: list[str]) -> int:
     """Run the command; `argv` without its name."""
     arguments = parser().parse_args(argv)
-    corpus = _corpus_name(arguments.corpus)
+    corpus = arguments.corpus
     folder_name = (arguments.repo or corpus).rpartition("/")[2].lower()
     output = arguments.output or f"data/{folder_name}"
     if arguments.cluster is not None:
@@ -58,15 +58,6 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _corpus_name(typed: str) -> str:
-    """Return the name of a corpus, typed in any case, with or without "-" and "_"."""
-    names = {name.lower(): name for name in RECIPES}
-    name = names.get(typed.lower().replace("-", "").replace("_", ""))
-    if name is None:
-        raise UserError(f"There is no corpus {typed}: choose one of {', '.join(RECIPES)}")
-    return name
-
-
 def recipe_options(arguments: argparse.Namespace) -> dict[str, object]:
     """Return the options that become values of the recipe; None if the user has not typed them."""
     options = vars(arguments)
@@ -92,7 +83,7 @@ def parser() -> ToolParser:
         prog="anlit prepare", description="Turn a corpus into token shards.", epilog=EPILOG
     )
     add = parser.add_argument
-    add("corpus", help=", ".join(RECIPES))
+    add("corpus", choices=list(RECIPES))
     add("--output", metavar="DIR", help="the prepared folder (data/<corpus>)")
     add("--workers", type=at_least(1), help="processes (one per core)")
     add("--cluster", metavar="ADDRESS", help="work on a Dask cluster, such as tcp://scheduler:8786")

@@ -16,10 +16,6 @@ DEFAULT_FOLDER = "runs"
 WIDE = 110
 """Characters from which on all columns have room."""
 LEFT_OUT_IF_NARROW = ("folder", "tokens", "rate", "tokens\na second", "age")
-LONGEST_IF_NARROW = {"run": 22, "changes": 17}
-"""Characters of a cell in a narrow terminal; the end of a folder and the beginning of changes are shown."""
-LONGEST_WITH_TAGS = {"run": 18, "tags": 11, "changes": 11}
-"""The same where runs have tags."""
 LEFT = ("run", "folder", "state", "tags", "changes")
 """Columns of text."""
 MOST_CHANGES = 4
@@ -69,10 +65,8 @@ def main(argv: list[str]) -> None:
 
 
 def table_of(overviews: list[Overview], width: int) -> Table:
-    """The runs as a table for so many characters, without columns that no run has a value for."""
-    is_narrow = width < WIDE
-    left_out = LEFT_OUT_IF_NARROW if is_narrow else ()
-    longest = LONGEST_WITH_TAGS if any(run.tags for run in overviews) else LONGEST_IF_NARROW
+    """Return the table of the runs. Columns without any value are left out."""
+    left_out = LEFT_OUT_IF_NARROW if width < WIDE else ()
     columns = {"run": names_of(overviews)}
     for heading, cell in CELLS.items():
         columns[heading] = [cell(overview) for overview in overviews]
@@ -80,11 +74,8 @@ def table_of(overviews: list[Overview], width: int) -> Table:
         columns.pop("folder")
     shown = {}
     for heading, cells in columns.items():
-        if heading in left_out or set(cells) == {NONE}:
-            continue
-        if is_narrow and heading in longest:
-            cells = [shortened(text, longest[heading], heading == "run") for text in cells]
-        shown[heading] = cells
+        if heading not in left_out and set(cells) != {NONE}:
+            shown[heading] = cells
     left = [number for number, heading in enumerate(shown) if heading in LEFT]
     rows = list(zip(*shown.values(), strict=True))
     title = f"{len(overviews)} run{'s' if len(overviews) > 1 else ''}"
@@ -107,13 +98,6 @@ def steps_of(overview: Overview) -> str:
     if overview.steps is None:
         return f"{overview.step:,}"
     return f"{overview.step:,}/{overview.steps:,}"
-
-
-def shortened(text: str, length: int, keeps_end: bool) -> str:
-    """The text in at most so many characters; what is left out is an ellipsis."""
-    if len(text) <= length:
-        return text
-    return f"…{text[1 - length :]}" if keeps_end else f"{text[: length - 1]}…"
 
 
 def changes_of(overview: Overview) -> str:

@@ -76,8 +76,8 @@ def plan_of(
 ) -> Plan:
     """Return the plan of a run: the command's options, else the values of its configuration.
 
-    Raises UserError if strategy and number of GPUs contradict each other, or if the strategy does
-    not train in the precision.
+    Raises UserError if strategy and number of GPUs contradict each other. So it does if the
+    strategy does not train in the precision.
     """
     trainer = configuration.trainer
     model = configuration.model.init_args

@@ -206,7 +206,7 @@ def _forget_failures(study: Study, output: Path) -> None:
 
 
 def _train_all(study: Study, output: Path, options: Namespace, argv: list[str]) -> bool:
-    """Train the runs of all phases; return False if a job array was submitted in place of it."""
+    """Train the runs of all phases. Return False if a job array was submitted in place of it."""
     n_jobs = options.jobs or 1
     n_threads = options.threads or max(1, cores() // n_jobs)
     if options.slurm is None:
@@ -260,10 +260,9 @@ def _overview(study: Study, output: Path, options: Namespace) -> str:
 def _run_after_commands(study: Study, output: Path) -> None:
     """Run the study's `after` commands, `name: anlit …`, on the measured runs that finished.
 
-    With `anneal` these are the annealed runs.
-
-    A command is up to date if folder `name` is newer than all these runs. {runs} stands for the run
-    folders, {output} for the command's folder.
+    With `anneal` these are the annealed runs. A command is up to date if folder `name` is newer
+    than all these runs. In a command `{runs}` stands for the run folders. `{output}` stands for the
+    command's folder.
     """
     finished_folders = []
     selected = select_points(study, read_tunings(study, output))

@@ -14,7 +14,7 @@ from anlit.commands import COMMANDS
 from anlit.errors import UserError
 from anlit.study.anneal import SCHEDULE, Annealing
 from anlit.study.grid import GridPoint
-from anlit.study.plan import PlannedRun, Study, read_config
+from anlit.study.plan import PlannedRun, Study
 
 if TYPE_CHECKING:
     from anlit.commands.parser import ConfigurationParser
@@ -61,7 +61,8 @@ def _check_configurations(study: Study) -> None:
             if study.annealing is not None:
                 _check_stable_rate(model.schedule, study.annealing)
         except UserError as error:
-            raise _with_arm_and_file(error, run, study) from error
+            sentence = str(error).lstrip("-")
+            raise UserError(f"arm '{run.arm.name}' of {study.path}: {sentence}") from error
     if parser is not None:
         _check_whole_numbers(study, parser)
 
@@ -97,7 +98,7 @@ def _check_stable_rate(schedule: "Schedule", annealing: Annealing) -> None:
 
 
 def _runs_to_check(study: Study) -> list[PlannedRun]:
-    """Return each arm at each of its points with one seed, and one arm with each further seed.
+    """Return each arm at each of its points with the first seed, and an arm with each further seed.
 
     A seed does not decide whether other settings fit, so not every combination is checked.
     """
@@ -108,21 +109,3 @@ def _runs_to_check(study: Study) -> list[PlannedRun]:
     first_arm = study.arms[0]
     runs += [PlannedRun(first_arm, first_arm.points[0], seed) for seed in further_seeds]
     return runs
-
-
-def _with_arm_and_file(error: UserError, run: PlannedRun, study: Study) -> UserError:
-    """Return the parser's error with the arm, and with the file that sets the key.
-
-    The error begins with the key, as in `--model.d_model=0 is out of range`. The file is a guess
-    from the key's last part. It is the last configuration file with the key, because later files
-    win. It is the study's file if the study sets the key, or no file does.
-    """
-    sentence = str(error).lstrip("-")
-    key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
-    files = []
-    for config in run.arm.configs:
-        if f"'{key}':" in str(read_config(config)):
-            files.append(config)
-    keys_of_study = [name.rsplit(".", 1)[-1] for name in run.settings]
-    file = study.path if not files or key in keys_of_study else files[-1]
-    return UserError(f"arm '{run.arm.name}', {file}: {sentence}")

@@ -114,7 +114,7 @@ def has_instance(objects: list[Any], kind: type) -> bool:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list setting as it is, a single object in a list, and null as an empty list."""
+    """Return a setting as a list. A single object is its only entry, and null has no entry."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]

@@ -1,16 +1,16 @@
 """Makes jsonargparse read values by the loader of anlit's YAML files.
 
-A value in a configuration file, in a file that it names, and in an option are read alike.
-jsonargparse's own rules for booleans, numbers and null differ, so `use_one_loader` replaces them.
+Values in options, configuration files and the files that these name are read alike. The rules of
+jsonargparse for booleans, numbers and null differ. `use_one_loader` replaces them.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import _typehints, _util, set_dumper, set_loader, set_parsing_settings
 
+from anlit.config.options import expand_home
 from anlit.errors import UserError
 from anlit.io.read import dump_yaml, parse_scalar, parse_yaml, read_yaml
 
@@ -40,8 +40,8 @@ def use_one_loader() -> None:
 def load_value(text: str) -> Any:
     """Return the content of a configuration file, or the value of an option.
 
-    Raises YAMLError for a text that is not YAML, and UserError for a damaged file, a repeated key,
-    or an empty `class_path`.
+    Raises YAMLError for a text that is not YAML. Raises UserError for a damaged file, a repeated
+    key, or an empty `class_path`.
     """
     file = _file_with_content(text)
     content = read_yaml(file) if file else parse_yaml(text)
@@ -49,15 +49,6 @@ def load_value(text: str) -> Any:
         return text  # `a:` and `{a, b}` are texts in an option
     _refuse_empty_class(content, f"{file}: " if file else "")
     return expand_home(content)
-
-
-def expand_home(value: Any) -> Any:
-    """Return `value` with the home folder for ~ at the start of each text, at any depth."""
-    if isinstance(value, dict):
-        return {key: expand_home(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [expand_home(item) for item in value]
-    return os.path.expanduser(value) if isinstance(value, str) else value
 
 
 def _parse_with_null(value: Any, *arguments: Any, **settings: Any) -> Any:

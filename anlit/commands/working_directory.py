@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 class WorkingDirectoryFinder(MetaPathFinder):
-    """Finds a module that no installed package has, in a file or package of one folder.
+    """Finds a module that no installed package has, in a file or package of a folder.
 
     A folder without `__init__.py` is no package: results and data have names such as `wandb`.
     """

@@ -4,8 +4,10 @@ The callback `BatchRamp` has the settings. Budgets and estimates read them from 
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from anlit.config.labels import class_name, init_args
@@ -26,27 +28,21 @@ class Ramp:
         lr_scaling_method: How the learning rate follows the batch.
 
     Raises:
-        UserError: The schedule is no such mapping, does not begin at step 0, or has a step without
-            a micro-batch.
+        UserError: The schedule is no such mapping. Or it begins at another step than 0, or has a
+            step without a micro-batch. Or the method is unknown.
     """
 
     schedule: Any
     lr_scaling_method: LRScaling = "none"
 
     def __post_init__(self) -> None:
-        name = f"{NAME} has schedule={self.schedule}"
-        if not isinstance(self.schedule, Mapping):
-            raise UserError(f"{name}: give micro-batches by optimizer step, as {{0: 1, 1000: 2}}")
-        for number in (*self.schedule, *self.schedule.values()):
-            if type(number) is not int:
-                raise UserError(f"{name}, and {number!r} is no integer: give whole numbers")
-        if min(self.schedule, default=-1) != 0:
+        steps = self.schedule if isinstance(self.schedule, Mapping) else {}
+        has_integers = {type(number) for number in chain(*steps.items())} == {int}
+        if not has_integers or min(steps) != 0 or min(steps.values()) < 1:
             raise UserError(
-                f"{name}, which does not begin at step 0: give the micro-batches for 0, and for no "
-                "earlier step"
+                f"{NAME} has schedule={self.schedule}: give the micro-batches, 1 or more, from a "
+                "step on, and 0 as the first step: {0: 1, 1000: 2}"
             )
-        if min(self.schedule.values()) < 1:
-            raise UserError(f"{name}: a step needs at least 1 micro-batch")
         if self.lr_scaling_method not in get_args(LRScaling):
             raise UserError(
                 f"{NAME} has lr_scaling_method={self.lr_scaling_method}: choose none, sqrt or "
@@ -77,16 +73,7 @@ class Ramp:
 
     def steps_within(self, n_micro_batches: int) -> int:
         """The number of whole steps that these micro-batches allow."""
-        begins = sorted(self.schedule)
-        n_steps = 0
-        for begin, end in zip(begins, [*begins[1:], math.inf], strict=True):
-            n_allowed = n_micro_batches // self.schedule[begin]
-            n_taken = int(min(end - begin, n_allowed))
-            n_steps += n_taken
-            n_micro_batches -= n_taken * self.schedule[begin]
-            if n_taken < end - begin:
-                break
-        return n_steps
+        return bisect_right(range(1, n_micro_batches + 1), n_micro_batches, key=self.total)
 
     def rate_multiple(self, step: int) -> float:
         """The multiple of the learning rate at a step, by `lr_scaling_method`."""
@@ -94,7 +81,7 @@ class Ramp:
         return {"none": 1.0, "sqrt": math.sqrt(share), "linear": share}[self.lr_scaling_method]
 
     def even_step(self, step: int, n_steps: int) -> float:
-        """The step of a run of `n_steps` equal steps that has taken the same share of its tokens.
+        """The step of equal steps, `n_steps` in all, that has taken the same share of the tokens.
 
         0 at the first step and n_steps − 1 at the last.
         """
@@ -136,7 +123,7 @@ def configured_ramp(trainer: Mapping[str, Any]) -> Ramp:
 
 
 def _with_integer_steps(schedule: Any) -> Any:
-    """A schedule as a run's config.yaml has it, whose steps are texts, with integers again."""
+    """A schedule with integers for steps. In a run's config.yaml they are texts."""
     if not isinstance(schedule, Mapping):
         return schedule
     return {int(step) if str(step).isdecimal() else step: n for step, n in schedule.items()}

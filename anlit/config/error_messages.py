@@ -1,9 +1,9 @@
 """Makes one sentence of an error of a parser or of Lightning: key, value and fix. Without torch.
 
 argparse reads the options of the tools, jsonargparse the options of `anlit fit`. If a value inside
-a class is wrong, jsonargparse reports a nested list: an error per union member, and the whole
-configuration. Its "Parser key" lines have the keys that lead to the value. `EXPLANATIONS` has a
-pattern and a function for each kind of error.
+a class is wrong, jsonargparse reports a nested list. It has an error per union member, and the
+whole configuration. Its "Parser key" lines have the keys that lead to the value. `EXPLANATIONS` has
+a pattern and a function for each kind of error.
 """
 
 import difflib
@@ -23,12 +23,10 @@ FEW_OPTIONS = 40
 """Fewer options than this are listed."""
 NOT_FOR_USERS = ("Schedule", "WarmedUp", "Annealed")
 """Schedules that no configuration names: base classes, and the schedule of `--anneal`."""
-LISTS = {"betas": "[0.9, 0.95]"}
-"""Settings that take a list of a fixed length → an example."""
 ADVICE = {
     "No supported gpu backend found|CUDAAccelerator": "trainer.accelerator needs a GPU, and none "
     "was found: set --trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
-    "CPUAccelerator": "trainer.devices is no number of processes: give --trainer.devices 1 or more "
+    "CPUAccelerator|not a valid input using": "trainer.devices is no number of processes: give --trainer.devices 1 or more "
     "on CPU",
     "`test_dataloader` must be": "the data have no test_dataloader: use `anlit validate` for the loss "
     "on their validation split",
@@ -43,19 +41,15 @@ _OWNER_IN_VALUE = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
 _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: |\n|$)")
 _FURTHER_MEMBERS = re.compile(r"(\n *- Problem with given class_path)([\s\S]*?)\1[\s\S]*")
 """Errors of a union's members after the first with a class. Only the first has the user's class."""
-_CAUSE = re.compile(r"(?:Parser key \"[^\"]+\"|Problem with given class_path '[^']+'):\s*([^\n]+)")
+_HEADER = re.compile(r"(?:Parser key \"[^\"]+\"|Problem with given class_path '[^']+'):")
+_END_OF_CAUSES = re.compile(r"\n\s*(?:- Expected an? <class|Given value|Got value)")
 _LENGTH = re.compile(r"Expected a tuple with (\d+) elements")
 _TYPE = re.compile(
     r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<values>.*?)\])"
 )
 _ARGUMENT = r"unrecognized arguments: (?P<name>[^\s=]+)"
-_MONITOR = (
-    re.compile(r"metric `(?P<name>.*?)` which is not available.* following: (?P<metrics>.*)"),
-    re.compile(
-        r"monitor='(?P<name>.*?)'\)` could not find the monitored key in the returned metrics: "
-        r"\[(?P<metrics>.*?)\]"
-    ),
-)
+_MONITOR = "which is not available|could not find the monitored key"
+"""Lightning's words for a metric that a callback monitors and nobody logs."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +155,7 @@ def _explain_unknown_setting(error: ParserError, keys: list[str], name: str, own
 
 
 def _nearest(name: str, options: Collection[str]) -> str:
-    """The advice to take the option nearest to `name`, or any of a few; "" if none is near."""
+    """The advice to take the option nearest to `name`, or any of a few. "" if none is near."""
     plain_name = name.lstrip("-")
     plain_options = [option.lstrip("-") for option in options]
     for spelling in (plain_name, plain_name.split(".")[0]):
@@ -214,53 +208,16 @@ def _explain_missing(error: ParserError, match: re.Match[str]) -> str:
     return f"{error.program} needs {' and '.join(names)}: {fix}"
 
 
-def _explain_option_type(error: ParserError, match: re.Match[str]) -> str:
-    fix = f"give {_type_in_words(match['kind'])}"
-    return f"{match['option']} {match['value']} is of the wrong type: {fix}"
-
-
-def _explain_option_choice(error: ParserError, match: re.Match[str]) -> str:
-    choices = match["choices"].replace("'", "")
-    return f"{match['option']} {match['value']} is not known: choose one of {choices}"
-
-
 def _explain_option(error: ParserError, match: re.Match[str]) -> str:
     """Any other mistake in an option, in argparse's words."""
     fault = error.message.removeprefix("argument ").replace(": ", " ", 1)
     return f"{fault}: {error.help}"
 
 
-def _explain_twice(error: ParserError, match: re.Match[str]) -> str:
-    return f"{error.key}: {match[0]}: keep one of them"
-
-
-def _explain_no_subclass(error: ParserError, match: re.Match[str]) -> str:
-    """A class_path for a setting of a single class, such as model.runtime."""
-    from anlit.config.objects import parameters_of  # torch
-
-    kind = match["kind"]
-    owners = _OWNER.findall(error.message)
-    parameters = parameters_of(_class_at(owners[-1])) if owners else []
-    for parameter in parameters:
-        if getattr(parameter.annotation, "__name__", "") == kind:
-            key = f"{error.key}.{parameter.name}"
-            names = ", ".join(inner.name for inner in parameters_of(parameter.annotation))
-            fix = f"leave class_path out, and give {names} below {key}"
-            return f"{key} takes no other class than {kind}: {fix}"
-    return f"{error.key} takes no other class than {kind}: leave class_path out"
-
-
 def _explain_tuple(error: ParserError, match: re.Match[str]) -> str:
     length = _LENGTH.search(error.message)
     size = f" of {length[1]} values" if length else ""
-    name = error.key.rpartition(".")[2]
-    example = f" such as {LISTS[name]}" if name in LISTS else ""
-    return f"{error.key}={error.value} is of the wrong type: give a list{size}{example}"
-
-
-def _explain_ambiguous_class(error: ParserError, match: re.Match[str]) -> str:
-    choices = match["choices"].replace(", ", " or ")
-    return f"{error.key}={match['value']} is the name of several classes: choose {choices}"
+    return f"{error.key}={error.value} is of the wrong type: give a list{size} such as [0.9, 0.95]"
 
 
 def _explain_no_class(error: ParserError, match: re.Match[str]) -> str:
@@ -293,18 +250,9 @@ def _expected_types(message: str) -> list[str]:
 
 def _explain_cause(error: ParserError, match: re.Match[str]) -> str:
     """Any other mistake below a key, in the words of its innermost cause."""
-    return f"{error.key}: {_CAUSE.findall(error.message)[-1]}: {error.help}"
-
-
-def _explain_key_of_mapping(error: ParserError, match: re.Match[str]) -> str:
-    """A mapping with numbers for keys, such as a ramp's schedule, in the wrong place."""
-    advice = error.help
-    if error.key == "trainer.callbacks":
-        advice = (
-            "an option changes the last callback of the list, so name the file with its callback "
-            "last"
-        )
-    return f"{error.key} has no setting that takes a mapping with the key {match['name']}: {advice}"
+    *_, details = _HEADER.split(error.message)
+    *_, cause = _END_OF_CAUSES.split(details)[0].strip().splitlines()
+    return f"{error.key}: {cause.lstrip(' -').rstrip('.')}: {error.help}"
 
 
 EXPLANATIONS: tuple[tuple[Sequence[str], Callable[[ParserError, re.Match[str]], str]], ...] = (
@@ -319,26 +267,8 @@ EXPLANATIONS: tuple[tuple[Sequence[str], Callable[[ParserError, re.Match[str]], 
     ),
     ((r"Unable to load config '(?P<value>.*?)'",), _explain_no_mapping),
     ((r"the following arguments are required: (?P<names>.*)",), _explain_missing),
-    (
-        (r"^argument (?P<option>[^:]+): invalid (?P<kind>\w+) value: '(?P<value>.*)'",),
-        _explain_option_type,
-    ),
-    (
-        (
-            r"^argument (?P<option>[^:]+): invalid choice: '?(?P<value>.*?)'? "
-            r"\(choose from (?P<choices>.*)\)",
-        ),
-        _explain_option_choice,
-    ),
     ((r"^argument [^:]+: ",), _explain_option),
-    ((r"\S+ is written twice[^\n]*",), _explain_twice),
-    ((r"Key must be a string, got: (?P<name>[^\s.]+)",), _explain_key_of_mapping),
-    ((r"Subclasses are disabled for (?P<kind>\w+), thus",), _explain_no_subclass),
     ((_LENGTH.pattern, "Expected a <class 'tuple'>"), _explain_tuple),
-    (
-        (r"Multiple subclasses with name (?P<value>\w+)\. .* ambiguity: (?P<choices>.*)\.",),
-        _explain_ambiguous_class,
-    ),
     (
         (
             r"(?:dot import path string|import path format): (?P<value>.*)",
@@ -359,7 +289,7 @@ EXPLANATIONS: tuple[tuple[Sequence[str], Callable[[ParserError, re.Match[str]], 
         ),
         _explain_type,
     ),
-    ((_CAUSE.pattern,), _explain_cause),
+    ((_HEADER.pattern,), _explain_cause),
 )
 """Patterns of a kind of error, and the function that explains it. The first kind in the message
 counts."""
@@ -408,22 +338,17 @@ def class_choices(name: str) -> str:
 def explain_lightning_error(error: Exception) -> str:
     """The sentence for an error of Lightning about the Trainer's settings."""
     message = " ".join(str(error).split())
-    for pattern in _MONITOR:
-        match = pattern.search(message)
-        if match:
-            name, metrics = (re.sub("[`']", "", text) for text in match.group("name", "metrics"))
-            return f"trainer.callbacks.monitor={name} is not logged: choose one of {metrics}"
     for pattern_of_advice, advice in ADVICE.items():
         if re.search(pattern_of_advice, message):
             return advice
-    return f"trainer: {message.split('. ')[0].rstrip('.')}"
+    return f"trainer: {message[:LONGEST_MESSAGE].rstrip('.')}"
 
 
 def is_lightning_error(error: Exception) -> bool:
     """Whether Lightning refuses a setting of the Trainer or of its callbacks."""
     if type(error).__name__ == "MisconfigurationException":
         return True
-    return any(pattern.search(str(error)) for pattern in _MONITOR)
+    return re.search(_MONITOR, str(error)) is not None
 
 
 def explain_constructor_error(error: Exception) -> str:
@@ -441,8 +366,6 @@ def _class_at(path: str) -> Any:
 
 
 def _type_in_words(name: str) -> str:
-    if name == "numbers":
-        return "integers such as 1,2"
     if name.startswith("one of "):
         return name
     return TYPES_IN_WORDS.get(name, f"a {name}")

@@ -50,7 +50,7 @@ def made_real(value: Any) -> Any:
 def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Constructor arguments as plain values, in the form that the command line stores.
 
-    A model that was built in Python has instances; each becomes its class and the attributes named
+    A model that was built in Python has instances. Each becomes its class and the attributes named
     like its arguments. Functions, such as a factory of optimizers, cannot be stored and are left
     out. So are entries of Lightning, which begin with an underscore.
     """
@@ -180,7 +180,9 @@ def _convert(annotation: Any, value: Any, owner: type, location: str) -> Any:
         if len(kinds) == len(value):
             return tuple(_convert_all(kinds, value, owner, location))
     if origin in (dict, Mapping) and isinstance(value, dict):
-        return _convert_mapping(inner, value, owner, location)
+        keys = _convert_all([inner[0]] * len(value), [*value], owner, location)
+        items = _convert_all([inner[1]] * len(value), [*value.values()], owner, location)
+        return dict(zip(keys, items, strict=True))
     if _may_be_built(annotation, owner) and isinstance(value, str | dict):
         return _build(annotation, value, location)
     name = str(annotation).replace("typing.", "")
@@ -225,18 +227,6 @@ def _convert_all(
     return converted
 
 
-def _convert_mapping(
-    kinds: Sequence[Any], values: dict[Any, Any], owner: type, location: str
-) -> dict[Any, Any]:
-    key_kind, value_kind = kinds
-    converted = {}
-    for key, value in values.items():
-        converted[_convert(key_kind, key, owner, location)] = _convert(
-            value_kind, value, owner, location
-        )
-    return converted
-
-
 def _build(base: type, value: str | dict[str, Any], location: str) -> Any:
     """A module of the network or a dataclass.
 
@@ -258,7 +248,7 @@ def _build(base: type, value: str | dict[str, Any], location: str) -> Any:
 def _may_be_built(annotation: Any, owner: type) -> bool:
     """Whether objects of a type may be made for an argument of `owner`.
 
-    They may if it is a described class or a dataclass of anlit or of the owner's package.
+    They may for a described class or a dataclass, of anlit or of the owner's package.
     """
     if not isinstance(annotation, type):
         return False

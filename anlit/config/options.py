@@ -19,7 +19,7 @@ class ToolParser(argparse.ArgumentParser):
     """argparse without abbreviations, and with a UserError for every mistake.
 
     `prog` is the whole command: `anlit score`. In the name of a file or a folder ~ is the home
-    folder, also in `--output=~/report`, where shells leave it.
+    folder. Shells leave it in `--output=~/report`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -30,7 +30,7 @@ class ToolParser(argparse.ArgumentParser):
         for action in self._actions:
             value = getattr(options, action.dest, None)
             if action.metavar in NAMES_OF_FILES and value is not None:
-                setattr(options, action.dest, _with_home(value))
+                setattr(options, action.dest, expand_home(value))
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -43,9 +43,12 @@ class ToolParser(argparse.ArgumentParser):
         return self._option_string_actions
 
 
-def _with_home(value: Any) -> Any:
+def expand_home(value: Any) -> Any:
+    """Return `value` with the home folder for ~ at the start of each text, at any depth."""
+    if isinstance(value, dict):
+        return {key: expand_home(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_with_home(entry) for entry in value]
+        return [expand_home(item) for item in value]
     if isinstance(value, Path):
         return value.expanduser()
     return os.path.expanduser(value) if isinstance(value, str) else value

@@ -1,7 +1,7 @@
 """The schema of a run's settings: a row for each key, and questions about a key.
 
-A key is dotted and has no `init_args`: `model.optimizer.lr`. A row whose key ends in `.*` covers a
-class with its arguments, or a mapping with its entries. A setting of a user's own class has no row;
+A key is dotted and has no `init_args`: `model.optimizer.lr`. A key that ends in `.*` covers a class
+with its arguments, or a mapping with its entries. A setting of a user's own class has no row;
 see `setting_of`.
 """
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from anlit import ALiBi, LogBias, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
-from anlit.benchmarks.attention import judge_auto
 from anlit.benchmarks.attention_check import (
     BLOCK,
     LEARNED_BOUNDS,
@@ -125,46 +124,3 @@ class Frozen(Mechanism):
 
 def detached(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach()
-
-
-def timed_row(mechanism: str, kernel: str, auto: str, milliseconds: float) -> dict[str, Any]:
-    seconds = {"both": {"median": milliseconds / 1e3}}
-    row = {"mechanism": mechanism, "kernel": kernel, "auto": auto}
-    return row | {"reason": None, "seconds": seconds}
-
-
-WRONG_ROW = {
-    "mechanism": "scale-invariant",
-    "kernel": "triton",
-    "auto": "triton",
-    "reason": "it is wrong",
-}
-
-
-def test_the_benchmark_says_where_auto_takes_the_fastest_and_how_to_take_another() -> None:
-    group = {
-        "title": "D 64, T 4096",
-        "rows": [
-            timed_row("plain", "sdpa", "sdpa", 2.5),
-            timed_row("plain", "flex", "sdpa", 3.9),
-            timed_row("alibi", "triton", "triton", 6.0),
-            timed_row("alibi", "flex", "triton", 5.0),
-            WRONG_ROW,
-            timed_row("scale-invariant", "eager", "triton", 50.0),
-        ],
-    }
-
-    summary, lines = judge_auto([group])
-
-    assert "fastest kernel of those timed in 1 of 3 cases" in summary
-    assert "--model.kernel NAME" in summary
-    assert lines.splitlines() == [
-        "- D 64, T 4096, plain: auto takes sdpa, the fastest of 2",
-        "- D 64, T 4096, alibi: auto takes triton, 6 ms; flex takes 5 ms",
-        "- D 64, T 4096, scale-invariant: auto takes triton, which was not timed; "
-        "eager takes 50 ms",
-    ]
-
-
-def test_the_benchmark_says_nothing_of_auto_if_nothing_was_timed() -> None:
-    assert judge_auto([{"title": "nothing timed", "rows": [WRONG_ROW]}]) == []

@@ -1,5 +1,7 @@
 """The sizes of steps, and of runs, under a ramp of the batch."""
 
+from typing import Any
+
 import pytest
 
 from anlit.config.batch_ramp import Ramp, configured_ramp
@@ -72,17 +74,7 @@ def test_a_configuration_has_the_ramp_of_its_callback(key: str, schedule: dict) 
     assert configured_ramp({"accumulate_grad_batches": 4, key: [guard]}).schedule == {0: 4}
 
 
-@pytest.mark.parametrize(
-    ("schedule", "words"),
-    [
-        (None, "give micro-batches by optimizer step"),
-        ({}, "does not begin at step 0"),
-        ({0: 1.5}, "1.5 is no integer"),
-        ({0: True}, "True is no integer"),
-        ({-1: 1, 0: 2}, "does not begin at step 0"),
-        ({0: 0}, "needs at least 1"),
-    ],
-)
-def test_a_wrong_schedule_is_refused(schedule, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+@pytest.mark.parametrize("schedule", [None, {}, {0: 1.5}, {0: True}, {1: 2}, {-1: 1, 0: 2}, {0: 0}])
+def test_a_wrong_schedule_is_refused(schedule: Any) -> None:
+    with pytest.raises(UserError, match="and 0 as the first step"):
         Ramp(schedule)

@@ -165,7 +165,7 @@ def test_a_rate_that_changes_after_the_first_branch_is_refused(
 
     error = refusal("study", "--config", path, "--output", tmp_path / "out", "--dry_run")
 
-    assert f"arm 'GPT', {path}: model.init_args.schedule changes the rate after step 8" in error
+    assert f"arm 'GPT' of {path}: model.init_args.schedule changes the rate after step 8" in error
     assert "give anlit.Constant, with a warm-up that ends before" in error
 
 

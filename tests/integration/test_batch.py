@@ -235,10 +235,10 @@ WRONG = [
         "ends with 4, and trainer.accumulate_grad_batches=2: end with the largest step, and set "
         "--trainer.accumulate_grad_batches 4",
     ),
-    ([*RAMP, "--trainer.callbacks.schedule={1: 4}"], "does not begin at step 0"),
-    ([*RAMP, "--trainer.callbacks.schedule={0: 0, 5: 4}"], "a step needs at least 1 micro-batch"),
+    ([*RAMP, "--trainer.callbacks.schedule={1: 4}"], "and 0 as the first step"),
+    ([*RAMP, "--trainer.callbacks.schedule={0: 0, 5: 4}"], "give the micro-batches, 1 or more"),
     ([*RAMP, "--trainer.callbacks.schedule={0: 8, 5: 4}"], "end with the largest step"),
-    ([*RAMP, "--trainer.callbacks.schedule={}"], "does not begin at step 0"),
+    ([*RAMP, "--trainer.callbacks.schedule={}"], "and 0 as the first step"),
     (
         [*RAMP, "--trainer.callbacks.schedule=4"],
         "trainer.callbacks.schedule=4 is of the wrong type",

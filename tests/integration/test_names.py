@@ -164,13 +164,13 @@ def test_a_named_run_that_is_killed_goes_on_in_its_folder(
 @pytest.mark.parametrize(
     ("option", "error"),
     [
-        ("--name=a/b", "name='a/b' has '/', and it is also the name of a folder: use letters"),
-        ("--name=my run", "name='my run' has ' ', and it is also the name of a folder"),
-        ("--name=.hidden", "name='.hidden' begins with '.': begin it with a letter or a digit"),
-        ("--name=", "name is empty: give one such as gpt-wide, or leave it out"),
-        (f"--name={'ä' * 65}", "has 130 bytes: give one of at most 128"),
-        ("--tags=a,,b", "tags='a,,b' has an empty tag: give such as baseline,english"),
-        (f"--tags={'x' * 65}", "has a tag of 65 letters: give at most 64"),
+        ("--name=a/b", "name='a/b' does not name a folder: give letters, digits and ._+=-"),
+        ("--name=my run", "name='my run' does not name a folder"),
+        ("--name=.hidden", "name='.hidden' does not name a folder"),
+        ("--name=", "name='' does not name a folder"),
+        (f"--name={'ä' * 65}", "and 128 bytes at most"),
+        ("--tags=a,,b", "tags='a,,b' has the tag '': give 1 to 64 letters each"),
+        (f"--tags={'x' * 65}", "give 1 to 64 letters each"),
     ],
 )
 def test_a_name_that_no_folder_has_is_refused(
