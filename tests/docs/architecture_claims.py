@@ -10,7 +10,9 @@ from tests.docs.page_tables import ARCHITECTURES
 from tests.docs.records import (
     RESULTS,
     Study,
+    column,
     figure,
+    listed,
     read_record,
     seconds_per_token,
 )
@@ -25,7 +27,7 @@ def depth() -> Iterator[str]:
     def losses(arm: str, layers: int) -> dict[int, float]:
         return study.losses(f"{arm}, layers {layers}, width 64")
 
-    late = ", ".join(map(figure, losses("anGPT", 4).values()))
+    late = listed(losses("anGPT", 4).values())
     yield f"one run of GPT+ ({figure(losses('GPT+', 4)[1])}) and both of anGPT ({late})"
     behind = figure(losses("nGPT", 2)[1] - losses("GPT+", 2)[1])
     ahead = figure(losses("GPT+", 4)[1] - losses("nGPT", 4)[1])
@@ -45,9 +47,11 @@ def defaults() -> Iterator[str]:
 def one_million() -> Iterator[str]:
     study = Study("compute_optimal/1.3m")
     baseline = study.mean_loss("GPT+")
-    arms = [arm for arm in study.curves if arm.startswith("anGPT")]
-    lags = from_to(study.mean_loss(arm) - baseline for arm in arms)
-    yield f"of five settings and ends {lags} higher"
+    lags = []
+    for arm in study.curves:
+        if arm.startswith("anGPT"):
+            lags.append(study.mean_loss(arm) - baseline)
+    yield f"of five settings and ends {from_to(lags)} higher"
     p_ngpt, *_ = corrected("nGPT", "GPT+", "compute_optimal/1.3m")
     *_, p_angpt = corrected("anGPT, half the rate", "GPT+", "compute_optimal/1.3m")
     assert figure(p_ngpt) == figure(p_angpt)
@@ -82,15 +86,22 @@ def scale_invariant_attention() -> Iterator[str]:
 @section(ARCHITECTURES, "0.4M parameters")
 def small_model() -> Iterator[str]:
     runs = read_record("compute_optimal/0.4m/copies.json") + read_record("copying/copies.json")
-    copying = [run for run in runs if run["final_loss"] < 2.65]
-    not_copying = [run for run in runs if run["final_loss"] > 2.65]
-    falls = from_to(run["steepest_fall"] for run in copying)
-    losses = from_and(run["final_loss"] for run in copying)
+    copying = []
+    not_copying = []
+    for run in runs:
+        if run["final_loss"] < 2.65:
+            copying.append(run)
+        else:
+            not_copying.append(run)
+
+    falls = from_to(column(copying, "steepest_fall"))
+    losses = from_and(column(copying, "final_loss"))
     yield f"Runs that lose {falls} nats within 130 steps end between {losses}"
-    low, high = extremes(run["second_copy"] for run in copying)
-    without_copies = from_to(run["second_copy"] for run in not_copying)
+    low, high = extremes(column(copying, "second_copy"))
+    without_copies = from_to(column(not_copying, "second_copy"))
     yield f"({low} … {high} nats per token, against {without_copies})"
-    yield f"The other runs end between {from_and(run['final_loss'] for run in not_copying)}."
+    yield f"The other runs end between {from_and(column(not_copying, 'final_loss'))}."
+
     study = Study("compute_optimal/0.4m")
     mean = figure(study.mean_loss("GPT+"))
     yield f"On it GPT+'s best came to {figure(study.best_tuned_loss('gpt'))}, and to {mean} on the other seeds"
@@ -104,8 +115,8 @@ def fewer_tokens() -> Iterator[str]:
     angpt = figure(study.best_tuned_loss("angpt"))
     folder = RESULTS / "compute_optimal/0.4m-0.6/initial_weights"
     lines = (folder / "lr0.008-wu0.4-std0.05.csv").read_text().splitlines()
-    column = lines[0].split(",").index("val/loss")
-    larger = figure(float(lines[-1].split(",")[column]))
+    last_row = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
+    larger = figure(float(last_row["val/loss"]))
     yield f"0.05 takes it from {gpt} to {larger} (nGPT {ngpt}, anGPT {angpt})"
 
 
@@ -125,16 +136,18 @@ def convergence() -> Iterator[str]:
     for qk_norm in ("", ", no QK-norm"):
         arms = ["nGPT" + qk_norm, "anGPT" + qk_norm]
         for arm in arms:
-            p_values.append(figure(study.p_holm(arm, "GPT+" + qk_norm, arms)))
-    yield f"(p, Holm: {', '.join(p_values)})"
+            p_values.append(study.p_holm(arm, "GPT+" + qk_norm, arms))
+    yield f"(p, Holm: {listed(p_values)})"
 
 
 @section(ARCHITECTURES, "The demo")
 def demo() -> Iterator[str]:
     study = Study("convergence/demo")
     arms = ("nGPT", "anGPT", "anGPT, scale-invariant")
-    p_values = [figure(study.p_holm(arm, "GPT+", arms)) for arm in arms]
-    yield f"(p = {', '.join(p_values)})"
+    p_values = []
+    for arm in arms:
+        p_values.append(study.p_holm(arm, "GPT+", arms))
+    yield f"(p = {listed(p_values)})"
 
 
 @section(ARCHITECTURES, "Rate and batch size over size")
@@ -149,8 +162,8 @@ def rate_and_batch_size() -> Iterator[str]:
     law = power_law(parameters, rates)
     assert law is not None
     exponent = law[1]
-    median_and_low = ", ".join(map(figure, exponent[:2]))
-    yield f"exponent is determined ({median_and_low} … {figure(exponent.high)})"
+    yield f"exponent is determined ({listed(exponent[:2])} … {figure(exponent.high)})"
+
     losses = {}
     best: dict[tuple[str, int], float] = {}
     for arm, entries in record["tuning"].items():
@@ -165,14 +178,18 @@ def rate_and_batch_size() -> Iterator[str]:
         return figure(losses[name, 2, 0.016] - losses[name, 2, 0.004])
 
     yield f"batch 2, GPT+ loses {lost('gpt')}, anGPT {lost('angpt')} and nGPT {lost('ngpt')}"
-    costs = {arm: best[arm, 8] - best[arm, 2] for arm in record["tuning"]}
-
-    def cost(arm: str) -> str:
-        return figure(costs[f"{arm}_d_model=128"])
-
-    yield f"costs GPT+ {cost('gpt')}, nGPT {cost('ngpt')} and anGPT {cost('angpt')}"
-    narrow = [cost for arm, cost in costs.items() if not arm.endswith("128")]
-    yield f"At 64 and 32 it is between {from_and(narrow)}."
+    wide_costs = {}
+    narrow_costs = []
+    for arm in record["tuning"]:
+        cost = best[arm, 8] - best[arm, 2]
+        name, _, width = arm.partition("_d_model=")
+        if width == "128":
+            wide_costs[name] = figure(cost)
+        else:
+            narrow_costs.append(cost)
+    gpt = wide_costs["gpt"]
+    yield f"costs GPT+ {gpt}, nGPT {wide_costs['ngpt']} and anGPT {wide_costs['angpt']}"
+    yield f"At 64 and 32 it is between {from_and(narrow_costs)}."
 
 
 @section(ARCHITECTURES, "From GPT+ to anGPT")

@@ -1,10 +1,20 @@
 """Rows of the tables of architectures.md, computed from the records beside it."""
 
+from operator import itemgetter
+from typing import Any
+
 import numpy as np
 
 from anlit.compare.statistics import median_with_interval
 from tests.docs.page_tables import ARCHITECTURES, EMPTY, UNRECORDED, Rows, table
-from tests.docs.records import Study, figure, read_record, saving, seconds_per_token
+from tests.docs.records import (
+    Study,
+    figure,
+    listed,
+    read_record,
+    saving,
+    seconds_per_token,
+)
 
 
 @table(ARCHITECTURES, "Depth")
@@ -15,8 +25,10 @@ def depth() -> Rows:
         gpt = f"GPT+, layers {layers}, width 64"
         angpt = f"anGPT, layers {layers}, width 64"
         gpt_losses = study.losses(gpt)
-        gaps = [figure(loss - gpt_losses[seed]) for seed, loss in study.losses(angpt).items()]
-        gap = f"{study.minus(angpt, gpt)}: {', '.join(gaps)}"
+        gaps = []
+        for seed, loss in study.losses(angpt).items():
+            gaps.append(loss - gpt_losses[seed])
+        gap = f"{study.minus(angpt, gpt)}: {listed(gaps)}"
         size = f"{figure(study.parameters[gpt] / 1e6)}M"
         rows.append([str(layers), size, study.mean(gpt), gap, study.faster(angpt, gpt)])
     return rows
@@ -40,7 +52,9 @@ def pairs_of_initial_weights_and_warm_up() -> Rows:
     """The record has the chosen pair's run only, and the page says so."""
     tried = ["0.05, 20 %", "0.03, 20 %", "0.05, 40 %", "0.02, 20 %", "0.03, 40 %"]
     chosen, _ = Study("defaults/0.4m").seeds("GPT+, defaults")
-    rows = [[pair, UNRECORDED] for pair in tried]
+    rows = []
+    for pair in tried:
+        rows.append([pair, UNRECORDED])
     return [*rows, ["0.02, 40 %", chosen]]
 
 
@@ -85,13 +99,14 @@ def equal_tuning() -> Rows:
 @table(ARCHITECTURES, "Equal tuning at 1.3M parameters", 1)
 def settings_of_equal_tuning() -> Rows:
     tuning = read_record("compute_optimal/1.3m-tuned/report.json")["tuning"]
-    columns = []
-    for key in ("gpt", "angpt"):
-        entries = sorted(tuning[key], key=lambda entry: entry["loss"])
-        columns.append(
-            [(describe(entry["setting"], key), figure(entry["loss"])) for entry in entries]
-        )
-    return [[*gpt, *angpt] for gpt, angpt in zip(*columns, strict=True)]
+    gpt_entries = sorted(tuning["gpt"], key=itemgetter("loss"))
+    angpt_entries = sorted(tuning["angpt"], key=itemgetter("loss"))
+    rows = []
+    for gpt, angpt in zip(gpt_entries, angpt_entries, strict=True):
+        gpt_cells = [describe(gpt["setting"], "gpt"), figure(gpt["loss"])]
+        angpt_cells = [describe(angpt["setting"], "angpt"), figure(angpt["loss"])]
+        rows.append([*gpt_cells, *angpt_cells])
+    return rows
 
 
 def describe(setting: dict[str, float], arm: str) -> str:
@@ -139,7 +154,7 @@ def norm_of_average() -> Rows:
     }
     rows = []
     for label, arm in arms.items():
-        onsets = ", ".join(figure(onset) for onset in study.onsets(arm, 3.0).values())
+        onsets = listed(study.onsets(arm, 3.0).values())
         rows.append([label, *filled(study.seeds(arm), 3), study.mean(arm), onsets])
     return rows
 
@@ -295,8 +310,8 @@ def demo() -> Rows:
     }
     rows = [["GPT+", study.mean("GPT+"), "1", "1", "1"]]
     for label, (arm, key) in arms.items():
-        ratios = [a / b for a, b in zip(seconds[key], seconds["gpt"], strict=True)]
-        time = median_with_interval(ratios)
+        ratios = np.array(seconds[key]) / np.array(seconds["gpt"])
+        time = median_with_interval(list(ratios))
         tokens = study.speed_up(arm, "GPT+")
         rows.append([label, study.mean(arm), tokens.words, str(time), str(tokens.over(time))])
     return rows
@@ -310,12 +325,19 @@ def rate_and_batch_size() -> Rows:
         for batch in (2, 4, 8):
             cells = [str(width), str(batch)]
             for arm in ("gpt", "ngpt", "angpt"):
-                entries = tuning[f"{arm}_d_model={width}"]
-                entries = [entry for entry in entries if entry["setting"]["batch_size"] == batch]
-                best = min(entries, key=lambda entry: entry["loss"])
+                best = best_of_batch(tuning[f"{arm}_d_model={width}"], batch)
                 cells.append(f"{figure(best['loss'])}, {best['setting']['lr']:g}")
             rows.append(cells)
     return rows
+
+
+def best_of_batch(entries: list[dict[str, Any]], batch: int) -> dict[str, Any]:
+    """Return the tuning entry of this batch size with the lowest loss."""
+    entries_of_batch = []
+    for entry in entries:
+        if entry["setting"]["batch_size"] == batch:
+            entries_of_batch.append(entry)
+    return min(entries_of_batch, key=itemgetter("loss"))
 
 
 @table(ARCHITECTURES, "From GPT+ to anGPT")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import filterfalse
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ def bridge() -> Iterator[str]:
     yield f"a loss of 3.3 later than GPT+ by {after_gpt.replace(' (', 'M tokens (')}"
     after_ngpt = study.onset_minus("anGPT", "nGPT", 3.3)
     yield f"later than nGPT by {after_ngpt.replace(' (', 'M (')}"
-    losses = [figure(loss) for loss in sorted(study.losses("GPT+").values())]
+    losses = list(map(figure, sorted(study.losses("GPT+").values())))
     yield (
         f"Two of GPT+'s runs end at {losses[4]} and {losses[5]}, four between {losses[0]} and "
         f"{losses[3]}"
@@ -55,18 +56,22 @@ def tuning_curves() -> dict[str, Curve]:
     return curves
 
 
+def tuned_loss(settings: str) -> float:
+    """Return anGPT's final loss, by the end of the run's name."""
+    return float(tuning_curves()[f"angpt_alpha_scale={settings}"].loss[-1])
+
+
 @section(ARCHITECTURES, "Equal tuning at 1.3M parameters")
 def equal_tuning() -> Iterator[str]:
     study = Study("bridge/plain-1.3m")
     late = from_to(study.onsets("anGPT", 3.0).values(), "M")
     early = from_to(study.onsets("GPT+", 3.0).values(), "M")
     yield f"A loss of 3.0 comes after {late} tokens against {early}."
-    finals = {name: float(curve.loss[-1]) for name, curve in tuning_curves().items()}
-    tuned = finals["angpt_alpha_scale=0.3_lr=0.0055"]
-    rates = [finals[f"angpt_alpha_scale=0.3_lr={lr}"] for lr in ("0.00275", "0.0055", "0.011")]
-    gained = figure(tuned - finals["angpt_alpha_scale=0.3_lr=0.0055_warmup=0.2"])
-    yield f"end within {figure(max(rates) - min(rates))}, a warm-up gains {gained}."
-    above = figure(finals["angpt_alpha_scale=0.001_lr=0.0055"] - tuned)
+    half, tuned, twice = map(tuned_loss, ("0.3_lr=0.00275", "0.3_lr=0.0055", "0.3_lr=0.011"))
+    spread = max(half, tuned, twice) - min(half, tuned, twice)
+    gained = tuned - tuned_loss("0.3_lr=0.0055_warmup=0.2")
+    yield f"end within {figure(spread)}, a warm-up gains {figure(gained)}."
+    above = figure(tuned_loss("0.001_lr=0.0055") - tuned)
     yield f"A scale of 0.001, which [anGPT]'s Table F.2 may mean, ends {above} above 0.3"
 
 
@@ -85,7 +90,11 @@ def gain() -> Iterator[str]:
         (with_gain, "anGPT"),
         ("anGPT", "GPT+"),
     ]
-    yield f"(before it p from {from_to(study.p(*pair, seeds) for pair in pairs)})"
+    p_values = []
+    for arm, baseline in pairs:
+        p_values.append(study.p(arm, baseline, seeds))
+    yield f"(before it p from {from_to(p_values)})"
+
     highest = math.sqrt(32)
     share = figure(math.exp(highest) / (math.exp(highest) + 255))
     yield f"is above √D, {figure(highest)} at this width. Of 256 keys one then gets {share} of"
@@ -96,14 +105,21 @@ def gain() -> Iterator[str]:
     yield f"multiplies scores by a(t), {distance_gain} at a distance of 100"
 
 
+def is_angpt(run_name: str) -> bool:
+    return run_name.startswith("angpt")
+
+
 def later_and_lower() -> str:
     """Compare the earliest anGPT with the two GPT+ that reach 3.0 after it, all on one seed."""
     curves = tuning_curves()
-    onsets = {name: tokens_to_loss(curve, 3.0) or math.nan for name, curve in curves.items()}
-    angpt_names = [name for name in onsets if name.startswith("angpt")]
-    earliest = min(angpt_names, key=onsets.__getitem__)
-    slower = [name for name in onsets if name.startswith("gpt") and onsets[name] > onsets[earliest]]
-    first, second = sorted(slower, key=onsets.__getitem__)
+    onsets: dict[str, float] = {}
+    for name, curve in curves.items():
+        onsets[name] = tokens_to_loss(curve, 3.0) or math.inf
+    names = sorted(onsets, key=onsets.__getitem__)
+    earliest = next(filter(is_angpt, names))
+    later_names = filterfalse(is_angpt, names[names.index(earliest) :])
+    first, second, *never = later_names
+    assert {onsets[name] for name in never} <= {math.inf}
 
     def millions(name: str) -> str:
         return figure(onsets[name] / 1e6)

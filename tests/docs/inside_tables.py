@@ -7,7 +7,7 @@ import numpy as np
 
 from anlit.evaluation.hidden_norms import norms_table
 from tests.docs.page_tables import INSIDE, Rows, table
-from tests.docs.records import read_record
+from tests.docs.records import column, read_record
 from tests.docs.section_claims import section
 
 RUNS = {
@@ -31,14 +31,14 @@ def norm(name: str, vector: str, layer: int, state: str = "trained") -> float:
 
 def score_moments(name: str, moment: str, state: str = "trained") -> list[float]:
     """Return a moment of the scores by layer, as the mean over heads."""
-    return [float(np.mean(layer[moment])) for layer in inside(name, state)["scores"]]
+    return list(map(float, map(np.mean, column(inside(name, state)["scores"], moment))))
 
 
 @table(INSIDE, "Norms")
 def norms_of_angpt() -> Rows:
     norms = inside("angpt")["norms"]
     untrained = inside("angpt", "untrained")["norms"]
-    return [list(row) for row in norms_table(norms, untrained, "", has_deviations=False).rows]
+    return list(map(list, norms_table(norms, untrained, "", has_deviations=False).rows))
 
 
 @table(INSIDE, "Scores")
@@ -52,7 +52,7 @@ def moments_of_scores() -> Rows:
 
 
 def _listed(values: list[float]) -> str:
-    return ", ".join(f"{value:.2f}".replace("-", "−") for value in values)
+    return ", ".join(map("{:.2f}".format, values)).replace("-", "−")
 
 
 @section(INSIDE, "Norms")

@@ -30,12 +30,12 @@ def tables(section: str) -> list[list[list[str]]]:
     cells_of_tables = []
     for block in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE):
         _, _, *lines = block.splitlines()
-        cells_of_tables.append([cells(line) for line in lines])
+        cells_of_tables.append(list(map(cells, lines)))
     return cells_of_tables
 
 
 def cells(line: str) -> list[str]:
-    return [plain(cell.strip()) for cell in line.strip().strip("|").split("|")]
+    return list(map(plain, map(str.strip, line.strip().strip("|").split("|"))))
 
 
 def is_printed(printed: str, computed: str) -> bool:

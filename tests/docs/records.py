@@ -32,10 +32,28 @@ def read_record(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
+def column(rows: Iterable[dict[str, Any]], key: str) -> list[Any]:
+    """Return an entry of every row."""
+    return [row[key] for row in rows]
+
+
+def by_key(rows: Sequence[dict[str, Any]], key: str) -> dict[Any, dict[str, Any]]:
+    """Return the rows by one of their entries."""
+    return dict(zip(column(rows, key), rows, strict=True))
+
+
+def listed(values: Iterable[float]) -> str:
+    """`3.21, 3.22`."""
+    return ", ".join(map(figure, values))
+
+
 def curve_of(run: dict[str, Any]) -> Curve:
     """Return the curve of a run in a study's record."""
-    columns = [np.array(run["curve"][name], float) for name in ("tokens", "seconds", "loss")]
-    return Curve(*columns)
+    curve = run["curve"]
+    tokens = np.array(curve["tokens"], float)
+    seconds = np.array(curve["seconds"], float)
+    loss = np.array(curve["loss"], float)
+    return Curve(tokens, seconds, loss)
 
 
 def seconds_per_token(name: str) -> dict[str, list[float]]:
@@ -68,7 +86,7 @@ class Study:
 
     def seeds(self, arm: str) -> list[str]:
         """Return the final loss of each seed as text."""
-        return [figure(loss) for loss in self.losses(arm).values()]
+        return list(map(figure, self.losses(arm).values()))
 
     def mean_loss(self, arm: str) -> float:
         """Return the mean of the final losses."""
@@ -80,7 +98,7 @@ class Study:
 
     def best_tuned_loss(self, key: str) -> float:
         """Return the lowest final loss of an architecture on the tuning seed."""
-        return min(entry["loss"] for entry in self.record["tuning"][key])
+        return min(column(self.record["tuning"][key], "loss"))
 
     def test(self, arm: str, baseline: str, seeds: Sequence[int] | None = None) -> Test:
         """Return the test of the arm's final losses minus the baseline's."""
@@ -158,7 +176,7 @@ class Lengths:
 
     def absolute(self, arm: str) -> list[str]:
         """Return the loss at each length."""
-        return [summary(losses) for losses in self.losses[arm, True].values()]
+        return list(map(summary, self.losses[arm, True].values()))
 
 
 def arm_of_run(name: str) -> str:

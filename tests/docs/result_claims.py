@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.docs.page_tables import ARCHITECTURES, SPEED
-from tests.docs.records import Lengths, Study, figure, read_record
+from tests.docs.records import Lengths, Study, by_key, column, figure, read_record
 from tests.docs.speed_tables import times_by_kernel
 
 Claim = tuple[str, str, str]
@@ -53,8 +53,9 @@ def corrected(arm: str, baseline: str, *records: str) -> list[float]:
     for record in records:
         for comparison in read_record(f"{record}/report.json")["comparisons"]:
             if comparison["baseline"] == baseline:
-                groups = comparison["groups"]
-                p_values += [group["p_holm"] for group in groups if group["label"] == arm]
+                groups = by_key(comparison["groups"], "label")
+                if arm in groups:
+                    p_values.append(groups[arm]["p_holm"])
     return sorted(p_values)
 
 
@@ -231,13 +232,16 @@ def claims_on_fewer_tokens() -> Iterator[Claim]:
     six = Study("compute_optimal/0.4m-6")
     yield *IN_SHORT, f"nGPT {two.faster('nGPT', 'GPT+')}, anGPT {two.faster('anGPT', 'GPT+')}"
     yield *IN_SHORT, f"nGPT {six.faster('nGPT', 'GPT+')} at 6;"
-    ngpt = [mean_speed_up(study, "nGPT", "GPT+") for study in (shortest, two, six)]
-    angpt = [mean_speed_up(study, "anGPT", "GPT+") for study in (shortest, two)]
+    ngpt = []
+    for study in (shortest, two, six):
+        ngpt.append(mean_speed_up(study, "nGPT", "GPT+"))
+    angpt = mean_speed_up(shortest, "anGPT", "GPT+")
+    angpt_at_two = mean_speed_up(two, "anGPT", "GPT+")
     assert six.speed_up("anGPT", "GPT+").mean is None
     yield (
         *README,
         f"at 0.6, 2 and 6 it is {ngpt[0]}, {ngpt[1]} and {ngpt[2]} for nGPT, "
-        f"{', '.join(angpt)} and none for anGPT",
+        f"{angpt}, {angpt_at_two} and none for anGPT",
     )
 
 
@@ -275,8 +279,8 @@ def claims_on_cpus() -> Iterator[Claim]:
     ratios_by_model = {}
     for model in ("gpt", "ngpt", "angpt"):
         rounds = read_record(f"fit_cpu/{model}.json")["rounds"]
-        ratios_by_model[model] = [entry["ratio"] for entry in rounds]
-    medians = [statistics.median(ratios) for ratios in ratios_by_model.values()]
+        ratios_by_model[model] = column(rounds, "ratio")
+    medians = list(map(statistics.median, ratios_by_model.values()))
     span = f"{min(medians):.2f} to {max(medians):.2f}"
     yield *SPEED_IN_SHORT, f"its step takes {span} times as long as a bare step"
     _, *others = sorted(ratios_by_model["angpt"])
@@ -307,9 +311,9 @@ def claims_on_cpus() -> Iterator[Claim]:
     yield SPEED, "Attention", f"{cost} plain attention"
     yield *SPEED_IN_SHORT, f"{cost} plain attention"
 
-    loss = read_record("loss_memory/loss.json")["rows"]
-    shares = {row["way"]: figure(100 * row["part_of_full"]) for row in loss}
-    yield *SPEED_IN_SHORT, f"{shares['anlit']} % of the memory of full logits"
+    loss = by_key(read_record("loss_memory/loss.json")["rows"], "way")
+    share = figure(100 * loss["anlit"]["part_of_full"])
+    yield *SPEED_IN_SHORT, f"{share} % of the memory of full logits"
     ratio = total_step_seconds("bfloat16") / total_step_seconds("float32")
     yield *SPEED_IN_SHORT, f"a step takes {figure(ratio)} times as long as in float32"
 
@@ -323,7 +327,8 @@ def total_step_seconds(dtype: str) -> float:
     seconds = 0.0
     for turn in (1, 2):
         group = read_record(f"step_cpu/bfloat16/{dtype}-{turn}.json")["groups"][0]
-        seconds += sum(row["seconds"]["train"]["median"] for row in group["rows"])
+        for row in group["rows"]:
+            seconds += row["seconds"]["train"]["median"]
     return seconds
 
 

@@ -28,8 +28,8 @@ def section_claims() -> Iterator[Claim]:
 
 def extremes(values: Iterable[float], unit: str = "") -> list[str]:
     """Return the smallest and the largest value: `8.4M`, `11.3M`."""
-    values = list(values)
-    return [f"{figure(value)}{unit}" for value in (min(values), max(values))]
+    low, *_, high = sorted([*values])
+    return [figure(low) + unit, figure(high) + unit]
 
 
 def from_to(values: Iterable[float], unit: str = "") -> str:

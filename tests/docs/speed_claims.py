@@ -5,12 +5,14 @@ from collections.abc import Iterator, Sequence
 from tests.docs.page_tables import SPEED
 from tests.docs.records import (
     Study,
+    by_key,
+    column,
     figure,
     read_record,
 )
 from tests.docs.result_claims import leading, total_step_seconds
 from tests.docs.section_claims import from_to, section
-from tests.docs.speed_tables import hidden_states, quartiles, times_by_kernel
+from tests.docs.speed_tables import hidden_states, megabytes, quartiles, times_by_kernel
 
 
 @section(SPEED, "A training step")
@@ -26,12 +28,13 @@ def training_step() -> Iterator[str]:
     ngpt = leading(single.mean("nGPT, s_z's scale 1"))
     angpt = leading(single.mean("anGPT"))
     yield f"end at means of {gpt}, {ngpt} and {angpt} in float32"
-    gpt, ngpt, angpt = (leading(half.mean(arm)) for arm in ("GPT+", "nGPT", "anGPT"))
+    gpt, ngpt, angpt = map(leading, map(half.mean, ("GPT+", "nGPT", "anGPT")))
     yield f"at {gpt}, {ngpt} and {angpt} in bfloat16"
     ratio = total_step_seconds("bfloat16") / total_step_seconds("float32")
     yield f"a step of a small model takes {figure(ratio)} times"
-    group = read_record("step_cpu/bfloat16/backends.json")["groups"][0]
-    eager, sdpa, blockwise = (quartiles(row["seconds"]["train"]) for row in group["rows"])
+    rows = read_record("step_cpu/bfloat16/backends.json")["groups"][0]["rows"]
+    times = column(column(rows, "seconds"), "train")
+    eager, sdpa, blockwise = map(quartiles, times)
     eager = eager.replace("(", "ms (quartiles ")
     yield f"takes {eager} with it, {blockwise} with `blockwise` and {sdpa} with `sdpa`"
 
@@ -68,10 +71,9 @@ def times_of_chosen_kernels() -> Iterator[Sequence[float]]:
 
 @section(SPEED, "Memory of the loss")
 def memory_of_the_loss() -> Iterator[str]:
-    rows = {row["way"]: row for row in read_record("loss_memory/loss.json")["rows"]}
-    megabytes = {way: figure(row["peak_bytes"] / 1e6) for way, row in rows.items()}
-    yield f"the loss takes {megabytes['anlit']} MB"
-    yield f"Full logits take {megabytes['full']} MB"
+    rows = by_key(read_record("loss_memory/loss.json")["rows"], "way")
+    yield f"the loss takes {megabytes(rows['anlit'])} MB"
+    yield f"Full logits take {megabytes(rows['full'])} MB"
 
 
 @section(SPEED, "Data")
@@ -88,6 +90,6 @@ def hidden_states_in_float32() -> Iterator[str]:
         curve = curves[seed]
         onsets.append(figure(curve.tokens[curve.loss <= 3.3][0] / 1e6))
     angpt_row = hidden_states()[0]
-    gaps = [float(gap) for gap in angpt_row[3].replace("−", "-").split(", ")]
+    gaps = map(float, angpt_row[3].replace("−", "-").split(", "))
     yield f"end higher, one by {figure(max(gaps))}"
     yield f"onset is at {', '.join(onsets)} million tokens with float32"

@@ -14,7 +14,10 @@ from tests.docs.records import (
     Lengths,
     Study,
     arm_of_run,
+    by_key,
+    column,
     figure,
+    listed,
     read_record,
     saving,
     summary,
@@ -79,7 +82,10 @@ def changed_attention() -> Rows:
         "LogN, warm start": "log-n",
         "√(2 log n), warm start": "sqrt-log-n",
     }
-    return [[label, *lengths.row(arm)] for label, arm in arms.items()]
+    rows = []
+    for label, arm in arms.items():
+        rows.append([label, *lengths.row(arm)])
+    return rows
 
 
 @table(ATTENTION, "Changing a trained model's attention", 1)
@@ -88,7 +94,7 @@ def needles_of_changed_attention() -> Rows:
     for arm in read_record("change_attention/needle/needle.json")["arms"]:
         label = arm["label"].removeprefix("GPT+, ")
         if label in ("plain, RoPE", "scale-invariant"):
-            rows.append([label, *(figure(point["nats_per_token"]) for point in arm["lengths"])])
+            rows.append([label, *map(figure, column(arm["lengths"], "nats_per_token"))])
     return rows
 
 
@@ -101,7 +107,10 @@ def missing_factor() -> Rows:
         "scale-invariant": "angpt-scale-invariant_output_scaling=none",
         "scale-invariant, with ν_att": "angpt-scale-invariant_output_scaling=gaussian",
     }
-    return [[label, *lengths.absolute(arm)] for label, arm in arms.items()]
+    rows = []
+    for label, arm in arms.items():
+        rows.append([label, *lengths.absolute(arm)])
+    return rows
 
 
 def with_interval(values: Iterable[float]) -> str:
@@ -115,8 +124,13 @@ def milliseconds(row: dict[str, Any]) -> str:
 
 def quartiles(row: dict[str, Any]) -> str:
     """`651 (576 … 691)`, in milliseconds."""
-    low, high = (figure(1e3 * value) for value in row["quartiles"])
-    return f"{milliseconds(row)} ({low} … {high})"
+    low, high = row["quartiles"]
+    return f"{milliseconds(row)} ({figure(1e3 * low)} … {figure(1e3 * high)})"
+
+
+def megabytes(row: dict[str, Any]) -> str:
+    """Return the peak memory of a row."""
+    return figure(row["peak_bytes"] / 1e6)
 
 
 def times_by_kernel(shape: dict[str, Any]) -> dict[tuple[str, str], float]:
@@ -129,9 +143,7 @@ def times_by_kernel(shape: dict[str, Any]) -> dict[tuple[str, str], float]:
 
 @table(SPEED, "A training step")
 def training_step() -> Rows:
-    rows_by_label = {
-        row["label"]: row for row in read_record("step_cpu/xeon/step-cpu.json")["rows"]
-    }
+    rows_by_label = by_key(read_record("step_cpu/xeon/step-cpu.json")["rows"], "label")
     labels = {
         "GPT+": "GPT",
         "nGPT": "nGPT",
@@ -141,12 +153,16 @@ def training_step() -> Rows:
     }
     rows = []
     for label, model in labels.items():
-        modes = [name for name in rows_by_label if name.startswith(f"{model} compiled")]
         eager = rows_by_label[f"{model} eager"]
-        compiled = min(map(rows_by_label.get, modes), key=median_of_step)
-        times = [quartiles(row["spread"]["train"]) for row in (eager, compiled)]
-        memory = " / ".join(figure(row["peak_bytes"] / 1e6) for row in (eager, compiled))
-        rows.append([label, *times, f"{memory} MB"])
+        modes = []
+        for name, row in rows_by_label.items():
+            if name.startswith(f"{model} compiled"):
+                modes.append(row)
+        compiled = min(modes, key=median_of_step)
+        eager_time = quartiles(eager["spread"]["train"])
+        compiled_time = quartiles(compiled["spread"]["train"])
+        memory = f"{megabytes(eager)} / {megabytes(compiled)} MB"
+        rows.append([label, eager_time, compiled_time, memory])
     return rows
 
 
@@ -168,7 +184,7 @@ def step_ratios() -> Rows:
         cells = []
         for folder in ("step_cpu/xeon", "step_cpu"):
             targets = read_record(f"{folder}/step-cpu.json")["targets"]
-            targets_by_name = {target["what"]: target for target in targets}
+            targets_by_name = by_key(targets, "what")
             for mode in ("eager", "compiled"):
                 measured = targets_by_name[f"{mode}: {aim}"]["measured"]
                 cells.append(measured.replace(" ×", "").replace("–", "…"))
@@ -182,11 +198,11 @@ def runs_beside_bare_steps() -> Rows:
     rows = []
     for label, name in (("GPT+", "gpt"), ("nGPT", "ngpt"), ("anGPT", "angpt")):
         rounds = read_record(f"fit_cpu/{name}.json")["rounds"]
-        ratios = [entry["ratio"] for entry in rounds]
-        waits = [entry["data_wait_share"] for entry in rounds]
+        ratios = column(rounds, "ratio")
         span = f"{min(ratios):.3f} … {max(ratios):.3f}"
         ratio = f"{statistics.median(ratios):.3f} ({span})"
-        rows.append([label, ratio, f"{statistics.median(waits):.2%}".replace("%", " %")])
+        waits = statistics.median(column(rounds, "data_wait_share"))
+        rows.append([label, ratio, f"{100 * waits:.2f} %"])
     return rows
 
 
@@ -205,7 +221,7 @@ def step_in_bfloat16() -> Rows:
 def step_time(dtype: str, turn: int, label: str) -> str:
     """Return the median milliseconds of a step in one of two measurements."""
     group = read_record(f"step_cpu/bfloat16/{dtype}-{turn}.json")["groups"][0]
-    (row,) = (row for row in group["rows"] if row["label"] == label)
+    row = by_key(group["rows"], "label")[label]
     return milliseconds(row["seconds"]["train"])
 
 
@@ -216,26 +232,29 @@ def attention_on_cpu() -> Rows:
     for length in (256, 1024, 4096):
         for threads in (1, 2):
             record = read_record(f"attention_cpu/threads_{threads}/attention.json")
-            shapes = {shape["shape"]["label"]: shape for shape in record["shapes"]}
+            shapes = {}
+            for shape in record["shapes"]:
+                shapes[shape["shape"]["label"]] = times_by_kernel(shape)
             cells = []
-            for layout in ("dense", "documents"):
-                seconds = times_by_kernel(shapes[f"D 64, T {length}, {layout}"])
-                cells += [figure(1e3 * seconds[kernel]) for kernel in kernels]
+            for layout, kernel in product(("dense", "documents"), kernels):
+                seconds = shapes[f"D 64, T {length}, {layout}"][kernel]
+                cells.append(figure(1e3 * seconds))
             rows.append([f"{length:,}" if threads == 1 else EMPTY, str(threads), *cells])
     return rows
 
 
 @table(SPEED, "Memory of the loss")
 def memory_of_the_loss() -> Rows:
-    by_way = {row["way"]: row for row in read_record("loss_memory/loss.json")["rows"]}
-    megabytes = {way: figure(row["peak_bytes"] / 1e6) for way, row in by_way.items()}
-    seconds = {way: figure(row["seconds"]) for way, row in by_way.items()}
-    share = figure(100 * by_way["anlit"]["part_of_full"])
-    ours = f"{megabytes['anlit']}, {share} % of full logits, aim 25 %"
+    by_way = by_key(read_record("loss_memory/loss.json")["rows"], "way")
+    anlit = by_way["anlit"]
+    full = by_way["full"]
+    torch = by_way["torch"]
+    share = figure(100 * anlit["part_of_full"])
+    memory = f"{megabytes(anlit)}, {share} % of full logits, aim 25 %"
     return [
-        ["anlit", ours, seconds["anlit"]],
-        ["full logits", megabytes["full"], seconds["full"]],
-        ["torch's own chunked loss", megabytes["torch"], seconds["torch"]],
+        ["anlit", memory, figure(anlit["seconds"])],
+        ["full logits", megabytes(full), figure(full["seconds"])],
+        ["torch's own chunked loss", megabytes(torch), figure(torch["seconds"])],
     ]
 
 
@@ -247,9 +266,9 @@ def preparation() -> Rows:
     for label, row in zip(labels, prepare["rows"], strict=True):
         seconds = row["seconds"]["token"]
         first_quartile, third_quartile = seconds["quartiles"]
-        speeds = [1e-6 / value for value in (seconds["median"], third_quartile, first_quartile)]
+        speeds = 1e-6 / np.array([seconds["median"], third_quartile, first_quartile])
         costs = row["beside"]["processor"]
-        inverse = [1 / costs[name] for name in ("median", "high", "low")]
+        inverse = 1 / np.array([costs["median"], costs["high"], costs["low"]])
         cost = "1" if row is prepare["rows"][0] else with_interval(inverse)
         rows.append([label, with_interval(speeds), cost])
     return rows
@@ -263,8 +282,9 @@ def stream() -> Rows:
         rates[row["label"]] = figure(1e-6 / row["seconds"]["token"]["median"])
     rows = []
     for workers, label in enumerate(("0 workers", "1 worker", "2 workers")):
-        names = (f"anlit, workers: {workers}", f"litdata, raw blocks, workers: {workers}")
-        rows.append([label, *(rates[name] for name in names)])
+        rate = rates[f"anlit, workers: {workers}"]
+        rate_of_litdata = rates[f"litdata, raw blocks, workers: {workers}"]
+        rows.append([label, rate, rate_of_litdata])
     return rows
 
 
@@ -292,8 +312,9 @@ def shared_keys() -> Rows:
         f"{milliseconds(shared['seconds']['step'])} ms",
         ratio_of(shared, "step"),
     ]
-    rates = [figure(4 / row["seconds"]["step"]["median"]) for row in (full, shared)]
-    return [step, cache, decoding, ["`generate`, tokens/s", *rates, EMPTY]]
+    rate = figure(4 / full["seconds"]["step"]["median"])
+    shared_rate = figure(4 / shared["seconds"]["step"]["median"])
+    return [step, cache, decoding, ["`generate`, tokens/s", rate, shared_rate, EMPTY]]
 
 
 def ratio_of(row: dict[str, Any], kind: str) -> str:
@@ -304,15 +325,14 @@ def ratio_of(row: dict[str, Any], kind: str) -> str:
 
 @table(SPEED, "Hidden states in float32")
 def hidden_states() -> Rows:
-    points = read_record("bfloat16_h/report.json")["points"]
-    losses_by_key = {point["arm"]: point["losses"] for point in points}
+    points = by_key(read_record("bfloat16_h/report.json")["points"], "arm")
     study = Study("bridge")
     rows = []
     for arm, key in (("anGPT", "angpt"), ("nGPT", "ngpt")):
         float32 = np.array(list(study.losses(arm, (1, 2, 3)).values()))
-        bfloat16 = np.array(losses_by_key[key])
-        columns = (float32, bfloat16, bfloat16 - float32)
-        rows.append([arm, *(", ".join(map(figure, column)) for column in columns)])
+        bfloat16 = np.array(points[key]["losses"])
+        gaps = bfloat16 - float32
+        rows.append([arm, listed(float32), listed(bfloat16), listed(gaps)])
     return rows
 
 
