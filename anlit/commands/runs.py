@@ -16,6 +16,8 @@ DEFAULT_FOLDER = "runs"
 WIDE = 110
 """Characters from which on all columns have room."""
 LEFT_OUT_IF_NARROW = ("folder", "tokens", "rate", "tokens\na second", "age")
+LONGEST_IF_NARROW = {"run": 18, "tags": 11, "changes": 11}
+"""Characters of a cell in a narrow terminal, which shows the end of a folder."""
 LEFT = ("run", "folder", "state", "tags", "changes")
 """Columns of text."""
 MOST_CHANGES = 4
@@ -66,7 +68,8 @@ def main(argv: list[str]) -> None:
 
 def table_of(overviews: list[Overview], width: int) -> Table:
     """Return the table of the runs. Columns without any value are left out."""
-    left_out = LEFT_OUT_IF_NARROW if width < WIDE else ()
+    is_narrow = width < WIDE
+    left_out = LEFT_OUT_IF_NARROW if is_narrow else ()
     columns = {"run": names_of(overviews)}
     for heading, cell in CELLS.items():
         columns[heading] = [cell(overview) for overview in overviews]
@@ -74,8 +77,12 @@ def table_of(overviews: list[Overview], width: int) -> Table:
         columns.pop("folder")
     shown = {}
     for heading, cells in columns.items():
-        if heading not in left_out and set(cells) != {NONE}:
-            shown[heading] = cells
+        if heading in left_out or set(cells) == {NONE}:
+            continue
+        if is_narrow and heading in LONGEST_IF_NARROW:
+            length = LONGEST_IF_NARROW[heading]
+            cells = [shortened(text, length, heading == "run") for text in cells]
+        shown[heading] = cells
     left = [number for number, heading in enumerate(shown) if heading in LEFT]
     rows = list(zip(*shown.values(), strict=True))
     title = f"{len(overviews)} run{'s' if len(overviews) > 1 else ''}"
@@ -98,6 +105,13 @@ def steps_of(overview: Overview) -> str:
     if overview.steps is None:
         return f"{overview.step:,}"
     return f"{overview.step:,}/{overview.steps:,}"
+
+
+def shortened(text: str, length: int, keeps_end: bool) -> str:
+    """Return the text in at most `length` characters, with an ellipsis for the rest."""
+    if len(text) <= length:
+        return text
+    return f"…{text[1 - length :]}" if keeps_end else f"{text[: length - 1]}…"
 
 
 def changes_of(overview: Overview) -> str:

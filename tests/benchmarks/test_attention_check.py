@@ -58,12 +58,17 @@ def test_a_fault_anywhere_in_a_long_first_row_or_in_another_row_is_seen(
     row: int, token: int, mean_document: int | None
 ) -> None:
     length = BLOCK * (MAX_BLOCKS + 2)
-    inputs = make_inputs(ScaleInvariant(learned="per_layer"), length, mean_document)
+    mechanism = ScaleInvariant(learned="per_layer")
+    inputs = make_inputs(mechanism, length, mean_document)
 
     def shifted(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
-        return eager.attend(q, k, v, *arguments) + 0.1 * v[row, :, token].sum()
+        shift = 0.1 * v[row, :, token].sum()
+        return eager.attend(q, k, v, *arguments) + shift
 
-    assert "v" in str(fault_of(relative_errors(inputs, shifted), torch.float32))
+    errors = relative_errors(inputs, shifted)
+
+    fault = fault_of(errors, torch.float32)
+    assert "v" in str(fault)
 
 
 def test_the_error_of_a_learned_number_is_relative_to_the_terms_of_its_gradient() -> None:
@@ -71,7 +76,11 @@ def test_the_error_of_a_learned_number_is_relative_to_the_terms_of_its_gradient(
     terms = torch.tensor([3.0, -3.0 + 1e-6], dtype=torch.float64)
     probe = torch.ones(1, 1, 2, 1, dtype=torch.float64)
 
-    (size,) = size_of_terms(lambda signed: [(signed[0, 0, :, 0] * terms).sum()], probe)
+    def gradients_of(signed_probe: Tensor) -> list[Tensor]:
+        signs = signed_probe.flatten()
+        return [(signs * terms).sum()]
+
+    (size,) = size_of_terms(gradients_of, probe)
 
     assert 2.0 < size < 6.0
 
@@ -87,7 +96,8 @@ def test_the_error_of_a_learned_number_is_relative_to_the_terms_of_its_gradient(
 )
 def test_a_wrong_gradient_of_a_learned_number_is_seen(mechanism: Mechanism) -> None:
     inputs = make_inputs(mechanism, length=96)
-    assert fault_of(relative_errors(inputs, eager.attend), torch.float32) is None
+    right_errors = relative_errors(inputs, eager.attend)
+    assert fault_of(right_errors, torch.float32) is None
 
     def without_late_queries(*arguments: Any) -> Tensor:
         """Return the right output; the last queries add nothing to the learned gradient."""
@@ -100,8 +110,10 @@ def test_a_wrong_gradient_of_a_learned_number_is_seen(mechanism: Mechanism) -> N
     errors = relative_errors(inputs, without_late_queries)
 
     assert errors["out"] < 1e-6
-    assert errors["learned 0"] > 10 * LEARNED_BOUNDS[torch.bfloat16]
-    assert "learned 0" in str(fault_of(errors, torch.bfloat16))
+    bound = LEARNED_BOUNDS[torch.bfloat16]
+    assert errors["learned 0"] > 10 * bound
+    fault = fault_of(errors, torch.bfloat16)
+    assert "learned 0" in str(fault)
 
 
 class Frozen(Mechanism):

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,9 +31,15 @@ class Counter:
         return len(self.names)
 
 
+def one() -> int:
+    return 1
+
+
 def test_each_round_starts_with_the_next_call() -> None:
     counter = Counter()
-    calls = {name: lambda name=name: counter.call(name) for name in "abc"}
+    calls = {}
+    for name in "abc":
+        calls[name] = partial(counter.call, name)
 
     results = alternate(calls, 3)
 
@@ -43,11 +50,16 @@ def test_each_round_starts_with_the_next_call() -> None:
 def test_after_the_deadline_there_is_one_round() -> None:
     deadline = time.monotonic() - 1
 
-    assert alternate({"a": lambda: 1}, 5, deadline) == {"a": [1]}
+    results = alternate({"a": one}, 5, deadline)
+
+    assert results == {"a": [1]}
 
 
 def test_no_round_follows_once_the_results_are_enough() -> None:
-    results = alternate({"a": lambda: 1}, 5, after_round=lambda results: len(results["a"]) == 2)
+    def are_enough(results: dict[str, list[int]]) -> bool:
+        return len(results["a"]) == 2
+
+    results = alternate({"a": one}, 5, after_round=are_enough)
 
     assert results == {"a": [1, 1]}
 
@@ -93,35 +105,55 @@ def measure_on(
         return Ready({"train": lambda: gpu.call(row["s"])})
 
     cases = [{"label": "a", "s": 1}, {"label": "b", "s": 2}]
-    benchmark.measure([CaseGroup("steps", build, cases)])
+    group = CaseGroup("steps", build, cases)
+    benchmark.measure([group])
     benchmark.publish("first")
-    (group,) = json.loads((folder / "step.json").read_text())["groups"]
-    return group, (folder / "step.md").read_text()
+    record = read_record(folder)
+    page = (folder / "step.md").read_text()
+    return record["groups"][0], page
 
 
-MARKS = ("| a | 1000* |", "* quartiles more than 5 % apart", "the clocks did not settle")
+def read_record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "step.json").read_text())  # type: ignore[no-any-return]
+
+
+MARKS = (
+    "| a | 1000* |",
+    "* quartiles more than 5 % apart",
+    "the clocks did not settle",
+)
+"""What a page shows of a GPU with a changing clock."""
+
+
+def marks_in(page: str) -> list[str]:
+    return [mark for mark in MARKS if mark in page]
 
 
 def test_a_gpu_is_timed_once_it_is_warm(tmp_path: Path, monkeypatch) -> None:
     group, page = measure_on(SlowGpu(cold=2.0, throttled=1.0), tmp_path, monkeypatch)
 
-    fast, slow = group["rows"]
     assert group["warm"]
-    assert fast["seconds"]["train"]["steady"]
-    assert fast["seconds"]["train"]["median"] == pytest.approx(1.0, rel=0.02)
-    assert slow["seconds"]["train"]["median"] == pytest.approx(2.0, rel=0.02)
-    assert slow["clocks"] == {"mhz": pytest.approx(1980, rel=0.02), "watts": 690}
+    fast, slow = group["rows"]
+    fast_times = fast["seconds"]["train"]
+    slow_times = slow["seconds"]["train"]
+    assert fast_times["steady"]
+    assert fast_times["median"] == pytest.approx(1.0, rel=0.02)
+    assert slow_times["median"] == pytest.approx(2.0, rel=0.02)
+    clocks = slow["clocks"]
+    assert clocks["mhz"] == pytest.approx(1980, rel=0.02)
+    assert clocks["watts"] == 690
     assert "| MHz, W |" in page
-    assert [mark for mark in MARKS if mark in page] == []
+    assert marks_in(page) == []
 
 
 def test_a_gpu_with_a_changing_clock_is_marked(tmp_path: Path, monkeypatch) -> None:
     group, page = measure_on(SlowGpu(cold=1.0, throttled=1.3), tmp_path, monkeypatch)
 
     assert not group["warm"]
-    assert not group["rows"][0]["seconds"]["train"]["steady"]
+    times = group["rows"][0]["seconds"]["train"]
+    assert not times["steady"]
     assert "| MHz, W |" in page
-    assert [mark for mark in MARKS if mark not in page] == []
+    assert marks_in(page) == list(MARKS)
 
 
 def test_a_killed_benchmark_leaves_its_rounds(tmp_path: Path) -> None:
@@ -133,38 +165,59 @@ def test_a_killed_benchmark_leaves_its_rounds(tmp_path: Path) -> None:
     def build(*arguments: object) -> Ready:
         return Ready({"train": call}, turn_seconds=0)
 
-    with pytest.raises(KeyboardInterrupt):
-        make_benchmark(tmp_path).measure([CaseGroup("a", build, [{"label": "a"}])])
+    benchmark = make_benchmark(tmp_path)
+    group = CaseGroup("a", build, [{"label": "a"}])
 
-    record = json.loads((tmp_path / "step.json").read_text())
-    (row,) = record["groups"][0]["rows"]
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.measure([group])
+
+    record = read_record(tmp_path)
     assert not record["finished"]
-    assert len(row["seconds"]["train"]["values"]) == n_rounds
+    (row,) = record["groups"][0]["rows"]
+    times = row["seconds"]["train"]["values"]
+    assert len(times) == n_rounds
 
 
 def test_ratios_are_paired_by_round() -> None:
-    ratio = paired_ratio([2.0, 20.0, 50.0], [1.0, 10.0, 100.0])
+    times = [2.0, 20.0, 50.0]
+    base_times = [1.0, 10.0, 100.0]
 
-    assert ratio == pytest.approx((2.0, math.nan, math.nan), nan_ok=True)
-    assert summarize_times([1.0, 2.0, 4.0])["quartiles"] == [1.5, 3.0]
+    ratio = paired_ratio(times, base_times)
+
+    expected = (2.0, math.nan, math.nan)
+    assert ratio == pytest.approx(expected, nan_ok=True)
+
+
+def test_quartiles_lie_between_the_times() -> None:
+    summary = summarize_times([1.0, 2.0, 4.0])
+
+    assert summary["quartiles"] == [1.5, 3.0]
 
 
 def test_intervals_of_medians_are_order_statistics_as_in_tables() -> None:
     """The 2nd and 9th of 10 values, the 4th and 12th of 15."""
-    ten = [float(n) for n in range(10, 0, -1)]
-    fifteen = [float(n) for n in range(1, 16)]
+    ten = list(map(float, range(10, 0, -1)))
+    fifteen = list(map(float, range(1, 16)))
 
-    assert median_with_interval(ten) == (5.5, 2.0, 9.0)
-    assert median_with_interval(fifteen) == (8.0, 4.0, 12.0)
+    interval_of_ten = median_with_interval(ten)
+    interval_of_fifteen = median_with_interval(fifteen)
+
+    assert interval_of_ten == (5.5, 2.0, 9.0)
+    assert interval_of_fifteen == (8.0, 4.0, 12.0)
 
 
 def test_the_interval_of_a_product() -> None:
     interval = Interval(2.0, 1.0, 4.0)
     exact = Interval(3.0, 3.0, 3.0)
 
-    assert product(interval, exact) == pytest.approx((6.0, 3.0, 12.0))
+    scaled = product(interval, exact)
     square = product(interval, interval)
-    assert square == pytest.approx((4.0, 4 / 2**2**0.5, 4 * 2**2**0.5))
+
+    assert scaled == pytest.approx((6.0, 3.0, 12.0))
+    spread = 2**2**0.5
+    low = 4 / spread
+    high = 4 * spread
+    assert square == pytest.approx((4.0, low, high))
 
 
 def test_peak_memory_is_permanent_tensors_and_allocations() -> None:
@@ -173,6 +226,9 @@ def test_peak_memory_is_permanent_tensors_and_allocations() -> None:
     def call() -> torch.Tensor:
         return torch.ones(20_000_000).sum()
 
-    peak = peak_bytes(call, [permanent, permanent[:10]], CPU)
+    view = permanent[:10]
 
-    assert peak is None or peak == pytest.approx(120e6, rel=0.1)  # None outside Linux
+    peak = peak_bytes(call, [permanent, view], CPU)
+
+    if peak is not None:  # as outside Linux
+        assert peak == pytest.approx(120e6, rel=0.1)

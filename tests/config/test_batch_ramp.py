@@ -29,10 +29,12 @@ def sizes(ramp: Ramp, n_steps: int) -> list[int]:
 @pytest.mark.parametrize("ramp", RAMPS)
 @pytest.mark.parametrize("n_steps", [0, 1, 2, 5, 6, 99, 120])
 def test_totals_are_sums_of_steps(ramp: Ramp, n_steps: int) -> None:
-    of_steps = sizes(ramp, n_steps)
+    expected = sizes(ramp, n_steps)
 
-    assert [ramp.micro_batches(step) for step in range(n_steps)] == of_steps
-    assert ramp.total(n_steps) == sum(of_steps)
+    of_steps = list(map(ramp.micro_batches, range(n_steps)))
+
+    assert of_steps == expected
+    assert ramp.total(n_steps) == sum(expected)
 
 
 @pytest.mark.parametrize("ramp", RAMPS)
@@ -40,20 +42,26 @@ def test_totals_are_sums_of_steps(ramp: Ramp, n_steps: int) -> None:
 def test_a_budget_is_the_whole_steps_that_it_allows(ramp: Ramp, n_micro_batches: int) -> None:
     n_steps = ramp.steps_within(n_micro_batches)
 
-    assert sum(sizes(ramp, n_steps)) <= n_micro_batches < sum(sizes(ramp, n_steps + 1))
+    total = sum(sizes(ramp, n_steps))
+    total_of_one_more = sum(sizes(ramp, n_steps + 1))
+    assert total <= n_micro_batches < total_of_one_more
 
 
 def test_equal_steps_are_their_own_measure() -> None:
-    assert [Ramp({0: 3}).even_step(step, 100) for step in range(100)] == list(range(100))
-    assert Ramp({0: 3}).even_step(0, 1) == 0
+    ramp = Ramp({0: 3})
+
+    for step in range(100):
+        assert ramp.even_step(step, 100) == step
+    assert ramp.even_step(0, 1) == 0
 
 
 def test_the_measure_is_the_share_of_the_tokens() -> None:
     ramp = Ramp({0: 1, 2: 2, 5: 4})
 
-    # 12 micro-batches before the seventh and last step.
-    shares = [ramp.even_step(step, 7) / 6 for step in range(7)]
-    assert shares == pytest.approx([n / 12 for n in (0, 1, 2, 4, 6, 8, 12)])
+    n_before_step = (0, 1, 2, 4, 6, 8, 12)
+    for step, n_before in enumerate(n_before_step):
+        share = ramp.even_step(step, 7) / 6
+        assert share == pytest.approx(n_before / 12)
 
 
 @pytest.mark.parametrize("schedule", [{0: 2, 9: 4}, {"0": 2, "9": 4}])
@@ -66,12 +74,19 @@ def test_a_configuration_has_the_ramp_of_its_callback(key: str, schedule: dict) 
     }
     guard = {"class_path": "anlit.training.callbacks.LossGuard"}
 
-    assert configured_ramp({"accumulate_grad_batches": 4, key: [guard, ramp]}).schedule == {
-        0: 2,
-        9: 4,
-    }
-    assert configured_ramp({"accumulate_grad_batches": 4, key: ramp}).schedule == {0: 2, 9: 4}
-    assert configured_ramp({"accumulate_grad_batches": 4, key: [guard]}).schedule == {0: 4}
+    for callbacks in (ramp, [guard, ramp]):
+        trainer = {"accumulate_grad_batches": 4, key: callbacks}
+        configured = configured_ramp(trainer)
+        assert configured.schedule == {0: 2, 9: 4}
+
+
+def test_a_configuration_without_a_ramp_has_equal_steps() -> None:
+    guard = {"class_path": "anlit.training.callbacks.LossGuard"}
+    trainer = {"accumulate_grad_batches": 4, "callbacks": [guard]}
+
+    configured = configured_ramp(trainer)
+
+    assert configured.schedule == {0: 4}
 
 
 @pytest.mark.parametrize("schedule", [None, {}, {0: 1.5}, {0: True}, {1: 2}, {-1: 1, 0: 2}, {0: 0}])

@@ -24,7 +24,7 @@ from anlit.config.schema import (
 )
 from anlit.runs.callbacks import OBSERVERS, changes_learning
 
-MODELS = [f"anlit.{name}" for name in public_classes("anlit.training.models")]
+MODELS = list(map("anlit.{}".format, public_classes("anlit.training.models")))
 SHARDS = "--data.path=shards"
 DATA = {
     **{f"anlit.{name}": [SHARDS] for name in public_classes("anlit.data.corpora")},
@@ -32,7 +32,9 @@ DATA = {
     "anlit.NeedleInHaystack": [SHARDS],
     "anlit.TextFiles": [SHARDS, "--data.source=texts"],
     "anlit.TokenData": [
-        f"--data.{split}=tests.integration.users_data.Rows" for split in ("train", "val", "test")
+        "--data.train=tests.integration.users_data.Rows",
+        "--data.val=tests.integration.users_data.Rows",
+        "--data.test=tests.integration.users_data.Rows",
     ],
     "anlit.Mixture": ["--data.paths={a: shards/a, b: shards/b}", "--data.weights={a: 1, b: 2}"],
 }
@@ -74,7 +76,8 @@ def keys_of_classes() -> set[str]:
     keys = set()
     for setting, room in ROOMS.items():
         for kind in public_classes(room).values():
-            keys |= {f"{setting}.{parameter.name}" for parameter in parameters_of(kind)}
+            for parameter in parameters_of(kind):
+                keys.add(f"{setting}.{parameter.name}")
     return keys
 
 
@@ -87,7 +90,7 @@ def test_every_key_of_a_configuration_has_a_row_and_every_row_a_key(
         keys |= printed_keys("fit", f"--model={model}", f"--data={data}", *options)
 
     without_row = [key for key in keys if row_of(key) is None]
-    rows = {row_of(key) for key in keys}
+    rows = set(map(row_of, keys))
     without_key = [setting.key for setting in SETTINGS if setting not in rows]
 
     assert without_row == []
@@ -95,9 +98,10 @@ def test_every_key_of_a_configuration_has_a_row_and_every_row_a_key(
 
 
 def test_a_key_has_one_row() -> None:
-    keys = [setting.key for setting in SETTINGS]
-
-    assert len(keys) == len({*keys})
+    keys = set()
+    for setting in SETTINGS:
+        assert setting.key not in keys
+        keys.add(setting.key)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +121,14 @@ def test_the_most_specific_row_covers_a_key(key: str, row: str) -> None:
 
 def test_a_setting_of_a_users_class_has_the_row_of_its_section() -> None:
     model = setting_of("model.init_args.n_experts")
+    data = setting_of("data.language")
+    folder = setting_of("data.raw_dir")
+    trainer = setting_of("trainer.turbo")
+
     assert (model.role, model.fixed, model.hidden) == (MODEL, True, False)
-    assert (setting_of("data.language").role, setting_of("data.language").fixed) == (CORPUS, False)
-    assert setting_of("data.raw_dir").role is PATHS
-    assert (setting_of("trainer.turbo").role, setting_of("trainer.turbo").fixed) == (
-        EXECUTION,
-        False,
-    )
+    assert (data.role, data.fixed) == (CORPUS, False)
+    assert folder.role is PATHS
+    assert (trainer.role, trainer.fixed) == (EXECUTION, False)
 
 
 def test_what_a_loss_is_measured_on_may_not_change_within_a_run() -> None:
