@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from anlit import ALiBi, LogBias, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
+from anlit.benchmarks import attention_check
 from anlit.benchmarks.attention_check import (
     BLOCK,
     LEARNED_BOUNDS,
-    MAX_BLOCKS,
     Inputs,
     fault_of,
     random_documents,
@@ -35,6 +35,7 @@ def make_inputs(
     return Inputs(layer, documents, 2, 2, key_heads, 16, dtype)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("mean_document", [None, 16], ids=["dense", "documents"])
 @pytest.mark.parametrize("key_heads", [1, 2])
 @pytest.mark.parametrize(
@@ -55,9 +56,10 @@ def test_the_kernels_of_a_cpu_are_right(mechanism, key_heads, mean_document) -> 
 @pytest.mark.parametrize("mean_document", [None, 16], ids=["dense", "documents"])
 @pytest.mark.parametrize(("row", "token"), [(0, 0), (0, -1), (1, 5)])
 def test_a_fault_anywhere_in_a_long_first_row_or_in_another_row_is_seen(
-    row: int, token: int, mean_document: int | None
+    row: int, token: int, mean_document: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    length = BLOCK * (MAX_BLOCKS + 2)
+    monkeypatch.setattr(attention_check, "MAX_BLOCKS", 3)  # of 5
+    length = BLOCK * 5
     mechanism = ScaleInvariant(learned="per_layer")
     inputs = make_inputs(mechanism, length, mean_document)
 
