@@ -11,7 +11,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from anlit.commands.arguments import CONFIGURATION_SCHEMA
-from anlit.config.labels import ARCHITECTURES, class_name, init_args, mapping
+from anlit.config.labels import ARCHITECTURES, as_list, class_name, init_args, mapping
 from anlit.io.read import read_yaml
 
 TUNED_SETTINGS = ("optimizer", "schedule")
@@ -64,9 +64,7 @@ def _dropped_callbacks(
 
 def _callbacks_of(trainer: dict[str, Any], key: str) -> list[str]:
     """Return the names of the classes in a list of callbacks, or of a single one."""
-    callbacks = trainer.get(key) or []
-    specs = callbacks if isinstance(callbacks, list) else [callbacks]
-    return list(filter(None, map(class_name, specs)))
+    return list(filter(None, map(class_name, as_list(trainer.get(key)))))
 
 
 def _settings_of(spec: Any) -> dict[str, Any]:

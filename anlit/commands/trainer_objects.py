@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
+from anlit.config.labels import as_list
 from anlit.errors import UserError
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
@@ -111,10 +112,3 @@ def trainer_plugins(trainer: Any) -> list[Any]:
 
 def has_instance(objects: list[Any], kind: type) -> bool:
     return any(isinstance(candidate, kind) for candidate in objects)
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return a setting as a list. A single object is its only entry, and null has no entry."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]

@@ -11,7 +11,7 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.config.labels import class_name
+from anlit.config.labels import as_list, class_name
 from anlit.errors import UserError, install_advice
 from anlit.io.write import write_text
 
@@ -59,14 +59,11 @@ def finish_wandb_run() -> None:
 
 
 def _configured_wandb_loggers(config: Any) -> list[Any]:
-    setting = config.get("trainer.logger")
-    loggers = setting if isinstance(setting, list) else [setting]
-    class_paths = [getattr(logger, "class_path", "") for logger in loggers]
-    return [
-        logger
-        for logger, class_path in zip(loggers, class_paths, strict=True)
-        if class_name(class_path) == "WandbLogger"
-    ]
+    found = []
+    for logger in as_list(config.get("trainer.logger")):
+        if class_name(getattr(logger, "class_path", "")) == "WandbLogger":
+            found.append(logger)
+    return found
 
 
 def _run_id(run_dir: str) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from anlit.config.labels import class_name, init_args
+from anlit.config.labels import as_list, class_name, init_args
 from anlit.errors import UserError
 
 NAME = "BatchRamp"
@@ -110,8 +110,7 @@ def configured_ramp(trainer: Mapping[str, Any]) -> Ramp:
     """
     accumulate = int(trainer.get("accumulate_grad_batches") or 1)
     for key in ("callbacks", "callbacks+"):
-        callbacks = trainer.get(key) or []
-        for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        for callback in as_list(trainer.get(key)):
             if class_name(callback) == NAME:
                 settings = init_args(callback)
                 schedule = _with_integer_steps(settings.get("schedule"))

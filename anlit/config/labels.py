@@ -69,3 +69,10 @@ def mapping(value: Any) -> dict[str, Any]:
 def init_args(spec: Any) -> dict[str, Any]:
     """The settings of a configured object, {} if there are none."""
     return mapping(mapping(spec).get("init_args"))
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a setting as a list. A single object is its only entry, and null has no entry."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from anlit.config.labels import init_args, mapping
+from anlit.config.labels import as_list, init_args, mapping
 from anlit.config.registry import class_constants
 
 PACKAGE = Path(__file__).parents[1]
@@ -39,9 +39,8 @@ def learning_callbacks(callbacks: Any) -> dict[str, Any]:
 
     Each has `on` for its class and its arguments, so labels and notes name those that differ.
     """
-    specs = callbacks if isinstance(callbacks, list) else [callbacks]
     settings: dict[str, Any] = {}
-    for spec in specs:
+    for spec in as_list(callbacks):
         if spec and changes_learning(_class_path(spec)):
             name = _class_path(spec).rpartition(".")[2]
             n_alike = sum(key.partition(" ")[0] == name for key in settings)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anlit.config.labels import init_args, mapping
+from anlit.config.labels import as_list, init_args, mapping
 from anlit.config.schema import schema_key
 from anlit.io.read import read_yaml
 
@@ -54,13 +54,6 @@ class Annealing:
         # Options such as trainer.callbacks.decay change the last callback, the arm's own.
         callbacks = [steps, *as_list(settings.get(CALLBACKS))]
         return settings | {MAX_STEPS: self.branches[-1], CALLBACKS: callbacks}
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return a list setting as it is, a single object in a list, and null as an empty list."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
 
 
 def annealed_settings(settings: dict[str, Any], max_steps: int) -> dict[str, Any]:

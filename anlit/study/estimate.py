@@ -6,9 +6,8 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from anlit.config.batch_ramp import configured_ramp
-from anlit.config.labels import init_args, mapping, n_devices
+from anlit.config.labels import as_list, init_args, mapping, n_devices
 from anlit.config.run_tokens import planned_tokens, tokens_per_micro_batch
-from anlit.study.anneal import as_list
 from anlit.study.grid import GridPoint
 from anlit.study.plan import Arm, PlannedRun, Study, read_config
 from anlit.study.read_study import merge
