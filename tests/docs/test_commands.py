@@ -63,16 +63,18 @@ def only_prints(options: list[str]) -> bool:
 
 def parse_tool(command: list[str], monkeypatch: Patch) -> Any:
     """Return the parsed options of a command without Lightning."""
-    parse_args = argparse.ArgumentParser.parse_args
-
-    def stop_when_parsed(*arguments: Any) -> None:
-        raise ParsedError(parse_args(*arguments))
-
     with monkeypatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_args", stop_when_parsed)
+        for name in ("parse_args", "parse_intermixed_args"):
+            parse = getattr(argparse.ArgumentParser, name)
+            stopping = functools.partialmethod(stop_when_parsed, parse)
+            patch.setattr(argparse.ArgumentParser, name, stopping)
         with pytest.raises(ParsedError) as parsed:
             main(command)
     return parsed.value.args[0]
+
+
+def stop_when_parsed(parser: Any, parse: Any, *arguments: Any) -> None:
+    raise ParsedError(parse(parser, *arguments))
 
 
 @pytest.mark.parametrize("command", COMMANDS_OF_PAGES)
