@@ -8,9 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from anlit.data.module import TokenShards
-from anlit.data.storage.manifest import CHANGES, n_changed_documents, read_manifest
+from anlit.data.storage.manifest import (
+    CHANGES,
+    TEXT_HASH,
+    add_text_hashes,
+    n_changed_documents,
+    read_manifest,
+)
 from anlit.data.storage.shards import TokenArray, read_token_arrays
-from anlit.data.storage.text_hash import TEXT_HASH, add_text_hashes
 from anlit.errors import UserError
 
 COUNT_KEYS = ("documents", "bytes", "tokens")

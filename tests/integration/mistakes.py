@@ -229,7 +229,7 @@ SLOW = [
         f"{FIT} {CALLBACK}=ModelCheckpoint {EVERY}_epochs 1 {EVERY}_train_steps 1",
         r"Combination of parameters every_n_train_steps=1, .* should be mutually exclusive\.$",
     ),
-    (f"{FIT} --data.path nowhere", r"no folder nowhere with token shards: set --data\.path"),
+    (f"{FIT} --data.path nowhere", r"there is no nowhere/manifest\.json: set --data\.path"),
     (
         f"{FIT} --data.path swapped",
         r"tokenizer\.json is not the tokenizer that made the tokens .* put the right file",

@@ -33,9 +33,8 @@ from anlit.data.preparation.tasks import (
     split_of_file,
 )
 from anlit.data.round_trip import ChangeKind, RoundTrip, TextChange
-from anlit.data.storage.manifest import TASKS, TOKENIZER, VAL
+from anlit.data.storage.manifest import TASKS, TEXT_HASH, TOKENIZER, VAL, as_hex, hash_text
 from anlit.data.storage.shards import CHUNK_HEADER_BYTES
-from anlit.data.storage.text_hash import TEXT_HASH, as_hex, hash_text
 from anlit.errors import UserError
 from anlit.io.write import replacing, write_json
 

@@ -120,7 +120,7 @@ def _check_vocabulary(folder: Path, manifest: dict[str, Any], content: bytes) ->
     size = tokenizers.vocabulary_size(tokenizer)
     if size != manifest["vocab_size"]:
         damage = f"vocab_size is {manifest['vocab_size']} where the tokenizer has {size}"
-        raise damage_error(str(folder / MANIFEST), damage, manifest["command"])
+        raise damage_error(str(folder / MANIFEST), damage)
 
 
 def _without_advice(error: UserError) -> str:

@@ -19,13 +19,14 @@ from anlit.data.storage.manifest import (
     MANIFEST,
     SPLITS,
     TASKS,
+    TEXT_HASH,
     TRAIN,
     VAL,
+    add_text_hashes,
     checked_path,
     damage_error,
 )
 from anlit.data.storage.shards import INDEX, Chunk, chunk_bytes, content_sha256
-from anlit.data.storage.text_hash import TEXT_HASH, add_text_hashes
 from anlit.errors import UserError
 from anlit.io.provenance import versions
 from anlit.io.write import TEMPORARY, write_json
@@ -104,7 +105,7 @@ def check_records(folder: Path, manifest: Mapping[str, Any]) -> None:
     for key, count in counts.items():
         if manifest.get(key) != count:
             damage = f"{key} is {manifest.get(key)} where the records of its tasks have {count}"
-            raise damage_error(f"{folder}/{MANIFEST}", damage, manifest["command"])
+            raise damage_error(f"{folder}/{MANIFEST}", damage)
 
 
 def read_records(folder: Path, n_tasks: int) -> dict[int, dict[str, Any]]:

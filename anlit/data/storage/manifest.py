@@ -6,11 +6,11 @@ A path is local, or an address that litdata can read (s3://, gs://, hf://).
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from anlit.data.storage.remote import SMALL_FILE_BYTES, download_bytes, is_remote
-from anlit.data.storage.text_hash import TEXT_HASH
+from anlit.data.storage.remote import download_bytes, is_remote
 from anlit.errors import UserError
 from anlit.io.read import check_content
 
@@ -24,16 +24,25 @@ VAL = "val"
 TEST = "test"
 SPLITS = (TRAIN, VAL, TEST)
 PATH_COMPONENT = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
+SMALL_FILE_BYTES = 256 << 20
+"""The largest manifest, tokenizer or index; such an index lists a million chunks."""
 MOST_NAME_BYTES = 255
 """The longest file name that common file systems accept."""
-ANLIT_COMMAND = re.compile(r"anlit( ([\w@%+=:,./-]+|'[^']*'))+", re.ASCII)
-"""A command that is safe to copy into a shell: it runs these words and nothing else."""
 LARGEST_VOCABULARY = 1 << 31
 CHANGES = "changes"
 """Key of the documents that do not come back from their tokens, counted by `ChangeKind`.
 
 Without the key all documents come back.
 """
+TEXT_HASH = "text_sha256"
+"""Key of the hash of a split's text in records of tasks and in the manifest.
+
+    text_sha256 = Σ SHA-256(UTF-8 of a document) mod 2²⁵⁶
+
+It depends neither on the tokenizer, nor on the order of the documents (a multiset hash, Clarke et
+al. 2003). A mixture has the sum of its folders. It is absent if the text is not known.
+"""
+MODULUS = 1 << 256
 
 COUNTS_SCHEMA = {"documents": int, "tokens": int}
 MANIFEST_SCHEMA = {
@@ -75,10 +84,10 @@ def read_small_file(path: str) -> bytes:
     return content
 
 
-def read_complete_json(path: str, schema: Any, command: str = "") -> Any:
+def read_complete_json(path: str, schema: Any) -> Any:
     """Return the content of a small JSON file that has everything in `schema`.
 
-    Raises FileNotFoundError, or UserError if the content does not fit. `command` makes the folder.
+    Raises FileNotFoundError, or UserError if the content does not fit.
     """
     content = read_small_file(path)
     try:
@@ -86,7 +95,7 @@ def read_complete_json(path: str, schema: Any, command: str = "") -> Any:
         check_content(value, schema, complete=True)
         return value
     except (ValueError, RecursionError) as error:
-        raise damage_error(path, str(error), command) from error
+        raise damage_error(path, str(error)) from error
 
 
 def read_manifest(path: str) -> dict[str, Any]:
@@ -95,29 +104,17 @@ def read_manifest(path: str) -> dict[str, Any]:
     Raises UserError if it is missing, damaged or of another format.
     """
     manifest_path = f"{path}/{MANIFEST}"
-    is_local = not is_remote(path)
-    if is_local and not Path(path).is_dir():
-        raise UserError(
-            f"there is no folder {path} with token shards: set --data.path to a prepared folder, "
-            "or choose a corpus that prepares one (--data PythonSources)"
-        )
     try:
         manifest: dict[str, Any] = read_complete_json(manifest_path, {})
-    except FileNotFoundError as error:
-        if is_local and Path(path, TASKS).is_dir():
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if Path(path, TASKS).is_dir():
             raise UserError(
                 f"the preparation of {path} is not finished: repeat its command, which continues it"
             ) from error
         raise UserError(
-            f"there is no {manifest_path}, so it is not a prepared folder: set --data.path to "
-            "a prepared folder, or to a new name if a corpus is to be prepared there"
+            f"there is no {manifest_path}: set --data.path to a prepared folder, or choose a "
+            "corpus that prepares one (--data PythonSources)"
         ) from error
-    version = manifest.get("format_version")
-    if isinstance(version, int) and version != FORMAT_VERSION:
-        raise UserError(
-            f"{path} has shards of format {version} and this version reads {FORMAT_VERSION}: "
-            "remove the folder and prepare it again"
-        )
     try:
         _check_manifest(manifest)
     except ValueError as error:
@@ -128,20 +125,17 @@ def read_manifest(path: str) -> dict[str, Any]:
 def _check_manifest(manifest: dict[str, Any]) -> None:
     """Raise ValueError for a path, a type or a size that `anlit prepare` never writes."""
     check_content(manifest, MANIFEST_SCHEMA, complete=True)
-    wrong_keys = []
     for key, pattern in VALUE_PATTERNS.items():
-        if not re.fullmatch(pattern, str(manifest.get(key, ""))):
-            wrong_keys.append(key)
+        value = manifest.get(key, "")
+        if not re.fullmatch(pattern, str(value)):
+            raise ValueError(f"{key} is {value!r:.80}")
+    end_of_document = manifest["end_of_document"]
     vocab_size = manifest["vocab_size"]
-    has_valid_end = 0 <= manifest["end_of_document"] < vocab_size <= LARGEST_VOCABULARY
-    if not wrong_keys and not (has_valid_end and set(SPLITS).issuperset(manifest["splits"])):
-        wrong_keys = ["end_of_document", "vocab_size", "splits"]
-    if wrong_keys:
-        faults = []
-        for key in wrong_keys:
-            faults.append(f"{key} is {manifest.get(key)!r:.80}")
-        raise ValueError(", ".join(faults))
+    if not 0 <= end_of_document < vocab_size <= LARGEST_VOCABULARY:
+        raise ValueError(f"end_of_document is {end_of_document} and vocab_size is {vocab_size}")
     for split in manifest["splits"]:
+        if split not in SPLITS:
+            raise ValueError(f"splits is {manifest['splits']!r:.80}")
         check_content(manifest, {split: COUNTS_SCHEMA}, complete=True)
         # "bytes" is null where tokens came without text.
         counts = manifest[split]
@@ -201,13 +195,28 @@ def read_tokenizer(path: str, manifest: dict[str, Any]) -> bytes:
     return content
 
 
-def damage_error(path: str, problem: str, command: str = "") -> UserError:
-    """Return the error for a file that differs from the manifest or the index.
-
-    Anyone may have written the manifest's `command`. The message shows only an anlit command.
-    """
-    is_anlit_command = ANLIT_COMMAND.fullmatch(command) and command.isprintable()
-    remake = f"with `{command}`" if is_anlit_command else "by preparing it again"
+def damage_error(path: str, problem: str) -> UserError:
+    """Return the error for a file that differs from the manifest or the index."""
     return UserError(
-        f"{path} is damaged ({problem}): copy the folder again, or remove it and remake it {remake}"
+        f"{path} is damaged ({problem}): copy the folder again, or remove it and prepare it again"
     )
+
+
+def hash_text(text: str) -> int:
+    """Return the number that a document adds to the hash of its split."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
+
+
+def as_hex(total: int) -> str:
+    """Return a sum of documents as the manifest has it."""
+    return f"{total % MODULUS:064x}"
+
+
+def add_text_hashes(hashes: Iterable[str | None]) -> str | None:
+    """Return the hash of several parts together; None if the text of a part is not known."""
+    total = 0
+    for text_hash in hashes:
+        if text_hash is None:
+            return None
+        total += int(text_hash, 16)
+    return as_hex(total)

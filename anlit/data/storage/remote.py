@@ -5,7 +5,6 @@ request up to a thousand times. The clients of gs:// and hf:// have other limits
 """
 
 import errno
-import io
 import logging
 import os
 import tempfile
@@ -21,8 +20,6 @@ S3_LIMITS = {
     "retries": {"total_max_attempts": 3, "mode": "standard"},
 }
 HF_TIMEOUT_S = 5.0
-SMALL_FILE_BYTES = 256 << 20
-"""The largest manifest, tokenizer or index; such an index lists a million chunks."""
 MISSING_ERRORS = ("NotFound", "RemoteEntryNotFoundError")
 """Names of the errors that the clients of gs:// and hf:// raise for a missing file."""
 MISSING_CODES = ("404", "NoSuchKey")
@@ -38,42 +35,22 @@ def download_bytes(address: str) -> bytes:
     """Return the content of a small file; errors as in `download`."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         target = Path(folder, "file")
-        download(address, target, SMALL_FILE_BYTES)
+        download(address, target)
         return target.read_bytes()
 
 
-class _LimitedFile(io.FileIO):
-    """A new file that refuses to grow beyond `limit` bytes."""
+def download(address: str, target: Path) -> None:
+    """Download a file to `target`.
 
-    def __init__(self, path: Path, limit: int, address: str) -> None:
-        super().__init__(path, "wb")
-        self.limit = limit
-        self.address = address
-
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > self.limit:
-            raise UserError(
-                f"{self.address} is longer than the expected {self.limit:,} bytes: "
-                "check that the address belongs to a prepared folder"
-            )
-        return super().write(data)
-
-
-def download(address: str, target: Path, limit: int) -> None:
-    """Download a file of at most `limit` bytes to `target`; hf:// ignores the limit.
-
-    Raises FileNotFoundError, or UserError if the server cannot be reached, refuses, stalls or sends
-    too much.
+    Raises FileNotFoundError, or UserError if the server cannot be reached, refuses or stalls.
     """
     downloader = _downloader(address.partition("://")[0] + "://", os.getpid())
     try:
         if address.startswith("hf://"):  # its client writes files only
             downloader.download_file(address, str(target))
         else:
-            with _LimitedFile(target, limit, address) as file:
+            with target.open("wb") as file:
                 downloader.download_fileobj(address, file)
-    except UserError:
-        raise
     except Exception as error:
         raise _explain(error, address) from error
     # litdata ignores FileNotFoundError, which huggingface_hub raises without a network.

@@ -5,7 +5,6 @@ while it is in use stays readable for the processes that have it open.
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 import resource
@@ -87,7 +86,7 @@ class ChunkCache:
         partial = self.folder / f"{chunk.filename}{PARTIAL_SUFFIX}"
         partial.unlink(missing_ok=True)
         try:
-            remote.download(f"{self.array.folder}/{chunk.filename}", partial, chunk.size)
+            remote.download(f"{self.array.folder}/{chunk.filename}", partial)
         except FileNotFoundError as error:
             raise self.array.damage_error(chunk, "it is missing") from error
         os.replace(partial, self.path(chunk))
@@ -135,7 +134,7 @@ class OpenFiles:
     def open(self, path: str) -> int:
         """Return a descriptor for reading a file; `keep` stores it.
 
-        Raises OSError, or UserError if too many files are open.
+        Raises FileNotFoundError, or UserError if it cannot be opened.
         """
         soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         max_open = OPEN_FILES
@@ -144,22 +143,12 @@ class OpenFiles:
         self.close_all_but(max_open - 1)
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-        self.close_all_but(0)
-        try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            limits = {
-                errno.EMFILE: f"this process may have {soft_limit:,} open (`ulimit -n`)",
-                errno.ENFILE: "the machine has its maximum open (fs.file-max)",
-            }
-            if error.errno not in limits:
-                raise
             raise UserError(
-                f"{path} cannot be opened, too many files are open ({limits[error.errno]}): "
-                "raise that limit and start again"
+                f"{path} cannot be opened ({error.strerror}): make it readable, or raise the limit "
+                f"of open files (`ulimit -n`, now {soft_limit:,})"
             ) from error
 
     def keep(self, path: str, descriptor: int) -> None:
@@ -257,57 +246,39 @@ class TokenStore:
                 self.array.folder,
                 f"it has token {largest:,}, and its manifest says that the vocabulary has "
                 f"{vocab_size:,}",
-                self.array.manifest["command"],
             )
 
     def _descriptor(self, number: int) -> int:
         """Return the descriptor of a chunk, opened if necessary."""
-        chunk = self.array.chunks[number]
         folder = self.array.folder if self.cache is None else self.cache.folder
-        path = f"{folder}/{chunk.filename}"
+        path = f"{folder}/{self.array.chunks[number].filename}"
         descriptor = self.open_files.get(path)
         if descriptor is None:
-            if self.cache is None:
-                descriptor = self._open_local(number, path)
-            else:
-                descriptor = self._open_cached(number, path, self.cache)
+            descriptor = self._open(number, path)
             self.open_files.keep(path, descriptor)
         return descriptor
 
-    def _open_local(self, number: int, path: str) -> int:
+    def _open(self, number: int, path: str) -> int:
+        """Open a chunk and check it; a damaged copy in the cache is downloaded again once."""
         chunk = self.array.chunks[number]
-        try:
-            descriptor = self._open_file(path)
-        except FileNotFoundError as error:
-            raise self.array.damage_error(chunk, "it is missing") from error
-        problem = self._check_chunk(number, descriptor)
-        if problem is not None:
-            raise self.array.damage_error(chunk, problem)
-        return descriptor
-
-    def _open_cached(self, number: int, path: str, cache: ChunkCache) -> int:
-        """Open a chunk in the cache; a damaged copy is downloaded again once."""
-        chunk = self.array.chunks[number]
-        is_second_copy = False
+        is_last_copy = self.cache is None
         while True:
-            cache.fetch(chunk)
+            if self.cache is not None:
+                self.cache.fetch(chunk)
             try:
-                descriptor = self._open_file(path)
-            except FileNotFoundError:
-                continue  # another process has just removed it to make room
+                descriptor = self.open_files.open(path)
+            except FileNotFoundError as error:
+                if self.cache is not None:
+                    continue  # another process has just removed it to make room
+                raise self.array.damage_error(chunk, "it is missing") from error
             problem = self._check_chunk(number, descriptor)
             if problem is None:
                 return descriptor
-            cache.path(chunk).unlink(missing_ok=True)
-            if is_second_copy:
+            if self.cache is not None:
+                self.cache.path(chunk).unlink(missing_ok=True)
+            if is_last_copy:
                 raise self.array.damage_error(chunk, problem)
-            is_second_copy = True
-
-    def _open_file(self, path: str) -> int:
-        try:
-            return self.open_files.open(path)
-        except PermissionError as error:
-            raise UserError(f"{path} cannot be read: change its permissions") from error
+            is_last_copy = True
 
     def _check_chunk(self, number: int, descriptor: int) -> str | None:
         """Check the content of a chunk when it is opened first.
