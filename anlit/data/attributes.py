@@ -5,7 +5,6 @@ users' own classes, which may lack each of them.
 """
 
 import json
-from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -117,7 +116,7 @@ def _tokenizer_content(data: Any) -> bytes | None:
         return None
     if isinstance(tokenizer, str | Path):
         return _read_tokenizer(Path(tokenizer), data)
-    to_json = _to_json_of(getattr(tokenizer, "backend_tokenizer", tokenizer))
+    to_json: Any = getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "to_str", None)
     if to_json is None:
         raise UserError(
             f"{name_of(data)}.tokenizer is a {type(tokenizer).__name__}: give a tokenizer of the "
@@ -126,10 +125,6 @@ def _tokenizer_content(data: Any) -> bytes | None:
     content = json.loads(to_json())
     content |= dict.fromkeys(TRUNCATION_AND_PADDING)
     return json.dumps(content, ensure_ascii=False).encode()
-
-
-def _to_json_of(tokenizer: Any) -> Callable[[], str] | None:
-    return getattr(tokenizer, "to_str", None)
 
 
 def _read_tokenizer(path: Path, data: Any) -> bytes:

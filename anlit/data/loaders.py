@@ -1,6 +1,5 @@
 """Loaders that turn streams into batches, with worker processes, and resume where they stopped."""
 
-import errno
 import logging
 import sys
 from collections import deque
@@ -18,13 +17,6 @@ from anlit.signals import leave_signals_to_parent, signals_held
 
 START_METHOD = "fork" if sys.platform == "linux" else None
 """How data workers start, whatever Python's default: forked, in 0.01 s and with all imports."""
-START_FIXES = {
-    errno.ENOSPC: "make room in /dev/shm",
-    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
-    errno.ENOMEM: "free memory",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-}
-"""The fix for each reason that worker processes cannot start."""
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -81,10 +73,10 @@ class Loader:
         except OSError as error:
             if not self.num_workers:
                 raise
-            fix = START_FIXES.get(error.errno or 0, "lower data.num_workers")
             raise RunError(
                 f"the {self.num_workers} processes of data.num_workers cannot be started "
-                f"({error.strerror}): {fix}, or set --data.num_workers 0"
+                f"({error.strerror}): free memory and /dev/shm, raise the limits of processes and "
+                "open files (ulimit -u, -n), or set --data.num_workers 0"
             ) from error
 
 

@@ -253,12 +253,6 @@ class TokenShards(ResumableData):
                 f"trainer.overfit_batches={overfit_batches} cannot repeat batches of an endless "
                 "stream: leave it out, and overfit a corpus of a few texts"
             )
-        limit = getattr(self.trainer, "limit_train_batches", 1.0)
-        if limit != 1.0 and self._is_first_device:
-            _log.info(
-                f"trainer.limit_train_batches={limit} ends epochs early; the data go on, no batch "
-                "is repeated."
-            )
         if self.weights is None:
             arrays_by_name = {"": self.arrays_of_split("train")}  # all as one
         else:
@@ -286,19 +280,12 @@ class TokenShards(ResumableData):
                 f"{self.path}/val has no token to predict: prepare it again with more text held out"
             )
         stream: Any = self._evaluation_stream("val")
-        n_blocks = stream.available
-        limit = ""
-        if self.val_tokens and self.val_tokens < n_targets:
-            limit = f" in its first {self.val_tokens:,}"
-        if self._is_first_device and n_targets < (self.val_tokens or 0):
+        is_short = n_targets < (self.val_tokens or 0) or stream.available < (self.val_blocks or 0)
+        if is_short and self._is_first_device:
             _log.info(
-                f"{self.path}/val has only {n_targets:,} targets, not the {self.val_tokens:,} of "
-                "--data.val_tokens."
-            )
-        if self._is_first_device and n_blocks < (self.val_blocks or 0):
-            _log.info(
-                f"{self.path}/val has only {n_blocks:,} blocks of {stream.length} tokens{limit}, "
-                f"not the {self.val_blocks:,} of --data.val_blocks."
+                f"{self.path}/val has only {n_targets:,} targets, and {stream.available:,} blocks "
+                f"of {stream.length} tokens to choose from: --data.val_tokens or --data.val_blocks "
+                "asks for more."
             )
 
     def _warn_of_cut(self, split: str) -> None:

@@ -28,8 +28,6 @@ LARGEST_NUMBER = 9_999_999
 PAIR_MODULUS = 97
 """The pair of city c and number m is held out for evaluation if 97 divides m + 41·c."""
 CITY_FACTOR = 41
-UNUSED_KEYS = ("--data.shuffle", "--data.weights")
-"""Settings that do not influence the position in the training samples."""
 BOUNDARY_SHARE = 0.05
 """The needle moves to the end of a sentence or line within this share of the haystack."""
 TRAINING = 1
@@ -282,11 +280,9 @@ class NeedleInHaystack(TokenShards):
         return None
 
     def _identity(self) -> dict[str, Any]:
-        identity = {"--data": type(self).__name__}
-        for key, value in super()._identity().items():
-            if key not in UNUSED_KEYS:
-                identity[key] = value
-        return identity
+        identity = super()._identity()
+        del identity["--data.shuffle"]  # it decides nothing here; plain training needs it
+        return {"--data": type(self).__name__, **identity}
 
     def _training_stream(self) -> NeedleStream:
         return self._stream("train", self.batch_size)

@@ -264,25 +264,20 @@ def _check_size(content: Any, most_values: float = math.inf) -> None:
 
     A value counts as often as it occurs.
     """
-    level = [content]
+    waiting = [(content, 0)]
     total = 0
-    for _ in range(MOST_DEPTH + 1):
-        next_level: list[Any] = []
-        collections = []
-        for value in level:
-            if isinstance(value, str):
-                total += len(value) // LONG_STRING
-            elif isinstance(value, dict | list):
-                total += len(value)
-                collections.append(value)
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > MOST_DEPTH:
+            raise ValueError(TOO_DEEP)
+        total += 1
+        if isinstance(value, str):
+            total += len(value) // LONG_STRING
+        elif isinstance(value, dict | list):
+            items = value.values() if isinstance(value, dict) else value
+            waiting += [(item, depth + 1) for item in items]
         if total > most_values:
             raise ValueError(f"it expands to more than {most_values:,} values")
-        for value in collections:
-            next_level += value.values() if isinstance(value, dict) else value
-        if not next_level:
-            return
-        level = next_level
-    raise ValueError(TOO_DEEP)
 
 
 def check_content(value: Any, schema: Any, name: str = "", complete: bool = False) -> None:

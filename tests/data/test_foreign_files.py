@@ -10,7 +10,6 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -192,42 +191,6 @@ def test_no_text_to_train_a_tokenizer_on(tmp_path: Path, out: Path) -> None:
 
     with pytest.raises(UserError, match=r"no text to train a tokenizer on: check .*--text_field"):
         make(out, recipe, skip_bad=True)
-
-
-@pytest.mark.parametrize(
-    ("corpus", "options", "advice", "foreign_option"),
-    [
-        (
-            "TextFiles",
-            {"val_fraction": 1e-9, "pattern": "*.jsonl"},
-            "with --val_fraction",
-            "--val_tokens",
-        ),
-        (
-            "FineWeb",
-            {"val_tokens": 10**6},
-            "set --val_tokens to a smaller number",
-            "--val_fraction",
-        ),
-    ],
-)
-def test_only_options_that_the_corpus_takes_are_advised(
-    corpus: str,
-    options: dict[str, Any],
-    advice: str,
-    foreign_option: str,
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
-) -> None:
-    write(tmp_path / "hub" / "a.jsonl", LINES)
-    layouts.fineweb(tmp_path / "hub", TEXTS)
-
-    with pytest.raises(UserError) as error:
-        make(out, recipe_of(corpus, tmp_path / "hub", tokenizer=tokenizer, **options))
-
-    assert advice in str(error.value)
-    assert foreign_option not in str(error.value)
 
 
 def test_a_tokenizer_with_another_end_token_names_the_option_of_prepare(

@@ -189,23 +189,11 @@ def test_a_pattern_that_matches_no_file(server: Hub) -> None:
 @pytest.mark.parametrize(
     ("refusal", "message"),
     [
-        (
-            (401, "GatedRepo"),
-            "asks for consent before it gives the dataset allenai/c4: accept the terms",
-        ),
-        (
-            (401, "RepoNotFound"),
-            "no dataset allenai/c4, or it is private: log in .* set HF_TOKEN, or prepare",
-        ),
-        (
-            (403, ""),
-            r"127.0.0.1 fails to give the dataset allenai/c4 \(status 403\): try again .*clock",
-        ),
-        ((404, "RevisionNotFound"), "no revision main of it: set --revision"),
-        (
-            (503, ""),
-            r"fails to give the dataset allenai/c4 \(status 503\): try again .*, or prepare from",
-        ),
+        ((401, "GatedRepo"), r"\(GatedRepoError, status 401\): check .*, accept the terms"),
+        ((401, "RepoNotFound"), r"\(RepositoryNotFoundError, status 401\): check the name"),
+        ((403, ""), r"\(HfHubHTTPError, status 403\): .* and log in with `hf auth login`"),
+        ((404, "RevisionNotFound"), r"revision main \(RevisionNotFoundError, status 404\)"),
+        ((503, ""), r"127.0.0.1 refuses the dataset allenai/c4 .* status 503\): .*, or prepare"),
     ],
 )
 def test_a_refusal_is_one_sentence(server: Hub, refusal: tuple[int, str], message: str) -> None:
@@ -263,7 +251,7 @@ def test_the_command_goes_on_in_the_same_folder_after_the_hub_was_away(
 
 def test_a_tokenizer_is_fetched_once(server: Hub, monkeypatch) -> None:
     path = fetch_tokenizer("openai-community/gpt2")
-    message = r"The hub has no model nobody/none.*: log in .*, or give a local tokenizer"
+    message = r"refuses the model nobody/none .*: check the name.*, or give a local tokenizer"
     with pytest.raises(UserError, match=message):
         fetch_tokenizer("nobody/none")
 

@@ -102,8 +102,7 @@ def test_validation_on_the_first_tokens(prepared: str, streams: Any, n: int, cap
 
     assert counted(batches) == streams["val"][1 : n + 1].tolist()
     assert sum(len(batch.tokens) for batch in batches) == -(-min(n, 4999) // LENGTH)
-    message = "has only 4,999 targets, not the 10,000 of --data.val_tokens"
-    assert (message in caplog.text) == (n > 4999)
+    assert ("has only 4,999 targets" in caplog.text) == (n > 4999)
 
 
 def counted_rows(loaders: list[Any]) -> list[list[int]]:
@@ -134,8 +133,8 @@ def test_validation_blocks_are_spread_evenly_over_the_split(
         loaders.append(data.val_dataloader())
 
     assert counted_rows(loaders) == [blocks[number].tolist() for number in middles]
-    is_logged = re.search(f"only {len(blocks)} blocks of 64 .* 1,000,000 of", caplog.text)
-    assert bool(is_logged) == (n > len(blocks))
+    message = f" {len(blocks)} blocks of 64 tokens to choose from: --data.val_tokens or"
+    assert (message in caplog.text) == (n > len(blocks))
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ JSON_LINES = {**BPE, "pattern": "*.jsonl", "text_field": "content", "val_fractio
             "TextFiles",
             JSON_LINES | {"val_fraction": 1e-9},
             JSON_LINES,
-            "leaves no document for val, .*--val_fr",
+            "leaves no document for val, .*: prepare more text, or hold out another part of it",
         ),
         (
             "TextFiles",

@@ -131,7 +131,7 @@ def test_a_cluster_that_is_not_there(recipe: Recipe, out: Path, monkeypatch) -> 
 def test_a_cluster_with_tls_needs_certificates(recipe: Recipe, out: Path) -> None:
     pytest.importorskip("distributed")
 
-    with pytest.raises(UserError, match=r"--cluster tls:.* needs certificates: name"):
+    with pytest.raises(UserError, match=r"at --cluster tls:.* tls:// needs certificates"):
         make(out, recipe, cluster="tls://127.0.0.1:1")
 
 

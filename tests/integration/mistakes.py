@@ -60,7 +60,7 @@ FAST = [
         r"sets seed_everything, which its seeds set too: leave it out",
     ),
     ("study --config study.yaml --jobs 0", r"--jobs 0 must be at least 1"),
-    ("prepare TextFiles", r"TextFiles needs --source: add --source texts, for example"),
+    ("prepare TextFiles", r"TextFiles needs --source: `anlit prepare --help` explains"),
     (
         "prepare PythonSources --tokenizer gpt2",
         r"--tokenizer gpt2 means nothing for PythonSources, which takes --incl",
@@ -299,7 +299,7 @@ SLOW = [
     ),
     (
         'prepare TextFiles --source texts --pattern ""',
-        r'give a pattern like "\*\*/\*\.txt" with --pattern',
+        r"No file matches  in .*texts: set --source .*, or --pattern",
     ),
     (
         "prepare Hub --repo c4 --files *.parquet",
@@ -307,7 +307,7 @@ SLOW = [
     ),
     (
         "prepare Hub --repo allenai/c4",
-        r"Hub needs --repo and --files: add --repo allenai/c4 --files",
+        r"Hub needs --repo and --files: `anlit prepare --help` explains",
     ),
     (
         "prepare FineWeb --workers 2 --cluster tcp://a:1",

@@ -5,10 +5,9 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
@@ -17,21 +16,17 @@ from concurrent.futures import (
     as_completed,
 )
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain
-
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.sources import SourceFile
 from anlit.data.preparation.tasks import Job, Task
 from anlit.data.storage.manifest import TASKS
 from anlit.errors import UserError, install_advice
-from anlit.reporting.table import console
 from anlit.reporting.text import say
 from anlit.signals import leave_signals_to_parent, signals_held
 
 LINE_EVERY_SECONDS = 30
-"""Time between two lines of progress where no terminal shows a bar."""
+"""Time between two lines of progress."""
 SCHEDULER_SECONDS = 10
 """Time in which a Dask scheduler has to answer."""
 PR_SET_PDEATHSIG = 1
@@ -45,62 +40,45 @@ def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str
     a worker is killed.
     """
     tasks = [task for task, done in is_done.items() if not done]
-    unread_pieces = _count_pieces(tasks)
-    n_files = len(_count_pieces(is_done))
-    progress = _Progress(n_files, sum(task.size for task in is_done))
-    progress.skip(progress.size - sum(task.size for task in tasks))
-    with _executor(min(workers, len(tasks)), cluster) as executor, progress.bar:
+    unread_pieces = Counter[SourceFile]()
+    for task in tasks:
+        unread_pieces.update(piece.file for piece in task.pieces)
+    progress = _Progress(sum(task.size for task in is_done), sum(task.size for task in tasks))
+    with _executor(min(workers, len(tasks)), cluster) as executor:
         for task, n_tokens in _results(executor, job, tasks):
             for piece in task.pieces:
                 unread_pieces[piece.file] -= 1
                 if unread_pieces[piece.file] == 0:
-                    del unread_pieces[piece.file]
                     job.source.release(piece.file, job.folder / TASKS)
-            progress.advance(task, n_tokens, n_files - len(unread_pieces))
-
-
-def _count_pieces(tasks: Iterable[Task]) -> Counter[SourceFile]:
-    """Count the pieces of each file."""
-    pieces = chain.from_iterable(task.pieces for task in tasks)
-    return Counter(piece.file for piece in pieces)
+            progress.advance(task, n_tokens)
 
 
 class _Progress:
-    """A bar in a terminal; elsewhere a line of text every `LINE_EVERY_SECONDS`."""
+    """A line of text every `LINE_EVERY_SECONDS`; sizes are bytes of the source files."""
 
-    def __init__(self, n_files: int, size: int) -> None:
-        self.n_files = n_files
-        self.size = size  # bytes
+    def __init__(self, size: int, waiting_size: int) -> None:
+        self.size = size
+        self.waiting_size = waiting_size
+        self.read_size = 0  # by this command
         self.n_tokens = 0
         self.start = time.monotonic()
         self.last_line = self.start
-        self.bar = Progress(
-            BarColumn(),
-            DownloadColumn(),
-            "{task.description}",
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console(stderr=True),
-            disable=not sys.stderr.isatty(),
-        )
-        self.bar_task = self.bar.add_task("", total=size)
 
-    def skip(self, size: int) -> None:
-        """Count bytes of tasks that were done by an earlier command."""
-        self.bar.update(self.bar_task, completed=size)
-
-    def advance(self, task: Task, n_tokens: int, n_files: int) -> None:
-        """Show a task that is done, with its tokens; `n_files` files are read by now."""
-        now = time.monotonic()
+    def advance(self, task: Task, n_tokens: int) -> None:
+        """Count a task that is done, with its tokens."""
+        self.waiting_size -= task.size
+        self.read_size += task.size
         self.n_tokens += n_tokens
-        rate = self.n_tokens / (now - self.start)
-        files = f"{n_files:,} of {self.n_files:,} files"
-        description = f"{files}, {self.n_tokens:,} tokens, {rate:,.0f} tokens/s"
-        self.bar.update(self.bar_task, advance=task.size, description=description)
-        if self.bar.disable and now - self.last_line > LINE_EVERY_SECONDS:
+        now = time.monotonic()
+        if now - self.last_line > LINE_EVERY_SECONDS:
             self.last_line = now
-            state = self.bar.tasks[self.bar_task]
-            minutes = (state.time_remaining or 0) / 60
-            say(f"{state.percentage:.1f}%, {description}, {minutes:,.0f} min left")
+            seconds = now - self.start
+            done = 1 - self.waiting_size / self.size
+            minutes = self.waiting_size / self.read_size * seconds / 60
+            say(
+                f"{done:.1%}, {self.n_tokens:,} tokens, {self.n_tokens / seconds:,.0f} tokens/s, "
+                f"{minutes:,.0f} min left"
+            )
 
 
 def _results(
@@ -173,15 +151,11 @@ def _cluster(address: str) -> Iterator[Executor]:
         raise UserError(
             f"--cluster needs Dask: {install_advice('cluster', 'distributed')}"
         ) from error
-    except TypeError as error:  # without certificates Dask has no context for TLS
-        raise UserError(
-            f"--cluster {address} needs certificates: name them in Dask's configuration "
-            "(distributed.comm.tls), or give a tcp:// address"
-        ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
         raise UserError(
             f"No Dask scheduler answers at --cluster {address}: start one with `dask scheduler`, "
-            "or give the address that it prints, such as tcp://127.0.0.1:8786"
+            "and give the address that it prints, such as tcp://127.0.0.1:8786; tls:// needs "
+            "certificates in Dask's configuration (distributed.comm.tls)"
         ) from error
     with client:
         try:

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.publish import (
     RECORD_ERRORS,
     check_records,
     count_skipped,
+    counts_of,
     join_streams,
     read_records,
 )
@@ -43,13 +44,6 @@ PUT_BACK = "put the old file back, or remove that folder and repeat the command"
 FILE_TIMES = "sources.json"
 PieceKey = tuple[str, str | None]
 """A file's name, and the label of a piece, such as "2 of 5"; None for a complete file."""
-
-
-class Damage(NamedTuple):
-    """Why a finished folder cannot be read."""
-
-    description: str
-    is_of_index: bool  # so any chunk may be of another corpus
 
 
 def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
@@ -90,27 +84,24 @@ def refuse_other_settings(folder: Path, stored: Any, settings: Mapping[str, Any]
         raise UserError(f"{folder} was prepared with other settings or files ({listed}): {remedy}")
 
 
-def find_damage(folder: Path, checksums: bool) -> Damage | None:
+def find_damage(folder: Path, checksums: bool) -> str | None:
     """Return what is wrong with a finished folder; None if nothing is.
 
     With `checksums` every chunk and every record is read.
     """
     manifest = read_manifest(str(folder))
     try:
-        sources = read_token_arrays(str(folder), manifest)
+        arrays_by_split = read_token_arrays(str(folder), manifest)
         if checksums:
             check_records(folder, manifest)
-    except UserError as error:
-        return Damage(_without_advice(error), is_of_index=True)
-    try:
-        for source in chain(*sources.values()):
-            check_chunks(source, checksums)
+        for array in chain.from_iterable(arrays_by_split.values()):
+            check_chunks(array, checksums)
         if manifest["tokenizer_sha256"] is not None:
             content = read_tokenizer(str(folder), manifest)
             if checksums:
                 _check_vocabulary(folder, manifest, content)
     except UserError as error:
-        return Damage(_without_advice(error), is_of_index=False)
+        return re.split(": (?:copy|put) ", str(error))[0]  # without the advice
     return None
 
 
@@ -123,10 +114,6 @@ def _check_vocabulary(folder: Path, manifest: dict[str, Any], content: bytes) ->
         raise damage_error(str(folder / MANIFEST), damage)
 
 
-def _without_advice(error: UserError) -> str:
-    return re.split(": (?:copy|put) ", str(error))[0]
-
-
 def is_done(job: Job, task: Task, checksums: bool) -> bool:
     """Whether a task has its record and its chunks; UserError if a source file has changed.
 
@@ -136,6 +123,7 @@ def is_done(job: Job, task: Task, checksums: bool) -> bool:
     try:
         record = json.loads(path.read_bytes())
         streams = join_streams({task.number: record}, job.dtype)
+        counts_of(streams)
         count_skipped({task.number: record})
         hashes = [file["sha256"] for file in record["files"]]
         pieces = list(zip(task.pieces, hashes, strict=True))
@@ -148,10 +136,11 @@ def is_done(job: Job, task: Task, checksums: bool) -> bool:
             continue
         if file_sha256(file.path, number, n_pieces) != sha256:
             raise UserError(f"{file.path} is not what {job.folder} was begun with: {PUT_BACK}")
-    for name, stream in streams.items():
-        if find_bad_chunk(f"{job.folder}/{name}", stream["chunks"], checksums):
-            return False
-    return True
+    bad_chunks = [
+        find_bad_chunk(f"{job.folder}/{name}", stream.chunks, checksums)
+        for name, stream in streams.items()
+    ]
+    return not any(bad_chunks)
 
 
 def times_sha256(paths: Mapping[str, Path]) -> str:
@@ -174,13 +163,13 @@ def check_sources(
     recipe: Recipe,
     source: CorpusFiles,
     manifest: Mapping[str, Any],
+    times: str,
     read_all: bool,
 ) -> None:
     """Raise UserError if a source file on this machine has another content than the shards.
 
-    Files are read if the time of one of them has changed, or if `read_all` is set.
+    Files are read if `times`, from `times_sha256`, have changed, or if `read_all` is set.
     """
-    times = times_sha256(source.paths)
     if not source.paths or (not read_all and _read_times(folder) == times):
         return
     recorded = _recorded_hashes(folder, manifest["tasks"])

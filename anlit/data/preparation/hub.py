@@ -119,7 +119,7 @@ class HubFiles(CorpusFiles):
         )
 
     def _download(self, file: SourceFile, folder: str) -> Path:
-        disable_progress_bars("huggingface_hub.http_get")  # the preparation shows a bar itself
+        disable_progress_bars("huggingface_hub.http_get")  # the preparation shows its progress
         with _hub_errors(self.description, LOCAL_COPY, self.revision):
             path = hf_hub_download(
                 self.repo_id,
@@ -158,27 +158,18 @@ def _hub_errors(repository: str, remedy: str, revision: str = "main") -> Iterato
 
 def _explain(error: Exception, repository: str, revision: str) -> str:
     """Return cause and fix of an error for `repository`, such as "the dataset allenai/c4"."""
-    login = "log in with `hf auth login` or set HF_TOKEN"
-    response = error.response if isinstance(error, errors.HfHubHTTPError) else None
     if constants.HF_HUB_OFFLINE:
         return f"HF_HUB_OFFLINE is set, so {repository} is not fetched: unset it"
-    if isinstance(error, errors.RevisionNotFoundError):
+    reason = type(error).__name__
+    if isinstance(error, errors.HfHubHTTPError):  # of the hub, or of the store that it sends to
+        host = error.response.url.host
         return (
-            f"The hub has {repository}, but no revision {revision} of it: "
-            "set --revision to one that it has"
+            f"{host} refuses {repository} in revision {revision} ({reason}, status "
+            f"{error.response.status_code}): check the name, the revision and this machine's "
+            "clock, accept the terms on its page, and log in with `hf auth login` or HF_TOKEN"
         )
-    if isinstance(error, errors.GatedRepoError):
-        return (
-            f"The hub asks for consent before it gives {repository}: "
-            f"accept the terms on its page and {login}"
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"The hub has no {repository.removeprefix('the ')}, or it is private: {login}"
-    if response is not None:  # of the hub, or of the store that it sends to
-        refused = f"{response.url.host} fails to give {repository} (status {response.status_code})"
-        return f"{refused}: try again later, check this machine's clock and proxies, {login}"
-    reason = (str(error) or type(error).__name__).splitlines()[0]
+    detail = (str(error) or reason).splitlines()[0]
     return (
-        f"{constants.ENDPOINT} cannot be reached for {repository} ({reason}): "
+        f"{constants.ENDPOINT} cannot be reached for {repository} ({detail}): "
         "check the network, HF_ENDPOINT and proxies"
     )

@@ -80,7 +80,7 @@ def prepare(
         times = times_sha256(source.paths)
         if is_finished(folder, settings) and find_damage(folder, verify) is None:
             manifest = read_manifest(str(folder))
-            check_sources(folder, recipe, source, manifest, verify)
+            check_sources(folder, recipe, source, manifest, times, verify)
             return manifest
         _refuse_links(folder)
         with _locked(folder):
@@ -88,14 +88,18 @@ def prepare(
                 damage = find_damage(folder, verify)
                 if damage is None:  # another process was faster
                     return read_manifest(str(folder))
-                say(f"{damage.description}: making again what is lost.")
-                verify = verify or damage.is_of_index
+                say(f"{damage}: making again what is lost.")
+                verify = True  # any chunk may be of another corpus
             plan, listing, job = make_plan(folder, recipe, source, settings, skip_bad)
             tasks = tasks_of(listing.files, recipe)
             done_tasks = {task: is_done(job, task, verify) for task in tasks}
             size = sum(task.size for task in tasks) / 1e6
             say(f"Preparing {recipe.corpus}: {len(listing.files):,} files, {size:,.1f} MB.")
-            _say_other_formats(listing.skipped.get(OTHER_FORMAT, []))
+            if other_formats := listing.skipped.get(OTHER_FORMAT):
+                say(
+                    f"{len(other_formats):,} files are left out, because they may be copies in "
+                    f"another format; the first is {other_formats[0]}."
+                )
             (folder / MANIFEST).unlink(missing_ok=True)  # until its end a repair is unfinished
             run_tasks(job, done_tasks, workers or cores(), cluster)
             records = read_records(folder, len(tasks))
@@ -143,14 +147,6 @@ def _locked(folder: Path) -> AcquireReturnProxy:
     except Timeout:
         say(f"Another process is preparing {folder}: waiting for it.")
         return lock.acquire()
-
-
-def _say_other_formats(names: list[str]) -> None:
-    if names:
-        say(
-            f"{len(names):,} files are left out, because they may be copies in another format; "
-            f"the first is {names[0]}."
-        )
 
 
 def _say_result(folder: Path, manifest: Mapping[str, Any]) -> None:

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import Listing
 from anlit.data.preparation.tasks import COUNT_KEYS, SKIPPED_LISTED, Job, chunk_name, record_path
 from anlit.data.storage.manifest import (
@@ -35,8 +34,13 @@ LITDATA_NUMPY_NUMBER = {"uint16": 5, "int32": 2}
 """litdata's number of a dtype, from `litdata.constants._NUMPY_DTYPES_MAPPING`."""
 RECORD_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a record raises if no task wrote it."""
-Streams = dict[str, dict[str, Any]]
-"""Stream → documents, bytes, tokens, changes, its `Chunk`s, and a hash of the text of each task."""
+
+
+class Stream(NamedTuple):
+    """A stream of the prepared folder."""
+
+    records: list[dict[str, Any]]  # what each task has counted in it
+    chunks: list[Chunk]
 
 
 def publish(
@@ -52,12 +56,15 @@ def publish(
     for split in (TRAIN, VAL):
         if split not in counts["splits"]:
             forget(job.folder)
-            raise _empty_split(split, job.recipe, len(listing.files))
+            raise UserError(
+                f"The corpus leaves no document for {split}, it has {len(listing.files):,} "
+                "file(s): prepare more text, or hold out another part of it"
+            )
     for name, stream in streams.items():
-        write_json(job.folder / name / INDEX, _index(stream["chunks"], job.dtype))
+        write_json(job.folder / name / INDEX, _index(stream.chunks, job.dtype))
     _remove_leftovers(job.folder, streams)
     document_token_at = "start" if job.recipe.is_tokenized else "end"
-    chunks = {name: stream["chunks"] for name, stream in streams.items()}
+    chunks = {name: stream.chunks for name, stream in streams.items()}
     manifest: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "corpus": job.recipe.corpus,
@@ -75,18 +82,6 @@ def publish(
         "versions": versions(),
     }
     write_json(job.folder / MANIFEST, manifest)
-
-
-def _empty_split(split: str, recipe: Recipe, n_files: int) -> UserError:
-    """Return the error for a split without documents."""
-    advice = "prepare more text"
-    if recipe.val_fraction:
-        advice += ", or hold out another fraction of it with --val_fraction"
-    elif recipe.val_tokens:
-        advice += ", or hold out another part of it with --val_tokens"
-    return UserError(
-        f"The corpus leaves no document for {split}, it has {n_files:,} file(s): {advice}"
-    )
 
 
 def check_records(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -116,22 +111,18 @@ def read_records(folder: Path, n_tasks: int) -> dict[int, dict[str, Any]]:
     return records
 
 
-def join_streams(records: Mapping[int, dict[str, Any]], dtype: np.dtype) -> Streams:
+def join_streams(records: Mapping[int, dict[str, Any]], dtype: np.dtype) -> dict[str, Stream]:
     """Join the streams of all tasks; an error of `RECORD_ERRORS` if no task wrote a record."""
-    streams: Streams = {}
+    streams: dict[str, Stream] = {}
     for task, record in records.items():
-        for name, stream in record["streams"].items():
+        for name, counts in record["streams"].items():
             if checked_path(name, "A record", max_depth=2).split("/")[0] not in SPLITS:
                 raise ValueError(name)
-            empty = {**dict.fromkeys(COUNT_KEYS, 0), "chunks": [], "changes": Counter()}
-            total = streams.setdefault(name, {**empty, "text_hashes": []})
-            total["text_hashes"].append(stream.get(TEXT_HASH))
-            for key in COUNT_KEYS:
-                total[key] += stream[key]
-            total["changes"].update(stream["changes"])
-            for number, (n_tokens, crc32) in enumerate(stream["chunks"]):
+            stream = streams.setdefault(name, Stream([], []))
+            stream.records.append(counts)
+            for number, (n_tokens, crc32) in enumerate(counts["chunks"]):
                 size = chunk_bytes(n_tokens, dtype)
-                total["chunks"].append(Chunk(chunk_name(task, number), size, n_tokens, crc32))
+                stream.chunks.append(Chunk(chunk_name(task, number), size, n_tokens, crc32))
     return dict(sorted(streams.items()))
 
 
@@ -157,45 +148,38 @@ def count_skipped(
     return skipped
 
 
-def counts_of(streams: Streams) -> dict[str, Any]:
+def counts_of(streams: Mapping[str, Stream]) -> dict[str, Any]:
     """Return the counts in the manifest: of all streams, and of each split and subset."""
     counts_by_split: dict[str, dict[str, Any]] = {}
-    for split in SPLITS:
-        by_subset = {}
-        for name, stream in streams.items():
-            stream_split, _, subset = name.partition("/")
-            if stream_split == split:
-                by_subset[subset] = stream
-        if by_subset:
-            counts = _sum(by_subset.values())
-            subsets = {}
-            for subset, stream in by_subset.items():
-                if subset:
-                    subsets[subset] = _sum([stream])
-            if subsets:
-                counts["subsets"] = subsets
-            counts_by_split[split] = counts
-    return {**_sum(streams.values()), "splits": list(counts_by_split), **counts_by_split}
+    for name, stream in streams.items():
+        split, _, subset = name.partition("/")
+        if split not in counts_by_split:
+            in_split = [streams[other] for other in streams if other.split("/")[0] == split]
+            counts_by_split[split] = _sum(in_split)
+        if subset:
+            counts_by_split[split].setdefault("subsets", {})[subset] = _sum([stream])
+    by_split = {split: counts_by_split[split] for split in SPLITS if split in counts_by_split}
+    return {**_sum(streams.values()), "splits": list(by_split), **by_split}
 
 
-def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _sum(streams: Iterable[Stream]) -> dict[str, Any]:
     """Return documents, bytes, tokens, chunks and changes of some streams.
 
     `bytes` is None for files of tokens: their text is unknown. `changes` is absent if all texts come
     back from their tokens, and the hash of the text if it is unknown.
     """
-    streams = list(streams)
+    records = list(chain.from_iterable(stream.records for stream in streams))
     total: dict[str, Any] = {}
     for key in COUNT_KEYS:
-        total[key] = sum(stream[key] for stream in streams)
+        total[key] = sum(record[key] for record in records)
     total["bytes"] = total["bytes"] or None
-    total["chunks"] = sum(len(stream["chunks"]) for stream in streams)
-    text_hash = add_text_hashes(chain.from_iterable(stream["text_hashes"] for stream in streams))
+    total["chunks"] = sum(len(record["chunks"]) for record in records)
+    text_hash = add_text_hashes(record.get(TEXT_HASH) for record in records)
     if text_hash is not None:
         total[TEXT_HASH] = text_hash
     changes = Counter[str]()
-    for stream in streams:
-        changes.update(stream["changes"])
+    for record in records:
+        changes.update(record["changes"])
     if changes:
         total[CHANGES] = dict(changes)
     return total
@@ -210,11 +194,11 @@ def forget(folder: Path) -> None:
             shutil.rmtree(folder / split, ignore_errors=True)
 
 
-def _remove_leftovers(folder: Path, streams: Streams) -> None:
+def _remove_leftovers(folder: Path, streams: Mapping[str, Stream]) -> None:
     """Remove fetched files, temporary files of killed processes, and chunks of earlier attempts."""
     indexed: set[Path] = set()
     for name, stream in streams.items():
-        indexed.update(folder / name / chunk.filename for chunk in stream["chunks"])
+        indexed.update(folder / name / chunk.filename for chunk in stream.chunks)
     for split in SPLITS:
         for path in set((folder / split).rglob("chunk-*.bin")) - indexed:
             path.unlink(missing_ok=True)

@@ -178,12 +178,6 @@ RECIPES: dict[str, Recipe] = {
         tokenizer=BPE,
     ),
 }
-EXAMPLES = {
-    "repo": "--repo allenai/c4",
-    "files": "--files 'en/*.json.gz'",
-    "source": "--source texts",
-}
-"""How a required option is written."""
 
 
 def recipe_of(corpus: str, **options: Any) -> Recipe:
@@ -208,8 +202,7 @@ def _check_options(corpus: str, recipe: Recipe) -> None:
     """Raise UserError for a value that is missing or cannot be used."""
     if any(getattr(recipe, name) is None for name in recipe.required):
         options = " and ".join(f"--{name}" for name in recipe.required)
-        example = " ".join(EXAMPLES[name] for name in recipe.required)
-        raise UserError(f"{corpus} needs {options}: add {example}, for example")
+        raise UserError(f"{corpus} needs {options}: `anlit prepare --help` explains them")
     if "val_fraction" in recipe.options and not 0 < recipe.val_fraction < 1:
         value = recipe.val_fraction
         raise UserError(
@@ -226,12 +219,6 @@ def _check_options(corpus: str, recipe: Recipe) -> None:
         raise UserError(
             "--tokenizer none is for files that hold tokens already: "
             "choose gpt2, gpt-neox or a file"
-        )
-    pattern = recipe.pattern
-    if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
-        raise UserError(
-            f'The pattern "{pattern}" is not for files under {recipe.source}: give a pattern like '
-            '"**/*.txt" with --pattern (--data.pattern), and the folder with --source'
         )
 
 

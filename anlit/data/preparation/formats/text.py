@@ -8,19 +8,16 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import zstandard
 
 MB = 1 << 20
-FIELDS_LISTED = 12
-"""Names of fields in an error message, at most."""
 FIELDS_SHOWN = 200
-"""Characters of these names, at most."""
+"""Characters of the fields' names in an error message, at most."""
 COMPRESSED_BUFFER_BYTES = MB // 64
 """Compressed bytes that are read at once: repetitive text is thousands of times longer."""
 LARGEST_WINDOW = 1 << 31
@@ -237,12 +234,10 @@ def record_of(
     if columns.lists and isinstance(text, list):
         text = json.dumps(text, ensure_ascii=False)
     if not isinstance(text, str | bytes):
-        record = _wrong_field(position, "no_text_field", columns.text, text, "string")
-        names = list(islice(fields, FIELDS_LISTED)) if text is None else []
-        if not names:
-            return record
-        listed = f" (its fields: {', '.join(names)})"[:FIELDS_SHOWN]
-        return replace(record, detail=record.detail + listed)
+        detail = _wrong_field(columns.text, text, "string")
+        if text is None and fields:
+            detail += f" (its fields: {', '.join(fields)[:FIELDS_SHOWN]})"
+        return Record(position, None, "no_text_field", detail)
     try:
         size = len(text) if isinstance(text, bytes) or text.isascii() else len(text.encode())
         if size > columns.max_document_bytes:
@@ -254,15 +249,14 @@ def record_of(
     if not text:
         return Record(position, None, "empty", "its text is empty")
     if columns.subset is not None and not (isinstance(subset, str) and subset):
-        return _wrong_field(position, "no_subset_field", columns.subset, subset, "name")
+        detail = _wrong_field(columns.subset, subset, "name")
+        return Record(position, None, "no_subset_field", detail)
     return Record(position, text, subset=subset if isinstance(subset, str) else None, size=size)
 
 
-def _wrong_field(
-    position: Position, problem: str, field: str, value: object, expected: str
-) -> Record:
+def _wrong_field(field: str, value: object, expected: str) -> str:
     shown = "missing or null" if value is None else f"{value!r:.40}"
-    return Record(position, None, problem, f'the field "{field}" is {shown} and not a {expected}')
+    return f'the field "{field}" is {shown} and not a {expected}'
 
 
 def _too_long(position: Position, size: int, columns: Columns) -> Record:
