@@ -21,12 +21,12 @@ TRUNCATION_AND_PADDING = ("truncation", "padding")
 
 
 def name_of(data: Any) -> str:
-    """Return the name of a DataModule in messages; without one, loaders deliver the batches."""
+    """Return the name of a DataModule in messages. Without one, loaders deliver the batches."""
     return "the loader" if data is None else type(data).__name__
 
 
 def vocab_size_of(data: Any) -> int | None:
-    """Return the number of tokens in the vocabulary; None if the data do not tell it."""
+    """Return the number of tokens in the vocabulary. None if the data do not tell it."""
     size = getattr(data, "vocab_size", None)
     if size is not None and (type(size) is not int or size < 1):
         raise UserError(f"{name_of(data)}.vocab_size is {size!r:.40}: give a whole number from 1")
@@ -34,7 +34,7 @@ def vocab_size_of(data: Any) -> int | None:
 
 
 def check_fits_model(data: Any, model: Any, trains: bool) -> None:
-    """Compare a user's own data with the model; UserError if the sizes do not fit.
+    """Compare a user's own data with the model. Raise UserError if the sizes do not fit.
 
     `TokenShards` checks itself in its `setup`.
     """
@@ -53,7 +53,7 @@ def check_fits_model(data: Any, model: Any, trains: bool) -> None:
 
 
 def bytes_per_token_of(data: Any, split: str) -> float | None:
-    """Return the bytes of text per token of a split; None if the data do not tell them.
+    """Return the bytes of text per token of a split. None if the data do not tell them.
 
     The attribute `bytes_per_token` is a number, or a method that takes the split.
     """
@@ -72,7 +72,7 @@ def bytes_per_token_of(data: Any, split: str) -> float | None:
 
 
 def fingerprint_of(data: Any) -> dict[str, Any] | None:
-    """Return the identity of the data in a run's record; None without data.
+    """Return the identity of the data in a run's record. None without data.
 
     Of a user's own class it has the class, the sizes, and hashes of `fingerprint` and `tokenizer`.
     """
@@ -98,7 +98,7 @@ def fingerprint_of(data: Any) -> dict[str, Any] | None:
 
 
 def tokenizer_content_of(data: Any) -> bytes | None:
-    """Return the content of tokenizer.json; None if the data have no tokenizer.
+    """Return the content of tokenizer.json. None if the data have no tokenizer.
 
     The attribute `tokenizer` is a tokenizer of the tokenizers library, a fast one of transformers,
     or the path of a tokenizer.json or of its folder.

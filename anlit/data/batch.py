@@ -118,7 +118,7 @@ def batch_from_blocks(
         token_at: as in `document_ids`.
         score_first_token: whether the first token of a document counts in the loss if its input
             token belongs to another document. Nothing before it predicts a new document.
-        n_targets: (B,) how many targets of each row count, from the first on; by default all.
+        n_targets: (B,) how many targets of each row count, from the first on. By default all.
     """
     blocks = np.asarray(blocks)
     ids = document_ids(blocks, end_of_document, token_at)

@@ -14,7 +14,7 @@ from anlit.errors import UserError
 
 FORMS = "give (tokens, targets), a dictionary with input_ids and labels, or an anlit Batch"
 KEYS = ("input_ids", "labels", "attention_mask")
-"""The entries of a dictionary that are read; any other entry is refused."""
+"""The entries of a dictionary that are read. Any other entry is refused."""
 
 
 def as_batch(value: Any, source: str, vocab_size: int) -> Batch:
@@ -115,6 +115,6 @@ def _check_vocabulary(name: str, numbers: Tensor, source: str, vocab_size: int) 
 
 
 def _in_words(value: Any) -> str:
-    """Return the type of a value; of a tuple or list, also its length."""
+    """Return the type of a value. Of a tuple or list, also its length."""
     name = type(value).__name__
     return f"a {name} of {len(value)}" if isinstance(value, tuple | list) else f"a {name}"

@@ -1,4 +1,4 @@
-"""Checks of a DataModule's settings against its data and its model; each raises UserError."""
+"""Checks of a DataModule's settings against its data and its model. Each raises UserError."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ def padded_vocabulary(size: int) -> int:
 
 
 def check_vocabulary(model_size: int | None, data_size: int, owner: str) -> None:
-    """Check that the model's vocabulary is the data's, possibly padded; None: no model.
+    """Check that the model's vocabulary is the data's, possibly padded. None: no model.
 
     `owner` is `the shards in data/fw have` or the like, for the message.
     """

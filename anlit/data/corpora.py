@@ -71,12 +71,12 @@ class FineWebBin(FineWeb):
 
 
 class PythonSources(TokenShards):
-    """The running interpreter's standard library as a corpus of about 30 MB; nothing is downloaded.
+    """The running interpreter's standard library as a corpus of about 30 MB. Nothing is downloaded.
 
     Each different UTF-8 file is a document, held out or not by a hash of its content.
 
     Args:
-        path: folder of the shards; prepared there if it does not exist.
+        path: folder of the shards. Prepared there if it does not exist.
         include_site_packages: whether to add the installed packages' sources.
         vocab_size: size of the byte-level BPE that is trained on the training documents.
         val_fraction: fraction of the documents to hold out for validation.
@@ -103,16 +103,16 @@ class PythonSources(TokenShards):
 
 
 class TextFiles(TokenShards):
-    """Any folder of UTF-8 text files as a corpus; each different file is a document.
+    """Any folder of UTF-8 text files as a corpus. Each different file is a document.
 
     JSON lines (.json, .jsonl, also .gz or .zst) and parquet hold a document per line or row.
 
     Args:
-        source: folder with the text files; not needed any more once the shards exist.
-        path: folder of the shards; prepared there if it does not exist.
+        source: folder with the text files. Not needed any more once the shards exist.
+        path: folder of the shards. Prepared there if it does not exist.
         pattern: glob pattern of the files under source.
         vocab_size: size of the byte-level BPE that is trained on the training documents.
-        tokenizer: gpt2, gpt-neox or the path of a tokenizer.json; by default one is trained.
+        tokenizer: gpt2, gpt-neox or the path of a tokenizer.json. By default one is trained.
         end_of_document: the token of that tokenizer that ends a document.
         val_fraction: fraction of the documents to hold out for validation.
         text_field: field of JSON lines and parquet that holds the text.
@@ -142,5 +142,5 @@ class TextFiles(TokenShards):
         }
 
     def prepare_data(self) -> None:
-        """Make the shards, once per node; UserError if there are no files to make them from."""
+        """Make the shards, once per node. Raise UserError if there are no files."""
         prepare(self.path, recipe_of("TextFiles", **self.recipe_options), COMMAND)

@@ -1,22 +1,24 @@
-"""Loaders that turn streams into batches, with worker processes, and resume where they stopped."""
+"""Loaders that make batches of streams and resume, and the base of the DataModules with them."""
 
 import logging
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
 from anlit.data.batch import Batch
-from anlit.data.streams import BlockStream, TokenBlocks
+from anlit.data.streams import BlockStream, Share, TokenBlocks
 from anlit.errors import RunError, UserError
 from anlit.signals import leave_signals_to_parent, signals_held
 
-START_METHOD = "fork" if sys.platform == "linux" else None
+START_METHOD = "fork"
 """How data workers start, whatever Python's default: forked, in 0.01 s and with all imports."""
+BATCHES_AHEAD = 2
+"""Batches that wait in page-locked memory for a GPU."""
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class Loader:
             yield self.make_batch(item)
 
     def _start(self, loader: DataLoader) -> Iterator[Any]:
-        """Start the worker processes; raise RunError if the machine cannot start them."""
+        """Start the worker processes. Raise RunError if the machine cannot start them."""
         try:
             with signals_held():
                 return iter(loader)
@@ -101,7 +103,7 @@ def _do_not_collate(blocks: Any) -> Any:
 
 
 class ResumableLoader(Loader):
-    """Training batches; their position in the stream can be saved and restored.
+    """Training batches. Their position in the stream can be saved and restored.
 
     The batches do not depend on `num_workers`. The stream has no end. An epoch has about as many
     batches as the arrays fill once, in whole optimizer steps of `micro_batches`. The next epoch
@@ -139,7 +141,7 @@ class ResumableLoader(Loader):
             yield batch
 
     def close(self) -> None:
-        """End the workers; the next iteration starts new workers at the same position."""
+        """End the workers. The next iteration starts new workers at the same position."""
         self._batches = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,7 +172,7 @@ class ResumableLoader(Loader):
         self.close()
 
     def _log_changed_split(self, state: dict[str, Any]) -> None:
-        """Log if the batches are now split differently; the sequences stay the same."""
+        """Log if the batches are now split differently. The sequences stay the same."""
         split = self.state_dict()["split"]
         changes = []
         for key, saved_value in state["split"].items():
@@ -181,3 +183,75 @@ class ResumableLoader(Loader):
                 f"Resuming with {', '.join(changes)}: the data go on after sequence "
                 f"{state['drawn']:,}, none is repeated or left out."
             )
+
+
+class ResumableData(L.LightningDataModule):
+    """A DataModule with the position of its training loader in every checkpoint.
+
+    `train_dataloader` hands each new loader to `_continue_with`. A loader has `state_dict`,
+    `load_state_dict` and `close`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loader: Any = None
+        self._restored_state: dict[str, Any] = {}
+        """The checkpoint's position, used until there is a loader; {} for the data's start."""
+
+    @property
+    def saves_position(self) -> bool:
+        """Whether a continued run has the batches of an uninterrupted run."""
+        return True
+
+    def teardown(self, stage: str) -> None:
+        """End the training loader's workers. The next run begins at the start of the data."""
+        if self._loader is not None:
+            self._loader.close()
+        self._loader = None
+        self._restored_state = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the training data.
+
+        Lightning saves the loader's state too, but restores it only into a loader that nothing has
+        asked for. `Trainer.estimated_stepping_batches` asks for it in `configure_optimizers`.
+        """
+        return self._loader.state_dict() if self._loader is not None else self._restored_state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restored_state = state_dict
+        # Sharded strategies restore after the optimizers have asked for the loader.
+        if self._loader is not None:
+            self._loader.load_state_dict(state_dict)
+
+    def _continue_with(self, loader: Any) -> None:
+        """Let a new loader continue at the position of the checkpoint or of the last loader."""
+        if position := self.state_dict():
+            loader.load_state_dict(position)
+        self._loader = loader
+
+    @property
+    def _micro_batches(self) -> int:
+        """Micro-batches of an optimizer step."""
+        return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
+
+    def _share(self, batch_size: int) -> Share:
+        """The part of a global batch that this device reads, `batch_size` sequences."""
+        # Not the Trainer's rank: devices that split one model between them get the same data.
+        sampler = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
+        if not sampler:
+            return Share(batch_size)
+        return Share(batch_size, sampler["rank"], sampler["num_replicas"])
+
+    @property
+    def _is_first_device(self) -> bool:
+        return self._share(1).rank == 0
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+    @property
+    def _n_ahead(self) -> int:
+        """Batches made in advance. On a CPU the thread would slow down the computation."""
+        return BATCHES_AHEAD if self._is_on_gpu else 0

@@ -110,7 +110,7 @@ class Mixture(TokenShards):
 
 
 def _add_counts(counts: Collection[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
-    """Return the counts of all folders together; None if a folder does not know its count."""
+    """Return the counts of all folders together. None if a folder does not know its count."""
     totals: dict[str, Any] = {}
     for key in keys:
         values = [count[key] for count in counts]

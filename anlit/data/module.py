@@ -12,9 +12,8 @@ from tokenizers import Tokenizer
 from anlit.config.value_checks import check_ranges
 from anlit.data import checks
 from anlit.data.batch import Batch, batch_from_blocks
-from anlit.data.loaders import Loader, ResumableLoader
+from anlit.data.loaders import Loader, ResumableData, ResumableLoader
 from anlit.data.order import training_order
-from anlit.data.resumable_data import ResumableData
 from anlit.data.storage.manifest import (
     TOKENIZER,
     n_changed_documents,
@@ -55,23 +54,23 @@ class TokenShards(ResumableData):
         path: folder (or s3://, gs://, hf:// address) with train/, val/, tokenizer.json and
             manifest.json.
         batch_size: sequences per device and micro-batch.
-        context_length: tokens per sequence; by default the model's.
-        num_workers: loader processes per device for training; evaluation needs none.
-        shuffle: whether to shuffle the training blocks; otherwise they come in the order of the
+        context_length: tokens per sequence. By default the model's.
+        num_workers: loader processes per device for training. Evaluation needs none.
+        shuffle: whether to shuffle the training blocks. Otherwise they come in the order of the
             files. Validation is never shuffled.
         seed: seed of the data order.
         score_first_token: whether a document's first token counts in the loss if another document
             precedes it.
-        val_batch_size: sequences per device and validation batch; by default batch_size.
+        val_batch_size: sequences per device and validation batch. By default batch_size.
         weights: how often to draw from each subset of the corpus, or each folder of a `Mixture`, as
             {name: weight}. A name that is not listed is left out. By default nothing is weighted,
             and every block comes once.
-        val_tokens: number of targets to validate on, tokens 1 … val_tokens of the split; by default
+        val_tokens: number of targets to validate on, tokens 1 … val_tokens of the split. By default
             all.
         val_blocks: number of blocks of `val_context_length` to validate on, evenly spread over
-            these targets; by default all. For a short validation it is better than `val_tokens`.
+            these targets. By default all. For a short validation it is better than `val_tokens`.
             The beginning of a split may be a few long documents, on which runs differ far more.
-        val_context_length: tokens per sequence of validation and test; by default context_length.
+        val_context_length: tokens per sequence of validation and test. By default context_length.
         context_schedule: optimizer step → tokens per training sequence from that step on, as
             {0: 1024, 5000: 2048}. The last length must be context_length, and each length must
             divide it: a batch keeps its tokens, cut into more sequences.
@@ -115,12 +114,12 @@ class TokenShards(ResumableData):
 
     @property
     def folders(self) -> list[str]:
-        """The paths of all folders; a mixture has several."""
+        """The paths of all folders. A mixture has several."""
         return [self.path]
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """The content of manifest.json; UserError if it is missing or damaged."""
+        """The content of manifest.json. Raise UserError if it is missing or damaged."""
         return read_manifest(self.path)
 
     @property
@@ -139,12 +138,12 @@ class TokenShards(ResumableData):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens; UserError if it is missing or differs."""
+        """The tokenizer that made the tokens. Raise UserError if it is missing or differs."""
         return parse_tokenizer(self.tokenizer_content, f"{self.folders[0]}/{TOKENIZER}")
 
     @property
     def tokenizer_content(self) -> bytes:
-        """The content of tokenizer.json; errors as in `tokenizer`."""
+        """The content of tokenizer.json. Errors as in `tokenizer`."""
         return read_tokenizer(self.folders[0], self.manifest)
 
     def bytes_per_token(self, split: str = "val") -> float | None:
@@ -222,7 +221,7 @@ class TokenShards(ResumableData):
             self._warn_of_cut(split)
 
     def _set_context_length(self, model_length: int | None, trains: bool) -> int:
-        """Take the model's context length by default; training needs the same length in both."""
+        """Take the model's context length by default. Training needs the same length in both."""
         if self.context_length is None:
             self.context_length = model_length
         if self.context_length is None:
@@ -289,7 +288,7 @@ class TokenShards(ResumableData):
             )
 
     def _warn_of_cut(self, split: str) -> None:
-        """Warn if the Trainer's limit leaves only the beginning of a split; give the fix."""
+        """Warn if the Trainer's limit leaves only the beginning of a split. Give the fix."""
         n_read, n_available = self._count_batches(split)
         share = self._share(self.val_batch_size)
         if not 0 < n_read < n_available or share.rank != 0:

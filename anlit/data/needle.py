@@ -55,7 +55,7 @@ CITIES = CITY_NAMES.split()
 
 
 class Sample(NamedTuple):
-    """A haystack with its needle, question and answer; the model reads the first `length` tokens.
+    """A haystack with its needle, question and answer. The model reads the first `length` tokens.
 
     The answer is at the end of the tokens.
     """
@@ -189,7 +189,7 @@ def draw_pair(random: np.random.RandomState, held_out: bool) -> tuple[str, int]:
 
 
 class NeedleStream(BlockStream):
-    """Samples that their number and the seed determine; the depth is uniform.
+    """Samples that their number and the seed determine. The depth is uniform.
 
     The stream is endless, or has the first `count` samples and fills every device's last batch.
     """
@@ -237,10 +237,10 @@ class NeedleInHaystack(TokenShards):
     Args:
         path: folder (or s3://, gs://, hf:// address) of prepared token shards with their tokenizer.
         batch_size: samples per device and micro-batch.
-        context_length: tokens per sample; by default the model's.
+        context_length: tokens per sample. By default the model's.
         num_workers: loader processes per device for training.
         seed: seed of the samples.
-        val_batch_size: samples per device and validation batch; by default batch_size.
+        val_batch_size: samples per device and validation batch. By default batch_size.
         val_samples: samples to validate on, rounded up to whole batches.
         cache_gb: size of the cache for remote shards, in 10⁹ bytes.
     """

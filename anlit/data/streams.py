@@ -46,7 +46,7 @@ class Share:
 
 
 class BlockStream(IterableDataset):
-    """A stream of batches; worker w of n makes the batches w, w + n and so on.
+    """A stream of batches. Worker w of n makes the batches w, w + n and so on.
 
     torch's DataLoader asks its workers in turn, so the batches do not depend on their number. A
     worker sends a UserError instead of raising it: torch would wrap it into a traceback.
@@ -147,7 +147,7 @@ class TokenStream(BlockStream):
             yield store, store.array.chunks[number]
 
     def close(self) -> None:
-        """Let each thread end after its current chunk; the next batch looks ahead again."""
+        """Let each thread end after its current chunk. The next batch looks ahead again."""
         self._next_look_ahead = 0
         self._downloads.clear()
 
@@ -173,8 +173,8 @@ class EvaluationStream(BlockStream):
         length: targets per sequence.
         share: the rows of this device.
         end_of_document: the token that fills the last block of each array, as an ignored target.
-        n_targets: number of targets to read, from the first on; None or more for all.
-        n_blocks: number of blocks of these targets to read, evenly spread; None for all.
+        n_targets: number of targets to read, from the first on. None or more for all.
+        n_blocks: number of blocks of these targets to read, evenly spread. None for all.
         whole_batches: whether to fill the last batch with ignored rows. Compiled code is made for
             a fixed number of rows.
     """

@@ -12,9 +12,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from anlit.config.value_checks import check_ranges
 from anlit.data.batch import Batch, batch_from_blocks
-from anlit.data.loaders import Loader, ResumableLoader
+from anlit.data.loaders import Loader, ResumableData, ResumableLoader
 from anlit.data.order import MOST_WINDOW_BLOCKS, BlockOrder
-from anlit.data.resumable_data import ResumableData
 from anlit.data.streams import BlockStream, Share, TokenBlocks
 from anlit.errors import UserError
 
@@ -27,7 +26,7 @@ ENDLESS = 1 << 40
 
 
 def item_order(n_items: int, shuffle: bool, seed: int) -> BlockOrder:
-    """Return the order in which training draws `n_items` items; every pass has each once."""
+    """Return the order in which training draws `n_items` items. Every pass has each once."""
     chunks = np.full(-(-n_items // ITEMS_PER_CHUNK), ITEMS_PER_CHUNK)
     chunks[-1:] -= chunks.sum() - n_items
     return BlockOrder([chunks], shuffle, seed, MOST_WINDOW_BLOCKS)
@@ -134,7 +133,7 @@ class IterationLoader:
 
 
 def token_row(item: Any) -> np.ndarray:
-    """Return the tokens of an item, (n,) int64; the first n − 1 are input, the last n − 1 targets.
+    """Return the tokens of an item, (n,) int64. The first n − 1 are input, the last n − 1 targets.
 
     An item is an array, a list or a tensor, a tuple with one of these (as `TensorDataset` has), or
     a mapping with `input_ids`. Raises UserError for anything else.
@@ -157,7 +156,7 @@ def token_row(item: Any) -> np.ndarray:
 
 
 def pad_rows(rows: Sequence[np.ndarray]) -> TokenBlocks:
-    """Return rows of n ≥ 2 tokens as one array, (B, longest); what is filled up does not count."""
+    """Return rows of n ≥ 2 tokens as one array, (B, longest). What is filled up does not count."""
     lengths = np.array([len(row) for row in rows])
     if (lengths == lengths[0]).all():
         return TokenBlocks(np.stack(rows), None)
@@ -182,15 +181,15 @@ class TokenData(ResumableData):
 
     Args:
         train: dataset of training, with a length or iterable.
-        val: dataset of validation, with a length; none for no validation.
+        val: dataset of validation, with a length. None for no validation.
         test: dataset of the test, with a length.
         vocab_size: number of tokens in the vocabulary.
         batch_size: sequences per device and micro-batch.
         num_workers: loader processes per device for training on a dataset with a length.
         shuffle: whether to shuffle a dataset with a length.
         seed: seed of the order.
-        val_batch_size: sequences per device and validation batch; by default batch_size.
-        end_of_document: the token that ends a document inside of an item; by default an item is one
+        val_batch_size: sequences per device and validation batch. By default batch_size.
+        end_of_document: the token that ends a document inside of an item. By default an item is one
             document.
         bytes_per_token: bytes of the validation text per token, for bits per byte.
         tokenizer: a tokenizer of the tokenizers library, a fast one of transformers, or the path of
@@ -235,7 +234,7 @@ class TokenData(ResumableData):
         return has_length(self.train) or hasattr(self.train, "state_dict")
 
     def setup(self, stage: str | None = None) -> None:
-        """Check the datasets; UserError if one is empty, or lacks a length that it needs."""
+        """Check the datasets. Raise UserError if one is empty, or lacks a length that it needs."""
         self.teardown("fit")  # forgets the position of an earlier run with this object
         for name in ("train", "val", "test"):
             dataset = getattr(self, name)
@@ -273,11 +272,11 @@ class TokenData(ResumableData):
         return loader
 
     def val_dataloader(self) -> Any:
-        """Return the validation items in order; no loader without a dataset."""
+        """Return the validation items in order. No loader without a dataset."""
         return self._evaluation_loader(self.val) if self.val is not None else []
 
     def test_dataloader(self) -> Loader:
-        """Return the test items in order; UserError without a dataset."""
+        """Return the test items in order. Raise UserError without a dataset."""
         if self.test is None:
             raise UserError("TokenData has no test split: give it a dataset `test`")
         return self._evaluation_loader(self.test)

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from anlit.data.storage.manifest import LARGEST_VOCABULARY
+from anlit.data.storage.manifest import LARGEST_VOCABULARY, read_small_file
 from anlit.errors import PANIC, UserError, tokenizer_panics_as_errors
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257
 """The 256 bytes and the end-of-document token."""
-LARGEST_FILE_BYTES = 128 << 20
-"""The largest tokenizer.json; vocabularies of 250,000 tokens take up to 35 MB."""
 MOST_GROWTH = 100
-"""How many times as long normalisation may make a text; Llama's makes a character two."""
+"""How many times as long normalisation may make a text. Llama's makes a character two."""
 MOST_STEPS = 1000
 """Normalisation steps that a tokenizer may have."""
 MOST_LISTED = 8
@@ -25,7 +23,7 @@ MOST_LISTED = 8
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE; the same texts in the same order give the same tokenizer.
+    """Train a byte-level BPE. The same texts in the same order give the same tokenizer.
 
     Args:
         texts: the training split only, or the tokenizer would know the text of validation.
@@ -53,7 +51,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def set_plain_encoding(tokenizer: Tokenizer) -> Tokenizer:
     """Make a tokenizer encode a text to the same tokens each time, and nothing else.
 
-    "<|endoftext|>" inside a text is encoded as letters; no tokenizer.json can say so. Truncation
+    "<|endoftext|>" inside a text is encoded as letters. No tokenizer.json can say so. Truncation
     and padding are switched off: a padding of 10⁹ tokens takes all memory. So is BPE dropout.
     """
     tokenizer.encode_special_tokens = True
@@ -65,16 +63,14 @@ def set_plain_encoding(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer.json; UserError also if the file is missing or too large."""
-    if not Path(path).is_file():
-        raise UserError(f"there is no tokenizer at {path}: give the path of a tokenizer.json")
-    size = Path(path).stat().st_size
-    if size > LARGEST_FILE_BYTES:
+    """Read a tokenizer.json. Raise UserError if the file is missing, too large or foreign."""
+    try:
+        content = read_small_file(str(path))
+    except FileNotFoundError as error:
         raise UserError(
-            f"{path} has {size:,} bytes, and a tokenizer.json has {LARGEST_FILE_BYTES:,} at most: "
-            "give another file"
-        )
-    return parse_tokenizer(Path(path).read_bytes(), str(path))
+            f"there is no tokenizer at {path}: give the path of a tokenizer.json"
+        ) from error
+    return parse_tokenizer(content, str(path))
 
 
 def parse_tokenizer(content: bytes, origin: str) -> Tokenizer:
@@ -132,11 +128,6 @@ def _step_growth(step: dict[str, Any]) -> float:
     return 1.0
 
 
-def has_dropout(content: bytes) -> bool:
-    """Whether a tokenizer.json asks for BPE dropout, that is, for different tokens each time."""
-    return bool(json.loads(content)["model"].get("dropout"))
-
-
 def flatten_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return the steps of a normalizer or pre_tokenizer in order, without their Sequences."""
     if step is None:
@@ -171,7 +162,7 @@ def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> in
 
 
 def _describe_special_tokens(tokenizer: Tokenizer) -> str:
-    """Return a clause with the first special tokens of a tokenizer; empty if it has none."""
+    """Return a clause with the first special tokens of a tokenizer. Empty if it has none."""
     names = []
     for _, token in sorted(tokenizer.get_added_tokens_decoder().items()):
         if token.special:

@@ -6,7 +6,6 @@ import re
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def versions() -> dict[str, str]:
 def git_state() -> dict[str, Any] | None:
     """Return the commit of the running code, and whether a tracked file differs from it.
 
-    Outside a checkout the commit is ANLIT_COMMIT of an image; without it return None.
+    Outside a checkout the commit is ANLIT_COMMIT of an image, or None without it.
     """
     try:
         # Exclude another project's checkout around site-packages.
@@ -93,17 +92,13 @@ def machine() -> dict[str, Any]:
 
 def cores() -> int:
     """Return the number of processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
-@cache
 def processor_name() -> str:
     """Return the processor's model name."""
-    path = Path("/proc/cpuinfo")
-    if path.is_file():
-        model_name = re.search(r"^model name\s*:\s*(.*)$", path.read_text(), re.MULTILINE)
-        if model_name is not None:
-            return model_name[1]
+    text = Path("/proc/cpuinfo").read_text()
+    model_name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    if model_name is not None:
+        return model_name[1]
     return platform.processor() or platform.machine()

@@ -62,7 +62,7 @@ def read_json(
 
 
 def read_yaml(path: str | Path, schema: Any = object, advice: str = "correct it there") -> Any:
-    """Read a YAML file and check it against `schema`; errors as in `read_json`."""
+    """Read a YAML file and check it against `schema`. Errors as in `read_json`."""
     return _read(path, parse_yaml, schema, advice)
 
 
@@ -98,7 +98,7 @@ def read_rows(
 
 
 def parse_cell(row: dict[str, str], column: str, path: str | Path) -> float:
-    """Return the number in a cell, NaN for an empty or missing cell; UserError for other text."""
+    """Return the number in a cell, NaN without a number. Raise UserError for another text."""
     try:
         return float(row.get(column) or math.nan)
     except ValueError as error:
@@ -148,7 +148,7 @@ _add_resolver("merge", re.compile("<<$"), ["<"])
 
 
 def _construct_integer(loader: Any, node: yaml.ScalarNode) -> int | float:
-    """Return the integer in a node; a float if an exponent leaves a fraction: `1.25e1`."""
+    """Return the integer in a node, or a float if an exponent leaves a fraction: `1.25e1`."""
     text = loader.construct_scalar(node).replace("_", "")
     if "x" in text:
         return int(text, 16)
@@ -170,7 +170,7 @@ COUNT_SUFFIXES = {"k": 1_000, "M": 1_000_000, "B": 1_000_000_000, "T": 1_000_000
 
 
 def parse_scalar(text: str) -> Any:
-    """Return the boolean, number or null in `text`, for a key that needs it; otherwise `text`.
+    """Return the boolean, number or null in `text`, for a key that needs it, or `text`.
 
     A count may end in k, M, B or T: `2M` is 2,000,000.
     """
@@ -220,7 +220,7 @@ def _check_depth(text: str) -> None:
 
 
 def _refuse_repeated_keys(document: yaml.Node | None) -> None:
-    """Raise ValueError for a mapping with a repeated key; YAML keeps the last without a warning."""
+    """Raise ValueError for a mapping with a repeated key. YAML keeps the last without a warning."""
     nodes: list[tuple[str, Any]] = [("", document)]
     visited: set[int] = set()
     while nodes:
@@ -241,7 +241,7 @@ def _refuse_repeated_keys(document: yaml.Node | None) -> None:
 
 
 def _record_key(key: yaml.ScalarNode, name: str, lines: dict[tuple[str, str], int]) -> None:
-    """Record the line of a key; raise ValueError if its mapping has it already."""
+    """Record the line of a key. Raise ValueError if its mapping has it already."""
     line = key.start_mark.line + 1
     first_line = lines.get((key.tag, key.value))
     if first_line is not None:
@@ -307,7 +307,7 @@ def check_content(value: Any, schema: Any, name: str = "", complete: bool = Fals
 
 
 def _check_type(value: Any, schema: Any, label: str) -> None:
-    """Raise ValueError if the type of a value does not fit; a boolean is not an integer."""
+    """Raise ValueError if the type of a value does not fit. A boolean is not an integer."""
     types = type(schema) if isinstance(schema, dict | list) else schema
     if not isinstance(types, tuple):
         types = (types,)

@@ -84,7 +84,7 @@ def _jsonable_float(value: float, digits: int | None) -> float | None:
 
 
 def output_folder(output: str) -> Path:
-    """Make the folder of --output and return it; UserError if it cannot be made."""
+    """Make the folder of --output and return it. Raise UserError if it cannot be made."""
     with writing(Path(output), "made"):
         Path(output).mkdir(parents=True, exist_ok=True)
     return Path(output)
@@ -92,7 +92,7 @@ def output_folder(output: str) -> Path:
 
 @contextmanager
 def folder_to_fill(output: str) -> Iterator[Path]:
-    """Yield `output_folder`; if it stays empty, remove it and the parents that were made."""
+    """Yield `output_folder`. If it stays empty, remove it and the parents that were made."""
     new_folders = [path for path in (Path(output), *Path(output).parents) if not path.exists()]
     try:
         yield output_folder(output)

@@ -10,8 +10,8 @@ from torch.utils.data.dataloader import DataLoader
 
 from anlit.data.attributes import bytes_per_token_of, name_of
 from anlit.data.batch import Batch
+from anlit.data.loaders import ResumableData
 from anlit.data.module import TokenShards
-from anlit.data.resumable_data import ResumableData
 from anlit.data.token_data import TokenData
 from anlit.errors import UserError
 

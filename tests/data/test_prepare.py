@@ -11,7 +11,7 @@ import pytest
 from litdata import StreamingDataset, TokensLoader
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from anlit.data.preparation.file_lists import list_python_library
+from anlit.data.preparation.sources import list_python_library
 from anlit.data.tokenizer import train_bpe
 from anlit.errors import UserError
 from tests.data import layouts

@@ -11,7 +11,7 @@ import pytest
 
 from anlit import TextFiles, TokenShards
 from anlit.cli import main
-from anlit.data.preparation.file_lists import list_files
+from anlit.data.preparation.sources import list_files
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import json_lines, write

@@ -97,7 +97,7 @@ class _ChunkWriter:
             del unwritten[:full]
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Write the remaining tokens; return `streams`, without the empty ones."""
+        """Write the remaining tokens. Return `streams`, without the empty ones."""
         for stream, unwritten in self._unwritten.items():
             if unwritten:
                 self._write(stream, bytes(unwritten))
@@ -118,7 +118,7 @@ class _ChunkWriter:
 
 
 def encode_task(job: Job, task: Task) -> int:
-    """Write a task's chunks and then its record; return the number of its tokens. Runs in workers.
+    """Write a task's chunks and then its record. Return the number of its tokens. Runs in workers.
 
     Raises OSError, or UserError if a document cannot be used or a file changes meanwhile.
     """
@@ -161,7 +161,7 @@ def _encode_piece(job: Job, task: Task, piece: Piece, writer: _ChunkWriter) -> d
 
 
 def _copy_tokens(job: Job, piece: Piece, path: Path, writer: _ChunkWriter) -> dict[str, Any]:
-    """Copy a piece of a file of tokens; return its counts."""
+    """Copy a piece of a file of tokens. Return its counts."""
     file, number, n_pieces = piece
     tokens = read_tokens(file.name, path, job.vocab_size, number, n_pieces)
     n_documents = int((tokens == job.end_of_document).sum())
@@ -184,7 +184,7 @@ class _TextEncoder:
         self.skipped_list: list[tuple[str, str, str]] = []
 
     def encode(self, path: Path) -> dict[str, Any]:
-        """Encode all documents; return the counts for the record of the piece."""
+        """Encode all documents. Return the counts for the record of the piece."""
         file, number, n_pieces = self.piece
         tokenizer, round_trip = _load_tokenizer(
             self.job.folder / TOKENIZER, str(self.job.tokenizer_sha256)
@@ -227,7 +227,7 @@ class _TextEncoder:
             self.first_change[change.kind] = f"{record.location}: {change.first_difference}"
 
     def _skip(self, path: Path, record: Record, problem: str, detail: str) -> None:
-        """Count a document that is left out; UserError if the user has not allowed that."""
+        """Count a document that is left out. Raise UserError if the user has not allowed that."""
         if not self.job.skip_bad:
             raise bad_document(f"{shown_name(self.piece.file, path)}, {record.location}: {detail}")
         self.skipped[problem] += 1
@@ -235,7 +235,7 @@ class _TextEncoder:
             self.skipped_list.append((record.location, problem, detail))
 
     def _stream_of(self, record: Record) -> str:
-        """Return the stream of a document; the first tokens of the corpus may be held out."""
+        """Return the stream of a document. The first tokens of the corpus may be held out."""
         recipe = self.job.recipe
         if self.task.number == 0 and self.writer.streams[VAL]["tokens"] < recipe.val_tokens:
             split = VAL
@@ -254,7 +254,7 @@ def shown_name(file: SourceFile, path: Path) -> str:
 def _problem_with(
     tokens: np.ndarray, end_of_document: int, change: TextChange | None
 ) -> tuple[str | None, str]:
-    """Return why a document's tokens cannot be used, and the detail; the last token ends it."""
+    """Return why a document's tokens cannot be used, and the detail. The last token ends it."""
     if len(tokens) == 1:
         return "no_token", "the tokenizer makes no token of its text"
     if change is not None and change.kind == ChangeKind.LOST:

@@ -54,7 +54,7 @@ def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str
 
 
 class _Progress:
-    """A line of text every `LINE_EVERY_SECONDS`; sizes are bytes of the source files."""
+    """A line of text every `LINE_EVERY_SECONDS`. Sizes are bytes of the source files."""
 
     def __init__(self, size: int, waiting_size: int) -> None:
         self.size = size
@@ -108,7 +108,7 @@ def _encode_in_worker(job: Job, task: Task) -> int:
 
 
 def _executor(workers: int, cluster: str | None) -> AbstractContextManager[Executor | None]:
-    """Return the executor that tasks run on; None if they run in this process."""
+    """Return the executor that tasks run on. None if they run in this process."""
     if cluster is not None:
         return _cluster(cluster)
     return _processes(workers) if workers > 1 else nullcontext()
@@ -116,7 +116,7 @@ def _executor(workers: int, cluster: str | None) -> AbstractContextManager[Execu
 
 @contextmanager
 def _processes(workers: int) -> Iterator[Executor]:
-    """Yield worker processes. After an error they finish their tasks; a signal kills them."""
+    """Yield worker processes. After an error they finish their tasks. A signal kills them."""
     # Forked, they start in 0.1 s, spawned in seconds; they use nothing but files and tokenizers.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(
@@ -140,7 +140,7 @@ def _start_worker(parent: int) -> None:
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Executor]:
-    """Yield the workers of a Dask scheduler; a task of a worker that is lost runs a second time."""
+    """Yield the workers of a Dask scheduler. A task of a worker that is lost runs a second time."""
     try:
         from distributed import Client, KilledWorker
         from distributed.comm import CommClosedError

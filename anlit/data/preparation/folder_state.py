@@ -43,11 +43,11 @@ LOCK = ".prepare.lock"
 PUT_BACK = "put the old file back, or remove that folder and repeat the command"
 FILE_TIMES = "sources.json"
 PieceKey = tuple[str, str | None]
-"""A file's name, and the label of a piece, such as "2 of 5"; None for a complete file."""
+"""A file's name, and the label of a piece, such as "2 of 5". None for a complete file."""
 
 
 def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the folder has a manifest; UserError if it holds no shards of `settings`."""
+    """Whether the folder has a manifest. Raise UserError if it holds no shards of `settings`."""
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(str(folder))
         refuse_other_settings(folder, manifest.get("settings"), settings)
@@ -85,7 +85,7 @@ def refuse_other_settings(folder: Path, stored: Any, settings: Mapping[str, Any]
 
 
 def find_damage(folder: Path, checksums: bool) -> str | None:
-    """Return what is wrong with a finished folder; None if nothing is.
+    """Return what is wrong with a finished folder. None if nothing is.
 
     With `checksums` every chunk and every record is read.
     """
@@ -115,7 +115,7 @@ def _check_vocabulary(folder: Path, manifest: dict[str, Any], content: bytes) ->
 
 
 def is_done(job: Job, task: Task, checksums: bool) -> bool:
-    """Whether a task has its record and its chunks; UserError if a source file has changed.
+    """Whether a task has its record and its chunks. Raise UserError if a source file has changed.
 
     Without `checksums`, only source files younger than the record are read, and no chunks.
     """
@@ -201,7 +201,7 @@ def _read_times(folder: Path) -> str | None:
 
 
 def _recorded_hashes(folder: Path, n_tasks: int) -> dict[PieceKey, str] | None:
-    """Return the hash of each piece that the tasks have read; None if a record is missing."""
+    """Return the hash of each piece that the tasks have read. None if a record is missing."""
     hashes: dict[PieceKey, str] = {}
     try:
         for record in read_records(folder, n_tasks).values():
@@ -213,15 +213,12 @@ def _recorded_hashes(folder: Path, n_tasks: int) -> dict[PieceKey, str] | None:
 
 
 def _changed_file(recipe: Recipe, source: CorpusFiles, recorded: dict[PieceKey, str]) -> str | None:
-    """Return the first source file that differs from its recorded hash; None if none does."""
-    missing = dict(recorded)
+    """Return the first source file that differs from its recorded hash. None if none does."""
+    current: dict[PieceKey, str] = {}
     for task in tasks_of(source.listing().files, recipe):
         for piece in task.pieces:
             file = piece.file
             assert file.path is not None, "only files of this machine are compared"
-            sha256 = file.sha256
-            if sha256 is None or piece.n_pieces > 1:
-                sha256 = file_sha256(file.path, piece.number, piece.n_pieces)
-            if missing.pop((file.name, piece.label), None) != sha256:
-                return str(file.path)
-    return next((name for name, _ in missing), None)
+            current[file.name, piece.label] = file_sha256(file.path, piece.number, piece.n_pieces)
+    changed_names = {name for (name, _), _ in recorded.items() ^ current.items()}
+    return min(changed_names, default=None)

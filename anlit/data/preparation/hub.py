@@ -18,8 +18,13 @@ from filelock import FileLock
 from huggingface_hub import HfApi, RepoFile, constants, errors, get_session, hf_hub_download
 from huggingface_hub.utils import disable_progress_bars
 
-from anlit.data.preparation.file_lists import natural_order
-from anlit.data.preparation.sources import CorpusFiles, Listing, SourceFile, file_sha256
+from anlit.data.preparation.sources import (
+    CorpusFiles,
+    Listing,
+    SourceFile,
+    file_sha256,
+    natural_order,
+)
 from anlit.data.storage.manifest import checked_path
 from anlit.errors import UserError
 
@@ -28,7 +33,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 CONTACT_SECONDS = 10.0
 """Time to connect to the hub."""
 LISTING_SECONDS = 60.0
-"""Time for an answer while a repository is listed; huggingface_hub has no limit there."""
+"""Time for an answer while a repository is listed, where huggingface_hub has no limit."""
 DOWNLOAD_OPTIONS: dict[str, Any] = {"etag_timeout": CONTACT_SECONDS, "library_name": "anlit"}
 LOCAL_COPY = "prepare from a local copy with --source DIR"
 REQUEST_ERRORS = (
@@ -43,7 +48,7 @@ ANSWER_ERRORS = (ValueError, KeyError, TypeError)
 
 
 class HubFiles(CorpusFiles):
-    """Files of a data set's repository at one commit; in `patterns`, `*` also matches folders."""
+    """Files of a data set's repository at one commit. In `patterns`, `*` also matches folders."""
 
     def __init__(
         self, repo_id: str, revision: str = "main", patterns: Sequence[str] = ("*",)
@@ -85,7 +90,7 @@ class HubFiles(CorpusFiles):
         return Listing([files[name] for name in sorted(files, key=natural_order)])
 
     def _entries(self) -> list[RepoFile]:
-        """Return the files of the folder that all patterns share; none if it is missing."""
+        """Return the files of the folder that all patterns share. None if it is missing."""
         fixed = [re.split(r"[*?\[]", pattern)[0] for pattern in self.patterns]
         folder = os.path.commonpath([path.rpartition("/")[0] for path in fixed])
         with suppress(errors.EntryNotFoundError):
@@ -100,7 +105,7 @@ class HubFiles(CorpusFiles):
         return []
 
     def fetch(self, file: SourceFile, folder: Path) -> Path:
-        """Return the copy of a file in `folder`; download it if it is missing.
+        """Return the copy of a file in `folder`. Download it if it is missing.
 
         Other processes wait until the download ends.
         """

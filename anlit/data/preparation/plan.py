@@ -28,7 +28,6 @@ from anlit.data.preparation.tasks import (
     split_of_document,
     split_of_file,
 )
-from anlit.data.round_trip import RoundTrip
 from anlit.data.storage.manifest import MANIFEST, TASKS, TEST, TOKENIZER, TRAIN
 from anlit.errors import UserError
 from anlit.io.read import read_json
@@ -85,7 +84,7 @@ def settings_of(recipe: Recipe, source: CorpusFiles) -> dict[str, Any]:
 def make_plan(
     folder: Path, recipe: Recipe, source: CorpusFiles, settings: dict[str, Any], skip_bad: bool
 ) -> tuple[dict[str, Any], Listing, Job]:
-    """Write the plan and the tokenizer; return the plan, the corpus's files, and the job.
+    """Write the plan and the tokenizer. Return the plan, the corpus's files, and the job.
 
     If its first task is not done, a preparation begins anew: the command may have been a mistake.
     Raises UserError if the folder was begun with another plan, or the corpus cannot be prepared.
@@ -124,7 +123,7 @@ def make_plan(
 
 
 def _stored_plan(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the plan that the folder was begun with; None if its first task is not done."""
+    """Return the plan that the folder was begun with. None if its first task is not done."""
     path = folder / MANIFEST
     if not path.is_file():
         path = folder / TASKS / PLAN
@@ -155,17 +154,10 @@ def _line_of(file: SourceFile) -> str:
 
 
 def _write_tokenizer(folder: Path, recipe: Recipe, content: bytes) -> tuple[int, int]:
-    """Write tokenizer.json; return the vocabulary's size and the end-of-document token's id."""
+    """Write tokenizer.json. Return the vocabulary's size and the end-of-document token's id."""
     tokenizer = tokenizers.parse_tokenizer(content, str(folder / TOKENIZER))
     vocab_size = tokenizers.vocabulary_size(tokenizer)
     end_of_document = tokenizers.end_of_document_id(tokenizer, recipe.end_of_document)
-    if tokenizers.has_dropout(content):
-        say("The tokenizer's dropout is switched off: a text has the same tokens each time.")
-    if not recipe.is_tokenized and RoundTrip(tokenizer).decodes:
-        say(
-            "Each document is decoded again, to see whether it comes back: this tokenizer may "
-            "change texts. Encoding takes a tenth to a half longer."
-        )
     with replacing(folder / TOKENIZER) as temporary:
         temporary.write_bytes(content)
     return vocab_size, end_of_document
@@ -179,7 +171,7 @@ def _tokenizer_content(
     stored: Mapping[str, Any] | None,
     skip_bad: bool,
 ) -> bytes | None:
-    """Return the content for the folder's tokenizer.json; None if the recipe needs no tokenizer.
+    """Return the content for the folder's tokenizer.json. None if the recipe needs no tokenizer.
 
     The folder may have it already. Otherwise it is copied, or trained on the text.
     """

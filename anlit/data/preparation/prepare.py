@@ -2,7 +2,7 @@
 
     DIR/<split>/[<subset>/]   litdata chunks of documents, and their index
     DIR/tokenizer.json
-    DIR/tasks/                plan.json, and a record of each task: files, hashes, documents left out
+    DIR/tasks/                plan.json, and a record of each task: files, hashes, what is left out
     DIR/manifest.json         what the shards hold and how they were made; written last
 
 The same files and settings give the same shards, with any machine, workers and interruptions.
@@ -18,7 +18,6 @@ from typing import Any
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from anlit.data.preparation.executors import run_tasks
-from anlit.data.preparation.file_lists import list_python_library
 from anlit.data.preparation.folder_state import (
     LOCK,
     check_sources,
@@ -33,7 +32,13 @@ from anlit.data.preparation.hub import HubFiles
 from anlit.data.preparation.plan import make_plan, settings_of
 from anlit.data.preparation.publish import publish, read_records
 from anlit.data.preparation.recipes import Recipe
-from anlit.data.preparation.sources import OTHER_FORMAT, CorpusFiles, DistinctTexts, LocalFiles
+from anlit.data.preparation.sources import (
+    OTHER_FORMAT,
+    CorpusFiles,
+    DistinctTexts,
+    LocalFiles,
+    list_python_library,
+)
 from anlit.data.preparation.tasks import PROGRESS_KEPT, tasks_of
 from anlit.data.round_trip import ChangeKind
 from anlit.data.storage.manifest import CHANGES, MANIFEST, read_manifest
@@ -59,12 +64,12 @@ def prepare(
     skip_bad: bool = False,
     verify: bool = False,
 ) -> dict[str, Any]:
-    """Begin, continue or repair the prepared folder `path` of a recipe; return its manifest.
+    """Begin, continue or repair the prepared folder `path` of a recipe. Return its manifest.
 
     Args:
         command: the command that makes the folder, for the manifest and for later errors.
         workers: processes, by default one per core.
-        cluster: address of a Dask scheduler; its workers do the work instead.
+        cluster: address of a Dask scheduler. Its workers do the work instead.
         skip_bad: leave out documents that cannot be used, count and list them. Otherwise the first
             of them is an error.
         verify: compare the checksum of every chunk and every source file of a finished folder, not
@@ -139,7 +144,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _locked(folder: Path) -> AcquireReturnProxy:
-    """Keep other processes away from the folder. The lock ends with its process; its file stays."""
+    """Keep other processes away from the folder. The lock ends with its process. Its file stays."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:

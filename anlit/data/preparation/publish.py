@@ -50,7 +50,7 @@ def publish(
     records: Mapping[int, dict[str, Any]],
     command: str,
 ) -> None:
-    """Finish the folder; UserError if there is nothing to train on or to validate with."""
+    """Finish the folder. Raise UserError if there is nothing to train on or to validate with."""
     streams = join_streams(records, job.dtype)
     counts = counts_of(streams)
     for split in (TRAIN, VAL):
@@ -112,7 +112,7 @@ def read_records(folder: Path, n_tasks: int) -> dict[int, dict[str, Any]]:
 
 
 def join_streams(records: Mapping[int, dict[str, Any]], dtype: np.dtype) -> dict[str, Stream]:
-    """Join the streams of all tasks; an error of `RECORD_ERRORS` if no task wrote a record."""
+    """Join the streams of all tasks. Raises `RECORD_ERRORS` if no task wrote a record."""
     streams: dict[str, Stream] = {}
     for task, record in records.items():
         for name, counts in record["streams"].items():
@@ -165,8 +165,8 @@ def counts_of(streams: Mapping[str, Stream]) -> dict[str, Any]:
 def _sum(streams: Iterable[Stream]) -> dict[str, Any]:
     """Return documents, bytes, tokens, chunks and changes of some streams.
 
-    `bytes` is None for files of tokens: their text is unknown. `changes` is absent if all texts come
-    back from their tokens, and the hash of the text if it is unknown.
+    `bytes` is None for files of tokens: their text is unknown. `changes` is absent if all texts
+    come back from their tokens. So is the hash of the text if it is unknown.
     """
     records = list(chain.from_iterable(stream.records for stream in streams))
     total: dict[str, Any] = {}

@@ -41,11 +41,11 @@ class Recipe:
     """More fields that an existing folder must have been made with."""
 
     repository: str | None = None
-    """Data set of the hub; None if the corpus is not there."""
+    """Data set of the hub. None if the corpus is not there."""
     revision: str = "main"
     """Branch, tag or commit of the repository."""
     source: str | None = None
-    """Folder with the files; None for the hub or for Python's library."""
+    """Folder with the files. None for the hub or for Python's library."""
     layouts: tuple[tuple[str, ...], ...] = ()
     """Lists of glob patterns: the hub's layout, then other layouts that a folder may have."""
     part: str | None = None
@@ -68,12 +68,12 @@ class Recipe:
     text_field: str = "text"
     """Field of JSON lines and parquet that holds a document's text."""
     subset_field: str | None = None
-    """Field that names a document's subset; dots lead into nested fields."""
+    """Field that names a document's subset. Dots lead into nested fields."""
     max_document_bytes: int = 32 << 20
     """Longest document in bytes of UTF-8."""
 
     split_folders: Mapping[str, str] = field(default_factory=dict)
-    """Beginning of a file's name → split of its documents; all others are trained on."""
+    """Beginning of a file's name → split of its documents. All others are trained on."""
     val_fraction: float = 0.0
     """Fraction of the documents to hold out, by a hash of the text: copies stay together."""
     val_tokens: int = 0
@@ -181,7 +181,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe_of(corpus: str, **options: Any) -> Recipe:
-    """Return the recipe of a corpus with the user's options; None stands for the corpus's default.
+    """Return the recipe of a corpus with the user's options. None stands for the corpus's default.
 
     Raises UserError for an option that the corpus does not take, that is missing, or out of range.
     """
@@ -202,7 +202,7 @@ def _check_options(corpus: str, recipe: Recipe) -> None:
     """Raise UserError for a value that is missing or cannot be used."""
     if any(getattr(recipe, name) is None for name in recipe.required):
         options = " and ".join(f"--{name}" for name in recipe.required)
-        raise UserError(f"{corpus} needs {options}: `anlit prepare --help` explains them")
+        raise UserError(f"{corpus} needs {options}: `anlit prepare --help` explains it")
     if "val_fraction" in recipe.options and not 0 < recipe.val_fraction < 1:
         value = recipe.val_fraction
         raise UserError(

@@ -1,12 +1,16 @@
 """The files of a corpus on this machine: a folder in the hub's layout, or single texts."""
 
 import hashlib
+import os
+import re
+import sysconfig
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from anlit.data.preparation.file_lists import list_files, natural_order
 from anlit.data.preparation.formats.text import foreign_format, read_range
 from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
@@ -40,16 +44,16 @@ class CorpusFiles:
     commit: str | None = None
     """Commit of the hub's repository. A preparation that goes on keeps to its first commit."""
     paths: Mapping[str, Path] = {}
-    """The files on this machine by their names; listing them is cheap."""
+    """The files on this machine by their names. Listing them is cheap."""
     settings: Mapping[str, Any] = {}
     """Settings that identify the source, besides the names and sizes of its files."""
 
     def listing(self) -> Listing:
-        """List all files of the corpus; UserError if there are none, or they cannot be reached."""
+        """List all files of the corpus. Raise UserError if none can be reached."""
         raise NotImplementedError
 
     def fetch(self, file: SourceFile, folder: Path) -> Path:
-        """Return a file's path on this machine; a file of the hub is put into `folder` first."""
+        """Return a file's path on this machine. A file of the hub is put into `folder` first."""
         assert file.path is not None
         return file.path
 
@@ -160,7 +164,7 @@ class DistinctTexts(CorpusFiles):
 
 
 def _read_text(path: Path) -> tuple[bytes, str, str]:
-    """Return the content of a text file, its problem and the detail; both are "" if it is a text.
+    """Return the content of a text file, its problem and the detail. Both are "" if it is a text.
 
     An empty file is a problem without a detail.
     """
@@ -180,13 +184,94 @@ def _read_text(path: Path) -> tuple[bytes, str, str]:
     return content, "" if text else "empty", ""
 
 
+def list_files(root: str | Path, pattern: str) -> dict[str, Path]:
+    """Return the files under `root` that match a glob pattern, by their names below it, sorted.
+
+    Links are followed, and entries that are neither file nor folder are returned too. A folder that
+    has several names, or contains itself, is read once, by its name without links.
+    """
+    files: dict[str, Path] = {}
+    names = _names_of(pattern)
+    visited: set[tuple[int, int, int]] = set()
+    waiting = deque([(Path(root), 0)] if names else [])
+    while waiting:
+        folder, depth = waiting.popleft()
+        is_recursive = names[depth] == "**"
+        name_pattern = names[depth + is_recursive]
+        is_last = depth + is_recursive == len(names) - 1
+        for entry in _entries(folder, depth, visited):
+            path = folder / entry.name
+            is_match = fnmatchcase(entry.name, name_pattern)
+            if not os.path.isdir(path):
+                if is_match and is_last:
+                    files[path.relative_to(root).as_posix()] = path
+                continue
+            add = waiting.append if entry.is_symlink() else waiting.appendleft
+            if is_match and not is_last:
+                add((path, depth + is_recursive + 1))
+            if is_recursive:
+                add((path, depth))
+    return {name: files[name] for name in sorted(files, key=lambda name: name.split("/"))}
+
+
+def _names_of(pattern: str) -> list[str]:
+    """Return the names in a glob pattern. Each `**` stands before the name that it leads to."""
+    names: list[str] = []
+    for name in PurePosixPath(pattern).parts:
+        if name != "**" or names[-1:] != ["**"]:
+            names.append(name)
+    if names[-1:] == ["**"]:
+        names.append("*")
+    return names
+
+
+def _entries(
+    folder: Path, depth: int, visited: set[tuple[int, int, int]]
+) -> list[os.DirEntry[str]]:
+    """Return the sorted entries of a folder. None if `visited` has it at this depth."""
+    try:
+        status = folder.stat()
+        visit = (status.st_dev, status.st_ino, depth)
+        if visit in visited:
+            return []
+        visited.add(visit)
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be listed ({error.strerror}): make it readable, or choose a pattern "
+            "or a source without it"
+        ) from error
+
+
+def list_python_library(include_site_packages: bool) -> dict[str, Path]:
+    """Return every *.py of Python's standard library, and of installed packages, by name."""
+    paths = sysconfig.get_paths()
+    package_folders = {"site-packages", "dist-packages"}
+    files: dict[str, Path] = {}
+    for name, path in list_files(paths["stdlib"], "**/*.py").items():
+        if package_folders.isdisjoint(Path(name).parts):
+            files[name] = path
+    if include_site_packages:
+        for folder in sorted({paths["purelib"], paths["platlib"]}):
+            files |= list_files(folder, "**/*.py")
+    return files
+
+
+def natural_order(name: str) -> list[Any]:
+    """Sort key that puts file 2 before file 10."""
+    return [int(run) if run.isdecimal() else run for run in re.split(r"(\d+)", name)]
+
+
 def is_held_out(sha256: str, fraction: float) -> bool:
     """Whether a document with this content hash belongs to validation: the smallest hashes do."""
     return int(sha256[:8], 16) < fraction * 2**32
 
 
 def lines_sha256(lines: Iterable[str]) -> str:
-    """Hash a list of texts; names of files in them may hold bytes that are not UTF-8."""
+    """Hash a list of texts. Names of files in them may hold bytes that are not UTF-8."""
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
     @property
     def label(self) -> str | None:
-        """Which piece of the file it is, such as "2 of 5"; None for a complete file."""
+        """Which piece of the file it is, such as "2 of 5". None for a complete file."""
         return f"{self.number + 1} of {self.n_pieces}" if self.n_pieces > 1 else None
 
 

@@ -25,7 +25,7 @@ TEST = "test"
 SPLITS = (TRAIN, VAL, TEST)
 PATH_COMPONENT = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 SMALL_FILE_BYTES = 256 << 20
-"""The largest manifest, tokenizer or index; such an index lists a million chunks."""
+"""The largest manifest, tokenizer or index. Such an index lists a million chunks."""
 MOST_NAME_BYTES = 255
 """The longest file name that common file systems accept."""
 LARGEST_VOCABULARY = 1 << 31
@@ -213,7 +213,7 @@ def as_hex(total: int) -> str:
 
 
 def add_text_hashes(hashes: Iterable[str | None]) -> str | None:
-    """Return the hash of several parts together; None if the text of a part is not known."""
+    """Return the hash of several parts together. None if the text of a part is not known."""
     total = 0
     for text_hash in hashes:
         if text_hash is None:

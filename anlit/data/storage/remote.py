@@ -32,7 +32,7 @@ def is_remote(path: str) -> bool:
 
 
 def download_bytes(address: str) -> bytes:
-    """Return the content of a small file; errors as in `download`."""
+    """Return the content of a small file. Errors as in `download`."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         target = Path(folder, "file")
         download(address, target)

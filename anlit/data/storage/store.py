@@ -1,4 +1,4 @@
-"""Random access to the tokens of a token array; the chunks of remote arrays are cached.
+"""Random access to the tokens of a token array. The chunks of remote arrays are cached.
 
 Processes and runs share the cache's folder. A chunk appears in it complete. A chunk that is removed
 while it is in use stays readable for the processes that have it open.
@@ -81,7 +81,7 @@ class ChunkCache:
                 self._download(chunk)
 
     def _download(self, chunk: Chunk) -> None:
-        """Download a chunk; the caller holds its lock."""
+        """Download a chunk. The caller holds its lock."""
         self._make_room(chunk.size)
         partial = self.folder / f"{chunk.filename}{PARTIAL_SUFFIX}"
         partial.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ class ChunkCache:
 
 
 class OpenFiles:
-    """The open chunks of all arrays of a stream; the least recently used are closed.
+    """The open chunks of all arrays of a stream. The least recently used are closed.
 
     A pickled copy is empty. A forked process has the descriptors too, and closing its copies leaves
     the parent's open.
@@ -259,7 +259,7 @@ class TokenStore:
         return descriptor
 
     def _open(self, number: int, path: str) -> int:
-        """Open a chunk and check it; a damaged copy in the cache is downloaded again once."""
+        """Open a chunk and check it. A damaged copy in the cache is downloaded again once."""
         chunk = self.array.chunks[number]
         is_last_copy = self.cache is None
         while True:

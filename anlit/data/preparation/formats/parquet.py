@@ -56,7 +56,7 @@ def _compressed_size(group: pq.RowGroupMetaData) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of pyarrow's message; raise an error of the system again.
+    """Return the first line of pyarrow's message. Raise an error of the system again.
 
     pyarrow raises OSError for bad data too.
     """

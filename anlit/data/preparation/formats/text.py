@@ -228,7 +228,7 @@ def record_of(
     """Return the record of a document with these field values, checked.
 
     Args:
-        text: str or UTF-8 bytes; anything else is a problem.
+        text: str or UTF-8 bytes. Anything else is a problem.
         fields: the names of all fields, for users who named a wrong field.
     """
     if columns.lists and isinstance(text, list):
@@ -266,7 +266,7 @@ def _too_long(position: Position, size: int, columns: Columns) -> Record:
 
 
 def foreign_format(content: bytes) -> str | None:
-    """Return the foreign format of a content, and its remedy, by the first bytes; None for text."""
+    """Return the foreign format of a content, and its remedy, by the first bytes. None for text."""
     for pattern, description in FOREIGN:
         if re.match(pattern, content[:PEEKED_BYTES]):
             return description
@@ -274,7 +274,7 @@ def foreign_format(content: bytes) -> str | None:
 
 
 def foreign_file(name: str, path: Path) -> str | None:
-    """Return the foreign format of a file, decompressed by its name; None for any other file."""
+    """Return the foreign format of a file, decompressed by its name. None for any other file."""
     with open(path, "rb") as file:
         content = file.read(PEEKED_BYTES)
     is_compressed = Path(name).suffix.lower() in FRAMES
@@ -287,7 +287,7 @@ def foreign_file(name: str, path: Path) -> str | None:
 
 
 def read_bytes(name: str, path: Path) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file; after a damage, raise BrokenFileError."""
+    """Yield the decompressed bytes of a file. After a damage, raise BrokenFileError."""
     new_frame = FRAMES.get(Path(name).suffix.lower())
     size = path.stat().st_size
     if new_frame is None:

@@ -1,4 +1,4 @@
-"""Files of tokens (.bin): 256 int32 of header, then uint16; a separator begins each document."""
+"""Files of tokens (.bin): 256 int32 of header, then uint16. A separator begins each document."""
 
 from pathlib import Path
 
