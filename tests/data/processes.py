@@ -107,7 +107,10 @@ def on_two_devices(function: Callable[..., Any], **arguments: Any) -> list[Any]:
     port = str(free_port())
     results = context.Queue()
     processes = [
-        context.Process(target=_on_device, args=(rank, port, results, function, arguments))
+        context.Process(
+            target=_on_device,
+            args=(rank, port, results, function, arguments),
+        )
         for rank in range(2)
     ]
     for process in processes:
@@ -121,7 +124,13 @@ def on_two_devices(function: Callable[..., Any], **arguments: Any) -> list[Any]:
     return [result_by_rank[0], result_by_rank[1]]
 
 
-def _on_device(rank: int, port: str, results: Any, function: Any, arguments: dict) -> None:
+def _on_device(
+    rank: int,
+    port: str,
+    results: Any,
+    function: Any,
+    arguments: dict,
+) -> None:
     # Lightning learns from the environment that the processes already exist.
     os.environ |= {
         "LOCAL_RANK": str(rank),

@@ -83,7 +83,11 @@ def read_stream(folder: Path, stream: str) -> np.ndarray:
     for chunk in index["chunks"]:
         content = (folder / stream / chunk["filename"]).read_bytes()
         array = np.frombuffer(content[12:], dtype)
-        assert struct.unpack("<3I", content[:12]) == (1, 12, len(content))
+        assert struct.unpack("<3I", content[:12]) == (
+            1,
+            12,
+            len(content),
+        )
         assert chunk["chunk_size"] == 1
         assert chunk["chunk_bytes"] == len(content)
         assert chunk["crc32"] == zlib.crc32(content)
@@ -119,7 +123,7 @@ def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
         names |= {f"{stream}/{name}" for name in [*chunks, "index.json"]}
         numbers = {
             "documents": len(texts),
-            "bytes": sum(len(text.encode()) for text in texts),
+            "bytes": len("".join(texts).encode()),
             "tokens": len(tokens),
             "chunks": len(chunks),
         }

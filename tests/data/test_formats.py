@@ -6,8 +6,9 @@ import json
 import random
 import re
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +27,13 @@ SUBSETS = [f"RedPajama{number % 3}" for number in range(len(TEXTS))]
 def json_lines() -> bytes:
     """`TEXTS` as JSON lines; every second has escapes."""
     lines = []
-    for number, (text, subset) in enumerate(zip(TEXTS, SUBSETS, strict=True)):
+    for number, (text, subset) in enumerate(
+        zip(
+            TEXTS,
+            SUBSETS,
+            strict=True,
+        )
+    ):
         values = {"text": text, "meta": {"redpajama_set_name": subset}}
         lines.append(json.dumps(values, ensure_ascii=number % 2 == 0) + "\n")
     return "".join(lines).encode()
@@ -62,7 +69,14 @@ def write_texts(path: Path) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(parquet_table(), path, row_group_size=30)
     else:
-        path.write_bytes({".json": LINES, ".jsonl": LINES, ".zst": ZSTD, ".gz": GZIP}[path.suffix])
+        path.write_bytes(
+            {
+                ".json": LINES,
+                ".jsonl": LINES,
+                ".zst": ZSTD,
+                ".gz": GZIP,
+            }[path.suffix]
+        )
     return path
 
 
@@ -73,6 +87,15 @@ def records(path: Path, columns: Columns = COLUMNS, piece_bytes: int = 1 << 30) 
     for piece in range(n_pieces):
         records += read_file(path.name, path, columns, piece, n_pieces)
     return records
+
+
+def values_of(records: Iterable[Record], name: str) -> list[Any]:
+    return [getattr(record, name) for record in records]
+
+
+def locations(unit: str, indices: Iterable[int]) -> list[str]:
+    """Return where the records with these indices are; units are counted from 1."""
+    return [f"{unit} {index + 1}" for index in indices]
 
 
 @pytest.mark.parametrize(
@@ -94,12 +117,10 @@ def test_every_record_once(tmp_path: Path, ending: str, piece_bytes: int) -> Non
     result = records(path, piece_bytes=piece_bytes)
 
     unit = "row" if ending == ".parquet" else "line"
-    assert [record.text for record in result] == TEXTS
-    assert [record.subset for record in result] == SUBSETS
-    assert [record.location for record in result] == [
-        f"{unit} {number + 1}" for number in range(len(TEXTS))
-    ]
-    assert [record.size for record in result] == [len(text.encode()) for text in TEXTS]
+    assert values_of(result, "text") == TEXTS
+    assert values_of(result, "subset") == SUBSETS
+    assert values_of(result, "location") == locations(unit, range(len(TEXTS)))
+    assert values_of(result, "size") == [len(text.encode()) for text in TEXTS]
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
@@ -111,12 +132,27 @@ def test_pieces_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) ->
         texts.append(f"{number} {''.join(letters)}")
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     if ending == ".parquet":
-        pq.write_table(pa.table({"text": texts}), path, row_group_size=10)
+        pq.write_table(
+            pa.table({"text": texts}),
+            path,
+            row_group_size=10,
+        )
 
-    pieces = [list(read_file(path.name, path, Columns(), piece, 8)) for piece in range(8)]
+    pieces = [
+        list(
+            read_file(
+                path.name,
+                path,
+                Columns(),
+                piece,
+                8,
+            )
+        )
+        for piece in range(8)
+    ]
 
     records = itertools.chain(*pieces)
-    assert [record.text for record in records] == texts
+    assert values_of(records, "text") == texts
     assert all(35 <= len(piece) <= 65 for piece in pieces)
 
 
@@ -136,7 +172,11 @@ def test_pieces_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) ->
 )
 def test_the_format_follows_from_the_name(name: str, is_text: bool, can_be_cut: bool) -> None:
     assert is_one_text(name) == is_text
-    assert n_pieces_of(name, 10 << 20, 1 << 20) == (10 if can_be_cut else 1)
+    assert n_pieces_of(
+        name,
+        10 << 20,
+        1 << 20,
+    ) == (10 if can_be_cut else 1)
 
 
 @pytest.mark.parametrize(
@@ -152,18 +192,25 @@ def test_the_format_follows_from_the_name(name: str, is_text: bool, can_be_cut: 
 )
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_plain_text_is_one_document(
-    tmp_path: Path, ending: str, content: bytes, text: str | None, problem: str | None
+    tmp_path: Path,
+    ending: str,
+    content: bytes,
+    text: str | None,
+    problem: str | None,
 ) -> None:
     path = tmp_path / f"a.txt{ending}"
     path.write_bytes(COMPRESS[ending](content))
 
     (record,) = records(path, Columns(max_document_bytes=20), piece_bytes=1)
 
-    assert (record.location, record.text, record.problem) == ("the file", text, problem)
+    assert record.location == "the file"
+    assert record.text == text
+    assert record.problem == problem
     if ending and text:
         path.write_bytes(path.read_bytes()[:-3])
         (record,) = records(path)
-        assert (record.location, record.problem) == ("the file", "truncated")
+        assert record.location == "the file"
+        assert record.problem == "truncated"
 
 
 BAD_LINES = [
@@ -193,12 +240,13 @@ def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str) -> None:
 
     good_records = result[::2]
     bad_records = result[1::2]
-    assert [record.text for record in good_records] == ["123456789"] * (len(BAD_LINES) + 1)
+    assert values_of(good_records, "text") == ["123456789"] * (len(BAD_LINES) + 1)
     assert good_records[-1].location == f"line {2 * len(BAD_LINES) + 1}"
     for number, record in enumerate(bad_records):
         _, problem, detail = BAD_LINES[number]
         assert record.location == f"line {2 * number + 2}"
-        assert (record.text, record.problem) == (None, problem)
+        assert record.text is None
+        assert record.problem == problem
         assert detail in record.detail
 
 
@@ -213,7 +261,10 @@ def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str) -> None:
     ids=["blank lines", "byte-order mark"],
 )
 def test_blank_lines_marks_and_carriage_returns_are_not_text(
-    tmp_path: Path, content: bytes, expected: list[tuple[str, str]], piece_bytes: int
+    tmp_path: Path,
+    content: bytes,
+    expected: list[tuple[str, str]],
+    piece_bytes: int,
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
 
@@ -229,14 +280,20 @@ def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> Non
 
     tracemalloc.start()
     try:
-        first, bad, last = records(path, Columns(max_document_bytes=1 << 20), piece_bytes=24 << 20)
+        first, bad, last = records(
+            path,
+            Columns(max_document_bytes=1 << 20),
+            piece_bytes=24 << 20,
+        )
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
     assert first.text == "a"
-    assert (last.text, last.location) == ("c", "line 3")
-    assert (bad.location, bad.problem) == ("line 2", "too_long")
+    assert last.text == "c"
+    assert last.location == "line 3"
+    assert bad.location == "line 2"
+    assert bad.problem == "too_long"
     assert bad.detail == "it has 67,108,876 bytes, more than --max_document_bytes 1048576"
     assert peak < 24 << 20
 
@@ -252,8 +309,9 @@ def test_a_cut_file_gives_what_came_before_the_cut(
 
         *good, last = records(path)
 
-        assert [record.text for record in good] == TEXTS[: len(good)]
-        assert (last.problem, last.location) == ("truncated", f"line {len(good) + 1}")
+        assert values_of(good, "text") == TEXTS[: len(good)]
+        assert last.problem == "truncated"
+        assert last.location == f"line {len(good) + 1}"
         cut = "is empty" if size == 0 else "in the middle of its compressed data"
         assert cut in last.detail
         counts.add(len(good))
@@ -271,8 +329,9 @@ def test_damaged_compressed_data(tmp_path: Path, content: bytes) -> None:
 
     *good, last = records(path)
 
-    assert [record.text for record in good] == TEXTS[: len(good)]
-    assert (last.problem, last.location) == ("damaged", f"line {len(good) + 1}")
+    assert values_of(good, "text") == TEXTS[: len(good)]
+    assert last.problem == "damaged"
+    assert last.location == f"line {len(good) + 1}"
     assert re.search(r"damaged before byte [\d,]+ \(.+\)", last.detail)
 
 
@@ -299,24 +358,31 @@ def test_a_broken_row_group_costs_its_own_rows(tmp_path: Path, checksums: bool) 
 
     good = [record for record in result if not record.problem]
     (bad,) = [record for record in result if record.problem]
-    assert (bad.location, bad.problem, bad.text) == ("row group 4", "damaged", None)
+    assert bad.location == "row group 4"
+    assert bad.problem == "damaged"
+    assert bad.text is None
     n_lost = len(TEXTS) - len(good)
     assert 0 < n_lost <= 30
     assert f"{n_lost} of its 30 rows are lost, from row {121 - n_lost}" in bad.detail
     intact = [row for row in range(len(TEXTS)) if not 120 - n_lost <= row < 120]
-    assert [record.location for record in good] == [f"row {row + 1}" for row in intact]
-    assert [record.text for record in good] == [TEXTS[row] for row in intact]
+    assert values_of(good, "location") == locations("row", intact)
+    assert values_of(good, "text") == [TEXTS[row] for row in intact]
 
 
 def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.parquet")
     content = path.read_bytes()
-    for damaged_content in (content[:-5], b"", content[:-200] + b"\xff" * 180 + content[-20:]):
+    for damaged_content in (
+        content[:-5],
+        b"",
+        content[:-200] + b"\xff" * 180 + content[-20:],
+    ):
         path.write_bytes(damaged_content)
 
         (bad,) = records(path, piece_bytes=9000)
 
-        assert (bad.location, bad.problem) == ("the file", "damaged")
+        assert bad.location == "the file"
+        assert bad.problem == "damaged"
         assert "no readable parquet footer (" in bad.detail
 
 
@@ -330,11 +396,15 @@ def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_parquet_without_a_column_of_strings(
-    columns: Columns, problem: str, missing: str, tmp_path: Path
+    columns: Columns,
+    problem: str,
+    missing: str,
+    tmp_path: Path,
 ) -> None:
     (bad,) = records(write_texts(tmp_path / "a.parquet"), columns, piece_bytes=9000)
 
-    assert (bad.location, bad.problem) == ("the file", problem)
+    assert bad.location == "the file"
+    assert bad.problem == problem
     listed = "its columns: id int64, meta struct<"
     assert f'there is no column "{missing}" of strings ({listed}' in bad.detail
 
@@ -352,5 +422,5 @@ def test_bad_parquet_rows(tmp_path: Path) -> None:
 
     assert {(record.text, record.subset) for record in result[::8]} == {("good", "C4")}
     problems = [None, "not_utf8", "no_text_field", "empty", "too_long", *["no_subset_field"] * 3]
-    assert [record.problem for record in result] == problems * 100
-    assert [record.location for record in result] == [f"row {row + 1}" for row in range(800)]
+    assert values_of(result, "problem") == problems * 100
+    assert values_of(result, "location") == locations("row", range(800))

@@ -39,7 +39,8 @@ def test_options_stand_in_place_of_their_names_in_braces(tmp_path: Path, monkeyp
     fineweb = recipe_of("FineWeb", part="sample-100BT")
     tokens = recipe_of("FineWebBin", part="100B")
 
-    assert (hub.corpus, hub.repository) == ("hub:allenai/c4", "allenai/c4")
+    assert hub.corpus == "hub:allenai/c4"
+    assert hub.repository == "allenai/c4"
     assert hub.layouts == (("{en}/*.json.gz",),)
     assert texts.corpus == "text:texts"
     assert texts.source == str(tmp_path.resolve() / "texts")
@@ -51,7 +52,8 @@ def test_options_stand_in_place_of_their_names_in_braces(tmp_path: Path, monkeyp
 def test_an_option_that_is_none_keeps_the_corpus_s_default() -> None:
     recipe = recipe_of("SlimPajama", tokenizer=None, vocab_size=None)
 
-    assert (recipe.tokenizer, recipe.vocab_size) == ("gpt-neox", 4096)
+    assert recipe.tokenizer == "gpt-neox"
+    assert recipe.vocab_size == 4096
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,10 @@ def folder(tmp_path: Path, tokens: np.ndarray) -> Path:
     ],
 )
 def test_any_range_of_the_array_is_read_across_chunks(
-    first: int, count: int, folder: Path, tokens: np.ndarray
+    first: int,
+    count: int,
+    folder: Path,
+    tokens: np.ndarray,
 ) -> None:
     read_tokens = open_store(folder).read(first, count)
 
