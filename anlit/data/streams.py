@@ -104,8 +104,6 @@ class TokenStream(BlockStream):
             if any(store.cache for store in self.stores):
                 self._download_ahead(first)
         arrays, blocks = self.order.draw(first, count)
-        if len(self.stores) == 1:
-            return TokenBlocks(self.stores[0].read_blocks(blocks, self.length), None)
         tokens = np.empty((count, self.length + 1), dtype=self.stores[0].dtype)
         for array in np.unique(arrays):
             in_array = arrays == array

@@ -132,6 +132,7 @@ def counted_rows(loaders: list[Any]) -> list[list[int]]:
     return [row for row in rows if row]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("n_targets", [None, 1000])
 @pytest.mark.parametrize("n", [1, 10, 1_000_000])

@@ -227,8 +227,20 @@ def exit_code_of_preparation(
     return finish(start(count_and_make))
 
 
-def test_killed_before_any_step(session_folder: Path, tmp_path: Path) -> None:
-    """Before the first and the last steps, and every eighth between; a tokenizer is trained too."""
+@pytest.mark.parametrize(
+    ("n_ends", "stride"),
+    [
+        (6, 16),
+        pytest.param(12, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_before_any_step(
+    n_ends: int,
+    stride: int,
+    session_folder: Path,
+    tmp_path: Path,
+) -> None:
+    """Before the first and the last steps, and some between; a tokenizer is trained too."""
     texts = list(documents(50, seed=1))[10:]
     layouts.openwebtext(session_folder / "killed", texts, n_files=4, row_group_size=4)
     options = {"tokenizer": "bpe", "vocab_size": 280, "val_fraction": 0.2}
@@ -242,11 +254,10 @@ def test_killed_before_any_step(session_folder: Path, tmp_path: Path) -> None:
     assert exit_code_of_preparation(write_number, undisturbed, recipe) == 0
     assert len(record_times(undisturbed)) > 4
     n_steps = int(count.read_text())
-    for last_step in [
-        *range(1, 12),
-        *range(12, n_steps - 12, 8),
-        *range(n_steps - 12, n_steps + 1),
-    ]:
+    first_steps = range(1, n_ends)
+    middle_steps = range(n_ends, n_steps - n_ends, stride)
+    last_steps = range(n_steps - n_ends, n_steps + 1)
+    for last_step in (*first_steps, *middle_steps, *last_steps):
         folder = tmp_path / str(last_step)
 
         def end_process(number: int, last_step: int = last_step) -> None:
@@ -269,18 +280,8 @@ def test_killed_at_random_moments_with_two_workers(
     rng = random.Random(0)
     undisturbed = tmp_path / "undisturbed"
     start_time = time.monotonic()
-    assert (
-        finish(
-            start(
-                lambda: make(
-                    undisturbed,
-                    recipe,
-                    workers=2,
-                )
-            )
-        )
-        == 0
-    )
+    process = start(lambda: make(undisturbed, recipe, workers=2))
+    assert finish(process) == 0
     duration = time.monotonic() - start_time
     load_library = ctypes.CDLL
 
@@ -360,6 +361,7 @@ def test_a_worker_that_is_killed(
     assert_makes(out, recipe, finished, workers=2)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(
     ("number", "workers", "code"),
     [

@@ -227,6 +227,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("make", NOT_FILES)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_reads_only_regular_files(
