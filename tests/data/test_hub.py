@@ -98,6 +98,26 @@ def from_copy(corpus: str, root: Path) -> Recipe:
     return recipe_of(corpus, root / "datasets" / REPOSITORIES[corpus], SIZES, **options)
 
 
+def assert_shipped_configuration_reads(corpus: str, folder: Path) -> None:
+    name = {"FineWebBin": "fineweb_bin"}.get(corpus, corpus.lower())
+    shipped = yaml.safe_load((FOLDER / "data" / f"{name}.yaml").read_text())["data"]
+    options = {"path": str(folder), "batch_size": 4, "num_workers": 0, "context_length": 32}
+    data = getattr(anlit, corpus)(**shipped["init_args"] | options)
+    data.prepare_data()
+    data.setup()
+
+    assert shipped["class_path"] == f"anlit.{corpus}"
+    assert next(iter(data.train_dataloader())).tokens.shape == (4, 32)
+    assert (data.bytes_per_token() is None) == (corpus == "FineWebBin")
+
+
+@pytest.mark.parametrize("corpus", REPOSITORIES)
+def test_a_corpus_that_is_not_prepared_names_the_command(corpus: str, tmp_path: Path) -> None:
+    message = f"nowhere with {corpus}: prepare it with `anlit prepare {corpus} --output"
+    with pytest.raises(UserError, match=message):
+        getattr(anlit, corpus)(str(tmp_path / "nowhere")).prepare_data()
+
+
 @pytest.mark.parametrize("corpus", REPOSITORIES)
 def test_the_hub_gives_what_a_copy_gives(
     corpus: str,
@@ -120,35 +140,7 @@ def test_the_hub_gives_what_a_copy_gives(
 
     server.refusal = (503, "")  # a finished folder needs no hub
     assert make(out, from_hub(corpus)) == manifest
-
-
-@pytest.mark.parametrize("corpus", REPOSITORIES)
-def test_the_shipped_configuration_reads_the_corpus(
-    corpus: str,
-    server: Hub,
-    tmp_path: Path,
-    out: Path,
-) -> None:
-    make(out, from_hub(corpus), workers=2)
-    name = {"FineWebBin": "fineweb_bin"}.get(corpus, corpus.lower())
-    shipped = yaml.safe_load((FOLDER / "data" / f"{name}.yaml").read_text())["data"]
-    options = {
-        "path": str(out),
-        "batch_size": 4,
-        "num_workers": 0,
-        "context_length": 32,
-    }
-
-    assert shipped["class_path"] == f"anlit.{corpus}"
-    data = getattr(anlit, corpus)(**shipped["init_args"] | options)
-    data.prepare_data()
-    data.setup()
-
-    assert next(iter(data.train_dataloader())).tokens.shape == (4, 32)
-    assert (data.bytes_per_token() is None) == (corpus == "FineWebBin")
-    message = f"nowhere with {corpus}: prepare it with `anlit prepare {corpus} --output"
-    with pytest.raises(UserError, match=message):
-        getattr(anlit, corpus)(str(tmp_path / "nowhere")).prepare_data()
+    assert_shipped_configuration_reads(corpus, out)
 
 
 def test_any_data_set_by_name(server: Hub, tmp_path: Path, monkeypatch) -> None:

@@ -107,12 +107,12 @@ def test_every_block_comes_once_before_any_comes_again(
     ("workers", "stops", "limit"),
     [
         (0, [9, 37], BY_STEPS),
-        (1, [4, 6], BY_EPOCHS),
+        pytest.param(1, [4, 6], BY_EPOCHS, marks=pytest.mark.slow),
         (2, [16, 38], BY_STEPS),
         (4, [17, 23], BY_EPOCHS),
         (0, [EPOCH], BY_STEPS),
-        (0, [EPOCH], BY_EPOCHS),
-        (0, [EPOCH - 1, EPOCH + 1], BY_STEPS),
+        pytest.param(0, [EPOCH], BY_EPOCHS, marks=pytest.mark.slow),
+        pytest.param(0, [EPOCH - 1, EPOCH + 1], BY_STEPS, marks=pytest.mark.slow),
         (0, [EPOCH - 1, EPOCH + 1], BY_EPOCHS),
     ],
 )
