@@ -109,15 +109,14 @@ def configured_ramp(trainer: Mapping[str, Any]) -> Ramp:
     Raises UserError for a wrong ramp, or a ramp beside `max_epochs`.
     """
     accumulate = int(trainer.get("accumulate_grad_batches") or 1)
-    for key in ("callbacks", "callbacks+"):
-        for callback in as_list(trainer.get(key)):
-            if class_name(callback) == NAME:
-                settings = init_args(callback)
-                schedule = _with_integer_steps(settings.get("schedule"))
-                ramp = Ramp(schedule, settings.get("lr_scaling_method", "none"))
-                check_ramp(ramp, accumulate)
-                _refuse_epochs(trainer.get("max_epochs"))
-                return ramp
+    for callback in as_list(trainer.get("callbacks")):
+        if class_name(callback) == NAME:
+            settings = init_args(callback)
+            schedule = _with_integer_steps(settings.get("schedule"))
+            ramp = Ramp(schedule, settings.get("lr_scaling_method", "none"))
+            check_ramp(ramp, accumulate)
+            _refuse_epochs(trainer.get("max_epochs"))
+            return ramp
     return Ramp({0: accumulate})
 
 

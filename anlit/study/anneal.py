@@ -63,11 +63,13 @@ def annealed_settings(settings: dict[str, Any], max_steps: int) -> dict[str, Any
         if not f"{schema_key(key)}.".startswith("model.schedule."):
             remaining[key] = value
     callbacks = []
-    for callback in as_list(remaining.pop(CALLBACKS, None)):
+    for callback in as_list(settings.get(CALLBACKS)):
         if mapping(callback).get("class_path") != STEP_CHECKPOINTS:
             callbacks.append(callback)
-    if callbacks:
-        remaining[CALLBACKS] = callbacks
+    # At its place, because an option such as trainer.callbacks.decay changes the callback before.
+    remaining[CALLBACKS] = callbacks
+    if not callbacks:
+        del remaining[CALLBACKS]
     return remaining | {MAX_STEPS: max_steps}
 
 

@@ -14,8 +14,6 @@ from anlit.study.read_study import merge
 
 DEFAULT_SIZES = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
 """Defaults of the three architectures. The vocabulary is GPT-2's."""
-ADDED = "callbacks+"
-"""The key of the Trainer that adds callbacks to those of earlier files."""
 SECONDS_TO_START = 10.0
 """The time for imports, opening the data and the first step."""
 
@@ -133,11 +131,17 @@ def merge_configuration(run: PlannedRun) -> dict[str, Any]:
     return reduce(_merge_layer, layers, {})
 
 
-def _merge_layer(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
-    """Merge a file or a setting into the configuration; `callbacks+` adds to the list before."""
-    merged = merge(base, layer)
-    callbacks = mapping(base.get("trainer")).get(ADDED)
-    added = mapping(layer.get("trainer")).get(ADDED)
-    if callbacks and added:
-        merged["trainer"][ADDED] = [*as_list(callbacks), *as_list(added)]
-    return merged
+def _merge_layer(config: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    """Merge a file or a setting into the configuration, with callbacks as `anlit fit` has them.
+
+    `callbacks+` adds to the list. An option such as `callbacks.schedule` changes the last callback.
+    """
+    callbacks = as_list(mapping(config.get("trainer")).get("callbacks"))
+    trainer = dict(mapping(layer.get("trainer")))
+    if "callbacks+" in trainer:
+        trainer["callbacks"] = [*callbacks, *as_list(trainer.pop("callbacks+"))]
+    changes = trainer.get("callbacks")
+    if callbacks and isinstance(changes, dict) and "class_path" not in changes:
+        arguments = init_args(callbacks[-1]) | changes.get("init_args", changes)
+        trainer["callbacks"] = [*callbacks[:-1], callbacks[-1] | {"init_args": arguments}]
+    return merge(config, layer | {"trainer": trainer})

@@ -106,7 +106,11 @@ def test_an_annealed_run_goes_on_from_the_schedule_of_its_stable_run(folder: Pat
 
 
 def test_another_callback_of_an_arm_stays(folder: Path) -> None:
-    settings = {"trainer.callbacks+": {"class_path": "EarlyStopping"}, "model.schedule.warmup": 0.1}
+    settings = {
+        "trainer.callbacks+": {"class_path": "EarlyStopping"},
+        "trainer.callbacks.patience": 2,
+        "model.schedule.warmup": 0.1,
+    }
     study = annealed_study(folder, shared={"configs": ["common.yaml"], "settings": settings})
     points = {arm.name: arm.points[0] for arm in study.arms}
 
@@ -118,6 +122,7 @@ def test_another_callback_of_an_arm_stays(folder: Path) -> None:
 
     assert names == ["StepCheckpoints", "EarlyStopping"], "options change the last callback"
     assert run_settings["trainer.callbacks+"] == [{"class_path": "EarlyStopping"}]
+    assert list(run_settings)[:2] == ["trainer.callbacks+", "trainer.callbacks.patience"]
     assert not any("schedule" in key for key in run_settings)
 
 
@@ -353,8 +358,6 @@ def test_the_crossing_counts_the_tokens_of_a_ramp(
             tokens = (step if step <= 100 else 100 + 4 * (step - 100)) * TOKENS_PER_STEP
             curve.append((tokens, float(run.n_inherited > 0)))
         config = merge_configuration(run)
-        trainer = config["trainer"]
-        trainer["callbacks"] = trainer.pop("callbacks+")
         write_run(folder / "out" / run.name, config, {"parameters": 1}, curve, lambda x: x)
 
     arm = annealed_results.read_arm(read_results(study, Path("out")), study.arms[0])

@@ -210,6 +210,19 @@ def test_the_estimate_adds_the_callbacks_of_all_files(folder: Path) -> None:
     assert cost.tokens == (1000 * 1 + 2000 * 2 + 500 * 4) * 8 * 256
 
 
+@pytest.mark.parametrize("key", ["trainer.callbacks.schedule", "trainer.callbacks.init_args.schedule"])
+def test_the_estimate_counts_a_ramp_that_an_option_changes(folder: Path, key: str) -> None:
+    """The option changes the last callback. The file of the ramp has steps at 1000 and 3000."""
+    settings = {key: {0: 1, 100: 4}}
+    configs = ["common.yaml", "trainer/ema.yaml", "trainer/batch_ramp.yaml"]
+    shared = {"configs": configs, "settings": settings}
+    study = read_study(write_study(folder, shared=shared), None)
+
+    cost = estimate_cost(study.tuning_runs()[0])
+
+    assert cost.tokens == (100 * 1 + 300 * 4) * 8 * 256
+
+
 @pytest.mark.parametrize(("budget", "n_tokens"), [
     ({"max_tokens": "2M"}, 2e6), ({"max_tokens": 2_000_000}, 2e6), ({"tokens_per_parameter": 20}, None),
 ])  # fmt: skip
