@@ -35,8 +35,7 @@ def check_fairness(study: Study) -> None:
     _check_distinct(study, (arm.name for arm in study.arms))
     _check_distinct(study, (arm.title for arm in study.arms))
     _check_distinct(study, map(study.title_of, bases))
-    _check_ignored_settings(study)
-    _check_no_names(study)
+    _check_settings(study)
     if any(arm.is_tuned for arm in study.arms):
         if not study.tuning_seeds:
             raise UserError(
@@ -60,8 +59,8 @@ def _check_distinct(study: Study, names: Iterable[str]) -> None:
         )
 
 
-def _check_ignored_settings(study: Study) -> None:
-    """Refuse arms with a setting that seeds have too, because a seed's settings win."""
+def _check_settings(study: Study) -> None:
+    """Refuse settings that both arms and seeds have, because the seed's win. Refuse `name`."""
     seed_keys: set[str] = set()
     for seed in (*study.seeds, *study.tuning_seeds):
         seed_keys.update(seed.settings)
@@ -75,20 +74,11 @@ def _check_ignored_settings(study: Study) -> None:
                 f"arm '{arm.name}' of {study.path} sets {min(both)}, which its seeds set too: "
                 "leave it out, and give its values with `seeds` and `tuning_seeds`"
             )
-
-
-def _check_no_names(study: Study) -> None:
-    """Refuse `name` among the settings: a study names the folders of its runs itself."""
-    points = [*study.seeds, *study.tuning_seeds]
-    for arm in study.arms:
-        points += arm.points
-    settings_of_study = [arm.settings for arm in study.arms]
-    settings_of_study += [point.settings for point in points]
-    if any("name" in settings for settings in settings_of_study):
-        raise UserError(
-            f"{study.path} sets name, and a study names its runs by arm, point and seed: leave it "
-            "out, and give the arm a `title`"
-        )
+        if "name" in seed_keys | arm_keys:
+            raise UserError(
+                f"{study.path} sets name, and a study names its runs by arm, point and seed: leave "
+                "it out, and give the arm a `title`"
+            )
 
 
 def _check_tuning_seeds(study: Study) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,10 @@ from anlit.io.read import check_content
 from anlit.runs.labels import short_names
 
 GRID_SCHEMA = {str: object}
-SAFE_CHARACTERS = "._+-="
-"""Kept in names of folders, besides letters and digits."""
+UNSAFE_CHARACTER = re.compile(r"[^\w.+=-]")
+"""A character that shells and file systems may treat specially."""
+MAY_BE_NULL = (dict, (dict, list))
+"""Schemas of budgets and grids: `tune: null` leaves the shared grid out."""
 DATA_SEED = "data.init_args.seed"
 
 
@@ -99,11 +102,7 @@ def is_range(values: Any) -> bool:
 
 def short_name(key: str, keys: list[str]) -> str:
     """The last name of a dotted key; more of it if several keys end in this name."""
-    if key == DATA_SEED:
-        return "data_seed"
-    last_names = [other_key.rsplit(".", 1)[-1] for other_key in keys]
-    last_name = key.rsplit(".", 1)[-1]
-    return short_names(keys)[key] if last_names.count(last_name) > 1 else last_name
+    return "data_seed" if key == DATA_SEED else short_names(keys)[key]
 
 
 def combine(choices: Sequence[GridPoint]) -> GridPoint:
@@ -120,39 +119,36 @@ def safe_name(value: Any) -> str:
     """A value for a folder's name, without characters special to shells and file systems."""
     if isinstance(value, dict):
         value = str(value.get("class_path", "set")).rsplit(".", 1)[-1]
-    name = ""
-    for character in str(value):
-        is_safe = character.isalnum() or character in SAFE_CHARACTERS
-        name += character if is_safe else "-"
-    return name
+    return UNSAFE_CHARACTER.sub("-", str(value))
 
 
-def check_schema(
-    location: str,
-    content: Any,
-    schema: dict[Any, Any],
-    refuse_unknown: bool = False,
-    complete: bool = False,
-) -> None:
-    """Check a part of a study's YAML against a schema (`anlit.io.read.check`).
+def check_schema(location: str, content: Any, schema: dict[Any, Any]) -> None:
+    """Check a part of a study's YAML against a schema (`anlit.io.read.check_content`).
 
     Raises:
-        UserError: A value has another type. With `refuse_unknown`: a key is not in the schema, or
-            has no value. With `complete`: a key is missing.
+        UserError: A value has another type. At any depth a key is not in the schema, or has no
+            value.
     """
     try:
-        check_content(content, schema, complete=complete)
+        check_content(content, schema)
     except ValueError as error:
         raise UserError(f"{location} is not as docs/studies.md says: {error}") from error
-    if not refuse_unknown:
+    _check_keys(location, content, schema)
+
+
+def _check_keys(location: str, content: Any, schema: Any) -> None:
+    """Raise UserError for an unknown key, and for a key without a value."""
+    if isinstance(schema, list):
+        for entry in content:
+            _check_keys(f"an entry of {location}", entry, schema[0])
+    if not isinstance(schema, dict) or schema == GRID_SCHEMA:
         return
     for key, value in content.items():
-        # `tune: null` leaves the shared grid out.
-        if value is None and key not in ("tune", "vary"):
+        key_schema = schema.get(str, schema.get(key))
+        if key_schema is None:
+            choices = ", ".join(sorted(schema)) or "none"
+            raise UserError(f"{location} has the unknown key '{key}': the known ones are {choices}")
+        if value is not None:
+            _check_keys(f"{key} of {location}", value, key_schema)
+        elif key_schema not in MAY_BE_NULL:
             raise UserError(f"{location} has no value for '{key}': give one, or leave it out")
-    unknown = set(map(str, content)) - set(schema)
-    if unknown:
-        choices = ", ".join(sorted(schema)) or "none"
-        raise UserError(
-            f"{location} has the unknown key '{min(unknown)}': the known ones are {choices}"
-        )

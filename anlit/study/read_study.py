@@ -61,9 +61,9 @@ def read_study(path: str, budget: str | None) -> Study:
         UserError: A file or the budget does not exist, a key is unknown, or the study is unfair.
     """
     content = read_config(path)
-    check_schema(path, content, STUDY_SCHEMA, refuse_unknown=True)
+    check_schema(path, content, STUDY_SCHEMA)
     content = merge(content, _read_budget(content, path, budget))
-    check_schema(path, content, STUDY_SCHEMA, refuse_unknown=True)
+    check_schema(path, content, STUDY_SCHEMA)
     _check_pace(content, path)
     if not content.get("arms"):
         raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
@@ -93,7 +93,7 @@ def read_study(path: str, budget: str | None) -> Study:
 
 
 def _read_budget(content: dict[str, Any], path: str, budget: str | None) -> dict[str, Any]:
-    """The changes of a budget; UserError if the file does not list it."""
+    """The changes of a budget. UserError if the file does not list it."""
     budgets = content.get("budgets") or {None: {}}
     if budget in budgets:
         return budgets[budget] or {}
@@ -120,9 +120,7 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_pace(content: dict[str, Any], path: str) -> None:
-    pace = content.get("pace") or {}
-    check_schema(f"pace of {path}", pace, PACE_SCHEMA, refuse_unknown=True)
-    rate = pace.get("flops_per_second")
+    rate = content.get("pace", {}).get("flops_per_second")
     if rate is not None and not 0 < rate < math.inf:
         raise UserError(
             f"pace.flops_per_second of {path} is {rate}: give a number above 0, or leave it out"
@@ -130,19 +128,18 @@ def _check_pace(content: dict[str, Any], path: str) -> None:
 
 
 def _read_annealing(content: dict[str, Any], path: str) -> Annealing | None:
-    """The `anneal` of the YAML; None without it. Raises UserError if a length has no decay."""
+    """The `anneal` of the YAML. None without it. Raises UserError if a length has no decay."""
     entry = content.get("anneal")
     if entry is None:
         return None
-    check_schema(f"anneal of {path}", entry, ANNEAL_SCHEMA, refuse_unknown=True)
-    check_schema(f"anneal of {path}", entry, {"max_steps": [int]}, complete=True)
-    lengths = entry["max_steps"]
+    lengths = entry.get("max_steps", [])
     decay = entry.get("decay", DEFAULT_DECAY)
     if not 0 < decay < 1:
         raise UserError(f"anneal.decay of {path} is {decay}: give more than 0 and less than 1")
     annealing = Annealing(tuple(sorted(lengths)), decay)
     has_branches = all(0 < annealing.n_stable(n) < n for n in lengths)
-    if not has_branches or len(set(annealing.branches)) < len(lengths):
+    is_distinct = len(set(annealing.branches)) == len(lengths)
+    if not (lengths and has_branches and is_distinct):
         raise UserError(
             f"anneal.max_steps of {path} is {lengths}: give different numbers of steps, of which "
             f"{decay:g} is a step or more"
@@ -159,13 +156,11 @@ def _read_arms(
     search: Search | None,
 ) -> list[Arm]:
     """The arms of an entry of the YAML, one for each point of its `vary`."""
-    shared = content.get("shared") or {}
-    check_schema(f"arm '{name}' of {path}", entry, ARM_SCHEMA, refuse_unknown=True)
-    check_schema(f"shared of {path}", shared, ARM_SCHEMA, refuse_unknown=True)
-    configs = (*(entry.get("configs") or ()), *(shared.get("configs") or ()))
+    shared = content.get("shared", {})
+    configs = (*entry.get("configs", ()), *shared.get("configs", ()))
     for config in configs:
         configuration_file(config, f"configs of arm '{name}' in {path}:")
-    settings = (shared.get("settings") or {}) | (entry.get("settings") or {})
+    settings = shared.get("settings", {}) | entry.get("settings", {})
     tune = entry.get("tune", shared.get("tune"))
     points, ranges = _read_tuning(tune, search, f"tune of arm '{name}' in {path}")
     varied_grid = entry.get("vary", shared.get("vary"))
@@ -226,7 +221,7 @@ def _read_seeds(
     A number seeds initial weights and data order. A mapping has the settings of a seed, or a grid
     of them.
     """
-    values = default if content.get(key) is None else content[key]
+    values = content.get(key, default)
     seeds: list[GridPoint] = []
     for value in values:
         if isinstance(value, dict):
@@ -253,7 +248,6 @@ def _read_comparisons(
     all_names = {*arms_by_name, *(arm.base for arm in arms)}
     comparisons = []
     for entry in entries:
-        check_schema(location, entry, COMPARISON_SCHEMA, refuse_unknown=True)
         baseline = str(entry.get("baseline"))
         names = set(map(str, entry.get("arms") or arms_by_name))
         unknown = names - all_names

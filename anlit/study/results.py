@@ -1,6 +1,5 @@
 """The results of a study so far: the points of each grid, each arm's best point, and its runs."""
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -45,7 +44,7 @@ class Tuning(NamedTuple):
 
     @property
     def best(self) -> GridPoint | None:
-        """The point to measure; None until all runs have ended, or if every point failed."""
+        """The point to measure. None until all runs have ended, or if every point failed."""
         best = self.points[0]
         return best.point if self.has_ended and best.loss < math.inf else None
 
@@ -89,8 +88,6 @@ class Tuning(NamedTuple):
 
 def read_tunings(study: Study, output: Path) -> list[Tuning]:
     """Read the tuning of each arm under `output` so far; a point that failed comes last."""
-    if not study.tuning_seeds:
-        return []
     tunings = []
     for arm in study.arms:
         if arm.is_tuned:
@@ -158,17 +155,12 @@ class MeasuredArm(NamedTuple):
     @property
     def summary(self) -> Summary:
         """The losses, None for each failed seed."""
-        return Summary([*self.losses, *itertools.repeat(None, self.failed)])
+        return Summary([*self.losses, *[None] * self.failed])
 
     def number(self, name: str) -> float:
-        """A value as a number; UserError if there is no such number."""
-        value = self.values.get(name)
-        if not is_number(value):
-            numbers = [key for key, other_value in self.values.items() if is_number(other_value)]
-            raise UserError(
-                f"a section asks for '{name}', which is no number of arm '{self.arm.name}': "
-                f"give one of {', '.join(numbers)}"
-            )
+        """A value as a number. UserError if the runs have not recorded it."""
+        if name not in self.values:
+            raise UserError(f"the runs of arm '{self.arm.name}' have no {name}: leave it out")
         return float(self.values[name])
 
 
@@ -216,7 +208,7 @@ class StudyResults:
         return ", ".join(unfinished)
 
     def group(self, arm: Arm) -> Group | None:
-        """The measured runs as a group; None if none can be compared yet."""
+        """The measured runs as a group. None if none can be compared yet."""
         runs = tuple(run for run in self.runs_of(arm) if run.config)
         for run in runs:
             # A run that failed early has not recorded its data, and cannot be compared.

@@ -6,12 +6,11 @@ A line `key: {low: 1.0e-3, high: 3.0e-2, scale: log}` of `tune` is a range. Its 
 choices of a grid, of which each draw takes one.
 
 A draw follows from the lines of `tune`, the seed and the number of the draw. So arms with the same
-lines have the same draws, and further draws leave the earlier ones as they are.
+lines have the same draws. Further draws do not change the earlier draws.
 """
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +38,8 @@ DIGITS = 3
 """Digits of a drawn number, so that names and hashes are short and alike on every machine."""
 EDGE = 0.05
 """A value in the outermost 5 % of its range, on the range's scale, is at its edge."""
-MOST_DOUBLINGS = 6
-"""Equal draws are drawn again, from up to 64 times as many."""
+SPARE_DRAWS = 16
+"""Draws for each that is asked for, because equal draws count once."""
 
 
 @dataclass(frozen=True)
@@ -98,21 +97,14 @@ class SearchRange:
         decimals = DIGITS - 1 - math.floor(math.log10(self.high - self.low))
         return round(value, decimals) + 0.0  # no -0.0
 
-    def share_of(self, value: float) -> float:
-        """The share of the range below a value, on its scale."""
-        low = self._scaled(self.low)
-        return (self._scaled(value) - low) / (self._scaled(self.high) - low)
-
     def is_at_edge(self, value: float) -> bool:
-        share = self.share_of(value)
+        """Whether a value is in the outermost `EDGE` of the range, on its scale."""
+        low = self._scaled(self.low)
+        share = (self._scaled(value) - low) / (self._scaled(self.high) - low)
         return min(share, 1 - share) <= EDGE
 
     def _scaled(self, value: float) -> float:
         return math.log(value) if self.is_log else value
-
-    def point_at(self, share: float) -> GridPoint:
-        value = self.value_at(share)
-        return GridPoint({self.name: value}, {self.key: value})
 
 
 Line = SearchRange | list[GridPoint]
@@ -156,7 +148,7 @@ class Search:
 
 
 def read_search(content: dict[str, Any], path: str) -> Search | None:
-    """The `search` of a study's YAML; None without it.
+    """The `search` of a study's YAML. None without it.
 
     Raises:
         UserError: A value is missing or out of range.
@@ -164,8 +156,6 @@ def read_search(content: dict[str, Any], path: str) -> Search | None:
     entry = content.get("search")
     if entry is None:
         return None
-    location = f"search of {path}"
-    check_schema(location, entry, SEARCH_SCHEMA, refuse_unknown=True)
     method = entry.get("method", METHODS[0])
     draws = entry.get("draws", 0)
     seed = entry.get("seed", 0)
@@ -213,30 +203,21 @@ def draw_points(
                 raise UserError(f"{location} has no values for '{key}': give such as `[1, 2]`")
             read_lines.append(choices)
     ranges = [line for line in read_lines if isinstance(line, SearchRange)]
-    n_candidates = 1 << (search.draws - 1).bit_length()
-    points: list[GridPoint] = []
-    for _ in range(MOST_DOUBLINGS + 1):
-        points = _distinct_draws(read_lines, search, n_candidates)[: search.draws]
+    # A line with a single value takes no part, so that it does not change the draws of the others.
+    varied = [column for column, line in enumerate(read_lines) if _is_varied(line)]
+    n_rows = SPARE_DRAWS << (search.draws - 1).bit_length()
+    shares = np.zeros((n_rows, len(read_lines)))
+    shares[:, varied] = search.shares(n_rows, len(varied))
+    points: dict[str, GridPoint] = {}
+    for row in shares.tolist():
+        point = combine(list(map(_choose, read_lines, row)))
+        points.setdefault(json.dumps(point.settings, sort_keys=True, default=str), point)
         if len(points) == search.draws:
-            return points, ranges
-        n_candidates *= 2
+            return list(points.values()), ranges
     raise UserError(
         f"{location} has {len(points)} different settings, and search.draws is {search.draws}: "
         "lower it, or widen the ranges"
     )
-
-
-def _distinct_draws(lines: Sequence[Line], search: Search, n_candidates: int) -> list[GridPoint]:
-    """The different points among the first draws, in the order of their first draw."""
-    # A line with a single value takes no part, so that it does not change the draws of the others.
-    varied = [column for column, line in enumerate(lines) if _is_varied(line)]
-    shares = np.zeros((n_candidates, len(lines)))
-    shares[:, varied] = search.shares(n_candidates, len(varied))
-    points: dict[str, GridPoint] = {}
-    for row in shares.tolist():
-        point = combine(list(map(_choose, lines, row)))
-        points.setdefault(json.dumps(point.settings, sort_keys=True, default=str), point)
-    return list(points.values())
 
 
 def _is_varied(line: Line) -> bool:
@@ -247,13 +228,14 @@ def _is_varied(line: Line) -> bool:
 def _choose(line: Line, share: float) -> GridPoint:
     """The choice of a line at a share of it."""
     if isinstance(line, SearchRange):
-        return line.point_at(share)
+        value = line.value_at(share)
+        return GridPoint({line.name: value}, {line.key: value})
     return line[int(share * len(line))]
 
 
 def _read_range(key: str, entry: dict[str, Any], keys: list[str], location: str) -> SearchRange:
     """The range of a line. Raises UserError if it is none."""
-    check_schema(f"'{key}' in {location}", entry, RANGE_SCHEMA, refuse_unknown=True)
+    check_schema(f"'{key}' in {location}", entry, RANGE_SCHEMA)
     for end in ("low", "high"):
         if not math.isfinite(entry.get(end, math.nan)):
             raise UserError(f"'{key}' in {location} has no finite {end}: give a number")

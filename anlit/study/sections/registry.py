@@ -53,13 +53,15 @@ def check_sections(study: Study) -> None:
             )
         section = SECTIONS[name]
         location = f"the section '{name}' of {study.path}"
-        check_schema(location, options, section.required | section.optional, refuse_unknown=True)
-        check_schema(location, options, section.required, complete=True)
+        check_schema(location, options, section.required | section.optional)
+        for option in section.required:
+            if option not in options:
+                raise UserError(f"{location} lacks the option '{option}': give it")
         _check_arm_names(study, options, location)
         if name == "embed":
             _check_embed(study, options, location)
-        if name == "trend":
-            _check_trend(study, options, location)
+        if name in ("trend", "loss_gap"):
+            _check_numbers(study, options, location)
         if name == "annealed":
             _check_annealed(study, location)
 
@@ -94,13 +96,13 @@ def _check_annealed(study: Study, location: str) -> None:
         raise UserError(f"{location} has nothing to compare with: give `baseline: ARM`")
 
 
-def _check_trend(study: Study, options: dict[str, Any], location: str) -> None:
-    """Raise UserError if `over` or `value` is not a number in every point of a trend's arms."""
+def _check_numbers(study: Study, options: dict[str, Any], location: str) -> None:
+    """Raise UserError if `over` or `value` is not a number in every point of the arms."""
     for arm in study.arms:
         if not arm.is_named_in(options.get("arms")):
             continue
         numbers = [*RUN_VALUES, *_numeric_settings(arm)]
-        over = options["over"]
+        over = options.get("over", RUN_VALUES[0])
         value = options.get("value", "loss")
         for key, name, allowed in (("over", over, numbers), ("value", value, ["loss", *numbers])):
             if name not in allowed:
