@@ -9,6 +9,7 @@ a mean over the runs that get there is too good.
 """
 
 import math
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -30,12 +31,12 @@ PAIRED_TEST = "paired t-test"
 LOG_TEST = "t-test of the logarithm"
 WELCH_TEST = "Welch's t-test"
 SeededCurves = Sequence[tuple[Hashable, Curve | None]]
-"""Seeds and validation curve (without NaN) of each run of a configuration; None for a run that
+"""Seeds and validation curve (without NaN) of each run of a configuration. None for a run that
 failed."""
 Losses = Mapping[Hashable, float | None]
-"""Final loss by seed; None for a run that failed."""
+"""Final loss by seed. None for a run that failed."""
 Values = Sequence[float | None]
-"""A value for each seed; None for a seed without a value."""
+"""A value for each seed. None for a seed without a value."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Summary:
 
     @property
     def sd(self) -> float | None:
-        """Sample standard deviation (n − 1) over seeds; None for one seed or without a mean."""
+        """Sample standard deviation (n − 1) over seeds. None for one seed or without a mean."""
         if self.mean is None or len(self.values) < 2:
             return None
         return float(np.std(np.array(self.values, float), ddof=1))
@@ -126,7 +127,7 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> tuple[float, Interval] 
         return None
     line = scipy.stats.linregress(np.log(x), np.log(y))
     slope = float(line.slope)
-    half = _half_width(float(line.stderr), len(x) - 2)
+    half = float(line.stderr * scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 2))
     return math.exp(line.intercept), Interval(slope, slope - half, slope + half)
 
 
@@ -164,9 +165,9 @@ class Test:
 
 
 def difference(a: Losses, b: Losses) -> Test | None:
-    """a − b: a paired t-test on the seeds that both have, with fewer than two Welch's t-test.
+    """a − b: a paired t-test on common seeds. With fewer than two, Welch's t-test.
 
-    None with fewer than two seeds, without any spread, or if a run failed: the other runs alone
+    None with fewer than two seeds, without any spread, or if a run failed. The other runs alone
     prove nothing.
     """
     if None in {*a.values(), *b.values()}:
@@ -174,23 +175,19 @@ def difference(a: Losses, b: Losses) -> Test | None:
     pairs = differences(a, b)
     if len(pairs) > 1:
         return _one_sample(np.array(pairs, float), PAIRED_TEST)
-    return _welch(np.array(list(a.values()), float), np.array(list(b.values()), float))
-
-
-def _welch(a: NDArray[np.float64], b: NDArray[np.float64]) -> Test | None:
-    """Welch's t-test of a − b; None with fewer than two values or without any spread."""
-    n_a = len(a)
-    n_b = len(b)
-    if min(n_a, n_b) < 2 or max(np.ptp(a), np.ptp(b)) < NO_SPREAD * abs(a.mean()):
+    left = np.array(list(a.values()), float)
+    right = np.array(list(b.values()), float)
+    spread = max(np.ptp(left), np.ptp(right))
+    if min(len(left), len(right)) < 2 or spread < NO_SPREAD * abs(left.mean()):
         return None
-    v = a.var(ddof=1) / n_a
-    w = b.var(ddof=1) / n_b
-    freedom = (v + w) ** 2 / (v**2 / (n_a - 1) + w**2 / (n_b - 1))
-    return _t_test(WELCH_TEST, (n_a, n_b), a.mean() - b.mean(), math.sqrt(v + w), freedom)
+    with warnings.catch_warnings(action="ignore"):  # of lost precision, where a side is constant
+        result: Any = scipy.stats.ttest_ind(left, right, equal_var=False)
+    mean = float(left.mean() - right.mean())
+    return _as_test(WELCH_TEST, (len(left), len(right)), mean, result)
 
 
 def differences(a: Losses, b: Losses) -> list[float | None]:
-    """a − b for each seed that both have; None if a run failed."""
+    """a − b for each seed that both have. None if a run failed."""
     values: list[float | None] = []
     for seed, loss in a.items():
         if seed in b:
@@ -228,23 +225,18 @@ def holm(values: Values) -> list[float | None]:
 
 
 def _one_sample(values: NDArray[np.float64], method: str) -> Test | None:
-    """The t-test of a mean against 0; None for one value or without any spread."""
+    """The t-test of a mean against 0. None for one value or without any spread."""
     n = len(values)
     if n < 2 or np.ptp(values) < NO_SPREAD * max(1.0, np.abs(values).max()):
         return None
-    return _t_test(method, (n, n), values.mean(), values.std(ddof=1) / math.sqrt(n), n - 1)
+    result: Any = scipy.stats.ttest_1samp(values, 0.0)
+    return _as_test(method, (n, n), float(values.mean()), result)
 
 
-def _t_test(method: str, n: tuple[int, int], mean: float, error: float, freedom: float) -> Test:
-    """Student's test of a mean with a standard error, which is not 0, and degrees of freedom."""
-    half = _half_width(error, freedom)
-    p = 2 * float(scipy.special.stdtr(freedom, -abs(mean) / error))
-    return Test(method, n, float(mean), float(mean - half), float(mean + half), p)
-
-
-def _half_width(error: float, freedom: float) -> float:
-    """Half of Student's 95 % interval."""
-    return float(scipy.special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+def _as_test(method: str, n: tuple[int, int], mean: float, result: Any) -> Test:
+    """The test that scipy made."""
+    interval = result.confidence_interval(CONFIDENCE)
+    return Test(method, n, mean, float(interval.low), float(interval.high), float(result.pvalue))
 
 
 @dataclass(frozen=True)
@@ -252,12 +244,12 @@ class SpeedUp:
     """A speed-up in tokens.
 
     Args:
-        values: A value for each pair of seeds. None where the run never has the loss, or a run of
-            the pair failed; () with an obstacle.
-        bound: A run had the loss at its first validation, so the speed-up is at least this.
+        values: A value for each pair of seeds. None if the run never has the loss, or a run of
+            the pair failed. () with an obstacle.
+        bound: A run had the loss at its first validation. The speed-up is at least this.
         paired: The seeds were compared in pairs, not with the baseline's mean curve.
         left_out: The number of runs on seeds that the baseline does not have.
-        obstacle: Why the runs cannot be compared, in two words; "" if they can.
+        obstacle: Why the runs cannot be compared, in two words. "" if they can.
     """
 
     values: tuple[float | None, ...]
@@ -275,7 +267,7 @@ class SpeedUp:
 
     @property
     def mean(self) -> float | None:
-        """The geometric mean; None unless there are pairs and each has a value."""
+        """The geometric mean. None unless there are pairs and each has a value."""
         if not self.values or None in self.values:
             return None
         return math.exp(self._logarithms().mean())
@@ -300,7 +292,7 @@ class SpeedUp:
         return np.log(np.array(self.values, float))
 
     def over(self, time: Interval) -> Interval | None:
-        """Return the speed-up in wall-clock: the mean divided by `time`; None without a mean.
+        """Return the speed-up in wall-clock: the mean divided by `time`. None without a mean.
 
         `time` is the time per token over the baseline's. The interval has both uncertainties. A
         single pair has no interval, because the spread over seeds, the larger part, is not known.
@@ -331,7 +323,7 @@ class SpeedUp:
 
 
 def tokens_to_loss(curve: Curve, loss: float) -> float | None:
-    """Training tokens at which `curve` first is at or below `loss`; None if it never is."""
+    """Training tokens at which `curve` first is at or below `loss`. None if it never is."""
     below = np.flatnonzero(curve.loss <= loss)
     if len(below) == 0:
         return None
@@ -353,13 +345,13 @@ def speed_up(baseline: SeededCurves, curves: SeededCurves) -> SpeedUp:
 
 
 def _mean_of_all(curves: SeededCurves) -> Curve | None:
-    """The mean curve; None if a run failed."""
+    """The mean curve. None if a run failed."""
     finished = [curve for _, curve in curves if curve is not None]
     return mean_curve(finished)[0] if len(finished) == len(curves) else None
 
 
 def _speed_up_of_pair(baseline: Curve | None, curve: Curve | None) -> float | None:
-    """Tokens of the baseline over tokens of the run; None if a run failed or never has the loss."""
+    """Tokens of the baseline over tokens of the run. None if a run failed or never has the loss."""
     if baseline is None or curve is None:
         return None
     target = float(baseline.loss[-1])
