@@ -1,5 +1,7 @@
 """`anlit compare`: a report on trained runs."""
 
+import shlex
+
 from anlit.compare.compare import STANDARD, compare
 from anlit.compare.comparison import STEPS
 from anlit.config.options import ToolParser
@@ -42,4 +44,5 @@ def main(argv: list[str]) -> None:
         options.output,
         options.baseline,
         time_steps if options.measure_steps else None,
+        shlex.join(["anlit", "compare", *argv]),
     )

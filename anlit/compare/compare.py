@@ -5,7 +5,6 @@ behind its numbers.
 """
 
 import math
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,11 @@ TimeSteps = Callable[[list[Group], Path], None]
 
 
 def compare(
-    paths: list[str], output: str, baseline: str | None = None, time_steps: TimeSteps | None = None
+    paths: list[str],
+    output: str,
+    baseline: str | None = None,
+    time_steps: TimeSteps | None = None,
+    command: str = "anlit compare",
 ) -> Comparison:
     """Compare runs with a baseline.
 
@@ -44,10 +47,11 @@ def compare(
     Args:
         paths: Run folders, or folders above run folders.
         output: The folder of the report.
-        baseline: A label, an architecture or a run folder; by default the GPT+
+        baseline: A label, an architecture or a run folder. By default it is the GPT+
             group with the lowest mean final validation loss.
         time_steps: Called with the groups, the baseline first, and the folder. Without it the
             report uses the times that an earlier call left in `output`.
+        command: The command line that the report names.
 
     Raises:
         UserError: There is nothing to compare, or no such baseline. Tokenizers differ and a run
@@ -68,7 +72,6 @@ def compare(
     if time_steps is not None:
         compared = [group for group in counted if group is not baseline_group]
         time_steps([baseline_group, *compared], folder)
-    command = _command(paths, output, baseline, time_steps is not None)
     comparison = compare_groups(groups, baseline_group, runs, folder, command)
     comparison = replace(comparison, notes=(*notes, *comparison.notes))
     _write(comparison)
@@ -85,16 +88,6 @@ def _refuse_report_of_other_runs(folder: Path, runs: Sequence[Run]) -> None:
     refuse_other_report(
         folder, COMPARISON, lambda record: {*map(str, record.get("runs") or ())} <= folders
     )
-
-
-def _command(paths: list[str], output: str, baseline: str | None, measures: bool) -> str:
-    """The command as a shell takes it."""
-    arguments = ["anlit", "compare", *paths, "--output", output]
-    if baseline is not None:
-        arguments += ["--baseline", baseline]
-    if measures:
-        arguments += ["--measure_steps"]
-    return shlex.join(arguments)
 
 
 def _write(comparison: Comparison) -> None:
@@ -120,7 +113,7 @@ def _write(comparison: Comparison) -> None:
 
 
 def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:
-    """The baseline among groups, and notes on how it was chosen; UserError if there is none."""
+    """The baseline among groups, and notes on how it was chosen. UserError if there is none."""
     labels = "; ".join(repr(group.label) for group in groups)
     if name is not None:
         return _baseline_named(groups, name, labels), []

@@ -20,14 +20,15 @@ from anlit.reporting.figure import (
     save,
     style,
 )
+from anlit.reporting.text import short_number
 
 LATE_SHARE = 0.2
-"""The y axis ends at the highest loss after this share of the tokens; see also `MAX_HEIGHT`.
+"""The y axis ends at the highest loss after this share of the tokens.
 
 So the steep beginning does not flatten the rest.
 """
 MAX_HEIGHT = 2.5
-"""The greatest height of the y axis, as a multiple of the height that the baseline needs.
+"""The greatest height of the y axis, in heights that the baseline needs.
 
 So a diverged configuration does not flatten the others.
 """
@@ -35,22 +36,8 @@ MIN_MARKERS = 12
 """A curve has 12 to 23 markers; with fewer validation points, each is marked."""
 MARGIN_LETTERS = 10
 """Letters of a line that the legend's frame and lines take."""
-Units = tuple[tuple[float, float, str], ...]
-"""Units of an axis, largest first: the least length of the axis, the unit's size, its name.
-
-Lengths and sizes are in tokens or seconds.
-"""
-TOKENS: Units = (
-    (1e9, 1e9, " (billions)"),
-    (1e6, 1e6, " (millions)"),
-    (1e3, 1e3, " (thousands)"),
-    (0, 1, ""),
-)
-SECONDS: Units = (
-    (3 * 3600, 3600, " (hours)"),
-    (120, 60, " (minutes)"),
-    (0, 1, " (seconds)"),
-)
+LONG = 3 * 3600
+"""Seconds of training above which an axis counts hours, not minutes."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +60,22 @@ class Panel:
 def panels_of(comparison: Comparison) -> Iterator[Panel]:
     """A panel over training tokens and, if steps were timed, a panel over training time.
 
-    This time is tokens · seconds per token, as `anlit compare --measure_steps` times the steps of
-    all configurations in turns. It is not the time that the runs took, on whatever machines.
+    This time is tokens · seconds per token. `anlit compare --measure_steps` times the steps of all
+    configurations in turns. The time that the runs took is not used.
     """
-    per_token = dict.fromkeys((result.label for result in comparison.results), 1.0)
     length = comparison.measure.length
-    yield _in_units(comparison, Panel(f"by {length}", length, per_token), TOKENS)
-    if comparison.steps:
-        title = "by time, at the speed of steps in turns"
-        panel = Panel(title, "training time", _seconds_per_token(comparison))
-        yield _in_units(comparison, panel, SECONDS)
+    labels = [result.label for result in comparison.results]
+    yield Panel(f"by {length}", length, dict.fromkeys(labels, 1.0))
+    if not comparison.steps:
+        return
+    seconds_by_label = _seconds_per_token(comparison)
+    durations = []
+    for result in comparison.results:
+        curve, _ = result.group.mean()
+        durations.append(curve.tokens[-1] * seconds_by_label.get(result.label, 0))
+    size, unit = (3600, "hours") if max(durations) > LONG else (60, "minutes")
+    per_token = {label: seconds / size for label, seconds in seconds_by_label.items()}
+    yield Panel("by time, at the speed of steps in turns", f"training time ({unit})", per_token)
 
 
 def _seconds_per_token(comparison: Comparison) -> dict[str, float]:
@@ -97,19 +90,6 @@ def _seconds_per_token(comparison: Comparison) -> dict[str, float]:
         if result.time is not None:
             times[result.label] = seconds * result.time.median  # `time` is a ratio to the baseline
     return times
-
-
-def _in_units(comparison: Comparison, panel: Panel, units: Units) -> Panel:
-    """The panel in the largest unit that its longest curve fills."""
-    lengths = []
-    for result in comparison.results:
-        curve, _ = result.group.mean()
-        lengths.append(float(curve.tokens[-1]) * panel.per_token.get(result.label, 0))
-    for least, size, name in units:
-        if max(lengths) >= least:
-            per_token = {label: length / size for label, length in panel.per_token.items()}
-            return Panel(panel.title, panel.x_label + name, per_token)
-    return panel
 
 
 def plot_convergence(comparison: Comparison) -> None:
@@ -134,13 +114,11 @@ def plot_convergence(comparison: Comparison) -> None:
 def _draw_panel(
     ax: Axes, panel: Panel, comparison: Comparison, styles: dict[str, LineStyle]
 ) -> None:
-    longest = 0.0
     for result in comparison.results:
         if result.label in panel.per_token:
             is_baseline = result is comparison.baseline
             scale = panel.per_token[result.label]
-            length = _draw_curve(ax, result, scale, styles[result.label], is_baseline)
-            longest = max(longest, length)
+            _draw_curve(ax, result, scale, styles[result.label], is_baseline)
     if comparison.target is not None:
         ax.axhline(
             comparison.target,
@@ -150,14 +128,14 @@ def _draw_panel(
             zorder=1,
             label=_legend_of_target(comparison),
         )
-    ax.set(title=panel.title, xlabel=panel.x_label, xlim=(0, longest * 1.02))
+    ax.set(title=panel.title, xlabel=panel.x_label)
+    ax.set_xlim(left=0)
+    ax.xaxis.set_major_formatter(lambda value, _: short_number(value))
     ax.grid()
 
 
-def _draw_curve(
-    ax: Axes, result: Result, scale: float, line: LineStyle, is_baseline: bool
-) -> float:
-    """Draw a mean curve with its band; returns its length on the x axis."""
+def _draw_curve(ax: Axes, result: Result, scale: float, line: LineStyle, is_baseline: bool) -> None:
+    """Draw a mean curve with its band."""
     curve, sd = result.group.mean()
     x = curve.tokens * scale
     ax.plot(
@@ -174,7 +152,6 @@ def _draw_curve(
     low = curve.loss - sd
     high = curve.loss + sd
     ax.fill_between(x, low, high, color=line.colour, alpha=0.18, linewidth=0)
-    return float(x[-1])
 
 
 def _limits(results: tuple[Result, ...]) -> tuple[float, float]:
