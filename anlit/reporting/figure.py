@@ -38,7 +38,8 @@ GREEN = "#009E73"
 PURPLE = "#CC79A7"
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
-COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
+SPARE_COLOURS = (GREEN, PURPLE, ORANGE, SKY)
+"""Colours of labels without a known name."""
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (8, 2, 1, 2, 1, 2)), (0, (9, 4)))
 COLOUR_MAP = "cividis"
 """Readable with every kind of colour vision and in grey."""
@@ -86,9 +87,6 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
     mechanisms = [_find_name(label, MECHANISMS) for label in labels]
     has_one_mechanism = len({mechanism or "plain" for mechanism in mechanisms}) == 1
     by_architecture = has_one_mechanism or len(set(architectures)) > 1
-    spare_colours = list(COLOURS)
-    if by_architecture:
-        spare_colours = [GREEN, PURPLE, ORANGE, SKY]
     styles: dict[str, LineStyle] = {}
     for number, label in enumerate(labels):
         architecture = architectures[number]
@@ -99,7 +97,7 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
             if has_one_mechanism:
                 marker = architecture_marker
         elif architecture is None and mechanism is None:  # unknown: the next free colour
-            colour = spare_colours[number % len(spare_colours)]
+            colour = SPARE_COLOURS[number % len(SPARE_COLOURS)]
             marker = MARKERS[number % len(MARKERS)]
         marker = _free_marker(marker, colour, list(styles.values()))
         styles[label] = LineStyle(colour, marker, DASHES[number % len(DASHES)])

@@ -16,18 +16,27 @@ from anlit.compare.statistics import SpeedUp, Summary, speed_up
 from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import mapping
 from anlit.runs.folders import Curve
+from anlit.runs.groups import Group
 from anlit.study.plan import AnnealedRun, Arm, PlannedComparison
 from anlit.study.results import RunResult, StudyResults
 
 
 class AnnealedArm(NamedTuple):
-    """The annealed runs of an arm, by seed and length in steps; None for a run that failed."""
+    """The annealed runs of an arm, by seed and length in steps. None for a run that failed."""
 
-    arm: Arm
+    title: str
+    group: Group | None
+    """The stable runs. None if none can be compared yet."""
     ends: dict[Hashable, dict[int, End | None]]
     curves: dict[Hashable, dict[int, Curve | None]]
     """The curve of the stable run until the branch, and of the annealed run."""
     parameters: int | None
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths at which a run has ended, in ascending order."""
+        lengths: set[int] = set()
+        return sorted(lengths.union(*self.ends.values()))
 
     def losses(self, length: int) -> Summary:
         """The annealed losses of the seeds at a length."""
@@ -35,7 +44,7 @@ class AnnealedArm(NamedTuple):
         return Summary([end.loss if end else None for end in ends])
 
     def tokens(self, length: int) -> float:
-        """Training tokens at a length; NaN if no run has ended there."""
+        """Training tokens at a length. NaN if no run has ended there."""
         for by_length in self.ends.values():
             end = by_length.get(length)
             if end is not None:
@@ -66,8 +75,7 @@ class Point(NamedTuple):
 class Line(NamedTuple):
     """An arm against the baseline."""
 
-    title: str
-    parameters: int | None
+    arm: AnnealedArm
     points: list[Point]
     trend: Trend | None
 
@@ -98,7 +106,7 @@ def annealed_comparisons(results: StudyResults) -> list[AnnealedComparison]:
 def read_arm(results: StudyResults, arm: Arm) -> AnnealedArm:
     """The annealed runs of an arm that have ended."""
     stable_runs = {result.planned.name: result for result in results.runs}
-    read = AnnealedArm(arm, {}, {}, None)
+    read = AnnealedArm(arm.title, results.group(arm), {}, {}, None)
     for result in results.runs:
         planned = result.planned
         if planned.arm is not arm or not isinstance(planned, AnnealedRun):
@@ -144,18 +152,16 @@ def _line(results: StudyResults, arm: AnnealedArm, baseline: AnnealedArm) -> Lin
     """An arm against the baseline at the lengths at which both have ended runs."""
     annealing = results.study.annealing
     assert annealing is not None
-    group = results.group(arm.arm)
-    baseline_group = results.group(baseline.arm)
     points: list[Point] = []
-    if group is not None and baseline_group is not None:
-        obstacle = obstacle_to_comparison(group, baseline_group)
+    if arm.group is not None and baseline.group is not None:
+        obstacle = obstacle_to_comparison(arm.group, baseline.group)
         for length in annealing.max_steps:
             losses = arm.losses(length)
             baseline_losses = baseline.losses(length)
             if losses.values and baseline_losses.values:
                 points.append(_point(arm, baseline, length, obstacle))
     speedups = [point.annealed for point in points]
-    return Line(arm.arm.title, arm.parameters, points, trend(speedups))
+    return Line(arm, points, trend(speedups))
 
 
 def _point(arm: AnnealedArm, baseline: AnnealedArm, length: int, obstacle: str) -> Point:

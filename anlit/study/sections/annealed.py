@@ -21,7 +21,13 @@ from anlit.reporting.figure import (
 )
 from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal, short_number
-from anlit.study.annealed_results import AnnealedComparison, Line, Point, annealed_comparisons
+from anlit.study.annealed_results import (
+    AnnealedArm,
+    AnnealedComparison,
+    Line,
+    Point,
+    annealed_comparisons,
+)
 from anlit.study.results import StudyResults
 from anlit.study.sections.trend import set_ticks
 
@@ -34,8 +40,6 @@ HEAD = (
     "speed-up, annealed",
     "speed-up, crossing",
 )
-AXIS_SHIFT = 1.02
-"""Arms are drawn beside each other at this ratio of tokens, so that no interval is hidden."""
 
 
 def annealed(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -95,10 +99,10 @@ def _rows(comparison: AnnealedComparison) -> Iterator[list[str]]:
             per_parameter = NONE
             if math.isfinite(point.tokens):
                 tokens = short_number(point.tokens)
-                if line.parameters:
-                    per_parameter = f"{point.tokens / line.parameters:.3g}"
+                if line.arm.parameters:
+                    per_parameter = f"{point.tokens / line.arm.parameters:.3g}"
             yield [
-                literal(line.title),
+                literal(line.arm.title),
                 tokens,
                 per_parameter,
                 mean_sd(point.losses, 4),
@@ -111,7 +115,7 @@ def _rows(comparison: AnnealedComparison) -> Iterator[list[str]]:
 def _trend_in_words(line: Line) -> str:
     """A line of Markdown: the change with the length, and the lead at the greatest length."""
     exact = [point for point in line.points if point.annealed.is_exact]
-    text = f"- {literal(line.title)}: "
+    text = f"- {literal(line.arm.title)}: "
     if line.trend is None:
         text += "fewer than two lengths have a value on every seed, which shows no trend."
     else:
@@ -154,8 +158,8 @@ def raw_numbers(results: StudyResults) -> list[dict[str, Any]]:
                 })  # fmt: skip
             raw.append({
                 "comparison": comparison.planned.title,
-                "baseline": comparison.baseline.arm.title,
-                "arm": line.title,
+                "baseline": comparison.baseline.title,
+                "arm": line.arm.title,
                 "points": points,
                 "per_doubling": line.trend.per_doubling if line.trend else None,
             })  # fmt: skip
@@ -164,15 +168,14 @@ def raw_numbers(results: StudyResults) -> list[dict[str, Any]]:
 
 def draw(comparison: AnnealedComparison, path: Path) -> None:
     """Draw annealed losses over tokens, and both speed-ups with the annealed one's intervals."""
-    titles = [comparison.baseline.arm.title, *(line.title for line in comparison.lines)]
-    styles = line_styles(titles)
+    arms = [comparison.baseline, *(line.arm for line in comparison.lines)]
+    styles = line_styles([arm.title for arm in arms])
     with style(8):
         figure, (losses, speedups) = plt.subplots(1, 2, figsize=(TEXT_WIDTH, 3.1))
-        _draw_baseline(losses, comparison, styles[titles[0]])
-        for number, line in enumerate(comparison.lines):
-            shift = AXIS_SHIFT ** (number - (len(comparison.lines) - 1) / 2)
-            _draw_losses(losses, line, styles[line.title])
-            _draw_speedups(speedups, line, styles[line.title], shift)
+        for arm in arms:
+            _draw_losses(losses, arm, styles[arm.title])
+        for line in comparison.lines:
+            _draw_speedups(speedups, line, styles[line.arm.title])
         speedups.axhline(1, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1)
         losses.set(title="annealed losses", ylabel="validation loss (nats per token)")
         speedups.set(title="speed-up in tokens")
@@ -198,40 +201,34 @@ def _tokens_of(comparison: AnnealedComparison) -> list[float]:
     return tokens
 
 
-def _draw_baseline(axes: Axes, comparison: AnnealedComparison, look: LineStyle) -> None:
-    baseline = comparison.baseline
-    lengths: dict[int, None] = {}
-    for by_length in baseline.ends.values():
-        lengths |= dict.fromkeys(by_length)
-    ordered = sorted(lengths)
-    tokens = [baseline.tokens(length) for length in ordered]
-    means = [baseline.losses(length).mean or np.nan for length in ordered]
+def _draw_losses(axes: Axes, arm: AnnealedArm, look: LineStyle) -> None:
+    tokens = []
+    means = []
+    for length in arm.lengths:
+        tokens.append(arm.tokens(length))
+        means.append(arm.losses(length).mean or np.nan)
     axes.plot(tokens, means, look.marker, color=look.colour, linestyle=look.dash, markersize=4,
-              linewidth=1.2, label=baseline.arm.title)  # fmt: skip
+              linewidth=1.2, label=arm.title)  # fmt: skip
 
 
-def _draw_losses(axes: Axes, line: Line, look: LineStyle) -> None:
-    tokens = [point.tokens for point in line.points]
-    means = [point.losses.mean or np.nan for point in line.points]
-    axes.plot(tokens, means, look.marker, color=look.colour, linestyle=look.dash, markersize=4,
-              linewidth=1.2, label=line.title)  # fmt: skip
-
-
-def _draw_speedups(axes: Axes, line: Line, look: LineStyle, shift: float) -> None:
+def _draw_speedups(axes: Axes, line: Line, look: LineStyle) -> None:
     """Draw exact speed-ups as a line with intervals, bounds hollow, crossings dotted."""
-    tokens = np.array([point.tokens for point in line.points]) * shift
-    values = np.array([point.annealed.speedup.mean or np.nan for point in line.points])
-    exact = np.array([point.annealed.is_exact for point in line.points])
-    tests = [point.annealed.speedup.test for point in line.points]
-    low = np.array([test.low if test else np.nan for test in tests])
-    high = np.array([test.high if test else np.nan for test in tests])
-    bars = np.stack([values - low, high - values])
     colour: dict[str, Any] = {"color": look.colour}
-    axes.errorbar(tokens[exact], values[exact], bars[:, exact], fmt=look.marker, markersize=4,
-                  linestyle="-", linewidth=1.2, capsize=2, elinewidth=0.8, **colour)  # fmt: skip
-    for point, x in zip(line.points, tokens, strict=True):
-        if point.annealed.speedup.mean is not None and len(point.annealed.bounds) == 1:
-            marker = "^" if ">" in point.annealed.bounds else "v"
-            axes.plot(x, point.annealed.speedup.mean, marker, fillstyle="none", **colour)
+    exact = []
+    for point in line.points:
+        annealed = point.annealed
+        mean = annealed.speedup.mean or np.nan
+        test = annealed.speedup.test
+        if annealed.is_exact:
+            below = mean - test.low if test else np.nan
+            above = test.high - mean if test else np.nan
+            exact.append((point.tokens, mean, below, above))
+        elif len(annealed.bounds) == 1:
+            marker = "^" if ">" in annealed.bounds else "v"
+            axes.plot(point.tokens, mean, marker, fillstyle="none", **colour)
+    tokens, means, *bars = np.reshape(exact, (-1, 4)).T
+    axes.errorbar(tokens, means, bars, fmt=look.marker, markersize=4, linestyle="-",
+                  linewidth=1.2, capsize=2, elinewidth=0.8, **colour)  # fmt: skip
+    all_tokens = [point.tokens for point in line.points]
     crossings = [point.crossing.mean or np.nan for point in line.points]
-    axes.plot(tokens, crossings, linestyle=":", linewidth=1, **colour)
+    axes.plot(all_tokens, crossings, linestyle=":", linewidth=1, **colour)

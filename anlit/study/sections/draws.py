@@ -19,11 +19,11 @@ from anlit.study.sections.trend import UNITS, display_name, set_ticks
 PICTURE = "tuning.png"
 TOP = 3.0
 """The axis of losses ends at this multiple of the median's distance from the best."""
-MARGIN = 0.04
-"""Free share of an axis beyond each end of a range."""
-BEST: dict[str, Any] = {"marker": "o", "markersize": 9, "fillstyle": "none"}
-ABOVE: dict[str, Any] = {"marker": r"$\uparrow$", "markersize": 6}
-FAILED: dict[str, Any] = {"marker": "x", "markersize": 5}
+MARGIN = 0.08
+"""Free share of the axis of losses below the best and above `TOP`."""
+BEST: dict[str, Any] = {"marker": "o", "markersize": 9, "fillstyle": "none", "clip_on": False}
+ABOVE: dict[str, Any] = {"marker": r"$\uparrow$", "markersize": 6, "clip_on": False}
+FAILED: dict[str, Any] = {"marker": "x", "markersize": 5, "clip_on": False}
 
 
 def draws(results: StudyResults) -> list[str]:
@@ -99,7 +99,7 @@ def _draw_arm(ax: Axes, name: str, arm_tuning: Tuning, look: LineStyle, top: flo
         return
     for tuned in arm_tuning.points:
         x = tuned.point.shown[name]
-        mark: dict[str, Any] = {"marker": look.marker, "markersize": 3.5}
+        mark: dict[str, Any] = {"marker": look.marker, "markersize": 3.5, "clip_on": False}
         if tuned.loss > top:
             mark = ABOVE if math.isfinite(tuned.loss) else FAILED
         if tuned.has_ended:
@@ -118,13 +118,9 @@ def _scale_axes(ax: Axes, name: str, tunings: Sequence[Tuning], best: float, top
     high = max(search_range.high for search_range in ranges)
     if all(search_range.is_log for search_range in ranges):
         ax.set_xscale("log")
-        margin = (high / low) ** MARGIN
-        ax.set_xlim(low / margin, high * margin)
         set_ticks(ax.xaxis, np.geomspace(low, high, 3).tolist())
-    else:
-        margin = (high - low) * MARGIN
-        ax.set_xlim(low - margin, high + margin)
-    height = (top - best) * 2 * MARGIN or 1.0
+    ax.set_xlim(low, high)
+    height = (top - best) * MARGIN or 1.0
     ax.set_ylim(best - height, top + height)
     ax.set_xlabel(UNITS.get(name, display_name(name)))
     ax.set_ylabel(UNITS["loss"])

@@ -14,8 +14,10 @@ from anlit.reporting.table import NONE, markdown_table
 from anlit.runs.folders import METRICS, Run
 from anlit.study.results import StudyResults
 
-Metrics = dict[str, dict[float, float]]
-"""Name of the metric → {step: value}. The step is the number of optimizer steps done."""
+Curve = dict[float, float]
+"""Optimizer steps done → value."""
+Metrics = dict[str, Curve]
+"""Name of the metric → its curve."""
 LAST_LAYER = "last"
 """Stands in a metric's name for the deepest layer that a run logged, such as `layer_11`."""
 INDUCTION_GAIN = "induction_gain"
@@ -130,9 +132,7 @@ def _draw_panels(
             for title, metrics in means.items():
                 if name in metrics:
                     seeds = [seed[name] for seed in seeds_by_title[title] if name in seed]
-                    has_several_seeds = len(seeds_by_title[title]) > 1
-                    _draw_seeds(axes, seeds if has_several_seeds else [], styles[title])
-                    _draw_mean(axes, metrics[name], title, styles[title])
+                    _draw_arm(axes, title, metrics[name], seeds, styles[title])
             axes.set(title="\n".join(textwrap.wrap(AXIS_LABELS[name], TITLE_WIDTH)), xlabel="step")
             axes.locator_params(axis="x", nbins=4)
             if name.startswith("rotation/") or name.endswith("/norm"):
@@ -142,20 +142,21 @@ def _draw_panels(
         save(figure, path)
 
 
-def _draw_seeds(axes: Axes, seeds: list[dict[float, float]], line_style: LineStyle) -> None:
+def _draw_arm(axes: Axes, title: str, mean: Curve, seeds: Sequence[Curve], look: LineStyle) -> None:
+    """Draw thin lines for the seeds, and their mean with markers."""
+    line: dict[str, Any] = {"color": look.colour, "linestyle": look.dash}
     for curve in seeds:
-        line: dict[str, Any] = {"color": line_style.colour, "linestyle": line_style.dash}
         axes.plot(list(curve), list(curve.values()), linewidth=0.4, alpha=0.5, **line)
-
-
-def _draw_mean(axes: Axes, curve: dict[float, float], title: str, line_style: LineStyle) -> None:
-    line: dict[str, Any] = {"color": line_style.colour, "linestyle": line_style.dash}
-    markers: dict[str, Any] = {
-        "marker": line_style.marker,
-        "markersize": 3,
-        "markevery": max(1, len(curve) // N_MARKERS),
-    }
-    axes.plot(list(curve), list(curve.values()), label=title, linewidth=1.2, **line, **markers)
+    axes.plot(
+        list(mean),
+        list(mean.values()),
+        label=title,
+        linewidth=1.2,
+        marker=look.marker,
+        markersize=3,
+        markevery=max(1, len(mean) // N_MARKERS),
+        **line,
+    )
 
 
 def _cell(name: str, metrics: Metrics) -> str:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
-from numpy.typing import NDArray
 
 from anlit.compare.statistics import Interval, Summary, mean_sd, power_law
 from anlit.reporting.figure import COLUMN_WIDTH, DASHES, line_styles, save, style
@@ -35,8 +35,6 @@ UNITS = {
     "loss": "validation loss (nats per token)",
 }
 """Labels of axes."""
-AXIS_SHIFT = 1 / 50
-"""Lines with points at the same x are shifted by this share of the axis, so that none is hidden."""
 MIN_TICK_RATIO = 1.1
 """Nearer values share a tick: arms of the same width have slightly different parameters."""
 MIN_TICK_DISTANCE = 1 / 8
@@ -68,6 +66,8 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
             y = measured.summary if value == "loss" else Summary([measured.number(value)])
             title = results.study.title_of(measured.arm.base)
             lines.setdefault(title, []).append((measured.number(over), y))
+    for points in lines.values():
+        points.sort(key=itemgetter(0))
     quantity = "Loss" if value == "loss" else f"Best {display_name(value)}"
     title = f"## {quantity} over {display_name(over)}"
     if not lines:
@@ -99,15 +99,9 @@ def _fit_laws(lines: Lines) -> dict[str, PowerLaw]:
 def _loss_rows(lines: Lines) -> list[list[str]]:
     rows = []
     for label, points in lines.items():
-        for x, y in sorted(points, key=_x_and_mean):
+        for x, y in points:
             rows.append([label, short_number(x), mean_sd(y, 4)])
     return rows
-
-
-def _x_and_mean(point: Point) -> tuple[float, float]:
-    """The key of the order of points; a point without a mean comes last."""
-    x, y = point
-    return x, y.mean or math.inf
 
 
 def _law_rows(lines: Lines, laws: dict[str, PowerLaw]) -> list[list[str]]:
@@ -116,14 +110,6 @@ def _law_rows(lines: Lines, laws: dict[str, PowerLaw]) -> list[list[str]]:
         interval = f"{low:.2f} … {high:.2f}" if low < high else NONE
         rows.append([label, str(len(lines[label])), f"{exponent:.2f}", interval])
     return rows
-
-
-def _sorted_columns(points: Sequence[tuple[float, Summary]]) -> NDArray[np.float64]:
-    """x, mean and standard deviation of the points, (3, n), by x; NaN if not known."""
-    rows = []
-    for x, y in points:
-        rows.append((x, y.mean or np.nan, y.sd or np.nan))
-    return np.array(sorted(rows)).T
 
 
 def draw_trend(
@@ -138,8 +124,9 @@ def draw_trend(
         figure, axes = plt.subplots(figsize=(COLUMN_WIDTH, 2.7))
         for i, (label, points) in enumerate(lines.items()):
             colour, marker, dash = styles[label]
-            x, y, sd = _sorted_columns(points)
-            shift = (all_x[-1] / all_x[0]) ** ((i - (len(lines) - 1) / 2) * AXIS_SHIFT)
+            x = np.array([x for x, _ in points])
+            means = [y.mean or np.nan for _, y in points]
+            deviations = [y.sd or np.nan for _, y in points] if has_bars else None
             bars: dict[str, Any] = {"capsize": 2, "elinewidth": 0.8}
             line: dict[str, Any] = {
                 "color": colour,
@@ -148,7 +135,7 @@ def draw_trend(
                 "linewidth": 1.2,
                 "markersize": 4,
             }
-            axes.errorbar(x * shift, y, sd if has_bars else None, label=label, **bars, **line)
+            axes.errorbar(x, means, deviations, label=label, **bars, **line)
             if label in laws:  # laws may coincide: their dashes keep them apart
                 constant, exponent = laws[label]
                 fine_x = np.geomspace(x.min(), x.max(), 100)
@@ -158,10 +145,10 @@ def draw_trend(
         axes.set_xscale("log")
         set_ticks(axes.xaxis, all_x)
         if value != "loss":
-            means = [y.mean or 0.0 for _, y in all_points]
+            values = [y.mean or 0.0 for _, y in all_points]
             axes.set_yscale("log")
-            set_ticks(axes.yaxis, means)
-            axes.set_ylim(min(means) / 1.3, max(means) * 1.3)
+            set_ticks(axes.yaxis, values)
+            axes.set_ylim(min(values) / 1.3, max(values) * 1.3)
         axes.grid()
         axes.set_xlabel(UNITS.get(over, display_name(over)))
         axes.set_ylabel(UNITS.get(value, display_name(value)))
