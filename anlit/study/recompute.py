@@ -9,7 +9,7 @@ from anlit.io.write import jsonable, write_json, write_text
 from anlit.runs.folders import Run
 from anlit.runs.groups import Group, learned_settings
 from anlit.study.record import ADVICE, read_record
-from anlit.study.sections.convergence import compared, is_missing_arm
+from anlit.study.sections.convergence import compared
 
 DIGITS = 6
 """Significant digits of a recorded number."""
@@ -44,9 +44,8 @@ def _update_page(page: Path, comparisons: list[Comparison]) -> None:
     for number, comparison in enumerate(comparisons):
         for index, section in enumerate(sections):
             if f"({comparison.plot.name})" in section:
-                title, *lines = section.splitlines()
-                missing = list(filter(is_missing_arm, lines))
-                paragraphs = [title, *compared(comparison, missing, is_explained=number > 0)]
+                title, *_ = section.splitlines()
+                paragraphs = [title, *compared(comparison, is_explained=number > 0)]
                 sections[index] = "\n\n".join(filter(None, paragraphs)) + "\n"
     write_text(page, SECTION_START.join(sections).rstrip("\n") + "\n")
 

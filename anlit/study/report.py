@@ -83,7 +83,7 @@ def _speedups(results: StudyResults) -> dict[str, str]:
 
 
 def _paragraphs(results: StudyResults) -> list[str]:
-    """The report in Markdown; UserError as in `check_sections`."""
+    """The report in Markdown. UserError as in `check_sections`."""
     study = results.study
     check_sections(study)
     paragraphs = [
@@ -190,18 +190,17 @@ def _progress(results: StudyResults) -> str:
     else:
         sentences.append("Tuning only, nothing is measured.")
     unfinished_arms = []
+    failed_arms = []
     for arm in results.study.arms:
         unfinished = results.unfinished_steps(arm)
         if unfinished:
             unfinished_arms.append(f"{arm.title} ({unfinished})")
+        elif n_seeds and results.group(arm) is None:
+            failed_arms.append(arm.title)
     if unfinished_arms:
         sentences.append(f"NOT ENDED: {'; '.join(unfinished_arms)}.")
-    failed_arms = []
-    for arm_tuning in results.tunings:
-        if arm_tuning.has_ended and arm_tuning.best is None:
-            failed_arms.append(arm_tuning.arm.title)
     if failed_arms:
-        sentences.append(f"Their tuning failed everywhere: {'; '.join(failed_arms)}.")
+        sentences.append(f"NO RUN CAN BE COMPARED: {'; '.join(failed_arms)}; see Failures.")
     hours = _training_hours(results)
     if hours:
         sentences.append(f"{hours:.2f} hours of training in all.")
