@@ -1,4 +1,4 @@
-"""Notes on a comparison: a sentence for each fact that makes it less fair or less certain.
+"""Notes on a comparison: each tells a fact that makes it less fair or less certain.
 
 A comparison without meaning is refused, see `refuse_other_tokenizers`. Notes on tokenizers are in
 `anlit.compare.tokenizers`.
@@ -39,14 +39,14 @@ PARAMETERS_APART = 0.05
 TOKENS_APART = 0.01
 """Share of the larger number by which training tokens may differ without a note."""
 THROUGHPUT_APART = 1 - 1 / 1.10
-"""Share by which the halves of a run may differ in speed without a note: 10 % faster."""
+"""Share by which the halves of a run may differ in speed without a note (10 % faster)."""
 FEWEST_POINTS = 5
 """The fewest validation points for two halves. The first interval is left out, because compilers
 warm up in it."""
 FEWEST_LOSSES = 4
 """The fewest final losses that may form two groups: of three drawn by chance, half do."""
 GAP = 3.0
-"""The least gap between two groups of losses, as a multiple of the larger range within a group."""
+"""The least gap between two groups of losses, in ranges of the wider group."""
 EARLY = 0.9
 """The share of the baseline's tokens before which its own final loss comes with a note."""
 CONTENT = "data.content"
@@ -102,7 +102,7 @@ def notes_on(
 
 
 def _notes_on_states(group: Group) -> Iterator[str]:
-    """Whether the numbers of a group do not come from all its runs, or from unfinished runs."""
+    """Tell if numbers of a group come from a part of its runs, or from unfinished runs."""
     states = Counter(_state(run, group) for run in group.runs if run not in group.counted)
     left_out = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     if not group.counted:
@@ -186,7 +186,9 @@ def _loss_of_guessing(group: Group) -> float:
 
 def _notes_against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
     """Differences from the baseline in seeds, in the task, in tokens and parameters."""
-    yield from _note_on_pairs(group, baseline, speedup)
+    if not speedup.paired:
+        consequence = "so its speed-up is over the baseline's mean curve"
+        yield f"{group.label}: no seed in common with the baseline, {consequence}."
     yield from _notes_on_task(group, baseline)
     if has_other_tokenizer(group, baseline):
         yield from notes_across_tokenizers(group, baseline)
@@ -208,20 +210,6 @@ def _notes_against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[
     if all(parameters) and _is_apart(parameters, PARAMETERS_APART):
         counts = f"{parameters[0]:,} parameters, the baseline {parameters[1]:,}"
         yield f"{group.label}: {counts}."
-
-
-def _note_on_pairs(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
-    if not speedup.paired:
-        consequence = "so its speed-up is over the baseline's mean curve"
-        yield f"{group.label}: no seed in common with the baseline, {consequence}."
-        return
-    n_pairs = len(speedup.values)
-    n_seeds = max(len(group.final_losses()), len(baseline.final_losses()))
-    if 0 < n_pairs < n_seeds:
-        numbers = "speed-up and test are" if n_pairs > 1 else "speed-up is"
-        seeds = f"{n_pairs} seeds" if n_pairs > 1 else "1 seed"
-        pairs = f"of the {seeds} that it has in common with the baseline"
-        yield f"{group.label}: its {numbers} {pairs}."
 
 
 def _notes_on_task(group: Group, baseline: Group) -> Iterator[str]:
@@ -343,7 +331,7 @@ def _is_measured_apart(group: Group, baseline: Group) -> bool:
 
 
 def _unknown_data(group: Group, baseline: Group) -> str:
-    """The class of a user's own data without a fingerprint, if the settings of the data differ.
+    """The class of user-made data without a fingerprint, if settings of the data differ.
 
     "" if the data are known, or the runs have the same settings of them.
     """

@@ -1,8 +1,8 @@
 """Run folders: finding them and reading their files.
 
-A run folder has `config.yaml` (the resolved configuration), `metrics.csv` (a row for each log call)
-and `run.json` (launches, data fingerprint, status). A crashed run may lack any of them. It is still
-read, so that a report can list it.
+A run folder has three files. `config.yaml` is the resolved configuration. `metrics.csv` has a row
+for each log call. `run.json` has launches, data fingerprint and status. A crashed run may lack any
+of them. It is still read, so that a report can list it.
 """
 
 import math
@@ -78,7 +78,7 @@ class Curve:
 
     Args:
         tokens: Training tokens.
-        seconds: Training seconds without validation; NaN if not logged.
+        seconds: Training seconds without validation. NaN if not logged.
         loss: Nats per token.
     """
 
@@ -121,7 +121,7 @@ class Run:
 
     @property
     def name(self) -> str | None:
-        """The name that the user gave the run; None without a name."""
+        """The name that the user gave the run. None without a name."""
         return self.record.get("name") or None
 
     @property
@@ -149,17 +149,17 @@ class Run:
 
     @property
     def averaged_by(self) -> str | None:
-        """The callback whose averages of the weights were validated; None for the weights alone."""
+        """The callback whose averages of the weights were validated. None for the weights alone."""
         return self.record.get("averaged_by")
 
     @property
     def content_hash(self) -> str | None:
-        """SHA-256 of the tokenised corpus; None if it was not recorded."""
+        """SHA-256 of the tokenised corpus. None if it was not recorded."""
         return mapping(self.record.get("data")).get("content_sha256") or None
 
     @property
     def tokenizer_hash(self) -> str | None:
-        """SHA-256 of the tokenizer; None if it was not recorded."""
+        """SHA-256 of the tokenizer. None if it was not recorded."""
         return mapping(self.record.get("data")).get("tokenizer_sha256") or None
 
     def split_counts(self, split: str) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def commit_label(launch: dict[str, Any]) -> str | None:
 
 
 def hardware_label(record: dict[str, Any]) -> str | None:
-    """The devices of a record, or processor and cores if it is the device; None if not recorded."""
+    """The devices of a record, or processor and cores if it is the device. None if not recorded."""
     hardware = mapping(record.get("hardware"))
     devices = [str(device) for device in hardware.get("devices") or []]
     if {*devices} == {"cpu"}:
@@ -277,7 +277,7 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
 
 
 def _walk_runs(path: str) -> Iterator[Path]:
-    """Folders with at least two of the three files; nothing below a run folder is a run."""
+    """Folders with at least two of the three files. Nothing below a run folder is a run."""
     for folder, subfolders, files in os.walk(path):
         subfolders.sort()
         if len({CONFIG, METRICS, RECORD} & {*files}) > 1:

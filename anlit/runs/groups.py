@@ -73,7 +73,7 @@ class Group:
         return losses + [None] * len(self.lost)
 
     def loss_by_seed(self) -> dict[Any, float | None]:
-        """Final loss by the seeds of model and data order; None for a lost run."""
+        """Final loss by the seeds of model and data order. None for a lost run."""
         losses: dict[Any, float | None] = {}
         for run in self.counted:
             losses[run.seeds] = self.measure.final_loss_of(run)
@@ -188,7 +188,7 @@ def _is_learned(key: str, run: Run) -> bool:
 def mean_curve(curves: Sequence[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     """Pointwise mean over runs and the sample standard deviation of the loss (0 for one run).
 
-    It has all validation points in the range of tokens that every curve covers; UserError if there
+    It has all validation points in the range of tokens that every curve covers. UserError if there
     is none.
     """
     if len(curves) == 1:

@@ -1,5 +1,6 @@
 """Labels that tell groups of runs apart."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def unique_labels(
     """A label for each group, no two alike.
 
     Args:
-        names: The groups by the name of their runs, or by architecture and attention; several may
+        names: The groups by the name of their runs, or by architecture and attention. Several may
             have the same name.
         settings: The group's settings by dotted key.
         folders: The folder of one of its runs.
@@ -40,14 +41,15 @@ def unique_labels(
         for index, detail in zip(members, details, strict=True):
             labels[index] = ", ".join([name, *detail])
     counts = Counter(labels)
-    for index, folder in enumerate(_short_folders(folders)):
+    paths = [folder.absolute() for folder in folders]
+    for index, path in enumerate(paths):
         if counts[labels[index]] > 1:
-            labels[index] = f"{names[index]}, {folder}"
+            labels[index] = f"{names[index]}, {path.relative_to(os.path.commonpath(paths))}"
     return labels
 
 
 def common_name(names: Sequence[str]) -> str:
-    """The name that runs share whose names may end in their seeds; "" if they share none.
+    """The name that runs share whose names may end in their seeds. "" if they share none.
 
     `gpt-wide` for `gpt-wide-s1` and `gpt-wide-s2`: the words that all names begin with.
     """
@@ -193,14 +195,3 @@ def show(settings: dict[str, Any], key: str) -> str:
 
 def _is_class(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("anlit.")
-
-
-def _short_folders(folders: Sequence[Path]) -> list[str]:
-    """Each folder's name, with as many parents as make the names differ."""
-    depth = 1
-    paths = [folder.absolute().parts for folder in folders]
-    names = ["/".join(path[-depth:]) for path in paths]
-    while len({*names}) < len({*paths}):
-        depth += 1
-        names = ["/".join(path[-depth:]) for path in paths]
-    return names

@@ -37,7 +37,7 @@ class Overview:
         tags: The tags that the run was given.
         state: running, finished, interrupted, failed or unknown, as the run recorded it.
         step: Optimizer steps that are logged.
-        steps: Optimizer steps in all; None if only epochs are set.
+        steps: Optimizer steps in all. None if only epochs are set.
         tokens: Training tokens so far.
         train_loss: The last logged training loss, in nats per token.
         val_loss: The last validation loss, in nats per token.
@@ -134,7 +134,7 @@ def overview_of(run: Run, folder: str, changes: tuple[str, ...]) -> Overview:
 
 
 def last_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows at the end of a CSV file, the last row first; [] if there is no file.
+    """Return the rows at the end of a CSV file, the last row first. [] if there is no file.
 
     Raise UserError if a row does not fit the header.
     """
@@ -158,7 +158,7 @@ def last_rows(path: Path) -> list[dict[str, str]]:
 
 
 def last_number(rows: Iterable[dict[str, str]], column: str) -> float | None:
-    """Return the first number in a column of rows; None without a number.
+    """Return the first number in a column of rows. None without a number.
 
     The rows begin with the last row of the file.
     """
