@@ -2,13 +2,13 @@
 
     speed-up of B over A at a length = tokens that A needs for B's final loss / B's tokens
 
-Each final loss is that of a run whose rate has fallen to 0. So no schedule of another length bends
-the curves that are compared, as it does in `statistics.speed_up`. A's final losses over its tokens
-are its curve, a line between two lengths in the logarithms of both. Nothing is extrapolated:
-beyond A's lengths the speed-up has a bound in place of a value.
+The rate of each run has fallen to 0 at its final loss. So no schedule of another length bends the
+curves, as it does in `statistics.speed_up`. A's curve is its final losses over its tokens. It is a
+line between two lengths, in the logarithms of both. Nothing is extrapolated. Beyond A's lengths
+the speed-up has a bound in place of a value.
 
-A line lies above a convex curve, so between two lengths a speed-up is a little too large. For
-L = E + B/D^β, lengths that double and β = 0.3 this is at most 2 % (tests/compare/test_annealed.py).
+A line lies above a convex curve. So a speed-up between two lengths is a little too large. With
+L = E + B/D^β, lengths that double and β = 0.3, this is at most 2 %.
 """
 
 import math
@@ -31,7 +31,7 @@ class End(NamedTuple):
 
 
 Ends = Mapping[Hashable, Mapping[int, End | None]]
-"""Seeds → length in steps → the end; None for a run that failed. Runs under way are left out."""
+"""Seeds → length in steps → the end. None for a run that failed. Runs under way are left out."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class AnnealedSpeedUp:
 
     Args:
         tokens: The arm's training tokens.
-        ratios: Seeds → speed-up or its bound; None if a run of the pair failed.
-        bounds: `>` if a seed's ratio is a lower bound, `<` if one is an upper bound.
-        obstacle: Why the losses cannot be compared, in two words; "" if they can.
+        ratios: Seeds → speed-up or its bound. None if a run of the pair failed.
+        bounds: `>` if a seed has a lower bound, `<` if a seed has an upper bound.
+        obstacle: Why the losses cannot be compared, in two words. "" if they can.
     """
 
     tokens: float
@@ -132,10 +132,10 @@ class Trend(NamedTuple):
 
 
 def trend(speedups: list[AnnealedSpeedUp]) -> Trend | None:
-    """The change over the lengths at which every seed has a value; None for fewer than two.
+    """The change over the lengths at which every seed has a value. None for fewer than two.
 
     Each seed has a line by least squares, log speed-up over log tokens. The interval is a t-interval
-    of the lines' slopes: the lengths of one seed share a stable run and are not independent.
+    of the lines' slopes. The lengths of a seed share a stable run, so they are not independent.
     """
     exact = [speedup for speedup in speedups if speedup.is_exact]
     if len(exact) < 2 or any(speedup.ratios.keys() != exact[0].ratios.keys() for speedup in exact):

@@ -46,7 +46,7 @@ NOT_MEASURED = f"{LEFT_OUT} no steps of the baseline were timed in turns: add --
 
 
 def read_step_times(folder: Path) -> dict[str, Any]:
-    """The content of paired_steps.json for the report in `folder`; {} without it."""
+    """The content of paired_steps.json for the report in `folder`. {} without it."""
     advice = "remove it and measure again with --measure_steps"
     return dict(read_json(folder / STEPS, STEPS_SCHEMA, advice, missing={}))
 
@@ -177,7 +177,7 @@ class Comparison:
         results: The baseline first, then by final loss.
         runs: All, also runs that are not counted.
         notes: Sentences on its fairness, and on numbers that are not known.
-        steps: The content of paired_steps.json; {} if no steps were timed.
+        steps: The content of paired_steps.json. {} if no steps were timed.
         plot: The picture's file.
     """
 
@@ -275,13 +275,13 @@ def _compare(group: Group, baseline: Group, times: dict[str, list[float]]) -> Re
 
 
 def _times_of(group: Group, times: dict[str, list[float]]) -> list[float]:
-    """Seconds by round for a token or byte of the group; [] if it was not timed."""
+    """Seconds by round for a token or byte of the group. [] if it was not timed."""
     units_per_token = group.measure.units_per_token(group.counted[0])
     return [seconds / units_per_token for seconds in times.get(group.key, [])]
 
 
 def _time_ratio(times: list[float], baseline_times: list[float]) -> Interval | None:
-    """Time per token or byte over the baseline's, round by round; None without times."""
+    """Time per token or byte over the baseline's, round by round. None without times."""
     if not times or len(times) != len(baseline_times):
         return None
     ratios = [time / base for time, base in zip(times, baseline_times, strict=True)]

@@ -149,7 +149,7 @@ def _cells(result: Result) -> dict[str, str]:
 
 
 def _seeds_in_words(result: Result) -> str:
-    """`2 of 3 (1 paired)`: counted seeds, all if some are lost, pairs if runs are left out."""
+    """`2 of 3 (1 paired)`: counted seeds. All if some are lost, pairs if runs are left out."""
     text = str(len(result.group.counted))
     if result.group.lost:
         text += f" of {len(result.final_loss.values)}"
@@ -173,10 +173,10 @@ def sources(
     counted: Sequence[Run],
     commands: list[str],
 ) -> list[str]:
-    """The end of a report: a table of `runs`, and the origin of the numbers of the `counted` runs.
+    """The end of a report: a table of `runs`, and where the numbers of `counted` runs come from.
 
     Args:
-        label_of: The label of a run's group; None for a run that is not counted.
+        label_of: The label of a run's group. None for a run that is not counted.
         commands: Lines about the commands that made the report.
     """
     rows = [_run_row(run, label_of(run)) for run in runs]

@@ -1,8 +1,8 @@
-"""Comparisons across tokenizers: which losses are of the same text, and what is said of the others.
+"""Comparisons across tokenizers: whether losses are on the same text, and notes if they are not.
 
-Bits per byte compare if both runs validate on all of the same text. A sample of blocks is other
-text for each tokenizer, since a block is a number of tokens. Its deviation from the whole split is
-the same for all seeds, so no test over seeds would see it.
+Bits per byte compare if both runs validate on all of the same text. A block is a number of tokens.
+So a sample of blocks is other text for each tokenizer. All seeds share its deviation from the whole
+split, and no test over seeds would see it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def with_common_measure(groups: Sequence[Group]) -> list[Group]:
 
 
 def tokenizers_of(runs: Sequence[Run]) -> dict[str, Run]:
-    """A run for each tokenizer, by its hash; runs that did not record one are left out."""
+    """A run for each tokenizer, by its hash. Runs without a recorded hash are left out."""
     runs_by_tokenizer: dict[str, Run] = {}
     for run in runs:
         if run.tokenizer_hash:
@@ -53,7 +53,7 @@ def _refuse_without_bits(run: Run, runs: Sequence[Run]) -> None:
 
 
 def _obstacle_to_bits(run: Run) -> str | None:
-    """The reason why a run has no bits per byte over bytes of text; None if it has them."""
+    """The reason why a run has no bits per byte over bytes of text. None if it has them."""
     for split in ("val", "train"):
         counts = run.split_counts(split)
         if not counts.get("bytes") or not counts.get("tokens"):
@@ -73,7 +73,7 @@ def has_other_tokenizer(group: Group, baseline: Group) -> bool:
 
 
 def obstacle_across_tokenizers(group: Group, baseline: Group) -> str:
-    """Why bits per byte of groups with different tokenizers do not compare; "" if they do."""
+    """Why bits per byte of groups with different tokenizers do not compare. "" if they do."""
     if _is_same_text(group.counted[0], baseline.counted[0], "val") is False:
         return OTHER_TEXT
     is_whole = _reads_all_text(group.counted[0]) and _reads_all_text(baseline.counted[0])
@@ -81,7 +81,7 @@ def obstacle_across_tokenizers(group: Group, baseline: Group) -> str:
 
 
 def _is_same_text(run: Run, other_run: Run, split: str) -> bool | None:
-    """Whether two runs have the same documents in a split; None if it is not known."""
+    """Whether two runs have the same documents in a split. None if it is not known."""
     counts = run.split_counts(split)
     other_counts = other_run.split_counts(split)
     hashes = (counts.get("text_sha256"), other_counts.get("text_sha256"))
@@ -102,7 +102,7 @@ def _reads_all_text(run: Run) -> bool:
 
 
 def _most_blocks(run: Run) -> int:
-    """At least as many blocks as the validation split has; each array may end in a short one."""
+    """At least as many blocks as the validation split has. Each array may end in a short block."""
     data = mapping(run.record.get("data"))
     counts = run.split_counts("val")
     n_arrays = max(1, len(mapping(counts.get("subsets"))), len(mapping(data.get("parts"))))
@@ -118,7 +118,7 @@ def _block_length(run: Run) -> int:
 
 
 def notes_across_tokenizers(group: Group, baseline: Group) -> Iterator[str]:
-    """What a comparison of groups with different tokenizers rests on, and what hinders it."""
+    """Facts about a comparison of groups with different tokenizers."""
     run = group.counted[0]
     baseline_run = baseline.counted[0]
     yield (
@@ -146,7 +146,7 @@ def _context(run: Run) -> str:
 
 
 def _notes_on_text(group: Group, baseline: Group, split: str, kind: str) -> Iterator[str]:
-    """Whether two groups have the same text in a split, if it differs or is not known."""
+    """Tell if the text of a split differs between two groups, or is not known."""
     is_same = _is_same_text(group.counted[0], baseline.counted[0], split)
     if is_same:
         return
@@ -172,7 +172,7 @@ def _amount_of_text(run: Run, split: str) -> str:
 
 
 def _notes_on_parts(group: Group, baseline: Group) -> Iterator[str]:
-    """How much of the validation text each of two groups reads, if one does not read all."""
+    """Tell how much of the validation text two groups read, if a group does not read all."""
     run = group.counted[0]
     baseline_run = baseline.counted[0]
     if not (_reads_all_text(run) and _reads_all_text(baseline_run)):

@@ -2,10 +2,10 @@
 
     anneal: {max_steps: [500, 1000, 2000, 4000], decay: 0.2}
 
-A stable run keeps the rate of its schedule and has a checkpoint at each branch. An annealed run
-begins there, and its rate falls on a line to 0 in the last `decay` of its steps, as with
-`anlit.WSD` (arXiv 2404.06395). So one stable run has an annealed loss at several lengths, and each
-length costs its decay alone (arXiv 2405.18392).
+A stable run keeps the rate of its schedule. It has a checkpoint at each branch. An annealed run
+begins there. Its rate falls on a line to 0 in the last `decay` of its steps, as with `anlit.WSD`
+(arXiv 2404.06395). So a stable run has an annealed loss at several lengths. Each length costs its
+decay alone (arXiv 2405.18392).
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
 """The arms and runs of a study.
 
-Every point of `vary` is a separate arm and is measured. Every point of `tune`, of a grid or drawn
-from ranges (`search.py`), is trained on the tuning seeds. The point with the lowest validation loss
-is measured on the seeds. The name of a run's folder follows from its settings.
+Every point of `vary` is a separate arm and is measured. Every point of `tune` is trained on the
+tuning seeds. It is a point of a grid, or drawn from ranges (`search.py`). The point with the lowest
+validation loss is measured on the seeds. The name of a run's folder follows from its settings.
 
-With `anneal` a measured run keeps its rate, and further runs branch from its checkpoints: in each
-the rate falls to 0. See `anneal.py`.
+With `anneal` a measured run keeps its rate. Further runs branch from its checkpoints, and their
+rate falls to 0. See `anneal.py`.
 """
 
 import hashlib
@@ -188,9 +188,9 @@ class Study:
     tuning_seeds: tuple[GridPoint, ...]
     comparisons: tuple[PlannedComparison, ...]
     annealing: Annealing | None = None
-    """The lengths of the annealed runs; None without `anneal`."""
+    """The lengths of the annealed runs. None without `anneal`."""
     search: Search | None = None
-    """How points are drawn from ranges; None without `search`."""
+    """How points are drawn from ranges. None without `search`."""
 
     @property
     def title(self) -> str:

@@ -23,7 +23,7 @@ class ReusableRun(NamedTuple):
     source: Path
     """Its folder, or the report.json that records it."""
     recorded: Run | None
-    """The recorded run; None for a folder."""
+    """The recorded run. None for a folder."""
 
 
 def find_reusable(

@@ -43,7 +43,7 @@ def submit(
         output: The folder of the study.
         continue_arguments: Arguments of the `anlit` that continues the study.
         options: Options of sbatch. They win over the options in docker/slurm/train.sbatch.
-        max_tasks: Tasks at the same time; 0 for no limit.
+        max_tasks: Tasks at the same time. 0 for no limit.
 
     Returns:
         The number of the array, or None if all runs have ended.

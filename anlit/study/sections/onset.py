@@ -1,6 +1,6 @@
-"""The section `onset`: when each arm acquires a skill such as copying, which needs a level of loss.
+"""The section `onset`: when each arm acquires a skill such as copying, at a level of loss.
 
-It has the tokens until each run is at that level, and the loss a fixed number of tokens later.
+It has the tokens until each run is at the level, and the loss some tokens later.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from anlit.study.plan import Arm
 from anlit.study.results import StudyResults
 
 ValueBySeed = dict[Any, float | None]
-"""A value for each seed; None for a run that is lost or does not get so far."""
+"""A value for each seed. None for a run that is lost or does not get so far."""
 
 
 def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
