@@ -131,7 +131,7 @@ def test_a_report_on_other_runs_is_not_written_over(make_run, tmp_path):
     compare(runs, str(tmp_path / "o"))  # more runs than before
     report = (tmp_path / "o" / "convergence.json").read_bytes()
 
-    refusal = r"has another report \(anlit compare .*: give another folder, or remove"
+    refusal = r"has another report \(anlit compare\): give another folder, or remove"
     with pytest.raises(UserError, match=refusal):
         compare(runs[:2], str(tmp_path / "o"))
 

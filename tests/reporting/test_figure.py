@@ -62,10 +62,12 @@ def test_a_mechanism_of_one_architecture_has_its_colour_and_marker_in_each_spell
     ],
 )
 def test_no_two_lines_are_alike(labels: list[str]) -> None:
-    styles = line_styles(labels).values()
+    looks = line_styles(labels).values()
 
-    assert len({(line_style.colour, line_style.marker) for line_style in styles}) == 6
-    assert len({(line_style.colour, line_style.dash) for line_style in styles}) == 6
+    colours_and_markers = {(look.colour, look.marker) for look in looks}
+    colours_and_dashes = {(look.colour, look.dash) for look in looks}
+    assert len(colours_and_markers) == 6
+    assert len(colours_and_dashes) == 6
 
 
 def test_a_figure_is_written_for_pages_and_for_papers(tmp_path: Path) -> None:

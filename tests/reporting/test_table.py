@@ -80,13 +80,15 @@ def test_control_codes_are_escaped_unless_they_are_to_be_kept() -> None:
     assert without_control_codes("a\nb") == r"a\nb"
 
 
-HEAD = ["configuration", "seeds"]
-HEAD += [f"speed-up in tokens\n(95 % interval) {number}" for number in range(6)]
+N_SPEEDUPS = 6
+HEAD = ["configuration", "seeds", *["speed-up in tokens\n(95 % interval)"] * N_SPEEDUPS]
 
 
 def make_row(number: int) -> list[str]:
-    speedups = [f"1,234.567{number}{column} ± 0.0{column}" for column in range(6)]
-    return [f"anGPT, scale-invariant, number {number}", "3", *speedups]
+    row = [f"anGPT, scale-invariant, number {number}", "3"]
+    for column in range(N_SPEEDUPS):
+        row.append(f"1,234.567{number}{column} ± 0.0{column}")
+    return row
 
 
 ROWS = [make_row(1), make_row(2)]

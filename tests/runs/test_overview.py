@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -9,17 +11,18 @@ import pytest
 from anlit.cli import main
 from anlit.runs.overview import SORT_KEYS, TAIL_BYTES
 
-LOGGED = "step,train/tokens,train/loss,train/learning_rate,train/tokens_per_second,val/loss\n"
+LOGGED = "step,train/tokens,train/loss,train/learning_rate,train/tokens_per_second,val/loss"
 
 
 def log(run: Path, *rows: str) -> None:
     """Write metrics with these rows, each `step,tokens,loss,rate,speed,val_loss`."""
-    (run / "metrics.csv").write_text(LOGGED + "".join(f"{row}\n" for row in rows))
+    (run / "metrics.csv").write_text("\n".join([LOGGED, *rows, ""]))
 
 
 def overviews(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict]:
     assert main(["runs", str(folder), "--json", *options]) == 0
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    return list(map(json.loads, lines))
 
 
 def test_a_run_is_told_by_its_last_numbers(make_run, capsys) -> None:
@@ -32,10 +35,19 @@ def test_a_run_is_told_by_its_last_numbers(make_run, capsys) -> None:
     age = overview.pop("age")
     assert age > 1e9
     assert overview == {
-        "name": "a", "folder": "a", "tags": [], "state": "interrupted", "step": 20, "steps": 1000,
-        "tokens": 20480.0, "train_loss": 4.5,
-        "val_loss": 5.25, "rate": 0.0005, "tokens_per_second": 2100.0, "changes": [],
-    }  # fmt: skip
+        "name": "a",
+        "folder": "a",
+        "tags": [],
+        "state": "interrupted",
+        "step": 20,
+        "steps": 1000,
+        "tokens": 20480.0,
+        "train_loss": 4.5,
+        "val_loss": 5.25,
+        "rate": 0.0005,
+        "tokens_per_second": 2100.0,
+        "changes": [],
+    }
 
 
 def test_changes_are_those_against_the_first_run(make_run, capsys) -> None:
@@ -74,10 +86,11 @@ def test_runs_are_sorted_and_those_without_a_value_come_last(make_run, capsys, k
 
     runs = overviews(make_run("d").parent, capsys, "--sort", key)
 
-    values = [run[key] for run in runs]
-    present = [value for value in values if value is not None]
+    values = list(map(itemgetter(key), runs))
+    n_missing = values.count(None)
+    present = values[: len(values) - n_missing]
+    assert None not in present
     assert present == sorted(present)
-    assert values == present + [None] * (len(values) - len(present))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +138,7 @@ def test_runs_are_filtered_by_all_given_tags(make_run, capsys, options, names) -
 
     found = overviews(run.parent, capsys, "--sort=name", *options)
 
-    assert [overview["name"] for overview in found] == names
+    assert list(map(itemgetter("name"), found)) == names
 
 
 def test_a_tag_that_no_run_has_is_one_sentence(make_run, refusal) -> None:
@@ -148,12 +161,12 @@ def test_names_and_tags_are_in_the_table_at_any_width(
 
     main(["runs", str(make_run("z").parent)])
 
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= width
-    first_words = [line.split()[0] for line in lines if "finished" in line]
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= width
+    first_words = re.findall(r"^(\S+).*finished", printed, re.MULTILINE)
     assert sorted(first_words) == ["again", "second", "wide", "z"]
-    assert any("baseline" in line for line in lines)
-    assert any("first" in line for line in lines) is (width == 140)
+    assert "baseline" in printed
+    assert ("first" in printed) is (width == 140)
 
 
 def console_of(width: int):

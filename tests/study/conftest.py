@@ -1,37 +1,52 @@
-"""A study of two arms whose runs a stand-in trains: as `anlit fit`, but in milliseconds and without a model."""
+"""A study of two arms. A stand-in trains its runs in milliseconds, without a model."""
 
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from matplotlib import pyplot as plt
 
 from anlit.commands import study as command
+from anlit.compare import plots
 from anlit.study import launch
+from anlit.study.grid import GridPoint
 from anlit.study.plan import Study
 from anlit.study.read_study import read_study
-from anlit.study.sections import convergence
+from anlit.study.results import read_tunings, select_points
+from anlit.study.sections import annealed, convergence, draws, loss_gap, scaling, trend
 from tests.compare.conftest import drawn, make_run  # noqa: F401
 from tests.data import processes
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
-ARMS = {
-    name: {
-        "title": title,
-        "configs": [f"{name}.yaml"],
-        "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]},
-    }
-    for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))
+TUNE = {"model.init_args.lr": [0.1, 0.2, 0.4]}
+UNTUNED_ARMS: dict[str, Any] = {
+    "gpt": {"title": "GPT+", "configs": ["gpt.yaml"]},
+    "angpt": {"title": "anGPT", "configs": ["angpt.yaml"]},
 }
+
+
+def arms_with(**changes: Any) -> dict[str, Any]:
+    """The two arms, both with the changes."""
+    return {name: arm | changes for name, arm in UNTUNED_ARMS.items()}
+
+
+ARMS = arms_with(tune=TUNE)
 STUDY: dict[str, Any] = {
-    "title": "Two arms", "question": "Which one?", "baseline": "gpt", "arms": ARMS, "seeds": [1, 2, 3],
-    "shared": {"configs": ["common.yaml"]}, "sections": ["convergence", "tuning"],
-}  # fmt: skip
+    "title": "Two arms",
+    "question": "Which one?",
+    "baseline": "gpt",
+    "arms": ARMS,
+    "seeds": [1, 2, 3],
+    "shared": {"configs": ["common.yaml"]},
+    "sections": ["convergence", "tuning"],
+}
 Launch = Callable[..., "Process"]
 
 
@@ -55,14 +70,48 @@ def write_configs(folder: Path) -> None:
 
 def write_study(folder: Path, **changes: Any) -> str:
     """`STUDY` with changes, a key that is None left out, as a file; its path."""
-    content = {key: value for key, value in (STUDY | changes).items() if value is not None}
+    content = STUDY | changes
+    for key, value in changes.items():
+        if value is None:
+            del content[key]
     (folder / "study.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     return "study.yaml"
 
 
+def changed_study(folder: Path, **changes: Any) -> Study:
+    """`STUDY` with changes, read from its file."""
+    return read_study(write_study(folder, **changes), None)
+
+
 @pytest.fixture
 def study(folder: Path) -> Study:
-    return read_study(write_study(folder), None)
+    return changed_study(folder)
+
+
+def attributes(items: Iterable[Any], name: str) -> list[Any]:
+    """An attribute of each run, point or arm."""
+    return list(map(attrgetter(name), items))
+
+
+def first_points(study: Study) -> dict[str, GridPoint]:
+    """The first point of each arm, by arm name."""
+    return {arm.name: arm.points[0] for arm in study.arms}
+
+
+def best_points(study: Study, output: Path) -> dict[str, GridPoint]:
+    """The points to measure by the runs in a folder, by arm name."""
+    return select_points(study, read_tunings(study, output))
+
+
+@pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn and not saved, which takes most of the time of a report."""
+    for module in (plots, annealed, draws, loss_gap, scaling, trend):
+        monkeypatch.setattr(module, "save", _close)
+
+
+def _close(figure: Any, path: Path) -> None:
+    plt.close(figure)
 
 
 class Process:

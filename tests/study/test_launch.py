@@ -8,8 +8,8 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,27 +22,41 @@ from anlit.runs.folders import Curve, Run
 from anlit.study import slurm
 from anlit.study.launch import try_lock
 from anlit.study.plan import Study
-from anlit.study.read_study import read_study
 from anlit.study.record import read_record, restore
 from anlit.study.results import read_tunings, select_points
 from anlit.study.slurm import submit
 from anlit.study.state import note_end, note_start, read_state
-from tests.study.conftest import STUDY, Launch, Process, write_study
+from tests.study.conftest import (
+    ARMS,
+    Launch,
+    Process,
+    arms_with,
+    attributes,
+    best_points,
+    changed_study,
+    write_study,
+)
 
 RATE = "model.init_args.lr"
 
 
 def starts(output: Path) -> dict[str, list[int]]:
     """For each run the steps that its starts began at."""
-    return {
-        path.parent.name: [int(line) for line in path.read_text().split()]
-        for path in output.glob("*/starts")
-    }
+    steps_by_run = {}
+    for path in output.glob("*/starts"):
+        steps_by_run[path.parent.name] = list(map(int, path.read_text().split()))
+    return steps_by_run
 
 
 def is_half_trained(output: Path) -> bool:
     """Whether a run has a checkpoint before its end, however busy the machine is."""
-    return any(path.read_text() not in ("", "10") for path in output.glob("*/checkpoint"))
+    checkpoints = [path.read_text() for path in output.glob("*/checkpoint")]
+    return not {*checkpoints} <= {"", "10"}
+
+
+def wait_until_half_trained(process: Process, output: Path) -> None:
+    while process.wait(0.01) is None and not is_half_trained(output):
+        pass
 
 
 def finish(process: Process, code: int = 0) -> str:
@@ -51,48 +65,74 @@ def finish(process: Process, code: int = 0) -> str:
     return process.log.read_text()
 
 
+def report_lines(output: Path) -> list[str]:
+    """The lines of the report, but for the line that names the command."""
+    lines = (output / "report.md").read_text().splitlines()
+    return [line for line in lines if "made by" not in line]
+
+
+def started_runs(printed: str) -> set[str]:
+    """The names of the runs that a study says it started."""
+    names = set()
+    for line in printed.splitlines():
+        name, _, event = line.partition(": ")
+        if event == "started":
+            names.add(name)
+    return names
+
+
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
 def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
     start: Launch, folder: Path, study: Study, kind: signal.Signals
 ) -> None:
     """SIGKILL hits the study alone, the group, or its children; it is started again each time."""
+    output = folder / "out"
     assert "tuning: 6 runs" in finish(start("--jobs", "2"))
-    undisturbed = (folder / "out" / "report.md").read_text()
-    best = {
-        name: point.shown
-        for name, point in select_points(study, read_tunings(study, folder / "out")).items()
-    }
-    assert best == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
+    undisturbed = report_lines(output)
+    best = best_points(study, output)
+    assert best["gpt"].shown == {"lr": 0.2}
+    assert best["angpt"].shown == {"lr": 0.2}
     assert "started" not in finish(start()), "nothing is trained again"
-    assert set(map(len, starts(folder / "out").values())) == {1}
-    os.rename(folder / "out", folder / "before")
+    assert set(map(len, starts(output).values())) == {1}
+    output.rename(folder / "before")
+
     chance = random.Random(5)
     for attempt in range(5):
         process = start("--jobs", "2", step=0.03)
-        while process.wait(0.01) is None and not is_half_trained(folder / "out"):
-            pass
-        if process.wait(chance.uniform(0, 0.5) if attempt else 0) is None:
-            process.kill(kind, group=kind == signal.SIGKILL and attempt % 2 == 0)
+        wait_until_half_trained(process, output)
+        seconds = chance.uniform(0, 0.5) if attempt else 0
+        if process.wait(seconds) is None:
+            is_whole_group = kind == signal.SIGKILL and attempt % 2 == 0
+            process.kill(kind, group=is_whole_group)
             process.wait()
     finish(start("--jobs", "2"))
-    assert not list((folder / "out").glob("*/mishaps"))
-    start_steps = starts(folder / "out")
-    assert all(steps == sorted(steps) for steps in start_steps.values()), (
-        f"a run lost what it had trained: {start_steps}"
-    )
-    assert any(len(steps) > 1 for steps in start_steps.values()), "no run was cut"
-    assert (folder / "out" / "report.md").read_text() == undisturbed
+
+    assert not list(output.glob("*/mishaps"))
+    all_steps = list(starts(output).values())
+    for steps in all_steps:
+        assert steps == sorted(steps), "a run lost what it had trained"
+    assert max(map(len, all_steps)) > 1, "no run was cut"
+    assert report_lines(output) == undisturbed
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        signal.SIGTERM,
+        signal.SIGINT,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_the_group_leaves_no_failed_run(
     start: Launch, folder: Path, study: Study, kind: signal.Signals
 ) -> None:
     """A run that is still starting dies of the signal, perhaps before the study has it."""
     process = start("--jobs", "2", step=0.03)
-    while process.wait(0.01) is None and not is_half_trained(folder / "out"):
-        pass
+    wait_until_half_trained(process, folder / "out")
+
     process.kill(kind, group=True)
+
     assert "interrupted: the same command goes on where this one ended" in finish(process, 75)
     assert "FAILED" not in finish(start("--jobs", "2"))
 
@@ -102,81 +142,86 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
 ) -> None:
     write_study(folder)
     finish(start("--jobs", "2"))
-    os.rename(folder / "out", folder / "first")
+    output = folder / "out"
+    first = output.rename(folder / "first")
     wider = {"configs": ["gpt.yaml"], "tune": {RATE: [0.1, 0.2, 0.8]}}
-    study = read_study(
-        write_study(folder, arms=STUDY["arms"] | {"gpt": wider}, title="Another"), None
-    )
-    out = finish(start("--jobs", "2", "--reuse", "first"))
-    trained = {line.split(":")[0] for line in out.splitlines() if "started" in line}
-    assert trained == {run.name for run in study.tuning_runs() if "lr=0.8" in run.name}
-    assert out.count("taken from first") == 5 + 6
-    for run in study.measuring_runs(select_points(study, read_tunings(study, folder / "out"))):
-        assert (folder / "out" / run.name / "run.json").samefile(
-            folder / "first" / run.name / "run.json"
-        )
-    shutil.rmtree(folder / "out" / run.name)
-    assert "0 tokens (of 6: 5 finished, 1 taken by --reuse)" in finish(
-        start("--dry_run", "--reuse", "first")
-    )
+    study = changed_study(folder, arms=ARMS | {"gpt": wider}, title="Another")
+
+    printed = finish(start("--jobs", "2", "--reuse", "first"))
+
+    names = attributes(study.tuning_runs(), "name")
+    assert started_runs(printed) == {name for name in names if "lr=0.8" in name}
+    assert printed.count("taken from first") == 5 + 6
+    measured = study.measuring_runs(best_points(study, output))
+    for run in measured:
+        record = output / run.name / "run.json"
+        assert record.samefile(first / run.name / "run.json")
+
+    shutil.rmtree(output / measured[-1].name)
+    plan = finish(start("--dry_run", "--reuse", "first"))
+    assert "0 tokens (of 6: 5 finished, 1 taken by --reuse)" in plan
     assert "--reuse nowhere is no folder" in finish(start("--reuse", "nowhere"), code=1)
 
 
 def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Study) -> None:
-    """Of both phases only the runs that are not in report.json are trained, and the report is that of a study in one
-    go, but for the line that names the command.
+    """Of both phases only the runs that are not in report.json are trained.
+
+    The report is that of a study in one go.
     """
+    output = folder / "out"
     finish(start("--jobs", "2"))
-    lines = [
-        line
-        for line in (folder / "out" / "report.md").read_text().splitlines()
-        if "made by" not in line
-    ]
-    shutil.rmtree(folder / "out")
-    arms = {name: arm | {"tune": {RATE: [0.1, 0.2]}} for name, arm in STUDY["arms"].items()}
-    write_study(folder, arms=arms, seeds=[1, 2])
+    lines = report_lines(output)
+    shutil.rmtree(output)
+    write_study(folder, arms=arms_with(tune={RATE: [0.1, 0.2]}), seeds=[1, 2])
     finish(start("--jobs", "2"))
     (folder / "record").mkdir()
-    (folder / "out" / "report.json").rename(folder / "record" / "report.json")
-    shutil.rmtree(folder / "out")
+    (output / "report.json").rename(folder / "record" / "report.json")
+    shutil.rmtree(output)
     write_study(folder)
-    out = finish(start("--report_only", "--reuse", "record"), code=1)
-    assert (out.count("started"), out.count(": taken from record/report.json")) == (0, 4)
-    out = finish(start("--jobs", "2", "--reuse", "record"))
-    assert (out.count("started"), out.count(": taken from record/report.json")) == (2 + 2, 4)
-    restarted_lines = [
-        line
-        for line in (folder / "out" / "report.md").read_text().splitlines()
-        if "made by" not in line
-    ]
-    assert restarted_lines == lines
-    for restored in folder.glob("out/*seed=1*/run.json"):
-        assert json.loads(restored.read_text())["restored_from"] == "record/report.json"
-        write_json(restored, json.loads(restored.read_text()) | {"data": {"content_sha256": "c1"}})
+
+    collected = finish(start("--report_only", "--reuse", "record"), code=1)
+    continued = finish(start("--jobs", "2", "--reuse", "record"))
+
+    from_record = ": taken from record/report.json"
+    assert collected.count("started") == 0
+    assert collected.count(from_record) == 4
+    assert continued.count("started") == 2 + 2
+    assert continued.count(from_record) == 4
+    assert report_lines(output) == lines
+    for path in output.glob("*seed=1*/run.json"):
+        record = json.loads(path.read_text())
+        assert record["restored_from"] == "record/report.json"
+        write_json(path, record | {"data": {"content_sha256": "c1"}})
     finish(start("--report_only"))
-    text = (folder / "out" / "report.md").read_text()
-    assert "anGPT: its runs were trained on DIFFERENT DATA, content c0 and c1." in text
+    note = "anGPT: its runs were trained on DIFFERENT DATA, content c0 and c1."
+    assert note in "\n".join(report_lines(output))
 
 
-def test_a_restored_run_names_its_record_from_the_working_directory(folder: Path) -> None:
-    """And has all its settings, those that are null too."""
-    settings = {"model": {"alpha_init": None, "d_model": 64}, "trainer": {"max_steps": 1}}
-    runs = [
-        Run(Path(name), settings, {}, Curve(*np.ones((3, 1))), None) for name in ("gone", "other")
-    ]
-    runs[1] = replace(runs[1], config=settings | {"model": {"alpha_init": 0.1, "d_model": 64}})
+def restorable(name: str, **model: Any) -> Run:
+    settings = {"model": {"d_model": 64, **model}, "trainer": {"max_steps": 1}}
+    return Run(Path(name), settings, {}, Curve(*np.ones((3, 1))), None)
+
+
+def test_a_recorded_run_has_all_its_settings_those_that_are_null_too(folder: Path) -> None:
+    runs = [restorable("gone", alpha_init=None), restorable("other", alpha_init=0.1)]
     write_json(folder / "report.json", {"comparisons": [], **record_runs([], runs)})
-    assert [restored_run.config for restored_run in read_record(folder)[1].values()] == [
-        recorded.config for recorded in runs
-    ]
-    run = runs[0]
-    for name in ("record", "../record"):
-        restore(run, folder / "restored", folder / name / "report.json")
-        assert (
-            json.loads((folder / "restored" / "run.json").read_text())["restored_from"]
-            == f"{name}/report.json"
-        )
-        shutil.rmtree(folder / "restored")
+
+    _, recorded = read_record(folder)
+
+    assert recorded["gone"].config == runs[0].config
+    assert recorded["other"].config == runs[1].config
+
+
+@pytest.mark.parametrize("name", ["record", "../record"])
+def test_a_restored_run_names_its_record_from_the_working_directory(
+    folder: Path, name: str
+) -> None:
+    restored = folder / "restored"
+
+    restore(restorable("gone"), restored, folder / name / "report.json")
+
+    record = json.loads((restored / "run.json").read_text())
+    assert record["restored_from"] == f"{name}/report.json"
 
 
 def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, start: Launch) -> None:
@@ -185,19 +230,16 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
         "settings": {"model.init_args.fail": True},
         "tune": {RATE: [1, 2, 3]},
     }
-    study = read_study(write_study(folder, arms=STUDY["arms"] | {"bad": bad}), None)
-    assert finish(start(), code=1).count("FAILED error: it was to fail") == 3
-    assert set(select_points(study, read_tunings(study, folder / "out"))) == {"gpt", "angpt"}
-    states = [
-        state
-        for tuning in read_tunings(study, folder / "out")
-        for point in tuning.points
-        for state in point.states
-    ]
-    assert [state.reason for state in states if state.status == "failed"] == 3 * [
-        "error: it was to fail"
-    ]
-    assert "error: it was to fail" in (folder / "out" / "report.md").read_text()
+    study = changed_study(folder, arms=ARMS | {"bad": bad})
+
+    printed = finish(start(), code=1)
+
+    assert printed.count("FAILED error: it was to fail") == 3
+    tunings = read_tunings(study, folder / "out")
+    assert set(select_points(study, tunings)) == {"gpt", "angpt"}
+    for tuned in tunings[2].points:
+        assert tuned.states[0].reason == "error: it was to fail"
+    assert "error: it was to fail" in "\n".join(report_lines(folder / "out"))
     assert "started" not in finish(start(), code=1)
     assert finish(start("--retry_failed"), code=1).count("FAILED") == 3
 
@@ -206,25 +248,37 @@ def test_a_run_that_another_process_trains_is_waited_for(
     study: Study, start: Launch, folder: Path
 ) -> None:
     """And another study that would report into the same folder is refused meanwhile."""
-    run = folder / "out" / study.tuning_runs()[0].name
+    output = folder / "out"
+    run = output / study.tuning_runs()[0].name
     lock = try_lock(run)
     assert lock is not None
     assert try_lock(run) is None
-    process, deadline = start(), time.monotonic() + 20
-    while len(starts(folder / "out")) < 5 and time.monotonic() < deadline:
+
+    process = start("--jobs", "2")
+    deadline = time.monotonic() + 20
+    while len(starts(output)) < 5 and time.monotonic() < deadline:
         time.sleep(0.02)
+
     assert not (run / "starts").exists()
-    os.rename("study.yaml", "other.yaml")
+    Path("study.yaml").rename("other.yaml")
     with pytest.raises(UserError, match="--output out has another report"):
         command.main(["--config", "other.yaml", "--output", "out"])
     fcntl.flock(lock, fcntl.LOCK_UN)  # the forked study inherited the file
     assert "another process trains it" in finish(process)
 
 
-@pytest.mark.parametrize(("code", "record", "status"), [
-    (75, None, "interrupted"), (-9, None, "failed"), (2, None, "failed"), (None, "finished", "finished"),
-    (None, "failed", "failed"), (None, "interrupted", "interrupted"), (None, "running", "interrupted"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "record", "status"),
+    [
+        (75, None, "interrupted"),
+        (-9, None, "failed"),
+        (2, None, "failed"),
+        (None, "finished", "finished"),
+        (None, "failed", "failed"),
+        (None, "interrupted", "interrupted"),
+        (None, "running", "interrupted"),
+    ],
+)
 def test_what_a_folder_says_of_its_run(
     tmp_path: Path, code: int | None, record: str | None, status: str
 ) -> None:
@@ -235,67 +289,95 @@ def test_what_a_folder_says_of_its_run(
         note_end(tmp_path, code)
     if record is not None:
         (tmp_path / "run.json").write_text(f'{{"status": "{record}", "error": "NaN"}}')
+
     assert read_state(tmp_path).status == status
 
 
 def test_a_run_that_ended_three_times_is_left(tmp_path: Path) -> None:
     for _ in range(3):
         note_start(tmp_path, "slurm 1")
+
     assert read_state(tmp_path).reason.startswith("ended 3 times")
 
 
-def script(path: Path, text: str) -> None:
+@pytest.fixture
+def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, whose scripts `sbatch` and `squeue` stand for the cluster's."""
+    train_script = Path(__file__).parents[2] / "docker" / "slurm" / "train.sbatch"
+    monkeypatch.setattr(slurm, "TRAIN_SCRIPT", train_script)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def write_script(path: Path, text: str) -> None:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
 
 
-def finished(folder: Path) -> None:
+def accept_jobs(cluster: Path) -> None:
+    """Let sbatch write its arguments into the file `calls`."""
+    write_script(cluster / "sbatch", 'printf "%s\\n" "$*" >> calls\necho "77;cluster"')
+
+
+def mark_finished(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text('{"status": "finished"}')
 
 
-def test_slurm_gets_an_array_and_a_job_that_goes_on(
-    study: Study, folder: Path, monkeypatch
+def test_without_slurm_or_with_a_refusal_there_is_a_sentence(
+    study: Study, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, output, runs = folder / "calls", folder / "out", study.tuning_runs()
-    monkeypatch.setattr(
-        slurm, "TRAIN_SCRIPT", Path(__file__).parents[2] / "docker/slurm/train.sbatch"
-    )
-    path = os.environ["PATH"]
-    monkeypatch.setenv("PATH", str(folder))
-    with pytest.raises(UserError, match="sbatch is not here"):
-        submit(runs, folder / "refused", [], [], 0)
-    monkeypatch.setenv("PATH", f"{folder}:{path}")
-    script(folder / "sbatch", "echo 'no such partition' >&2\nexit 1")
+    runs = study.tuning_runs()
+    write_script(cluster / "sbatch", "echo 'no such partition' >&2\nexit 1")
     with pytest.raises(UserError, match="no such partition"):
-        submit(runs, folder / "refused", [], [], 0)
+        submit(runs, cluster / "refused", [], [], 0)
 
-    script(folder / "sbatch", f'printf "%s\\n" "$*" >> {calls}\necho "77;cluster"')
-    finished(output / runs[0].name)
-    assert (
-        submit(
-            runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], max_tasks=4
-        )
-        == "77"
-    )
-    first, second = calls.read_text().splitlines()
+    (cluster / "sbatch").unlink()
+    monkeypatch.setenv("PATH", str(cluster))
+    with pytest.raises(UserError, match="sbatch is not here"):
+        submit(runs, cluster / "refused", [], [], 0)
+
+
+def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, cluster: Path) -> None:
+    accept_jobs(cluster)
+    output = cluster / "out"
+    runs = study.tuning_runs()
+    mark_finished(output / runs[0].name)
+    command_line = ["study", "--config", "s.yaml", "--slurm"]
+
+    array = submit(runs, output, command_line, ["--time=1:00"], max_tasks=4)
+
+    assert array == "77"
+    first, second = (cluster / "calls").read_text().splitlines()
     assert {"--array=0-4%4", "--signal=SIGUSR1@90"} < set(first.split())
     assert first.index("--time=24:00:00") < first.index("--time=1:00")
     assert "--dependency=afterany:77" in second
     assert "-m anlit study --config s.yaml --slurm" in second
     assert read_state(output / runs[1].name).status == "interrupted"
-    script(folder / "squeue", 'echo "77_1 anlit R"')
+    write_script(cluster / "squeue", 'echo "77_1 anlit R"')
     with pytest.raises(UserError, match="job array 77 still has runs"):
         submit(runs, output, [], [], 0)
 
-    (folder / "train.sbatch").write_text('printf "%s\\n" "$@" > options')
-    array = (
-        (output / "slurm" / "array-0.sbatch")
-        .read_text()
-        .replace(str(slurm.TRAIN_SCRIPT), "train.sbatch")
-    )
-    subprocess.run(["bash", "-c", array], env=os.environ | {"SLURM_ARRAY_TASK_ID": "1"}, check=True)
-    assert (folder / "options").read_text().splitlines() == runs[2].options(output / runs[2].name)
+
+def test_a_task_of_the_array_has_the_options_of_its_run(study: Study, cluster: Path) -> None:
+    accept_jobs(cluster)
+    output = cluster / "out"
+    runs = study.tuning_runs()
+    submit(runs, output, [], [], 0)
+    (cluster / "train.sbatch").write_text('printf "%s\\n" "$@" > options')
+    script = (output / "slurm" / "array-0.sbatch").read_text()
+    script = script.replace(str(slurm.TRAIN_SCRIPT), "train.sbatch")
+
+    environment = os.environ | {"SLURM_ARRAY_TASK_ID": "1"}
+    subprocess.run(["bash", "-c", script], env=environment, check=True)
+
+    options = (cluster / "options").read_text().splitlines()
+    assert options == runs[1].options(output / runs[1].name)
+
+
+def test_a_phase_that_has_ended_submits_nothing(study: Study, cluster: Path) -> None:
+    runs = study.tuning_runs()
     for run in runs:
-        finished(output / run.name)
-    assert submit(runs, output, [], [], 0) is None
+        mark_finished(cluster / "out" / run.name)
+
+    assert submit(runs, cluster / "out", [], [], 0) is None

@@ -1,4 +1,4 @@
-"""A study's YAML becomes runs: grids, budgets, seeds, equal tuning, names that follow from the settings."""
+"""A study's YAML becomes runs: grids, budgets, seeds, equal tuning, names of run folders."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from anlit.study.estimate import describe_plan, estimate_cost
 from anlit.study.grid import expand_grid
 from anlit.study.plan import Study
 from anlit.study.read_study import read_study
-from tests.study.conftest import STUDY, write_study
+from tests.study.conftest import STUDY, attributes, changed_study, write_study
 
 
 def test_a_grid_is_the_product_of_its_lines_and_a_list_of_grids_their_union() -> None:
@@ -17,14 +17,14 @@ def test_a_grid_is_the_product_of_its_lines_and_a_list_of_grids_their_union() ->
 
     points = expand_grid(grids, "here")
 
-    names = sorted(point.name for point in points)
+    names = sorted(attributes(points, "name"))
     assert names == ["depth=1_lr=0.1", "depth=1_lr=0.2", "depth=2_lr=0.1", "depth=2_lr=0.2"]
 
 
 def test_keys_with_the_same_last_name_keep_what_tells_them_apart() -> None:
     points = expand_grid([{"m.first.lr": [1], "m.second.lr": [2]}, {"m.second.lr": 2}], "here")
 
-    shown = [point.shown for point in points]
+    shown = attributes(points, "shown")
     assert shown == [{"first.lr": 1, "second.lr": 2}, {"second.lr": 2}]
 
 
@@ -33,12 +33,12 @@ def test_a_named_choice_changes_several_settings() -> None:
 
     points = expand_grid({"size": sizes}, "here")
 
-    settings = {point.name: point.settings for point in points}
-    assert settings == {"size=small": sizes["small"], "size=large": sizes["large"]}
+    assert attributes(points, "name") == ["size=small", "size=large"]
+    assert attributes(points, "settings") == [sizes["small"], sizes["large"]]
 
 
 def test_tuning_runs_are_all_arms_at_all_points(study: Study) -> None:
-    names = [run.name for run in study.tuning_runs()]
+    names = attributes(study.tuning_runs(), "name")
 
     assert len(names) == len(set(names)) == 2 * 3
 
@@ -49,7 +49,7 @@ def test_measuring_runs_are_all_arms_at_their_points_on_all_seeds(study: Study) 
 
     runs = study.measuring_runs(selected)
 
-    names = [run.name.rsplit("-", 1)[0] for run in runs]
+    names = [run.name.removesuffix(f"-{run.hash}") for run in runs]
     assert names == [
         "gpt_lr=0.2_seed=1",
         "angpt_lr=0.1_seed=1",
@@ -91,7 +91,7 @@ def test_a_budget_is_merged_over_the_study(folder: Path) -> None:
     small = read_study(path, "cpu")
     full = read_study(path, "1gpu")
 
-    assert [arm.name for arm in small.arms] == ["gpt"]
+    assert attributes(small.arms, "name") == ["gpt"]
     assert small.tuning_runs() == []
     assert len(small.measuring_runs({"gpt": small.arms[0].points[0]})) == 1
     assert len(full.tuning_runs()) == 6
@@ -129,37 +129,106 @@ def test_a_list_in_the_mapping_of_a_seed_makes_several_seeds(folder: Path) -> No
 
     study = read_study(path, None)
 
-    assert [seed.settings["data.init_args.seed"] for seed in study.seeds] == [7, 1, 2]
-    assert [seed.settings["seed_everything"] for seed in study.seeds] == [7, 3, 3]
+    assert attributes(study.seeds, "settings") == [
+        {"seed_everything": 7, "data.init_args.seed": 7},
+        {"seed_everything": 3, "data.init_args.seed": 1},
+        {"seed_everything": 3, "data.init_args.seed": 2},
+    ]
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"arms": None}, "lists no arms"),
-    ({"arms": {"gpt": {"configs": ["no.yaml"]}}}, "configs of arm .gpt. in .*: no.yaml does not exist"),
-    ({"arms": {"gpt": {"config": "gpt.yaml"}}}, "arm 'gpt' of study.yaml has the unknown key 'config'"),
-    ({"arms": {"gpt": ["gpt.yaml"]}}, "study.yaml is not as docs/studies.md says: arms.gpt is list in place of dict"),
-    ({"arms": {"gpt": {"settings": {1: 2}}}}, "arms.gpt.settings has the key 1, which is not a string: put it in"),
-    ({"arms": {"gpt": {"tune": {"lr": []}}}}, "tune of arm 'gpt' in study.yaml has no values: leave it out"),
-    ({"arms": {"gpt": {"vary": [1]}}}, "vary of arm 'gpt' in study.yaml .*its content is int in place of dict"),
-    ({"arms": {"gpt": {"tune": {"size": {"a": 1}}}}}, "the choice 'a' of 'size' in tune of arm 'gpt' .* is int in"),
-    ({"seeds": 3}, "seeds is int in place of list"),
-    ({"seeds": [1, 1]}, "seeds of study.yaml has seed=1 and seed=1, which do not differ in seed_everything"),
-    ({"seeds": [{"initial_weights": "a"}, {"initial_weights": "b"}]}, "initial_weights=a and initial_weights=b, which"),
-    ({"seeds": [2, {"seed_everything": 2, "data.seed": 2}]}, "seed=2 and seed=2_seed_everything=2, which do not"),
-    ({"tuning_seeds": []}, "has grids to tune and no tuning_seeds: give"),
-    ({"comparisons": [{"baseline": "gpt", "arms": 3}]}, "an entry of comparisons.arms is int in place of list"),
-    ({"pace": {"flops_per_second": "fast"}}, "pace.flops_per_second is str in place of int or float"),
-    ({"pace": {"flops_per_second": 0}}, "pace.flops_per_second of study.yaml is 0: give a number above 0"),
-    ({"baseline": "lstm"}, "baseline of study.yaml names 'lstm', which is none of its arms: choose among gpt, angpt"),
-    ({"comparisons": [{"baseline": "gpt", "arms": ["ngtp"]}]}, "names 'ngtp', which is none of its arms"),
-    ({"arms": {"gpt": {"configs": ["gpt.yaml"]}, "a": {"title": "gpt"}}}, "two arms with the name or title 'gpt'"),
-    ({"baseline": None, "arms": {"a": {"vary": {"tau": [1]}}, "a_tau=1": {"title": "b"}}}, "two arms .* 'a_tau=1'"),
-    ({"baseline": None, "arms": {"a": {"vary": {"tau": [1]}}, "b": {"title": "a"}}}, "two arms .* 'a'"),
-    ({"pace": {"flops": 1}}, "pace of study.yaml has the unknown key 'flops'"),
-    ({"seeds": [], "arms": {"gpt": {"configs": ["gpt.yaml"]}}}, "neither seeds nor anything to tune"),
-    ({"seeds": [1, {"seed_everything": 0}], "tuning_seeds": [0]}, "measures on the seed .*0, on which it also tunes"),
-    ({"arms": STUDY["arms"] | {"ngpt": {"configs": ["gpt.yaml"]}}}, "gpt 3, angpt 3, ngpt 1.*equal_tuning: false"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arms": None}, "lists no arms"),
+        (
+            {"arms": {"gpt": {"configs": ["no.yaml"]}}},
+            "configs of arm .gpt. in .*: no.yaml does not exist",
+        ),
+        (
+            {"arms": {"gpt": {"config": "gpt.yaml"}}},
+            "gpt of arms of study.yaml has the unknown key 'config'",
+        ),
+        (
+            {"arms": {"gpt": ["gpt.yaml"]}},
+            "study.yaml is not as docs/studies.md says: arms.gpt is list in place of dict",
+        ),
+        (
+            {"arms": {"gpt": {"settings": {1: 2}}}},
+            "arms.gpt.settings has the key 1, which is not a string: put it in",
+        ),
+        (
+            {"arms": {"gpt": {"tune": {"lr": []}}}},
+            "tune of arm 'gpt' in study.yaml has no values: leave it out",
+        ),
+        (
+            {"arms": {"gpt": {"vary": [1]}}},
+            "vary of arm 'gpt' in study.yaml .*its content is int in place of dict",
+        ),
+        (
+            {"arms": {"gpt": {"tune": {"size": {"a": 1}}}}},
+            "the choice 'a' of 'size' in tune of arm 'gpt' .* is int in",
+        ),
+        ({"seeds": 3}, "seeds is int in place of list"),
+        (
+            {"seeds": [1, 1]},
+            "seeds of study.yaml has seed=1 and seed=1, which do not differ in seed_everything",
+        ),
+        (
+            {"seeds": [{"initial_weights": "a"}, {"initial_weights": "b"}]},
+            "initial_weights=a and initial_weights=b, which",
+        ),
+        (
+            {"seeds": [2, {"seed_everything": 2, "data.seed": 2}]},
+            "seed=2 and seed=2_seed_everything=2, which do not",
+        ),
+        ({"tuning_seeds": []}, "has grids to tune and no tuning_seeds: give"),
+        (
+            {"comparisons": [{"baseline": "gpt", "arms": 3}]},
+            "an entry of comparisons.arms is int in place of list",
+        ),
+        (
+            {"pace": {"flops_per_second": "fast"}},
+            "pace.flops_per_second is str in place of int or float",
+        ),
+        (
+            {"pace": {"flops_per_second": 0}},
+            "pace.flops_per_second of study.yaml is 0: give a number above 0",
+        ),
+        (
+            {"baseline": "lstm"},
+            "baseline of study.yaml names 'lstm', which is none of its arms: choose among gpt, angpt",
+        ),
+        (
+            {"comparisons": [{"baseline": "gpt", "arms": ["ngtp"]}]},
+            "names 'ngtp', which is none of its arms",
+        ),
+        (
+            {"arms": {"gpt": {"configs": ["gpt.yaml"]}, "a": {"title": "gpt"}}},
+            "two arms with the name or title 'gpt'",
+        ),
+        (
+            {"baseline": None, "arms": {"a": {"vary": {"tau": [1]}}, "a_tau=1": {"title": "b"}}},
+            "two arms .* 'a_tau=1'",
+        ),
+        (
+            {"baseline": None, "arms": {"a": {"vary": {"tau": [1]}}, "b": {"title": "a"}}},
+            "two arms .* 'a'",
+        ),
+        ({"pace": {"flops": 1}}, "pace of study.yaml has the unknown key 'flops'"),
+        (
+            {"seeds": [], "arms": {"gpt": {"configs": ["gpt.yaml"]}}},
+            "neither seeds nor anything to tune",
+        ),
+        (
+            {"seeds": [1, {"seed_everything": 0}], "tuning_seeds": [0]},
+            "measures on the seed .*0, on which it also tunes",
+        ),
+        (
+            {"arms": STUDY["arms"] | {"ngpt": {"configs": ["gpt.yaml"]}}},
+            "gpt 3, angpt 3, ngpt 1.*equal_tuning: false",
+        ),
+    ],
+)
 def test_mistakes_in_the_file_are_refused(folder: Path, changes: dict, message: str) -> None:
     path = write_study(folder, **changes)
 
@@ -169,7 +238,7 @@ def test_mistakes_in_the_file_are_refused(folder: Path, changes: dict, message: 
 
 def test_the_estimate_has_tokens_and_hours(folder: Path) -> None:
     pace = {"flops_per_second": 1e10, "measured": "here"}
-    study = read_study(write_study(folder, pace=pace), None)
+    study = changed_study(folder, pace=pace)
 
     cost = estimate_cost(study.tuning_runs()[0])
     text = describe_plan(study, 2, {}, {})
@@ -192,7 +261,7 @@ def test_the_estimate_counts_a_ramp_of_the_batch(folder: Path) -> None:
     }
     settings = {"trainer.accumulate_grad_batches": 4, "trainer.callbacks": [ramp]}
     shared = {"configs": ["common.yaml"], "settings": settings}
-    study = read_study(write_study(folder, shared=shared), None)
+    study = changed_study(folder, shared=shared)
 
     cost = estimate_cost(study.tuning_runs()[0])
 
@@ -203,33 +272,40 @@ def test_the_estimate_adds_the_callbacks_of_all_files(folder: Path) -> None:
     settings = {"trainer.max_steps": 3500}
     configs = ["common.yaml", "trainer/batch_ramp.yaml", "trainer/ema.yaml"]
     shared = {"configs": configs, "settings": settings}
-    study = read_study(write_study(folder, shared=shared), None)
+    study = changed_study(folder, shared=shared)
 
     cost = estimate_cost(study.tuning_runs()[0])
 
     assert cost.tokens == (1000 * 1 + 2000 * 2 + 500 * 4) * 8 * 256
 
 
-@pytest.mark.parametrize("key", ["trainer.callbacks.schedule", "trainer.callbacks.init_args.schedule"])
+@pytest.mark.parametrize(
+    "key", ["trainer.callbacks.schedule", "trainer.callbacks.init_args.schedule"]
+)
 def test_the_estimate_counts_a_ramp_that_an_option_changes(folder: Path, key: str) -> None:
     """The option changes the last callback. The file of the ramp has steps at 1000 and 3000."""
     settings = {key: {0: 1, 100: 4}}
     configs = ["common.yaml", "trainer/ema.yaml", "trainer/batch_ramp.yaml"]
     shared = {"configs": configs, "settings": settings}
-    study = read_study(write_study(folder, shared=shared), None)
+    study = changed_study(folder, shared=shared)
 
     cost = estimate_cost(study.tuning_runs()[0])
 
     assert cost.tokens == (100 * 1 + 300 * 4) * 8 * 256
 
 
-@pytest.mark.parametrize(("budget", "n_tokens"), [
-    ({"max_tokens": "2M"}, 2e6), ({"max_tokens": 2_000_000}, 2e6), ({"tokens_per_parameter": 20}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("budget", "n_tokens"),
+    [
+        ({"max_tokens": "2M"}, 2e6),
+        ({"max_tokens": 2_000_000}, 2e6),
+        ({"tokens_per_parameter": 20}, None),
+    ],
+)
 def test_the_estimate_takes_a_budget_of_tokens(folder: Path, budget: dict, n_tokens) -> None:
     settings = {"trainer.max_steps": -1, **budget}
     shared = {"configs": ["common.yaml"], "settings": settings}
-    study = read_study(write_study(folder, shared=shared), None)
+    study = changed_study(folder, shared=shared)
 
     cost = estimate_cost(study.tuning_runs()[0])
 
@@ -237,14 +313,14 @@ def test_the_estimate_takes_a_budget_of_tokens(folder: Path, budget: dict, n_tok
 
 
 def test_a_name_and_tags_change_no_hash(folder: Path) -> None:
-    before = [run.hash for run in read_study(write_study(folder), None).tuning_runs()]
+    before = attributes(changed_study(folder).tuning_runs(), "hash")
     common = Path("common.yaml").read_text()
     Path("common.yaml").write_text(f"{common}\nname: wide\ntags: [a]\n")
     shared = {"configs": ["common.yaml"], "settings": {"tags": ["baseline"]}}
 
-    runs = read_study(write_study(folder, shared=shared), None).tuning_runs()
+    runs = changed_study(folder, shared=shared).tuning_runs()
 
-    assert [run.hash for run in runs] == before
+    assert attributes(runs, "hash") == before
     assert '--tags=["baseline"]' in runs[0].options(Path("runs"))
 
 
@@ -265,4 +341,4 @@ def test_a_name_among_the_settings_of_a_study_is_refused(folder: Path, changes: 
     )
 
     with pytest.raises(UserError, match=message):
-        read_study(write_study(folder, **changes), None)
+        changed_study(folder, **changes)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,23 @@ from anlit.study.read_study import read_study
 from anlit.study.report import print_summary, write_report
 from anlit.study.results import read_results
 from anlit.study.search import Search, draw_points
-from tests.study.conftest import Launch, write_study
+from tests.study.conftest import (
+    UNTUNED_ARMS,
+    Launch,
+    arms_with,
+    attributes,
+    changed_study,
+    write_study,
+)
 from tests.study.synthetic import train
-from tests.study.test_launch import finish, is_half_trained, starts
+from tests.study.test_launch import finish, started_runs
 
 RATE = "model.init_args.lr"
 LOG = {"low": 0.05, "high": 0.8, "scale": "log"}
+SEARCHED: dict[str, Any] = {
+    "arms": UNTUNED_ARMS,
+    "shared": {"configs": ["common.yaml"], "tune": {RATE: LOG}},
+}
 LINES: dict[str, Any] = {
     "model.lr": {"low": 1.0e-3, "high": 3.0e-2, "scale": "log"},
     "model.warmup": {"low": 0.0, "high": 0.4},
@@ -32,7 +45,7 @@ LINES: dict[str, Any] = {
 
 def labels(lines: dict[str, Any], *search: Any) -> list[str]:
     points, _ = draw_points(lines, Search(*search), "here")
-    return [point.label for point in points]
+    return attributes(points, "label")
 
 
 def values(lines: dict[str, Any], name: str, *search: Any) -> list[Any]:
@@ -42,14 +55,8 @@ def values(lines: dict[str, Any], name: str, *search: Any) -> list[Any]:
 
 def searched(folder: Path, draws: int = 8, **changes: Any) -> Study:
     """The study with two arms that draw the rate, with the changes."""
-    arms = {
-        name: {"title": title, "configs": [f"{name}.yaml"]}
-        for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))
-    }
     search = {"method": "sobol", "draws": draws}
-    shared = {"configs": ["common.yaml"], "tune": {RATE: LOG}}
-    study = {"arms": arms, "search": search, "shared": shared}
-    return read_study(write_study(folder, **study | changes), None)
+    return changed_study(folder, **SEARCHED | {"search": search} | changes)
 
 
 @pytest.mark.parametrize("method", ["sobol", "random"])
@@ -73,15 +80,18 @@ def test_draws_are_scipys_points_on_the_scales_of_the_ranges() -> None:
         assert point.settings["model.norm"] is (norm < 0.5)
 
 
-@pytest.mark.parametrize(("method", "first"), [
-    ("sobol", ["lr=0.00403_norm=False_warmup=0.343", "lr=0.0144_norm=True_warmup=0.113"]),
-    ("random", ["lr=0.00105_norm=True_warmup=0.189", "lr=0.00136_norm=False_warmup=0.102"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "first"),
+    [
+        ("sobol", ["lr=0.00403_norm=False_warmup=0.343", "lr=0.0144_norm=True_warmup=0.113"]),
+        ("random", ["lr=0.00105_norm=True_warmup=0.189", "lr=0.00136_norm=False_warmup=0.102"]),
+    ],
+)
 def test_draws_stay_what_they_were(method: str, first: list[str]) -> None:
     """Names of run folders follow from them, also with later versions of scipy and numpy."""
     points, _ = draw_points(LINES, Search(method, 2, 0), "here")
 
-    assert [point.name for point in points] == first
+    assert attributes(points, "name") == first
 
 
 def test_seeds_have_other_draws() -> None:
@@ -118,12 +128,11 @@ def test_whole_numbers_are_drawn_between_whole_numbers(scale: str) -> None:
 
     depths = values(lines, "depth", "sobol", 256)
 
-    assert {type(depth) for depth in depths} == {int}
+    assert set(map(type, depths)) == {int}
     assert {*depths} == {1, 2, 3, 4}
-    shares = {depth: depths.count(depth) / 256 for depth in (1, 2, 3, 4)}
-    for depth, share in shares.items():
+    for depth, count in Counter(depths).items():
         width = math.log((depth + 0.5) / (depth - 0.5), 9) if scale == "log" else 0.25
-        assert share == pytest.approx(width, abs=0.01)
+        assert count / 256 == pytest.approx(width, abs=0.01)
 
 
 def test_a_draw_stays_in_its_range_and_its_name_is_short() -> None:
@@ -150,34 +159,31 @@ def test_arms_with_the_same_ranges_have_the_same_draws(folder: Path) -> None:
     study = searched(folder)
 
     gpt, angpt = study.arms
-    assert [point.name for point in gpt.points] == [point.name for point in angpt.points]
-    names = [run.name for run in study.tuning_runs()]
+    assert attributes(gpt.points, "name") == attributes(angpt.points, "name")
+    names = attributes(study.tuning_runs(), "name")
     assert len(names) == len(set(names)) == 2 * 8
 
 
 def test_the_plan_counts_draws(folder: Path) -> None:
-    study = searched(folder, pace={"flops_per_second": 1e10})
-    grid = read_study(
-        write_study(folder, pace={"flops_per_second": 1e10}, arms={
-            name: {"configs": [f"{name}.yaml"], "tune": {RATE: list(range(8))}}
-            for name in ("gpt", "angpt")
-        }),
-        None,
-    )  # fmt: skip
+    pace = {"flops_per_second": 1e10}
+    study = searched(folder, pace=pace)
+    grid = changed_study(folder, pace=pace, arms=arms_with(tune={RATE: list(range(8))}))
 
     text = describe_plan(study, 2, {}, {})
+    grid_text = describe_plan(grid, 2, {}, {})
 
     assert "search: 8 draws by sobol, seed 0\n" in text
     assert "gpt: 8 draws of lr 0.05 … 0.8 (log) × 1 tuning seeds, the best on 3 seeds" in text
-    assert text.splitlines()[-3:] == describe_plan(grid, 2, {}, {}).splitlines()[-3:]
+    assert text.splitlines()[-3:] == grid_text.splitlines()[-3:]
 
 
 def test_a_budget_changes_an_end_of_a_range_and_the_draws(folder: Path) -> None:
-    shared = {"tune": {RATE: {"low": 0.1}}}
-    budgets = {"small": {"search": {"draws": 2}, "shared": shared}}
-    searched(folder)
-    path = write_study(folder, search={"draws": 8}, budgets=budgets, arms={
-        "gpt": {"configs": ["gpt.yaml"]}}, shared={"configs": ["common.yaml"], "tune": {RATE: LOG}})  # fmt: skip
+    narrower = {"tune": {RATE: {"low": 0.1}}}
+    budgets = {"small": {"search": {"draws": 2}, "shared": narrower}}
+    arms = {"gpt": UNTUNED_ARMS["gpt"]}
+    search = {"draws": 8}
+    changes = {"search": search, "budgets": budgets, "arms": arms}
+    path = write_study(folder, **SEARCHED | changes)
 
     study = read_study(path, "small")
 
@@ -188,7 +194,7 @@ def test_a_budget_changes_an_end_of_a_range_and_the_draws(folder: Path) -> None:
 
 def grid_arm(folder: Path, **changes: Any) -> Study:
     grid = {"title": "grid", "configs": ["gpt.yaml"], "tune": {RATE: [0.1, 0.2, 0.4]}}
-    arms = {"gpt": {"title": "GPT+", "configs": ["gpt.yaml"]}, "grid": grid}
+    arms = {"gpt": UNTUNED_ARMS["gpt"], "grid": grid}
     return searched(folder, arms=arms, **changes)
 
 
@@ -202,29 +208,53 @@ def test_arms_with_other_numbers_of_tries_are_refused_unless_the_file_allows_it(
     assert len(grid_arm(folder, equal_tuning=False).tuning_runs()) == 11
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"tune": {RATE: {"low": 1.0, "high": 0.5}}}, "low 1.0 and high 0.5: give a higher high"),
-    ({"tune": {RATE: {"low": 1.0, "high": 1.0}}}, "low 1.0 and high 1.0: give a higher high"),
-    ({"tune": {RATE: {**LOG, "low": 0}}}, "has scale log and low 0: give a low above 0"),
-    ({"tune": {RATE: {**LOG, "scale": "ln"}}}, "has scale ln: choose one of linear, log"),
-    ({"tune": {RATE: {"low": 0.1}}}, "'model.init_args.lr' in tune of arm 'gpt' .* has no finite high"),
-    ({"tune": {RATE: {"low": 0.1, "high": math.inf}}}, "has no finite high: give a number"),
-    ({"tune": {RATE: {"low": "a", "high": 1}}}, "low is str in place of int or float"),
-    ({"tune": {RATE: {**LOG, "step": 1}}}, "unknown key 'step': the known ones are high, low, scale"),
-    ({"tune": {RATE: LOG, "model.x": []}}, "tune of arm 'gpt' .* has no values for 'model.x'"),
-    ({"tune": [{RATE: LOG}]}, "tune of arm 'gpt' .* is a list, and has a range: give the lines of one"),
-    ({"search": None}, "has a range, and the study has no `search`: give `search: {method: sobol"),
-    ({"tune": {RATE: [0.1, 0.2]}}, "search of study.yaml has no range to draw from: give one"),
-    ({"tune": None}, "search of study.yaml has no range to draw from: give one"),
-    ({"vary": {"model.d": {"low": 1, "high": 2}}}, "vary .* has a range for 'model.d', and only `tune`"),
-    ({"seeds": [{"seed_everything": {"low": 1, "high": 2}}]}, "seeds of study.yaml has a range for 'seed_"),
-    ({"search": {"method": "sobol"}}, "search.draws of study.yaml is missing: give 1 or more"),
-    ({"search": {"draws": 0}}, "search.draws of study.yaml is 0: give 1 or more"),
-    ({"search": {"draws": 2.5}}, "search.draws is float in place of int"),
-    ({"search": {"draws": 4, "seed": -1}}, "search.seed of study.yaml is -1: give 0 or more"),
-    ({"search": {"draws": 4, "method": "grid"}}, "search.method of study.yaml is grid: choose one of sobol, random"),
-    ({"search": {"draw": 4}}, "study.yaml has the unknown key 'draw'|unknown key 'draw'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tune": {RATE: {"low": 1.0, "high": 0.5}}}, "low 1.0 and high 0.5: give a higher high"),
+        ({"tune": {RATE: {"low": 1.0, "high": 1.0}}}, "low 1.0 and high 1.0: give a higher high"),
+        ({"tune": {RATE: {**LOG, "low": 0}}}, "has scale log and low 0: give a low above 0"),
+        ({"tune": {RATE: {**LOG, "scale": "ln"}}}, "has scale ln: choose one of linear, log"),
+        (
+            {"tune": {RATE: {"low": 0.1}}},
+            "'model.init_args.lr' in tune of arm 'gpt' .* has no finite high",
+        ),
+        ({"tune": {RATE: {"low": 0.1, "high": math.inf}}}, "has no finite high: give a number"),
+        ({"tune": {RATE: {"low": "a", "high": 1}}}, "low is str in place of int or float"),
+        (
+            {"tune": {RATE: {**LOG, "step": 1}}},
+            "unknown key 'step': the known ones are high, low, scale",
+        ),
+        ({"tune": {RATE: LOG, "model.x": []}}, "tune of arm 'gpt' .* has no values for 'model.x'"),
+        (
+            {"tune": [{RATE: LOG}]},
+            "tune of arm 'gpt' .* is a list, and has a range: give the lines of one",
+        ),
+        (
+            {"search": None},
+            "has a range, and the study has no `search`: give `search: {method: sobol",
+        ),
+        ({"tune": {RATE: [0.1, 0.2]}}, "search of study.yaml has no range to draw from: give one"),
+        ({"tune": None}, "search of study.yaml has no range to draw from: give one"),
+        (
+            {"vary": {"model.d": {"low": 1, "high": 2}}},
+            "vary .* has a range for 'model.d', and only `tune`",
+        ),
+        (
+            {"seeds": [{"seed_everything": {"low": 1, "high": 2}}]},
+            "seeds of study.yaml has a range for 'seed_",
+        ),
+        ({"search": {"method": "sobol"}}, "search.draws of study.yaml is missing: give 1 or more"),
+        ({"search": {"draws": 0}}, "search.draws of study.yaml is 0: give 1 or more"),
+        ({"search": {"draws": 2.5}}, "search.draws is float in place of int"),
+        ({"search": {"draws": 4, "seed": -1}}, "search.seed of study.yaml is -1: give 0 or more"),
+        (
+            {"search": {"draws": 4, "method": "grid"}},
+            "search.method of study.yaml is grid: choose one of sobol, random",
+        ),
+        ({"search": {"draw": 4}}, "study.yaml has the unknown key 'draw'|unknown key 'draw'"),
+    ],
+)
 def test_wrong_values_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
     tune = changes.get("tune", {RATE: LOG})
     entry = {"configs": ["gpt.yaml"], "tune": tune, "vary": changes.get("vary", {})}
@@ -233,7 +263,7 @@ def test_wrong_values_are_refused(folder: Path, changes: dict[str, Any], message
     study.pop("vary", None)
 
     with pytest.raises(UserError, match=message) as error:
-        read_study(write_study(folder, **study), None)
+        changed_study(folder, **study)
 
     assert "\n" not in str(error.value)
 
@@ -262,8 +292,7 @@ def test_the_report_has_the_best_draws_and_a_picture(folder: Path) -> None:
 
     rates = [point.shown["lr"] for point in study.arms[0].points]
     best = sorted(rates, key=lambda rate: abs(math.log(rate / 0.2)))
-    rows = [line for line in text.splitlines() if line.startswith("| GPT+ | lr=")]
-    assert [row.split("|")[2].strip() for row in rows] == [f"lr={rate}" for rate in best[:8]]
+    assert re.findall(r"^\| GPT\+ \| lr=(\S+)", text, re.MULTILINE) == list(map(str, best[:8]))
     assert "Tuning budget: 16 settings for each arm, each trained on 1 seed (seed=0)" in text
     assert "Search: 16 draws by sobol, seed 0." in text
     assert "Ranges of all arms: lr 0.05 … 0.8 (log)." in text
@@ -279,6 +308,7 @@ def test_the_report_has_the_best_draws_and_a_picture(folder: Path) -> None:
     assert f"| anGPT | 16 of 16 | {n_failed} | lr={best[0]} |" in text
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_arms_with_other_ranges_are_named(folder: Path) -> None:
     text = reported(grid_arm(folder, draws=3), folder)
 
@@ -286,27 +316,36 @@ def test_arms_with_other_ranges_are_named(folder: Path) -> None:
     assert "- GPT+: lr 0.05 … 0.8 (log).\n- grid: a grid of 3 settings." in text
 
 
-@pytest.mark.parametrize(("centre", "edge"), [
-    (0.01, "is the smallest of 64"), (0.8, "is the largest of 64"),
-    (0.055, "is in the outermost 5 % of lr 0.05 … 0.8 (log)"), (0.065, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("centre", "edges"),
+    [
+        (0.01, ["lr 0.0511 is the smallest of 64"]),
+        (0.8, ["lr 0.796 is the largest of 64"]),
+        (0.055, ["lr 0.0548 is in the outermost 5 % of lr 0.05 … 0.8 (log)"]),
+        (0.065, []),
+    ],
+)
 def test_a_best_draw_at_the_edge_of_its_range_is_named(
-    folder: Path, centre: float, edge: str | None
+    folder: Path, centre: float, edges: list[str]
 ) -> None:
-    arms = {"gpt": {"title": "GPT+", "configs": ["gpt.yaml"]}}
-    study = searched(folder, draws=64, arms=arms)
+    study = searched(folder, draws=64, arms={"gpt": UNTUNED_ARMS["gpt"]}, seeds=[1])
 
-    text = reported(study, folder, centre)
+    train(study, folder / "out", bowl(centre))
+
+    (tuning,) = read_results(study, folder / "out").tunings
+    assert tuning.edges == edges
+
+
+@pytest.mark.usefixtures("unsaved")
+def test_report_and_console_name_the_edge(folder: Path) -> None:
+    study = searched(folder)
+
+    text = reported(study, folder, centre=0.01)
 
     console = Console(width=200, record=True)
     print_summary(read_results(study, folder / "out"), console)
-    printed = console.export_text()
-    if edge is None:
-        assert "inside the ranges" in text
-        assert "note:" not in printed
-    else:
-        assert edge in text
-        assert f"{edge}: a wider range might find a better one" in printed
+    (edge,) = re.findall(r"lr \S+ is the smallest of 8", text)[:1]
+    assert f"{edge}: a wider range might find a better one" in console.export_text()
 
 
 def test_of_mixed_choices_the_largest_is_at_the_edge(folder: Path) -> None:
@@ -324,29 +363,22 @@ def test_of_mixed_choices_the_largest_is_at_the_edge(folder: Path) -> None:
     assert tuning.edges == ["batch_size 16 is the largest of 3"]
 
 
-def test_a_killed_study_with_draws_goes_on_and_more_draws_keep_its_runs(
-    start: Launch, folder: Path
-) -> None:
+@pytest.mark.usefixtures("unsaved")
+def test_more_draws_keep_the_earlier_runs(start: Launch, folder: Path) -> None:
+    output = folder / "out"
     searched(folder, draws=4, seeds=[1])
-    process = start("--jobs", "2", step=0.03)
-    while process.wait(0.01) is None and not is_half_trained(folder / "out"):
-        pass
-    process.kill(9)
-    process.wait()
-    finish(start("--jobs", "2"))
-    first = starts(folder / "out")
-    assert len([name for name in first if "seed=0" in name]) == 2 * 4
-
+    first = started_runs(finish(start("--jobs", "2")))
     more = searched(folder, draws=8, seeds=[1])
-    text = finish(start("--jobs", "2"))
 
-    trained = {line.split(":")[0] for line in text.splitlines() if line.endswith(": started")}
-    assert trained >= {run.name for run in more.tuning_runs()} - first.keys()
-    assert not trained & first.keys()
-    assert "tuning: 8 runs" in text
+    printed = finish(start("--jobs", "2"))
 
-    (folder / "out").rename(folder / "first")
-    text = finish(start("--jobs", "2", "--reuse", "first"))
-    assert "started" not in text
-    assert text.count("taken from first") == 2 * 8 + 2
+    trained = started_runs(printed)
+    planned = attributes(more.tuning_runs(), "name")
+    assert trained >= {*planned} - first
+    assert not trained & first
+    assert "tuning: 8 runs" in printed
+    output.rename(folder / "first")
+    reused = finish(start("--jobs", "2", "--reuse", "first"))
+    assert "started" not in reused
+    assert reused.count("taken from first") == 2 * 8 + 2
     assert "Report:" in finish(start("--report_only"))

@@ -1,0 +1,283 @@
+"""The sections of a report: their numbers are those computed here from the same losses."""
+
+import itertools
+import math
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from anlit.compare.statistics import Summary
+from anlit.errors import UserError
+from anlit.study.plan import Study
+from anlit.study.report import write_report
+from anlit.study.sections import loss_gap, trend
+from anlit.study.sections.registry import check_sections
+from tests.study.conftest import ARMS, UNTUNED_ARMS, changed_study
+from tests.study.reports import FINAL_LOSSES, report, results, trained, with_interval
+from tests.study.synthetic import SHARE, curve_to
+
+pytestmark = pytest.mark.usefixtures("unsaved")
+TOKENS = 400 * 8 * 256
+
+
+def choices(name: str, key: str, values: tuple[int, ...]) -> dict[str, Any]:
+    """Named choices of a grid that set a key."""
+    return {name: {value: {key: value} for value in values}}
+
+
+SIZES = choices("d", "model.init_args.d_model", (64, 128, 256))
+
+
+def steps(*numbers: int) -> dict[str, Any]:
+    return choices("steps", "trainer.max_steps", numbers)
+
+
+def test_trends(folder: Path) -> None:
+    best_rates = {64: 0.4, 128: 0.2, 256: 0.1}
+
+    def loss(run, values, parameters, tokens):
+        distance = math.log2(values["lr"] / best_rates[values["d"]])
+        return 3 + 0.1 * abs(distance) + 0.01 * values["seed"]
+
+    arms = {"gpt": ARMS["gpt"] | {"vary": SIZES}}
+    sections = [
+        {"trend": {"value": "lr", "over": "parameters"}},
+        {"trend": {"over": "parameters"}},
+        {"trend": {"over": "d", "arms": ["gpt_d=64", "gpt_d=128"]}},
+    ]
+
+    page = report(trained(folder, loss, arms=arms, baseline=None, sections=sections))
+
+    assert len(page.pictures) == 3
+    over_parameters, _, _, at_64, at_128 = page.rows_of("GPT+", 3)
+    assert over_parameters[2] == "3.0200 ± 0.0100"
+    assert at_64[1] == "64"
+    assert at_128[1] == "128"
+    sizes = list(map(n_parameters, best_rates))
+    line = stats.linregress(np.log(sizes), np.log(list(best_rates.values())))
+    half = line.stderr * stats.t.ppf(0.975, 1)
+    interval = f"{line.slope - half:.2f} … {line.slope + half:.2f}"
+    assert page.row("GPT+", 4) == ["GPT+", "3", f"{line.slope:.2f}", interval]
+
+
+def n_parameters(d: int) -> int:
+    """The parameters of the study's models with four layers and 1024 tokens, of width d."""
+    return 2 * 1024 * d + 4 * 16 * d * d
+
+
+RATES = {
+    "GPT+": [(130e3, [0.016]), (1.31e6, [0.004])],
+    "nGPT": [(132e3, [0.016]), (1.32e6, [0.008])],
+}
+FLOPS = (1.5, 3.1, 4.8, 5.8, 10, 14, 19, 30, 48, 57, 101, 189)
+LOSSES = {"GPT+": [(x * 1e11, [5 - x / 100, 5.1]) for x in FLOPS]}
+
+
+def drawn_trend(monkeypatch: pytest.MonkeyPatch, drawn: list, series: Any, value: str) -> Any:
+    """The figure of a trend, with its layout made."""
+    monkeypatch.setattr(trend, "save", lambda figure, path: drawn.append(figure))
+    points = {}
+    for label, line in series.items():
+        points[label] = [(x, Summary(y)) for x, y in line]
+    trend.draw_trend(points, "parameters", value, Path("a.png"), {})
+    drawn[0].draw_without_rendering()
+    return drawn[0]
+
+
+def ticks_of(figure: Any) -> list[Any]:
+    """The texts below the x axis that can be seen."""
+    ticks = []
+    for tick in figure.axes[0].get_xticklabels():
+        if tick.get_text() and tick.get_visible():
+            ticks.append(tick)
+    return ticks
+
+
+@pytest.mark.parametrize(("series", "value"), [(RATES, "lr"), (LOSSES, "loss")])
+def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(
+    monkeypatch, drawn, series, value: str
+) -> None:
+    figure = drawn_trend(monkeypatch, drawn, series, value)
+
+    boxes = [tick.get_window_extent() for tick in ticks_of(figure)]
+    for left, right in itertools.pairwise(boxes):
+        assert not left.overlaps(right)
+    assert figure.get_figwidth() * 25.4 == pytest.approx(85, abs=0.2)
+    legend = figure.legends[0].get_window_extent()
+    assert not legend.overlaps(figure.axes[0].get_window_extent())
+
+
+def test_arms_of_nearly_the_same_size_share_a_tick(monkeypatch, drawn) -> None:
+    figure = drawn_trend(monkeypatch, drawn, RATES, "lr")
+
+    assert [tick.get_text() for tick in ticks_of(figure)] == ["130k", "1.31M"]
+
+
+def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
+    def loss(run, values, n, d):
+        return 1.5 + 40 * n**-0.3 + 60 * d**-0.25
+
+    arms = {"gpt": UNTUNED_ARMS["gpt"] | {"vary": SIZES | steps(100, 400, 1600)}}
+    sections = [{"scaling": {"resamples": 20}}]
+
+    page = report(trained(folder, loss, arms=arms, baseline=None, sections=sections, seeds=[1]))
+
+    of_compute = [f"{0.25 / 0.55:.3f}", f"{0.075 / 0.55:.3f}"]
+    exponents = ["0.300", "0.250", *of_compute, "1.500", "9"]
+    cells = page.row("GPT+", 7)[1:]
+    assert [cell.split()[0] for cell in cells] == exponents
+
+
+def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, drawn) -> None:
+    monkeypatch.setattr(loss_gap, "save", lambda figure, path: drawn.append(figure))
+    leads = {(64, 100): (0.5, 0.3), (64, 400): (-0.1, -0.2)}
+    lost = (128, 100, 2)
+
+    def loss(run, values, parameters, tokens):
+        size = values["d"]
+        length = values["steps"]
+        seed = values["seed"]
+        gpt_loss = 4.0 + 0.01 * seed
+        if run.arm.base == "gpt":
+            return gpt_loss
+        if (size, length, seed) == lost:
+            return math.nan
+        return gpt_loss - leads.get((size, length), (0.1, 0.1))[seed - 1]
+
+    options = {
+        "arms": UNTUNED_ARMS,
+        "shared": {"configs": ["common.yaml"], "vary": SIZES | steps(100, 400)},
+        "sections": [{"loss_gap": {"baseline": "gpt", "each": "d"}}],
+        "seeds": [1, 2],
+        "baseline": None,
+    }
+
+    page = report(trained(folder, loss, **options))
+
+    assert [ax.get_title(loc="left") for ax in drawn[0].axes] == ["d 64", "d 128", "d 256"]
+    rows = [row for row in page.rows if row[2:3] == ["anGPT"]]
+    panels, *_ = zip(*rows, strict=True)
+    assert panels == ("64", "64", "128", "128", "256", "256")
+    early, late, unpaired, *_ = rows
+    assert early[1] == f"{100 * 8 * 256 / n_parameters(64):.3g}"
+    assert late[1] == f"{400 * 8 * 256 / n_parameters(64):.3g}"
+    interval = stats.ttest_1samp([-0.5, -0.3], 0).confidence_interval()
+    assert early[3:5] == ["2", "4.0150 ± 0.0071"]
+    assert early[5] == with_interval("+.4f", -0.4, *interval)
+    assert float(early[6].split()[0]) > 1
+    assert late[5].startswith("+0.1500")
+    assert late[6] == "not reached"
+    assert unpaired[3:] == ["1 of 2", "4.0150 ± 0.0071", "1 of 2 seeds", "1 of 2 seeds"]
+
+
+def onset_of(loss: float, level: float) -> float:
+    """The tokens at which a synthetic run is at a level."""
+    return float(np.interp(-level, -curve_to(loss), SHARE * TOKENS))
+
+
+def onset_rows(folder: Path, level: float, after: int, baseline: str) -> list[list[str]]:
+    section = {"onset": {"loss": level, "after": after, "baseline": baseline}}
+    page = report(trained(folder, arms=UNTUNED_ARMS, sections=[section]))
+    return [page.row("GPT+", 5), page.row("anGPT", 5)]
+
+
+def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
+    gpt, angpt = onset_rows(folder, 4.3, 200_000, "gpt")
+
+    onsets: dict[str, list[float]] = {}
+    later: dict[str, list[float]] = {}
+    for name, losses in FINAL_LOSSES.items():
+        onsets[name] = []
+        later[name] = []
+        for loss in losses.values():
+            onset = onset_of(loss, 4.3)
+            onsets[name].append(onset)
+            later[name].append(np.interp(onset + 200_000, SHARE * TOKENS, curve_to(loss)))
+    for row, name in ((gpt, "gpt"), (angpt, "angpt")):
+        shown = [float(cell.removesuffix("k")) for cell in row[1].split(", ")]
+        assert shown == pytest.approx(np.array(onsets[name]) / 1e3, rel=5e-3)
+        assert row[3] == f"{fmean(later[name]):.3f} ± {stdev(later[name]):.3f}"
+    assert gpt[2] == gpt[4] == "–"
+    onset_gaps = (np.array(onsets["angpt"]) - onsets["gpt"]) / 1e6
+    later_gaps = np.array(later["angpt"]) - later["gpt"]
+    assert angpt[2] == mean_with_t_interval(onset_gaps)
+    assert angpt[4] == mean_with_t_interval(later_gaps)
+
+
+def mean_with_t_interval(gaps: np.ndarray) -> str:
+    interval = stats.ttest_1samp(gaps, 0).confidence_interval()
+    return with_interval(".3f", gaps.mean(), *interval)
+
+
+def test_a_level_that_one_seed_reaches_has_one_onset(folder: Path) -> None:
+    gpt, _ = onset_rows(folder, 3.495, 1, "angpt")
+
+    assert gpt[1].count("–") == 2
+    assert gpt[2] == "1 of 3 seeds"
+
+
+def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -> None:
+    arms = {
+        "gpt": UNTUNED_ARMS["gpt"] | {"vary": SIZES},
+        "angpt": UNTUNED_ARMS["angpt"] | {"vary": {"tau": [1]}},
+    }
+
+    def study_with(**options: object) -> Study:
+        sections = [{"trend": {"over": "d", **options}}]
+        return changed_study(folder, arms=arms, baseline=None, sections=sections)
+
+    check_sections(study_with(arms=["gpt"]))
+
+    message = r"over 'd', which is no number of arm 'angpt_tau=1': .* parameters, .*, tau"
+    with pytest.raises(UserError, match=message):
+        check_sections(study_with())
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            {"loss_gap": {"baseline": "gpt"}},
+            "the section 'loss_gap' of study.yaml lacks the option 'each'",
+        ),
+        (
+            {"loss_gap": {"baseline": "gpt", "each": "lr", "arms": []}},
+            "has the unknown key 'arms': the known ones are",
+        ),
+        (
+            {"onset": {"loss": "4.3", "after": 1, "baseline": "gpt"}},
+            "loss is str in place of int or float",
+        ),
+        ({"tuning": 3}, "the section 'tuning' of study.yaml is not .* is int in place of dict"),
+        (
+            {"loss_gap": {"baseline": "other", "each": "lr"}},
+            "names the arm 'other', which is none of gpt, angpt",
+        ),
+        ({"loss_gap": {"baseline": "gpt", "each": "size"}}, "each 'size': choose one of none"),
+        (
+            {"dynamics": {"arms": ["gpt", "bert"]}},
+            "names the arm 'bert', which is none of gpt, angpt",
+        ),
+        (
+            {"trend": {"over": "depth"}},
+            "over 'depth', which is no number of arm 'gpt': vary or tune it, or choose one of",
+        ),
+        (
+            {"trend": {"over": "tokens", "value": "lr"}},
+            "has value 'lr', which is no number of arm 'gpt': vary or tune it",
+        ),
+        (
+            {"embed": {"name": "lenghts"}},
+            "has the name 'lenghts', which is no command of `after`: choose one of lengths",
+        ),
+    ],
+)
+def test_mistakes_in_sections_are_told(folder: Path, section: Any, message: str) -> None:
+    commands = {"lengths": "anlit lengths {runs} --output {output}"}
+    study = trained(folder, arms=UNTUNED_ARMS, sections=[section], seeds=[1], after=commands)
+    with pytest.raises(UserError, match=message):
+        write_report(results(study))
