@@ -1,5 +1,6 @@
 """Speed-ups in tokens and in wall-clock, and the reasons to give none."""
 
+import numpy as np
 import pytest
 
 from anlit.compare import plots
@@ -14,12 +15,10 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     ngpt = make_run("ngpt", SLOWER, NGPT)
     make_run("angpt2", FASTER, ANGPT, seed=2)  # without a partner
     # Noise of the machine, the same for all configurations of a round
-    gpt_seconds = [1.0, 1.1, 5.0, 0.9, 1.0, 1.2]
+    gpt_seconds = np.array([1.0, 1.1, 5.0, 0.9, 1.0, 1.2])
     ratios = [1.25, 1.20, 1.30, 1.25, 1.24, 1.26]
-    angpt_seconds = [a * b for a, b in zip(gpt_seconds, ratios, strict=True)]
-    ngpt_seconds = [2 * a for a in gpt_seconds]
-    seconds = [gpt_seconds, angpt_seconds, ngpt_seconds]
-    write_paired(tmp_path / "out", [gpt, angpt, ngpt], seconds)
+    seconds = np.stack([gpt_seconds, gpt_seconds * ratios, gpt_seconds * 2])
+    write_paired(tmp_path / "out", [gpt, angpt, ngpt], seconds.tolist())
 
     report, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
 
@@ -56,8 +55,9 @@ def test_without_comparable_times_the_column_says_so_and_is_empty(
 ):
     folders = {"a": make_run("a"), "b": make_run("b", FASTER, ANGPT, record=trained_on)}
     if timed:
-        seconds = [[1.0] for _ in timed]
-        write_paired(tmp_path / "out", [folders[name] for name in timed], seconds, **timed_on)
+        runs = [folders[name] for name in timed]
+        seconds = [[1.0]] * len(runs)
+        write_paired(tmp_path / "out", runs, seconds, **timed_on)
 
     report, _, markdown = compared(tmp_path / "runs", tmp_path / "out")
 

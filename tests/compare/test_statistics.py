@@ -118,9 +118,11 @@ def test_a_curve_has_the_speed_up_worked_out_by_hand(
 
 def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing() -> None:
     overfit = curve((100, 5.0), (200, 3.0), (300, 2.0), (400, 2.5))
-    assert speed_up([(1, overfit)], [(1, curve((100, 3.0), (150, 2.5)))]).mean == pytest.approx(
-        250 / 150
-    )
+    run = curve((100, 3.0), (150, 2.5))
+
+    result = speed_up([(1, overfit)], [(1, run)])
+
+    assert result.mean == pytest.approx(250 / 150)
 
 
 EASY = curve((100, 4.0), (400, 1.0))
@@ -172,11 +174,21 @@ def test_without_a_common_seed_runs_are_compared_with_the_mean_curve() -> None:
 
 def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> None:
     first = curve((100, 4.0), (200, 3.0), (300, 2.0))
-    mean, sd = mean_curve([first, curve((100, 5.0), (300, 3.0))])
-    assert (mean.tokens.tolist(), mean.loss.tolist()) == ([100, 200, 300], [4.5, 3.5, 2.5])
+    second = curve((100, 5.0), (300, 3.0))
+
+    mean, sd = mean_curve([first, second])
+
+    assert mean.tokens.tolist() == [100, 200, 300]
+    assert mean.loss.tolist() == [4.5, 3.5, 2.5]
     assert sd == pytest.approx([np.sqrt(0.5)] * 3)
+
+
+def test_curves_without_a_common_range_have_no_mean() -> None:
+    first = curve((100, 4.0), (200, 3.0))
+    later = curve((400, 1.0))
+
     with pytest.raises(UserError, match="no range"):
-        mean_curve([first, curve((400, 1.0))])
+        mean_curve([first, later])
 
 
 def test_final_losses_in_two_groups_are_recognised() -> None:

@@ -40,15 +40,18 @@ def test_the_intervals_hold_the_true_exponents() -> None:
 def test_the_best_split_is_a_minimum_and_keeps_to_the_compute() -> None:
     for flops in (1e17, 1e21):
         n, d = best_split(TRUE, flops)
+        best = loss_of_compute(TRUE, flops)
         assert 6 * n * d == pytest.approx(flops)
-        assert all(
-            loss_of_compute(TRUE, flops) < predicted_loss(TRUE, x * n, d / x)
-            for x in (1.1, 1 / 1.1)
-        )
-    excess = [float(loss_of_compute(TRUE, flops)) - TRUE[0] for flops in (1e18, 1e20)]
-    assert np.log(excess[0] / excess[1]) / np.log(100) == pytest.approx(
-        exponents(TRUE)["L(C) − E ∝ C^−"]
-    )
+        assert best < predicted_loss(TRUE, 1.1 * n, d / 1.1)
+        assert best < predicted_loss(TRUE, n / 1.1, 1.1 * d)
+
+
+def test_the_loss_above_its_floor_is_a_power_of_the_compute() -> None:
+    floor = TRUE[0]
+    less, more = loss_of_compute(TRUE, np.array([1e18, 1e20])) - floor
+
+    exponent = np.log(less / more) / np.log(100)
+    assert exponent == pytest.approx(exponents(TRUE)["L(C) − E ∝ C^−"])
 
 
 def test_an_exponent_whose_interval_ends_at_a_limit_of_the_fit_is_not_determined() -> None:
@@ -57,13 +60,12 @@ def test_an_exponent_whose_interval_ends_at_a_limit_of_the_fit_is_not_determined
     assert scaling._cells(laws)[:2] == ["0.340 (0.340 … 0.340)", "0.280 (0.280 … 0.280)"]
     for limit in (0.01, 3.0):
         laws[3, 1:4] = limit
-        assert [cell == scaling.UNDETERMINED for cell in scaling._cells(laws)] == [
-            True,
-            False,
-            True,
-            True,
-            False,
-        ]
+
+        a, b, best_size, loss, floor = scaling._cells(laws)
+
+        assert a == best_size == loss == scaling.UNDETERMINED
+        assert b == "0.280 (0.280 … 0.280)"
+        assert floor == "1.690 (1.690 … 1.690)"
 
 
 def test_too_few_runs_are_refused() -> None:
