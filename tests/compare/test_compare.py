@@ -126,7 +126,8 @@ def test_a_seed_that_occurs_twice_is_noted(make_run, runs, tmp_path):
 
 @pytest.mark.usefixtures("no_plot")
 def test_a_report_on_other_runs_is_not_written_over(make_run, tmp_path):
-    runs = [str(make_run("a")), str(make_run("b", FASTER, ANGPT)), str(make_run("c", SLOWER, NGPT))]
+    folders = [make_run("a"), make_run("b", FASTER, ANGPT), make_run("c", SLOWER, NGPT)]
+    runs = list(map(str, folders))
     compare(runs[:2], str(tmp_path / "o"))
     compare(runs, str(tmp_path / "o"))  # more runs than before
     report = (tmp_path / "o" / "convergence.json").read_bytes()

@@ -68,7 +68,9 @@ def test_a_resumed_run_keeps_the_last_row_of_a_step_and_drops_what_it_undid(
 
 
 def test_nan_in_the_middle_is_skipped(make_run: MakeRun) -> None:
-    run = load_run(make_run("spike", [(100, 5.0), (200, math.nan), (300, 4.0)]))
+    points = [(100, 5.0), (200, math.nan), (300, 4.0)]
+
+    run = load_run(make_run("spike", points))
 
     assert run.comparable
     assert run.curve.finite().tokens.tolist() == [100, 300]
@@ -263,7 +265,9 @@ def test_a_name_separates_no_runs_and_two_configurations_of_a_name_are_told_apar
 def test_the_options_name_and_tags_are_no_settings(make_run: MakeRun) -> None:
     settings = {"name": "wide", "tags": ["a"]}
 
-    (group,) = group_runs(map(load_run, [make_run("a"), make_run("b", seed=2, settings=settings)]))
+    folders = [make_run("a"), make_run("b", seed=2, settings=settings)]
+
+    (group,) = group_runs(map(load_run, folders))
 
     assert not {"name", "tags"} & set(group.settings)
 
@@ -278,7 +282,8 @@ def test_data_separate_runs_and_labels_tell_how(make_run: MakeRun) -> None:
 
 def test_many_settings_that_differ_give_distinct_labels(make_run: MakeRun) -> None:
     many = {f"model.init_args.{name}": 1 for name in "abcde"}
-    runs = [make_run("a"), make_run("b", settings=many), make_run("c", settings=many | {LR: 1.0})]
+    more = many | {LR: 1.0}
+    runs = [make_run("a"), make_run("b", settings=many), make_run("c", settings=more)]
 
     assert len({*labels(*runs)}) == 3
 

@@ -34,17 +34,18 @@ def train(study: Study, output: Path, final: Final) -> None:
 
 def _write(folder: Path, run: PlannedRun, final: Final) -> None:
     cost = estimate_cost(run)
-    values = {**run.arm.varied.shown, **run.point.shown, "seed": run.seed.shown.get("seed", 0)}
+    values = {"seed": 0}
+    for point in (run.arm.varied, run.point, run.seed):
+        values |= point.shown
     loss = final(run, values, cost.parameters, cost.tokens)
     record = {"parameters": int(cost.parameters), "command": f"anlit fit --run_dir={folder.name}"}
+    tokens = SHARE * cost.tokens
+    losses = curve_to(loss)
     if np.isnan(loss):
         record |= {"status": "failed", "error": "UserError: the loss became NaN"}
-    curve = curve_to(loss) if np.isfinite(loss) else np.append(curve_to(2.0)[:-1], np.nan)
-    points = [] if np.isnan(loss) else [*zip(SHARE * cost.tokens, curve, strict=True)]
-    write_run(
-        folder,
-        merge_configuration(run),
-        record,
-        [(float(x), float(y)) for x, y in points],
-        lambda x: x / 1000,
-    )
+        tokens = losses = np.array([])
+    elif np.isinf(loss):
+        losses = curve_to(2.0)
+        losses[-1] = np.nan
+    points = zip(tokens.tolist(), losses.tolist(), strict=True)
+    write_run(folder, merge_configuration(run), record, points, lambda x: x / 1000)
