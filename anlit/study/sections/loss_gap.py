@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -22,16 +23,14 @@ from anlit.reporting.figure import (
     COLUMN_WIDTH,
     INK,
     LineStyle,
-    legend_below,
     line_styles,
-    panels,
     save,
     style,
 )
 from anlit.reporting.table import markdown_table
 from anlit.reporting.text import short_number
 from anlit.study.results import MeasuredArm, StudyResults
-from anlit.study.sections.trend import UNITS, display_name, set_ticks
+from anlit.study.sections.trend import UNITS, display_name, distinct_values
 
 MAX_COLUMNS = 3
 """Panels in a row."""
@@ -137,8 +136,8 @@ def _gaps(results: StudyResults, baseline: str, panel_key: str, over: str) -> li
             gap = _gap(results, measured, measured_baseline, panel_key, over)
             if gap is not None:
                 gaps.append(gap)
-    names = list(dict.fromkeys(gap.panel for gap in gaps))
-    return sorted(gaps, key=lambda gap: (names.index(gap.panel), gap.x))
+    panels = list(dict.fromkeys(gap.panel for gap in gaps))
+    return sorted(gaps, key=lambda gap: (panels.index(gap.panel), gap.x))
 
 
 def _gap(
@@ -170,24 +169,27 @@ def _gap(
 
 def draw_gaps(gaps: list[Gap], baseline: str, panel_key: str, over: str, path: Path) -> None:
     """Draw a panel for each value of `panel_key`: dots for seeds, lines through their means."""
-    names = list(dict.fromkeys(gap.panel for gap in gaps))
+    panels = list(dict.fromkeys(gap.panel for gap in gaps))
     styles = line_styles(list(dict.fromkeys(gap.title for gap in gaps)))
-    n_columns = min(MAX_COLUMNS, len(names))
+    n_columns = min(MAX_COLUMNS, len(panels))
+    n_rows = -(-len(panels) // MAX_COLUMNS)
     with style(8):
-        figure, all_axes = panels(len(names), n_columns, COLUMN_WIDTH / n_columns, 1.6)
-        for axes in all_axes[1:]:
-            axes.sharey(all_axes[0])
-        for axes, name in zip(all_axes, names, strict=True):
-            gaps_of_panel = [gap for gap in gaps if gap.panel == name]
+        size = (COLUMN_WIDTH, 0.9 + 1.6 * n_rows)
+        figure, grid = plt.subplots(n_rows, n_columns, figsize=size, sharey=True, squeeze=False)
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        for axes, panel in zip(grid.flat, panels, strict=False):
+            gaps_of_panel = [gap for gap in gaps if gap.panel == panel]
             _draw_panel(axes, gaps_of_panel, styles)
-            axes.set_title(f"{display_name(panel_key)} {name}")
-        figure.supxlabel(UNITS.get(over, display_name(over)), fontsize=8)
+            axes.set_title(f"{display_name(panel_key)} {panel}")
+        grid[-1, n_columns // 2].set_xlabel(UNITS.get(over, display_name(over)))
         figure.supylabel(f"loss minus {baseline}'s (nats per token)", fontsize=8)
         handles = []
         for title, (colour, marker, dash) in styles.items():
             line: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash}
             handles.append(Line2D([], [], markersize=4, label=title, **line))
-        legend_below(figure, handles, 3, "dots: seeds; lines: their means")
+        legend_title = "dots: seeds; lines: their means"
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, title=legend_title)
         save(figure, path)
 
 
@@ -202,5 +204,13 @@ def _draw_panel(axes: Axes, gaps: list[Gap], styles: dict[str, LineStyle]) -> No
             axes.plot(x_of_seeds, gap.differences, marker, linestyle="none", **dots)
         means = [gap.mean for gap in gaps_of_arm]
         axes.plot(xs, means, linestyle=dash, color=colour, linewidth=1.2)
+    ticks = distinct_values([gap.x for gap in gaps])
+    is_small = max(ticks) < 100
+    format_tick = "{:.2g}".format if is_small else short_number
+    labels = list(map(format_tick, ticks))
     axes.set_xscale("log")
-    set_ticks(axes.xaxis, [gap.x for gap in gaps])
+    axes.set_xticks(ticks, labels)
+    axes.minorticks_off()
+    axes.tick_params(labelsize=7)
+    axes.set_xlim(ticks[0] / 1.6, ticks[-1] * 1.6)
+    axes.grid()
