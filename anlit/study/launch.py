@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -36,43 +37,53 @@ def launch(runs: Sequence[PlannedRun], output: Path, n_jobs: int, threads: int) 
     After a SIGKILL of this process the runs go on training. The next launcher waits for them,
     because each run holds its lock.
     """
-    stopping = threading.Event()
+    queue = _Queue(runs, output, threads)
     with ThreadPoolExecutor(n_jobs) as pool:
         handlers = handle_signals(signal.default_int_handler, *ENDING_SIGNALS)
         try:
-            jobs = []
-            for run in runs:
-                jobs.append(pool.submit(_train_once, run, output / run.name, threads, stopping))
-            for number, job in enumerate(as_completed(jobs), 1):
-                ending = job.result()
-                if ending:
-                    echo(f"{ending}; {len(jobs) - number} wait")
+            workers = [pool.submit(queue.work) for _ in range(n_jobs)]
+            for worker in as_completed(workers):
+                worker.result()
         finally:
-            stopping.set()
+            queue.stopping.set()
             restore_handlers(handlers)
 
 
-def _train_once(run: PlannedRun, folder: Path, threads: int, stopping: threading.Event) -> str:
-    """Train a run if it has not ended, after any other process that trains it.
+class _Queue:
+    """The runs that wait for a worker."""
 
-    Returns a sentence on how it ended. "" if it has not been trained here.
-    """
-    lock: IO[bytes] | None = None
-    is_announced = False
-    while not stopping.is_set():
-        lock = try_lock(folder)
-        if lock is not None:
-            break
-        if not is_announced:
+    def __init__(self, runs: Sequence[PlannedRun], output: Path, threads: int) -> None:
+        self.runs = deque(runs)
+        self.output = output
+        self.threads = threads
+        self.stopping = threading.Event()
+        self.announced: set[str] = set()
+        """Names of the runs of other processes for which a message was printed."""
+
+    def work(self) -> None:
+        """Train runs until none is left, or until `stopping`. Each worker is a thread."""
+        while not self.stopping.is_set():
+            try:
+                run = self.runs.popleft()
+            except IndexError:
+                return
+            folder = self.output / run.name
+            lock = try_lock(folder)
+            if lock is None:
+                self._wait_for_other_process(run)
+                continue
+            with lock:
+                if not read_state(folder).has_ended:
+                    ending = _train(run, folder, self.threads, lock, self.stopping)
+                    echo(f"{ending}; {len(self.runs)} wait")
+
+    def _wait_for_other_process(self, run: PlannedRun) -> None:
+        """Put the run at the end of the queue."""
+        if run.name not in self.announced:
+            self.announced.add(run.name)
             echo(f"{run.name}: another process trains it, waiting")
-            is_announced = True
-        stopping.wait(POLL_SECONDS)
-    if lock is None:
-        return ""
-    with lock:
-        if read_state(folder).has_ended:
-            return ""
-        return _train(run, folder, threads, lock, stopping)
+        self.runs.append(run)
+        self.stopping.wait(POLL_SECONDS)
 
 
 def _train(
@@ -117,7 +128,7 @@ def fit_command(run: PlannedRun, run_dir: Path) -> list[str]:
 
 
 def try_lock(folder: Path) -> IO[bytes] | None:
-    """Take the run's lock. None if it is taken.
+    """Take the run's lock; None if it is taken.
 
     The lock is held until all processes with the returned file close it.
     """
