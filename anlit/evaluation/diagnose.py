@@ -6,10 +6,11 @@
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import set_validation_pieces
 from anlit.evaluation.diagnose_figures import (
+    STATISTICS,
     draw_heads,
     draw_ranges,
     draw_statistics,
@@ -44,7 +46,7 @@ from anlit.evaluation.settings import DiagnoseSettings
 from anlit.nn.attention.observe import bin_edges, observed
 from anlit.nn.attention.statistics import ranges
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
-from anlit.reporting.table import NONE, Table, markdown_table
+from anlit.reporting.table import NONE, Table
 from anlit.reporting.text import literal, minus
 from anlit.training.callbacks.dynamics import copying
 from anlit.training.load_model import Checkpoint
@@ -57,32 +59,14 @@ UNTRAINED_SEED = 1
 """Seed of the untrained model, which need not be the run's."""
 
 
-class Column(NamedTuple):
-    """A column of the table."""
-
-    title: str
-    decimals: int
-
-
-COLUMNS_BY_STATISTIC = {
-    "entropy": Column("entropy (nats)", 2),
-    "inverse_largest_weight": Column("1/w_max", 1),
-    "participation": Column("Σw²", 4),
-    "attention_sink": Column("first token", 3),
-    "weight_latest_100": Column("last 100", 3),
-    "squared_average": Column("‖Σwv‖ /‖v‖", 3),
-    "orthogonal": Column("√Σw²", 3),
-}
-NOT_PRINTED = "participation"
-"""The terminal's table shows its root, and must fit into 80 columns."""
 STATISTICS_NOTE = """\
 Means over heads, with the smallest and the largest head in brackets, over queries at
 positions {low:,} to {high:,} of their document (n).
-Entropy is −Σw ln w in nats; *1/w_max* is about the number of keys that share the attention.
-*First token* is the weight on the first token of the document, *last 100* the weight on the latest
-100 tokens. *‖Σwv‖ /‖v‖* is the size of the attention average relative to its values (root mean
-square over visible keys), as the root mean square over queries. *√Σw²* would be this size if values
-were orthogonal and equally long. In the figures, the visible part of a range [t, 10t) counts."""
+Entropy is −Σw ln w in nats. *1/w_max* is about the number of keys that share the attention.
+*First token* is the weight on the first token of the document. *Last 100* is the weight on the
+latest 100 tokens. *‖Σwv‖ /‖v‖* is the size of the attention average relative to its values: root
+mean squares over visible keys and over queries. *√Σw²* would be this size if values were orthogonal
+and equally long. In the figures, the visible part of a range [t, 10t) counts."""
 
 
 class Diagnose(Evaluation):
@@ -155,8 +139,7 @@ class Diagnose(Evaluation):
     def report(self, record: dict[str, Any]) -> Report:
         (checkpoint,) = record["checkpoints"]
         label = checkpoint["label"]
-        results = list(record["lengths"].values())
-        results.sort(key=lambda result: result["length"], reverse=True)
+        results = sorted(record["lengths"].values(), key=itemgetter("length"), reverse=True)
         longest = results[0]
         notes = _copying_notes(record["copying"])
         masking = "on" if record["masking"] else "off"
@@ -175,9 +158,21 @@ class Diagnose(Evaluation):
         trained = inside["trained"]
         untrained = inside["untrained"]
         norms_title = f"{label}: norms by layer, trained (untrained)"
-        norms = norms_table(trained["norms"], untrained["norms"], norms_title, has_deviations=False)
+        norms = norms_table(trained["norms"], untrained["norms"], norms_title)
         scores = scores_table(trained["scores"], f"{label}: scores S = q·k/√D, trained")
-        paragraphs += _inside_sections(inside)
+        paragraphs += [
+            f"## Norms by layer\n\nSequences of {inside['length']:,} tokens.",
+            norms.markdown(),
+            NORMS_NOTE,
+            "![Norms by layer](norms.png)",
+            f"## Attention scores\n\nSequences of {inside['length']:,} tokens, trained:",
+            scores.markdown(),
+            "Untrained:",
+            scores_table(untrained["scores"], "").markdown(),
+            SCORES_NOTE,
+            "![Scores, trained](scores.png)",
+            "![Scores, untrained](scores_untrained.png)",
+        ]
         figures = {
             "statistics.png": partial(draw_statistics, longest, training_length),
             "ranges.png": partial(draw_ranges, longest, training_length),
@@ -188,28 +183,11 @@ class Diagnose(Evaluation):
             "scores.png": partial(draw_scores, trained["scores"]),
             "scores_untrained.png": partial(draw_scores, untrained["scores"]),
         }
-        tables = [_summary_table(longest, label), norms, _without_ranges(scores)]
+        low, high = last_bin(longest)
+        title = f"{label}: n = {low:,} to {high:,}, means over heads"
+        summary = statistics_table(longest, title)
+        tables = [_without_ranges(summary), norms, _without_ranges(scores)]
         return Report(tables, paragraphs, figures, notes)
-
-
-def _inside_sections(inside: dict[str, Any]) -> list[str]:
-    """The page's sections on norms and scores, with their figures."""
-    trained = inside["trained"]
-    untrained = inside["untrained"]
-    norms = norms_table(trained["norms"], untrained["norms"], "", has_deviations=True)
-    return [
-        f"## Norms by layer\n\nSequences of {inside['length']:,} tokens.",
-        norms.markdown(),
-        NORMS_NOTE,
-        "![Norms by layer](norms.png)",
-        f"## Attention scores\n\nSequences of {inside['length']:,} tokens, trained:",
-        scores_table(trained["scores"], "").markdown(),
-        "Untrained:",
-        scores_table(untrained["scores"], "").markdown(),
-        SCORES_NOTE,
-        "![Scores, trained](scores.png)",
-        "![Scores, untrained](scores_untrained.png)",
-    ]
 
 
 def _norms_and_scores(checkpoint: Checkpoint, batches: list[Batch], length: int) -> dict[str, Any]:
@@ -222,10 +200,9 @@ def _norms_and_scores(checkpoint: Checkpoint, batches: list[Batch], length: int)
 
 def _length_section(result: dict[str, Any]) -> list[str]:
     low, high = last_bin(result)
-    titles = [column.title for column in COLUMNS_BY_STATISTIC.values()]
     return [
         f"## Sequences of {result['length']:,} tokens\n\n{result['tokens']:,} tokens read.",
-        markdown_table(["layer", *titles], table_rows(result)),
+        statistics_table(result, "").markdown(),
         STATISTICS_NOTE.format(low=low, high=high),
     ]
 
@@ -241,15 +218,6 @@ def _copying_notes(losses: dict[str, float]) -> list[str]:
         f"Random tokens cost {first:.2f} nats each, the same once more {second:.2f}: "
         f"a copy saves {saving}."
     ]
-
-
-def _summary_table(result: dict[str, Any], label: str) -> Table:
-    """The terminal's table: means over heads, without their range."""
-    names = [name for name in COLUMNS_BY_STATISTIC if name != NOT_PRINTED]
-    titles = [COLUMNS_BY_STATISTIC[name].title.replace(" ", "\n") for name in names]
-    low, high = last_bin(result)
-    title = f"{label}: n = {low:,} to {high:,}, means over heads"
-    return _without_ranges(Table(title, ["layer", *titles], table_rows(result, names)))
 
 
 def _without_ranges(table: Table) -> Table:
@@ -305,18 +273,19 @@ def complete_sequences(data: TokenShards, length: int, tokens: int) -> Iterator[
             )
 
 
-def table_rows(
-    result: dict[str, Any], names: Iterable[str] = COLUMNS_BY_STATISTIC
-) -> list[list[str]]:
-    """The last shown bin of a length, a row per layer: its number, and statistics over heads."""
+def statistics_table(result: dict[str, Any], title: str) -> Table:
+    """The last shown bin of a length: a row for each layer, with the statistics over its heads."""
     last = n_reliable_bins(result) - 1
     columns = []
-    for name in names:
-        decimals = COLUMNS_BY_STATISTIC[name].decimals
+    for name, statistic in STATISTICS.items():
         values = statistic_values(result, name)  # (layers, heads, bins)
-        columns.append([_mean_and_range(heads, decimals) for heads in values[:, :, last]])
-    rows = enumerate(zip(*columns, strict=True))
-    return [[str(layer), *cells] for layer, cells in rows]
+        cells = [_mean_and_range(heads, statistic.decimals) for heads in values[:, :, last]]
+        columns.append(cells)
+    rows = []
+    for layer, cells in enumerate(zip(*columns, strict=True)):
+        rows.append([str(layer), *cells])
+    titles = [statistic.title.replace(" ", "\n") for statistic in STATISTICS.values()]
+    return Table(title, ["layer", *titles], rows)
 
 
 def _mean_and_range(heads: np.ndarray, decimals: int) -> str:

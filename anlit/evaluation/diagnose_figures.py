@@ -10,13 +10,13 @@ statistics    {name: [layer][head][bin]}, means over the queries, NaN in a bin w
 
 import math
 from itertools import cycle, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from anlit.nn.attention.statistics import ranges
 from anlit.reporting.figure import (
@@ -31,17 +31,26 @@ from anlit.reporting.figure import (
     shade,
 )
 
-PANEL_TITLES = {
-    "entropy": "entropy (nats)",
-    "inverse_largest_weight": "1/w_max (keys)",
-    "participation": "Σw²",
-    "attention_sink": "weight on the first token",
-    "weight_latest_100": "weight on the last 100 tokens",
-    "squared_average": "‖Σwv‖ / ‖v‖, root mean squares",
+
+class Statistic(NamedTuple):
+    """A statistic in tables and figures."""
+
+    title: str
+    decimals: int
+    is_logarithmic: bool = False
+
+
+STATISTICS = {
+    "entropy": Statistic("entropy (nats)", 2),
+    "inverse_largest_weight": Statistic("1/w_max", 1, is_logarithmic=True),
+    "attention_sink": Statistic("first token", 3),
+    "weight_latest_100": Statistic("last 100", 3),
+    "squared_average": Statistic("‖Σwv‖ /‖v‖", 3, is_logarithmic=True),
+    "orthogonal": Statistic("√Σw²", 3, is_logarithmic=True),
 }
-"""The panels of `draw_statistics`: name of the statistic → title."""
-LOGARITHMIC = ("inverse_largest_weight", "participation", "squared_average")
-"""Statistics with a logarithmic axis."""
+"""The columns of the table, and the panels of `draw_statistics`."""
+WEIGHTS = ("attention_sink", "weight_latest_100")
+"""Statistics that are a share of the weight."""
 LEGEND_TITLE = "line: mean over heads; band: from the smallest to the largest head"
 MAX_NUMBERED_HEADS = 12
 """Heat maps with more heads show no numbers."""
@@ -78,21 +87,28 @@ def statistic_values(result: dict[str, Any], name: str) -> np.ndarray:
 
 def draw_statistics(result: dict[str, Any], training_length: int) -> Figure:
     """Draw each statistic over n: a line for each layer, and a band over its heads."""
-    figure, all_axes = panels(len(PANEL_TITLES), 3, TEXT_WIDTH / 3, 1.8)
-    for axes, (name, title) in zip(all_axes, PANEL_TITLES.items(), strict=True):
+    figure, all_axes = panels(len(STATISTICS), 3, TEXT_WIDTH / 3, 1.8)
+    for axes, (name, statistic) in zip(all_axes, STATISTICS.items(), strict=True):
         _draw_layers(axes, result, name)
-        axes.set_title(title)
-        if name in LOGARITHMIC:
-            axes.set_yscale("log")
-            # Less than a factor of 30 has one or two powers of 10, too few for ticks.
-            is_narrow = np.divide(*axes.get_ylim()) > 1 / 30
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_narrow else (1,)))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_minor_formatter(NullFormatter())
-        elif name.startswith("weight"):
+        axes.set_title(_panel_title(name))
+        if statistic.is_logarithmic:
+            set_log_axis(axes)
+        elif name in WEIGHTS:
             axes.set_ylim(0, 1.05)
     _finish(figure, all_axes, 3, training_length)
     return figure
+
+
+def set_log_axis(axes: Axes) -> None:
+    """Make the y axis logarithmic, with plain numbers.
+
+    Less than a factor of 30 has one or two powers of 10, too few for ticks.
+    """
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def draw_ranges(result: dict[str, Any], training_length: int) -> Figure:
@@ -130,13 +146,18 @@ def draw_heads(result: dict[str, Any]) -> Figure:
     sink_map = heat_map(sink_axes, sink, 1.0, has_numbers)
     figure.colorbar(entropy_map, ax=entropy_axes)
     figure.colorbar(sink_map, ax=sink_axes)
-    entropy_axes.set_title(PANEL_TITLES["entropy"])
-    sink_axes.set_title(PANEL_TITLES["attention_sink"])
+    entropy_axes.set_title(_panel_title("entropy"))
+    sink_axes.set_title(_panel_title("attention_sink"))
     for axes in (entropy_axes, sink_axes):
         axes.set(ylabel="layer", xlabel=f"head (n = {low:,} to {high:,})")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
     return figure
+
+
+def _panel_title(name: str) -> str:
+    title = STATISTICS[name].title
+    return f"weight, {title}" if name in WEIGHTS else title
 
 
 def _draw_layers(axes: Axes, result: dict[str, Any], name: str) -> None:
@@ -145,21 +166,29 @@ def _draw_layers(axes: Axes, result: dict[str, Any], name: str) -> None:
     layers = statistic_values(result, name)[:, :, :n_bins]
     # The mean n of each bin, (bins,): the same in all layers and heads.
     n = statistic_values(result, "n")[0, 0, :n_bins]
-    colours = plt.get_cmap(COLOUR_MAP)(np.linspace(0, 0.8, len(layers)))
-    styles = zip(layers, colours, cycle(DASHES), cycle(MARKERS), strict=False)
-    for layer, (heads, colour, dash, marker) in enumerate(styles):  # heads (heads, bins)
+    for heads, line in zip(layers, layer_lines(len(layers)), strict=True):  # heads (heads, bins)
         has_values = np.isfinite(heads).any(0)
         x = n[has_values]
         heads = heads[:, has_values]
-        line = {"color": colour, "linestyle": dash, "marker": marker}
-        axes.plot(x, np.nanmean(heads, 0), label=f"layer {layer}", **line)
-        band = {"color": colour, "alpha": 0.13, "linewidth": 0}
+        axes.plot(x, np.nanmean(heads, 0), **line)
+        band = {"color": line["color"], "alpha": 0.13, "linewidth": 0}
         axes.fill_between(x, np.nanmin(heads, 0), np.nanmax(heads, 0), **band)
     edges = result["edges"][:n_bins]
     ticks = edges[::-1][:: math.ceil(len(edges) / MAX_TICKS)]
     axes.set(xscale="log", xlim=(0.9, 2.2 * edges[-1]))
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def layer_lines(n_layers: int) -> list[dict[str, Any]]:
+    """The look and label of each layer's line, as arguments of `plot`."""
+    colours = plt.get_cmap(COLOUR_MAP)(np.linspace(0, 0.8, n_layers))
+    styles = zip(colours, cycle(DASHES), cycle(MARKERS), strict=False)
+    lines = []
+    for layer, (colour, dash, marker) in enumerate(styles):
+        label = f"layer {layer}"
+        lines.append({"color": colour, "linestyle": dash, "marker": marker, "label": label})
+    return lines
 
 
 def _finish(figure: Figure, all_axes: list[Axes], n_columns: int, training_length: int) -> None:

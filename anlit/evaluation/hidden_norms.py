@@ -8,18 +8,20 @@ Norms are Euclidean, along the last axis, and averaged over tokens.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from anlit.data.batch import Batch
+from anlit.evaluation.diagnose_figures import set_log_axis
 from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.models.angpt import AnGPTBlock
 from anlit.nn.models.decoder import Decoder, NormalisedDecoder
@@ -43,10 +45,11 @@ VECTORS = {
 }
 """What is measured in each layer: name in the record → title."""
 NORMS_NOTE = """\
-Mean ± standard deviation over tokens; an untrained model of the same settings in brackets. *h*
-enters the layer; the last row is what the head reads. *y* are the averages of the H heads side by
-side, as they enter W_o. *h_A* and *h_M* leave W_o and W_d, before a norm that may follow. anGPT's
-*u∘SiLU(z)* has the factor ν_acf. anGPT assumes that all are 1, and nGPT sets h to 1."""
+Means over tokens; an untrained model of the same settings in brackets. *h* enters the layer, and
+in the last row the head. *y* are the averages of the H heads side by side, as they enter W_o. *h_A*
+and *h_M* leave W_o and W_d, before a norm that may follow. anGPT's *u∘SiLU(z)* has the factor ν_acf.
+anGPT assumes that all are 1, and nGPT sets h to 1. The figure's bands are one standard deviation
+over tokens."""
 
 
 class NormSums:
@@ -64,11 +67,29 @@ class NormSums:
             sums.append(torch.zeros(3, dtype=torch.float64, device=x.device))
         sums[layer] += powers.flatten(1).sum(1)
 
+    def read_input(
+        self,
+        vector: str,
+        layer: int,
+        factor: float,
+        module: nn.Module,
+        arguments: tuple[Any, ...],
+        result: Tensor,
+    ) -> None:
+        """Add the norms of a module's first argument: a forward hook."""
+        self.add(vector, layer, arguments[0], factor)
+
+    def read_result(
+        self, vector: str, layer: int, module: nn.Module, arguments: Any, result: Tensor
+    ) -> None:
+        """Add the norms of a module's result: a forward hook."""
+        self.add(vector, layer, result, 1.0)
+
     def results(self) -> dict[str, dict[str, list[float]]]:
         """{vector: {mean, standard_deviation}}, a list over layers each."""
         results = {}
-        for vector, sums in self._sums.items():
-            count, total, squares = torch.stack(sums).T
+        for vector in filter(self._sums.get, VECTORS):
+            count, total, squares = torch.stack(self._sums[vector]).T
             mean = total / count
             variance = (squares / count - mean.square()).clamp_min(0)
             results[vector] = {
@@ -86,58 +107,28 @@ def measure_norms(
 
     A block without W_o or W_d, in an architecture from elsewhere, lacks the vectors around it.
     """
-    with observed_norms(model) as sums:
+    sums = NormSums()
+    watched: list[tuple[nn.Module, Any]] = []
+    for layer, block in enumerate(model.blocks):
+        watched.append((block, partial(sums.read_input, "h", layer, 1.0)))
+        maps = dict(block.named_children())
+        if "W_o" in maps:
+            per_head = 1 / math.sqrt(block.n_heads)
+            read_average = partial(sums.read_input, "attention_average", layer, per_head)
+            watched.append((maps["W_o"], read_average))
+            watched.append((maps["W_o"], partial(sums.read_result, "h_A", layer)))
+        if "W_d" in maps:
+            factor = block.nu_acf if isinstance(block, AnGPTBlock) else 1.0
+            watched.append((maps["W_d"], partial(sums.read_input, "mlp_hidden", layer, factor)))
+            watched.append((maps["W_d"], partial(sums.read_result, "h_M", layer)))
+    n_layers = len(model.blocks)
+    watched.append((model.blocks[-1], partial(sums.read_result, "h", n_layers)))
+    with ExitStack() as hooks, torch.compiler.set_stance("force_eager"):
+        for module, hook in watched:
+            hooks.enter_context(module.register_forward_hook(hook))
         for batch in batches:
             model(batch.tokens.to(device), batch.document_ids.to(device), n_logits=1)
     return sums.results()
-
-
-@contextmanager
-def observed_norms(model: Decoder) -> Iterator[NormSums]:
-    """Record the norms in all forward passes of `model` inside this context."""
-    sums = NormSums()
-    with ExitStack() as hooks, torch.compiler.set_stance("force_eager"):
-        for layer, block in enumerate(model.blocks):
-            hooks.enter_context(block.register_forward_pre_hook(_input_hook(sums, "h", layer)))
-            maps = dict(block.named_children())
-            if "W_o" in maps:
-                per_head = 1 / math.sqrt(block.n_heads)
-                read_average = _input_hook(sums, "attention_average", layer, per_head)
-                read_suggestion = _output_hook(sums, "h_A", layer)
-                hooks.enter_context(maps["W_o"].register_forward_pre_hook(read_average))
-                hooks.enter_context(maps["W_o"].register_forward_hook(read_suggestion))
-            if "W_d" in maps:
-                factor = block.nu_acf if isinstance(block, AnGPTBlock) else 1.0
-                read_hidden = _input_hook(sums, "mlp_hidden", layer, factor)
-                read_suggestion = _output_hook(sums, "h_M", layer)
-                hooks.enter_context(maps["W_d"].register_forward_pre_hook(read_hidden))
-                hooks.enter_context(maps["W_d"].register_forward_hook(read_suggestion))
-        last_block = model.blocks[-1]
-        read_head_input = _output_hook(sums, "h", len(model.blocks))
-        hooks.enter_context(last_block.register_forward_hook(read_head_input))
-        yield sums
-
-
-def _input_hook(
-    sums: NormSums, vector: str, layer: int, factor: float = 1.0
-) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    """Return a forward pre-hook that adds the norms of a module's first argument."""
-
-    def read(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        sums.add(vector, layer, arguments[0], factor)
-
-    return read
-
-
-def _output_hook(
-    sums: NormSums, vector: str, layer: int
-) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-    """Return a forward hook that adds the norms of a module's result."""
-
-    def read(module: nn.Module, arguments: tuple[Any, ...], result: Tensor) -> None:
-        sums.add(vector, layer, result, 1.0)
-
-    return read
 
 
 def assumes_unit_norms(model: Decoder) -> bool:
@@ -145,48 +136,25 @@ def assumes_unit_norms(model: Decoder) -> bool:
     return isinstance(model, NormalisedDecoder)
 
 
-def norms_table(
-    trained: dict[str, Any], untrained: dict[str, Any], title: str, has_deviations: bool
-) -> Table:
-    """A row for each layer, and one for the head: the norm when trained (untrained).
-
-    Without the standard deviations the table fits into 80 columns.
-    """
+def norms_table(trained: dict[str, Any], untrained: dict[str, Any], title: str) -> Table:
+    """A row for each layer, and one for the head: the norm when trained (untrained)."""
     vectors = [vector for vector in VECTORS if vector in trained]
     n_layers = len(trained["h"]["mean"]) - 1
     rows = []
     for layer in range(n_layers + 1):
         row = [str(layer) if layer < n_layers else "head"]
         for vector in vectors:
-            row.append(_norm_cell(trained[vector], untrained[vector], layer, has_deviations))
+            row.append(_norm_cell(trained[vector]["mean"], untrained[vector]["mean"], layer))
         rows.append(row)
     titles = [VECTORS[vector] for vector in vectors]
     return Table(title, ["layer", *titles], rows)
 
 
-def _norm_cell(
-    trained: dict[str, Any], untrained: dict[str, Any], layer: int, has_deviation: bool
-) -> str:
-    """`0.98 ± 0.03 (1.00)`, or – where a vector has no such layer."""
-    if layer >= len(trained["mean"]):
+def _norm_cell(trained: list[float], untrained: list[float], layer: int) -> str:
+    """`0.98 (1.00)`, or – where a vector has no such layer."""
+    if layer >= len(trained):
         return NONE
-    norm = f"{trained['mean'][layer]:.3g}"
-    if has_deviation:
-        norm += f" ± {trained['standard_deviation'][layer]:.2g}"
-    return f"{norm} ({untrained['mean'][layer]:.3g})"
-
-
-class NormLine(NamedTuple):
-    """The look of a model's line in a panel."""
-
-    label: str
-    colour: str
-    marker: str
-    dash: Any
-
-
-TRAINED = NormLine("trained", BLUE, "o", "-")
-UNTRAINED = NormLine("untrained", RED, "^", "--")
+    return f"{trained[layer]:.3g} ({untrained[layer]:.3g})"
 
 
 def draw_norms(trained: dict[str, Any], untrained: dict[str, Any], has_unit_norms: bool) -> Figure:
@@ -194,27 +162,23 @@ def draw_norms(trained: dict[str, Any], untrained: dict[str, Any], has_unit_norm
     vectors = [vector for vector in VECTORS if vector in trained]
     figure, all_axes = panels(len(vectors), 3, TEXT_WIDTH / 3, 1.7)
     for axes, vector in zip(all_axes, vectors, strict=True):
-        _draw_norm(axes, trained[vector], TRAINED)
-        _draw_norm(axes, untrained[vector], UNTRAINED)
+        _draw_norm(axes, trained[vector], "trained", BLUE, "o-")
+        _draw_norm(axes, untrained[vector], "untrained", RED, "^--")
         if has_unit_norms:
             axes.axhline(1, color=INK, linewidth=0.8, linestyle=BASELINE_LINE, label="assumed")
-        axes.set(title=VECTORS[vector], yscale="log", xlabel="layer")
+        axes.set(title=VECTORS[vector], xlabel="layer")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.45), max(high, 2.2))  # so that an axis has several ticks
+        set_log_axis(axes)
     legend_below(figure, all_axes[0].get_lines(), 3)
     return figure
 
 
-def _draw_norm(axes: Axes, norms: dict[str, Any], line: NormLine) -> None:
+def _draw_norm(axes: Axes, norms: dict[str, Any], label: str, colour: str, style: str) -> None:
     mean = np.array(norms["mean"])
     deviation = np.array(norms["standard_deviation"])
     layers = np.arange(len(mean))
-    axes.plot(
-        layers, mean, label=line.label, color=line.colour, marker=line.marker, linestyle=line.dash
-    )
+    axes.plot(layers, mean, style, label=label, color=colour)
     lowest = np.maximum(mean - deviation, mean / 100)  # a logarithmic axis has no zero
-    axes.fill_between(layers, lowest, mean + deviation, color=line.colour, alpha=0.15, linewidth=0)
+    axes.fill_between(layers, lowest, mean + deviation, color=colour, alpha=0.15, linewidth=0)

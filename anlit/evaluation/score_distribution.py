@@ -6,33 +6,29 @@ pairs of a query and a visible key.
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import cycle
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from torch import Tensor
 
 from anlit.data.batch import Batch
-from anlit.nn.attention.attention import Attention, attention_layers
+from anlit.evaluation.diagnose_figures import layer_lines
+from anlit.nn.attention.attention import attention_layers
 from anlit.nn.attention.observe import queries_at_a_time
 from anlit.nn.attention.statistics import Range, ranges, within
-from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.eager import logits_of_scaled_queries
 from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.models.decoder import Decoder
 from anlit.reporting.figure import (
     BASELINE_LINE,
-    COLOUR_MAP,
-    DASHES,
     INK,
-    MARKERS,
     TEXT_WIDTH,
     legend_below,
     panels,
@@ -148,52 +144,33 @@ def measure_scores(
         in bins of `BIN_WIDTH` from −`LARGEST_SCORE`; `share_outside` of these bins; and
         `ranges`, {range of distances: {mean, standard_deviation}}, a list over heads each.
     """
-    with observed_scores(model, ranges(length - 1), device) as layers:
-        for batch in batches:
-            model(batch.tokens.to(device), batch.document_ids.to(device), n_logits=1)
-    return [layer.results() for layer in layers]
-
-
-@contextmanager
-def observed_scores(
-    model: Decoder, spans: list[Range], device: torch.device
-) -> Iterator[list[ScoreSums]]:
-    """Record the scores of all forward passes of `model` inside this context, by layer."""
+    spans = ranges(length - 1)
     sums = {}
     for layer in attention_layers(model):
         sums[layer] = ScoreSums(layer.mechanism.n_heads, spans, device)
-
-    def observe(layer: Any, arguments: tuple[Any, ...]) -> None:
-        q, k, _, documents = arguments
-        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            _add_scores(sums[layer], layer, q, k, documents)
-
     with ExitStack() as hooks, torch.compiler.set_stance("force_eager"):
-        for layer in sums:
+        for layer, layer_sums in sums.items():
+            observe = partial(_add_scores, layer_sums)
             hooks.enter_context(layer.register_forward_pre_hook(observe))
-        yield [*sums.values()]
+        for batch in batches:
+            model(batch.tokens.to(device), batch.document_ids.to(device), n_logits=1)
+    return [layer_sums.results() for layer_sums in sums.values()]
 
 
-def _add_scores(
-    sums: ScoreSums, layer: Attention, q: Tensor, k: Tensor, documents: Documents
-) -> None:
-    """Add S = q·k/√D of all queries; q and k as `Attention.forward` gets them."""
+def _add_scores(sums: ScoreSums, layer: Any, arguments: tuple[Any, ...]) -> None:
+    """Add S = q·k/√D of all queries; the hook gets the arguments of `Attention.forward`."""
+    q, k, _, documents = arguments
     length = q.shape[-2]
-    q = q.to(wide_dtype(q)) * q.shape[-1] ** -0.5
-    k = k.to(wide_dtype(k))
-    step = queries_at_a_time(q)
-    for first in range(0, length, step):
-        end = min(first + step, length)
-        scores = logits_of_scaled_queries(
-            q[..., first:end, :],
-            k[..., :end, :],
-            None,
-            None,
-            documents,
-            layer.mechanism.window,
-            first,
-        )
-        sums.add(scores)
+    with torch.autocast(q.device.type, enabled=False):
+        q = q.to(wide_dtype(q)) * q.shape[-1] ** -0.5
+        k = k.to(wide_dtype(k))
+        step = queries_at_a_time(q)
+        for first in range(0, length, step):
+            end = min(first + step, length)
+            window = layer.mechanism.window
+            queries = q[..., first:end, :]
+            keys = k[..., :end, :]
+            sums.add(logits_of_scaled_queries(queries, keys, None, None, documents, window, first))
 
 
 def scores_table(layers: list[dict[str, Any]], title: str) -> Table:
@@ -222,14 +199,12 @@ def draw_scores(layers: list[dict[str, Any]]) -> Figure:
     edges = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, N_BINS + 1)
     centres = (edges[:-1] + edges[1:]) / 2
     normal = np.exp(-(centres**2) / 2) / math.sqrt(2 * math.pi)
-    colours = plt.get_cmap(COLOUR_MAP)(np.linspace(0, 0.8, len(layers)))
-    styles = zip(layers, colours, cycle(DASHES), cycle(MARKERS), strict=False)
-    for number, (layer, colour, dash, marker) in enumerate(styles):
-        line = {"color": colour, "linestyle": dash, "label": f"layer {number}"}
+    for layer, line in zip(layers, layer_lines(len(layers)), strict=True):
         density = np.array(layer["density"])
-        density_axes.plot(centres, np.where(density > 0, density, np.nan), **line)
-        for axes, name in ((mean_axes, "mean"), (deviation_axes, "standard_deviation")):
-            _draw_over_distances(axes, layer["ranges"], name, marker=marker, **line)
+        density_line = line | {"marker": ""}
+        density_axes.plot(centres, np.where(density > 0, density, np.nan), **density_line)
+        _draw_over_distances(mean_axes, layer["ranges"], "mean", line)
+        _draw_over_distances(deviation_axes, layer["ranges"], "standard_deviation", line)
     normal_line: Any = {"color": INK, "linestyle": BASELINE_LINE, "label": "standard normal"}
     density_axes.plot(centres, normal, **normal_line)
     mean_axes.axhline(0, **normal_line)
@@ -243,7 +218,9 @@ def draw_scores(layers: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _draw_over_distances(axes: Axes, by_range: dict[str, Any], name: str, **line: Any) -> None:
+def _draw_over_distances(
+    axes: Axes, by_range: dict[str, Any], name: str, line: dict[str, Any]
+) -> None:
     """Draw the mean over heads by range of distances; the query's token stands at t = 0.1."""
     starts = []
     means = []

@@ -38,7 +38,7 @@ def score_moments(name: str, moment: str, state: str = "trained") -> list[float]
 def norms_of_angpt() -> Rows:
     norms = inside("angpt")["norms"]
     untrained = inside("angpt", "untrained")["norms"]
-    return list(map(list, norms_table(norms, untrained, "", has_deviations=False).rows))
+    return list(map(list, norms_table(norms, untrained, "").rows))
 
 
 @table(INSIDE, "Scores")

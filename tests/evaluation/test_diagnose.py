@@ -16,7 +16,7 @@ from anlit.commands.evaluations import main
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.evaluation.data import load_validation_data
-from anlit.evaluation.diagnose import Diagnose, complete_sequences, table_rows
+from anlit.evaluation.diagnose import Diagnose, complete_sequences, statistics_table
 from anlit.evaluation.diagnose_figures import last_bin
 from anlit.evaluation.settings import DiagnoseSettings
 from tests.data.prepared import END, random_tokens
@@ -209,6 +209,5 @@ def test_the_table_has_the_longest_context_with_enough_queries() -> None:
 
     assert last_bin(few_long_contexts) == (4, 7)
     assert last_bin(only_long_contexts) == (8, 15)
-    assert table_rows(few_long_contexts) == [
-        ["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–"]
-    ]
+    table = statistics_table(few_long_contexts, "")
+    assert table.rows == [["0", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–"]]
