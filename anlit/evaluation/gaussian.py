@@ -10,7 +10,6 @@ because e^L has a heavy tail with [SI]'s a(t).
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from anlit.config.labels import attention_label
 from anlit.errors import UserError
 from anlit.evaluation.runner import Evaluation, Report
 from anlit.nn import mechanisms
-from anlit.nn.attention.statistics import Range, log_total, ranges, statistics, within
+from anlit.nn.attention.statistics import Range, log_total, ranges, statistics
 from anlit.nn.kernels.formula import distance_tables
 from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.reporting.figure import TEXT_WIDTH, legend_below, line_styles, panels
@@ -131,18 +130,11 @@ def build_mechanisms(names: Iterable[str]) -> dict[str, Mechanism]:
         try:
             built[name] = getattr(mechanisms, name)().for_layer(1, D_HEAD, 0)
         except (AttributeError, TypeError) as error:
-            choices = ", ".join(filter(_has_defaults, mechanisms.__all__))
             raise UserError(
                 f"--mechanisms {name!r} is no mechanism with default arguments: "
-                f"choose among {choices}"
+                "choose others, such as Plain,SqrtLogN,ScaleInvariant"
             ) from error
     return built
-
-
-def _has_defaults(name: str) -> bool:
-    with suppress(TypeError):
-        return getattr(mechanisms, name)() is not None
-    return False
 
 
 @torch.no_grad()
@@ -154,9 +146,8 @@ def measure_mechanism(mechanism: Mechanism, n_keys: int, draws: int, seed: int) 
 
     Returns:
         `mean` and `standard_error` by name. The names are those of
-        `anlit.nn.attention.statistics.statistics`, and `total_1_to_10`, the sum of e^L in [1, 10),
-        for all ranges within the keys: the query's token, and `distance_ranges` of all `DELTAS`.
-        `expected_total_1_to_10` has only a mean.
+        `anlit.nn.attention.statistics.statistics` for all ranges within the keys: the query's
+        token, and `distance_ranges` of all `DELTAS`. `expected_total_1_to_10` has only a mean.
     """
     spans = ranges(0)
     for delta in DELTAS:
@@ -174,10 +165,7 @@ def measure_mechanism(mechanism: Mechanism, n_keys: int, draws: int, seed: int) 
         n_draws = min(at_once, draws - first)
         scores = torch.randn(n_draws, 1, 1, n_keys, generator=generator)
         logits = torch.addcmul(m, scores, scale)  # (draws, 1 head, 1 query, n keys)
-        values = statistics(logits, first_key, spans)
-        for span in spans:
-            values[f"total_{span}"] = log_total(within(logits, span)).double().exp()
-        for name, value in values.items():
+        for name, value in statistics(logits, first_key, spans).items():
             samples.setdefault(name, []).append(value.flatten().double())
     result: dict[str, Any] = {}
     for name, tensors in samples.items():

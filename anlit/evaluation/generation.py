@@ -4,9 +4,8 @@ Shorter prompts of a batch are padded on the left. Rows affect each other only t
 sums in matrix products.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -160,8 +159,11 @@ def generate(
     continuations = [Continuation() for _ in requests]
     # gloo cannot write what ranks exchange into tensors of the inference mode.
     is_sharded = isinstance(decoder, FSDPModule)
+    if positions_depend_on_length(decoder):
+        batch_size = 1  # each prompt has positions of its own
     with torch.no_grad() if is_sharded else torch.inference_mode():
-        for numbers in _split_into_batches(decoder, requests, max_tokens, batch_size):
+        for first in range(0, len(requests), batch_size):
+            numbers = range(len(requests))[first : first + batch_size]
             prompts = [requests[number].prompt for number in numbers]
             samples = [requests[number].sample for number in numbers]
             batch = _Batch(decoder, prompts, max_tokens, separator)
@@ -203,29 +205,9 @@ def check_prompt(tokens: Sequence[int], vocabulary: int) -> None:
             )
 
 
-def positions_depend_on_length(decoder: Decoder, length: int) -> bool:
-    """Whether `length` tokens have other positions than a shorter sequence (`DynamicNTK`)."""
-    for module in decoder.modules():
-        if isinstance(module, DynamicNTK) and length > (module.training_length or 0):
-            return True
-    return False
-
-
-def _split_into_batches(
-    decoder: Decoder, requests: Sequence[Request], max_tokens: int, batch_size: int
-) -> Iterator[Sequence[int]]:
-    """Yield the numbers of the requests in each batch.
-
-    Where positions depend on the length, the prompts of a batch have the same length.
-    """
-
-    def group_key(number: int) -> int:
-        length = len(requests[number].prompt) + max_tokens
-        return length if positions_depend_on_length(decoder, length) else 0
-
-    for _, group in groupby(range(len(requests)), group_key):
-        while numbers := list(islice(group, batch_size)):
-            yield numbers
+def positions_depend_on_length(decoder: Decoder) -> bool:
+    """Whether a longer sequence may have other positions at the same tokens (`DynamicNTK`)."""
+    return any(isinstance(module, DynamicNTK) for module in decoder.modules())
 
 
 class _Batch:

@@ -9,7 +9,7 @@ number in one way.)
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from anlit.compare.statistics import Summary
 from anlit.data.module import TokenShards
 from anlit.data.needle import EVALUATION, Haystack, Sample
 from anlit.data.order import generator
@@ -40,6 +41,7 @@ MAX_COLUMNS = 3
 MAX_NUMBERED_CELLS = 12
 """Cells in a row over all panels. If there are more, cells show no numbers."""
 MAX_LENGTH_TICKS = 6
+TABLE_TITLE = "Exact match, its 95 % interval, and nats per token of the answer"
 NEEDLE_NOTE = """\
 Accuracy is the share of samples for which greedy decoding gives exactly the 7 digits, averaged over
 {n_depths} depths with {n_samples} samples each. Brackets have the 95 % interval (Wilson) for {n}
@@ -91,17 +93,18 @@ class Needle(Evaluation):
         head = ["configuration", "seeds"]
         for length in record["settings"]["lengths"]:
             head.append(f"{length_name(record, length)}\ntokens")
+        rows = []
+        for arm in record["arms"]:
+            cells = map(_accuracy_and_nats, arm["lengths"])
+            rows.append([arm["label"], str(len(arm["checkpoints"])), *cells])
         paragraphs = [
             "# Needle in a haystack",
             "![accuracy by depth and length](needle.png)",
-            "Exact-match accuracy:",
-            markdown_table(head, _arm_rows(record, literal, _accuracy)),
-            "Log-likelihood of the answer, nats per token:",
-            markdown_table(head, _arm_rows(record, literal, _nats)),
+            f"{TABLE_TITLE}:",
+            markdown_table(head, [[literal(label), *cells] for label, *cells in rows]),
             NEEDLE_NOTE.format(n_depths=n_depths, n_samples=n_samples, n=n_depths * n_samples),
         ]
-        title = "Exact match, its 95 % interval, and nats per token of the answer"
-        table = Table(title, head, _arm_rows(record, str, _accuracy_and_nats))
+        table = Table(TABLE_TITLE, head, rows)
         return Report([table], paragraphs, {"needle.png": partial(draw_accuracy, record)})
 
 
@@ -187,16 +190,15 @@ def score_answers(model: LanguageModel, samples: Sequence[Sample]) -> tuple[Tens
 
 def average_seeds(seeds: tuple[dict[str, Any], ...], n_samples: int) -> dict[str, Any]:
     """Average an arm's scores at a length; each seed has scores on the same samples."""
-    accuracy = np.array([seed["accuracy"] for seed in seeds])
-    nats = np.array([seed["nats_per_token"] for seed in seeds])
-    mean = float(accuracy.mean())
-    sd = float(accuracy.std(ddof=1)) if len(seeds) > 1 else None
+    accuracy = Summary([seed["accuracy"] for seed in seeds])
+    nats = Summary([seed["nats_per_token"] for seed in seeds])
+    assert accuracy.mean is not None, "every seed has an accuracy"
     return {
         "length": seeds[0]["length"],
-        "accuracy": mean,
-        "accuracy_sd": sd,
-        "interval_95": wilson_interval(mean, n_samples),
-        "nats_per_token": float(nats.mean()),
+        "accuracy": accuracy.mean,
+        "accuracy_sd": accuracy.sd,
+        "interval_95": wilson_interval(accuracy.mean, n_samples),
+        "nats_per_token": nats.mean,
     }
 
 
@@ -208,32 +210,12 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     return max(0.0, (centre - half_width) / scale), min(1.0, (centre + half_width) / scale)
 
 
-def _arm_rows(
-    record: dict[str, Any],
-    format_label: Callable[[str], str],
-    format_result: Callable[[dict[str, Any]], str],
-) -> list[list[str]]:
-    """A row for each arm: its label, the number of seeds, and a cell for each length."""
-    rows = []
-    for arm in record["arms"]:
-        label = format_label(arm["label"])
-        rows.append([label, str(len(arm["checkpoints"])), *map(format_result, arm["lengths"])])
-    return rows
-
-
-def _accuracy(result: dict[str, Any]) -> str:
+def _accuracy_and_nats(result: dict[str, Any]) -> str:
+    """A cell of the table, in three lines for the terminal."""
     low, high = result["interval_95"]
     sd = "" if result["accuracy_sd"] is None else f" ± {result['accuracy_sd']:.3f}"
-    return f"{result['accuracy']:.3f}{sd} [{low:.3f}, {high:.3f}]"
-
-
-def _nats(result: dict[str, Any]) -> str:
-    return minus(f"{result['nats_per_token']:.3f}".replace("-0.000", "0.000"))
-
-
-def _accuracy_and_nats(result: dict[str, Any]) -> str:
-    """A cell of the terminal's table, in lines."""
-    return f"{_accuracy(result)}\n{_nats(result)}".replace(" [", "\n[")
+    nats = f"{result['nats_per_token']:.3f}".replace("-0.000", "0.000")
+    return f"{result['accuracy']:.3f}{sd}\n[{low:.3f}, {high:.3f}]\n{minus(nats)}"
 
 
 def draw_accuracy(record: dict[str, Any]) -> Figure:
@@ -273,15 +255,13 @@ def draw_accuracy(record: dict[str, Any]) -> Figure:
 
 def _mean_shares(record: dict[str, Any], arm: dict[str, Any]) -> np.ndarray:
     """The share of matches, mean over seeds, (lengths, depths)."""
-    shares = []
+    lengths = record["settings"]["lengths"]
+    shares = np.zeros((len(lengths), len(record["settings"]["depths"])))
     for index in arm["checkpoints"]:
-        results = record["measurements"][index]
-        shares.append([_shares_by_depth(result) for result in results])
-    return np.mean(shares, axis=0)
-
-
-def _shares_by_depth(result: dict[str, Any]) -> list[float]:
-    return [depth["matches"] / depth["samples"] for depth in result["by_depth"]]
+        for row, result in zip(shares, record["measurements"][index], strict=True):
+            for i, depth in enumerate(result["by_depth"]):
+                row[i] += depth["matches"] / depth["samples"]
+    return shares / len(arm["checkpoints"])
 
 
 def length_name(record: dict[str, Any], length: int) -> str:

@@ -1,23 +1,29 @@
 """Samples of a model's text at each validation of its training."""
 
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
+from tokenizers import Tokenizer
 from torch.distributed.fsdp import FSDPModule
 
 from anlit.checkpoints.location import CHECKPOINTS, LAST
 from anlit.data.attributes import fingerprint_of, name_of, tokenizer_content_of
+from anlit.data.batch import document_ids
 from anlit.data.module import TokenShards
+from anlit.data.storage.store import TokenStore
 from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
+from anlit.evaluation.documents import read_documents
 from anlit.evaluation.generation import Request, Sampling, generate
-from anlit.evaluation.prompts import document_beginnings, read_prompts
-from anlit.evaluation.text_stream import decode_continuation
+from anlit.evaluation.text_stream import REPLACEMENT, decode_continuation
 from anlit.evaluation.tokenizer import (
     CheckpointTokenizer,
     checkpoint_tokenizer,
@@ -35,6 +41,12 @@ from anlit.training.load_model import Checkpoint
 
 COLUMNS = ["step", "tokens", "prompt", "text"]
 """The columns of the table in Weights & Biases, and the keys of a line of `SAMPLES`."""
+N_DOCUMENTS = 4
+"""Documents of the validation split whose first words are the default prompts."""
+N_FIRST_TOKENS = 16
+"""Tokens of a default prompt, at most."""
+SEARCHED_TOKENS = 1 << 16
+"""Tokens of each validation array in which the beginnings of documents are searched."""
 
 
 class Samples(L.Callback):
@@ -89,8 +101,6 @@ class Samples(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Encode the prompts; UserError if there will be no text."""
         data = getattr(trainer, "datamodule", None)
-        if self.tokenizer is None:
-            _check_tokenizer(data)
         if self.prompts is None and not hasattr(data, "stores"):
             raise UserError("Samples needs prompts for data of your own: set its prompts")
         self._session = _Session(self.prompts, self.tokenizer, trainer, pl_module)
@@ -128,6 +138,55 @@ class Samples(L.Callback):
             call_noting_errors(note, _log, trainer, self._session.prompts, texts)
 
 
+def read_prompts(prompts: list[str] | str | None) -> list[str] | None:
+    """The prompts of a list or a file; UserError if there is none."""
+    if prompts is None:
+        return None
+    if isinstance(prompts, str):
+        if not Path(prompts).is_file():
+            raise UserError(
+                f"Samples has prompts={prompts}, which is no file: give a file or a list of texts"
+            )
+        prompts = [prompt for prompt, _ in read_documents([prompts], "prompt")]
+    if not prompts:
+        raise UserError(
+            "Samples has no prompt: give one, or leave prompts out for the beginnings of documents"
+        )
+    return prompts
+
+
+def document_beginnings(data: Any, tokenizer: Tokenizer) -> list[str]:
+    """The first words of up to four documents of the validation split, from each array in turn.
+
+    Documents that begin alike count once. Raises UserError if the split has no text.
+    """
+    beginnings = []
+    for store in data.stores("val"):
+        documents = _first_documents(store, data.manifest)
+        beginnings.append(_decode_beginnings(tokenizer, documents))
+    in_turn = chain.from_iterable(zip_longest(*beginnings))
+    prompts = list(dict.fromkeys(filter(None, in_turn)))[:N_DOCUMENTS]
+    if not prompts:
+        raise UserError(f"{data.path}/val has no text to begin samples with: set Samples' prompts")
+    return prompts
+
+
+def _first_documents(store: TokenStore, manifest: Mapping[str, Any]) -> list[np.ndarray]:
+    """The tokens of the documents at the beginning of an array, with their separators."""
+    tokens = store.read(0, min(store.n_tokens, SEARCHED_TOKENS))
+    ids = document_ids(tokens[None], manifest["end_of_document"], manifest["document_token_at"])[0]
+    return np.split(tokens, np.flatnonzero(np.diff(ids)) + 1)
+
+
+def _decode_beginnings(tokenizer: Tokenizer, documents: Iterable[np.ndarray]) -> Iterator[str]:
+    """Yield the first words of each document that has any."""
+    for tokens in documents:
+        text = tokenizer.decode(tokens[:N_FIRST_TOKENS].tolist(), skip_special_tokens=True)
+        text = text.rstrip(REPLACEMENT)  # a character that was cut in two
+        if text.strip():
+            yield text
+
+
 class _Session:
     """The prompts of a training, encoded for its model.
 
@@ -159,6 +218,8 @@ class _Session:
             self.requests.append(Request(self.text.encode_prompt(prompt, self.checkpoint)))
 
     def _load_tokenizer(self, tokenizer: str | None, data: Any) -> CheckpointTokenizer:
+        if tokenizer is None and isinstance(data, TokenShards):
+            tokenizer = data.folders[0]
         if tokenizer is not None:
             try:
                 return load_checkpoint_tokenizer(self.checkpoint, tokenizer)
@@ -166,9 +227,12 @@ class _Session:
                 # The option of the commands that load checkpoints is a setting here.
                 cause = str(error).replace("--tokenizer", "the tokenizer of Samples")
                 raise UserError(cause) from error
-        if isinstance(data, TokenShards):
-            return load_checkpoint_tokenizer(self.checkpoint, data.folders[0])
-        content = tokenizer_content_of(data) or b""
+        content = tokenizer_content_of(data)
+        if content is None:
+            raise UserError(
+                f"Samples needs a tokenizer, which {name_of(data)} does not give: set the tokenizer "
+                "of Samples, or give the class the attribute tokenizer"
+            )
         return checkpoint_tokenizer(self.checkpoint, content, f"{name_of(data)}.tokenizer")
 
     def continue_prompts(self, max_tokens: int, sampling: Sampling) -> list[str]:
@@ -187,24 +251,6 @@ class _Session:
         for request, continuation in zip(self.requests, continuations, strict=True):
             texts.append(decode_continuation(tokenizer, request.prompt, continuation.tokens))
         return texts
-
-
-def _check_tokenizer(data: Any) -> None:
-    """Raise UserError if the data have no tokenizer."""
-    try:
-        if isinstance(data, TokenShards):
-            has_tokenizer = bool(data.tokenizer_content)  # raises UserError without one
-        else:
-            has_tokenizer = tokenizer_content_of(data) is not None
-    except UserError as error:
-        raise UserError(
-            f"Samples cannot make text of tokens: {error}, or set the tokenizer of Samples"
-        ) from error
-    if not has_tokenizer:
-        raise UserError(
-            f"Samples needs a tokenizer, which {name_of(data)} does not give: set the tokenizer of "
-            "Samples, or give the class the attribute tokenizer"
-        )
 
 
 def _file(trainer: L.Trainer) -> Path:
@@ -227,9 +273,11 @@ def _log(trainer: L.Trainer, prompts: list[str], texts: list[str]) -> None:
         if isinstance(callback, Throughput):
             tokens = callback.tokens
     rows: list[Any] = []
+    lines = []
     for prompt, text in zip(prompts, texts, strict=True):
-        rows.append([step, tokens, prompt, text])
-    lines = [json_line(dict(zip(COLUMNS, row, strict=True))) + "\n" for row in rows]
+        row = [step, tokens, prompt, text]
+        rows.append(row)
+        lines.append(json_line(dict(zip(COLUMNS, row, strict=True))) + "\n")
     file = _file(trainer)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as stream:

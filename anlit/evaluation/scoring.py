@@ -131,7 +131,7 @@ def score_documents(
         )
     vocabulary = decoder.embedding.num_embeddings
     default_batch_size = max(1, min(MAX_TOKENS // length, MAX_LOGITS // (length * vocabulary)))
-    width = length if positions_depend_on_length(decoder, length) else None
+    width = length if positions_depend_on_length(decoder) else None
     unfinished: deque[_ScoredDocument] = deque()
     batch: _BatchOfWindows = []
     for tokens in documents:

@@ -235,10 +235,10 @@ def _find_special_tokens(
 
     Tokens outside the vocabulary are left out.
     """
-    tokenizer_folder = None if is_remote(tokenizer_path) else Path(tokenizer_path).parent
-    for folder in (tokenizer_folder, text_folder(checkpoint.file)):
-        if folder is None:
-            continue
+    folders = [text_folder(checkpoint.file)]
+    if Path(tokenizer_path).is_file():  # neither an address nor the name of a user's data
+        folders.insert(0, Path(tokenizer_path).parent)
+    for folder in filter(None, folders):
         special = read_special_tokens(folder)
         if special != SpecialTokens():
             return _limit_to_vocabulary(special, tokenizer, checkpoint.model.vocab_size)

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import WandbLogger
 from anlit import GPT, Mixture, Samples, TokenShards
 from anlit.data.tokenizer import train_bpe
 from anlit.errors import UserError
-from anlit.evaluation.prompts import document_beginnings
+from anlit.evaluation.samples import document_beginnings
 from anlit.nn.attention.attention import attention_layers
 from anlit.nn.models.runtime import Runtime
 from tests.data.modules import quiet_trainer
@@ -221,3 +221,25 @@ def test_a_file_of_prompts_is_read_as_by_anlit_generate(tmp_path: Path) -> None:
 
     assert Samples(str(lines)).prompts == ["the cat", "the dog"]
     assert Samples(str(text)).prompts == ["the cat\nand the dog"]
+
+
+class Lines(L.LightningDataModule):
+    """Data of one's own with a tokenizer."""
+
+    tokenizer = TOKENIZER
+    val_dataloader = train_dataloader = None
+
+
+def test_data_of_ones_own_read_no_special_tokens_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
+    monkeypatch.chdir(tmp_path)
+    trainer = quiet_trainer(default_root_dir=tmp_path / "run")
+    trainer.datamodule = Lines()
+    samples = Samples(["the cat"])
+
+    samples.on_fit_start(trainer, GPT(**SIZE, d_model=32))
+
+    assert samples._session is not None
+    assert samples._session.text.special_tokens.eos_tokens == ()

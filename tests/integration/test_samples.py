@@ -213,7 +213,7 @@ def test_a_corpus_of_tokens_alone_is_refused(shards: Path, tmp_path: Path, refus
 
     message = refusal(*arguments)
 
-    assert f"Samples cannot make text of tokens: {data} has no tokenizer.json" in message
+    assert f"no tokenizer at {data}/tokenizer.json: set the tokenizer of Samples" in message
     assert not (tmp_path / "run").exists()
     assert main([*arguments, f"--trainer.callbacks.tokenizer={tokenizer}"]) == 0
     assert len(samples(tmp_path / "run")) == 2
