@@ -41,12 +41,12 @@ def export(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:
             "AutoConfig": f"{MODULE}.{name}Config",
             "AutoModelForCausalLM": f"{MODULE}.{name}ForCausalLM",
         },
-        **_model_settings(decoder, checkpoint.longest_context),
+        **_model_settings(decoder, checkpoint),
     }
     return config, _export_weights(decoder)
 
 
-def _model_settings(decoder: Any, context_length: int) -> dict[str, Any]:
+def _model_settings(decoder: Any, checkpoint: Checkpoint) -> dict[str, Any]:
     """Sizes, mechanisms, rotations and settings of the blocks, for config.json."""
     blocks: list[Any] = list(decoder.blocks)
     block = blocks[0]
@@ -55,31 +55,24 @@ def _model_settings(decoder: Any, context_length: int) -> dict[str, Any]:
     if not isinstance(norm, nn.Identity):  # a UnitNorm has neither eps nor gain
         has_gain = getattr(norm, "gain", None) is not None
         qk_norm = {"eps": getattr(norm, "eps", 0.0), "gain": has_gain}
-    post_norm = getattr(block, "post_norm", None) or getattr(block, "post_norm_A", nn.Identity())
+    settings = checkpoint.model.hparams
     rotations = [_rotation_settings(layer.positions, block.d_head) for layer in blocks]
     distinct_rotations: list[dict[str, Any]] = []
     for rotation in rotations:
         if rotation not in distinct_rotations:
             distinct_rotations.append(rotation)
     return {
-        **config_sizes(decoder, context_length),
+        **config_sizes(decoder, checkpoint.longest_context),
         "mechanisms": [_mechanism_settings(layer.attention.mechanism) for layer in blocks],
         "rotations": distinct_rotations,
         "positions": [distinct_rotations.index(rotation) for rotation in rotations],
         "qk_norm": qk_norm,
         "norm_eps": block.norm_1.eps if hasattr(block, "norm_1") else 0.0,
-        "v_norm": not isinstance(block.norm_v, nn.Identity),
-        "output_norm": not isinstance(block.output.norm, nn.Identity),
-        "post_norm": not isinstance(post_norm, nn.Identity),
-        "gate": _gate_kind(block),
+        "v_norm": settings["v_norm"],
+        "output_norm": settings["attention_norm"],
+        "post_norm": settings["post_norm"],
+        "gate": settings["attention_gate"],
     }
-
-
-def _gate_kind(block: Any) -> str:
-    gate = block.output.W_g
-    if gate is None:
-        return "none"
-    return "per_head" if gate.out_features == block.n_heads else "per_element"
 
 
 def _mechanism_settings(mechanism: Mechanism) -> dict[str, Any]:

@@ -5,6 +5,8 @@ are in the matrix. Shape letters as in `attention_anlit.py`; d is the width of t
 the vocabulary.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,12 +105,14 @@ class AnlitConfig(PretrainedConfig):
 
 
 class AnlitBlock(GradientCheckpointingLayer):
-    """The maps of a block, and the mechanism and rotation of its layer."""
+    """The maps of a block, and the mechanism and rotation of its layer.
 
-    norm_v: nn.Module
-    output: nn.Module
+    `make_norm` makes the norm of a head's values, and of its output.
+    """
 
-    def __init__(self, config: AnlitConfig, layer: int) -> None:
+    def __init__(
+        self, config: AnlitConfig, layer: int, make_norm: Callable[[], nn.Module] = UnitNorm
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.d_head = config.head_dim
@@ -125,6 +129,8 @@ class AnlitBlock(GradientCheckpointingLayer):
         self.W_u = nn.Linear(d, d_ff, bias=False)
         self.W_z = nn.Linear(d, d_ff, bias=False)
         self.W_d = nn.Linear(d_ff, d, bias=False)
+        self.norm_v = make_norm() if config.v_norm else nn.Identity()
+        self.output = AttentionOutput(config, make_norm() if config.output_norm else nn.Identity())
         self.norm_q: nn.Module = nn.Identity()
         self.norm_k: nn.Module = nn.Identity()
         if config.qk_norm:
@@ -305,14 +311,11 @@ class GPTBlock(AnlitBlock):
     """
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
-        super().__init__(config, layer)
         d = config.hidden_size
         eps = config.norm_eps
+        super().__init__(config, layer, partial(RMSNorm, config.head_dim, eps))
         self.norm_1 = RMSNorm(d, eps)
         self.norm_2 = RMSNorm(d, eps)
-        self.norm_v = RMSNorm(self.d_head, eps) if config.v_norm else nn.Identity()
-        output_norm = RMSNorm(self.d_head, eps) if config.output_norm else nn.Identity()
-        self.output = AttentionOutput(config, output_norm)
         self.post_norm_A = RMSNorm(d, eps) if config.post_norm else nn.Identity()
         self.post_norm_M = RMSNorm(d, eps) if config.post_norm else nn.Identity()
 
@@ -351,8 +354,6 @@ class NGPTBlock(AnlitBlock):
         if config.qk_norm:
             eps = config.qk_norm["eps"]
             self.norm_qk = RMSNorm(self.d_head, eps, has_gain=False) if eps else UnitNorm()
-        self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
-        self.output = AttentionOutput(config, UnitNorm() if config.output_norm else nn.Identity())
 
     def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         h = self.step(h, self.attend(h, tokens, past), self.alpha_A)
@@ -411,8 +412,6 @@ class AnGPTBlock(AnlitBlock):
         d = config.hidden_size
         self.alpha_A = Residual(d, config.post_norm)
         self.alpha_M = Residual(d, config.post_norm)
-        self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
-        self.output = AttentionOutput(config, UnitNorm() if config.output_norm else nn.Identity())
         self.post_norm = UnitNorm() if config.post_norm else nn.Identity()
 
     def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:

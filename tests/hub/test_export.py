@@ -278,7 +278,7 @@ def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_code_needs_torch_and_transformers_alone() -> None:
     code = "".join(file.read_text(encoding="utf-8") for file in CODE_FILES)
     imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
-    assert imported <= {"torch", "transformers", "math", "typing"}
+    assert imported <= {"torch", "transformers", "collections", "functools", "math", "typing"}
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_damaged_folders_are_refused(qwen3: Path, refusal) -> None:
     assert f"names {second.name}, which is not there" in refused(qwen3, refusal)
     for file in qwen3.glob("model*"):
         file.unlink()
-    assert "has no model.safetensors: anlit import reads safetensors" in refused(qwen3, refusal)
+    assert "has no model.safetensors and no model.safetensors.index.json" in refused(qwen3, refusal)
     (qwen3 / "config.json").write_text("{")
     assert "config.json cannot be read" in refused(qwen3, refusal)
 

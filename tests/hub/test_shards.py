@@ -105,7 +105,7 @@ def write_index(content: str) -> Callable[[Path], None]:
     (write_index("{}"), f"{INDEX} has no weight_map"),
     (write_index('{"weight_map": []}'), "weight_map is list in place of dict"),
     (write_index('{"weight_map": {"a": 3}}'), "weight_map.a is int in place of str"),
-    (lambda folder: (folder / INDEX).unlink(), f"has neither model.safetensors nor {INDEX}"),
+    (lambda folder: (folder / INDEX).unlink(), f"has no model.safetensors and no {INDEX}"),
     (lambda folder: save_file({}, folder / "model.safetensors"), "model.safetensors and an index of other files"),
 ], ids=lambda value: value[:40] if isinstance(value, str) else "")  # fmt: skip
 def test_an_index_that_does_not_fit_is_refused(spoil, complaint, sharded: Path, refusal) -> None:
