@@ -282,8 +282,8 @@ def statistics_table(result: dict[str, Any], title: str) -> Table:
         cells = [_mean_and_range(heads, statistic.decimals) for heads in values[:, :, last]]
         columns.append(cells)
     rows = []
-    for layer, cells in enumerate(zip(*columns, strict=True)):
-        rows.append([str(layer), *cells])
+    for layer, row_cells in enumerate(zip(*columns, strict=True)):
+        rows.append([str(layer), *row_cells])
     titles = [statistic.title.replace(" ", "\n") for statistic in STATISTICS.values()]
     return Table(title, ["layer", *titles], rows)
 
