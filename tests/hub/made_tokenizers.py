@@ -12,18 +12,24 @@ from anlit.data.tokenizer import train_bpe
 from tests.evaluation.saved import TEXTS
 
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 INST = (
-    "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}[INST] {{ message.content | trim }} "
-    "[/INST]{% else %} {{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role == 'user' %}[INST] {{ message.content | trim }} [/INST]"
+    "{% else %} {{ message.content }}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
 )
 WORDS = ["the", "cat", "and", "dog"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz.,![]/INST\n"
 
 
 def _special(tokenizer: Tokenizer, *names: str) -> None:
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    tokens = [AddedToken(name, special=True) for name in names]
+    tokenizer.add_special_tokens(tokens)
 
 
 def _begin_with(tokenizer: Tokenizer, token: str) -> None:
@@ -45,21 +51,32 @@ def byte_level_with_begin() -> Tokenizer:
     return tokenizer
 
 
+def _number(pieces: list[str]) -> dict[str, int]:
+    """The id of each piece; a piece that comes twice has its first place."""
+    unique_pieces = dict.fromkeys(pieces)
+    return dict(zip(unique_pieces, range(len(unique_pieces)), strict=True))
+
+
 def byte_fallback(prepends_space: bool = False) -> Tokenizer:
     """As Gemma's: letters, and `<0xE2>` for the bytes of others."""
-    letters = sorted({*"▁".join(WORDS), *"abcdefghijklmnopqrstuvwxyz.,![]/INST\n"})
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    bytes_as_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    letters = sorted({*LETTERS, *"▁".join(WORDS)})
+    pieces = ["<unk>", *bytes_as_tokens, *letters]
     merges = []
     for word in WORDS:
-        for end in range(1, len(word) + 1):
-            left, right = f"▁{word[: end - 1]}", word[end - 1]
-            merges.append((left, right))
-            pieces.append(left + right)
-    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-    unique = list(dict.fromkeys(merges))
-    tokenizer = Tokenizer(
-        models.BPE(vocabulary, unique, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        left = "▁"
+        for letter in word:
+            merges.append((left, letter))
+            left += letter
+            pieces.append(left)
+    model = models.BPE(
+        _number(pieces),
+        list(dict.fromkeys(merges)),
+        unk_token="<unk>",
+        fuse_unk=True,
+        byte_fallback=True,
     )
+    tokenizer = Tokenizer(model)
     spaces = normalizers.Replace(" ", "▁")
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if prepends_space:
@@ -79,8 +96,9 @@ def byte_fallback_with_space() -> Tokenizer:
 
 def metaspace() -> Tokenizer:
     """As T5's and some Mistral's: words with their space."""
-    pieces = ["<unk>", *(f"▁{word}" for word in WORDS)]
-    tokenizer = Tokenizer(models.WordLevel({p: n for n, p in enumerate(pieces)}, "<unk>"))
+    words = [f"▁{word}" for word in WORDS]
+    model = models.WordLevel(_number(["<unk>", *words]), "<unk>")
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     _special(tokenizer, "<s>", "</s>")
@@ -97,19 +115,26 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 
 
 def write_tokenizer(folder: Path, kind: str, **generation: Any) -> Tokenizer:
-    """Put tokenizer.json, tokenizer_config.json and generation_config.json into a folder of transformers."""
+    """Put tokenizer.json and its companions into a folder of transformers.
+
+    They are tokenizer_config.json and generation_config.json.
+    """
     tokenizer = KINDS[kind]()
-    is_chatml = tokenizer.token_to_id("<|im_start|>") is not None
-    begin, end = ("<|im_start|>", "<|im_end|>") if is_chatml else ("<s>", "</s>")
+    begin, end, template = ("<s>", "</s>", INST)
+    if tokenizer.token_to_id("<|im_start|>") is not None:
+        begin, end, template = ("<|im_start|>", "<|im_end|>", CHATML)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": begin,
         "eos_token": {"__type": "AddedToken", "content": end, "lstrip": False, "special": True},
-        "chat_template": CHATML if is_chatml else INST,
+        "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    ids = {name: tokenizer.token_to_id(text) for name, text in (("bos", begin), ("eos", end))}
-    record = {f"{name}_token_id": token for name, token in ids.items()} | generation
+    record = {
+        "bos_token_id": tokenizer.token_to_id(begin),
+        "eos_token_id": tokenizer.token_to_id(end),
+        **generation,
+    }
     (folder / "generation_config.json").write_text(json.dumps(record))
     return tokenizer

@@ -1,4 +1,7 @@
-"""Exported models, for anlit and for transformers: the same logits, and `generate` of transformers decodes the same."""
+"""Exported models, for anlit and for transformers.
+
+They give the same logits, and `generate` of transformers decodes the same tokens.
+"""
 
 import os
 import re
@@ -28,9 +31,7 @@ from anlit.cli import main
 from anlit.config.objects import parameters_of
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer
 from anlit.errors import UserError
-from anlit.evaluation.generation import Request, Sampling, generate
 from anlit.hub.custom_code import CODE_FILES
-from anlit.hub.export import write_huggingface
 from anlit.hub.translated_settings import (
     CONFIG_SETTINGS,
     CUSTOM_CODE_SETTINGS,
@@ -43,72 +44,77 @@ from anlit.hub.translated_settings import (
 )
 from anlit.nn.models.gpt import GPTConfig
 from anlit.training import models as architectures
-from anlit.training.language_model import LanguageModel
-from anlit.training.load_model import Checkpoint, load_checkpoint
+from anlit.training.load_model import load_checkpoint
 from anlit.training.models import FoldedAnGPT
 from tests.data.prepared import END, VOCABULARY
 from tests.evaluation.saved import make_run, make_run_with_text, prepare, save, small
-from tests.hub.published import read
+from tests.hub.models import (
+    PROMPT,
+    assert_the_same,
+    export,
+    export_to_transformers,
+    loud,
+    read,
+    write,
+)
 from tests.nn.attention.examples import SHIPPED, LogNWithSlopes
-from tests.nn.models.tiny import jolt, random_tokens, tiny
+from tests.nn.models.tiny import random_tokens
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("own_code_cache")
 
-PROMPT = random_tokens(2, 12)
-N_NEW = 6
 SCALED = PositionsPattern([Llama3RoPE(8.0, 8), YaRN(4.0, 8, attention_factor=1.0)])
+FOLDED = ["--fold"]
+FOR_TRANSFORMERS = ["--format=huggingface"]
+FORMS = pytest.mark.parametrize("form", [[], FOLDED, FOR_TRANSFORMERS], ids=str)
 
 
-def loud(architecture: Any, **changes: Any) -> LanguageModel:
-    """A tiny model off its initial values whose logits are not near zero."""
-    large = {"init_std": 0.2} if architecture is GPT else {"s_z_init": 8.0}
-    return jolt(tiny(architecture, **{**large, **changes}))
+def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """The logits of a checkpoint."""
+    return load_checkpoint(str(folder), "cpu").model(tokens)
 
 
-def write(model: LanguageModel, folder: Path) -> Path:
-    checkpoint = Checkpoint(
-        model.eval().requires_grad_(False), folder / "best.ckpt", 1, None, None, {}
-    )
-    write_huggingface(checkpoint, folder, None)
-    return folder
+def stored_dtypes(folder: Path) -> set[torch.dtype]:
+    """The number formats of an exported folder's weights."""
+    weights = load_file(folder / "model.safetensors")
+    return {tensor.dtype for tensor in weights.values()}
 
 
 @pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
 def test_an_exported_model_is_the_same_wherever_its_folder_goes(
-    architecture, tmp_path: Path, capsys
+    architecture: Any, tmp_path: Path, capsys
 ) -> None:
     run = make_run(tmp_path / "run", prepare(tmp_path / "data"), architecture)
-    assert main(["export", str(run), "--output", str(tmp_path / "out")]) == 0
-    assert "config.json, model.safetensors" in capsys.readouterr().out
-    moved, original = (
-        shutil.move(tmp_path / "out", tmp_path / "elsewhere"),
-        load_checkpoint(str(run), "cpu"),
-    )
+    original = load_checkpoint(str(run), "cpu")
+    tokens = random_tokens(2, 12, vocab_size=VOCABULARY)
+
+    out = export(run, tmp_path / "out")
+    printed = capsys.readouterr().out
+    moved = shutil.move(out, tmp_path / "elsewhere")
     shutil.rmtree(run)
     loaded = load_checkpoint(str(moved), "cpu")
-    tokens = random_tokens(2, 12, vocab_size=VOCABULARY)
-    # Weights are the same numbers; logits are to rounding, which depends on where in memory the weights lie.
+
+    assert "config.json, model.safetensors" in printed
+    # Weights are the same numbers. Logits are equal to rounding, which depends on where in memory
+    # the weights lie.
     expected = original.model.state_dict()
     torch.testing.assert_close(loaded.model.state_dict(), expected, rtol=0, atol=0)
-    torch.testing.assert_close(loaded.model(tokens), original.model(tokens), rtol=1e-4, atol=1e-4)
+    logits = loaded.model(tokens)
+    torch.testing.assert_close(logits, original.model(tokens), rtol=1e-4, atol=1e-4)
     for name in ("step", "label", "architecture", "trained_on", "settings"):
         assert getattr(loaded, name) == getattr(original, name)
-
-
-FORMS = pytest.mark.parametrize("form", [[], ["--fold"], ["--format", "huggingface"]], ids=str)
 
 
 @FORMS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_the_weights_are_float32_whatever_the_run_was_trained_in(
-    dtype, form, tmp_path: Path
+    dtype: torch.dtype, form: list[str], tmp_path: Path
 ) -> None:
     file = save(small(AnGPT).to(dtype), tmp_path / "a.ckpt")
-    assert main(["export", str(file), "--output", str(tmp_path / "out"), *form]) == 0
-    assert {
-        tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()
-    } == {torch.float32}
+
+    out = export(file, tmp_path / "out", *form)
+
+    assert stored_dtypes(out) == {torch.float32}
 
 
 @FORMS
@@ -116,208 +122,249 @@ def test_the_weights_are_float32_whatever_the_run_was_trained_in(
 def test_the_weights_have_the_precision_that_is_asked_for(
     dtype: str, form: list[str], tmp_path: Path
 ) -> None:
-    file, out = save(small(AnGPT), tmp_path / "a.ckpt"), tmp_path / "out"
-    assert main(["export", str(file), "--output", str(out), "--dtype", dtype, *form]) == 0
-    weights = load_file(out / "model.safetensors")
-    assert {tensor.dtype for tensor in weights.values()} == {getattr(torch, dtype)}
-    if form == ["--format", "huggingface"]:
+    file = save(small(AnGPT), tmp_path / "a.ckpt")
+
+    out = export(file, tmp_path / "out", f"--dtype={dtype}", *form)
+
+    assert stored_dtypes(out) == {getattr(torch, dtype)}
+    if form == FOR_TRANSFORMERS:
         assert read(out, trust=True).dtype == getattr(torch, dtype)
     else:
-        exact = load_checkpoint(str(file), "cpu").model(PROMPT)
-        rounded = load_checkpoint(str(out), "cpu").model(PROMPT)
-        torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
+        expected = logits_of(file, PROMPT)
+        torch.testing.assert_close(logits_of(out, PROMPT), expected, rtol=0.05, atol=0.05)
 
 
-def test_a_precision_that_cannot_hold_a_weight_is_refused(tmp_path: Path, capsys) -> None:
+def test_a_precision_that_cannot_hold_a_weight_is_refused(tmp_path: Path, refusal) -> None:
     model = small(GPT)
     with torch.no_grad():
         model.model.head.weight[0, 0] = 1e6
     file = save(model, tmp_path / "a.ckpt")
-    command = ["export", str(file), "--output", str(tmp_path / "out"), "--dtype"]
-    assert main([*command, "float16"]) == 2
-    assert "--dtype float16 cannot hold head.weight, which reaches 1e+06" in capsys.readouterr().err
-    assert main([*command, "bfloat16"]) == 0
+    out = tmp_path / "out"
+
+    message = refusal("export", file, "--output", out, "--dtype", "float16")
+
+    assert "--dtype float16 cannot hold head.weight, which reaches 1e+06" in message
+    export(file, out, "--dtype=bfloat16")
 
 
 def test_the_umask_decides_who_reads_an_exported_folder(tmp_path: Path) -> None:
-    file, out = save(small(GPT), tmp_path / "a.ckpt"), tmp_path / "out"
+    file = save(small(GPT), tmp_path / "a.ckpt")
+
     previous = os.umask(0o027)
     try:
-        assert main(["export", str(file), "--output", str(out)]) == 0
+        out = export(file, tmp_path / "out")
     finally:
         os.umask(previous)
-    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o640}
+
+    modes = {path.stat().st_mode & 0o777 for path in out.iterdir()}
+    assert modes == {0o640}
 
 
 @pytest.mark.parametrize("architecture", [GPT, NGPT])
-def test_only_tokens_that_have_a_text_are_sampled(architecture, tmp_path: Path) -> None:
-    run, out = make_run_with_text(tmp_path, architecture), tmp_path / "out"
+def test_only_tokens_that_have_a_text_are_sampled(architecture: Any, tmp_path: Path) -> None:
+    run = make_run_with_text(tmp_path, architecture)
     n_tokens = load_tokenizer(tmp_path / "data" / "tokenizer.json").get_vocab_size()
     assert n_tokens < VOCABULARY, "the vocabulary is rounded up"
-    assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
-    hub_model, anlit_model = read(out, trust=True), load_checkpoint(str(run), "cpu").model
-    assert hub_model.config.vocab_size == n_tokens
     tokens = random_tokens(2, 12, vocab_size=n_tokens)
-    torch.testing.assert_close(hub_model(tokens).logits, anlit_model(tokens)[..., :n_tokens])
+
+    hub_model = read(export_to_transformers(run, tmp_path / "out"), trust=True)
     sampled = hub_model.generate(
-        tokens, do_sample=True, temperature=100.0, num_return_sequences=20, max_new_tokens=20
+        tokens,
+        do_sample=True,
+        temperature=100.0,
+        num_return_sequences=20,
+        max_new_tokens=20,
     )
+
+    assert hub_model.config.vocab_size == n_tokens
+    expected = logits_of(run, tokens)[..., :n_tokens]
+    torch.testing.assert_close(hub_model(tokens).logits, expected)
     assert sampled.max() < n_tokens
 
 
-def greedy(model, prompt: list[int]) -> list[int]:
-    """The prompt with its continuation by anlit."""
-    return [
-        *prompt,
-        *generate(model.model, [Request(prompt)], N_NEW, Sampling(temperature=0))[0].tokens,
-    ]
+EQUAL_ARCHITECTURES = {
+    "norm": (
+        {"positions": RoPE(fraction=1.0, base=5000.0), "norm_eps": 1e-3},
+        "Qwen3ForCausalLM",
+    ),
+    "Llama": (
+        {"positions": RoPE(fraction=1.0), "qk_norm": False, "d_ff": 80},
+        "LlamaForCausalLM",
+    ),
+    "YaRN": (
+        {
+            "positions": YaRN(4.0, 8, fraction=1.0),
+            "n_kv_heads": 1,
+            "d_head": 24,
+            "qk_norm_gain": False,
+            "tie_embeddings": True,
+        },
+        "Qwen3ForCausalLM",
+    ),
+}
+"""Settings of GPT+, and the architecture of transformers that is the same."""
 
 
-def assert_the_same(model, hub_model, **options: Any) -> None:
-    """The same logits, and the same tokens in a batch of prompts of two lengths, padded on the left."""
-    with torch.no_grad():
-        logits = model(PROMPT)
-        assert logits.std() > 0.5, "logits near zero would agree whatever the network"
-        torch.testing.assert_close(hub_model(PROMPT).logits, logits, rtol=1e-4, atol=1e-4)
-    short, mask = PROMPT.clone(), torch.ones_like(PROMPT)
-    short[1, :5], mask[1, :5] = 0, 0
-    generation_options = {
-        "attention_mask": mask,
-        "max_new_tokens": N_NEW,
-        "do_sample": False,
-        **options,
-    }
-    generated = hub_model.generate(short, **generation_options).tolist()
-    prompts = short[0].tolist(), short[1, 5:].tolist()
-    assert [generated[0], generated[1][5:]] == [greedy(model, prompt) for prompt in prompts]
-
-
-@pytest.mark.parametrize(("settings", "name"), [
-    ({"positions": RoPE(fraction=1.0, base=5000.0), "norm_eps": 1e-3}, "Qwen3ForCausalLM"),
-    ({"positions": RoPE(fraction=1.0), "qk_norm": False, "d_ff": 80}, "LlamaForCausalLM"),
-    ({"positions": YaRN(4.0, 8, fraction=1.0), "n_kv_heads": 1, "d_head": 24, "qk_norm_gain": False,
-      "tie_embeddings": True}, "Qwen3ForCausalLM"),
-], ids=["norm", "Llama", "YaRN"])  # fmt: skip
+@pytest.mark.parametrize("name", EQUAL_ARCHITECTURES)
 def test_gpt_takes_an_architecture_of_transformers_and_comes_back(
-    settings, name, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
+    settings, architecture = EQUAL_ARCHITECTURES[name]
     model = loud(GPT, **settings)
-    hub_model = read(write(model, tmp_path / "out"), trust=False)
-    assert type(hub_model).__name__ == name
+    out = tmp_path / "out"
+    back = tmp_path / "back"
+
+    hub_model = read(write(model, out), trust=False)
+    assert main(["import", str(out), "--output", str(back)]) == 0
+
+    assert type(hub_model).__name__ == architecture
     assert_the_same(model, hub_model)
-    assert main(["import", str(tmp_path / "out"), "--output", str(tmp_path / "back")]) == 0
-    back = load_checkpoint(str(tmp_path / "back"), "cpu").model
-    torch.testing.assert_close(back(PROMPT), model(PROMPT), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits_of(back, PROMPT), model(PROMPT), rtol=1e-4, atol=1e-4)
 
 
 WITHOUT_CODE: set[str] = set()
 """Names of `SHIPPED` that `anlit export --format huggingface` refuses."""
+WITH_CODE = [name for name in SHIPPED if name not in WITHOUT_CODE]
 
 
-@pytest.mark.parametrize("mechanism", [name for name in SHIPPED if name not in WITHOUT_CODE])
-def test_every_mechanism_in_code_of_its_own(mechanism, tmp_path: Path) -> None:
-    architecture = (GPT, NGPT, AnGPT)[list(SHIPPED).index(mechanism) % 3]
-    positions = (PRoPE(), RoPE(), NoPE())[
-        list(SHIPPED).index(mechanism) % 2 + (mechanism == "alibi")
-    ]
+@pytest.mark.parametrize("mechanism", WITH_CODE)
+def test_every_mechanism_in_code_of_its_own(mechanism: str, tmp_path: Path) -> None:
+    """Architectures and positions take turns."""
+    number = list(SHIPPED).index(mechanism)
+    architecture = (GPT, NGPT, AnGPT)[number % 3]
+    positions = (PRoPE(), RoPE())[number % 2]
+    if mechanism == "alibi":
+        positions = NoPE()
     model = loud(architecture, attention=SHIPPED[mechanism], positions=positions, n_layers=2)
-    assert_the_same(model, read(write(model, tmp_path / "out"), trust=True))
+
+    hub_model = read(write(model, tmp_path / "out"), trust=True)
+
+    assert_the_same(model, hub_model)
+
+
+QUARTER = RoPE(fraction=0.25, base=500.0)
+CODE_SETTINGS: list[dict[str, Any]] = [
+    {"qk_norm": False, "attention_gate": "per_head", "v_norm": True},
+    {"attention_gate": "per_element", "post_norm": True, "attention_norm": True},
+    {"qk_norm_eps": 0.5, "qk_norm_gain": True, "positions": QUARTER},
+    {"qk_norm_eps": 0.5, "qk_norm_gain": False, "v_norm": True},
+    {
+        "n_kv_heads": 1,
+        "d_head": 24,
+        "attention_gate": "per_element",
+        "positions": LinearRoPE(factor=2.0),
+    },
+    {"n_kv_heads": 2, "n_heads": 4, "qk_norm_gain": False, "positions": SCALED},
+]
 
 
 @pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT, FoldedAnGPT])
-@pytest.mark.parametrize("settings", [
-    {"qk_norm": False, "attention_gate": "per_head", "v_norm": True},
-    {"attention_gate": "per_element", "post_norm": True, "attention_norm": True},
-    {"qk_norm_eps": 0.5, "qk_norm_gain": True, "positions": RoPE(fraction=0.25, base=500.0)},
-    {"qk_norm_eps": 0.5, "qk_norm_gain": False, "v_norm": True},
-    {"n_kv_heads": 1, "d_head": 24, "attention_gate": "per_element", "positions": LinearRoPE(factor=2.0)},
-    {"n_kv_heads": 2, "n_heads": 4, "qk_norm_gain": False, "positions": SCALED},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize("settings", CODE_SETTINGS, ids=str)
 @pytest.mark.covering(1)
-def test_every_gate_and_norm_in_code_of_its_own(architecture, settings, tmp_path: Path) -> None:
+def test_every_gate_and_norm_in_code_of_its_own(
+    architecture: Any, settings: dict[str, Any], tmp_path: Path
+) -> None:
     model = loud(architecture, **settings)
-    assert_the_same(model, read(write(model, tmp_path / "out"), trust=True))
+
+    hub_model = read(write(model, tmp_path / "out"), trust=True)
+
+    assert_the_same(model, hub_model)
 
 
 @pytest.mark.parametrize("name", ["past_key_values", "cache"])
 def test_the_cache_is_read_under_the_name_of_every_transformers(name: str, tmp_path: Path) -> None:
     model = loud(AnGPT, attention=SHIPPED["window, log n"])
-    hub_model, cache = read(write(model, tmp_path / "out"), trust=True), transformers.DynamicCache()
-    for chunk in (PROMPT[:, :-1], PROMPT[:, -1:]):
-        logits = hub_model(chunk, **{name: cache}).logits
-    torch.testing.assert_close(logits[:, -1], hub_model(PROMPT).logits[:, -1], rtol=1e-5, atol=1e-5)
+    hub_model = read(write(model, tmp_path / "out"), trust=True)
+    cache = transformers.DynamicCache()
+
+    hub_model(PROMPT[:, :-1], **{name: cache})
+    logits = hub_model(PROMPT[:, -1:], **{name: cache}).logits
+
+    expected = hub_model(PROMPT).logits[:, -1]
+    torch.testing.assert_close(logits[:, -1], expected, rtol=1e-5, atol=1e-5)
     assert_the_same(model, hub_model, use_cache=False)
 
 
-def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers reads the tokenizer without code, and anlit does not take the folder for its own."""
+def refuse_code(*arguments: object, **options: object) -> None:
+    raise AssertionError("code was fetched, or asked for")
+
+
+def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal) -> None:
+    """transformers reads the tokenizer without code. anlit does not take the folder for its own."""
     from transformers import dynamic_module_utils
 
-    def refuse(*arguments: object, **more: object) -> None:
-        raise AssertionError("code was fetched, or asked for")
-
-    run, out, text = (
-        make_run_with_text(tmp_path, AnGPT),
-        tmp_path / "out",
-        "the naïve cat\n  sat – ☕",
-    )
+    run = make_run_with_text(tmp_path, AnGPT)
+    text = "the naïve cat\n  sat – ☕"
     tokens = load_tokenizer(tmp_path / "data" / "tokenizer.json").encode(text).ids
-    assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
-    model = read(out, trust=True)
-    generation = model.generation_config
+
+    out = export_to_transformers(run, tmp_path / "out")
+
+    generation = read(out, trust=True).generation_config
     assert (generation.eos_token_id, generation.pad_token_id) == (END, END)
-    monkeypatch.setattr(dynamic_module_utils, "get_class_from_dynamic_module", refuse)
-    monkeypatch.setattr("builtins.input", refuse)
-    for trust in ({}, {"trust_remote_code": False}, {"trust_remote_code": True}):
-        hub_tokenizer = transformers.AutoTokenizer.from_pretrained(out, **trust)
-        assert (hub_tokenizer(text)["input_ids"], hub_tokenizer.decode(tokens)) == (tokens, text)
-        assert (hub_tokenizer.eos_token, hub_tokenizer.eos_token_id) == (END_OF_DOCUMENT, END)
-    assert main(["lengths", str(out), "--output", str(tmp_path / "report")]) == 2
+    monkeypatch.setattr(dynamic_module_utils, "get_class_from_dynamic_module", refuse_code)
+    monkeypatch.setattr("builtins.input", refuse_code)
+    for trust in (None, False, True):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=trust)
+        assert tokenizer(text)["input_ids"] == tokens
+        assert tokenizer.decode(tokens) == text
+        assert (tokenizer.eos_token, tokenizer.eos_token_id) == (END_OF_DOCUMENT, END)
+    refusal("lengths", out, "--output", tmp_path / "report")
 
 
 def test_the_code_needs_torch_and_transformers_alone() -> None:
     code = "".join(file.read_text(encoding="utf-8") for file in CODE_FILES)
+
     imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
-    assert imported <= {"torch", "transformers", "collections", "functools", "math", "typing"}
+
+    standard_library = {"collections", "functools", "math", "typing"}
+    assert imported <= {"torch", "transformers"} | standard_library
 
 
-@pytest.mark.parametrize(
-    "settings", [{"positions": DynamicNTK()}, {"attention": LogNWithSlopes()}], ids=str
-)
-def test_what_the_code_has_no_form_for_is_refused(settings, tmp_path: Path) -> None:
-    ((key, setting),) = settings.items()
-    with pytest.raises(
-        UserError, match=f"--format huggingface cannot hold {key} {type(setting).__name__}"
-    ):
-        write(loud(GPT, **settings), tmp_path / "out")
+WITHOUT_A_FORM = [
+    ("positions", DynamicNTK()),
+    ("attention", LogNWithSlopes()),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WITHOUT_A_FORM)
+def test_a_setting_for_which_the_code_has_no_form_is_refused(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    model = loud(GPT, **{name: value})
+    sentence = f"--format huggingface cannot hold {name} {type(value).__name__}"
+
+    with pytest.raises(UserError, match=sentence):
+        write(model, tmp_path / "out")
+
     assert not (tmp_path / "out").exists()
 
 
 EXPORTED = [GPT, NGPT, AnGPT]
 REFUSED = {"s_qk"}
 """Settings of the models that no code for transformers supports."""
+TRANSLATED = CONFIG_SETTINGS | CUSTOM_CODE_SETTINGS | SETTINGS_IN_WEIGHTS | TRAINING_SETTINGS
+
+
+def setting_names(architecture: Any) -> set[str]:
+    return {name for name, _, _ in settings_with_defaults(architecture, {})}
 
 
 @pytest.mark.parametrize("architecture", EXPORTED)
-def test_every_setting_of_a_model_is_translated_or_refused(architecture) -> None:
-    names = {name for name, _, _ in settings_with_defaults(architecture, {})}
-    translated = CONFIG_SETTINGS | CUSTOM_CODE_SETTINGS | SETTINGS_IN_WEIGHTS | TRAINING_SETTINGS
+def test_every_setting_of_a_model_is_translated_or_refused(architecture: Any) -> None:
+    names = setting_names(architecture)
 
     assert "qk_norm" in names
-    assert names - translated <= REFUSED
+    assert names - TRANSLATED <= REFUSED
 
 
 def test_no_table_of_settings_names_a_setting_that_is_gone() -> None:
-    names = set()
-    for architecture in EXPORTED:
-        names.update(name for name, _, _ in settings_with_defaults(architecture, {}))
+    names = set().union(*map(setting_names, EXPORTED))
 
-    tables = (CONFIG_SETTINGS, CUSTOM_CODE_SETTINGS, SETTINGS_IN_WEIGHTS, TRAINING_SETTINGS)
-    assert names >= set().union(*tables)
+    assert names >= TRANSLATED
 
 
 @pytest.mark.parametrize("kind", [*MECHANISMS, *POSITIONS])
-def test_every_argument_of_mechanisms_and_positions_is_translated(kind) -> None:
+def test_every_argument_of_mechanisms_and_positions_is_translated(kind: type) -> None:
     translated = set(POSITIONS.get(kind, INNER_MECHANISMS))
     translated.update(*MECHANISMS.get(kind, ()))
 

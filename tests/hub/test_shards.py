@@ -37,10 +37,10 @@ def shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("model-*.safetensors"))
 
 
-def edit_index(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    record = json.loads((folder / INDEX).read_text())
-    change(record)
-    (folder / INDEX).write_text(json.dumps(record))
+def weight_map(folder: Path) -> dict[str, str]:
+    """The file of each tensor, by the index."""
+    record: dict[str, Any] = json.loads((folder / INDEX).read_text())
+    return record["weight_map"]
 
 
 def imported_logits(folder: Path, output: Path) -> torch.Tensor:
@@ -51,65 +51,108 @@ def imported_logits(folder: Path, output: Path) -> torch.Tensor:
 def test_shards_of_an_earlier_download_are_not_read(whole, sharded: Path, tmp_path: Path) -> None:
     """Their names sort after those of the index, so a merge would take their tensors."""
     for number, file in enumerate(shards(sharded), 1):
-        older = {name: tensor + 1 for name, tensor in load_file(file).items()}
-        save_file(older, sharded / f"model-{number:05}-of-99999.safetensors")
+        tensors = load_file(file)
+        for tensor in tensors.values():
+            tensor += 1
+        save_file(tensors, sharded / f"model-{number:05}-of-99999.safetensors")
+
     torch.testing.assert_close(imported_logits(sharded, tmp_path / "ours"), whole[1])
 
 
 def test_the_index_may_name_its_files_as_it_likes(whole, sharded: Path, tmp_path: Path) -> None:
-    names = {file.name: f"part_{n}.safetensors" for n, file in enumerate(shards(sharded))}
-    for old, new in names.items():
-        (sharded / old).rename(sharded / new)
-    edit_index(
-        sharded,
-        lambda record: record.update(
-            weight_map={name: names[file] for name, file in record["weight_map"].items()}
-        ),
-    )
+    index = (sharded / INDEX).read_text()
+    for number, file in enumerate(shards(sharded)):
+        new_name = f"part_{number}.safetensors"
+        file.rename(sharded / new_name)
+        index = index.replace(file.name, new_name)
+    (sharded / INDEX).write_text(index)
+
     torch.testing.assert_close(imported_logits(sharded, tmp_path / "ours"), whole[1])
 
 
 def hold_twice(folder: Path) -> None:
     """Two listed files hold the embedding."""
-    (owner,) = {json.loads((folder / INDEX).read_text())["weight_map"][EMBEDDING]}
+    owner = weight_map(folder)[EMBEDDING]
     other = next(file for file in shards(folder) if file.name != owner)
-    save_file(load_file(other) | {EMBEDDING: torch.zeros(29, 48)}, other)
+    embedding = torch.zeros(29, 48)
+    save_file(load_file(other) | {EMBEDDING: embedding}, other)
 
 
 def lose_a_tensor(folder: Path) -> None:
-    owner = folder / json.loads((folder / INDEX).read_text())["weight_map"][EMBEDDING]
+    owner = folder / weight_map(folder)[EMBEDDING]
     tensors = load_file(owner)
     del tensors[EMBEDDING]
     save_file(tensors, owner)
 
 
-def rename_shard(new: str) -> Callable[[Path], None]:
-    """The index says that the embedding is in the file `new`."""
-    return lambda folder: edit_index(
-        folder, lambda record: record["weight_map"].update({EMBEDDING: new})
-    )
+def add_second_model(folder: Path) -> None:
+    save_file({}, folder / "model.safetensors")
 
 
-def write_index(content: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / INDEX).write_text(content)  # type: ignore[return-value]
+def lose_index(folder: Path) -> None:
+    (folder / INDEX).unlink()
 
 
-@pytest.mark.parametrize(("spoil", "complaint"), [
-    (hold_twice, f"both hold {EMBEDDING}: download the model again, into an empty folder"),
-    (lose_a_tensor, f"lacks {EMBEDDING}, which {INDEX} expects in it"),
-    (rename_shard("../source/model.safetensors"), "'../source/model.safetensors', which is not inside its folder"),
-    (rename_shard("/etc/passwd"), "'/etc/passwd', which is not inside its folder"),
-    (rename_shard("none.safetensors"), "names none.safetensors, which is not there"),
-    (rename_shard("config.json"), "config.json cannot be read"),
-    (write_index("{"), f"{INDEX} cannot be read"),
-    (write_index("{}"), f"{INDEX} has no weight_map"),
-    (write_index('{"weight_map": []}'), "weight_map is list in place of dict"),
-    (write_index('{"weight_map": {"a": 3}}'), "weight_map.a is int in place of str"),
-    (lambda folder: (folder / INDEX).unlink(), f"has no model.safetensors and no {INDEX}"),
-    (lambda folder: save_file({}, folder / "model.safetensors"), "model.safetensors and an index of other files"),
-], ids=lambda value: value[:40] if isinstance(value, str) else "")  # fmt: skip
-def test_an_index_that_does_not_fit_is_refused(spoil, complaint, sharded: Path, refusal) -> None:
+CHANGED_FOLDERS = {
+    hold_twice: f"both hold {EMBEDDING}: download the model again, into an empty folder",
+    lose_a_tensor: f"lacks {EMBEDDING}, which {INDEX} expects in it",
+    lose_index: f"has no model.safetensors and no {INDEX}",
+    add_second_model: "model.safetensors and an index of other files",
+}
+"""A change of the folder, and a part of the error."""
+CHANGED_NAMES = {
+    "../source/model.safetensors": "which is not inside its folder",
+    "/etc/passwd": "which is not inside its folder",
+    "none.safetensors": "names none.safetensors, which is not there",
+    "config.json": "config.json cannot be read",
+}
+"""A file that the index names for the embedding, and a part of the error."""
+CHANGED_INDEX = {
+    "{": f"{INDEX} cannot be read",
+    "{}": f"{INDEX} has no weight_map",
+    '{"weight_map": []}': "weight_map is list in place of dict",
+    '{"weight_map": {"a": 3}}': "weight_map.a is int in place of str",
+}
+"""The content of the index, and a part of the error."""
+
+
+@pytest.fixture
+def refused_import(sharded: Path, refusal) -> Callable[[], str]:
+    """refused_import() → the error of `anlit import`, which writes nothing."""
+
+    def run() -> str:
+        output = sharded.parent / "ours"
+        sentence = refusal("import", sharded, "--output", output)
+        assert not output.exists()
+        return sentence
+
+    return run
+
+
+@pytest.mark.parametrize("spoil", CHANGED_FOLDERS)
+def test_a_folder_that_does_not_fit_the_index_is_refused(
+    spoil: Callable[[Path], None], sharded: Path, refused_import
+) -> None:
     spoil(sharded)
-    output = sharded.parent / "ours"
-    assert complaint in refusal("import", sharded, "--output", output)
-    assert not output.exists()
+
+    assert CHANGED_FOLDERS[spoil] in refused_import()
+
+
+@pytest.mark.parametrize("name", CHANGED_NAMES)
+def test_an_index_that_names_another_file_is_refused(
+    name: str, sharded: Path, refused_import
+) -> None:
+    files = weight_map(sharded) | {EMBEDDING: name}
+    (sharded / INDEX).write_text(json.dumps({"weight_map": files}))
+
+    sentence = refused_import()
+
+    assert CHANGED_NAMES[name] in sentence
+    assert name in sentence
+
+
+@pytest.mark.parametrize("content", CHANGED_INDEX)
+def test_a_damaged_index_is_refused(content: str, sharded: Path, refused_import) -> None:
+    (sharded / INDEX).write_text(content)
+
+    assert CHANGED_INDEX[content] in refused_import()
