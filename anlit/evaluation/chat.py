@@ -17,7 +17,7 @@ Message = Mapping[str, Any]
 
 
 def read_messages(text: str) -> list[Message]:
-    """Read a JSON list of messages with role and content; any other text is one user message."""
+    """Read a JSON list of messages with role and content. Any other text is a user's message."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

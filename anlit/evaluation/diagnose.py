@@ -1,8 +1,8 @@
-"""`anlit diagnose`: what a trained model's attention, scores and norms look like inside.
+"""`anlit diagnose`: attention, scores and norms inside a trained model.
 
-- how attention spreads its weights, by layer, head and context length
-- the norms of the vectors by layer, trained and untrained (`hidden_norms`)
-- the distribution of the attention scores, trained and untrained (`score_distribution`)
+It shows how attention spreads its weights, by layer, head and context length. It has the norms of
+the vectors by layer (`hidden_norms`). And it has the distribution of the attention scores
+(`score_distribution`). Norms and scores are measured for the untrained model too.
 """
 
 import math
@@ -80,10 +80,10 @@ class Diagnose(Evaluation):
         """Measure the statistics of each layer and head on validation text, by sequence length.
 
         Returns:
-            {masking, copying, lengths, inside}. `copying` has the loss in nats per token on random
-            tokens (`first`) and on the same tokens once more (`second`). `lengths` has for each
-            length: `length`, `tokens` read, `edges` of the bins of n, and `queries` in each bin.
-            Its `statistics` are {name: [layer][head][bin]}, NaN in a bin without queries.
+            {masking, copying, lengths, inside}. `copying` has losses in nats per token: `first` on
+            random tokens, `second` on the same tokens once more. `lengths` has an entry for each
+            length: `length`, `tokens` read, `edges` of the bins of n, `queries` in each bin. Its
+            `statistics` are {name: [layer][head][bin]}, NaN in a bin without queries.
             `squared_average` is ‖Σ w v‖² / mean ‖v‖². `inside` is `_measure_inside`'s result.
 
         Raises:
@@ -208,7 +208,7 @@ def _length_section(result: dict[str, Any]) -> list[str]:
 
 
 def _copying_notes(losses: dict[str, float]) -> list[str]:
-    """A sentence on the loss of a copy; none if the model was too short for it."""
+    """A sentence on the loss of a copy; nothing if the model was too short for a copy."""
     if not losses:
         return []
     first = round(losses["first"], 2)

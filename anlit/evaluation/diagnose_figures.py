@@ -56,7 +56,7 @@ MAX_NUMBERED_HEADS = 12
 """Heat maps with more heads show no numbers."""
 MAX_TICKS = 5
 MIN_QUERY_SHARE = 0.01
-"""The last bin shown is the last one with this share of all queries: later means are too noisy."""
+"""The last bin shown has at least this share of all queries. Later means are too noisy."""
 
 
 def n_reliable_bins(result: dict[str, Any]) -> int:
@@ -133,7 +133,7 @@ def draw_ranges(result: dict[str, Any], training_length: int) -> Figure:
 
 
 def draw_heads(result: dict[str, Any]) -> Figure:
-    """Draw each head's entropy (at most ln n) and weight on the first token, at the longest n."""
+    """Draw each head's entropy (at most ln n) and weight on the first token at the longest n."""
     low, high = last_bin(result)
     last = n_reliable_bins(result) - 1
     entropy = statistic_values(result, "entropy")[:, :, last]

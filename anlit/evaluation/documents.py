@@ -20,8 +20,8 @@ def read_documents(
 ) -> Iterator[tuple[str, str]]:
     """Yield each text of the files, with its file and record.
 
-    A file of plain text is a document. Other files have a text in `field` of each record, and with
-    `are_chats` possibly a list of messages. Raises UserError if a file cannot be read.
+    A file of plain text is a document. Other files have a text in `field` of each record. With
+    `are_chats` it may be a list of messages. Raises UserError if a file cannot be read.
     """
     from anlit.data.preparation.formats import Columns, read_file
 

@@ -1,7 +1,7 @@
 """`anlit diagnose --gaussian`: attention mechanisms over independent standard normal scores.
 
-It needs no model. One query sees n keys at distances t = 0 … n−1 with L = a(t)·g(n)·S_t + m(t),
-S_t ~ N(0, 1). Statistics are means over draws of S, which are the same for every mechanism.
+It needs no model. One query sees n keys at distances t = 0 … n−1. The logits are
+L = a(t)·g(n)·S_t + m(t), S_t ~ N(0, 1). Statistics are means over draws of S, which are the same for every mechanism.
 Expected totals E Σ e^L = Σ e^{m + (a g)²/2} are exact. A mean over draws would not converge,
 because e^L has a heavy tail with [SI]'s a(t).
 
@@ -51,7 +51,7 @@ NUMBER_COLUMNS = {
 }
 """The statistics in the table, by their names in `anlit.nn.attention.statistics.statistics`."""
 DELTAS = (2, 10, 100)
-"""The Δ of the ranges of distances [t, Δt); [SI] asks the same of all of them."""
+"""The Δ of the ranges of distances [t, Δt). [SI] makes the same claim for all Δ."""
 DISTANCE_PANELS = {
     "expected_total": "E Σ e^L in [t, {delta}t)",
     "weight": "share of the weights in [t, {delta}t)",
@@ -145,9 +145,9 @@ def measure_mechanism(mechanism: Mechanism, n_keys: int, draws: int, seed: int) 
     mechanism for one head.
 
     Returns:
-        `mean` and `standard_error` by name. The names are those of
-        `anlit.nn.attention.statistics.statistics` for all ranges within the keys: the query's
-        token, and `distance_ranges` of all `DELTAS`. `expected_total_1_to_10` has only a mean.
+        `mean` and `standard_error` by name. `anlit.nn.attention.statistics.statistics` gives the
+        names. The ranges are the query's token, and `distance_ranges` of all `DELTAS`.
+        `expected_total_1_to_10` has only a mean.
     """
     spans = ranges(0)
     for delta in DELTAS:

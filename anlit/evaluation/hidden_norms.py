@@ -1,8 +1,8 @@
 """Norms of the vectors inside a model by layer, against the 1 that anGPT assumes.
 
-anGPT has no norm layers: its constants are right if ‖h‖, the heads' averages, ‖h_A‖, ‖h_M‖ and the
-MLP's hidden vector, with its factor ν_acf, have norm 1. nGPT sets h, h_A and h_M to norm 1, so here
-h_A and h_M are measured before. GPT+ assumes nothing about its norms.
+anGPT has no norm layers. Its constants assume norm 1 for h, the heads' averages, h_A, h_M, and the
+MLP's hidden vector with its factor ν_acf. nGPT sets h, h_A and h_M to norm 1. Here h_A and h_M are
+measured before. GPT+ assumes nothing about its norms.
 
 Norms are Euclidean, along the last axis, and averaged over tokens.
 """

@@ -184,8 +184,8 @@ def estimate_loss(losses: Floats, tokens: Floats) -> dict[str, Any]:
 
     Returns:
         {loss, standard_error, tokens}. `loss` is in nats per token, None without tokens.
-        `standard_error` is over sequences, the units in which the corpus was sampled; None for
-        fewer than two. `tokens` is the number of targets.
+        `standard_error` is over sequences, the sampled units of the corpus; None for fewer than
+        two. `tokens` is the number of targets.
     """
     losses = losses[tokens > 0]
     tokens = tokens[tokens > 0]

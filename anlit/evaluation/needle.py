@@ -1,10 +1,9 @@
 """`anlit needle`: how often models find a number in a long text, by depth and length.
 
 A match means that greedy decoding after the question gives the 7 digits, in the tokenizer's tokens.
-This needs no decoding. Greedy decoding gives the answer if and only if each of its tokens is the
-argmax after the question and the answer's earlier tokens. So a forward pass over the sample with
-its answer is enough. (Other tokens that spell the same digits are no match; a tokenizer writes a
-number in one way.)
+This needs no decoding. Each token of the answer must be the argmax after the question and the
+answer's earlier tokens. So a forward pass over the sample with its answer is enough. Other tokens
+that spell the same digits do not match. A tokenizer writes a number in a single way.
 """
 
 import math

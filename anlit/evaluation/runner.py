@@ -1,7 +1,7 @@
 """The steps of every evaluation: load checkpoints and data, measure, write JSON, page and figures.
 
-Page, figures and table are functions of the JSON alone. So an evaluation of the JSON file of an
-earlier evaluation writes them again, without any model.
+Page, figures and table are functions of the JSON alone. So an earlier JSON file gives them again,
+without any model.
 """
 
 from collections import Counter
@@ -109,8 +109,8 @@ class Evaluation:
     def measure_all(self, paths: Sequence[str]) -> dict[str, Any]:
         """Measure the checkpoints; returns the record without command and environment.
 
-        All are loaded once before any is measured, to find faults early. Then they are loaded again
-        and measured one by one, because the weights of all may not fit into memory.
+        All are loaded once before any is measured, to find faults early. Then each is loaded again
+        and measured. The weights of all may not fit into memory.
         """
         settings = self.settings
         device = find_device(settings.device)
@@ -165,8 +165,8 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
     """Group checkpoints into arms, in the order of their first checkpoint.
 
     An arm is {label, checkpoints}: a unique label and indices of checkpoints. Runs that differ only
-    in their seed are one arm, also if each was fine-tuned from other weights. best.ckpt and
-    last.ckpt of a run are different arms. A file outside a run folder is an arm of its own.
+    in their seed share an arm, even if their initial weights differ. best.ckpt and last.ckpt of a
+    run are different arms. A file outside a run folder is an arm alone.
     """
     folders = dict.fromkeys(checkpoint.run for checkpoint in checkpoints)
     runs = [load_run(folder) for folder in folders if folder is not None]

@@ -53,18 +53,18 @@ class Samples(L.Callback):
     """Continues prompts at each validation of a training, with the weights that are validated.
 
     The text goes to TensorBoard (TEXT), to a table in Weights & Biases, and to samples.jsonl in the
-    run folder, a line for each prompt: `step` and `tokens` as in the row of val/loss, `prompt` and
-    `text`. A continued run removes the lines that it writes again. `anlit generate` prints the same
-    text for the same checkpoint and settings, if the training is in float32.
+    run folder. A line has `prompt` and `text`, and `step` and `tokens` as in the row of val/loss. A
+    continued run removes the lines that it writes again. If the training is in float32,
+    `anlit generate` prints the same text for the same checkpoint and settings.
 
-    Training does not change: the model is in eval mode, has no gradient, and draws no number of the
-    global generators. The blocks run uncompiled. Rank 0 generates while other ranks wait; all ranks
+    Training does not change. The model is in eval mode and has no gradient. No number of the global
+    generators is drawn. The blocks run uncompiled. Rank 0 generates while other ranks wait; all ranks
     of a sharded model generate together. The time does not count as training. The validation before
     the first step writes no sample.
 
     Args:
-        prompts: Texts, or a file of prompts as in `anlit generate --prompts`: a text that is one
-            prompt, or .jsonl of {"prompt": …}. By default the first words of four documents of the
+        prompts: Texts, or a file as in `anlit generate --prompts`: a text that is one prompt, or
+            .jsonl of {"prompt": …}. By default the first words of four documents of the
             validation split.
         max_tokens: Tokens of a continuation, at most. Each is a forward pass for all prompts.
         temperature: Logits are divided by it; 0 takes the most probable token.
@@ -74,8 +74,8 @@ class Samples(L.Callback):
         tokenizer: A tokenizer.json, or its folder, in place of the tokenizer of the data.
 
     Raises:
-        UserError: A number is out of its range, or the file of prompts cannot be read; when
-            training starts, if the data have no tokenizer or no text.
+        UserError: A number is out of its range, or the file of prompts cannot be read. When
+            training starts: the data have no tokenizer or no text.
     """
 
     changes_learning = False

@@ -139,10 +139,10 @@ def measure_scores(
     """Measure the scores of each layer.
 
     Returns:
-        For each layer `mean`, `standard_deviation`, `skewness`, `excess_kurtosis` and
-        `deviation_within_query`, a list over heads each; `density`, the histogram over all heads
-        in bins of `BIN_WIDTH` from −`LARGEST_SCORE`; `share_outside` of these bins; and
-        `ranges`, {range of distances: {mean, standard_deviation}}, a list over heads each.
+        For each layer: lists over heads of `mean`, `standard_deviation`, `skewness`,
+        `excess_kurtosis` and `deviation_within_query`. `density` is the histogram over all heads,
+        in bins of `BIN_WIDTH` from −`LARGEST_SCORE`. `share_outside` lies outside of these bins.
+        `ranges` is {range of distances: {mean, standard_deviation}}, each a list over heads.
     """
     spans = ranges(length - 1)
     sums = {}

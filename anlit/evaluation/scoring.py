@@ -2,12 +2,12 @@
 
 The first window of a document has its first `length` tokens. Each next window ends `stride` tokens
 later and begins `length` tokens before its end. It scores only tokens that no earlier window has
-scored. So a token's context is the whole document before it, or at least `length − stride` tokens.
+scored. A token's context is the document before it, or at least `length − stride` tokens.
 With stride = length every token is read once. With stride = 1 every context fills the window.
 
-If the vocabulary has a separator of documents, the first token is scored too, after the separator
-alone. The other tokens see the separator only if training texts did: if documents begin with it, or
-are not masked. A text for an imported model begins with the special token of its tokenizer, such as
+If the vocabulary has a separator of documents, the first token is scored after the separator alone.
+The other tokens see the separator only if training texts did. They did if documents begin with it,
+or are not masked. A text for an imported model begins with its tokenizer's special token, such as
 Llama's `<s>`.
 """
 
@@ -122,7 +122,7 @@ def score_documents(
             conversation.
 
     Raises:
-        UserError: A setting is out of range, a token is outside the vocabulary, or memory does not
+        UserError: A setting is out of range. A token is outside the vocabulary. Memory does not
             suffice.
     """
     if not 1 <= stride <= length:

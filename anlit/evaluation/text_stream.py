@@ -16,7 +16,7 @@ class TextStream:
     """The text of a continuation, token by token. A piece of text is final when it is returned.
 
     Two things wait for later tokens. Bytes wait until they are a character. Byte tokens such as
-    `<0xE2>` wait for a token of another kind, because the tokenizer decodes a row of them together.
+    `<0xE2>` wait for a token of another kind. The tokenizer decodes a row of them together.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:

@@ -57,8 +57,8 @@ class CheckpointTokenizer:
     def encode_prompt(self, text: str, checkpoint: Checkpoint) -> list[int]:
         """The tokens of a document that begins with `text`, after what training put before it.
 
-        An empty text is the beginning of a document. If `text` itself begins with the special
-        token before a text (see `load_checkpoint_tokenizer`), the token is not doubled.
+        An empty text is the beginning of a document. If `text` begins with the special token
+        before a text, the token is not doubled.
 
         Raises:
             UserError: The text is empty, and no token begins a document.
@@ -248,7 +248,7 @@ def _find_special_tokens(
 def _limit_to_vocabulary(
     special: SpecialTokens, tokenizer: Tokenizer, vocabulary: int
 ) -> SpecialTokens:
-    """Keep the ids that the model knows; look up the token's text where no id is left."""
+    """Keep the ids that the model knows. If no id is left, look up the token's text."""
     generation_config = dict(special.generation_config)
     for name in ("bos_token_id", "eos_token_id"):
         tokens = token_ids(generation_config.get(name))

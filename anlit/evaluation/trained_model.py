@@ -114,7 +114,7 @@ class TrainedModel(Checkpoint):
         return scores
 
     def loss(self, text: str, stride: int | None = None) -> float:
-        """Return the mean loss of a text's tokens in nats; a token without context does not count.
+        """Return the mean loss of a text's tokens in nats, without tokens that have no context.
 
         Raises UserError as `score`, and if no token has a context.
         """

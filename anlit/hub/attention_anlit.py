@@ -1,12 +1,12 @@
 """The attention of anlit's models for transformers: positions of tokens, rotations and mechanisms.
 
-An export copies this file beside the weights, and transformers runs it: it may not import anlit. It
-must give the same numbers as anlit's own attention.
+An export copies this file beside the weights, and transformers runs it. So it may not import anlit.
+It must give the same numbers as anlit's attention.
 
 Logits are L_ij = a(i−j) · g(n_i) · S_ij + m(i−j), with S_ij = q_i·k_j/√D. Query i may see n_i keys.
 
-Shape letters: B batch, H heads of queries, G heads of keys and values, T queries, S keys (those in
-the cache and the T new ones), D head width, R rotated width.
+Shape letters: B batch, H heads of queries, G heads of keys and values, T queries, S keys, D head
+width, R rotated width. The keys are the keys in the cache and the T new keys.
 """
 
 import math
@@ -20,9 +20,9 @@ EULER_GAMMA = 0.5772156649015329
 
 
 class GeneralForm(NamedTuple):
-    """The functions of a mechanism at given n_i and t = i − j; a constant function is a number.
+    """The functions of a mechanism at given n_i and t = i − j. The defaults are plain attention.
 
-    The defaults are plain attention.
+    A constant function is a number.
     """
 
     g: Any = 1.0
@@ -51,7 +51,7 @@ class TokenPositions(NamedTuple):
     def limit_to_window(self, window: int | None) -> tuple[Tensor, Tensor]:
         """Whether query i sees key j, (B, 1, T, S), and n_i, (B, 1, T, 1).
 
-        `window` is the number of keys that a query sees at most, with its own; None for all.
+        A query sees `window` keys at most, including its token's; None: all.
         """
         n = self.visible.sum(-1, keepdim=True).float()
         if window is None:
@@ -62,10 +62,10 @@ class TokenPositions(NamedTuple):
 def count_positions(
     h: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Any
 ) -> TokenPositions:
-    """Count the positions of the tokens h (B, T, d), after the tokens in the cache `past`, if any.
+    """Count the positions of the tokens h (B, T, d), after the tokens in the cache `past`.
 
-    `attention_mask` (B, S) is 0 for tokens to leave out. They are not counted, and no other token
-    sees them.
+    `attention_mask` (B, S) is 0 for tokens to leave out. They are not counted. No other token sees
+    them.
 
     Raises:
         ValueError: `position_ids` (B or 1, T) count in another way.
@@ -114,9 +114,9 @@ def check_positions(
 ) -> None:
     """Raise ValueError if `position_ids` (B or 1, T) are neither `positions` nor `slots`.
 
-    `slots` (T,) count padding, `positions` (B, T) do not. Both are right: they differ by a constant
+    `slots` (T,) count padding, `positions` (B, T) do not. Both are right. They differ by a constant
     per row, and logits depend on differences of positions only. `is_counted` (B, T) is False for
-    padding, whose position does not matter.
+    padding. Its position does not matter.
     """
     if torch.compiler.is_compiling():
         return
@@ -145,8 +145,8 @@ def separate_documents(position_ids: Tensor) -> TokenPositions:
 def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
     """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D).
 
-    `index` (B, T) are the positions. `rotation` has the frequency of each pair in radians per token
-    (R/2 numbers; none for no rotation). Its `scale` multiplies the rotated dimensions (YaRN's
+    `index` (B, T) are the positions. `rotation` has the frequency of each pair in radians per
+    token. Without frequencies nothing rotates. Its `scale` multiplies the rotated dimensions (YaRN's
     attention factor).
     """
     half = len(rotation["frequencies"])
@@ -169,8 +169,8 @@ def general_form(
 
     `mechanism` is the layer's entry of config.json: the `name` of anlit's class, its settings, and
 
-    - `strength`: the coefficient, learned or not: a list of H numbers, or of one for all heads.
-    - `g`: of LogBias, the mechanism that gives g(n).
+    - `strength`: the coefficient, learned or not. A list of H numbers, or of 1 for all heads.
+    - `g`: the mechanism that gives LogBias its g(n).
     - `share`: p of a warm start. g becomes 1 + p(g − 1), a likewise, and m becomes pm.
     - `window`: read by `attend`.
 

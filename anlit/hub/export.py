@@ -63,7 +63,7 @@ def export_model(
 
 
 def check_new_folder(output: str) -> Path:
-    """The path of `output`, which is not created here; UserError if it is not an empty folder."""
+    """The path of `output`; UserError if it is not an empty folder. It is not created here."""
     folder = Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--output {output} is not an empty folder: choose a new name")
@@ -99,11 +99,11 @@ def write_huggingface(
 ) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
-    GPT+ is written in an exactly equal architecture of transformers; an imported model in its
+    GPT+ is written in an exactly equal architecture of transformers. An imported model keeps its
     original architecture if possible. nGPT and anGPT (folded), and GPT+ with other settings, come
     with custom code. from_pretrained runs it with `trust_remote_code=True`.
 
-    The tokens with which `fit` rounds the vocabulary up have no text, so they are left out.
+    `fit` rounds the vocabulary up by tokens without a text. They are left out.
 
     Raises:
         UserError: The folder could not hold a setting of the model.

@@ -41,7 +41,7 @@ TYPES: dict[str, type] = {
 
 
 class RequiredValue(NamedTuple):
-    """The only value of a key that GPT+ can represent, also the value of a missing key."""
+    """The only value of a key that GPT+ can represent. A missing key has it too."""
 
     value: Any
     reason: str

@@ -42,8 +42,8 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         Sentences for the user.
 
     Raises:
-        UserError: `source` is damaged or has no such model, GPT+ cannot represent it, or `output`
-            is not empty.
+        UserError: `source` is damaged or has no such model. GPT+ cannot represent it. `output` is
+            not empty.
     """
     folder = Path(source)
     target = check_new_folder(output)

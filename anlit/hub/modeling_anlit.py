@@ -50,7 +50,7 @@ class RMSNorm(nn.Module):
 
 
 class AttentionOutput(nn.Module):
-    """The input of W_o, (B, T, H·D): heads' averages (B, H, T, D) with norm and gate, joined."""
+    """The input of W_o, (B, T, H·D): the joined averages of the heads, with norm and gate."""
 
     def __init__(self, config: Any, norm: nn.Module) -> None:
         super().__init__()

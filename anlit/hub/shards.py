@@ -1,8 +1,8 @@
 """The safetensors files of a model of transformers, and the tensors that are read from each.
 
 A folder has model.safetensors, or shards and an index that names the shard of every tensor. The
-index decides: other safetensors files in the folder, such as files of an earlier download, are
-not the model.
+index decides. Other safetensors files in the folder are not the model. They may be files of an
+earlier download.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """The settings that `anlit export --format huggingface` translates; it refuses all others.
 
 A setting that no table names is refused, unless it has its default. So no new setting is dropped.
-Add a setting of the models, a mechanism or positions to its table once the export translates it.
+Once the export translates a setting, a mechanism or positions, add it to its table.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -187,7 +187,7 @@ def settings_with_defaults(
 
 
 def changed_arguments(described: nn.Module, translated: Collection[str]) -> list[str]:
-    """Return the same of a mechanism's or position's arguments, with the class's name."""
+    """Return, as `Class.name=value`, the changed arguments of a mechanism or of positions."""
     kind = type(described)
     changed = []
     for parameter in parameters_of(kind):

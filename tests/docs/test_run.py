@@ -70,6 +70,7 @@ RESULTS = (
     "reports/diagnose",
     "exported/angpt/model.safetensors",
     "exported/angpt-hf/config.json",
+    "exported/gpt-hf/config.json",
 )
 """Files that the commands write."""
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,11 +49,11 @@ class Folders(NamedTuple):
     ours: Path
 
 
-def source(folder: Path, kind: str, **generation: Any) -> Path:
+def source(folder: Path, kind: str) -> Path:
     """A folder of transformers: a small random model with a tokenizer of that kind."""
     case = CASES.get(kind, "Llama-2-7b")
     published(case, folder, vocab_size=vocabulary_size(KINDS[kind]()))
-    write_tokenizer(folder, kind, **generation)
+    write_tokenizer(folder, kind)
     return folder
 
 
@@ -74,6 +75,16 @@ def folders_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fold
         return made[kind]
 
     return make
+
+
+@pytest.fixture
+def copy_theirs(folders_of, tmp_path: Path) -> Callable[[str], Path]:
+    """copy_theirs(kind) → a folder of transformers that the test may change."""
+
+    def copy(kind: str) -> Path:
+        return Path(shutil.copytree(folders_of(kind).theirs, tmp_path / "theirs"))
+
+    return copy
 
 
 def answer(folder: Path, prompt: Any) -> tuple[list[int], list[int]]:
@@ -220,13 +231,14 @@ def test_a_prompt_that_ends_in_a_replacement_character_is_shown_once(run: Path, 
 
 
 def test_every_end_token_ends_and_generation_config_is_the_last_word(
-    folders_of, tmp_path: Path, capsys
+    folders_of, copy_theirs, tmp_path: Path, capsys
 ) -> None:
     (free,) = generate_records(capsys, folders_of("Qwen").ours, "the cat", *GREEDY)
     third = free["tokens"][2]
     n_before = free["tokens"].index(third)
     assert free["finish"] == "length"
-    theirs = source(tmp_path / "theirs", "Qwen", eos_token_id=[LAST_TOKEN, third], temperature=0.5)
+    theirs = copy_theirs("Qwen")
+    write_tokenizer(theirs, "Qwen", eos_token_id=[LAST_TOKEN, third], temperature=0.5)
 
     ours = imported(theirs, tmp_path / "ours")
     (record,) = generate_records(capsys, ours, "the cat", *GREEDY)
@@ -273,12 +285,13 @@ def train_on(folder: Path, weights: Path, tokenizer: Path, *options: str) -> Pat
     return run
 
 
-def test_a_run_from_chat_weights_is_a_chat_model_too(tmp_path: Path, capsys) -> None:
+def test_a_run_from_chat_weights_is_a_chat_model_too(copy_theirs, tmp_path: Path, capsys) -> None:
     """Its folder has the template and all end tokens.
 
     So have its export and a run from its checkpoint.
     """
-    theirs = source(tmp_path / "theirs", "Qwen", eos_token_id=[LAST_TOKEN, 5])
+    theirs = copy_theirs("Qwen")
+    write_tokenizer(theirs, "Qwen", eos_token_id=[LAST_TOKEN, 5])
     weights = imported(theirs, tmp_path / "ours")
     chat = ["--chat", "the cat", *GREEDY]
     (first,) = generate_records(capsys, weights, *chat)
@@ -398,8 +411,10 @@ def test_an_empty_prompt_of_a_run_is_the_separator_of_its_data(run: Path, capsys
     assert record["log_likelihood"][0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_model_without_such_a_token_refuses_an_empty_prompt(tmp_path: Path, refusal) -> None:
-    theirs = source(tmp_path / "theirs", "T5")
+def test_a_model_without_such_a_token_refuses_an_empty_prompt(
+    copy_theirs, tmp_path: Path, refusal
+) -> None:
+    theirs = copy_theirs("T5")
     (theirs / "tokenizer_config.json").unlink()
     (theirs / "generation_config.json").unlink()
     no_tokens = {"bos_token_id": None, "eos_token_id": None}
@@ -440,9 +455,9 @@ DAMAGE = [
 
 @pytest.mark.parametrize(("name", "content", "complaint"), DAMAGE)
 def test_damaged_special_tokens_are_refused(
-    name: str, content: str, complaint: str, tmp_path: Path, refusal
+    name: str, content: str, complaint: str, copy_theirs, tmp_path: Path, refusal
 ) -> None:
-    theirs = source(tmp_path / "theirs", "Qwen")
+    theirs = copy_theirs("Qwen")
     output = tmp_path / "ours"
     (theirs / name).write_bytes(content.encode(errors="surrogateescape"))
 
@@ -451,9 +466,9 @@ def test_damaged_special_tokens_are_refused(
 
 
 def test_a_template_may_lie_in_any_place_where_transformers_finds_it(
-    tmp_path: Path, capsys
+    copy_theirs, tmp_path: Path, capsys
 ) -> None:
-    theirs = source(tmp_path / "theirs", "Qwen")
+    theirs = copy_theirs("Qwen")
     template = "{{ messages[0].content }} and"
     template_file = theirs / "chat_template.jinja"
     template_list = [

@@ -44,8 +44,10 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "nGPT, windows": (NGPT, {"attention": WINDOWS, "n_kv_heads": 1}),
 }
-SLOW = pytest.param("nGPT, windows", marks=pytest.mark.slow)
-ROWS = [*list(MODELS)[:-1], SLOW]
+FAST = ["Qwen3", "GPT+", "nGPT", "anGPT, scale-invariant"]
+SLOW = ["anGPT", "nGPT, ALiBi", "nGPT, windows"]
+"""Their blocks are those of fast rows. `test_export` has their mechanisms, and padded batches."""
+ROWS = FAST + [pytest.param(name, marks=pytest.mark.slow) for name in SLOW]
 N_PADDED = 5
 TOKENS = random_tokens(2, 12)
 POSITIONS = torch.tensor(
