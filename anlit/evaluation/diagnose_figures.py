@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from anlit.nn.attention.statistics import ranges
 from anlit.reporting.figure import (
@@ -173,11 +173,10 @@ def _draw_layers(axes: Axes, result: dict[str, Any], name: str) -> None:
         axes.plot(x, np.nanmean(heads, 0), **line)
         band = {"color": line["color"], "alpha": 0.13, "linewidth": 0}
         axes.fill_between(x, np.nanmin(heads, 0), np.nanmax(heads, 0), **band)
-    edges = result["edges"][:n_bins]
-    ticks = edges[::-1][:: math.ceil(len(edges) / MAX_TICKS)]
-    axes.set(xscale="log", xlim=(0.9, 2.2 * edges[-1]))
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(0.9, 2.2 * result["edges"][n_bins - 1])
+    axes.xaxis.set_major_locator(LogLocator(2, numticks=MAX_TICKS + 1))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
 def layer_lines(n_layers: int) -> list[dict[str, Any]]:

@@ -182,12 +182,11 @@ def loss_figure(record: dict[str, Any]) -> Figure:
             axes.grid()
             shade(axes, training_length * LINE_SHIFT ** (len(arms) / 2))
     lowest_length_axes, lowest_position_axes = grid[-1]
-    ticks = lengths[::-1][:: math.ceil(len(lengths) / MAX_TICKS)]
     lowest_length_axes.set_xlabel("sequence length (tokens)")
-    lowest_length_axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     lowest_position_axes.set_xlabel(f"earlier tokens that the model sees (of {lengths[-1]:,})")
-    lowest_position_axes.xaxis.set_major_locator(LogLocator(2, numticks=MAX_TICKS + 1))
-    lowest_position_axes.xaxis.set_major_formatter("{x:,.0f}")
+    for axes in grid[-1]:
+        axes.xaxis.set_major_locator(LogLocator(2, numticks=MAX_TICKS + 1))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
     if any(len(arm["checkpoints"]) > 1 for arm in arms):
         label = "± standard deviation over seeds"
         handles.append(Line2D([], [], color="0.4", marker="|", linestyle="", label=label))

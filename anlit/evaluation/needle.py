@@ -39,7 +39,6 @@ MAX_COLUMNS = 3
 """Panels in a row."""
 MAX_NUMBERED_CELLS = 12
 """Cells in a row over all panels. If there are more, cells show no numbers."""
-MAX_LENGTH_TICKS = 6
 TABLE_TITLE = "Exact match, its 95 % interval, and nats per token of the answer"
 NEEDLE_NOTE = """\
 Accuracy is the share of samples for which greedy decoding gives exactly the 7 digits, averaged over
@@ -228,17 +227,14 @@ def draw_accuracy(record: dict[str, Any]) -> Figure:
     n_columns = min(len(arms), MAX_COLUMNS)
     height = 0.5 + 0.16 * max(5, len(depths))
     figure, all_axes = panels(len(arms), n_columns, TEXT_WIDTH / n_columns, height)
-    ticks = range(0, len(lengths), max(1, round(len(lengths) / MAX_LENGTH_TICKS)))
-    tick_labels = []
-    for i in ticks:
-        tick_labels.append(length_name(record, lengths[i]).replace(" ", "\n"))
+    tick_labels = [length_name(record, length).replace(" ", "\n") for length in lengths]
     has_numbers = n_columns * len(lengths) <= MAX_NUMBERED_CELLS
     for number, (axes, arm) in enumerate(zip(all_axes, arms, strict=True)):
         image = heat_map(axes, _mean_shares(record, arm).T, 1.0, has_numbers)
         n_seeds = len(arm["checkpoints"])
         seeds = f" ({n_seeds}\N{NO-BREAK SPACE}seeds)" if n_seeds > 1 else ""
         axes.set_title(textwrap.fill(legend_name(arm["label"]) + seeds, 75 // n_columns))
-        axes.set_xticks(ticks, tick_labels)
+        axes.set_xticks(range(len(lengths)), tick_labels)
         axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f}" for depth in depths])
         axes.grid(False)
         axes.spines[:].set_visible(False)

@@ -170,7 +170,12 @@ def load_checkpoint_tokenizer(
         path, content = _find_tokenizer(checkpoint)
     else:
         path = _tokenizer_path(tokenizer)
-        content = _read_named_tokenizer(path)
+        try:
+            content = read_small_file(path)
+        except OSError as error:
+            raise UserError(
+                f"there is no tokenizer at {path}: set --tokenizer to the path of a tokenizer.json"
+            ) from error
     return checkpoint_tokenizer(checkpoint, content, path, special_tokens)
 
 
@@ -267,15 +272,6 @@ def _tokenizer_path(tokenizer: str) -> str:
     if not path.endswith(".json") and (is_remote(path) or Path(path).is_dir()):
         path = f"{path}/{TOKENIZER}"
     return path
-
-
-def _read_named_tokenizer(path: str) -> bytes:
-    try:
-        return read_small_file(path)
-    except OSError as error:
-        raise UserError(
-            f"there is no tokenizer at {path}: set --tokenizer to the path of a tokenizer.json"
-        ) from error
 
 
 def _find_tokenizer(checkpoint: Checkpoint) -> tuple[str, bytes]:

@@ -28,10 +28,10 @@ from anlit.training.models import FOLDED
 def export_model(
     checkpoint: str,
     output: str,
-    form: str = "safetensors",
-    folded: bool = False,
-    tokenizer: str | None = None,
-    dtype: str = "float32",
+    form: str,
+    folded: bool,
+    tokenizer: str | None,
+    dtype: str,
 ) -> Path:
     """Write the model of `checkpoint` into the folder `output`; returns the folder.
 

@@ -1,6 +1,8 @@
 """Norms and scores inside a model: against sums token by token in float64, and known laws."""
 
 import math
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,26 +65,27 @@ def norms_of_angpt(block: Any, h: torch.Tensor, documents: Any, rotation: Any) -
 @torch.no_grad()
 def test_norms_are_equal_to_a_block_written_out() -> None:
     decoder = small(AnGPT, n_layers=2, context_length=LENGTH).double().eval().model
-    expected: dict[str, list[list[np.ndarray]]] = {}
+    text = batches(decoder.embedding.num_embeddings)
+    pieces: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
 
     def read(layer: int, block: Any, arguments: Any) -> None:
         for name, vectors in norms_of_angpt(block, *arguments).items():
-            by_layer = expected.setdefault(name, [[], []])
-            by_layer[layer].append(np.linalg.norm(vectors.numpy(), axis=-1).ravel())
+            lengths = np.linalg.norm(vectors.numpy(), axis=-1)
+            pieces[name, layer].append(lengths.ravel())
 
-    norms = measure_norms(decoder, batches(decoder.embedding.num_embeddings), CPU)
+    norms = measure_norms(decoder, text, CPU)
+
     for layer, block in enumerate(decoder.blocks):
-        block.register_forward_pre_hook(lambda *call, layer=layer: read(layer, *call))
-    for batch in batches(decoder.embedding.num_embeddings):
+        block.register_forward_pre_hook(partial(read, layer))
+    for batch in text:
         decoder(batch.tokens, batch.document_ids)
-
-    for name, by_layer in expected.items():
-        for layer, pieces in enumerate(by_layer):
-            values = np.concatenate(pieces)
-            assert len(values) == 2 * N_SEQUENCES * LENGTH
-            assert norms[name]["mean"][layer] == pytest.approx(values.mean(), rel=1e-9), name
-            deviation = norms[name]["standard_deviation"][layer]
-            assert deviation == pytest.approx(values.std(), rel=1e-6), name
+    for (name, layer), pieces_of_layer in pieces.items():
+        values = np.concatenate(pieces_of_layer)
+        mean = norms[name]["mean"][layer]
+        deviation = norms[name]["standard_deviation"][layer]
+        assert len(values) == 2 * N_SEQUENCES * LENGTH
+        assert mean == pytest.approx(values.mean(), rel=1e-9), name
+        assert deviation == pytest.approx(values.std(), rel=1e-6), name
     assert len(norms["h"]["mean"]) == 3, "the last is the head's input"
 
 
@@ -90,7 +93,9 @@ def test_norms_are_equal_to_a_block_written_out() -> None:
 def test_every_architecture_has_all_norms(architecture: Any) -> None:
     decoder = small(architecture, n_layers=2, context_length=LENGTH).eval().model
 
-    norms = measure_norms(decoder, batches(decoder.embedding.num_embeddings), CPU)
+    text = batches(decoder.embedding.num_embeddings)
+
+    norms = measure_norms(decoder, text, CPU)
 
     assert list(norms) == ["h", "attention_average", "h_A", "mlp_hidden", "h_M"]
     if architecture is NGPT:
@@ -112,6 +117,42 @@ def test_a_wide_untrained_angpt_has_the_assumed_norms_of_its_mlp() -> None:
     assert norms["h_A"]["mean"][0] < 0.9, "an average of values is shorter than a value"
 
 
+class PairsOfHead:
+    """The scores of all pairs of a query and a visible key, for a head."""
+
+    def __init__(self) -> None:
+        self.scores: list[np.ndarray] = []
+        self.distances: list[np.ndarray] = []
+        self.query_variances: list[float] = []
+
+    def read(self, q: np.ndarray, k: np.ndarray, ids: np.ndarray) -> None:
+        """Add the pairs of q and k, (B, T, D)."""
+        for row, i in np.ndindex(*ids.shape):
+            keys = np.flatnonzero(ids[row, : i + 1] == ids[row, i])
+            scores = k[row, keys] @ q[row, i] / math.sqrt(q.shape[-1])
+            self.scores.append(scores)
+            self.distances.append(i - keys)
+            if len(keys) > 1:
+                self.query_variances.append(scores.var(ddof=1))
+
+    def moments(self) -> dict[str, float]:
+        scores = np.concatenate(self.scores)
+        centred = scores - scores.mean()
+        deviation = scores.std()
+        return {
+            "mean": scores.mean(),
+            "standard_deviation": deviation,
+            "skewness": (centred**3).mean() / deviation**3,
+            "excess_kurtosis": (centred**4).mean() / deviation**4 - 3,
+            "deviation_within_query": math.sqrt(np.mean(self.query_variances)),
+        }
+
+    def scores_at_distances(self, first: int, end: int) -> np.ndarray:
+        t = np.concatenate(self.distances)
+        is_inside = (t >= first) & (t < end)
+        return np.concatenate(self.scores)[is_inside]
+
+
 @pytest.mark.parametrize("masked", [True, False], ids=["documents", "single text"])
 @torch.no_grad()
 def test_scores_are_equal_to_products_pair_by_pair(masked: bool) -> None:
@@ -119,44 +160,41 @@ def test_scores_are_equal_to_products_pair_by_pair(masked: bool) -> None:
     model = small(GPT, attention=ScaleInvariant(), context_length=LENGTH).double().eval()
     decoder = model.model
     decoder.document_masking = masked
-    vocabulary = decoder.embedding.num_embeddings
+    text = batches(decoder.embedding.num_embeddings)
     queries_and_keys: list[tuple[np.ndarray, np.ndarray]] = []
 
-    (layer,) = measure_scores(decoder, batches(vocabulary), CPU, LENGTH)
-    decoder.blocks[0].attention.register_forward_pre_hook(
-        lambda _, call: queries_and_keys.append((call[0].numpy(), call[1].numpy()))
-    )
-    for batch in batches(vocabulary):
-        decoder(batch.tokens, batch.document_ids)
+    def read(_: Any, arguments: Any) -> None:
+        q, k, *_ = arguments
+        queries_and_keys.append((q.numpy(), k.numpy()))
 
-    n_heads = queries_and_keys[0][0].shape[1]
-    for head in range(n_heads):
-        scores = []
-        distances = []
-        query_variances = []
-        for (q, k), batch in zip(queries_and_keys, batches(vocabulary), strict=True):
-            ids = batch.document_ids.numpy() if masked else np.zeros((N_SEQUENCES, LENGTH))
-            for row, i in np.ndindex(N_SEQUENCES, LENGTH):
-                keys = [j for j in range(i + 1) if ids[row, j] == ids[row, i]]
-                values = k[row, head, keys] @ q[row, head, i] / math.sqrt(q.shape[-1])
-                scores.append(values)
-                distances.append(i - np.array(keys))
-                if len(keys) > 1:
-                    query_variances.append(values.var(ddof=1))
-        pooled = np.concatenate(scores)
-        centred = pooled - pooled.mean()
-        deviation = pooled.std()
-        assert layer["mean"][head] == pytest.approx(pooled.mean())
-        assert layer["standard_deviation"][head] == pytest.approx(deviation)
-        assert layer["skewness"][head] == pytest.approx((centred**3).mean() / deviation**3)
-        kurtosis = (centred**4).mean() / deviation**4 - 3
-        assert layer["excess_kurtosis"][head] == pytest.approx(kurtosis)
-        within_query = math.sqrt(np.mean(query_variances))
-        assert layer["deviation_within_query"][head] == pytest.approx(within_query)
-        t = np.concatenate(distances)
-        near = pooled[(t >= 1) & (t < 10)]
-        assert layer["ranges"]["1_to_10"]["mean"][head] == pytest.approx(near.mean())
-        assert layer["ranges"]["1_to_10"]["standard_deviation"][head] == pytest.approx(near.std())
+    (layer,) = measure_scores(decoder, text, CPU, LENGTH)
+
+    decoder.blocks[0].attention.register_forward_pre_hook(read)
+    for batch in text:
+        decoder(batch.tokens, batch.document_ids)
+    for head in range(2):
+        pairs = PairsOfHead()
+        for (q, k), batch in zip(queries_and_keys, text, strict=True):
+            ids = np.zeros((N_SEQUENCES, LENGTH))
+            if masked:
+                ids = batch.document_ids.numpy()
+            pairs.read(q[:, head], k[:, head], ids)
+        for name, value in pairs.moments().items():
+            assert layer[name][head] == pytest.approx(value), name
+        near = pairs.scores_at_distances(1, 10)
+        near_moments = layer["ranges"]["1_to_10"]
+        assert near_moments["mean"][head] == pytest.approx(near.mean())
+        assert near_moments["standard_deviation"][head] == pytest.approx(near.std())
+
+
+NORMAL_LAW = {
+    "mean": (0, 1),
+    "standard_deviation": (1, 1),
+    "deviation_within_query": (1, 1),
+    "skewness": (0, math.sqrt(6)),
+    "excess_kurtosis": (0, math.sqrt(24)),
+}
+"""Each moment, and the factor of its standard error."""
 
 
 def test_normal_scores_have_the_moments_and_the_density_of_the_normal_law() -> None:
@@ -171,12 +209,9 @@ def test_normal_scores_have_the_moments_and_the_density_of_the_normal_law() -> N
 
     results = sums.results()
     error = 1 / math.sqrt(10 * 100 * 630)
-    for head in range(2):
-        assert results["mean"][head] == pytest.approx(0, abs=5 * error)
-        assert results["standard_deviation"][head] == pytest.approx(1, abs=5 * error)
-        assert results["deviation_within_query"][head] == pytest.approx(1, abs=5 * error)
-        assert results["skewness"][head] == pytest.approx(0, abs=5 * math.sqrt(6) * error)
-        assert results["excess_kurtosis"][head] == pytest.approx(0, abs=5 * math.sqrt(24) * error)
+    for name, (value, error_factor) in NORMAL_LAW.items():
+        expected = pytest.approx([value, value], abs=5 * error_factor * error)
+        assert results[name] == expected, name
     density = np.array(results["density"])
     edges = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, len(density) + 1)
     erf = np.vectorize(math.erf)
@@ -209,11 +244,12 @@ def test_the_untrained_model_has_the_same_settings_and_initial_weights(
     record: dict[str, Any],
 ) -> None:
     """The trained weights of this test are far from initial: alpha and s_z differ at least."""
+    trained = record["trained"]["norms"]["h"]["mean"]
+    untrained = record["untrained"]["norms"]["h"]["mean"]
+
     assert record["assumes_unit_norms"]
-    assert record["untrained"]["norms"]["h"]["mean"][0] == pytest.approx(1, abs=1e-5)
-    assert (
-        record["trained"]["norms"]["h"]["mean"][1] != record["untrained"]["norms"]["h"]["mean"][1]
-    )
+    assert untrained[0] == pytest.approx(1, abs=1e-5)
+    assert trained[1] != untrained[1]
 
 
 def test_the_length_is_the_longest_that_training_has_seen(record: dict[str, Any]) -> None:

@@ -90,12 +90,10 @@ def measure(
 
 def find(results: list[dict[str, Any]], length: int, masked: bool) -> dict[str, Any]:
     """The result at a length and masking."""
-    (result,) = (
-        result
-        for result in results
-        if result["length"] == length and result["masking"] == masked
-    )  # fmt: skip
-    return result
+    for result in results:
+        if result["length"] == length and result["masking"] == masked:
+            return result
+    raise AssertionError(f"nothing at length {length}")
 
 
 def test_exact_losses_come_out_by_length_and_position(
@@ -105,11 +103,12 @@ def test_exact_losses_come_out_by_length_and_position(
 
     keys = [(result["masking"], result["length"]) for result in results]
     assert keys == [(True, 16), (True, 64), (False, 16), (False, 64)]
+    number = np.arange(N_TOKENS)
     for result in results:
-        position = np.arange(N_TOKENS) % result["length"]
+        position = number % result["length"]
         if result["masking"]:
             # Documents begin at the tokens 0, 24, 48, … of the split, and anew with each sequence.
-            position = np.minimum(position, np.arange(N_TOKENS) % DOCUMENT_LENGTH)
+            position = np.minimum(position, number % DOCUMENT_LENGTH)
         mean = exact_loss(position).mean()
         assert result["total"]["tokens"] == N_TOKENS
         assert result["sequences"] == N_TOKENS // result["length"]
@@ -121,8 +120,9 @@ def test_exact_losses_come_out_by_length_and_position(
             if is_inside.any():
                 expected = exact_loss(position[is_inside]).mean()
                 assert span["estimate"]["loss"] == pytest.approx(expected, rel=1e-6)
-    spans = [(span["first"], span["end"]) for span in find(results, 64, True)["by_position"]]
-    assert spans == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
+    spans = find(results, 64, True)["by_position"]
+    assert [span["first"] for span in spans] == [0, 1, 2, 4, 8, 16, 32]
+    assert [span["end"] for span in spans] == [1, 2, 4, 8, 16, 32, 64]
 
 
 def test_the_change_is_the_loss_minus_the_loss_at_the_training_length(
@@ -146,10 +146,9 @@ def test_the_standard_error_is_over_sequences() -> None:
 
     assert estimate["loss"] == pytest.approx(losses.mean())
     assert estimate["standard_error"] == pytest.approx(losses.std(ddof=1) / math.sqrt(50))
-    sequence_without_targets = estimate_loss(
-        np.append(10 * losses, 0.0), np.append(np.full(50, 10.0), 0.0)
-    )
-    assert sequence_without_targets == estimate
+    more_losses = np.append(10 * losses, 0.0)
+    more_tokens = np.append(np.full(50, 10.0), 0.0)
+    assert estimate_loss(more_losses, more_tokens) == estimate, "a sequence without targets"
     assert estimate_loss(np.zeros(3), np.zeros(3))["loss"] is None
     assert estimate_loss(np.ones(1), np.ones(1))["standard_error"] is None
 
@@ -160,11 +159,14 @@ def test_the_standard_error_of_a_ratio_is_its_spread_over_many_draws() -> None:
     tokens = rng.integers(1, 9, (4000, 60)).astype(float)
     sums = tokens * rng.normal(3, 0.5, tokens.shape) + rng.normal(0, 2, tokens.shape)
 
-    estimates = [estimate_loss(*draw) for draw in zip(sums, tokens, strict=True)]
+    losses = []
+    errors = []
+    for draw in zip(sums, tokens, strict=True):
+        estimate = estimate_loss(*draw)
+        losses.append(estimate["loss"])
+        errors.append(estimate["standard_error"])
 
-    spread = np.std([estimate["loss"] for estimate in estimates])
-    mean_error = np.mean([estimate["standard_error"] for estimate in estimates])
-    assert mean_error == pytest.approx(spread, rel=0.05)
+    assert np.mean(errors) == pytest.approx(np.std(losses), rel=0.05)
 
 
 def test_the_default_lengths_are_multiples_of_the_training_length(run: Path) -> None:
@@ -187,15 +189,16 @@ def test_the_loss_at_the_training_length_is_equal_to_validation(run: Path) -> No
 
 
 def test_a_piece_does_not_reach_from_a_folder_into_the_next(data: Path, tmp_path: Path) -> None:
-    checkpoint = load_checkpoint(str(make_run(tmp_path / "mixed", data, GPT)), "cpu")
+    run = make_run(tmp_path / "mixed", data, GPT)
+    checkpoint = load_checkpoint(str(run), "cpu")
     assert checkpoint.config is not None
-    paths = {
-        "a": str(prepare(tmp_path / "a", n_val=101)),
-        "b": str(prepare(tmp_path / "b", n_val=301)),
-    }
-    checkpoint.config["data"] = {"class_path": "anlit.Mixture", "init_args": {"paths": paths}}
+    first = prepare(tmp_path / "a", n_val=101)
+    second = prepare(tmp_path / "b", n_val=301)
+    arguments = {"paths": {"a": str(first), "b": str(second)}}
+    checkpoint.config["data"] = {"class_path": "anlit.Mixture", "init_args": arguments}
+    mixture = load_validation_data(checkpoint)
 
-    short, long = measure(checkpoint, load_validation_data(checkpoint), [16, 64], True)
+    short, long = measure(checkpoint, mixture, [16, 64], True)
 
     assert short["total"]["tokens"] == long["total"]["tokens"] == 384
     assert (short["sequences"], long["sequences"]) == (7 + 18, 2 + 5)
@@ -236,18 +239,21 @@ def copy_with_initial_weights(run: Path, folder: Path) -> Path:
 def test_runs_that_differ_in_the_seed_are_an_arm(run: Path, data: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(run, tmp_path / "gpt-1"))
     checkpoints = run / "checkpoints"
+    twice = Path(shutil.copy(checkpoints / "best.ckpt", checkpoints / "twice.ckpt"))
+    lone_model = small(GPT, vocab_size=VOCABULARY)
     paths = [
         run,
         make_run(tmp_path / "angpt", data, AnGPT),
         make_run(tmp_path / "gpt-2", data, GPT, seed=2),
         make_run(tmp_path / "wider", data, GPT, d_model=16),
-        Path(shutil.copy(checkpoints / "best.ckpt", checkpoints / "twice.ckpt")),
-        save(small(GPT, vocab_size=VOCABULARY), tmp_path / "alone.ckpt"),
+        twice,
+        save(lone_model, tmp_path / "alone.ckpt"),
         copy_with_initial_weights(run, tmp_path / "a"),
         copy_with_initial_weights(run, tmp_path / "b"),
     ]
 
-    arms = group_by_seed(load_checkpoints([str(path) for path in paths], str(data))[0])
+    loaded, _ = load_checkpoints(list(map(str, paths)), str(data))
+    arms = group_by_seed(loaded)
 
     assert [arm["checkpoints"] for arm in arms] == [[0, 2], [1], [3], [4], [5], [6, 7]]
     labels = [arm["label"] for arm in arms]
@@ -279,22 +285,29 @@ def test_the_command_writes_table_numbers_and_figure(report: Path) -> None:
     record = json.loads((report / "lengths.json").read_text())
     markdown = (report / "lengths.md").read_text()
 
-    suffixes = {".json", ".md", ".html", ".png", ".pdf", ".svg"}
-    assert {file.suffix for file in report.iterdir()} == suffixes
-    assert {file.stem for file in report.iterdir()} == {"lengths"}
+    assert sorted(file.name for file in report.iterdir()) == [
+        "lengths.html",
+        "lengths.json",
+        "lengths.md",
+        "lengths.pdf",
+        "lengths.png",
+        "lengths.svg",
+    ]
     assert record["command"].startswith("anlit lengths ")
     assert {"git", "versions", "hardware", "device", "data"} <= record.keys()
     assert record["settings"]["tokens"] == 960
     assert [checkpoint["seed"] for checkpoint in record["checkpoints"]] == [1, 2, 1]
-    assert [arm["checkpoints"] for arm in record["arms"]] == [[0, 1], [2]]
-    seeds = record["measurements"][:2]
-    totals = [find(results, 64, False)["total"]["loss"] for results in seeds]
-    loss = find(record["arms"][0]["loss"], 64, False)
+    pair, single = record["arms"]
+    assert pair["checkpoints"] == [0, 1]
+    assert single["checkpoints"] == [2]
+    totals = []
+    for results in record["measurements"][:2]:
+        totals.append(find(results, 64, False)["total"]["loss"])
+    loss = find(pair["loss"], 64, False)
     assert loss["mean"] == pytest.approx(np.mean(totals))
     assert loss["sd"] == pytest.approx(np.std(totals, ddof=1))
-    rows = [line for line in markdown.splitlines() if line.startswith("| GPT+")]
-    (row,) = (row for row in rows if "| no | 64 |" in row)
-    assert row.split(" | ")[4] == f"{loss['mean']:.4f} ± {loss['sd']:.4f}"
+    printed_loss = f"{loss['mean']:.4f} ± {loss['sd']:.4f}"
+    assert f"| no | 64 | 2 | {printed_loss} |" in markdown
     assert "| 32 – 63 | 480 |" in markdown
     assert "Evaluated on 960 tokens and not 1,000" in markdown
 
@@ -304,10 +317,10 @@ def test_a_record_gives_the_same_report_again(
 ) -> None:
     main(["lengths", str(report / "lengths.json"), f"--output={tmp_path}"])
 
-    written = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    expected = {file.name: file.read_bytes() for file in report.iterdir()}
-    del expected["lengths.json"]
-    assert written == expected
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {file.name for file in report.iterdir()} - {"lengths.json"}
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (report / name).read_bytes(), name
     loss = json.loads((report / "lengths.json").read_text())["arms"][0]["loss"][0]
     assert f"{loss['mean']:.4f} ± {loss['sd']:.4f}" in capsys.readouterr().out
 
@@ -377,5 +390,5 @@ def test_a_note_on_masking_in_training_is_only_on_models_trained_here(
 
     record = run_lengths(tmp_path / "out", file, "--data", data)
 
-    has_note = any("trained with document masking" in note for note in record["notes"])
-    assert has_note == (family is None)
+    notes = " ".join(record["notes"])
+    assert ("trained with document masking" in notes) == (family is None)

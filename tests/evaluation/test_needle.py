@@ -44,11 +44,14 @@ class Finder(nn.Module):
         self.unused = nn.Parameter(torch.zeros(1))
 
     def model(self, tokens: Tensor, n_logits: int) -> Tensor:
-        rows = [self.predict_all(row) for row in tokens.tolist()]
-        return one_hot(torch.tensor(rows)[:, -n_logits:], VOCABULARY) * LOGIT
+        rows = torch.tensor(list(map(self.predict_all, tokens.tolist())))
+        return one_hot(rows[:, -n_logits:], VOCABULARY) * LOGIT
 
     def predict_all(self, tokens: list[int]) -> list[int]:
-        return [self.predict(tokens[:end]) for end in range(1, len(tokens) + 1)]
+        predictions = []
+        for end in range(1, len(tokens) + 1):
+            predictions.append(self.predict(tokens[:end]))
+        return predictions
 
     def predict(self, context: list[int]) -> int:
         context = context[-self.reach :]
@@ -58,6 +61,16 @@ class Finder(nn.Module):
             if context[start:end] == suffix:
                 return (context[end] + self.errs(sum(context))) % VOCABULARY
         return 0
+
+
+def make_samples(haystack: Haystack, n: int, length: int, depth: float | None = None) -> Any:
+    """`n` samples with their answers; at depths from 0 to 1 by default."""
+    samples = []
+    for i in range(n):
+        sample_depth = i / (n - 1) if depth is None else depth
+        random = np.random.RandomState(i)
+        samples.append(haystack.sample(length, sample_depth, random, True))
+    return samples
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +105,7 @@ def test_a_model_that_sees_half_the_text_finds_the_later_needles(haystack: Hayst
 
 def test_a_match_is_an_answer_of_greedy_decoding(haystack: Haystack) -> None:
     model: Any = Finder(errs=lambda total: total % 8 == 0)
-    samples = [haystack.sample(120, i / 15, np.random.RandomState(i), True) for i in range(16)]
+    samples = make_samples(haystack, 16, 120)
 
     is_match, _ = score_answers(model, samples)
 
@@ -109,15 +122,16 @@ def test_a_match_is_an_answer_of_greedy_decoding(haystack: Haystack) -> None:
 
 def test_the_log_likelihood_is_of_the_answer(haystack: Haystack) -> None:
     model = tiny(AnGPT, vocab_size=VOCABULARY).eval()
-    samples = [haystack.sample(130, 0.5, np.random.RandomState(i), True) for i in range(6)]
+    samples = make_samples(haystack, 6, 130, depth=0.5)
     assert len({sample.n_answer for sample in samples}) > 1
 
     _, log_likelihoods = score_answers(model, samples)
 
     for sample, log_likelihood in zip(samples, log_likelihoods.tolist(), strict=True):
-        tokens = torch.from_numpy(sample.tokens)[None]
-        of_all_tokens = model(tokens[:, :-1]).log_softmax(-1)[0, range(130), tokens[0, 1:]]
-        expected = of_all_tokens[-sample.n_answer :].sum().item()
+        tokens = torch.from_numpy(sample.tokens)
+        log_likelihoods_of_all = model(tokens[None, :-1])[0].log_softmax(-1)
+        by_token = log_likelihoods_of_all[range(130), tokens[1:]]
+        expected = by_token[-sample.n_answer :].sum().item()
         assert log_likelihood == pytest.approx(expected, rel=1e-4)
 
 
@@ -164,7 +178,21 @@ def test_the_interval_is_wilsons(n_matches: int, n: int) -> None:
 
 def depths_with_matches(*matches: int) -> dict[str, Any]:
     """A seed's result at a length, with two samples at each depth."""
-    return {"by_depth": [{"matches": n, "samples": 2} for n in matches]}
+    by_depth = [{"matches": n, "samples": 2} for n in matches]
+    return {"by_depth": by_depth}
+
+
+def texts_of(labels: Any) -> list[str]:
+    return [label.get_text() for label in labels]
+
+
+def drawn_numbers(axes: Any) -> list[list[float]]:
+    """The numbers of a heat map, checked to be the numbers that are printed in its first row."""
+    (image,) = axes.images
+    numbers: list[list[float]] = image.get_array().tolist()
+    assert image.get_clim() == (0, 1)
+    assert list(map(float, texts_of(axes.texts[:2]))) == numbers[0]
+    return numbers
 
 
 def test_the_heat_map_shows_the_accuracies() -> None:
@@ -186,12 +214,10 @@ def test_the_heat_map_shows_the_accuracies() -> None:
     with style(8):
         first, second, _ = draw_accuracy(record).axes
 
-    for axes, expected in ((first, [[1, 0.25], [1, 0.75]]), (second, [[0, 0], [0, 0]])):
-        assert axes.images[0].get_array().tolist() == expected
-        assert axes.images[0].get_clim() == (0, 1)
-        assert [float(text.get_text()) for text in axes.texts[:2]] == expected[0]
-    assert [label.get_text() for label in first.get_xticklabels()] == ["128\n(1×)", "512\n(4×)"]
-    assert [label.get_text() for label in first.get_yticklabels()] == ["0", "100"]
+    assert drawn_numbers(first) == [[1, 0.25], [1, 0.75]]
+    assert drawn_numbers(second) == [[0, 0], [0, 0]]
+    assert texts_of(first.get_xticklabels()) == ["128\n(1×)", "512\n(4×)"]
+    assert texts_of(first.get_yticklabels()) == ["0", "100"]
     assert first.get_title(loc="left") == "anGPT, √(2 log n) (2\N{NO-BREAK SPACE}seeds)"
 
 
@@ -212,11 +238,14 @@ def test_the_command_writes_numbers_page_and_figure(
     record = json.loads((tmp_path / "needle.json").read_text())
     assert record["command"].startswith("anlit needle ")
     assert record["data"]["content_sha256"] == TokenShards(tiny_shards).manifest["content_sha256"]
-    assert [arm["checkpoints"] for arm in record["arms"]] == [[0, 1], [2]]
-    assert [result["length"] for result in record["arms"][0]["lengths"]] == [128, 256]
+    pair, single = record["arms"]
+    assert pair["checkpoints"] == [0, 1]
+    assert single["checkpoints"] == [2]
+    assert [result["length"] for result in pair["lengths"]] == [128, 256]
     depths = record["measurements"][0][1]["by_depth"]
     assert [depth["depth"] for depth in depths] == [0, 0.5, 1]
-    assert {(depth["samples"], depth["matches"]) for depth in depths} == {(2, 0)}
+    for depth in depths:
+        assert (depth["samples"], depth["matches"]) == (2, 0)
     page = (tmp_path / "needle.md").read_text()
     assert "| configuration | seeds | 128 (1×) tokens | 256 (2×) tokens |" in page
     assert "0.000 ± 0.000 [0.000, 0.390]" in page
