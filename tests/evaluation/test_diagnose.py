@@ -47,7 +47,9 @@ def measure(
 def spread_sequences(length: int, n_rows: int) -> list[int]:
     """The numbers of `n_rows` sequences from all over the validation split."""
     n_sequences = (VAL_TOKENS - 1) // length
-    return [int((row + 0.5) * n_sequences / n_rows) for row in range(n_rows)]
+    rows = np.arange(n_rows)
+    numbers: list[int] = ((rows + 0.5) * n_sequences / n_rows).astype(int).tolist()
+    return numbers
 
 
 class PairByPair:
@@ -64,13 +66,15 @@ class PairByPair:
         n_rows, n_heads, length, d_head = q.shape
         for row, head, i in np.ndindex(n_rows, n_heads, length):
             ids = self.document_ids[row]
-            keys = [j for j in range(i + 1) if ids[j] == ids[i]]
+            keys = np.flatnonzero(ids[: i + 1] == ids[i])
             n = len(keys)
             scale = STRENGTH * math.log(n) / math.sqrt(d_head)
-            weights = (scale * (k[row, head, keys].double() @ q[row, head, i].double())).softmax(0)
+            scores = k[row, head, keys].double() @ q[row, head, i].double()
             values = v[row, head, keys].double()
+            weights = (scale * scores).softmax(0)
             entropy = -(weights * weights.log()).sum()
-            size = (weights @ values).square().sum() / values.square().sum(-1).mean()
+            average = weights @ values
+            size = average.square().sum() / values.square().sum(-1).mean()
             self.queries["entropy", layer, head].append((n, entropy.item()))
             self.queries["squared_average", layer, head].append((n, size.item()))
 
@@ -79,10 +83,14 @@ class PairByPair:
 def compute_pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> PairByPair:
     model = load_checkpoint(str(run), "cpu").model
     text = random_tokens(VAL_TOKENS, 0).astype(np.int64)
-    starts = [number * length for number in spread_sequences(length, n_rows)]
-    blocks = np.stack([text[start : start + length + 1] for start in starts])
-    tokens = blocks[:, :-1]
-    ids = document_ids(blocks, END)[:, :-1] if masked else np.zeros_like(tokens)
+    blocks = []
+    for number in spread_sequences(length, n_rows):
+        start = number * length
+        blocks.append(text[start : start + length + 1])
+    tokens = np.stack(blocks)[:, :-1]
+    ids = np.zeros_like(tokens)
+    if masked:
+        ids = document_ids(np.stack(blocks), END)[:, :-1]
     statistics = PairByPair(ids)
     for layer, block in enumerate(model.model.blocks):
         block.attention.register_forward_pre_hook(
@@ -108,11 +116,12 @@ def test_statistics_are_equal_to_attention_pair_by_pair(
     expected = compute_pair_by_pair(run, 40, 3, masked)
     assert len(expected.queries) == 2 * 2 * HEADS
     for (name, layer, head), queries in expected.queries.items():
+        n, value = np.array(queries).T
         for index, edge in enumerate(result["edges"]):
-            values = [value for n, value in queries if edge <= n < 2 * edge]
-            mean = sum(values) / len(values) if values else math.nan
+            is_in_bin = (edge <= n) & (n < 2 * edge)
+            mean = value[is_in_bin].mean() if is_in_bin.any() else math.nan
             actual = result["statistics"][name][layer][head][index]
-            assert result["queries"][index] == len(values)
+            assert result["queries"][index] == is_in_bin.sum()
             assert actual == pytest.approx(mean, rel=1e-4, nan_ok=True, abs=1e-6)
     if masked:
         assert result["queries"][0] > 3, "several documents in a sequence"
@@ -137,9 +146,10 @@ def test_every_length_reads_complete_sequences_from_all_over_the_split(
 
     batches = list(complete_sequences(data, length, n_tokens))
 
-    tokens = torch.cat([batch.tokens for batch in batches])
-    starts = [number * length for number in sequences]
-    assert tokens.tolist() == [text[start : start + length].tolist() for start in starts]
+    rows = torch.cat([batch.tokens for batch in batches])
+    for row, number in zip(rows, sequences, strict=True):
+        start = number * length
+        assert row.tolist() == text[start : start + length].tolist()
 
 
 def test_tokens_are_rounded_up_to_a_complete_sequence(run: Path) -> None:

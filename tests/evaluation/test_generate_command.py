@@ -68,9 +68,11 @@ def test_the_space_before_a_continuation_is_kept(tmp_path: Path, capsys: Capture
     assert main([*command, "--samples=2"]) == 0
     printed_samples = capsys.readouterr().out
 
-    letters = ["abcd"[token - 1] for token in record["tokens"]]
-    assert letters
-    assert record["text"] == "".join(f" {letter}" for letter in letters)
+    expected = ""
+    for token in record["tokens"]:
+        expected += " " + "abcd"[token - 1]
+    assert expected
+    assert record["text"] == expected
     assert printed == f"a b{record['text']}\n"
     assert f"sample 1\na b{record['text']}\n" in printed_samples
 
