@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from matplotlib import pyplot as plt
 
 from anlit import GPT
+from anlit.evaluation import runner
 from tests.data.conftest import prepared, session_folder, streams, tiny_shards  # noqa: F401  fixtures
 from tests.evaluation.saved import make_run, make_run_with_text, prepare
 
@@ -23,3 +25,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 def run_with_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose data have a tokenizer."""
     return make_run_with_text(tmp_path_factory.mktemp("text"), GPT)
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports write no pictures, which take seconds."""
+    monkeypatch.setattr(runner, "save", lambda figure, path: plt.close(figure))

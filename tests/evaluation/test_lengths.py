@@ -334,6 +334,7 @@ def test_another_json_file_is_refused(content: str, tmp_path: Path) -> None:
         main(["lengths", str(file), f"--output={tmp_path}"])
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_loss_that_is_not_finite_is_printed(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -380,6 +381,7 @@ def test_checkpoints_of_different_data_need_common_data(run: Path, tmp_path: Pat
     assert data.path == str(other_data)
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("family", [None, "llama"])
 def test_a_note_on_masking_in_training_is_only_on_models_trained_here(
     family: str | None, data: Path, tmp_path: Path
