@@ -5,7 +5,7 @@ no query of a block can see are skipped. The tables of a and m over distance are
 blocks slice, so no pair needs an index. The causal mask and the window are −∞ in the matrix of m
 and cost nothing extra.
 
-The kernel is a custom operator, opaque to `torch.compile`, known to autograd and the FLOP counter:
+The kernel is a custom operator, opaque to `torch.compile` and known to autograd:
 
     anlit::blockwise_attention(q, k, v, a, m, starts, window, needs_gradients) -> (out, saved)
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.formula import count_flops, distance_tables, empty_heads, with_gain
+from anlit.nn.kernels.formula import distance_tables, empty_heads, with_gain
 from anlit.nn.kernels.grouped_heads import grouped_product
 from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.mechanisms.mechanism import Mechanism
@@ -364,8 +364,3 @@ def _backward(ctx, d_out: Tensor, _: Tensor | None):
 
 
 blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
-count_flops(
-    torch.ops.anlit.blockwise_attention,
-    torch.ops.anlit.blockwise_attention_backward,
-    window_index=5,
-)

@@ -3,13 +3,8 @@
 L_ij = a(i − j)·g(n_i)·S_ij + m(i − j) where j is visible from i, −∞ elsewhere;  S = q·k/√D
 """
 
-import math
-from functools import partial
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.layers.precision import wide_dtype
@@ -82,32 +77,3 @@ def empty_heads(like: Tensor) -> Tensor:
     """Uninitialised (B, H, T, D), in memory as (B, T, H, D), the layout of the projections."""
     B, H, T, D = like.shape
     return like.new_empty(B, T, H, D).transpose(1, 2)
-
-
-def count_flops(forward: Any, backward: Any, window_index: int) -> None:
-    """Let torch's FLOP counter count a kernel's matrix products, without recomputation.
-
-    It counts the visible pairs as if each sequence was one document. `window_index` is the index of
-    the argument `window` after q in `forward`.
-    """
-    register_flop_formula(forward)(partial(_forward_flops, window_index))
-    register_flop_formula(backward)(partial(_backward_flops, window_index))
-
-
-def _forward_flops(window_index: int, q_shape: torch.Size, *arguments: Any, **_: Any) -> int:
-    """The products q·k and weights·v."""
-    return 2 * _product_flops(q_shape, arguments[window_index])
-
-
-def _backward_flops(
-    window_index: int, d_out_shape: torch.Size, q_shape: torch.Size, *arguments: Any, **_: Any
-) -> int:
-    """The products for the gradients of weights, v, q and k."""
-    return 4 * _product_flops(q_shape, arguments[window_index])
-
-
-def _product_flops(q_shape: torch.Size, window: int | None) -> int:
-    """One product over all visible pairs of queries and keys."""
-    B, H, T, D = q_shape
-    width = T if window is None else min(window, T)
-    return 2 * D * B * H * (T * width - math.comb(width, 2))

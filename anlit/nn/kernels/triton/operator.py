@@ -1,4 +1,4 @@
-"""The kernels as custom operators, opaque to torch.compile, known to autograd and the FLOP counter.
+"""The kernels as custom operators, opaque to torch.compile and known to autograd.
 
     anlit::triton_attention(
         q, k, v, coefficient, tables, tangents, lines, far_start, starts, ends, window) -> (out,
@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anlit.nn.kernels.formula import count_flops, empty_heads
+from anlit.nn.kernels.formula import empty_heads
 from anlit.nn.kernels.triton.blocks import PADDING, Blocks, KernelBlocks, blocks_for
 
 NARROWEST = 16
@@ -243,6 +243,3 @@ def _backward(ctx, d_out: Tensor, _: Tensor | None):
 
 
 triton_attention.register_autograd(_backward, setup_context=_setup_context)
-count_flops(
-    torch.ops.anlit.triton_attention, torch.ops.anlit.triton_attention_backward, window_index=9
-)
