@@ -8,7 +8,7 @@ work in float32 at least.
 import math
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
@@ -146,16 +146,23 @@ def restore_norms(constraints: Iterable[Constraint], compiled: bool = False) -> 
         else:
             split.append((shard, dim, norms))
             split_group = group
-    functions = _compiled() if compiled else EAGER
+    divide = _compiled(_divide) if compiled else _divide
     if split_group is None:
-        functions.divide(whole)
+        divide(whole)
         return
-    squares = functions.sum_squares(split)
+    sum_squares = _compiled(_sum_squares) if compiled else _sum_squares
+    divide_by_roots = _compiled(_divide_by_roots) if compiled else _divide_by_roots
+    squares = sum_squares(split)
     pending = distributed.all_reduce(squares, group=split_group, async_op=True)
     assert pending is not None
-    functions.divide(whole)  # while the ranks exchange sums
+    divide(whole)  # while the ranks exchange sums
     pending.wait()  # on a GPU the host does not wait
-    functions.divide_by_roots(split, squares)
+    divide_by_roots(split, squares)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
 
 
 def _divide(constraints: list[Constraint]) -> None:
@@ -175,23 +182,3 @@ def _divide_by_roots(constraints: list[Constraint], squares: Tensor) -> None:
     lengths = [shard.shape[1 - dim] for shard, dim, _ in constraints]
     for (shard, dim, norms), square in zip(constraints, squares.split(lengths), strict=True):
         shard.div_(square.sqrt().clamp_min(SMALLEST_DIVISOR[norms]).unsqueeze(dim))
-
-
-class Functions(NamedTuple):
-    """The work of `restore_norms`, as it is written or compiled."""
-
-    divide: Callable[..., None]
-    sum_squares: Callable[..., Tensor]
-    divide_by_roots: Callable[..., None]
-
-
-EAGER = Functions(_divide, _sum_squares, _divide_by_roots)
-
-
-@cache
-def _compiled() -> Functions:
-    return Functions(
-        torch.compile(_divide, dynamic=False),
-        torch.compile(_sum_squares, dynamic=False),
-        torch.compile(_divide_by_roots, dynamic=False),
-    )
