@@ -42,31 +42,27 @@ KERNELS: dict[str, ModuleType] = {
 }
 """The modules of the kernels, in the order in which messages list them."""
 
-Form = Literal["g(n)", "m(t)", "a(t)"]
-"""What a mechanism has beyond a gain per query: nothing, a bias per distance, or a gain per
-distance."""
+Row = Literal["g(n)", "g(n), hidden keys", "m(t)", "a(t)"]
+"""A row of the table: the function that decides, and whether documents or a window hide keys."""
 
 DROP_WEIGHTS = ("sdpa", "eager")
 """Kernels that can drop attention weights in training."""
 
-GPU_KERNELS: dict[tuple[Form, bool], tuple[KernelName, ...]] = {
+GPU_KERNELS: dict[Row, tuple[KernelName, ...]] = {
     # Whole rows: the causal mask is enough. Milliseconds, T 4096, D 64: sdpa 2.50 (cuDNN's kernel),
     # flex 3.89, flash 3.98, triton 4.03.
-    ("g(n)", False): ("sdpa", "flash", "triton", "flex", "eager"),
+    "g(n)": ("sdpa", "flash", "triton", "flex", "eager"),
     # Packed documents, T 16,384, D 128, documents of 2,048 tokens: flex 2.49, after 10 s of
     # compilation, flash 2.65, triton 3.02, sdpa 129, because it computes masked keys too.
-    ("g(n)", True): ("flash", "triton", "flex", "sdpa", "eager"),
+    "g(n), hidden keys": ("flash", "triton", "flex", "sdpa", "eager"),
     # T 4096, D 64: triton 5.90, and 8.01 with a learned coefficient; with documents as above 3.64
     # and 4.57. Flex fits into shared memory, but has not been timed. Triton cannot do two learned
     # coefficients.
-    ("m(t)", False): ("triton", "flex", "flash", "sdpa", "eager"),
-    ("m(t)", True): ("triton", "flex", "flash", "sdpa", "eager"),
-    ("a(t)", False): ("triton", "flex", "eager"),
-    ("a(t)", True): ("triton", "flex", "eager"),
+    "m(t)": ("triton", "flex", "flash", "sdpa", "eager"),
+    "a(t)": ("triton", "flex", "eager"),
 }
-"""The order in which `auto` tries kernels on a GPU, by the mechanism's form and whether documents
-or a window hide keys. Times are forward and backward pass on an H200 in bfloat16 for 16,384 tokens
-of H·D = 2048 (docs/results/gpu.md)."""
+"""The order in which `auto` tries kernels on a GPU. Times are forward and backward pass on an H200
+in bfloat16, for 16,384 tokens of H·D = 2048 (docs/results/gpu.md)."""
 
 COMPILED_WHEN_USED = ("triton", "flex")
 """Kernels that are compiled for each kind of queries that they get, in 2 to 10 seconds each."""
@@ -78,16 +74,14 @@ COST_OF_FALLBACK: dict[str, str] = {
 """The cost of kernels that `auto` takes on a GPU if no faster kernel can compute the mechanism."""
 
 
-def form_of(mechanism: Mechanism) -> Form:
+def row_of(mechanism: Mechanism, is_packed: bool) -> Row:
     """The row of the table for a mechanism."""
     if mechanism.scales_with_distance:
         return "a(t)"
-    return "m(t)" if mechanism.shifts_with_distance else "g(n)"
-
-
-def hides_keys(mechanism: Mechanism, is_packed: bool) -> bool:
-    """Whether a query does not see all earlier keys of its row."""
-    return is_packed or mechanism.window is not None
+    if mechanism.shifts_with_distance:
+        return "m(t)"
+    hides_keys = is_packed or mechanism.window is not None
+    return "g(n), hidden keys" if hides_keys else "g(n)"
 
 
 def unsupported_reason(
@@ -111,7 +105,7 @@ def check_kernel(
     """Check that a kernel exists and can compute `mechanism`, without `q` on some device.
 
     Raises:
-        UserError: It cannot; the message names the kernels that can.
+        UserError: It cannot.
     """
     if name == "auto":
         return
@@ -119,13 +113,8 @@ def check_kernel(
         raise UserError(f"kernel={name!r} is unknown: choose auto, {', '.join(KERNELS)}")
     reason = unsupported_reason(name, mechanism, q, dropout)
     if reason is not None:
-        able_kernels = []
-        for kernel in KERNELS:
-            if unsupported_reason(kernel, mechanism, q, dropout) is None:
-                able_kernels.append(kernel)
         raise UserError(
-            f"kernel={name!r} cannot do attention {type(mechanism).__name__}: {reason}; "
-            f"choose auto or {', '.join(able_kernels)}"
+            f"kernel={name!r} cannot do attention {type(mechanism).__name__}: {reason}; choose auto"
         )
 
 
@@ -142,7 +131,7 @@ def default_kernel(
     Without `may_compile`, it leaves out kernels that a GPU would first compile.
     """
     if device_type == "cuda":
-        candidates = GPU_KERNELS[form_of(mechanism), hides_keys(mechanism, is_packed)]
+        candidates = GPU_KERNELS[row_of(mechanism, is_packed)]
     elif device_type == "cpu":
         candidates = _cpu_kernels(mechanism, q, dropout)
     else:
@@ -178,11 +167,11 @@ def fallback_warning(
     name: str, mechanism: Mechanism, is_packed: bool, q: Tensor, dropout: float
 ) -> str | None:
     """Return a sentence if a GPU gets a kernel much slower than the table's first, else None."""
-    are_keys_hidden = hides_keys(mechanism, is_packed)
-    is_cheap = name == "sdpa" and form_of(mechanism) == "g(n)" and not are_keys_hidden
+    row = row_of(mechanism, is_packed)
+    is_cheap = name == "sdpa" and row == "g(n)"
     if q.device.type != "cuda" or is_cheap or name not in COST_OF_FALLBACK:
         return None
-    first = GPU_KERNELS[form_of(mechanism), are_keys_hidden][0]
+    first = GPU_KERNELS[row][0]
     reason = unsupported_reason(first, mechanism, q, dropout)
     return (
         f"attention {type(mechanism).__name__} runs on '{name}' on this GPU, which "

@@ -18,8 +18,7 @@ from anlit.nn.kernels import (
     fallback_warning,
     flash,
     flex,
-    form_of,
-    hides_keys,
+    row_of,
     triton,
     unsupported_reason,
 )
@@ -122,7 +121,7 @@ def test_every_mechanism_packing_and_width_has_a_kernel_that_can_compute_it(
         kernel = default_kernel(layer, "cuda", is_packed, q, dropout)
         assert unsupported_reason(kernel, layer, q, dropout) is None
 
-        preferred = GPU_KERNELS[form_of(layer), hides_keys(layer, is_packed)]
+        preferred = GPU_KERNELS[row_of(layer, is_packed)]
         faster = preferred[: preferred.index(kernel)]
         assert all(unsupported_reason(name, layer, q, dropout) for name in faster)
 
@@ -234,10 +233,10 @@ def test_reasons_that_lie_with_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
     [
         (
             {"kernel": "sdpa", "attention": ScaleInvariant()},
-            "'sdpa' cannot do attention ScaleInv.*choose.*eager",
+            "'sdpa' cannot do attention ScaleInv.*choose auto",
         ),
         *[
-            ({"kernel": name, "dropout": 0.1}, "drop.*; choose auto or sdpa, eager")
+            ({"kernel": name, "dropout": 0.1}, "drop.*; choose auto")
             for name in ("flash", "flex", "triton", "blockwise")
         ],
         ({"kernel": "flush"}, r"kernel='flush' is unknown: choose auto, .*sdpa, eager"),
@@ -249,7 +248,7 @@ def test_what_no_device_can_do_is_refused_when_the_model_is_built(settings, sent
 
 
 def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> None:
-    message = r"'flash' cannot do attention Plain: .*CUDA.*choose auto or .*wise, sdpa, eager"
+    message = r"'flash' cannot do attention Plain: .*CUDA.*choose auto"
     with pytest.raises(UserError, match=message):
         tiny(GPT, kernel="flash")(random_tokens(2, 16))
 
