@@ -13,6 +13,7 @@ from anlit import GPT, NGPT, AnGPT, ScaleInvariant
 from anlit.errors import UserError
 from anlit.io.read import read_rows
 from anlit.nn.attention.observe import attention_layers
+from anlit.nn.kernels.formula import distances
 from anlit.training.callbacks import AttentionStatistics, TrainingDynamics
 from anlit.training.callbacks.attention_statistics import layer_statistics
 from anlit.training.callbacks.dynamics import (
@@ -120,7 +121,8 @@ def test_values_are_means_over_heads_and_queries(is_low: bool) -> None:
     for number, (q, k, _, documents) in enumerate(inputs):
         prefix = f"attention/layer_0{number}"
         scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
-        weights = scores.masked_fill(~documents.mask(), -math.inf).softmax(-1)
+        is_visible = documents.sees(0, distances(16, 16, q.device), None)
+        weights = scores.masked_fill(~is_visible, -math.inf).softmax(-1)
         entropies = torch.special.entr(weights).sum(-1).mean((0, 2))  # (H,)
         assert values[f"{prefix}/entropy"] == pytest.approx(entropies.mean().item(), rel=1e-5)
         assert values[f"{prefix}/entropy_min"] == pytest.approx(entropies.min().item(), rel=1e-5)

@@ -23,8 +23,8 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 class KeyValueCache:
     """The keys and values of all attention layers of one decoder.
 
-    A layer with a window keeps at most twice its width. Other layers have room for all tokens from
-    the start.
+    A layer with a window keeps the keys that the next query may see. Other layers have room for all
+    tokens from the start.
 
     Args:
         max_length: The final length of the rows in tokens, for which positions are from the
@@ -42,7 +42,8 @@ class KeyValueCache:
         """(B or 1, 1): the slot at which each row's current document began."""
         self._last_ids: Tensor | None = None
         """(B, 1): the id of each row's current document."""
-        self._layers: dict[nn.Module, LayerCache] = {}
+        self._layers: dict[nn.Module, list[Tensor]] = {}
+        """Keys and values, (B, G, max_length, D), or with a window the latest, (B, G, K, D)."""
 
     def read(
         self, n_tokens: int, document_ids: Tensor | None, device: torch.device
@@ -64,9 +65,29 @@ class KeyValueCache:
 
         Return those that its new queries may see, (B, G, K, D).
         """
+        if window is not None:
+            return self._extend_window(layer, k, v, window)
         if layer not in self._layers:
-            self._layers[layer] = LayerCache(window, self.max_length)
-        return self._layers[layer].append(k, v)
+            self._layers[layer] = [self._make_buffer(k), self._make_buffer(v)]
+        first = self.n_filled - k.shape[-2]  # `read` has counted the new tokens
+        visible = []
+        for buffer, new in zip(self._layers[layer], (k, v), strict=True):
+            buffer[..., first : self.n_filled, :] = new
+            visible.append(buffer[..., : self.n_filled, :])
+        return visible
+
+    def _make_buffer(self, like: Tensor) -> Tensor:
+        batch_size, n_heads, _, d_head = like.shape
+        return like.new_empty(batch_size, n_heads, self.max_length, d_head)
+
+    def _extend_window(self, layer: nn.Module, k: Tensor, v: Tensor, window: int) -> list[Tensor]:
+        visible = [k, v]
+        if layer in self._layers:
+            older_k, older_v = self._layers[layer]
+            visible = [torch.cat((older_k, k), -2), torch.cat((older_v, v), -2)]
+        begin = max(0, visible[0].shape[-2] - window + 1)
+        self._layers[layer] = [tensor[..., begin:, :] for tensor in visible]
+        return visible
 
     def _find_begins(
         self, n_tokens: int, document_ids: Tensor | None, device: torch.device
@@ -144,50 +165,3 @@ def _single_query_mask(
     if m is None and not documents.are_masked:
         return None
     return masked_bias(m, distances(1, n_keys, q.device), documents, None, 0, q.dtype)
-
-
-def layer_capacity(max_length: int, window: int | None) -> int:
-    """The slots of a layer's buffers: all tokens, or twice the window."""
-    return max_length if window is None else min(max_length, 2 * window)
-
-
-class LayerCache:
-    """The keys and values of one layer: two buffers (B, G, capacity, D), filled up to `size`."""
-
-    def __init__(self, window: int | None, max_length: int) -> None:
-        self.window = window
-        self.size = 0
-        self.capacity = layer_capacity(max_length, window)
-        self.buffers: tuple[Tensor, ...] = ()
-
-    def _make_buffer(self, like: Tensor) -> Tensor:
-        batch_size, n_heads, _, d_head = like.shape
-        return like.new_empty(batch_size, n_heads, self.capacity, d_head)
-
-    def append(self, *new: Tensor) -> list[Tensor]:
-        """Add new keys and values, (B, G, Q, D); return all that are visible, (B, G, K, D)."""
-        if not self.buffers:
-            self.buffers = tuple(map(self._make_buffer, new))
-        n_new = new[0].shape[-2]
-        n_older = self.size if self.window is None else min(self.size, self.window - 1)
-        if self.size + n_new <= self.capacity:
-            return self._append_in_place(new, n_older)
-
-        # The buffers are full: only tokens that later queries may see move to their front.
-        assert self.window is not None
-        sequences = []
-        for buffer, tensor in zip(self.buffers, new, strict=True):
-            older = buffer[..., self.size - n_older : self.size, :]
-            sequences.append(torch.cat((older, tensor), -2))
-        self.size = min(self.window - 1, n_older + n_new)
-        for buffer, sequence in zip(self.buffers, sequences, strict=True):
-            buffer[..., : self.size, :] = sequence[..., n_older + n_new - self.size :, :]
-        return sequences
-
-    def _append_in_place(self, new: tuple[Tensor, ...], n_older: int) -> list[Tensor]:
-        begin = self.size - n_older
-        end = self.size + new[0].shape[-2]
-        for buffer, tensor in zip(self.buffers, new, strict=True):
-            buffer[..., self.size : end, :] = tensor
-        self.size = end
-        return [buffer[..., begin:end, :] for buffer in self.buffers]

@@ -40,7 +40,6 @@ class Documents:
         self._longest = longest
         self._packing: tuple[Tensor, Tensor] | None = None
         self._bounds: tuple[Tensor, Tensor] | None = None
-        self._masks: dict[int | None, Tensor] = {}
         self.positions = self._find_positions()
         """Each token's position in its document, (B, T) integers from 0; None if all tokens are one
         document."""
@@ -127,18 +126,3 @@ class Documents:
             return is_near[None, None]
         positions = self.positions[:, None, first : first + len(distances), None]
         return is_near & (distances <= positions)
-
-    def mask(self, window: int | None = None) -> Tensor:
-        """Whether queries see keys, (B or 1, 1, T, T).
-
-        Computed once per batch and shared by the layers.
-
-        Compiled layers read it but do not store it: to store it would give the next layer another
-            graph.
-        """
-        mask = self._masks.get(window)
-        if mask is None:
-            mask = self.sees(0, self._index[:, None] - self._index, window)
-            if not torch.compiler.is_compiling():
-                self._masks[window] = mask
-        return mask

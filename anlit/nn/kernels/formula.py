@@ -62,8 +62,7 @@ def masked_bias(
         first: The number of the first query.
         dtype: The precision of the result.
     """
-    is_square = t.shape == (documents.length, documents.length)
-    is_visible = documents.mask(window) if is_square else documents.sees(first, t, window)
+    is_visible = documents.sees(first, t, window)
     bias = torch.zeros((), device=t.device) if m is None else m[..., t.clamp_min(0)]
     return torch.where(is_visible, bias.to(dtype), float("-inf"))
 

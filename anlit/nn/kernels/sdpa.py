@@ -36,13 +36,6 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
     return None
 
 
-def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Make the mask that the layers share, if `attend` needs only a single block."""
-    is_one_block = documents.length <= eager.QUERIES_PER_BLOCK
-    if documents.are_masked and documents.device.type != "cpu" and is_one_block:
-        documents.mask(mechanism.window)
-
-
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
 ) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anlit.nn.attention.cache import KeyValueCache, layer_capacity
+from anlit.nn.attention.cache import KeyValueCache
 from anlit.nn.attention.output import GateMap
 from anlit.nn.attention.qk_clip import QKClip
 from anlit.nn.kernels.documents import Documents
@@ -250,11 +250,11 @@ class Decoder(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def cache_bytes(self, length: int, element_size: int) -> int:
-        """Bytes of a `KeyValueCache` for `length` tokens: 2·G·D numbers per token and layer."""
+        """Bytes of the keys and values that token number `length` sees, 2·G·D numbers for each."""
         n_numbers = 0
         for block in self.blocks:
-            capacity = layer_capacity(length, block.attention.mechanism.window)
-            n_numbers += 2 * block.n_kv_heads * block.d_head * capacity
+            n_keys = min(length, block.attention.mechanism.window or length)
+            n_numbers += 2 * block.n_kv_heads * block.d_head * n_keys
         return n_numbers * element_size
 
 

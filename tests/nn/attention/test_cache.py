@@ -127,17 +127,29 @@ def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, mas
         assert_same(actual[row : row + 1, n:], alone)
 
 
+@pytest.mark.parametrize(
+    ("attention", "n_kv_heads", "n_visible", "n_kept"),
+    [
+        (SlidingWindow(40, SqrtLogN()), 2, 40, 39),
+        (Plain(), 2, 700, 700),
+        (Plain(), 1, 700, 700),
+    ],
+)
 @torch.no_grad()
-def test_a_window_bounds_the_memory_and_takes_more_new_tokens_than_a_block_of_queries() -> None:
+def test_a_window_bounds_the_memory_and_takes_more_new_tokens_than_a_block_of_queries(
+    attention, n_kv_heads, n_visible, n_kept
+) -> None:
     """2 layers, 2 or 1 heads of keys of width 16, float64: 1,024 or 512 bytes per slot."""
     tokens = random_tokens(1, 700)
-    for attention, n_slots, n_keys in (
-        (SlidingWindow(40, SqrtLogN()), 80, 2),
-        (Plain(), 700, 2),
-        (Plain(), 700, 1),
-    ):
-        model, cache = decoder(GPT, attention=attention, n_kv_heads=n_keys), KeyValueCache(700)
-        pieces = in_pieces(model, tokens, None, cache, cuts=(0, 40, 600, *range(610, 701, 10)))
-        held = sum(buffer.nbytes for layer in cache._layers.values() for buffer in layer.buffers)
-        assert held == model.cache_bytes(700, 8) == n_slots * n_keys * 512
-        assert_same(pieces, model(tokens))
+    cuts = (0, 40, 600, *range(610, 700, 10), 700)
+    model = decoder(GPT, attention=attention, n_kv_heads=n_kv_heads)
+    cache = KeyValueCache(700)
+
+    logits = in_pieces(model, tokens, None, cache, cuts)
+
+    assert_same(logits, model(tokens))
+    assert model.cache_bytes(700, 8) == n_visible * n_kv_heads * 512
+    n_bytes = 0
+    for keys, values in cache._layers.values():
+        n_bytes += keys.nbytes + values.nbytes
+    assert n_bytes == n_kept * n_kv_heads * 512

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import create_mask
 
 from anlit.nn.kernels import eager, flex
 from anlit.nn.kernels.documents import Documents
+from anlit.nn.kernels.formula import distances
 from tests.nn.attention.kernels import MECHANISMS, check, inputs, repeated
 
 HEADS = 4
@@ -80,7 +81,7 @@ def test_blocks_are_skipped_if_nothing_in_them_is_seen_and_not_masked_if_all_is(
     packed = documents(kind, length)
     actual = flex.block_mask(packed, window)
     assert flex.block_mask(packed, window) is actual, "layers share the blocks of a batch"
-    visible = packed.mask(window)
+    visible = packed.sees(0, distances(length, length, packed.device), window)
     rows, size, n_blocks = len(visible), flex.BLOCK, -(-length // flex.BLOCK)
     pairs = (
         (actual.kv_num_blocks, actual.kv_indices),
