@@ -98,7 +98,7 @@ class Watch(L.Callback):
                 torch.get_rng_state().tolist(),
                 str(np.random.get_state()),
                 [module.training for module in pl_module.modules()],
-                [(layer.may_compile, dict(layer._kernels)) for layer in layers],
+                [(layer.may_compile, dict(layer.kernels)) for layer in layers],
                 torch.is_inference_mode_enabled(),
             ]
             self.states.append(state)

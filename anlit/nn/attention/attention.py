@@ -17,7 +17,6 @@ from anlit.nn.kernels import (
     check_kernel,
     default_kernel,
     fallback_warning,
-    prepare,
 )
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.eager import QUERIES_PER_BLOCK
@@ -54,7 +53,7 @@ class Attention(nn.Module):
         self.kernel = kernel
         self.dropout = dropout
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
-        self._kernels: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
+        self.kernels: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
         """By device, dtype, need of a gradient, length, and whether documents are packed."""
         self.may_compile = True
         """Whether `auto` may take a kernel that must be compiled first; see `allow_compilation`."""
@@ -63,17 +62,17 @@ class Attention(nn.Module):
         """Set whether `auto` may take kernels that must be compiled first."""
         if may_compile != self.may_compile:
             self.may_compile = may_compile
-            self._kernels.clear()
+            self.kernels.clear()
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
         """Let `auto` take no kernel inside this context that must be compiled first."""
-        choices = self.may_compile, self._kernels
-        self.may_compile, self._kernels = False, {}
+        choices = self.may_compile, self.kernels
+        self.may_compile, self.kernels = False, {}
         try:
             yield
         finally:
-            self.may_compile, self._kernels = choices
+            self.may_compile, self.kernels = choices
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """q (B, H, T, D); k, v (B, G, T, D) → (B, H, T, D).
@@ -104,9 +103,9 @@ class Attention(nn.Module):
                 precision.
         """
         case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2], is_packed)
-        if case not in self._kernels:
-            self._kernels[case] = self._choose_kernel(q, is_packed)
-        return self._kernels[case]
+        if case not in self.kernels:
+            self.kernels[case] = self._choose_kernel(q, is_packed)
+        return self.kernels[case]
 
     def _choose_kernel(self, q: Tensor, is_packed: bool) -> str:
         if self.kernel != "auto":
@@ -123,20 +122,6 @@ class Attention(nn.Module):
             warn_once(warning)
         return name
 
-    def kernels_in_use(self) -> list[dict[str, Any]]:
-        """List the kernels so far, as records: mechanism, tokens, dtype, packing and kernel."""
-        records = []
-        for (_, dtype, _, length, is_packed), kernel in self._kernels.items():
-            record = {
-                "mechanism": mechanism_name(self.mechanism),
-                "length": length,
-                "dtype": str(dtype).removeprefix("torch."),
-                "packed": is_packed,
-                "kernel": kernel,
-            }
-            records.append(record)
-        return records
-
     @torch.no_grad()
     def prepare(self, documents: Documents, h: Tensor) -> None:
         """Choose the kernel for h (B, T, d), and let it store in `documents` what layers share.
@@ -146,8 +131,10 @@ class Attention(nn.Module):
         if isinstance(documents, cache.Continuation) and documents.n_earlier:
             return
         q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, h.requires_grad)
-        kernel = KERNELS[self.kernel_for(q, documents.are_masked)]
-        prepare(kernel, self.mechanism, documents, h.shape[0])
+        kernel: Any = KERNELS[self.kernel_for(q, documents.are_masked)]
+        _ = documents.bounds  # compiled code reads it, and does not store it
+        if hasattr(kernel, "prepare"):
+            kernel.prepare(self.mechanism, documents, h.shape[0])
 
     @torch.no_grad()
     def _observe_scores(self, clip: QKClip, q: Tensor, k: Tensor, documents: Documents) -> None:
@@ -172,10 +159,17 @@ def attention_layers(model: nn.Module) -> list[Attention]:
 
 
 def kernels_in_use(layers: Iterable[Attention]) -> list[dict[str, Any]]:
-    """List the different records of these layers; see `Attention.kernels_in_use`."""
+    """List the kernels so far, as records: mechanism, tokens, dtype, packing and kernel."""
     records: list[dict[str, Any]] = []
     for layer in layers:
-        for record in layer.kernels_in_use():
+        for (_, dtype, _, length, is_packed), kernel in layer.kernels.items():
+            record = {
+                "mechanism": mechanism_name(layer.mechanism),
+                "length": length,
+                "dtype": str(dtype).removeprefix("torch."),
+                "packed": is_packed,
+                "kernel": kernel,
+            }
             if record not in records:
                 records.append(record)
     return records

@@ -67,9 +67,9 @@ class BinnedMeans:
         """The mean of each statistic by name, (H, bins) float64; NaN in a bin without queries."""
         return {name: total / self._counts[name] for name, total in self._sums.items()}
 
-    def counts(self, name: str = "n") -> Tensor:
-        """How many queries each mean of a statistic averages, (H, bins)."""
-        return self._counts[name]
+    def counts(self) -> Tensor:
+        """How many queries are in each bin, (H, bins)."""
+        return self._counts["n"]
 
 
 @contextmanager

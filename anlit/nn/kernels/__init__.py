@@ -26,7 +26,6 @@ from torch import Tensor
 
 from anlit.errors import UserError
 from anlit.nn.kernels import blockwise, eager, flash, flex, sdpa, triton
-from anlit.nn.kernels.documents import Documents
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 KernelName = Literal["eager", "sdpa", "blockwise", "flash", "flex", "triton"]
@@ -91,12 +90,6 @@ def unsupported_reason(
     if dropout and name not in DROP_WEIGHTS:
         return f"it does not drop attention weights, and dropout is {dropout:g}"
     return KERNELS[name].unsupported_reason(mechanism, q)
-
-
-def prepare(kernel: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Let a kernel store in `documents` what all layers share, if it has something to store."""
-    if hasattr(kernel, "prepare"):
-        kernel.prepare(mechanism, documents, n_rows)
 
 
 def check_kernel(

@@ -66,11 +66,6 @@ def attend(
     return out.to(v.dtype)
 
 
-def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Find the begin of each document, once for all layers."""
-    _ = documents.bounds
-
-
 @dataclass(frozen=True)
 class Block:
     """Queries [first, end) of rows [row, end_row), and the keys [begin, end) that they see."""

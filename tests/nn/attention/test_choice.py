@@ -151,7 +151,7 @@ def test_a_kernel_is_chosen_again_where_documents_are_packed() -> None:
     layer.kernel_for(Q, is_packed=False)
     layer.kernel_for(Q, is_packed=True)
     layer.kernel_for(Q[..., :3, :], is_packed=True)
-    kinds = [(record["length"], record["packed"]) for record in layer.kernels_in_use()]
+    kinds = [(record["length"], record["packed"]) for record in attention.kernels_in_use([layer])]
     assert kinds == [(5, False), (5, True), (3, True)]
 
 

@@ -65,11 +65,6 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
     return None
 
 
-def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Find the begin and the end of each token's document, once for all layers."""
-    _ = documents.bounds
-
-
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
 ) -> Tensor:
