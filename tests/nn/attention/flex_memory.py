@@ -226,7 +226,7 @@ def main() -> None:
             taken = resources(compiled)
             shown = {name: taken[name] for name in ("shared", "registers", "stack")} | choices
             numbers = "  ".join(f"{name} {value}" for name, value in shown.items())
-            echo(f"sm_{capability}  D {width:3d}  {form:9s}  {kernel:8s}  {numbers}")
+            echo(f"sm_{capability}  D {width:3d}  {form:9s}  {kernel}: {numbers}")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ WIDTHS = [32, 64, 80, 96, 128, 256]
 
 kinds = pytest.mark.parametrize("kind", ["dense", "documents", "window"])
 packings = pytest.mark.parametrize("kind", ["dense", "documents"])
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def inputs(*shape: int, dtype: torch.dtype, n_heads_kv: int | None = None) -> list[Tensor]:
@@ -89,7 +90,7 @@ def gradients(
     And of all learned coefficients, as one vector.
     """
     *qkv, probe = tensors
-    q, k, v = (x.detach().requires_grad_() for x in qkv)
+    q, k, v = [x.detach().requires_grad_() for x in qkv]
     output = attend(q, k, v, mechanism, documents, 0.0)
     dq, dk, dv, *d_learned = torch.autograd.grad(
         output, (q, k, v, *learned_parameters(mechanism)), probe
@@ -133,7 +134,8 @@ def repeated(attend: Any) -> Any:
     """`attend` with keys and values copied for each head: head h of H gets head h // (H/G)."""
 
     def attend_repeated(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
-        index = [h * k.shape[1] // q.shape[1] for h in range(q.shape[1])]
+        heads = torch.arange(q.shape[1])
+        index = heads * k.shape[1] // q.shape[1]
         return attend(q, k[:, index], v[:, index], *settings)
 
     return attend_repeated
@@ -145,7 +147,9 @@ def windowed(mechanism: Mechanism, kind: str) -> Mechanism:
     For inputs of kind `window` inside a window of 11 keys, unless it has a window.
     """
     has_window = mechanism.for_layer(1, 8, 0).window is not None
-    return SlidingWindow(11, mechanism) if kind == "window" and not has_window else mechanism
+    if kind == "window" and not has_window:
+        return SlidingWindow(11, mechanism)
+    return mechanism
 
 
 def check(

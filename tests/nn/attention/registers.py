@@ -40,7 +40,12 @@ TYPES = {
 
 
 def compile_kernel(
-    kernel: str, form: str, width: int, capability: int, group: int = 1, precision: str = "bfloat16"
+    kernel: str,
+    form: str,
+    width: int,
+    capability: int,
+    group: int = 1,
+    precision: str = "bfloat16",
 ) -> Any:
     """The compiled kernel, of `KERNELS`, in one of `FORMS` and `PRECISIONS`.
 
@@ -73,18 +78,20 @@ def compile_kernel(
         **dict.fromkeys(unused),
     }
     names = function.arg_names
-    types = TYPES | (
-        dict.fromkeys(("dk", "dv"), "*fp32") if group > 1 else {}
-    )  # each query head's part of the sum
+    types = dict(TYPES)
+    if group > 1:
+        types["dk"] = "*fp32"  # each query head's part of the sum
+        types["dv"] = "*fp32"
     types |= dict.fromkeys(constants, "constexpr")
-    kinds = [types.get(name, "i32").replace("*q", pointer) for name in names]
-    aligned: Any = {
-        (n,): [["tt.divisibility", 16]]
-        for n, kind in enumerate(kinds)
-        if kind[0] == "*" or kind == "i32"
-    }
-    constants = {name: value for name, value in constants.items() if name in names}
-    source = ASTSource(function, dict(zip(names, kinds, strict=True)), constants, aligned)
+    signature: dict[str, str] = {}
+    aligned: Any = {}
+    for number, name in enumerate(names):
+        kind = types.get(name, "i32").replace("*q", pointer)
+        signature[name] = kind
+        if kind.startswith("*") or kind == "i32":
+            aligned[number,] = [["tt.divisibility", 16]]
+    constants = {name: constants[name] for name in names if name in constants}
+    source = ASTSource(function, signature, constants, aligned)
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -102,28 +109,37 @@ def resources(compiled: Any) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
-        usage, code = (
-            subprocess.run(
-                [tools / command, option, cubin], capture_output=True, text=True, check=True
-            ).stdout
-            for command, option in (("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-c"))
-        )
-    registers, stack = (
-        int(re.search(rf"{what}:(\d+)", usage).group(1)) for what in ("REG", "STACK")
-    )  # type: ignore[union-attr]
-    counted = {
-        kind: len(re.findall(rf"\b{kind}\b", code))
-        for kind in ("HGMMA", "HMMA", "LDG", "LDL", "STL", "MUFU")
-    }
+        usage = output_of(tools / "cuobjdump", "--dump-resource-usage", cubin)
+        code = output_of(tools / "nvdisasm", "-c", cubin)
     loop, near, *_ = [*sorted(loops_with_products(code)), 0, 0]
-    counted["waits"] = len(re.findall(r"WARPGROUP\.DEPBAR", code))
-    sizes = {"shared": compiled.metadata.shared, "loop": loop, "near": near}
-    return {"registers": registers, "stack": stack, **sizes, **counted}
+    numbers = {
+        "registers": number_after("REG", usage),
+        "stack": number_after("STACK", usage),
+        "shared": compiled.metadata.shared,
+        "loop": loop,
+        "near": near,
+    }
+    for kind in ("HGMMA", "HMMA", "LDG", "LDL", "STL", "MUFU"):
+        numbers[kind] = len(re.findall(rf"\b{kind}\b", code))
+    numbers["waits"] = len(re.findall(r"WARPGROUP\.DEPBAR", code))
+    return numbers
+
+
+def output_of(*command: Any) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def number_after(name: str, text: str) -> int:
+    found = re.search(rf"{name}:(\d+)", text)
+    assert found is not None, name
+    return int(found.group(1))
 
 
 def loops_with_products(code: str) -> list[int]:
     """The number of instructions of each loop with matrix products in a listing."""
-    instructions, labels, lengths = list[str](), dict[str, int](), list[int]()
+    instructions: list[str] = []
+    labels: dict[str, int] = {}
+    lengths: list[int] = []
     for line in map(str.strip, code.splitlines()):
         if label := re.match(r"(\.L_x_\d+):", line):
             labels[label.group(1)] = len(instructions)
@@ -150,7 +166,7 @@ def main() -> None:
     for precision, capability, width, kernel, form in itertools.product(*chosen):
         taken = resources(compile_kernel(kernel, form, width, capability, options.group, precision))
         numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
-        echo(f"sm_{capability}  {precision:8s}  D {width:3d}  {kernel:16s} {form:8s}  {numbers}")
+        echo(f"sm_{capability}  {precision:8s}  D {width:3d}  {form:8s}  {kernel}: {numbers}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from anlit import GPT
-from anlit.data.batch import batch_from_blocks
+from anlit.data.batch import Batch, batch_from_blocks
 from anlit.nn.kernels import eager, flash
 from anlit.nn.kernels.documents import Documents
 from tests.nn.attention.kernels import FLASH, MECHANISMS, assert_same, gradients, inputs, packed
@@ -27,18 +27,34 @@ def by_document(
     assert cu_seqlens.diff().max() <= longest
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-    begins = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
+    lengths = cu_seqlens.diff()
+    begins = cu_seqlens[:-1].repeat_interleave(lengths)
     index = torch.arange(len(q))
     t = index[:, None] - index
-    left, right = (limit if limit >= 0 else longest for limit in window)
-    is_hidden = (t > left) | (t < -right) | (begins[:, None] != begins)
-    logits = torch.einsum("ihd,jhd->hij", q, k) * q.shape[-1] ** -0.5
-    weights = logits.masked_fill(is_hidden, float("-inf")).softmax(-1)
+    left = longest if window[0] < 0 else window[0]
+    right = longest if window[1] < 0 else window[1]
+    is_outside = (t > left) | (t < -right)
+    is_hidden = is_outside | (begins[:, None] != begins)
+    scale = q.shape[-1] ** -0.5
+    logits = scale * torch.einsum("ihd,jhd->hij", q, k)
+    logits = logits.masked_fill(is_hidden, float("-inf"))
+    weights = logits.softmax(-1)
     return torch.einsum("hij,jhd->ihd", weights, v)
 
 
 def _varlen_forward(
-    q, k, v, cu_q, cu_k, max_q, max_k, is_causal, scale, window, enable_gqa=False, *_
+    q,
+    k,
+    v,
+    cu_q,
+    cu_k,
+    max_q,
+    max_k,
+    is_causal,
+    scale,
+    window,
+    enable_gqa=False,
+    *_,
 ):
     assert scale in (None, q.shape[-1] ** -0.5)
     assert torch.equal(cu_q, cu_k)
@@ -51,53 +67,84 @@ def _varlen_forward(
 
 
 def _varlen_backward(
-    gradient, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, causal, rng, scale, window
+    gradient,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    cu_q,
+    cu_k,
+    max_q,
+    max_k,
+    causal,
+    rng,
+    scale,
+    window,
 ):
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    def compute_gradients() -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        output = by_document(*leaves, cu_q, max_q, window)
+        return torch.autograd.grad(output, leaves, gradient)
+
     # Autograd is off inside an operator, but not in another thread.
     with ThreadPoolExecutor(1) as pool:
-        out = pool.submit(by_document, *leaves, cu_q, max_q, window).result()
-        return pool.submit(torch.autograd.grad, out, leaves, gradient).result()
+        return pool.submit(compute_gradients).result()
+
+
+def example_batch() -> Batch:
+    """Two rows of 16 tokens, in which token 0 ends a document."""
+    blocks = random_tokens(2, 17, vocab_size=4)
+    return batch_from_blocks(blocks, end_of_document=0)
 
 
 varlen._varlen_attn.register_kernel("cpu", _varlen_forward)
 varlen._varlen_attn_backward.register_kernel("cpu", _varlen_backward)
 
 
+WITHOUT_PACKAGE = [name for name in FLASH if "alibi" not in name]
+
+
 @pytest.mark.parametrize("n_kv_heads", [1, 2])
 @pytest.mark.parametrize("kind", ["dense", "documents"])
-@pytest.mark.parametrize("name", [name for name in FLASH if "alibi" not in name])
+@pytest.mark.parametrize("name", WITHOUT_PACKAGE)
 def test_pytorch_gets_arguments_for_what_eager_computes(name, kind, n_kv_heads) -> None:
     """ALiBi's slopes go to the package flash-attn, on a GPU alone: test_gpu.py."""
-    mechanism = copy.deepcopy(MECHANISMS[name]).for_layer(2, 16, 0).double()
+    mechanism = copy.deepcopy(MECHANISMS[name]).for_layer(2, 16, 0)
+    mechanism = mechanism.double()
     tensors = inputs(3, 2, LENGTH, 16, dtype=torch.float64, n_heads_kv=n_kv_heads)
+    documents = packed(3, LENGTH, kind)
 
-    result = gradients(flash.attend, mechanism, tensors, packed(3, LENGTH, kind))
-    expected = gradients(eager.attend, mechanism, tensors, packed(3, LENGTH, kind))
+    result = gradients(flash.attend, mechanism, tensors, documents)
 
+    expected = gradients(eager.attend, mechanism, tensors, documents)
     assert_same(result, expected)
 
 
-def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypatch) -> None:
+@pytest.mark.parametrize("masking", [True, False])
+def test_a_batch_tells_where_documents_begin_without_asking_the_device(
+    masking, monkeypatch
+) -> None:
     monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
     monkeypatch.setattr(torch.Tensor, "nonzero", None)
-    batch = batch_from_blocks(random_tokens(2, 17, vocab_size=4), end_of_document=0)
-    for masking in (True, False):
-        model = tiny(GPT, kernel="flash", document_masking=masking)
-        logits = model(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
-        assert logits.isfinite().all()
+    batch = example_batch()
+    model = tiny(GPT, kernel="flash", document_masking=masking)
+
+    logits = model(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
+
+    assert logits.isfinite().all()
 
 
 def test_the_packing_of_a_batch_is_the_documents_or_the_rows() -> None:
-    batch = batch_from_blocks(random_tokens(2, 17, vocab_size=4), end_of_document=0)
+    batch = example_batch()
     device = torch.device("cpu")
-
     masked = Documents(batch.document_ids, 16, device, batch.cu_seqlens, batch.longest)
-    cu_seqlens, size = masked.packing(2)
-    assert cu_seqlens.tolist() == batch.cu_seqlens.tolist()
-    assert len(size) == batch.longest
-
     unmasked = Documents(None, 16, device, batch.cu_seqlens, batch.longest)
-    cu_seqlens, size = unmasked.packing(2)
-    assert cu_seqlens.tolist() == [0, 16, 32]
-    assert len(size) == 16
+
+    document_starts, longest = masked.packing(2)
+    row_starts, row_length = unmasked.packing(2)
+
+    assert torch.equal(document_starts, batch.cu_seqlens)
+    assert len(longest) == batch.longest
+    assert row_starts.tolist() == [0, 16, 32]
+    assert len(row_length) == 16

@@ -1,6 +1,8 @@
 """Attention statistics against loops over pairs in float64, and for attention with known numbers."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from anlit.nn.kernels.grouped_heads import repeat_kv
 from tests.nn.attention.kernels import inputs, packed
 from tests.nn.models.tiny import random_tokens, tiny
 
-HEADS, WIDTH = 2, 8
+HEADS = 2
+WIDTH = 8
 INFINITY = float("inf")
 
 
@@ -23,30 +26,40 @@ def naive_entropy(weights: list[float]) -> float:
     """In nats, of weights that are divided by their sum; NaN without weights."""
     if not weights:
         return math.nan
-    shares = [weight / sum(weights) for weight in weights]
-    return -sum(share * math.log(share) for share in shares)
+    total = sum(weights)
+    entropy = 0.0
+    for weight in weights:
+        share = weight / total
+        entropy -= share * math.log(share)
+    return entropy
+
+
+def weights_within(weights: dict[int, float], span: Range) -> list[float]:
+    return [weight for t, weight in weights.items() if span.first <= t < span.end]
 
 
 def naive(
     row: list[float], position: int, first_key: int, spans: list[Range], latest: int
 ) -> dict[str, float]:
     """The statistics of a query at `position` with these logits of keys 0 … position."""
-    exponentials = {}
+    total = 0.0
+    for logit in row:
+        total += math.exp(logit)
+    weights = {}  # by distance, of visible keys
     for j, logit in enumerate(row):
         if logit > -INFINITY:
-            exponentials[position - j] = math.exp(logit)
-    total = sum(exponentials.values())
-    weights = {t: exponential / total for t, exponential in exponentials.items()}
+            weights[position - j] = math.exp(logit) / total
+    squares = [weight**2 for weight in weights.values()]
 
     result = {
         "entropy": naive_entropy([*weights.values()]),
         "inverse_largest_weight": 1 / max(weights.values()),
-        "participation": sum(weight**2 for weight in weights.values()),
+        "participation": sum(squares),
         "attention_sink": weights.get(position - first_key, math.nan),
-        f"weight_latest_{latest}": sum(weight for t, weight in weights.items() if t < latest),
+        f"weight_latest_{latest}": sum(weights_within(weights, Range(0, latest))),
     }
     for span in spans:
-        inside = [weight for t, weight in weights.items() if span.first <= t < span.end]
+        inside = weights_within(weights, span)
         result[f"weight_{span}"] = sum(inside) if inside else math.nan
         if span != (0, 1):
             result[f"entropy_{span}"] = naive_entropy(inside)
@@ -76,7 +89,12 @@ def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, T
 def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
     """NaN where a query sees no key of a range, or not its document's first key."""
     n_keys = 13
-    spans = [Range(0, 1), Range(1, 3), Range(3, 9), Range(9, 27)]
+    spans = [
+        Range(0, 1),
+        Range(1, 3),
+        Range(3, 9),
+        Range(9, 27),
+    ]
     L, first_keys = masked_logits(n_queries, n_keys)
 
     actual = statistics(L, first_keys, spans, latest=4)
@@ -85,7 +103,9 @@ def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
         position = n_keys - n_queries + query
         row = L[b, h, query, : position + 1].tolist()
         expected = naive(row, position, int(first_keys[b, query]), spans, latest=4)
-        values = {name: value[b, h, query].item() for name, value in actual.items()}
+        values = {}
+        for name, value in actual.items():
+            values[name] = value[b, h, query].item()
         assert values == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
@@ -94,8 +114,10 @@ def test_a_far_key_of_tiny_weight_is_not_absent() -> None:
     far = 1 / (1 + math.e)
     near = math.e / (1 + math.e)
 
+    actual = entropy(within(L, Range(1, 3)))
+
     exact = -far * math.log(far) - near * math.log(near)
-    assert entropy(within(L, Range(1, 3))).item() == pytest.approx(exact, rel=1e-5)
+    assert actual.item() == pytest.approx(exact, rel=1e-5)
     assert log_total(L).item() == 0
 
 
@@ -109,37 +131,55 @@ def test_totals_of_all_ranges_add_up_to_the_total() -> None:
     is_later = torch.arange(40) > torch.arange(35, 40)[:, None]
     L = torch.randn(1, 2, 5, 40).masked_fill(is_later, -INFINITY)
 
-    totals = []
+    total = 0.0
     for span in ranges(39):
-        totals.append(log_total(within(L, span)).exp().nan_to_num(0))
+        total_of_range = log_total(within(L, span)).exp()
+        total = total + total_of_range.nan_to_num(0)
 
     expected = log_total(L).exp()
-    torch.testing.assert_close(torch.stack(totals).sum(0), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
 def test_a_compiled_model_is_observed_uncompiled_and_left_as_it_was() -> None:
-    compiled = []
-    model = tiny(AnGPT, attention=AttentionPattern([SlidingWindow(3), Plain()])).eval()
+    graphs = []
+
+    def record_graph(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    pattern = AttentionPattern([SlidingWindow(3), Plain()])
+    model = tiny(AnGPT, attention=pattern).eval()
     for block in model.model.blocks:
-        block.compile(backend=lambda graph, _: compiled.append(graph) or graph.forward)
+        block.compile(backend=record_graph)
     tokens = random_tokens(2, 16)
-    with torch.no_grad():
-        before = model(tokens)
-        count = len(compiled)
-        with observed(model, bin_edges(16), ranges(15)) as layers:
-            torch.testing.assert_close(model(tokens), before)
-        assert torch.equal(model(tokens), before)
-    assert len(compiled) == count > 0
-    first, second = (layer.means() for layer in layers)
-    assert first["n"][0].tolist() == second["n"][0].tolist() == [1, 2.5, 5.5, 12]
-    assert layers[0].counts().sum() == 2 * 2 * 16
-    assert not any(layer._forward_pre_hooks for layer in attention_layers(model))
+    before = model(tokens)
+    n_graphs = len(graphs)
+
+    with observed(model, bin_edges(16), ranges(15)) as layers:
+        during = model(tokens)
+    after = model(tokens)
+
+    torch.testing.assert_close(during, before)
+    assert torch.equal(after, before)
+    assert len(graphs) == n_graphs > 0
+    for layer in layers:
+        mean_counts = layer.means()["n"][0]
+        assert mean_counts.tolist() == [1, 2.5, 5.5, 12]
+        assert layer.counts().sum() == 2 * 2 * 16
+    for attention in attention_layers(model):
+        assert not attention._forward_pre_hooks
 
 
 def test_statistics_of_shared_keys_are_those_of_copies() -> None:
     layer = Attention(LogN().for_layer(4, WIDTH, 0), "eager")
     q, k, v, _ = inputs(2, 4, 33, WIDTH, dtype=torch.float32, n_heads_kv=2)
-    shared, copied = BinnedMeans(bin_edges(33)), BinnedMeans(bin_edges(33))
-    for means, keys, values in ((shared, k, v), (copied, repeat_kv(k, 4), repeat_kv(v, 4))):
-        observe(means, layer, q, keys, values, packed(2, 33, "documents"), [Range(1, 10)])
+    documents = packed(2, 33, "documents")
+    spans = [Range(1, 10)]
+    shared = BinnedMeans(bin_edges(33))
+    copied = BinnedMeans(bin_edges(33))
+
+    observe(shared, layer, q, k, v, documents, spans)
+    observe(copied, layer, q, repeat_kv(k, 4), repeat_kv(v, 4), documents, spans)
+
     torch.testing.assert_close(shared.means(), copied.means(), equal_nan=True)

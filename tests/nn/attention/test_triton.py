@@ -39,11 +39,12 @@ def interpreter(monkeypatch) -> None:
 @pytest.mark.parametrize("name", ONE_COEFFICIENT)
 @pytest.mark.covering(1)
 def test_every_mechanism_is_the_reference(name, kind) -> None:
-    blocks = (
-        3 if kind == "window" else 2
-    )  # of 16, the last not full; with three, a window leaves a whole one out
-    length = 16 * (blocks - 1) + 1 + sum(map(ord, name + kind)) % 15
-    check(kernel, name, kind, (1 + (name == "alibi"), 2, length, 16), torch.float32)
+    n_full_blocks = 2 if kind == "window" else 1  # with two, a window leaves a whole block out
+    n_more = 1 + sum(map(ord, name + kind)) % 15
+    length = 16 * n_full_blocks + n_more
+    n_rows = 2 if name == "alibi" else 1
+
+    check(kernel, name, kind, (n_rows, 2, length, 16), torch.float32)
 
 
 @kernels.dtypes
@@ -81,68 +82,93 @@ def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("tau", "c"), [(1.0, 0.5), (10.0, 2.0), (10.0, 8.0), (100.0, 2.0), (1e4, 3.0)]
+    ("tau", "c"),
+    [
+        (1.0, 0.5),
+        (10.0, 2.0),
+        (10.0, 8.0),
+        (100.0, 2.0),
+        (1e4, 3.0),
+    ],
 )
 def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) -> None:
     """Against a(t) and m(t) in float64, at every pair of every far tile, for |S| up to 8."""
-    length, width = 16384, 64
+    length = 16384
+    width = 64
     mechanism = ScaleInvariant(tau, c).for_layer(1, width, 0)
-    by_distance = tables.make_tables(mechanism, torch.empty(1, 1, length, width, dtype=dtype))[0]
-    actual, far_start = tables.linear_tables(by_distance, width, dtype)
+    queries = torch.empty(1, 1, length, width, dtype=dtype)
+    by_distance, _, _ = tables.make_tables(mechanism, queries)
+
+    all_lines, far_start = tables.linear_tables(by_distance, width, dtype)
+
+    latest_start = 2704 if dtype == torch.bfloat16 else 7520
+    assert int(far_start) <= latest_start * max(1.0, c / 2) ** 0.5
     steps = torch.arange(1 - tables.FIRST_LINE, tables.FIRST_LINE, dtype=torch.float64)
     centres = torch.arange(int(far_start), length, tables.LINE_SPACING)
-    gain_slope, gain, bias_slope, bias = (
-        actual[0, centres // tables.LINE_SPACING].double().T[..., None]
-    )
+    lines = all_lines[0, centres // tables.LINE_SPACING].double()
+    gain_slope, gain, bias_slope, bias = lines.T[..., None]
+    gains = (gain_slope * steps + gain) * width**0.5
+    biases = bias_slope * steps + bias
     t = centres[:, None] + steps
-    exact = torch.stack((mechanism.distance_gain(t), mechanism.distance_bias(t))) / math.log(2)
-    gains, biases = (gain_slope * steps + gain) * width**0.5, bias_slope * steps + bias
+    exact_gains = mechanism.distance_gain(t) / math.log(2)
+    exact_biases = mechanism.distance_bias(t) / math.log(2)
     for score in (-8.0, 8.0):
-        error = 1 - torch.exp2(score * (gains - exact[0]) + biases - exact[1])
-        assert error.abs().max() <= torch.finfo(dtype).eps / 2
-    assert (
-        int(far_start)
-        <= {torch.bfloat16: 2704, torch.float16: 7520}[dtype] * max(1.0, c / 2) ** 0.5
-    )
+        logit_error = score * (gains - exact_gains) + biases - exact_biases
+        weight_error = 1 - torch.exp2(logit_error)
+        assert weight_error.abs().max() <= torch.finfo(dtype).eps / 2
 
 
 @pytest.mark.parametrize("n_heads_kv", [1, 2])
 def test_heads_in_groups_share_keys(n_heads_kv) -> None:
-    tensors, documents = (
-        inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv),
-        packed(1, 21, "dense"),
-    )
-    attends = kernels.repeated(eager.attend), kernel.attend
-    expected, actual = (
-        gradients(attend, ALiBi().for_layer(4, 8, 0), tensors, documents) for attend in attends
-    )
+    tensors = inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv)
+    documents = packed(1, 21, "dense")
+    mechanism = ALiBi().for_layer(4, 8, 0)
+    attend_eagerly = kernels.repeated(eager.attend)
+
+    actual = gradients(kernel.attend, mechanism, tensors, documents)
+
+    expected = gradients(attend_eagerly, mechanism, tensors, documents)
     assert_close(actual, expected, torch.float32)
 
 
 def test_any_strides_will_do() -> None:
     q, k, v, probe = inputs(1, 2, 19, 8, dtype=torch.float32)
-    expected = gradients(kernel.attend, ScaleInvariant(), [q, k, v, probe], packed(1, 19, "dense"))
+    documents = packed(1, 19, "dense")
     fused = torch.stack((q, k, v), -1).unbind(-1)  # rows are not in one piece
-    actual = gradients(
-        kernel.attend, ScaleInvariant(), [*fused, probe.contiguous()], packed(1, 19, "dense")
-    )
+    other_strides = [*fused, probe.contiguous()]
+
+    actual = gradients(kernel.attend, ScaleInvariant(), other_strides, documents)
+
+    expected = gradients(kernel.attend, ScaleInvariant(), [q, k, v, probe], documents)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("kind", "reach"), [("documents", 32), ("window", 16)])
+@pytest.mark.parametrize(
+    ("kind", "reach"),
+    [
+        ("documents", 32),
+        ("window", 16),
+    ],
+)
 def test_blocks_out_of_sight_are_not_touched(kind, reach) -> None:
     """NaN in some blocks of keys or gradients does not reach results that see no such block."""
     T = 64
-    ids = (torch.arange(T) >= 32).long()[None] if kind == "documents" else None
-    mechanism = (Plain() if kind == "documents" else SlidingWindow(17)).for_layer(1, 8, 0)
+    ids = None
+    mechanism = SlidingWindow(17)
+    if kind == "documents":
+        ids = (torch.arange(T) >= 32).long()[None]
+        mechanism = Plain()
+    documents = Documents(ids, T, torch.device("cpu"))
 
     def with_nan(*holes: int, tokens: slice) -> dict[str, torch.Tensor]:
         tensors = inputs(1, 1, T, 8, dtype=torch.float32)
         for hole in holes:
             tensors[hole][:, :, tokens] = torch.nan
-        return gradients(kernel.attend, mechanism, tensors, Documents(ids, T, torch.device("cpu")))
+        return gradients(kernel.attend, mechanism.for_layer(1, 8, 0), tensors, documents)
 
-    of_keys, of_gradients = with_nan(1, 2, tokens=slice(0, 32)), with_nan(3, tokens=slice(48, T))
+    of_keys = with_nan(1, 2, tokens=slice(0, 32))
+    of_gradients = with_nan(3, tokens=slice(48, T))
+
     for name in ("output", "q"):
         assert of_keys[name][:, :, T - reach :].isfinite().all()
         assert of_keys[name][:, :, :32].isnan().all()
@@ -152,16 +178,21 @@ def test_blocks_out_of_sight_are_not_touched(kind, reach) -> None:
 
 
 def test_the_operator_is_as_torch_wants_it() -> None:
-    q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, 5, 4, dtype=torch.float32))
+    q, k, v, _ = inputs(1, 1, 5, 4, dtype=torch.float32)
+    for x in (q, k, v):
+        x.requires_grad_()
+    coefficient = torch.ones(1, requires_grad=True)
     tables = torch.rand(1, 5 + PADDING, 2)
-    bounds = packed(1, 5, "documents").bounds
+    tangents = torch.rand(1, 5 + PADDING, 1)
+    no_lines = None, None
+    starts, ends = packed(1, 5, "documents").bounds
+    window = 3
     tests = (
         "test_schema",
         "test_autograd_registration",
         "test_faketensor",
         "test_aot_dispatch_static",
     )
-    learned = torch.ones(1, requires_grad=True), tables, torch.rand(1, 5 + PADDING, 1)
-    torch.library.opcheck(
-        triton_attention, (q, k, v, *learned, None, None, *bounds, 3), test_utils=tests
-    )
+
+    arguments = (q, k, v, coefficient, tables, tangents, *no_lines, starts, ends, window)
+    torch.library.opcheck(triton_attention, arguments, test_utils=tests)

@@ -21,11 +21,15 @@ def rounded(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
 
     With `dim` the vectors along it are scaled, by powers of two.
     """
-    largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
-    scale = torch.finfo(dtype).max / largest.double()
-    if dim is not None:
+    wide = x.double()
+    largest_number = torch.finfo(dtype).max
+    if dim is None:
+        scale = largest_number / wide.abs().amax()
+    else:
+        scale = largest_number / wide.abs().amax(dim, keepdim=True)
         scale = 2 ** scale.log2().floor()
-    return (x.double() * scale).float().to(dtype).double() / scale
+    narrow = (wide * scale).float().to(dtype)
+    return narrow.double() / scale
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])

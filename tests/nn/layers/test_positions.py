@@ -13,28 +13,44 @@ from anlit import GPT, DynamicNTK, LinearRoPE, Llama3RoPE, NoPE, PositionsPatter
 from anlit.nn.layers.positions import Positions, rotate
 from tests.nn.models.tiny import random_tokens, tiny
 
-D_HEAD, LENGTH = 16, 40
+D_HEAD = 16
+LENGTH = 40
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def turned(positions: Positions, x: Tensor, index: Tensor | None = None) -> Tensor:
     """x (B, H, T, D), rotated as the layers of a model do."""
-    return rotate(positions.rotation(x.shape[-1], x.shape[-2], index, x), x)[0]
+    rotation = positions.rotation(x.shape[-1], x.shape[-2], index, x)
+    (y,) = rotate(rotation, x)
+    return y
 
 
-@pytest.mark.parametrize(("length", "context"), [(None, 8), (8, 16)])
+@pytest.mark.parametrize(
+    ("length", "context"),
+    [
+        (None, 8),
+        (8, 16),
+    ],
+)
 def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(length, context) -> None:
     """The length is that of the sequence, also where it packs several documents (tests/parity)."""
-    tokens, positions = random_tokens(1, 24), DynamicNTK(training_length=length)
+    short = random_tokens(1, 8)
+    long = random_tokens(1, 9)
+    positions = DynamicNTK(training_length=length)
+
     model = tiny(GPT, context_length=context, positions=positions)
-    assert [block.positions.training_length for block in model.model.blocks] == [8, 8]
+
+    for block in model.model.blocks:
+        assert block.positions.training_length == 8
     assert positions.training_length == length
     rope = tiny(GPT, context_length=context, positions=RoPE())
-    assert torch.equal(model(tokens[:, :8]), rope(tokens[:, :8]))
-    assert (model(tokens[:, :9]) - rope(tokens[:, :9])).abs().max() > 1e-4
+    assert torch.equal(model(short), rope(short))
+    difference = model(long) - rope(long)
+    assert difference.abs().max() > 1e-4
 
 
 def test_a_pattern_inside_a_pattern_has_its_entries_in_turn() -> None:
@@ -61,7 +77,13 @@ STRETCHED = [
 """Class, training length, and the settings that transformers has too."""
 
 
-@pytest.mark.parametrize(("base", "fraction"), [(10_000.0, 1.0), (1e6, 0.5)])
+@pytest.mark.parametrize(
+    ("base", "fraction"),
+    [
+        (10_000.0, 1.0),
+        (1e6, 0.5),
+    ],
+)
 @pytest.mark.parametrize(("kind", "training_length", "settings"), STRETCHED)
 def test_stretched_rope_has_the_frequencies_of_transformers(
     kind, training_length, settings, base, fraction, monkeypatch
@@ -93,14 +115,14 @@ def test_stretched_rope_has_the_frequencies_of_transformers(
     frequencies, scale = functions[rope_type](config, seq_len=length)
 
     assert positions.scale == pytest.approx(scale, rel=1e-15)
-    torch.testing.assert_close(
-        positions.frequencies(64, length).float(), frequencies, rtol=2e-6, atol=0
-    )
+    actual = positions.frequencies(64, length)
+    torch.testing.assert_close(actual.float(), frequencies, rtol=2e-6, atol=0)
     monkeypatch.setattr(torch, "float", torch.float64)
     monkeypatch.setattr(torch, "float32", torch.float64)
     exact, _ = functions[rope_type](config, seq_len=length)
-    torch.testing.assert_close(positions.frequencies(64, length), exact, rtol=1e-12, atol=0)
-    assert not torch.allclose(exact, RoPE(fraction, base).frequencies(64, length), rtol=0.1)
+    torch.testing.assert_close(actual, exact, rtol=1e-12, atol=0)
+    unstretched = RoPE(fraction, base).frequencies(64, length)
+    assert not torch.allclose(exact, unstretched, rtol=0.1)
 
 
 def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None:
@@ -110,31 +132,47 @@ def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None
 
     y = turned(positions, x)
 
-    n_rotated = D_HEAD // 2
-    norms = x[..., :n_rotated].norm(dim=-1)
-    rotated_norms = y[..., :n_rotated].norm(dim=-1)
+    rotated_x, other_x = x.chunk(2, -1)
+    rotated_y, other_y = y.chunk(2, -1)
     factor = 0.1 * math.log(4) + 1
-    torch.testing.assert_close(rotated_norms, factor * norms, rtol=1e-12, atol=0)
-    torch.testing.assert_close(y[..., n_rotated:], x[..., n_rotated:], rtol=1e-12, atol=0)
+    expected_norms = factor * rotated_x.norm(dim=-1)
+    torch.testing.assert_close(rotated_y.norm(dim=-1), expected_norms, rtol=1e-12, atol=0)
+    torch.testing.assert_close(other_y, other_x, rtol=1e-12, atol=0)
     assert torch.autograd.gradcheck(lambda x: turned(positions, x), x)
 
 
 @pytest.mark.parametrize("positions", [RoPE(fraction=0.5), PRoPE()])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 6e-8)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float64, 1e-11),
+        (torch.float32, 6e-8),
+    ],
+)
 def test_tables_are_exact_at_position_60_000(positions, dtype, tolerance) -> None:
-    angles = [60_000 * f for f in positions.frequencies(64, 60_001).tolist()]
-    tables = positions.tables(64, 60_001, torch.zeros(1, dtype=dtype))
-    for table, function in zip(tables, (math.cos, math.sin), strict=True):
-        assert table.dtype == dtype
-        assert table[60_000].tolist() == pytest.approx([*map(function, angles)], abs=tolerance)
+    frequencies = positions.frequencies(64, 60_001)
+    like = torch.zeros(1, dtype=dtype)
+
+    cos, sin = positions.tables(64, 60_001, like)
+
+    assert cos.dtype == sin.dtype == dtype
+    for number, frequency in enumerate(frequencies.tolist()):
+        angle = 60_000 * frequency
+        assert cos[60_000, number].item() == pytest.approx(math.cos(angle), abs=tolerance)
+        assert sin[60_000, number].item() == pytest.approx(math.sin(angle), abs=tolerance)
 
 
 def test_half_precision_is_rotated_with_float32_tables() -> None:
-    x, positions = normal(1, 1, LENGTH, D_HEAD), RoPE(fraction=1.0)
-    half = turned(positions, x.bfloat16())
-    assert half.dtype == torch.bfloat16
-    assert positions.tables(D_HEAD, LENGTH, x.bfloat16())[0].dtype == torch.float32
-    torch.testing.assert_close(half.double(), turned(positions, x), rtol=0, atol=0.04)
+    x = normal(1, 1, LENGTH, D_HEAD)
+    narrow_x = x.bfloat16()
+    positions = RoPE(fraction=1.0)
+
+    y = turned(positions, narrow_x)
+
+    cos, _ = positions.tables(D_HEAD, LENGTH, narrow_x)
+    assert y.dtype == torch.bfloat16
+    assert cos.dtype == torch.float32
+    torch.testing.assert_close(y.double(), turned(positions, x), rtol=0, atol=0.04)
 
 
 def test_tables_follow_width_length_and_dtype_and_inference_mode_does_not_spoil_training() -> None:
@@ -148,6 +186,10 @@ def test_tables_follow_width_length_and_dtype_and_inference_mode_does_not_spoil_
         (9, 8, torch.float32),
     ):
         x = normal(1, 1, length, width).to(dtype).requires_grad_()
+
         with torch.inference_mode():
-            assert torch.equal(turned(positions, x), turned(RoPE(fraction=1.0), x))
+            y = turned(positions, x)
+            expected = turned(RoPE(fraction=1.0), x)
         turned(positions, x).sum().backward()
+
+        assert torch.equal(y, expected)

@@ -21,7 +21,8 @@ from tests.nn.models.tiny import ARCHITECTURES, random_tokens, tiny
 def test_auto_compiles_where_triton_makes_kernels(monkeypatch) -> None:
     for has_triton in (True, False):
         monkeypatch.setattr(runtime.triton, "IS_INSTALLED", has_triton)
-        assert [Runtime().compiles_on(device) for device in ("cuda", "cpu")] == [has_triton, False]
+        assert Runtime().compiles_on("cuda") == has_triton
+        assert not Runtime().compiles_on("cpu")
         assert Runtime(compile=True).compiles_on("cpu")
         assert not Runtime(compile=False).compiles_on("cuda")
 
@@ -30,18 +31,23 @@ def test_auto_compiles_where_triton_makes_kernels(monkeypatch) -> None:
 def test_what_runs_compiled_on_a_gpu_gives_the_same(architecture, monkeypatch) -> None:
     """Blocks, loss and restored norms through the compiler's front end, without its kernels."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    plain, compiled = (tiny(architecture, n_layers=1).model for _ in range(2))
+    plain = tiny(architecture, n_layers=1).model
+    compiled = tiny(architecture, n_layers=1).model
     compiled.load_state_dict(plain.state_dict())
     Runtime(compile=True).apply(compiled, "cuda")
     assert compiled.compiles_loss
     compiled.compiles_loss = False  # its compilation is tested where it is
-    tokens, targets = random_tokens(2, 16), random_tokens(2, 16, seed=1)
+    tokens = random_tokens(2, 16)
+    targets = random_tokens(2, 16, seed=1)
+
     for model in (plain, compiled):
-        model(tokens, targets=targets)[1].backward()
+        _, objective = model(tokens, targets=targets)
+        objective.backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.sub_(parameter.grad)
         model.restore_norms()
+
     assert plain.state_dict().keys() == compiled.state_dict().keys()
     for name, weight in plain.named_parameters():
         torch.testing.assert_close(
@@ -76,7 +82,7 @@ from anlit.nn.models.runtime import prepare_cpu
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(8):
+    for _ in range(24):
         torch.ones(2**24)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
@@ -112,7 +118,7 @@ def test_bfloat16_trains_where_the_user_hides_avx512_from_torch(capability) -> N
 def test_freed_memory_is_kept_and_numbers_too_small_to_be_normal_are_0_in_all_threads() -> None:
     """Blocks of 64 MB, freed and taken again, mostly cost no page fault.
 
-    Glibc before 2.38 uses a few in turn.
+    Glibc before 2.38 uses a few in turn, up to six were seen.
     """
     given_back, kept, numbers = json.loads(
         subprocess.check_output([sys.executable, "-c", NEW_PROCESS])

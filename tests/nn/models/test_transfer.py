@@ -61,13 +61,18 @@ def test_gpt_learns_as_with_the_factors_of_completep_in_its_forward_pass() -> No
     model = tiny(GPT, optimizer=make_adamw, **GROWN, **FROM_BASE).double()
     published = tiny(GPT, **GROWN).double()
     published.model.load_state_dict(model.model.state_dict())
-    matrices, vectors = [], []
+    matrices = []
+    vectors = []
     for name, weight in published.model.blocks.named_parameters():
-        (matrices if weight.ndim == 2 else vectors).append(weight)
+        if weight.ndim == 2:
+            matrices.append(weight)
+        else:
+            vectors.append(weight)
         if name.endswith(("W_o.weight", "W_d.weight")):
             weight.data *= deeper
     for block in published.model.blocks:
-        block.W_o.factor = block.W_d.factor = 1 / deeper
+        block.W_o.factor = 1 / deeper
+        block.W_d.factor = 1 / deeper
     published.model.head.weight.data *= m
     published.model.head.factor = 1 / m
     vectors.append(published.model.norm_f.gain)
@@ -105,8 +110,9 @@ def test_width_alone_leaves_the_depth_of_gpt_as_it_is() -> None:
     names = [group["name"] for group in parameter_groups(model)]
 
     assert "residual_matrices" not in names
-    std = 0.1 / math.sqrt(2 * 6) / math.sqrt(2)
-    assert model.blocks[0].W_d.weight.std().item() == pytest.approx(std, rel=0.06)
+    expected = 0.1 / math.sqrt(2 * 6) / math.sqrt(2)
+    std = model.blocks[0].W_d.weight.std()
+    assert std.item() == pytest.approx(expected, rel=0.06)
 
 
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
@@ -115,13 +121,19 @@ def test_groups_of_ngpt_and_angpt_have_the_powers_of_nugpt(architecture) -> None
 
     groups = {group["name"]: group for group in optimizer_of(model).param_groups}
 
-    powers = {"embedding": -1 / 2, "matrices": -3 / 4, "head": -3 / 4, "vectors": 0.0}
+    powers = {
+        "embedding": -1 / 2,
+        "matrices": -3 / 4,
+        "head": -3 / 4,
+        "vectors": 0.0,
+    }
     assert groups.keys() == powers.keys()
     for name, power in powers.items():
-        assert groups[name]["lr"] == pytest.approx(0.01 * 2**power)
+        group = groups[name]
+        assert group["lr"] == pytest.approx(0.01 * 2**power)
         decay = 0.0 if name == "vectors" else 0.1
-        assert groups[name]["lr"] * groups[name]["weight_decay"] == pytest.approx(0.01 * decay)
-        assert groups[name]["eps"] == 1e-3
+        assert group["lr"] * group["weight_decay"] == pytest.approx(0.01 * decay)
+        assert group["eps"] == 1e-3
 
 
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
@@ -138,7 +150,13 @@ def test_vectors_of_ngpt_and_angpt_begin_by_the_size(architecture, nulls: bool) 
 
 
 @architectures
-@pytest.mark.parametrize(("adjust_lr_fn", "power"), [(None, 0.0), ("match_rms_adamw", -0.5)])
+@pytest.mark.parametrize(
+    ("adjust_lr_fn", "power"),
+    [
+        (None, 0.0),
+        ("match_rms_adamw", -0.5),
+    ],
+)
 def test_muon_keeps_its_rate_or_follows_the_root_of_the_width(
     architecture, adjust_lr_fn, power: float
 ) -> None:
@@ -151,8 +169,9 @@ def test_muon_keeps_its_rate_or_follows_the_root_of_the_width(
 
     groups = {group["name"]: group for group in optimizer_of(model).param_groups}
 
+    muon = torch.optim.Muon([torch.zeros(2, 2)])
     assert groups["matrices"]["lr"] == pytest.approx(0.02 * 2**power)
-    assert groups["matrices"]["eps"] == torch.optim.Muon([torch.zeros(2, 2)]).defaults["eps"]
+    assert groups["matrices"]["eps"] == muon.defaults["eps"]
     head_power = -3 / 4 if is_normalised(architecture) else -1
     assert groups["head"]["lr"] == pytest.approx(0.004 * 2**head_power)
     if architecture is GPT:
@@ -161,7 +180,8 @@ def test_muon_keeps_its_rate_or_follows_the_root_of_the_width(
 
 def test_a_rate_that_is_null_follows_the_width_of_the_base() -> None:
     def rates(**settings: Any) -> set[float]:
-        model = tiny(NGPT, optimizer=lambda groups: AdamW(groups, lr=None), d_model=512, **settings)
+        adamw = partial(AdamW, lr=None)
+        model = tiny(NGPT, optimizer=adamw, d_model=512, **settings)
         return {group["lr"] for group in optimizer_of(model).param_groups}
 
     assert rates() == {1 / 512}
@@ -180,13 +200,19 @@ def change_of_h(architecture, width: int, rate: float, optimizer, **settings: An
     settings |= {"d_model": width, "d_head": 16, "n_heads": width // 16}
     if is_normalised(architecture):
         settings |= {"alpha_init": None, "s_z_init": None}
-    model = tiny(architecture, optimizer=partial(optimizer, lr=rate), **settings).double()
-    model.model.blocks[-1].register_forward_hook(lambda *args: states.append(args[-1].detach()))
+    optimizer = partial(optimizer, lr=rate)
+    model = tiny(architecture, optimizer=optimizer, **settings).double()
+
+    def record_h(block: torch.nn.Module, arguments: Any, h: Tensor) -> None:
+        states.append(h.detach())
+
+    model.model.blocks[-1].register_forward_hook(record_h)
 
     train(model, optimizer_of(model), 3)
 
-    change = (states[-1] - states[0]).square().mean().sqrt().item()
-    return change * math.sqrt(width) if is_normalised(architecture) else change
+    mean_square = (states[-1] - states[0]).square().mean().item()
+    n_entries = width if is_normalised(architecture) else 1
+    return math.sqrt(n_entries * mean_square)
 
 
 def match_rms(groups: Any, lr: float) -> torch.optim.Optimizer:
@@ -195,13 +221,19 @@ def match_rms(groups: Any, lr: float) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize(
     ("architecture", "rate", "optimizer"),
-    [(GPT, 2e-3, AdamW), (NGPT, 2e-4, AdamW), (AnGPT, 2e-4, AdamW), (GPT, 2e-3, match_rms)],
+    [
+        (GPT, 2e-3, AdamW),
+        (NGPT, 2e-4, AdamW),
+        (AnGPT, 2e-4, AdamW),
+        (GPT, 2e-3, match_rms),
+    ],
 )
 def test_activations_change_alike_at_all_widths_with_the_rule_only(
     architecture, rate: float, optimizer
 ) -> None:
     """The coordinate check of µP."""
-    without, with_rule = {}, {}
+    without = {}
+    with_rule = {}
     for width in WIDTHS:
         arguments = (architecture, width, rate, optimizer)
         without[width] = change_of_h(*arguments)

@@ -1,0 +1,39 @@
+"""Compiles kernels without a GPU, in a process of their own.
+
+In this process the interpreter may have replaced Triton's compiler.
+"""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+SHARED = {80: 166_912, 90: 232_448}
+"""Bytes of shared memory that one program can have: of an A100 and of an H100."""
+
+
+def compile_kernels(tool: str, **options: Any) -> list[dict[str, Any]]:
+    """A record per kernel: capability, kernel, and the numbers that a tool of this folder prints."""
+    command = [sys.executable, "-m", f"tests.nn.attention.{tool}"]
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    environment = dict(os.environ)
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+    records = []
+    for line in done.stdout.splitlines():
+        if line.startswith("sm_"):
+            records.append(read_record(line))
+    return records
+
+
+def read_record(line: str) -> dict[str, Any]:
+    """Read `sm_80 … forward: registers 255  stack 0 …`."""
+    labels, _, numbers = line.partition(": ")
+    capability, *_, kernel = labels.split()
+    record: dict[str, Any] = {"capability": int(capability.removeprefix("sm_")), "kernel": kernel}
+    words = numbers.split()
+    for name, number in zip(words[::2], words[1::2], strict=True):
+        record[name] = int(number)
+    return record
