@@ -51,7 +51,7 @@ def estimate(model: LanguageModel, plan: Plan) -> dict[str, Any]:
         - `cache_bytes`: keys and values, in bfloat16, of one sequence of the plan's length
         - `flops_per_token`: of a training step, for sequences of one document
         - `tokens_per_second`: of all GPUs
-        - `days`: for the plan's tokens; None if the plan has none
+        - `days`: for the plan's tokens. None if the plan has none
     """
     parameters = {}
     for group in parameter_groups(model.model):

@@ -17,7 +17,7 @@ class Plan:
         strategy: fsdp shards parameters, gradients and optimizer over all GPUs.
         precision: Lightning's precision.
         gather: The dtype in which fsdp gathers parameters; the strategy's `gather_dtype`.
-        checkpoint_every: Recompute every n-th block in the backward pass; None recomputes none.
+        checkpoint_every: Recompute every n-th block in the backward pass. None recomputes none.
         batch_size: Sequences in a micro-batch on one GPU.
         length: T, tokens in a sequence.
         accumulate: Micro-batches in an optimizer step.

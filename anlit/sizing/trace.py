@@ -1,8 +1,8 @@
 """Traces a training step of the real model on fake tensors, and counts the live bytes by role.
 
 The decoder is the one that trains. Only its attention kernels are replaced, because fused kernels
-need a GPU. The replacement saves the same tensors for the backward pass: q, k, v, the output, and
-one number per query. So the count follows the code for all settings, without formulas.
+need a GPU. The replacement saves the same tensors for the backward pass: q, k, v and the output. It
+also saves a number per query. So the count follows the code for all settings, without formulas.
 """
 
 import copy
@@ -47,7 +47,7 @@ class LiveMemory(TorchDispatchMode):
     """While active, tracks the live storages that operators make.
 
     Args:
-        shares: The share of a storage that counts, by role; by default 1. It is 1/n for sharding
+        shares: The share of a storage that counts, by role. By default 1. It is 1/n for sharding
             over n ranks.
 
     Attributes:

@@ -17,6 +17,7 @@ from anlit.nn.kernels import (
     check_kernel,
     default_kernel,
     fallback_warning,
+    prepare,
 )
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.eager import QUERIES_PER_BLOCK
@@ -35,7 +36,7 @@ class Attention(nn.Module):
 
     Args:
         mechanism: The functions g, a, m of this layer, and its window.
-        kernel: The kernel that computes it, or `auto`; see `anlit.nn.kernels`.
+        kernel: The kernel that computes it, or `auto`. See `anlit.nn.kernels`.
         dropout: Share of attention weights dropped in training.
         qk_clip: Record each head's largest score in training, for QK-clip with this threshold; None
             for no QK-clip.
@@ -56,7 +57,7 @@ class Attention(nn.Module):
         self.kernels: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
         """By device, dtype, need of a gradient, length, and whether documents are packed."""
         self.may_compile = True
-        """Whether `auto` may take a kernel that must be compiled first; see `allow_compilation`."""
+        """Whether `auto` may take a kernel that must be compiled first. See `allow_compilation`."""
 
     def allow_compilation(self, may_compile: bool) -> None:
         """Set whether `auto` may take kernels that must be compiled first."""
@@ -131,10 +132,8 @@ class Attention(nn.Module):
         if isinstance(documents, cache.Continuation) and documents.n_earlier:
             return
         q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, h.requires_grad)
-        kernel: Any = KERNELS[self.kernel_for(q, documents.are_masked)]
-        _ = documents.bounds  # compiled code reads it, and does not store it
-        if hasattr(kernel, "prepare"):
-            kernel.prepare(self.mechanism, documents, h.shape[0])
+        kernel = KERNELS[self.kernel_for(q, documents.are_masked)]
+        prepare(kernel, self.mechanism, documents, h.shape[0])
 
     @torch.no_grad()
     def _observe_scores(self, clip: QKClip, q: Tensor, k: Tensor, documents: Documents) -> None:

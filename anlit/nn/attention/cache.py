@@ -4,9 +4,9 @@
     logits = decoder(prompt, cache=cache)            # the whole prompt at once
     logits = decoder(next_token, cache=cache)        # (B, 1) tokens, and so on
 
-The rows of a batch are padded on the left, so they all end at the same slot, an index along a row.
-Rows differ in one number only: the slot at which the current document began. Positions, counts n
-and distances follow from it. No token sees the padding.
+The rows of a batch are padded on the left. So they all end at the same slot, an index along a row.
+Rows differ in the slot at which the current document began. Positions, counts n and distances
+follow from it. No token sees the padding.
 
 Shapes: B rows, H heads of queries, G heads of keys and values, Q new tokens, K keys, D head width.
 """
@@ -29,7 +29,7 @@ class KeyValueCache:
     Args:
         max_length: The final length of the rows in tokens, for which positions are from the
             beginning (`DynamicNTK`).
-        padding: (B,) integers, the number of padded slots at the beginning of each row; None for no
+        padding: (B,) integers, the number of padded slots at the beginning of each row. None for no
             padding.
     """
 
@@ -50,7 +50,7 @@ class KeyValueCache:
     ) -> "Continuation":
         """The documents of the next Q tokens, after which each layer calls `extend` once.
 
-        `document_ids`, (B, Q), continue the ids of earlier tokens; None for one document.
+        `document_ids`, (B, Q), continue the ids of earlier tokens. None for one document.
         """
         n_earlier = self.n_filled
         assert n_earlier + n_tokens <= self.max_length, (n_earlier, n_tokens, self.max_length)
@@ -111,7 +111,7 @@ class KeyValueCache:
 class Continuation(Documents):
     """The documents of Q = `length` tokens that follow `n_earlier` slots in a cache.
 
-    `begins`, (B or 1, Q), is the slot at which each new token's document begins; None for 0.
+    `begins`, (B or 1, Q), is the slot at which each new token's document begins. None for 0.
     """
 
     def __init__(
@@ -144,8 +144,7 @@ def attend(
 ) -> Tensor:
     """softmax(a·g·S + m) v of new queries q (B, H, Q, D) over k and v (B, G, K, D) from `extend`.
 
-    A fused kernel computes a single query if the mechanism has no a(t) and no copy of the keys is
-    needed.
+    A fused kernel computes a single query, without an a(t) and without a copy of the keys.
     """
     if q.shape[-2] == 1 and not mechanism.scales_with_distance:
         mask = _single_query_mask(q, k.shape[-2], mechanism, documents)

@@ -1,8 +1,7 @@
 """Statistics of a model's attention layers on real text, averaged over queries.
 
-A hook before each `Attention` computes the logits from q and k once more, a few queries at a time.
-So any kernel can be observed, and memory grows with the length, not with its square. The model does
-not change.
+A hook before each `Attention` computes the logits once more, a few queries at a time. So any kernel
+can be observed. Memory grows with the length, not with its square. The model does not change.
 """
 
 from collections.abc import Iterator
@@ -64,7 +63,7 @@ class BinnedMeans:
             self._counts[name].index_add_(1, bins, is_finite.double())
 
     def means(self) -> dict[str, Tensor]:
-        """The mean of each statistic by name, (H, bins) float64; NaN in a bin without queries."""
+        """The mean of each statistic by name, (H, bins) float64. NaN in a bin without queries."""
         return {name: total / self._counts[name] for name, total in self._sums.items()}
 
     def counts(self) -> Tensor:

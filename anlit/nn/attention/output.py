@@ -17,7 +17,7 @@ Gate = Literal["none", "per_head", "per_element"]
 
 
 class GateMap(ScaledLinear):
-    """The map W_g of the gates. It starts at 0, so all gates 2σ(W_g x) start at 1."""
+    """The map W_g of the gates. It starts at 0. So all gates 2σ(W_g x) start at 1."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -33,7 +33,7 @@ class AttentionOutput(nn.Module):
         gate: What the gates multiply.
         gate_factor: Constant factor of W_g x. An x of norm 1 needs √d, so that the gates see a root
             mean square of 1. A normalised x (root mean square 1) needs 1.
-        norm: Normalises each head's average over its D elements; None for no norm.
+        norm: Normalises each head's average over its D elements. None for no norm.
     """
 
     def __init__(

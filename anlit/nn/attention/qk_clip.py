@@ -45,8 +45,8 @@ class QKClip(nn.Module):
     def factors(clips: "Sequence[QKClip]") -> list[Tensor]:
         """√min(1, threshold/largest), (H,) for each layer, and reset `largest`.
 
-        The factor is for q and for k, so scores get its square. With several ranks `largest` is the
-        maximum over ranks, from one all-reduce for all layers: every rank must call this.
+        The factor is for q and for k. So scores get its square. `largest` is the maximum over
+        ranks, by an all-reduce for all layers. Every rank must call this.
         """
         largest = torch.stack([clip.largest for clip in clips])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -66,7 +66,7 @@ def shrink(
     """Multiply the scores of head i by the square of factors[i], (H,), in (0, 1].
 
     `queries` and `keys` are W_q and W_k, each with the norm that follows it. A norm with a gain
-    would undo a change of W's rows, so the gain is multiplied instead. All heads share the gain, so
+    would undo a change of W's rows. So the gain is multiplied instead. All heads share the gain, so
     it takes the smallest factor, and heads below the threshold shrink too.
     """
     n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features

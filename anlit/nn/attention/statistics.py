@@ -1,8 +1,8 @@
 """Statistics of attention weights, per query, from the logits.
 
-`logits` are (B, H, Q, K), −∞ where a key is not visible. The last query is at the last key, so key
-j is at the distance t = (K − Q + i) − j from query i. Weights are w = softmax(logits). Results are
-(B, H, Q), in float32 at least; NaN where a query sees no key of the range.
+`logits` are (B, H, Q, K), −∞ where a key is not visible. The last query is at the last key. So key
+j has the distance t = (K − Q + i) − j from query i. Weights are w = softmax(logits). Results are
+(B, H, Q), in float32 at least. They are NaN where a query sees no key of the range.
 """
 
 import math

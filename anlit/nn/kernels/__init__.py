@@ -4,17 +4,17 @@ A kernel is a module, a file or a folder, with
 
     unsupported_reason(mechanism, q=None) -> str | None
         The reason why it cannot compute `mechanism`, None if it can. `q` is an example of queries,
-        (B, H, T, D): device, precision, head width and need of a gradient matter. Without `q`, only
-        reasons that hold on all devices.
+        (B, H, T, D). Its device, precision, head width and need of a gradient matter. Without `q`,
+        only reasons that hold on all devices.
     attend(q, k, v, mechanism, documents, dropout) -> Tensor
-        q and the result are (B, H, T, D), k and v (B, G, T, D): query head h uses key head h //
-        (H/G). q and k have unit root mean square; q·k is scaled by 1/√D. `dropout` is 0, except for
+        q and the result are (B, H, T, D). k and v are (B, G, T, D). Query head h uses key head h //
+        (H/G). q and k have unit root mean square. q·k is scaled by 1/√D. `dropout` is 0, except for
         kernels in `DROP_WEIGHTS`.
     prepare(mechanism, documents, n_rows)                                        (optional)
         Store in `documents` what all layers share of the documents of `n_rows` sequences. It is
         called before the first layer, outside of compiled code.
 
-To add a kernel, write a module, name it in `KernelName` and `KERNELS`, and in `GPU_KERNELS` for
+To add a kernel, write a module. Name it in `KernelName` and `KERNELS`, and in `GPU_KERNELS` for
 `kernel: auto`.
 """
 
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from anlit.errors import UserError
 from anlit.nn.kernels import blockwise, eager, flash, flex, sdpa, triton
+from anlit.nn.kernels.documents import Documents
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 KernelName = Literal["eager", "sdpa", "blockwise", "flash", "flex", "triton"]
@@ -54,7 +55,7 @@ GPU_KERNELS: dict[Row, tuple[KernelName, ...]] = {
     # Packed documents, T 16,384, D 128, documents of 2,048 tokens: flex 2.49, after 10 s of
     # compilation, flash 2.65, triton 3.02, sdpa 129, because it computes masked keys too.
     "g(n), hidden keys": ("flash", "triton", "flex", "sdpa", "eager"),
-    # T 4096, D 64: triton 5.90, and 8.01 with a learned coefficient; with documents as above 3.64
+    # T 4096, D 64: triton 5.90, and 8.01 with a learned coefficient. With documents as above 3.64
     # and 4.57. Flex fits into shared memory, but has not been timed. Triton cannot do two learned
     # coefficients.
     "m(t)": ("triton", "flex", "flash", "sdpa", "eager"),
@@ -90,6 +91,13 @@ def unsupported_reason(
     if dropout and name not in DROP_WEIGHTS:
         return f"it does not drop attention weights, and dropout is {dropout:g}"
     return KERNELS[name].unsupported_reason(mechanism, q)
+
+
+def prepare(kernel: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Store in `documents` what all layers share. Compiled code reads it, and stores nothing."""
+    _ = documents.bounds
+    if hasattr(kernel, "prepare"):
+        kernel.prepare(mechanism, documents, n_rows)
 
 
 def check_kernel(

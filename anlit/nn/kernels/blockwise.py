@@ -1,9 +1,9 @@
 """Attention for CPUs: all mechanisms cost about as much as plain attention.
 
-128 queries are a block. Gradients are written by hand, so no T × T matrix is ever made. Keys that
+128 queries are a block. Gradients are written by hand. So no T × T matrix is ever made. Keys that
 no query of a block can see are skipped. The tables of a and m over distance are a matrix that all
-blocks slice, so no pair needs an index. The causal mask and the window are −∞ in the matrix of m
-and cost nothing extra.
+blocks slice. So no pair needs an index. The causal mask and the window are −∞ in the matrix of m.
+They cost nothing extra.
 
 The kernel is a custom operator, opaque to `torch.compile` and known to autograd:
 
@@ -11,7 +11,7 @@ The kernel is a custom operator, opaque to `torch.compile` and known to autograd
 
 q and out are (B, H, T, D), k and v (B, G, T, D), see `grouped_heads.py`. a and m are tables over
 distance, (T,) or (H or 1, T), or None if trivial. `starts`, (B, T), is the first token of each
-token's document; None for one document. A query sees the keys from there to its own, and at most
+token's document. None for one document. A query sees the keys from there to its own, and at most
 `window` of them. `saved` is empty without `needs_gradients`, else all attention weights or, if they
 are too many, log Z.
 """
@@ -126,8 +126,8 @@ def _blocks_of_rows(
 class Tables:
     """a and m over distance, as matrices for blocks, in the precision of `like`.
 
-    The last key of a block is at its last query. So the matrix of a block is the lower right corner
-    of one QUERIES × T matrix, with the distance (T − 1 − y) − (QUERIES − 1 − x) at entry (x, y).
+    The last key of a block is at its last query. So all blocks share a QUERIES × T matrix. A block
+    has its lower right corner. Entry (x, y) has the distance (T − 1 − y) − (QUERIES − 1 − x).
     Invisible keys have m = −∞.
     """
 
@@ -245,7 +245,7 @@ def blockwise_attention_backward(
     saved: Tensor,
     are_tables_learned: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, a and m; a's and m's are empty unless the tables are learned."""
+    """Gradients of q, k, v, a and m. a's and m's are empty unless the tables are learned."""
     length, width = q.shape[-2:]
     memory = SavedWeights(saved)
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -310,14 +310,14 @@ def _add_sum(total: Tensor, terms: Tensor) -> None:
 def _sum_by_distance(
     tables: Tables, d_matrix: Tensor | None, table: Tensor | None, like: Tensor
 ) -> Tensor:
-    """The gradient of a table; empty if it is not learned."""
+    """The gradient of a table. Empty if it is not learned."""
     if d_matrix is None or table is None:
         return like.new_zeros(0)
     return tables.sum_by_distance(d_matrix, table)
 
 
 def _empty_saved(q: Tensor, window: int | None, needs_gradients: bool) -> Tensor:
-    """Uninitialised memory for `SavedWeights`; empty without `needs_gradients`."""
+    """Uninitialised memory for `SavedWeights`. Empty without `needs_gradients`."""
     if not needs_gradients:
         return q.new_empty(0)
     B, H, T, _ = q.shape

@@ -10,14 +10,14 @@ from torch import Tensor
 class Documents:
     """The keys that a query may see: earlier keys and, with document masking, keys of its document.
 
-    With a `window`, a query sees at most that many of the latest keys, with its own; None for all.
+    With a `window`, a query sees at most that many keys, the latest and its own. None is for all.
 
     Args:
-        ids: (B, T) integers, non-decreasing along T, equal for tokens of one document; None for one
+        ids: (B, T) integers, non-decreasing along T, equal for tokens of one document. None for one
             document.
         length: T.
         device: The device of the masks.
-        cu_seqlens, longest: As in the `Batch`; None to derive them.
+        cu_seqlens, longest: As in the `Batch`. None to derive them.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Documents:
         self.device = device
         self.are_masked = ids is not None
         self.max_length = length
-        """The length of the sequence in tokens; with a cache, its final length."""
+        """The length of the sequence in tokens. With a cache, its final length."""
         self.flex_masks: dict[int | None, Any] = {}
         """The masks of FlexAttention for all layers, by window."""
         self._cu_seqlens = cu_seqlens
@@ -41,7 +41,7 @@ class Documents:
         self._packing: tuple[Tensor, Tensor] | None = None
         self._bounds: tuple[Tensor, Tensor] | None = None
         self.positions = self._find_positions()
-        """Each token's position in its document, (B, T) integers from 0; None if all tokens are one
+        """Each token's position in its document, (B, T) integers from 0. None if all tokens are one
         document."""
 
     @property

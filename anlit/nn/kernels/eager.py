@@ -22,7 +22,7 @@ QUERIES_PER_BLOCK = 512
 """Queries in a block. The logits of one block over all keys are in memory at a time."""
 
 CPU_SLICES = 4
-"""Slices in which a CPU computes a block: their logits fit into its caches, and keys ahead are not
+"""Slices in which a CPU computes a block. Their logits fit into its caches. Keys ahead are not
 read."""
 
 SMALLEST_SLICE = 64
@@ -40,9 +40,9 @@ def attend(
 
     q and k of unit root mean square.
 
-    Queries are taken in blocks of 512, so memory grows with 512·T and not with T². Keys ahead of a
-    block's window are not read. If there are more keys than queries, as with a cache, the queries
-    belong to the last keys.
+    Queries are taken in blocks of 512. So memory grows with 512·T and not with T². Keys ahead of a
+    block's window are not read. There may be more keys than queries, as with a cache. Then the
+    queries belong to the last keys.
     """
     a, m = distance_tables(mechanism, k.shape[-2], q)
     n_earlier = k.shape[-2] - q.shape[-2]
@@ -61,7 +61,7 @@ def by_blocks(attend_block: Callable[..., Tensor], q: Tensor, *shared: Tensor | 
     """Compute `attend_block(first, q_block, *shared)` for 512 queries at a time: (B, H, T, D).
 
     `first` is the number of the block's first query. If there are several blocks, the backward pass
-    computes each again, so what a block makes is not stored.
+    computes each again. So nothing of a block is stored.
     """
     if q.shape[-2] <= QUERIES_PER_BLOCK:
         return attend_block(0, q, *shared)
@@ -73,7 +73,7 @@ def by_blocks(attend_block: Callable[..., Tensor], q: Tensor, *shared: Tensor | 
 
 
 def _attend_block(first: int, q: Tensor, *shared: Any, **settings: Any) -> Tensor:
-    """Attention of a block of queries; a CPU computes it in slices.
+    """Attention of a block of queries. A CPU computes it in slices.
 
     The arguments are `_attend_slice`'s.
     """

@@ -21,7 +21,7 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.nn.mechanisms.sliding_window import SlidingWindow
 
 READS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
-"""Whether PyTorch's kernel takes keys that heads share; torch 2.11's does not."""
+"""Whether PyTorch's kernel takes keys that heads share. Torch 2.11's does not."""
 
 WIDEST_HEAD = 256
 """The largest head width of flash attention."""
@@ -31,7 +31,7 @@ OLDEST_CAPABILITY = (8, 0)
 
 HAS_PACKAGE = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
 """Whether flash-attn 2 is installed. flash-attn-4 alone has a folder of this name without an
-`__init__.py`, so it has no origin. Checked once at import, because torch 2.11 cannot compile a
+`__init__.py`. So it has no origin. Checked once at import, because torch 2.11 cannot compile a
 function that looks it up."""
 
 

@@ -2,10 +2,10 @@
 
 a(t) and m(t) are tables over the distance, through which learned coefficients get their gradient.
 Blocks of logits that are masked as a whole are skipped. The documents at the ends of a block tell
-whether it is, so the (T, T) mask is never made.
+which. So the (T, T) mask is never made.
 
-With the package flash-attn-4, Hopper and Blackwell compute it by FlashAttention-4's kernel, into
-which PyTorch writes the function of the score. No GPU has run that.
+With the package flash-attn-4, Hopper and Blackwell compute it by FlashAttention-4's kernel. PyTorch
+writes the function of the score into it. No GPU has run that.
 """
 
 import importlib.util
@@ -49,7 +49,7 @@ HAS_FLASH_4 = _has_flash_4()
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """Refuse devices, precisions and widths of `q`; all mechanisms are supported."""
+    """Refuse devices, precisions and widths of `q`. All mechanisms are supported."""
     if q is None:
         return None
     if q.device.type not in ("cuda", "cpu"):
@@ -86,7 +86,7 @@ def attend(
 
 
 def _without_single_head(table: Tensor | None) -> Tensor | None:
-    """(1, T) → (T,); other tables do not change."""
+    """(1, T) → (T,). Other tables do not change."""
     if table is not None and table.dim() == 2 and len(table) == 1:
         return table[0]
     return table
@@ -125,10 +125,10 @@ def _run(
 def table_options(q: Tensor) -> dict[str, Any]:
     """PyTorch's options for kernels that look up a(t) or m(t), for queries like `q`.
 
-    Triton copies the gains and biases of a tile through shared memory ahead of time, once per stage
-    after the first. With PyTorch's tiles that takes up to 377 kB, and an H200 has 232. The tiles
-    here take 156 kB at most. `FORCE_USE_FLEX_ATTENTION` keeps short rows from PyTorch's decoding
-    kernel, which has other tiles.
+    Triton copies the gains and biases of a tile through shared memory ahead of time. It does so
+    once per stage after the first. With PyTorch's tiles that takes up to 377 kB. An H200 has 232.
+    The tiles here take 156 kB at most. `FORCE_USE_FLEX_ATTENTION` keeps short rows from PyTorch's
+    decoding kernel, which has other tiles.
     """
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
     if q.element_size() > 2:
@@ -162,8 +162,8 @@ def _compiled() -> Callable[..., Tensor]:
 def block_mask(documents: Documents, window: int | None) -> BlockMask:
     """The blocks of 128 × 128 logits that are visible in part, and the wholly visible blocks.
 
-    They follow from the ids of each block's first and last token, because ids do not decrease along
-    a row. The mask is made once per batch.
+    They follow from the ids of each block's first and last token. Ids do not decrease along a row.
+    The mask is made once per batch.
     """
     if window in documents.flex_masks:
         return documents.flex_masks[window]

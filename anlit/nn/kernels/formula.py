@@ -55,7 +55,7 @@ def masked_bias(
     """m at distances t, −∞ where a key is not visible: (B or 1, H or 1, queries, keys).
 
     Args:
-        m: The table m(t); None for 0.
+        m: The table m(t). None for 0.
         t: Distances (queries, keys).
         documents: The documents of the batch.
         window: The mechanism's window.

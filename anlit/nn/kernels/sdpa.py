@@ -42,9 +42,9 @@ def attend(
     """softmax(g·S + m) v.
 
     g multiplies q. m, the window and documents go into an additive mask for 512 queries at a time.
-    A single document on a CPU has a T × T mask, which is faster. On a CPU, long packed documents
-    are computed one by one. On other devices keys of earlier documents are masked, because reading
-    the lengths would wait; `flash` and `triton` skip them.
+    A single document on a CPU has a T × T mask. That is faster. On a CPU, long packed documents are
+    computed one by one. On other devices keys of earlier documents are masked, because reading the
+    lengths would wait. `flash` and `triton` skip them.
     """
     window = mechanism.window
     is_on_cpu = q.device.type == "cpu"

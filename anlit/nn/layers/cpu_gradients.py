@@ -2,8 +2,8 @@
 
 There each pass of autograd goes through memory.
 
-The formulas are in `norms.py`, `swiglu.py` and `positions.py`; other devices and compilers take
-those.
+The formulas are in `norms.py`, `swiglu.py` and `positions.py`. Other devices and compilers take
+them.
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ def is_trained_eagerly_on_cpu(x: Tensor) -> bool:
 class Normalise(torch.autograd.Function):
     """factor · gain ∘ x / √(Σx² + eps) over the last axis, with a third of autograd's passes.
 
-    With x̂ = x / √(Σx² + eps), the gradient by x is (g − x̂ (x̂·g)) · factor / √(Σx² + eps), where
-    g is the gradient by factor · x̂.
+    x̂ is x / √(Σx² + eps), and g is the gradient by factor · x̂. The gradient by x is
+    (g − x̂ (x̂·g)) · factor / √(Σx² + eps).
     """
 
     @staticmethod

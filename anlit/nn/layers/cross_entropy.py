@@ -2,9 +2,9 @@
 
 At V = 50,304 and 16,384 tokens the logits are 3.3 GB in float32. The usual way holds several such
 tensors. The gradient of a mean cross-entropy needs nothing from later tokens. So
-`linear_cross_entropy` takes a chunk of tokens at a time, as in Liger (arXiv 2410.10989): through
-projection and softmax, and back to the gradients of hidden states and projection. The backward pass
-only multiplies these gradients by the upstream gradient.
+`linear_cross_entropy` takes a chunk of tokens at a time, as in Liger (arXiv 2410.10989). The chunk
+goes through projection and softmax. Then it goes back to the gradients of hidden states and
+projection. The backward pass only multiplies these gradients by the upstream gradient.
 
 Letters: N tokens, d width, V vocabulary.
 """
@@ -38,10 +38,11 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy of the logits x·Wᵀ in nats per counted token, a chunk of tokens at a time.
 
-    Returns the loss, which carries no gradient, and the objective, which does: the loss plus z_loss
-    · mean(log Z)². Both are 0 if no token counts. Products are computed in autocast's precision if
-    autocast is on, sums in float32 at least. The forward pass computes the gradients and stores
-    them, N·d and V·d numbers. They can be used once and not differentiated again.
+    Returns the loss, without a gradient, and the objective, with a gradient. The objective is the
+    loss plus z_loss · mean(log Z)². Both are 0 if no token counts. Products are computed in
+    autocast's precision if autocast is on. Sums are in float32 at least. The forward pass computes
+    the gradients. It stores N·d and V·d numbers. They can be used once and not differentiated
+    again.
 
     Args:
         x, weight: Hidden states, (B, T, d), and W, (V, d).
@@ -71,7 +72,7 @@ gradient of the mean objective by the logits, (rows, V), or None if nothing need
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """x (N, d), weight (V, d), targets (N,) → loss and objective; see `linear_cross_entropy`."""
+    """x (N, d), weight (V, d), targets (N,) → loss and objective. See `linear_cross_entropy`."""
 
     @staticmethod
     def forward(
@@ -165,7 +166,7 @@ def chunk_size(device_type: str, vocab_size: int, width: int, n_tokens: int) -> 
     """Tokens in a chunk. At least d, or adding to W's gradient would cost more than the logits.
 
     On a GPU chunks have equal size if possible, and are multiples of `TILE`. A smaller last chunk
-    would be compiled separately, and leave most of the device idle.
+    would be compiled separately. It would leave most of the device idle.
     """
     n_logits = CHUNK_NUMBERS.get(device_type, DEFAULT_CHUNK_NUMBERS)
     largest = max(width, n_logits // vocab_size)

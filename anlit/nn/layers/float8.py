@@ -3,8 +3,8 @@
 x, W and the gradients are rounded to 8 bits right before each product.
 
 Weights, activations, sums and tensors saved for the backward pass keep their precision. Numbers are
-scaled to float8's range by their largest magnitude, with a factor per tensor or per row (arXiv
-2209.05433).
+scaled to float8's range by their largest magnitude (arXiv 2209.05433). A tensor or a row has a
+factor.
 """
 
 from dataclasses import replace

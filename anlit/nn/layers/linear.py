@@ -25,9 +25,8 @@ class TokenEmbedding(nn.Embedding):
 class ScaledLinear(nn.Linear):
     """s ∘ (c · W) x without bias: c a constant, s a vector over the outputs or absent.
 
-    The factors multiply W, not the result: the same mathematics on in·out numbers instead of
-    tokens·out. Folding for inference stores the product. W is not initialised here: the decoder
-    draws it.
+    The factors multiply W, not the result. So in·out numbers are multiplied instead of tokens·out.
+    Folding for inference stores the product. W is not initialised here: the decoder draws it.
 
     Args:
         d_in, d_out: W is (d_out, d_in).
@@ -65,13 +64,13 @@ def fused_linear(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None]
     """Several linear maps of the same x, side by side: x (…, d_in) → (…, sum of their d_out).
 
     One product for all maps is faster, and its gradient by x needs no sum. A few tokens take a
-    product for each map, because to concatenate the weights would cost more. The matrices remain
-    separate parameters.
+    product for each map. To concatenate the weights would cost more. The matrices remain separate
+    parameters.
 
     Args:
         x: The input.
         maps: The maps.
-        scales: For each map its vector over the outputs, (d_out,) or None; empty if no map has a
+        scales: The vector over the outputs of each map, (d_out,) or None. Empty if no map has a
             vector.
     """
     weights = []

@@ -23,7 +23,7 @@ Norms = Literal["bounded", "strict"]
 
 
 def unit(x: Tensor) -> Tensor:
-    """x / ‖x‖₂ over the last axis; same shape and dtype as x. A zero vector stays zero."""
+    """x / ‖x‖₂ over the last axis. Same shape and dtype as x. A zero vector stays zero."""
     wide = x.to(wide_dtype(x))
     if is_trained_eagerly_on_cpu(x):
         return Normalise.apply(wide, None, 0.0, 1.0).to(x.dtype)
@@ -33,7 +33,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
-    """x / √(mean(x²) + eps) · gain over the last axis; same shape and dtype as x.
+    """x / √(mean(x²) + eps) · gain over the last axis. Same shape and dtype as x.
 
     gain is (width,), or None for 1.
     """
@@ -87,9 +87,9 @@ def nu_linear(d_in: int, d_out: int) -> float:
 def nu_activation(sigma: float) -> float:
     """1/√E[SiLU(σx)²], x ~ N(0, 1), by quadrature: 3.72 at σ = 1/2, 1.68 at σ = 1.
 
-    The norm of u ∘ SiLU(z) concentrates at √E[SiLU(σx)²], for a unit u in d_ff dimensions and
-    entries of z with standard deviation σ. In [anGPT] z is √d_model times a unit vector in d_ff
-    dimensions, so σ = √(d_model/d_ff).
+    u is a unit vector in d_ff dimensions. The entries of z have the standard deviation σ. The norm
+    of u ∘ SiLU(z) concentrates at √E[SiLU(σx)²]. In [anGPT] z is √d_model times a unit vector in
+    d_ff dimensions. So σ = √(d_model/d_ff).
     """
     from scipy import integrate  # it takes half a second, which --help does not wait for
 
@@ -132,7 +132,7 @@ them."""
 def restore_norms(constraints: Iterable[Constraint], compiled: bool = False) -> None:
     """Divide each vector w of the weights in place: by ‖w‖ (`strict`) or max(1, ‖w‖) (`bounded`).
 
-    If vectors are split over ranks, the ranks add up the sums of squares, for all weights in a
+    If vectors are split over ranks, the ranks add up the sums of squares. All weights share a
     single collective operation. `compiled` makes the work of a rank a kernel for each matrix
     instead of three.
     """

@@ -1,8 +1,8 @@
 """Position encodings: rotations of q and k, chosen apart from the attention mechanism.
 
-Half-split pairing as in Qwen3 and GPT-NeoX: of the R rotated dimensions, dimension i is paired with
-i + R/2. The other dimensions pass through. All classes here give a true rotation, so scores depend
-on the distance alone. YaRN also makes the rotated dimensions longer by a constant.
+Pairs are half-split as in Qwen3 and GPT-NeoX. Of the R rotated dimensions, dimension i is paired
+with i + R/2. The other dimensions pass through. All classes here give a true rotation. So scores
+depend on the distance alone. YaRN also makes the rotated dimensions longer by a constant.
 
 Shapes: B batch, H heads, T tokens, D head width, R rotated width.
 """
@@ -29,7 +29,7 @@ class Positions(nn.Module):
 
     @property
     def scale(self) -> float:
-        """The factor of the rotated dimensions of queries and keys; their scores get its square."""
+        """The factor of the rotated dimensions of queries and keys. Their scores get its square."""
         return 1.0
 
     def check(self, d_head: int) -> None:
@@ -50,10 +50,9 @@ class Positions(nn.Module):
     def tables(self, d_head: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """scale × cos and sin of position × frequency, each (T, R/2), on the device of `like`.
 
-        They are computed in float64: at 64k tokens a float32 product of position and frequency is
-            off by
-        0.004 rad. They are computed outside inference mode, so that training can use them after
-        validation.
+        They are computed in float64. At 64k tokens a float32 product of position and frequency is
+        off by 0.004 rad. They are computed outside inference mode, so that training can use them
+        after validation.
         """
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         key = (d_head, length, like.device, dtype)
@@ -77,7 +76,7 @@ class Positions(nn.Module):
         Args:
             d_head: D.
             length: Tokens of the whole sequence.
-            index: (B or 1, T) integers, each token's position in its document; None for 0, 1 …
+            index: (B or 1, T) integers, each token's position in its document. None for 0, 1 …
                 length−1.
             like: A tensor with the device and precision of the rotation.
         """
@@ -156,17 +155,17 @@ def _geometric_series(base: float, width: int) -> Tensor:
 class DynamicNTK(RoPE):
     """RoPE with a base that grows with the sequence: base·(T/T_train)^{R/(R−2)} for T > T_train.
 
-    The fastest pair turns as in training. The slowest pair turns as far over T tokens as it did
-    over T_train. So a longer sequence has only angles that the model was trained on. Up to T_train
-    this is RoPE exactly.
+    The fastest pair turns as in training. The slowest pair turns over T tokens as far as over
+    T_train. So a longer sequence has only angles that the model was trained on. Up to T_train this
+    is RoPE exactly.
 
-    T is the length of the whole sequence, also if it packs several documents. So beyond T_train a
-    document's logits depend on the length of its sequence.
+    T is the length of the whole sequence, also if it packs several documents. Beyond T_train a
+    document's logits depend on T.
 
     Args:
-        fraction: As in RoPE; at least 4 dimensions must rotate.
+        fraction: As in RoPE. At least 4 dimensions must rotate.
         base: As in RoPE, up to the training length.
-        training_length: T_train in tokens; None for the model's context_length. Set it if you raise
+        training_length: T_train in tokens. None for the model's context_length. Set it if you raise
             context_length to evaluate on longer sequences.
     """
 
@@ -255,7 +254,7 @@ class YaRN(RoPE):
     Args:
         factor: At least 1.
         training_length: T_train, tokens of a training sequence before the model was stretched.
-        attention_factor: The rotated dimensions of queries and keys are multiplied by it; None for
+        attention_factor: The rotated dimensions of queries and keys are multiplied by it. None for
             0.1·ln(factor) + 1.
         beta_fast: In turns.
         beta_slow: In turns, less than beta_fast.
@@ -373,7 +372,7 @@ class NoPE(Positions):
 class PositionsPattern(Positions):
     """Different positions in different layers: layer l (from 0) has `layers[l mod len(layers)]`.
 
-    An entry counts its layers from 0, so a pattern inside a pattern has its entries in turn.
+    An entry counts its layers from 0. So a pattern inside a pattern has its entries in turn.
 
     Args:
         layers: The positions of each layer in the period, such as three times RoPE and then NoPE.

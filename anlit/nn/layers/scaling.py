@@ -7,7 +7,7 @@ from anlit.nn.layers.sharded import replicated_like
 
 
 def scale_queries_and_keys(q: Tensor, k: Tensor, s_qk: Tensor) -> tuple[Tensor, Tensor]:
-    """q ∘ s_qk and k ∘ s_qk, per head and dimension ([nGPT], section 2.3.2); shapes and dtype stay.
+    """q ∘ s_qk and k ∘ s_qk, per head and dimension ([nGPT], section 2.3.2). Shapes and dtype stay.
 
     s_qk is (H·D,), also if heads share keys. Then q takes all of it: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k.
     """
@@ -20,9 +20,9 @@ def scale_queries_and_keys(q: Tensor, k: Tensor, s_qk: Tensor) -> tuple[Tensor, 
 class ScalingVector(nn.Module):
     """s = ŝ · (init / scale), shape (width,).
 
-    The stored ŝ starts at `scale`, so s starts at `init`.
+    The stored ŝ starts at `scale`. So s starts at `init`.
 
-    Adam moves the entries of ŝ by about the learning rate, so s moves by lr · init / scale. `scale`
+    Adam moves the entries of ŝ by about the learning rate. So s moves by lr · init / scale. `scale`
     sets how fast this vector learns relative to the matrices.
     """
 

@@ -21,7 +21,7 @@ def replicated_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a tensor that may be sharded on all ranks; all ranks must call this."""
+    """Gather a tensor that may be sharded on all ranks. All ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

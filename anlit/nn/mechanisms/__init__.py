@@ -1,7 +1,7 @@
 """Attention mechanisms, a file each.
 
 A `Mechanism` in a file of this folder is available by name, here and as `anlit.<Name>`. To add a
-mechanism, write a file here and, so that users find it, a YAML fragment in configs/attention/.
+mechanism, write a file here. Users find it by a YAML fragment in configs/attention/.
 """
 
 from anlit.config.registry import classes_in

@@ -9,10 +9,10 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 
 
 class ALiBi(Mechanism):
-    """m(t) = −slope_h·t; meant for use without positions.
+    """m(t) = −slope_h·t. Meant for use without positions.
 
     If H is a power of two, slope_h = 2^{−8h/H} for h = 1 … H. Otherwise P is the largest power of
-    two below H. Then P heads have the slopes for H = P, and the remaining heads every second slope
+    two below H. Then P heads have the slopes for H = P. The remaining heads have every second slope
     for H = 2P, as in the paper's code.
     """
 

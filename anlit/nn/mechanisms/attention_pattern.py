@@ -8,7 +8,7 @@ from anlit.nn.mechanisms.mechanism import Mechanism
 class AttentionPattern(Mechanism):
     """Layer number l (from 0) has the mechanism `layers[l mod len(layers)]`.
 
-    An entry counts its layers from 0, so a pattern inside a pattern has its entries in turn.
+    An entry counts its layers from 0. So a pattern inside a pattern has its entries in turn.
     `PositionsPattern` does the same for positions. If an entry learns a coefficient globally, the
     layers of the entry share it.
 

@@ -10,9 +10,9 @@ class BetaScaling(Mechanism):
     """g(n) = s·n^{2/(d_head−1)}.
 
     For q and k uniform on a sphere (1 + cos(q, k))/2 has the distribution Beta((d_head−1)/2,
-    (d_head−1)/2). The largest of n cosines differs from 1 by about n^{−2/(d_head−1)}, and its gap
-    to the next shrinks alike. For n ≫ e^{d_head} a slower growth loses the weight on the largest.
-    At d_head = 64 and n = 10⁵ the gain is only 1.44. There √(2 ln n) describes the scores better.
+    (d_head−1)/2). The largest of n cosines differs from 1 by about n^{−2/(d_head−1)}. Its gap to
+    the next shrinks alike. For n ≫ e^{d_head} a slower growth loses the weight on the largest. At
+    d_head = 64 and n = 10⁵ the gain is only 1.44. There √(2 ln n) describes the scores better.
 
     Args:
         s: Strength. 1, our choice, gives g(1) = 1.

@@ -10,9 +10,9 @@ from anlit.nn.mechanisms.plain import Plain
 class LogBias(Mechanism):
     """m(t) = −ln(1+t/τ), with the g(n) of another mechanism.
 
-    For Gaussian S all ranges [t, tΔ) far beyond τ have the same expected weight, as in
-    scale-invariant attention. But without the gain a(t) the weight of a far range is spread over
-    more keys.
+    S is Gaussian here. All ranges [t, tΔ) far beyond τ have the same expected weight, as in
+    scale-invariant attention. Without the gain a(t) the weight of a far range is spread over more
+    keys.
 
     Args:
         tau: Distance in tokens up to which the bias is small.

@@ -12,8 +12,8 @@ class LogN(Mechanism):
 
     With b = 1, c = 0 it is LogN ([SI]) or scalable softmax (arXiv 2501.19399).
 
-    With the shifted count of [NOR], such as b = 0.1 and c = 1.9, g(1) is s·ln 2 instead of 0, and g
-    grows from about n = c/b on. Short contexts then have nearly the same gain.
+    [NOR] shifts the count, as with b = 0.1 and c = 1.9. Then g(1) is s·ln 2 instead of 0. g grows
+    from about n = c/b on. Short contexts then have nearly the same gain.
 
     Args:
         s: Strength; [SI] learns it from 0.4.

@@ -7,7 +7,7 @@ here has logits
 
 where n_i is the number of these keys and t = i − j the distance. A mechanism is three small
 functions, and may have a window. To add a mechanism, write a subclass with the functions that are
-not trivial, and a YAML file that names it.
+not trivial. Write a YAML file that names it.
 """
 
 import copy
@@ -20,8 +20,8 @@ from anlit.nn.mechanisms.coefficient import Coefficient, Reference
 class Mechanism(nn.Module):
     """Base class: a(t) = 1, g(n) = 1, m(t) = 0.
 
-    A function that returns None is trivial and costs nothing. The functions that a subclass
-    overrides decide which kernels can compute it.
+    A function that returns None is trivial and costs nothing. A subclass's functions decide which
+    kernels can compute it.
 
     The object that a user makes is a template. `for_layer` makes from it the module of one layer,
     with `n_heads` and `d_head`. A number that may be learned is a `Coefficient`; call it for its
@@ -29,7 +29,7 @@ class Mechanism(nn.Module):
     """
 
     window: int | None = None
-    """How many keys a query may see; None for all earlier keys of its document."""
+    """How many keys a query may see. None for all earlier keys of its document."""
 
     replaces_positions = False
     """Whether it is published for use without positions."""

@@ -16,9 +16,8 @@ class ScaleInvariant(Mechanism):
     [SI] has c = 2.
 
     For Gaussian S the expected unnormalised weight at distance t is e^{m + a²/2} = √e·(1 +
-    t/τ)^{1−c}. With c = 2
-    all ranges [t, tΔ) far beyond τ have the same total weight, so attention is the same at all
-    scales. A larger c favours near keys, a smaller c far keys.
+    t/τ)^{1−c}. With c = 2 all ranges [t, tΔ) far beyond τ have the same total weight. So attention
+    is the same at all scales. A larger c favours near keys, a smaller c far keys.
 
     Args:
         tau: Distance in tokens below which attention is not yet scale-invariant; [SI] uses 10.

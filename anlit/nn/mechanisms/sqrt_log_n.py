@@ -13,9 +13,9 @@ class SqrtLogN(Mechanism):
 
     The largest of n standard normal scores is about √(2 ln n). The next follow at distances of
     order 1/√(2 ln n). A gain of this size keeps the weight on the largest from vanishing as n
-    grows. A smaller gain does not. With r > 1, E[1/w_max] stays below 1 + 1/(r−1): if a = 0, b = 1,
-    c = 0, and with b = 0.1, c = 1.9 for r = 1.5 and 2 up to n = 10⁵. At r = 1 it grows slowly, to
-    6.1 at n = 10⁵.
+    grows. A smaller gain does not. With r > 1, E[1/w_max] stays below 1 + 1/(r−1), if a = 0, b = 1,
+    c = 0. With b = 0.1, c = 1.9 it does for r = 1.5 and 2 up to n = 10⁵. At r = 1 it grows slowly,
+    to 6.1 at n = 10⁵.
 
     Args:
         r: Strength. Our default of 1 is the border between a weight that vanishes and a weight that

@@ -11,9 +11,8 @@ from anlit.nn.mechanisms.mechanism import Mechanism, MechanismWrapper
 class WarmStart(MechanismWrapper):
     """Plain attention that becomes `mechanism` over the first optimizer steps of a run.
 
-    With w from 0 to 1, saved with the weights, logits are (1 + w(a − 1))·(1 + w(g − 1))·S + w·m,
-    with
-    a, g and m of `mechanism`.
+    Logits are (1 + w(a − 1))·(1 + w(g − 1))·S + w·m. a, g and m belong to `mechanism`. w rises from
+    0 to 1, and is saved with the weights.
 
     Args:
         mechanism: The mechanism at the end, without a window.
@@ -48,7 +47,7 @@ class WarmStart(MechanismWrapper):
         return self._blend(0, super().distance_bias(t))
 
     def _blend(self, start: float, end: Tensor | None) -> Tensor | None:
-        """start + w·(end − start); None stays None."""
+        """start + w·(end − start). None stays None."""
         return None if end is None else start + self.share.to(end.dtype) * (end - start)
 
 

@@ -1,6 +1,6 @@
 """anGPT: the approximately normalised transformer (Franke et al., NeurIPS 2025, arXiv 2505.22014).
 
-Constants that need no data replace the norm layers, because ‖g(x)‖ of a high-dimensional unit x
+Constants that need no data replace the norm layers. For a high-dimensional unit x, ‖g(x)‖
 concentrates at its mean. The rows of the weights are bounded by 1. ν = 1/√E‖g(x)‖², see
 `anlit.nn.layers.norms`.
 
@@ -11,7 +11,7 @@ concentrates at its mean. The rows of the weights are bounded by 1. ν = 1/√E�
     h_M = ν_d W_d (ν_acf · u ∘ SiLU(√d z))                  h ← ν(α_M) ∘ (h + α_M ∘ (h_M − h))
     logits = s_z ∘ (W_head h)
 
-The attention average has no factor, which is exact if attention is peaked. QK-norm is the only norm
+The attention average has no factor. This is exact if attention is peaked. QK-norm is the only norm
 layer. There is no weight decay and no warm-up.
 
 Deviations: QK-norm has no gain, which is our reading of the paper. Two settings come from nGPT.
@@ -65,7 +65,7 @@ class AnGPTConfig(NormalisedConfig):
         s_qk: Multiply q and k by a learned vector after RoPE and QK-norm, as nGPT does. It has a
             number per head and dimension: init 1, scale 1/√d_model. The paper has none.
         silu_std: Standard deviation σ of SiLU's argument, for which ν_acf is computed. By default
-            √(d_model/d_ff), the paper's; nGPT has 1.
+            √(d_model/d_ff), the paper's. nGPT has 1.
     """
 
     norm_eps: float = 1e-6
@@ -97,7 +97,7 @@ class AnGPTBlock(nn.Module):
         nu_uz = scale * nu_linear(d, f)
         nu_d = scale * nu_linear(f, d)
         self.nu_acf = scale * nu_activation(silu_std)
-        """The factor that gives u ∘ SiLU(√d z) norm 1; W_d contains it."""
+        """The factor that gives u ∘ SiLU(√d z) norm 1. W_d contains it."""
         self.has_residual_factor = config.approximation.residual_factor
 
         # Each constant is the factor of a map, also if it multiplies the map's input: scalars

@@ -26,8 +26,8 @@ from anlit.nn.models.runtime import Runtime
 class DecoderConfig:
     """Settings of a decoder.
 
-    The architecture decides the kind of these norms: RMS with a learned gain in GPT+, the unit norm
-    in nGPT and anGPT.
+    The architecture decides the kind of these norms. GPT+ has RMS with a learned gain. nGPT and
+    anGPT have the unit norm.
 
     Args:
         vocab_size: V, the number of tokens. By default `anlit fit` takes the data's number, rounded
@@ -35,12 +35,12 @@ class DecoderConfig:
         context_length: T, tokens in a training sequence.
         n_layers: L, the number of blocks.
         n_heads: H, attention heads.
-        n_kv_heads: G, heads of keys and values, each shared by H/G heads of queries (arXiv
-            2305.13245); must divide n_heads, which is the default.
-        d_head: D, the width of a head; by default d_model/n_heads, which must then be a whole
+        n_kv_heads: G, heads of keys and values (arXiv 2305.13245). Each is shared by H/G heads of
+            queries. It must divide n_heads, its default.
+        d_head: D, the width of a head. By default d_model/n_heads, which must then be a whole
             number. H·D may differ from d_model.
         d_model: d, the width of the hidden state.
-        d_ff: f, the width of the MLP; by default 4·d_model.
+        d_ff: f, the width of the MLP. By default 4·d_model.
         attention: The attention mechanism.
         positions: RoPE, LinearRoPE, Llama3RoPE, YaRN, DynamicNTK, PRoPE, NoPE, or a
             PositionsPattern.
@@ -53,20 +53,19 @@ class DecoderConfig:
             gain, and anGPT, as we read its paper, does not.
         qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and
             anGPT it is a multiple of their usual mean square, 1/d_model and 1/d_head. By default
-            norm_eps in GPT+, 0 in nGPT, and d_head·norm_eps in anGPT, which adds norm_eps to the
+            norm_eps in GPT+, 0 in nGPT, and d_head·norm_eps in anGPT. anGPT adds norm_eps to the
             mean square.
-        qk_clip: After each optimizer step, shrink q and k in heads where a score q·k/√D since the
-            last step was above this (arXiv 2507.20534); null for never. It costs a second product
-            q·kᵀ.
+        qk_clip: The largest score q·k/√D (arXiv 2507.20534). After a step with a larger score, q
+            and k of its head shrink. Null for never. It costs a second product q·kᵀ.
         v_norm: Normalise values per head too (QKV-norm, arXiv 2410.16682).
         attention_norm: Normalise each head's weighted average of the values.
-        attention_gate: Multiply the averages by 2σ(W_g x), with W_g initially 0: one factor per
-            head, or one per element (arXiv 2505.06708).
-        post_norm: Normalise the outputs of W_o and W_d (peri-LN, arXiv 2502.02732); nGPT always
+        attention_gate: Multiply the averages by 2σ(W_g x) (arXiv 2505.06708). There is a factor per
+            head or per element. W_g starts at 0.
+        post_norm: Normalise the outputs of W_o and W_d (peri-LN, arXiv 2502.02732). nGPT always
             does.
         dropout: Dropout probability of the attention weights and of each block's two updates.
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
-        base_d_model: The width at which the rates were tuned: initial values and rates follow the
+        base_d_model: The width at which the rates were tuned. Initial values and rates follow the
             rule of `anlit.nn.models.transfer` from there. Null for no rule.
         base_n_layers: The depth at which the rates were tuned, likewise.
         runtime: Compiled blocks, activation checkpointing, late initial values, float8.

@@ -16,23 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from anlit.nn.attention.cache import KeyValueCache
-from anlit.nn.attention.output import GateMap
 from anlit.nn.attention.qk_clip import QKClip
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.layers.cross_entropy import linear_cross_entropy
 from anlit.nn.layers.linear import ScaledLinear, TokenEmbedding
-from anlit.nn.layers.norms import Constraint, Norms, RMSNorm, restore_norms
+from anlit.nn.layers.norms import Constraint, Norms, restore_norms
 from anlit.nn.layers.positions import Positions, Rotation
 from anlit.nn.layers.precision import wide_dtype
-from anlit.nn.layers.scaling import ScalingVector
 from anlit.nn.layers.sharded import fill
-from anlit.nn.mechanisms.coefficient import Coefficient, shared_coefficients
-from anlit.nn.mechanisms.warm_start import WarmStart
+from anlit.nn.mechanisms.coefficient import shared_coefficients
 from anlit.nn.models.config import DecoderConfig
 from anlit.nn.models.transfer import NU_GPT, Rule, Transfer
-
-MODULES_WITH_INITIAL_VALUES = RMSNorm | ScalingVector | Coefficient | GateMap | QKClip | WarmStart
-"""The modules besides matrices that `Decoder.reset_parameters` resets."""
 
 
 class Decoder(nn.Module):
@@ -48,7 +42,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        # The configuration may be shared by models; this model's mechanism and positions are
+        # The configuration may be shared by models. This model's mechanism and positions are
         # copies.
         config = replace(
             config,
@@ -98,7 +92,7 @@ class Decoder(nn.Module):
         Args:
             tokens: Token ids.
             document_ids: (B, T), equal for tokens of one document.
-            cu_seqlens: Where the documents begin, as in a `Batch`; without it some kernels wait for
+            cu_seqlens: Where the documents begin, as in a `Batch`. Without it some kernels wait for
                 the device.
             longest: Tokens of the longest document, as in a `Batch`.
             targets: (B, T), −100 where a token does not count. The result comes from
@@ -171,8 +165,8 @@ class Decoder(nn.Module):
             if name != "W_g":
                 fill(weight, partial(self.draw, name))
         for module in self.modules():
-            if isinstance(module, MODULES_WITH_INITIAL_VALUES):
-                module.reset_parameters()
+            if module is not self and hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
 
     def draw_missing(self, device: torch.device) -> None:
         """Give a decoder that was built on the meta device its initial values, on `device`.
@@ -192,7 +186,7 @@ class Decoder(nn.Module):
     def begin_from(self, weights: dict[str, Tensor]) -> None:
         """Replace initial values by `weights`, named as in the state_dict.
 
-        The meta device has no memory for them, so there they wait for `draw_missing`.
+        The meta device has no memory for them. So there they wait for `draw_missing`.
         """
         if self.embedding.weight.is_meta:
             self._later_weights = weights
@@ -234,7 +228,7 @@ class Decoder(nn.Module):
         """
 
     def constraints(self) -> list[Constraint]:
-        """The constrained matrices, each with the axis of its vectors; none in GPT+."""
+        """The constrained matrices, each with the axis of its vectors. None in GPT+."""
         return []
 
     def row_norms(self) -> Iterable[Tensor]:
@@ -261,7 +255,7 @@ class Decoder(nn.Module):
 class NormalisedDecoder(Decoder):
     """The decoder of nGPT and anGPT: vectors are drawn uniformly on the sphere, and `norms` holds.
 
-    The gates W_g start at 0, so they cannot have norm 1. Their rows are bounded (our choice).
+    The gates W_g start at 0. So they cannot have norm 1. Their rows are bounded (our choice).
     """
 
     transfer_rules = NU_GPT

@@ -2,10 +2,9 @@
 
 Counted are the matrix products in the formulas, once for the forward and twice for the backward
 pass. A multiplication and an addition are two operations. Elementwise work is not counted: norms,
-rotations, softmax, scaling vectors, products of scales and weights. Together it is about one
-percent, at memory speed. Recomputation in the backward pass and masked logits are not counted
-either. So MFU is the share of the peak spent on the model's needs, for every kernel and memory
-setting.
+rotations, softmax, scaling vectors, products of scales and weights. Together it is about a percent,
+at memory speed. Recomputation in the backward pass and masked logits are not counted either. So MFU
+is the share of the peak spent on the model's needs. Kernel and memory settings do not matter.
 """
 
 from torch import nn
@@ -25,10 +24,10 @@ def mean_visible_keys(length: int, window: int | None = None) -> float:
 def flops_per_token(model: nn.Module, length: int) -> float:
     """FLOPs of one training step per token, for a decoder of any architecture and mechanism.
 
-    Each weight of a linear map costs 6, gates included; the embedding is a look-up. Each key that a
-    query sees on average costs 12·H·D per layer: 2·H·D for q·k and 2·H·D for weights·v, times 3.
-    Heads that share keys save nothing. The average assumes that a sequence is one document of
-    `length` tokens, an upper bound for packed documents.
+    Each weight of a linear map costs 6, gates included. The embedding is a look-up. Each key that a
+    query sees on average costs 12·H·D per layer. That is 2·H·D for q·k and 2·H·D for weights·v,
+    times 3. Heads that share keys save nothing. The average assumes that a sequence is one document
+    of `length` tokens, an upper bound for packed documents.
     """
     n_weights = 0
     for module in model.modules():

@@ -1,15 +1,15 @@
 """Folding: for inference, the matrices of nGPT and anGPT absorb the factors that multiply them.
 
-Training keeps factors and matrices apart: the bound on the rows holds for the matrix alone, the
-step size for the scaling vector alone. After training the product is enough:
+Training keeps factors and matrices apart. The bound on the rows holds for the matrix alone. The
+step size holds for the scaling vector alone. After training the product is enough:
 
     anGPT   W ← c·W for ν_qkv, ν_p, ν_uz, √d, ν_d ν_acf;  W_head ← s_z ∘ W_head
             h ← w_h ∘ h + W_o(…),  w_h = ν(α)(1−α),  W_o ← ν(α)α ∘ W_o, and W_d alike
     nGPT    W_u ← s_u ∘ W_u,  W_z ← √d s_v ∘ W_z,  W_head ← s_z ∘ W_head
             α ← |α|,  s_qk with its factor √D
 
-where s ∘ W multiplies row i of W by s_i. Some factors cannot be folded: nGPT's norms, s_qk after
-the norm of q and k, and ν(α)α if a post-norm follows W_o and W_d.
+where s ∘ W multiplies row i of W by s_i. Some factors cannot be folded. These are nGPT's norms, and
+s_qk after the norm of q and k. If a post-norm follows W_o and W_d, ν(α)α is another.
 """
 
 import copy

@@ -104,7 +104,7 @@ class GPTBlock(nn.Module):
         qkv = fused_linear(x, self.W_q, self.W_k, self.W_v)
         q, k, v = split_heads(qkv, self.n_heads, self.n_kv_heads)
 
-        # Normalise each head, then rotate q and k by their positions; shapes stay
+        # Normalise each head, then rotate q and k by their positions. Shapes stay
         q = self.norm_q(q)
         k = self.norm_k(k)
         q, k = rotate(rotation, q, k)
@@ -135,9 +135,9 @@ class GPTBlock(nn.Module):
 class GPTDecoder(Decoder):
     """The GPT+ network.
 
-    Initial values: matrices N(0, init_std²), W_o and W_d smaller by 1/√(2L), gains 1. With a base
-    of L layers, for a model that is m times as wide and l times as deep: matrices smaller by 1/√m,
-    the head by 1/m, W_o and W_d also by 1/l.
+    Initial values: matrices N(0, init_std²), W_o and W_d smaller by 1/√(2L), gains 1. A model may
+    be m times as wide and l times as deep as a base of L layers. Then matrices are smaller by 1/√m,
+    and the head by 1/m. W_o and W_d are also smaller by 1/l.
     """
 
     block_class = GPTBlock

@@ -9,9 +9,9 @@
 
 There are no norm layers, no weight decay and no warm-up.
 
-Deviations: RoPE in the paper's public code is not a rotation; here it is, and QK normalisation is
-per head. The learned s_qk follows RoPE, so scores depend on the absolute position. Positions
-therefore restart with each masked document.
+Deviations: RoPE in the paper's public code is not a rotation. Here it is. QK normalisation is per
+head. The learned s_qk follows RoPE. So scores depend on the absolute position. Positions therefore
+restart with each masked document.
 
 Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
 width, f MLP width, V vocabulary.
@@ -122,7 +122,7 @@ class NGPTBlock(nn.Module):
         qkv = fused_linear(h, self.W_q, self.W_k, self.W_v)
         q, k, v = split_heads(qkv, self.n_heads, self.n_kv_heads)
 
-        # Rotate q and k by their positions, then normalise each head and scale it; shapes stay
+        # Rotate q and k by their positions, then normalise each head and scale it. Shapes stay
         q, k = rotate(rotation, q, k)
         q = self.norm_qk(q)
         k = self.norm_qk(k)

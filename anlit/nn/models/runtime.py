@@ -47,7 +47,7 @@ blocks save a third of it, and take 10 to 30 s to compile."""
 
 LOGITS_THAT_REPAY = 1e11
 """Attention logits. Eager attention moves them through an H200's memory in a second or two
-(estimated), as long as a kernel takes to compile."""
+(estimated). A kernel takes as long to compile."""
 
 _builds_without_values = ContextVar("_builds_without_values", default=False)
 
@@ -67,15 +67,15 @@ class Runtime:
     """Settings of how a model runs.
 
     Args:
-        compile: Whether training compiles each block with torch.compile; all blocks of a kind share
-            one compilation. On a GPU this compiles the loss and the restoration of norms too.
-            `auto` compiles on CUDA. On CPU `cpu_gradients.py` already brings most of the gain.
+        compile: Whether training compiles each block with torch.compile. All blocks of a kind share
+            a compilation. On a GPU this compiles the loss and the restoration of norms too. `auto`
+            compiles on CUDA. On CPU `cpu_gradients.py` already brings most of the gain.
             `validate` and `test` compile where that takes less time than it saves
-            (`repays_compiled_blocks`); the other tools never do.
-        recompute_every: Activation checkpointing: recompute every n-th block in the backward pass
-            instead of keeping its activations; 1 recomputes all blocks, 0 none.
-        meta_init: Draw the initial weights after sharding, for models too large for a copy per rank
-            on the host. The weights are the same.
+            (`repays_compiled_blocks`). The other tools never do.
+        recompute_every: Activation checkpointing. The backward pass recomputes every n-th block
+            instead of keeping its activations. 1 recomputes all blocks, 0 none.
+        meta_init: Draw the initial weights after sharding. It is for models too large for a copy
+            per rank on the host. The weights are the same.
         float8: Matrix products of the blocks in float8 (`tensorwise`, `rowwise`,
             `rowwise_with_gw_hp`, see `anlit.nn.layers.float8`). GPUs need compute capability 8.9. A
             CPU emulates the rounding. Embedding, output layer, norms and optimizer do not change.
@@ -137,8 +137,8 @@ def _configure_compiler() -> None:
     """Let torch.compile make one graph per block, and one for each kind of block.
 
     DDP would split each block into several graphs to exchange gradients early. A pattern of layers
-    needs a compilation for each kind of layer, in training, in validation and for the last batch.
-    Beyond torch's limit of 8 it would run uncompiled.
+    needs a compilation for each kind of layer. Training, validation and the last batch need
+    separate compilations. Beyond torch's limit of 8 it would run uncompiled.
     """
     configuration = torch._dynamo.config
     configuration.optimize_ddp = False
@@ -197,8 +197,8 @@ def flush_denormals() -> None:
 def prepare_cpu() -> None:
     """Keep freed memory for the next step (glibc), and flush denormals.
 
-    By default every step returns the memory of its activations to the system, and gets it back page
-    by page, zeroed.
+    By default every step returns the memory of its activations to the system. It gets the memory
+    back page by page, zeroed.
     """
     with suppress(OSError, AttributeError):  # other C libraries do not have it
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -218,7 +218,7 @@ def enough_memory(rows: int, length: int, device: torch.device, advice: str) -> 
     try:
         yield
     except RuntimeError as error:
-        # A GPU raises a subclass of RuntimeError; a CPU does not.
+        # A GPU raises a subclass of RuntimeError. A CPU does not.
         is_cpu_out_of_memory = "can't allocate memory" in str(error)
         if isinstance(error, torch.OutOfMemoryError) or is_cpu_out_of_memory:
             message = (

@@ -6,24 +6,25 @@ in each group's rate, and in AdamW's ε. At the base size all factors are 1.
 
 GPT+: µP over width (arXiv 2203.03466), CompleteP with α = 1 over depth (arXiv 2505.01618). Both
 multiply activations: the logits by 1/m, the branches of h by 1/l. Here initial values and rates
-have these factors instead, which is the same for Adam: W with the rate c·η learns as c·V with the
-rate η for V, if W begins as c·V does. So only initial values and rates depend on the base.
+have these factors instead. For Adam this is the same: W with the rate c·η learns as c·V does, where
+V has the rate η. W must begin as c·V. So only initial values and rates depend on the base.
 `GPTDecoder.draw` has the initial values. ε follows the size of the gradient. EleutherAI's
-nanoGPT-mup has 1/(m l) for all groups; here embedding and head have no 1/l, which is a branch's.
+nanoGPT-mup has 1/(m l) for all groups. Here embedding and head have no 1/l, because it is a
+branch's.
 
-nGPT, anGPT: the exponents of νGPT (arXiv 2604.27077), as two public descriptions report its
-table; we could read the paper's abstract only. A row of norm 1 has entries of size 1/√d. Adam turns
-it by about rate·√d, so the embedding takes m^-1/2. A matrix changes its product with a fixed h by
-rate·√d at most, if all terms add up, and the product's entries are of size 1/√d: m^-1. If terms add
-up as random ones do, it is m^-1/2. νGPT takes the middle, m^-3/4. `NormalisedConfig` has the rule
-for α, s_z and the scales of the vectors. anGPT has the same rows and products, so we give it the
-same powers; we know of no publication.
+nGPT, anGPT: the exponents of νGPT (arXiv 2604.27077). Two public descriptions report its table. We
+could read the paper's abstract only. A row of norm 1 has entries of size 1/√d. Adam turns it by
+about rate·√d. So the embedding takes m^-1/2. If all terms add up, a matrix changes its product with
+a fixed h by rate·√d at most. The product's entries are of size 1/√d: m^-1. If terms add up as
+random ones do, it is m^-1/2. νGPT takes the middle, m^-3/4. `NormalisedConfig` has the rule for α,
+s_z and the scales of the vectors. anGPT has the same rows and products. So we give it the same
+powers. We know of no publication.
 
-Muon's update has a spectral norm that the width does not change (`original`), or that grows with √m
-(`match_rms_adamw`); its rate takes m^0 or m^-1/2, in all architectures. This is our derivation.
+The width does not change the spectral norm of Muon's update (`original`), or the norm grows with √m
+(`match_rms_adamw`). Its rate takes m^0 or m^-1/2, in all architectures. This is our derivation.
 
 The rules expect that d_ff and n_heads grow with d_model, and d_head stays. QK-norm then bounds the
-attention scores at all widths, so they keep 1/√D.
+attention scores at all widths. So they keep 1/√D.
 """
 
 from dataclasses import dataclass
@@ -84,8 +85,8 @@ class Transfer:
         rules: The rule of each group.
         width: m.
         depth: l.
-        base_d_model: The base's width; None if the width is not transferred.
-        base_n_layers: The base's depth; None if the depth is not transferred.
+        base_d_model: The base's width. None if the width is not transferred.
+        base_n_layers: The base's depth. None if the depth is not transferred.
 
     Raises:
         UserError: There is a base, and the architecture has no rules.

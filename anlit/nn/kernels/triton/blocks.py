@@ -1,8 +1,8 @@
 """Block sizes of each kernel, by head width, dtype and device.
 
 With them the kernels spill few or no registers (`tests/nn/attention/registers.py`). Other sizes
-have not been timed. They are fixed, because they decide the order of sums: the same run on the same
-device gives the same bits.
+have not been timed. They are fixed, because they decide the order of sums. So the same run on the
+same device gives the same bits.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 PADDING = 128
-"""How far past the last distance kernels may read the tables: the largest number of queries in a
+"""Entries past the last distance that kernels may read. It is the largest number of queries in a
 block."""
 
 

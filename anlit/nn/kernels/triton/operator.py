@@ -49,7 +49,7 @@ def triton_attention(
     ends: Tensor | None,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward kernel; see the top of this file."""
+    """Launch the forward kernel. See the top of this file."""
     from anlit.nn.kernels.triton.forward import forward
 
     _check_inputs(q, k, v, starts)
@@ -88,7 +88,7 @@ def triton_attention_backward(
     out: Tensor,
     lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and the coefficient; the coefficient's is empty if it is None."""
+    """Gradients of q, k, v and the coefficient. The coefficient's is empty if it is None."""
     from anlit.nn.kernels.triton.backward_keys import backward_keys
     from anlit.nn.kernels.triton.backward_queries import backward_queries
 
@@ -172,7 +172,7 @@ def _check_table(table: Tensor | None, q: Tensor) -> None:
 
 
 def _with_contiguous_rows(x: Tensor) -> Tensor:
-    """x itself or a copy with D numbers side by side; kernels follow the other strides."""
+    """x itself or a copy with D numbers side by side. Kernels follow the other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

@@ -2,15 +2,14 @@
 
 Within a tile distances differ by less than 2·128. Far away a(t) and m(t) hardly bend over so few. A
 far tile takes both from straight lines with the smallest possible error: no load per score. Tiles
-are far from the first distance on where
-
-    the logits' error is below the rounding of the weights, half a unit in the last place, for all
-    |S| ≤ 8, and the logits change over a tile by at most one bit because of the distance.
+are far from the first distance on that meets two conditions. For all |S| ≤ 8, the logits' error is
+below the rounding of the weights, half a unit in the last place. The logits change over a tile by
+at most a bit because of the distance.
 
 The second condition keeps the forward kernel's estimate of the largest logit near to it. For
-ScaleInvariant the error of m(t) in base 2 is at most log2(e)·c·127²/(4 (t+τ)²), with t at the
-tile's near end; the error of 8·a(t) is similar. With c = 2, τ = 10 and bfloat16, tiles are far from
-t = 2,592 on, in float16 from 7,152. In float32 no tiles are far.
+ScaleInvariant the error of m(t) in base 2 is at most log2(e)·c·127²/(4 (t+τ)²). Here t is at the
+tile's near end. The error of 8·a(t) is similar. With c = 2 and τ = 10, tiles are far from t = 2,592
+on in bfloat16. In float16 they are far from 7,152. In float32 no tiles are far.
 """
 
 import math

@@ -212,7 +212,7 @@ def _falling(slope, first, keys, like):
 
 @triton.jit
 def _load_line(lines, pairs: tl.constexpr):
-    """Slope and level of the gains, then of the biases; the gains' are 0 without pairs.
+    """Slope and level of the gains, then of the biases. The gains' are 0 without pairs.
 
     See `_load_pairs`.
     """
@@ -259,7 +259,7 @@ def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, mask
 
 @triton.jit
 def _load_pairs(tables, offsets):
-    """The two numbers at each offset; in PTX a plain load for both.
+    """The two numbers at each offset. In PTX a plain load for both.
 
     Triton would pipeline a `tl.load` inside a loop through shared memory, with a whole tile of
     numbers. Only one number per diagonal differs.
@@ -286,7 +286,7 @@ def _load_pairs(tables, offsets):
 
 @triton.jit
 def _load_singles(tables, offsets):
-    """The number at each offset; see `_load_pairs`."""
+    """The number at each offset. See `_load_pairs`."""
     if PTX:
         value = tl.inline_asm_elementwise(
             """{
