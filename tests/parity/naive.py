@@ -92,7 +92,10 @@ class Block:
 
 def rope(d_head: int, fraction: float, base: float = 10_000.0) -> list[float]:
     width = int(d_head * fraction)
-    return [1 / base ** (2 * i / width) for i in range(width // 2)]
+    frequencies = []
+    for i in range(width // 2):
+        frequencies.append(1 / base ** (2 * i / width))
+    return frequencies
 
 
 def dynamic_ntk(
@@ -108,8 +111,10 @@ def dynamic_ntk(
 
 def p_rope(d_head: int, base: float = 1024.0) -> list[float]:
     quarter = d_head // 4
-    turning = [1 / base ** (i / (quarter - 1)) for i in range(quarter)]
-    return turning + [0.0] * quarter
+    frequencies = [0.0] * (2 * quarter)
+    for i in range(quarter):
+        frequencies[i] = 1 / base ** (i / (quarter - 1))
+    return frequencies
 
 
 def position_in_document(position: int, ids: Ids) -> int:
@@ -148,7 +153,11 @@ def silu(x: Tensor) -> Tensor:
 def heads(weight: Tensor, x: Tensor, n_heads: int) -> Vectors:
     """W x, cut into a vector per head: head h has rows h·D … (h+1)·D of W."""
     d_head = weight.shape[0] // n_heads
-    return [weight[h * d_head : (h + 1) * d_head] @ x for h in range(n_heads)]
+    vectors = []
+    for h in range(n_heads):
+        rows = weight[h * d_head : (h + 1) * d_head]
+        vectors.append(rows @ x)
+    return vectors
 
 
 def shared(vectors: Vectors, head: int, s: Settings) -> Tensor:
@@ -181,15 +190,18 @@ def project(
     v: Heads = []
     for position, x in enumerate(xs):
         document_position = position_in_document(position, ids)
-        queries = [
-            turn(y, "q", document_position) for y in heads(block["W_q.weight"], x, s.n_heads)
-        ]
-        keys = [
-            turn(y, "k", document_position) for y in heads(block["W_k.weight"], x, s.n_kv_heads)
-        ]
+        queries = []
+        for y in heads(block["W_q.weight"], x, s.n_heads):
+            queries.append(turn(y, "q", document_position))
+        keys = []
+        for y in heads(block["W_k.weight"], x, s.n_kv_heads):
+            keys.append(turn(y, "k", document_position))
         if s_qk is not None:
-            queries = [queries[head] * s_qk[head] for head in range(s.n_heads)]
-            keys = [shared(keys, head, s) * s_qk[head] for head in range(s.n_heads)]
+            scaled_keys = []
+            for head in range(s.n_heads):
+                queries[head] = queries[head] * s_qk[head]
+                scaled_keys.append(shared(keys, head, s) * s_qk[head])
+            keys = scaled_keys
         q.append(queries)
         k.append(keys)
         v.append(heads(block["W_v.weight"], x, s.n_kv_heads))
@@ -228,8 +240,9 @@ def attend(
             weighted_sum = torch.zeros_like(v[0][0])
             total = 0.0
             for j in keys:
-                score = (q[i][h] * shared(k[j], h, s)).sum() * len(q[i][h]) ** -0.5
-                weight = torch.exp(layer.logit(score, i - j, len(keys), h, block))
+                score = q[i][h] @ shared(k[j], h, s) / math.sqrt(s.d_head)
+                logit = layer.logit(score, i - j, len(keys), h, block)
+                weight = torch.exp(logit)
                 value = shared(v[j], h, s)
                 if s.v_norm:
                     value = norm(value, "norm_v")
@@ -240,7 +253,8 @@ def attend(
         side_by_side = torch.cat(averages)
         if s.gated:
             gate = 2 / (1 + torch.exp(-block["output.W_g.weight"] @ x[i]))
-            side_by_side = side_by_side * gate.repeat_interleave(len(side_by_side) // len(gate))
+            n_elements = len(side_by_side) // len(gate)
+            side_by_side = side_by_side * gate.repeat_interleave(n_elements)
         output.append(side_by_side)
     return output
 
@@ -249,7 +263,8 @@ def nu_acf(sigma: float) -> float:
     """1/√E[SiLU(σx)²] for x ~ N(0, 1), by Gauss-Hermite quadrature."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(160)
     values = sigma * nodes
-    mean_square = (weights * (values / (1 + np.exp(-values))) ** 2).sum() / math.sqrt(2 * math.pi)
+    silu_values = values / (1 + np.exp(-values))
+    mean_square = (weights * silu_values**2).sum() / math.sqrt(2 * math.pi)
     return float(1 / np.sqrt(mean_square))
 
 

@@ -200,8 +200,10 @@ def by_the_formulas(
     for name, parameter in copies.items():
         assert parameter.grad is not None, f"the formulas do not use {name}"
         assert parameter.grad.abs().max() > 1e-6, f"{name} is not put to the test"
-    gradients = {name: parameter.grad for name, parameter in copies.items()}
-    return {"logits": logits.detach(), "embedded input": embedded.grad, **gradients}
+    result = {"logits": logits.detach(), "embedded input": embedded.grad}
+    for name, parameter in copies.items():
+        result[name] = parameter.grad
+    return result
 
 
 def compare(actual: Result, expected: Result, tolerance: float, label: str) -> None:
@@ -212,7 +214,8 @@ def compare(actual: Result, expected: Result, tolerance: float, label: str) -> N
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         limit = 20 * tolerance if tensor.numel() < 3 else tolerance
-        error = (actual[name].double() - tensor).abs().max() / tensor.abs().max()
+        difference = actual[name].double() - tensor
+        error = difference.abs().max() / tensor.abs().max()
         assert error <= limit, f"{label}: {name}"
 
 

@@ -77,7 +77,8 @@ def test_every_mechanism_and_setting_in_pieces(architecture, settings: str, name
     """nGPT's gain after RoPE makes scores depend on the position itself."""
     model = decoder(architecture, attention=SHIPPED[name], **SETTINGS[settings])
     for ids in (DOCUMENTS, None):
-        assert_same(in_pieces(model, TOKENS, ids, KeyValueCache(LENGTH)), model(TOKENS, ids))
+        logits = in_pieces(model, TOKENS, ids, KeyValueCache(LENGTH))
+        assert_same(logits, model(TOKENS, ids))
 
 
 @pytest.mark.parametrize(
@@ -114,17 +115,21 @@ def test_a_fused_kernel_computes_one_query_without_a_gain_by_distance(
 )
 def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, masking: bool) -> None:
     model = decoder(GPT, attention=SHIPPED[name], document_masking=masking)
-    padding = torch.tensor([0, 11, 4])
-    padded, ids = TOKENS.clone(), DOCUMENTS.clone()
-    for row, n in enumerate(padding.tolist()):
-        padded[row, :n], ids[row, :n] = 28 - row, ids[row, n].item()
-    actual = in_pieces(
-        model, padded, ids, KeyValueCache(LENGTH, padding), cuts=(0, 15, 16, 17, 18, 30, LENGTH)
-    )
-    for row, n in enumerate(padding.tolist()):
+    n_padded = [0, 11, 4]
+    tokens = TOKENS.clone()
+    ids = DOCUMENTS.clone()
+    for row, n in enumerate(n_padded):
+        tokens[row, :n] = 28 - row
+        ids[row, :n] = ids[row, n].item()
+    cache = KeyValueCache(LENGTH, torch.tensor(n_padded))
+    cuts = (0, 15, 16, 17, 18, 30, LENGTH)
+
+    logits = in_pieces(model, tokens, ids, cache, cuts)
+
+    for row, n in enumerate(n_padded):
         with torch.no_grad():
-            alone = model(TOKENS[row : row + 1, n:], DOCUMENTS[row : row + 1, n:])
-        assert_same(actual[row : row + 1, n:], alone)
+            alone = model(TOKENS[row, n:][None], DOCUMENTS[row, n:][None])
+        assert_same(logits[row, n:][None], alone)
 
 
 @pytest.mark.parametrize(
