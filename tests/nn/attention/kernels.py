@@ -1,6 +1,7 @@
 """Compares any kernel with the readable kernel in float64: bounds, and inputs of all kinds."""
 
 import copy
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -53,12 +54,27 @@ ONE_COEFFICIENT = [name for name in MECHANISMS if name != "a user's"]
 """Mechanisms with at most one learned coefficient in a(t) and m(t), as our Triton kernels need
 it."""
 
+BY_DISTANCE = [
+    name for name in ONE_COEFFICIENT if MECHANISMS[name].for_layer(1, 8, 0).depends_on_distance
+]
+WITHOUT_GAIN = ["plain", "log n", *BY_DISTANCE]
+"""To kernels that get the product of g(n) and q, all g(n) are alike."""
+
 WIDTHS = [32, 64, 80, 96, 128, 256]
 
 kinds = pytest.mark.parametrize("kind", ["dense", "documents", "window"])
 packings = pytest.mark.parametrize("kind", ["dense", "documents"])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def slow_except(fast_names: Collection[str], names: Iterable[str]) -> list[Any]:
+    """Parameters of a test, marked as slow except for `fast_names`."""
+    parameters = []
+    for name in names:
+        marks = () if name in fast_names else pytest.mark.slow
+        parameters.append(pytest.param(name, marks=marks))
+    return parameters
 
 
 def inputs(*shape: int, dtype: torch.dtype, n_heads_kv: int | None = None) -> list[Tensor]:

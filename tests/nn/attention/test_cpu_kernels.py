@@ -194,6 +194,7 @@ def test_blockwise_saves_nothing_without_gradients(needs_gradients, n_numbers) -
 @kernels.packings
 @pytest.mark.parametrize("largest_saved", [0, 2**30])
 @pytest.mark.parametrize("n_kv_heads", [1, 3])
+@pytest.mark.covering(1)
 def test_blockwise_is_an_operator_of_torch(n_kv_heads, largest_saved, kind, monkeypatch) -> None:
     """torch.compile relies on its fake kernels, its schema and its autograd formula."""
     monkeypatch.setattr(blockwise, "LARGEST_SAVED", largest_saved)

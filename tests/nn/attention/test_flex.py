@@ -15,7 +15,14 @@ from anlit.nn.kernels import eager, flex
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import distances
 from anlit.nn.mechanisms.mechanism import Mechanism
-from tests.nn.attention.kernels import MECHANISMS, check, inputs, repeated
+from tests.nn.attention.kernels import (
+    MECHANISMS,
+    WITHOUT_GAIN,
+    check,
+    inputs,
+    repeated,
+    slow_except,
+)
 
 HEADS = 4
 LENGTH = 150
@@ -59,9 +66,20 @@ def assert_is_formula(name: str, tensors: list[Tensor], packed: Documents) -> No
     assert error.item() < 1e-5
 
 
+SHARED_KEYS = (
+    "plain",
+    "log n",
+    "scale-invariant, c per layer",
+    "alibi",
+    "window, scale-invariant",
+    "a user's",
+)
+"""Mechanisms with tables and masks of different kinds."""
+
+
 @kinds
 @pytest.mark.parametrize("n_kv_heads", [HEADS, 2])
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", slow_except(SHARED_KEYS, MECHANISMS))
 @pytest.mark.covering(1)
 def test_the_forward_pass_is_eager(name, n_kv_heads, kind) -> None:
     """Shared keys too: the score of head h has the table of head h."""
@@ -72,7 +90,7 @@ def test_the_forward_pass_is_eager(name, n_kv_heads, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "documents", "window"])
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", slow_except([*WITHOUT_GAIN, "a user's"], MECHANISMS))
 @pytest.mark.covering(1)
 def test_the_gradients_are_those_of_the_formula(name, kind, monkeypatch) -> None:
     """Uncompiled, because PyTorch refuses a compiled backward pass on a CPU."""

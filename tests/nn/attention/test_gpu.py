@@ -13,8 +13,8 @@ from anlit.nn.kernels import KERNELS
 from tests.nn.attention.kernels import (
     FLASH,
     MECHANISMS,
-    ONE_COEFFICIENT,
     WIDTHS,
+    WITHOUT_GAIN,
     check,
     gradients,
     inputs,
@@ -25,11 +25,6 @@ HALF = (torch.bfloat16, torch.float16)
 DTYPES = (*HALF, torch.float32)
 PACKINGS = ("dense", "documents")
 KINDS = (*PACKINGS, "window")
-BY_DISTANCE = [
-    name for name in ONE_COEFFICIENT if MECHANISMS[name].for_layer(1, 8, 0).depends_on_distance
-]
-TRITON = ["plain", "log n", *BY_DISTANCE]
-"""To the kernel all g(n) are alike: it gets the product of g(n) and q."""
 CASES = [
     ("flex", "plain", "dense", 64, torch.bfloat16),  # few of flex, for each takes a compilation
     ("flex", "scale-invariant, c per layer", "dense", 128, torch.bfloat16),
@@ -40,7 +35,7 @@ CASES = [
     ("flex", "scale-invariant", "documents", 256, torch.float16),
     *product(["flash"], FLASH, PACKINGS, [64], HALF),
     *product(["flash"], ["log n"], PACKINGS, WIDTHS, HALF),
-    *product(["triton"], TRITON, KINDS, [64], DTYPES),
+    *product(["triton"], WITHOUT_GAIN, KINDS, [64], DTYPES),
     *product(["triton"], ["scale-invariant, c per layer"], KINDS, WIDTHS, DTYPES),
 ]
 

@@ -16,11 +16,13 @@ from tests.nn.attention import kernels
 from tests.nn.attention.kernels import (
     ONE_COEFFICIENT,
     WIDTHS,
+    WITHOUT_GAIN,
     assert_close,
     check,
     gradients,
     inputs,
     packed,
+    slow_except,
 )
 
 pytest.importorskip("triton")
@@ -36,7 +38,7 @@ def interpreter(monkeypatch) -> None:
 
 
 @kernels.kinds
-@pytest.mark.parametrize("name", ONE_COEFFICIENT)
+@pytest.mark.parametrize("name", slow_except(WITHOUT_GAIN, ONE_COEFFICIENT))
 @pytest.mark.covering(1)
 def test_every_mechanism_is_the_reference(name, kind) -> None:
     n_full_blocks = 2 if kind == "window" else 1  # with two, a window leaves a whole block out
