@@ -41,17 +41,17 @@ def estimate(model: LanguageModel, plan: Plan) -> dict[str, Any]:
         plan: The plan of the run.
 
     Returns:
-        - `plan`
-        - `parameters`: their number by group, and `total`
-        - `memory`: bytes on one GPU by purpose
-        - `peak`: the sum of `memory`, which `torch.cuda.max_memory_allocated` would report
-        - `allowance`: bytes for fragmentation, and for memory outside torch
-        - `gpu_bytes`: the GPU's memory
-        - `fits`: whether peak and allowance fit into it
-        - `cache_bytes`: keys and values, in bfloat16, of one sequence of the plan's length
-        - `flops_per_token`: of a training step, for sequences of one document
-        - `tokens_per_second`: of all GPUs
-        - `days`: for the plan's tokens. None if the plan has none
+        - `plan`.
+        - `parameters`: their number by group, and `total`.
+        - `memory`: bytes on one GPU by purpose.
+        - `peak`: the sum of `memory`, which `torch.cuda.max_memory_allocated` would report.
+        - `allowance`: bytes for fragmentation, and for memory outside torch.
+        - `gpu_bytes`: the GPU's memory.
+        - `fits`: whether peak and allowance fit into it.
+        - `cache_bytes`: keys and values, in bfloat16, of one sequence of the plan's length.
+        - `flops_per_token`: of a training step, for sequences of one document.
+        - `tokens_per_second`: of all GPUs.
+        - `days`: for the plan's tokens. None if the plan has none.
     """
     parameters = {}
     for group in parameter_groups(model.model):
@@ -106,9 +106,9 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
 def gathered_memory(outer: int, block: int, width: int) -> int:
     """Return the bytes that fully sharded training gathers at its peak.
 
-    Each block is a unit. Embedding and head are the outer unit, which stays gathered from forward
-    to backward, with a complete gradient. Two blocks are gathered, the present one and the next.
-    One block has its gradient complete, with a float32 copy that is being reduced.
+    Each block is a unit. Embedding and head are the outer unit. It stays gathered from forward to
+    backward, with a complete gradient. Two blocks are gathered, the present one and the next. One
+    block has its gradient complete, with a float32 copy that is being reduced.
 
     Args:
         outer: Parameters of the outer unit.

@@ -33,11 +33,11 @@ from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import parameter_groups
 
 Role = Literal["parameters", "gradients", "optimizer", "weight copies", "blocks", "workspace"]
-"""The role of a tensor in a step:
+"""The role of a tensor in a step.
 
-- weight copies: made from parameters alone, such as bf16 casts and W times a scale
-- blocks: saved by a block for its backward pass
-- workspace: hidden states and logits outside blocks, and temporary tensors
+- weight copies: made from parameters alone, such as bf16 casts and W times a scale.
+- blocks: saved by a block for its backward pass.
+- workspace: hidden states and logits outside blocks, and temporary tensors.
 """
 DTYPE_BY_BYTES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """dtypes by bytes of a number."""

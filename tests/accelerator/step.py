@@ -34,7 +34,7 @@ from anlit.nn.models.runtime import Runtime
 from anlit.training.optim.optimizers import parameter_groups
 from tests.accelerator import fit
 from tests.accelerator.device import NAME, on_device, register
-from tests.nn.models.tiny import ARCHITECTURES, tiny
+from tests.nn.models.tiny import ARCHITECTURES, prepare_to_train, tiny
 
 BATCH_SIZE = 4
 VOCABULARY = 512
@@ -115,7 +115,7 @@ def step(architecture: Any, is_packed: bool, **changes: Any) -> None:
         architecture, n_layers=1, vocab_size=VOCABULARY, document_masking=is_packed, **changes
     )
     decoder = model.model
-    model.runtime.apply(decoder, NAME)
+    prepare_to_train(decoder, model.runtime, NAME)
     decoder.compiles_loss = False
     # The compiler does not take the mode. On this device sdpa's stand-in makes a mask.
     makes_pairs = changes.get("kernel") == "sdpa" and not is_packed

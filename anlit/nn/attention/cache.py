@@ -1,4 +1,4 @@
-"""A cache of keys and values, so that generating a token costs one pass over the new tokens alone.
+"""A cache of keys and values. Generating a token then costs a pass over the new tokens alone.
 
     cache = KeyValueCache(max_length=len(prompt) + 100)
     logits = decoder(prompt, cache=cache)            # the whole prompt at once

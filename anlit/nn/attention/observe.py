@@ -18,8 +18,8 @@ from anlit.nn.kernels.eager import QUERIES_PER_BLOCK, logits_of_queries
 from anlit.nn.layers.precision import wide_dtype
 
 LOGITS_AT_A_TIME = 1 << 24
-"""The largest number of logits, over sequences and heads: 64 MiB in float32, and a few copies
-exist."""
+"""The largest number of logits, over sequences and heads. That is 64 MiB in float32, and a few
+copies exist."""
 
 FEWEST_QUERIES = 16
 """Queries at a time, even if their logits are more than `LOGITS_AT_A_TIME`."""

@@ -66,8 +66,8 @@ def shrink(
     """Multiply the scores of head i by the square of factors[i], (H,), in (0, 1].
 
     `queries` and `keys` are W_q and W_k, each with the norm that follows it. A norm with a gain
-    would undo a change of W's rows. So the gain is multiplied instead. All heads share the gain, so
-    it takes the smallest factor, and heads below the threshold shrink too.
+    would undo a change of W's rows. So the gain is multiplied instead. All heads share the gain. It
+    takes the smallest factor, and heads below the threshold shrink too.
     """
     n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
     # H/G heads share a key. Its factor is the largest of theirs, and each query's factor takes up

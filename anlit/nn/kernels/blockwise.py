@@ -29,8 +29,7 @@ from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 QUERIES = 128
-"""Queries in a block: enough for a matrix product, few enough that little above the diagonal is
-wasted."""
+"""Queries in a block. They are enough for a matrix product. Little above the diagonal is wasted."""
 
 LARGEST_SAVED = 2**22
 """Attention weights of a layer that are saved for the backward pass at most (16 MB in float32). The

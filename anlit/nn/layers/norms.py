@@ -18,8 +18,8 @@ from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.layers.sharded import local_shard
 
 Norms = Literal["bounded", "strict"]
-"""The constraint on a weight's vectors after an optimizer step: norm at most 1 (anGPT) or exactly 1
-(nGPT)."""
+"""The constraint on a weight's vectors after an optimizer step. The norm is at most 1 (anGPT) or
+exactly 1 (nGPT)."""
 
 
 def unit(x: Tensor) -> Tensor:

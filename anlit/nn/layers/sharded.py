@@ -56,7 +56,7 @@ def total_norm(tensors: list[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def fill(weight: Tensor, draw: Callable[[Tensor], None]) -> None:
-    """Fill a weight by `draw`, on the host, so that values do not depend on devices and ranks.
+    """Fill a weight by `draw` on the host. So values do not depend on devices and ranks.
 
     All ranks draw the whole matrix from the same random state and store their shard. Nothing is
     sent.

@@ -7,7 +7,7 @@ from anlit.nn.mechanisms.plain import Plain
 class SlidingWindow(MechanismWrapper):
     """Another mechanism over the `width` latest keys of the query's document, with the query's key.
 
-    n counts the keys inside the window: a gain g(n) grows until the window is full.
+    n counts the keys inside the window. A gain g(n) grows until the window is full.
 
     Args:
         width: How many keys a query may see.

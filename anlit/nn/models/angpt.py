@@ -18,8 +18,8 @@ Deviations: QK-norm has no gain, which is our reading of the paper. Two settings
 `s_qk` multiplies q and k after the QK-norm (q ∘ s_qk). `silu_std` replaces √(d/f) as the standard
 deviation of √d z.
 
-Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
-width, f MLP width, V vocabulary.
+Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values.
+D head width, f MLP width, V vocabulary.
 """
 
 import math

@@ -50,7 +50,7 @@ class DecoderConfig:
             docs/train.md.
         qk_norm: Normalise queries and keys per head.
         qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have a
-            gain, and anGPT, as we read its paper, does not.
+            gain. anGPT, as we read its paper, does not.
         qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and
             anGPT it is a multiple of their usual mean square, 1/d_model and 1/d_head. By default
             norm_eps in GPT+, 0 in nGPT, and d_head·norm_eps in anGPT. anGPT adds norm_eps to the

@@ -1,7 +1,7 @@
 """Floating-point operations of training per token, for MFU and for estimates of a run's time.
 
-Counted are the matrix products in the formulas, once for the forward and twice for the backward
-pass. A multiplication and an addition are two operations. Elementwise work is not counted: norms,
+The matrix products in the formulas are counted. The forward pass has each once, the backward pass
+twice. A multiplication and an addition are two operations. Elementwise work is not counted: norms,
 rotations, softmax, scaling vectors, products of scales and weights. Together it is about a percent,
 at memory speed. Recomputation in the backward pass and masked logits are not counted either. So MFU
 is the share of the peak spent on the model's needs. Kernel and memory settings do not matter.

@@ -9,8 +9,8 @@ It has SwiGLU, RoPE, QK-norm and untied embeddings. With rotary fraction 1 a blo
     h = h + W_d (u ∘ SiLU(z))        u, z = W_u x, W_z x with x = rms(h)·g₂
     logits = W_head (rms(h)·g_f)
 
-Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
-width, f MLP width, V vocabulary.
+Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values.
+D head width, f MLP width, V vocabulary.
 """
 
 import math

@@ -13,8 +13,8 @@ Deviations: RoPE in the paper's public code is not a rotation. Here it is. QK no
 head. The learned s_qk follows RoPE. So scores depend on the absolute position. Positions therefore
 restart with each masked document.
 
-Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values, D head
-width, f MLP width, V vocabulary.
+Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values.
+D head width, f MLP width, V vocabulary.
 """
 
 import math

@@ -98,13 +98,8 @@ class Runtime:
             return device_type == "cuda" and triton.IS_INSTALLED
         return self.compile
 
-    def apply(self, decoder: Any, device_type: str) -> None:
-        """Prepare a `Decoder` to train on a device of this type, before it is sharded."""
-        self.prepare(decoder, device_type)
-        self.wrap_blocks(decoder, device_type, self.compiles_on(device_type))
-
     def prepare(self, decoder: Any, device_type: str) -> None:
-        """Prepare the device and replace modules, once."""
+        """Prepare the device and replace modules, once and before the decoder is sharded."""
         if device_type == "cpu":
             prepare_cpu()
         if self.float8:
@@ -116,7 +111,7 @@ class Runtime:
         It may be called again.
 
         Each block's `forward` is replaced, not the module. So the names in checkpoints do not
-        change, and the hooks of sharding are neither compiled nor recomputed.
+        change. The hooks of sharding are neither compiled nor recomputed.
         """
         if compiles:
             _configure_compiler()
@@ -186,7 +181,8 @@ def flush_denormals() -> None:
     """Treat denormal numbers as 0 in this thread and in threads that it starts later.
 
     A product with a denormal (below 1.2e-38) takes many times as long. Denormals arise from
-    vanishing exponentials, such as ALiBi's far weights, and in Adam's averages for rare tokens.
+    vanishing exponentials, such as ALiBi's far weights. They also arise in Adam's averages for rare
+    tokens.
     """
     # numpy before 2.4 would warn if it computed these after the change. It remembers them.
     np.finfo(np.float32)

@@ -2,7 +2,7 @@
 
 The rate is tuned at a base size, `base_d_model` and `base_n_layers`. m = d_model / base_d_model and
 l = n_layers / base_n_layers say how much larger a model is. The tables give the powers of m and l
-in each group's rate, and in AdamW's ε. At the base size all factors are 1.
+in each group's rate. They give the powers in AdamW's ε too. At the base size all factors are 1.
 
 GPT+: µP over width (arXiv 2203.03466), CompleteP with α = 1 over depth (arXiv 2505.01618). Both
 multiply activations: the logits by 1/m, the branches of h by 1/l. Here initial values and rates

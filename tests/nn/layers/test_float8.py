@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity
 from anlit.errors import UserError
 from anlit.nn.layers.float8 import Float8Product, use_float8
 from anlit.nn.models.runtime import Runtime
-from tests.nn.models.tiny import ARCHITECTURES, jolt, random_tokens, tiny
+from tests.nn.models.tiny import ARCHITECTURES, jolt, prepare_to_train, random_tokens, tiny
 
 if sys.platform != "linux":  # the test extra has it there
     pytest.importorskip("torchao")
@@ -64,7 +64,7 @@ def test_the_matrices_of_the_blocks_alone_are_rounded(architecture, monkeypatch)
     """The error of the gradients is small."""
     exact = jolt(tiny(architecture)).model
     rounding = jolt(tiny(architecture)).model
-    Runtime(float8="tensorwise").apply(rounding, "cpu")
+    prepare_to_train(rounding, Runtime(float8="tensorwise"), "cpu")
     sizes: list[int] = []
     multiply = Float8Product.__call__
 
@@ -93,10 +93,11 @@ def test_the_matrices_of_the_blocks_alone_are_rounded(architecture, monkeypatch)
 
 
 def test_refusals(monkeypatch) -> None:
+    narrow = tiny(ARCHITECTURES[0], d_model=24)
     with pytest.raises(
         UserError, match=r"multiples of 16, and 0\.W_q is 24 × 24: choose another d_model"
     ):
-        Runtime(float8="rowwise").apply(tiny(ARCHITECTURES[0], d_model=24).model, "cpu")
+        prepare_to_train(narrow.model, Runtime(float8="rowwise"), "cpu")
     blocks = tiny(ARCHITECTURES[0]).model.blocks
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))

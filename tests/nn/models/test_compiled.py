@@ -15,7 +15,7 @@ from anlit.data.batch import batch_from_blocks
 from anlit.nn.kernels import flash, flex
 from anlit.training.language_model import LanguageModel
 from tests.nn.attention import test_flash
-from tests.nn.models.tiny import SIZE, random_tokens, tiny
+from tests.nn.models.tiny import SIZE, prepare_to_train, random_tokens, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def compiled(
     architecture: type[LanguageModel], n_layers: int = 3, **settings: object
 ) -> LanguageModel:
     model = tiny(architecture, n_layers=n_layers, **settings)
-    Runtime(compile=True).apply(model.model, "cpu")
+    prepare_to_train(model.model, Runtime(compile=True), "cpu")
     return model
 
 

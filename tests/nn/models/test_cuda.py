@@ -9,7 +9,7 @@ import torch
 from anlit import Plain, Runtime, ScaleInvariant
 from anlit.nn.layers.float8 import CAPABILITY, Float8Product
 from anlit.training.optim.optimizers import parameter_groups
-from tests.nn.models.tiny import ARCHITECTURES, random_tokens, tiny
+from tests.nn.models.tiny import ARCHITECTURES, prepare_to_train, random_tokens, tiny
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,7 @@ def test_a_compiled_step_never_waits_and_gives_the_same(architecture) -> None:
     for compiles in (False, True):
         model = tiny(architecture, n_layers=2, vocab_size=512).cuda()
         decoder = model.model
-        Runtime(compile=compiles).apply(decoder, "cuda")
+        prepare_to_train(decoder, Runtime(compile=compiles), "cuda")
         optimizer = model.make_optimizer(parameter_groups(decoder))
         tokens = random_tokens(4, 64, seed=0, vocab_size=512).cuda()
         targets = random_tokens(4, 64, seed=1, vocab_size=512).cuda()

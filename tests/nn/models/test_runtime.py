@@ -15,7 +15,7 @@ import torch
 
 from anlit.nn.models import runtime
 from anlit.nn.models.runtime import Runtime
-from tests.nn.models.tiny import ARCHITECTURES, random_tokens, tiny
+from tests.nn.models.tiny import ARCHITECTURES, prepare_to_train, random_tokens, tiny
 
 
 def test_auto_compiles_where_triton_makes_kernels(monkeypatch) -> None:
@@ -34,7 +34,7 @@ def test_what_runs_compiled_on_a_gpu_gives_the_same(architecture, monkeypatch) -
     plain = tiny(architecture, n_layers=1).model
     compiled = tiny(architecture, n_layers=1).model
     compiled.load_state_dict(plain.state_dict())
-    Runtime(compile=True).apply(compiled, "cuda")
+    prepare_to_train(compiled, Runtime(compile=True), "cuda")
     assert compiled.compiles_loss
     compiled.compiles_loss = False  # its compilation is tested where it is
     tokens = random_tokens(2, 16)
@@ -68,7 +68,7 @@ def test_a_thread_that_recomputes_has_room_for_as_many_compilations(monkeypatch)
     torch.compiler.reset()  # what other tests have compiled counts towards the limit
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
     model = tiny(ARCHITECTURES[0], n_layers=1, kernel="eager").model
-    Runtime(compile=True).apply(model, "cpu")
+    prepare_to_train(model, Runtime(compile=True), "cpu")
     lengths = range(2, 14)
     with ThreadPoolExecutor(1) as pool, torch.no_grad():
         for length in lengths:

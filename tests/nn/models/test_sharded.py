@@ -22,7 +22,7 @@ from anlit import GPT, NGPT, AnGPT, MuonAdamW, Runtime
 from anlit.nn.layers import norms
 from anlit.nn.models.decoder import Decoder
 from anlit.training.optim.optimizers import parameter_groups
-from tests.nn.models.tiny import random_tokens, tiny
+from tests.nn.models.tiny import prepare_to_train, random_tokens, tiny
 
 layers = pytest.mark.parametrize("n_layers", [1, 3])
 
@@ -97,7 +97,7 @@ def test_compiled_norms_are_as_few_calls_however_many_weights_there_are(
         for number, weight in enumerate(whole.parameters()):
             weight.mul_(1.3 if number % 2 else 0.7).add_(0.01)
     shards = copy.deepcopy(whole)
-    Runtime(compile=True).apply(shards, "cuda")
+    prepare_to_train(shards, Runtime(compile=True), "cuda")
     sharded(shards)
 
     whole.restore_norms()

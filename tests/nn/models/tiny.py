@@ -15,6 +15,7 @@ from anlit.config.objects import parameters_of
 from anlit.config.registry import public_classes
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.nn.models.decoder import Decoder
+from anlit.nn.models.runtime import Runtime
 from anlit.training.language_model import LanguageModel
 from anlit.training.optim.schedule import Cosine
 from tests.data.modules import collate, quiet_trainer
@@ -58,6 +59,12 @@ def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
 def decoder(architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any) -> Decoder:
     """The decoder of a jolted tiny model, in float64, as it generates and scores."""
     return jolt(tiny(architecture, seed, **changes)).double().eval().model
+
+
+def prepare_to_train(decoder: Decoder, runtime: Runtime, device_type: str) -> None:
+    """Prepare a decoder as a run on a device of this type does."""
+    runtime.prepare(decoder, device_type)
+    runtime.wrap_blocks(decoder, device_type, runtime.compiles_on(device_type))
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,16 @@
 """Fused kernels in Triton for the general form: a(t) and m(t) as tables over distance.
 
-g multiplies q beforehand. The two tables cost one load per score of near keys, and nearly nothing
-for far keys. Blocks of keys outside the queries' documents or windows are skipped. If a(t) or m(t)
-depends on a learned coefficient, the kernel for dq computes its gradient too.
+g multiplies q beforehand. The two tables cost a load per score of near keys. They cost nearly
+nothing for far keys. Blocks of keys outside the queries' documents or windows are skipped. If a(t)
+or m(t) depends on a learned coefficient, the kernel for dq computes its gradient too.
 
-    tables.py            a(t) and m(t), their derivative, lines for far tiles
-    operator.py          the operators for torch, which launch the kernels
-    blocks.py            the block sizes by device
-    tiles.py             functions that the kernels share
-    forward.py           out and lse
-    backward_queries.py  dq, the coefficient's gradient
-    backward_keys.py     dk and dv
+    tables.py            a(t) and m(t), their derivative, lines for far tiles.
+    operator.py          the operators for torch, which launch the kernels.
+    blocks.py            the block sizes by device.
+    tiles.py             functions that the kernels share.
+    forward.py           out and lse.
+    backward_queries.py  dq, the coefficient's gradient.
+    backward_keys.py     dk and dv.
 """
 
 import importlib.util

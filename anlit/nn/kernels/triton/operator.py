@@ -7,18 +7,18 @@
 Query i of head h sees the keys starts_i ≤ j ≤ i with j > i − window, with weights ∝
 2^{gain·(q_i·k_j) + bias}.
 
-    q                    (B, H, T, D)
-    k, v                 (B, G, T, D), with G a divisor of H
-    coefficient          (H or 1,) or None: a learned number, an argument for its gradient alone
-    tables               (H or 1, T + PADDING, 2) float32: (gain, bias) by distance i − j; with last
-                         size 1 the biases alone, or None: then the gain is log2(e)/√D. Kernels may
-                         read entries past distance T − 1 but do not use them
-    tangents             the derivative of the tables by the coefficient, of last size 1 if only the
-                         biases depend on it
-    lines, far_start     from `linear_tables`, or None
-    starts, ends         (B, T) int32 or None: the bounds of each token's document
-    out                  stored (B, T, H, D), viewed (B, H, T, D)
-    lse                  (B, H, T) float32, in base 2
+    q                    (B, H, T, D).
+    k, v                 (B, G, T, D), with G a divisor of H.
+    coefficient          (H or 1,) or None: a learned number, an argument for its gradient alone.
+    tables               (H or 1, T + PADDING, 2) float32: (gain, bias) by distance i − j. With last
+                         size 1 the biases alone. If it is None, the gain is log2(e)/√D. Kernels may
+                         read entries past distance T − 1 but do not use them.
+    tangents             The derivative of the tables by the coefficient. Its last size is 1 if only
+                         the biases depend on it.
+    lines, far_start     From `linear_tables`, or None.
+    starts, ends         (B, T) int32 or None: the bounds of each token's document.
+    out                  Stored (B, T, H, D), viewed (B, H, T, D).
+    lse                  (B, H, T) float32, in base 2.
 """
 
 import math

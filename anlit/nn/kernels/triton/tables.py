@@ -1,10 +1,10 @@
 """a(t) and m(t) for the kernels, their derivative by a learned coefficient, lines for far tiles.
 
 Within a tile distances differ by less than 2·128. Far away a(t) and m(t) hardly bend over so few. A
-far tile takes both from straight lines with the smallest possible error: no load per score. Tiles
-are far from the first distance on that meets two conditions. For all |S| ≤ 8, the logits' error is
-below the rounding of the weights, half a unit in the last place. The logits change over a tile by
-at most a bit because of the distance.
+far tile takes both from straight lines with the smallest possible error. It needs no load per
+score. Tiles are far from the first distance on that meets two conditions. For all |S| ≤ 8, the
+logits' error is below the rounding of the weights, half a unit in the last place. The logits change
+over a tile by at most a bit because of the distance.
 
 The second condition keeps the forward kernel's estimate of the largest logit near to it. For
 ScaleInvariant the error of m(t) in base 2 is at most log2(e)·c·127²/(4 (t+τ)²). Here t is at the

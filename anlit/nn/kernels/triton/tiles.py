@@ -4,12 +4,12 @@ Logits are in base 2, where an exponential is a single instruction: log2(e)·L =
 with gain = a(t)·log2(e)/√D and bias = m(t)·log2(e). `tables` and `firsts` cost nothing if they are
 None. Constants of the compiled kernels:
 
-    block_m, block_n      queries and keys in a tile
-    width, width_padded   D, and the power of two in which a tile holds it
-    group                 query heads that share a key head
-    pairs                 tables hold (gain, bias); otherwise biases alone
-    masked                the tile needs a mask
-    is_far                the tile takes gain and bias from lines, see `tables.py`
+    block_m, block_n      queries and keys in a tile.
+    width, width_padded   D, and the power of two in which a tile holds it.
+    group                 query heads that share a key head.
+    pairs                 tables hold (gain, bias); otherwise biases alone.
+    masked                the tile needs a mask.
+    is_far                the tile takes gain and bias from lines, see `tables.py`.
 """
 
 import os
