@@ -161,12 +161,12 @@ class Decoder(nn.Module):
         if self.embedding.weight.is_meta:
             self._random_state = torch.get_rng_state()
             return
-        for name, weight in self.matrices():
-            if name != "W_g":
-                fill(weight, partial(self.draw, name))
         for module in self.modules():
             if module is not self and hasattr(module, "reset_parameters"):
                 module.reset_parameters()  # type: ignore[operator]
+        for name, weight in self.matrices():
+            if name != "W_g":
+                fill(weight, partial(self.draw, name))
 
     def draw_missing(self, device: torch.device) -> None:
         """Give a decoder that was built on the meta device its initial values, on `device`.
