@@ -1,7 +1,7 @@
 """Finds checkpoints by the names of files.
 
-It must not import torch, so that the error for a misspelt path comes at once. The names below are
-in folders that users have: another name would make their checkpoints unreadable.
+It must not import torch. So the error for a misspelt path comes at once. The names below are in
+folders that users have. Another name would make their checkpoints unreadable.
 
 RUN/checkpoints/best.ckpt, last.ckpt    a file, or a link to a folder in checkpoints/.sharded
 a sharded checkpoint                    a folder with `META` and a safetensors file from each rank
@@ -17,6 +17,8 @@ CHECKPOINTS = "checkpoints"
 BEST = "best.ckpt"
 LAST = "last.ckpt"
 BEST_THEN_LAST = (BEST, LAST)
+STEP_NAME = "step-{step:08d}"
+"""The name of a checkpoint that a run keeps of a step, without `.ckpt`."""
 SHARDED = ".sharded"
 """The folder of sharded checkpoints, beside the links to them."""
 META = "meta.pt"
@@ -58,7 +60,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def name_to_continue(folder: Path) -> str:
     """The --ckpt_path that continues a run from its folder of checkpoints.
 
-    It is `last`, or the path of the newest checkpoint if there is no last.ckpt but another.
+    It is `last`. If only other checkpoints exist, it is the newest path.
     """
     checkpoints = complete_checkpoints(folder)
     if (folder / LAST).exists() or not checkpoints:

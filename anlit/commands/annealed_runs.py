@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from anlit.checkpoints.location import CHECKPOINTS, LAST, is_checkpoint, is_sharded
+from anlit.checkpoints.location import CHECKPOINTS, LAST, STEP_NAME, is_checkpoint, is_sharded
 from anlit.study.plan import AnnealedRun, PlannedRun
 from anlit.study.reuse import PARTIAL_PREFIX, link_or_copy
 from anlit.study.state import note_failure, read_state
@@ -26,7 +26,8 @@ def begin_annealed_runs(runs: Sequence[PlannedRun], output: Path) -> None:
         last = folder / CHECKPOINTS / LAST
         if is_checkpoint(last) or read_state(folder).has_ended:
             continue
-        source = output / run.stable.name / CHECKPOINTS / f"step={run.n_stable}.ckpt"
+        name = f"{STEP_NAME.format(step=run.n_stable)}.ckpt"
+        source = output / run.stable.name / CHECKPOINTS / name
         if is_checkpoint(source):
             place(source, last)
         else:

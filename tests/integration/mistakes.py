@@ -168,7 +168,7 @@ SLOW = [
     ),
     (
         f"{FIT} --config trainer/keep.yaml --config trainer/keep.yaml",
-        "has ModelCheckpoint twice, and a checkpoint holds the state of one: leave one out",
+        "has StepCheckpoints twice, and a checkpoint holds the state of one: leave one out",
     ),
     (
         f"{FIT} {CALLBACK}=StochasticWeightAveraging --trainer.callbacks.swa_lrs 0.1",

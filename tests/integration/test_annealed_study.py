@@ -105,7 +105,7 @@ def test_stable_runs_keep_the_rate_and_checkpoints_and_the_others_fall(study_fil
     assert [stable[step] for step in range(4, 17)] == pytest.approx([PEAK] * 13)
     assert falling == pytest.approx({16 + n: PEAK * (1 - n / 4) for n in (1, 2, 3, 4)})
     checkpoints = {file.name for file in (out / run.stable.name / "checkpoints").iterdir()}
-    assert checkpoints == {"step=8.ckpt", "step=16.ckpt", "last.ckpt", "best.ckpt"}
+    assert checkpoints == {"step-00000008.ckpt", "step-00000016.ckpt", "last.ckpt", "best.ckpt"}
 
 
 def test_its_report_has_the_losses_of_the_annealed_runs(study_file: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_annealed_run_is_that_of_fit_to_the_bit(study_file: Path, tmp_path: P
     out = study_file.parent / "out"
     annealed = annealed_run(study_file, 20)
     stable = out / annealed.stable.name
-    checkpoint = stable / "checkpoints" / "step=16.ckpt"
+    checkpoint = stable / "checkpoints" / "step-00000016.ckpt"
     arguments = ["fit", "--config", str(stable / "config.yaml"), "--ckpt_path", str(checkpoint)]
 
     assert run([*arguments, "--anneal=0.25", f"--run_dir={tmp_path / 'by_hand'}"]) == 0
@@ -144,7 +144,7 @@ def test_an_annealed_run_that_is_killed_goes_on_to_the_same_weights(
     cut = tmp_path / annealed.name
     (cut / "checkpoints").mkdir(parents=True)
     shutil.copytree(out / annealed.stable.name, tmp_path / annealed.stable.name)
-    begin = tmp_path / annealed.stable.name / "checkpoints" / "step=16.ckpt"
+    begin = tmp_path / annealed.stable.name / "checkpoints" / "step-00000016.ckpt"
     shutil.copy(begin, cut / "checkpoints" / "last.ckpt")
     arguments = ["fit", *annealed.options(cut), "--ckpt_path=last"]
     kill = callback("integration.callbacks.Signalled", name="SIGTERM", stage="train", batch=18)
@@ -175,7 +175,7 @@ def test_step_checkpoints_need_steps(shards: Path, refusal, tmp_path: Path) -> N
         "--config=paper/gpt.yaml",
         "--data=TokenShards",
         f"--data.path={shards}",
-        "--trainer.callbacks+=anlit.training.callbacks.checkpoints.StepCheckpoints",
+        "--trainer.callbacks+=anlit.training.callbacks.StepCheckpoints",
         "--trainer.callbacks.steps=[0, 5]",
         f"--run_dir={tmp_path / 'run'}",
     )

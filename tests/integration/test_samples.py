@@ -32,7 +32,7 @@ SAMPLES = [
     "--trainer.callbacks.top_p=0.9",
     "--trainer.callbacks.seed=5",
 ]
-KEEP = ["--config=trainer/keep.yaml", "--trainer.callbacks.every_n_train_steps=10"]
+KEEP = ["--config=trainer/keep.yaml", "--trainer.callbacks.steps=10"]
 TWO_RANKS = ["--trainer.max_steps=20", DROPOUT]
 GENERATE = ["def main(", "import os", "--max_tokens=12", "--top_p=0.9", "--seed=5", "--device=cpu"]
 

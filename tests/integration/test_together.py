@@ -19,7 +19,7 @@ from tests.integration.conftest import (
 )
 from tests.integration.ranks import column, logged
 
-CALLBACKS = ("BatchRamp", "GradientNoiseScale", "TailAveraging", "Samples", "ModelCheckpoint")
+CALLBACKS = ("BatchRamp", "GradientNoiseScale", "TailAveraging", "Samples", "StepCheckpoints")
 FRAGMENTS = """
 trainer:
   accumulate_grad_batches: 4
@@ -47,7 +47,7 @@ SETTINGS = (
     "--config=optimizer/muon.yaml",
     "--config=block/qk_clip.yaml",
     "--config=trainer/keep.yaml",
-    "--trainer.callbacks.every_n_train_steps=6",
+    "--trainer.callbacks.steps=6",
     "--model.qk_clip=0.1",
     "--model.lr_factors.embedding=2",
     "--model.base_d_model=16",

@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
             metrics.flush()
             if "trainer.callbacks+" in values:
                 begin.parent.mkdir(exist_ok=True)
-                replace(begin.with_name(f"step={step}.ckpt"), str(step))
+                replace(begin.with_name(f"step-{step:08d}.ckpt"), str(step))
             replace(checkpoint, str(step))
     replace(run, json.dumps(RECORD | {"status": "finished"}))
     return 0

@@ -223,7 +223,7 @@ def test_annealed_runs_without_a_checkpoint_fail_and_are_tried_again(
 
     assert "does not exist" not in finish(start(), code=1)
 
-    source = f"out/{run.stable.name}/checkpoints/step=3.ckpt"
+    source = f"out/{run.stable.name}/checkpoints/step-00000003.ckpt"
     reason = f"{source} does not exist: anneal needs it to begin"
     assert read_state(output / run.name).reason == reason
     moved.rename(checkpoints)
@@ -251,10 +251,10 @@ def test_a_sharded_checkpoint_is_placed_whole_and_replaced_by_the_next(folder: P
     shards.mkdir(parents=True)
     for name in ("meta.pt", "shard-00001.safetensors"):
         (shards / name).write_text(name)
-    (kept / "step=3.ckpt").symlink_to(".sharded/step=3-1", target_is_directory=True)
+    (kept / "step-00000003.ckpt").symlink_to(".sharded/step=3-1", target_is_directory=True)
     last = folder / "annealed" / "checkpoints" / "last.ckpt"
 
-    place(kept / "step=3.ckpt", last)
+    place(kept / "step-00000003.ckpt", last)
 
     assert is_sharded(last)
     assert sorted(attributes(last.iterdir(), "name")) == ["meta.pt", "shard-00001.safetensors"]
@@ -262,7 +262,7 @@ def test_a_sharded_checkpoint_is_placed_whole_and_replaced_by_the_next(folder: P
     next_file.write_text("a later checkpoint")
     give_name(next_file, last)
     assert last.read_text() == "a later checkpoint"
-    assert is_sharded(kept / "step=3.ckpt")
+    assert is_sharded(kept / "step-00000003.ckpt")
 
 
 def law(tokens: float, speedup: float, seed: int) -> float:

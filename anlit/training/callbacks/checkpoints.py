@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info
 
 from anlit.checkpoints.checkpoint_io import step_of
-from anlit.checkpoints.location import CHECKPOINTS, is_checkpoint
+from anlit.checkpoints.location import CHECKPOINTS, STEP_NAME, is_checkpoint
 from anlit.errors import Preempted, RunError, UserError
 from anlit.training.callbacks.whole_steps import is_last_step
 from anlit.training.interruption import LOG_FAILED, Interruption
@@ -38,36 +38,50 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class StepCheckpoints(ModelCheckpoint):
-    """Keeps `checkpoints/step=N.ckpt` after each of some optimizer steps, for runs that branch.
-
-        trainer: {callbacks+: [{class_path: anlit.training.callbacks.checkpoints.StepCheckpoints,
-                                init_args: {steps: [400, 800]}}]}
+    """Keeps `checkpoints/step-00000400.ckpt` and so on, of some optimizer steps of the run.
 
     Args:
-        steps: Numbers of optimizer steps, each 1 or more.
+        steps: A number n for every n-th step, or a list of steps. Each number is 1 or more.
+        save_weights_only: Leave out what continues a run. Such a file can only begin a run.
     """
 
     changes_learning = False
 
-    def __init__(self, steps: list[int]) -> None:
-        if min(steps, default=0) < 1:
+    def __init__(self, steps: int | list[int], save_weights_only: bool = False) -> None:
+        numbers = steps if isinstance(steps, list) else [steps]
+        if min(numbers, default=0) < 1:
             raise UserError(f"StepCheckpoints.steps={steps} is out of range: give steps from 1 on")
-        settings: dict[str, Any] = {"save_top_k": -1, "every_n_train_steps": 1}
-        super().__init__(filename="{step}", enable_version_counter=False, **settings)
+        settings: dict[str, Any] = {
+            "auto_insert_metric_name": False,
+            "save_top_k": -1,
+            "every_n_train_steps": 1,
+            "enable_version_counter": False,
+        }
+        super().__init__(filename=STEP_NAME, save_weights_only=save_weights_only, **settings)
         self.steps = steps
 
+    @property
+    def state_key(self) -> str:
+        """Tells two of these callbacks apart in a checkpoint."""
+        return f"{type(self).__qualname__}{self.steps}"
+
     def on_train_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
-        if completes_step(trainer) and trainer.global_step in self.steps:
+        if completes_step(trainer) and self._keeps(trainer.global_step):
             super().on_train_batch_end(trainer, *batch)
+
+    def _keeps(self, step: int) -> bool:
+        if isinstance(self.steps, int):
+            return step % self.steps == 0
+        return step in self.steps
 
 
 class LastCheckpoint(ModelCheckpoint):
     """Keeps `checkpoints/last.ckpt`: written every n steps, after validation and at the end.
 
-    At a signal of `ENDING` the run writes the checkpoint and stops after the current optimizer
-    step. With several ranks it stops after the next step. Nothing is lost, and the run can be
-    continued exactly. The third Ctrl-C stops at once. The run ends alike if `max_time` is over
-    before its last step, or if a logger cannot write.
+    A signal of `ENDING_SIGNALS` ends the run after the current optimizer step, with a checkpoint.
+    With several ranks it ends after the next step. Nothing is lost, and the run can be continued
+    exactly. The third Ctrl-C stops at once. The run ends alike if `max_time` is over before its
+    last step. It also does if a logger cannot write.
     """
 
     changes_learning = False
