@@ -94,8 +94,6 @@ class LanguageModel(HostBatches):
         schedule: Schedule,
         lr_factors: LRFactors | None = None,
     ) -> None:
-        _refuse_empty("optimizer", optimizer)
-        _refuse_empty("schedule", schedule)
         check_lr_factors(lr_factors or {})
         schedule = made_real(schedule)
         super().__init__()
@@ -309,7 +307,7 @@ class LanguageModel(HostBatches):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         loss, _ = self.loss_of(batch)
-        self.mean_loss.update(loss, (batch.targets != IGNORE_INDEX).sum())
+        self.mean_loss.add(loss, (batch.targets != IGNORE_INDEX).sum())
 
     def on_validation_epoch_end(self) -> None:
         self._log_mean_loss("val")
@@ -320,8 +318,7 @@ class LanguageModel(HostBatches):
         self._log_mean_loss("test")
 
     def _log_mean_loss(self, split: str) -> None:
-        loss, n_targets = self.mean_loss.compute()
-        self.mean_loss.reset()
+        loss, n_targets = self.mean_loss.take(self.trainer.strategy)
         if not n_targets:
             raise UserError(
                 f"no token that was read of the {split} split counts in the loss: {NO_TARGET_FIX}"
@@ -384,8 +381,8 @@ class LanguageModel(HostBatches):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Take the step, restore the norms, and log the step's rate and loss.
 
-        Both are logged together. At an epoch's first batch, a hook that logs again after another
-        hook resets its earlier values. Progress bars read the loss when the batch ends.
+        Both are logged together. At an epoch's first batch, a second logging of a hook would reset
+        its first values. Progress bars read the loss when the batch ends.
         """
         rate = base_rate(self.trainer.optimizers[0], self._rate_factors)
         try:
@@ -415,11 +412,6 @@ class LanguageModel(HostBatches):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         load_record(checkpoint, self)
-
-
-def _refuse_empty(name: str, setting: Any) -> None:
-    if setting is None:
-        raise UserError(f"model.{name} is empty: leave it out for the default")
 
 
 def _explain_failed_step(optimizer: Optimizer, error: Exception) -> None:

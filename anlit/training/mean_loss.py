@@ -1,39 +1,29 @@
 """The mean loss of an evaluation, in float64 for any precision of the model."""
 
-from collections.abc import Callable, Sequence
-
 import torch
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor
-from torchmetrics import Metric
 
 
-class MeanLoss(Metric):
-    """The mean over counted targets of all batches and ranks. NaN stays NaN.
-
-    `compute` returns the mean loss in nats per target (NaN without targets) and the number of
-    targets. Only `compute` waits for the device.
-    """
-
-    full_state_update = False
-    total: Tensor
-    n_targets: Tensor
+class MeanLoss:
+    """The mean over counted targets of all batches and ranks. NaN stays NaN."""
 
     def __init__(self) -> None:
-        super().__init__()
-        zero = torch.zeros((), dtype=torch.float64)
-        self.add_state("total", default=zero, dist_reduce_fx="sum")
-        self.add_state("n_targets", default=zero.clone(), dist_reduce_fx="sum")
+        self._sums = torch.zeros(2, dtype=torch.float64)
+        """Of this rank: the sum of the losses over targets, and the number of targets."""
 
-    def update(self, loss: Tensor, n_targets: Tensor) -> None:
+    def add(self, loss: Tensor, n_targets: Tensor) -> None:
         """Add a batch: mean loss in nats per counted target, and number of targets, 0-d."""
-        self.total += loss.detach().double() * n_targets
-        self.n_targets += n_targets
+        n_targets = n_targets.double()
+        sums = torch.stack([loss.detach().double() * n_targets, n_targets])
+        self._sums = self._sums.to(sums.device) + sums
 
-    def compute(self) -> tuple[Tensor, Tensor]:
-        return self.total / self.n_targets, self.n_targets
+    def take(self, strategy: Strategy) -> tuple[Tensor, Tensor]:
+        """Return the mean and the number of targets over all ranks, and begin anew.
 
-    def _apply(
-        self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""
-    ) -> torch.nn.Module:
-        """Move the sums with the module in float64; `precision: bf16-true` casts the module."""
-        return super()._apply(lambda state: state.to(fn(state).device), exclude_state)
+        The mean is in nats per target, and NaN without targets.
+        """
+        sums = self._sums.to(strategy.root_device)
+        self._sums = torch.zeros(2, dtype=torch.float64)
+        loss_sum, n_targets = strategy.reduce(sums, reduce_op="sum")
+        return loss_sum / n_targets, n_targets

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.plugins import HalfPrecision, MixedPrecision
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -46,8 +47,9 @@ def test_the_rate_peaks_after_warm_up_and_ends_at_final(accumulate: int) -> None
     fit(model, max_steps=10, accumulate=accumulate, callbacks=[logged])
 
     rates = logged.values["train/learning_rate"]
-    factors = [schedule.factor(step, 10) for step in range(10)]
-    assert rates == pytest.approx([0.5 * factor for factor in factors])
+    for step, rate in enumerate(rates):
+        assert rate == pytest.approx(0.5 * schedule.factor(step, 10))
+    assert len(rates) == 10
     assert max(rates) == pytest.approx(0.5)
     assert rates[-1] == pytest.approx(0.05)
 
@@ -60,7 +62,10 @@ def test_a_schedule_without_an_end_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("loss_of_half", "mean"),
-    [(4.0, 2.0), pytest.param(math.nan, math.nan, id="a NaN stays, or the mean would be too low")],
+    [
+        (4.0, 2.0),
+        pytest.param(math.nan, math.nan, id="a NaN stays, or the mean would be too low"),
+    ],
 )
 def test_the_validation_loss_is_a_mean_over_targets_and_not_over_batches(
     loss_of_half: float, mean: float
@@ -68,12 +73,14 @@ def test_the_validation_loss_is_a_mean_over_targets_and_not_over_batches(
     """The second batch has half as many targets as the first."""
     model = tiny(AnGPT)
     batch = next(iter(batches(4, 16)))
-    half = batch._replace(targets=torch.where(torch.arange(16) < 8, batch.targets, IGNORE_INDEX))
+    is_first_half = torch.arange(16) < 8
+    targets = torch.where(is_first_half, batch.targets, IGNORE_INDEX)
+    half = batch._replace(targets=targets)
 
     validate_with_loss(model, batch, 1.0)
     validate_with_loss(model, half, loss_of_half)
 
-    loss, n_targets = model.mean_loss.compute()
+    loss, n_targets = model.mean_loss.take(SingleDeviceStrategy("cpu"))
     assert loss.item() == pytest.approx(mean, nan_ok=True)
     assert n_targets.item() == 4 * 16 + 4 * 8
 
@@ -94,7 +101,8 @@ class ValidationLosses(L.Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
     ) -> None:
         with torch.no_grad():
-            self.losses.append(float(pl_module.loss_of(batch)[0]))
+            loss, _ = pl_module.loss_of(batch)
+        self.losses.append(float(loss))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -132,20 +140,28 @@ def test_a_model_cast_to_bfloat16_logs_values_that_are_not_rounded_to_bfloat16(
 
 
 def test_a_validation_in_which_no_target_counts_is_refused() -> None:
-    loader = DataLoader(list(random_tokens(8, 17)), batch_size=4, collate_fn=without_targets)
+    loader = loader_without_targets()
+
     with pytest.raises(UserError, match="no token that was read of the val split counts"):
         quiet_trainer().validate(tiny(GPT), loader, verbose=False)
 
 
 def test_a_training_in_which_no_target_counts_is_refused() -> None:
-    loader = DataLoader(list(random_tokens(8, 17)), batch_size=4, collate_fn=without_targets)
+    loader = loader_without_targets()
+
     with pytest.raises(UserError, match="no token of training counted in the loss"):
         fit(tiny(GPT), 2, loader=loader)
 
 
-def without_targets(rows: list[torch.Tensor]) -> Any:
+def loader_without_targets() -> DataLoader:
+    rows = list(random_tokens(8, 17))
+    return DataLoader(rows, batch_size=4, collate_fn=collate_without_targets)
+
+
+def collate_without_targets(rows: list[torch.Tensor]) -> Any:
     batch = collate(rows)
-    return batch._replace(targets=torch.full_like(batch.targets, IGNORE_INDEX))
+    targets = torch.full_like(batch.targets, IGNORE_INDEX)
+    return batch._replace(targets=targets)
 
 
 def train(architecture: Any, precision: str) -> tuple[Any, list[float]]:
@@ -171,7 +187,8 @@ def test_bfloat16_trains_as_float32_does(architecture: Any, precision: str) -> N
 def test_gradients_take_no_memory_beside_the_next_steps_activations(architecture: Any) -> None:
     model, _ = train(architecture, "32-true")
 
-    assert all(parameter.grad is None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is None
 
 
 @pytest.mark.parametrize("plugin", [MixedPrecision("16-mixed", "cpu"), HalfPrecision("16-true")])
@@ -240,16 +257,17 @@ def save_trained(folder: Path, name: str, is_tied: bool) -> Any:
 
 
 def test_a_tied_run_begins_with_a_tied_export(tmp_path: Path) -> None:
-    model = save_trained(tmp_path, "tied.ckpt", is_tied=True)
-    assert main(["export", str(tmp_path / "tied.ckpt"), "--output", str(tmp_path / "tied")]) == 0
-    loaded = tiny(GPT, seed=5, tie_embeddings=True)
+    decoder = save_trained(tmp_path, "tied.ckpt", is_tied=True).model.eval()
+    export = tmp_path / "tied"
+    assert main(["export", str(tmp_path / "tied.ckpt"), "--output", str(export)]) == 0
+    new_run = tiny(GPT, seed=5, tie_embeddings=True)
 
-    load_initial_weights(loaded, str(tmp_path / "tied"))
+    load_initial_weights(new_run, str(export))
 
-    assert model.model.head.weight is model.model.embedding.weight
-    assert "head.weight" not in load_file(tmp_path / "tied" / "model.safetensors")
+    assert decoder.head.weight is decoder.embedding.weight
+    assert "head.weight" not in load_file(export / "model.safetensors")
     tokens = random_tokens(1, 8)
-    assert torch.equal(loaded.model.eval()(tokens), model.model.eval()(tokens))
+    assert torch.equal(new_run.model.eval()(tokens), decoder(tokens))
 
 
 def test_a_tied_run_does_not_begin_with_two_matrices(tmp_path: Path) -> None:
