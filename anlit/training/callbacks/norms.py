@@ -6,7 +6,6 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.layers.scaling import ScalingVector
@@ -17,9 +16,9 @@ from anlit.training.lightning_internals import is_logged
 class NormMonitor(L.Callback):
     """Logs means of scaling vectors and extremes of row norms at every logging step.
 
-    `scaling/alpha_A`, `scaling/s_qk` … are means of |s| over the entries of all layers; the sign
-    has no meaning in nGPT. `norms/row_max` and `norms/row_min` are the largest and smallest norm
-    of all vectors that the architecture constrains; GPT+ constrains none.
+    `scaling/alpha_A`, `scaling/s_qk` … are means of |s| over the entries of all layers. The sign
+    means nothing in nGPT. `norms/row_max` and `norms/row_min` are the largest and smallest norm of
+    all constrained vectors. GPT+ constrains none.
     """
 
     changes_learning = False
@@ -30,7 +29,8 @@ class NormMonitor(L.Callback):
             pl_module.log_dict(_scaling_means(pl_module))
             row_norms = pl_module.model.row_norms()
             if row_norms:
-                pl_module.log_dict(_norm_extremes(row_norms, trainer))
+                norms = torch.cat([full_tensor(norms) for norms in row_norms])
+                pl_module.log_dict({"norms/row_max": norms.max(), "norms/row_min": norms.min()})
 
 
 def _scaling_means(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -42,21 +42,3 @@ def _scaling_means(model: torch.nn.Module) -> dict[str, Tensor]:
             mean = sizes.mean(dtype=wide_dtype(sizes))
             means_by_kind[f"scaling/{name.rpartition('.')[2]}"].append(mean)
     return {kind: torch.stack(means).mean() for kind, means in means_by_kind.items()}
-
-
-def _norm_extremes(row_norms: list[Tensor], trainer: L.Trainer) -> dict[str, Tensor]:
-    """The largest and smallest norm over all ranks, by one all-reduce."""
-    norms = torch.cat([_local_norms(norms) for norms in row_norms])
-    extremes = norms.new_full((2,), -torch.inf)  # for a rank without rows
-    if len(norms):
-        extremes = torch.stack([norms.max(), -norms.min()])
-    largest, negative_smallest = trainer.strategy.reduce(extremes, reduce_op="max")
-    return {"norms/row_max": largest, "norms/row_min": -negative_smallest}
-
-
-def _local_norms(norms: Tensor) -> Tensor:
-    """This rank's entries of a 1-d tensor; all entries if they are partial sums over ranks."""
-    if not isinstance(norms, DTensor):
-        return full_tensor(norms)
-    has_partial_sums = any(placement.is_partial() for placement in norms.placements)
-    return full_tensor(norms) if has_partial_sums else norms.to_local()
