@@ -11,8 +11,8 @@ data.batch_size, number of devices
 
 `validate` and `test` refuse the changes of the model that `fit` refuses.
 
-Training writes config.yaml when it starts, so the file has the settings that the run continues
-with. The data module refuses other texts and another order.
+Training writes config.yaml when it starts. So the file has the settings of the continued run. The
+data module refuses other texts and another order.
 """
 
 import os
@@ -109,18 +109,15 @@ def apply_group_settings(
 ) -> None:
     """Replace the settings of the parameter groups that the checkpoint has restored.
 
-    `configured` is what `group_settings` returned for the new optimizer. Where it equals the
-    checkpoint's settings, nothing changes, to the last bit.
+    `configured` is the result of `group_settings` for the new optimizer.
     """
     groups = optimizer.param_groups
     for number, (group, settings) in enumerate(zip(groups, configured, strict=True)):
-        for key, value in settings.items():
-            if key != "lr" and _tuples_to_lists(group.get(key)) != _tuples_to_lists(value):
-                group[key] = value
         # The peak rate comes from the configuration, the schedule's step from the checkpoint.
-        group["initial_lr"] = settings["lr"]
-        scheduler.base_lrs[number] = settings["lr"]
-        group["lr"] = settings["lr"] * scheduler.lr_lambdas[number](scheduler.last_epoch)
+        peak = settings["lr"]
+        scheduler.base_lrs[number] = peak
+        rate = peak * scheduler.lr_lambdas[number](scheduler.last_epoch)
+        group.update(settings | {"initial_lr": peak, "lr": rate})
     # What `get_last_lr` returns until the next step.
     scheduler._last_lr = [group["lr"] for group in groups]
 

@@ -147,8 +147,9 @@ class FullySharded(ModelParallelStrategy):
     ) -> dict[str, Any]:
         """Load weights and optimizer states into the shards; returns everything else.
 
-        Lightning numbers an optimizer's parameters in the order of the model; torch, and so a
-        single file, by groups. Raises UserError if the checkpoint is damaged or of another model.
+        Lightning numbers an optimizer's parameters in the order of the model. torch numbers them by
+        groups, and so does a single file. Raises UserError if the checkpoint is damaged or of
+        another model.
         """
         module: Any = self.lightning_module
         path = Path(self.broadcast(str(checkpoint_path)))
@@ -263,13 +264,10 @@ class FullySharded(ModelParallelStrategy):
                 parameters += group["params"]
             names_by_number = {n: names[parameter] for n, parameter in enumerate(parameters)}
             state_by_name = rename_parameters(state, names_by_number)
-            earlier_groups = [dict(group) for group in optimizer.param_groups]
             dcp_state.set_optimizer_state_dict(model, optimizer, state_by_name, options=options)
-            for group, earlier_group in zip(optimizer.param_groups, earlier_groups, strict=True):
-                _restore_tuples(group, earlier_group)
 
     def _with_tied_marks(self, weights: dict[str, Any], key: str) -> dict[str, Any]:
-        """The weights, which a checkpoint has under `key`, with a mark in place of a tied head.
+        """The weights of a checkpoint's `key`, with a mark in place of a tied head.
 
         safetensors holds no tensors that share memory.
         """
@@ -293,10 +291,3 @@ class FullySharded(ModelParallelStrategy):
     def teardown(self) -> None:
         self.wait_for_checkpoints()
         super().teardown()
-
-
-def _restore_tuples(group: dict[str, Any], earlier_group: dict[str, Any]) -> None:
-    """Turn settings of a parameter group back into tuples; loading makes lists of them."""
-    for key, value in earlier_group.items():
-        if isinstance(value, tuple):
-            group[key] = tuple(group[key])
