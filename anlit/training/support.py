@@ -30,7 +30,6 @@ from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import class_name, init_args, mapping
 from anlit.errors import UserError
 from anlit.training.strategies import FullySharded
-from anlit.training.weight_averages import two_averages
 
 SHARDED_FIX = "set --trainer.strategy anlit.FullySharded"
 STRATEGIES: list[tuple[Any, str | None]] = [
@@ -44,9 +43,8 @@ STRATEGIES: list[tuple[Any, str | None]] = [
         DeepSpeedStrategy,
         f"has checkpoints of its own, from which no run could continue: {SHARDED_FIX}",
     ),
-    (XLAStrategy, "needs a TPU, on which anlit was never tried: set ddp on CPU or GPU"),
     (
-        SingleDeviceXLAStrategy,
+        (XLAStrategy, SingleDeviceXLAStrategy),
         "needs a TPU, on which anlit was never tried: set auto on CPU or GPU",
     ),
     (DDPStrategy, None),
@@ -56,9 +54,9 @@ STRATEGIES: list[tuple[Any, str | None]] = [
         "was never tried: derive it from DDPStrategy, SingleDeviceStrategy or anlit.FullySharded",
     ),
 ]
-"""A class, and the reason why it and its subclasses are refused; None: they are accepted.
+"""Classes, and the reason why they and their subclasses are refused; None: they are accepted.
 
-The first class that fits decides.
+The first entry that fits decides.
 """
 
 EXCHANGE = "changes what ranks exchange, and no checkpoint has its state: leave it out"
@@ -130,15 +128,10 @@ def check_trainer(trainer: Mapping[str, Any]) -> None:
     for plugin, _ in _configured_objects(trainer, "plugins"):
         _check_plugin(plugin)
     configured_ramp(trainer)
-    averages = []
     for callback, arguments in _configured_objects(trainer, "callbacks"):
         _check_callback(callback, arguments)
-        if issubclass(callback, callbacks.WeightAveraging):
-            averages.append(callback.__name__)
         if issubclass(callback, callbacks.EMAWeightAveraging):
             _check_moving_average(arguments)
-    if len(averages) > 1:
-        raise UserError(two_averages(*averages[:2]))
 
 
 def averages_on_device(trainer: Mapping[str, Any]) -> bool:

@@ -1,13 +1,13 @@
 """Averages of a run's weights, which are validated, saved and exported in the weights' place.
 
-A callback derived from Lightning's `WeightAveraging` is a rule: it says after which steps the
-averages take in the weights, and by which function. `WeightAverages` follows the rule:
+A callback derived from Lightning's `WeightAveraging` is a rule. It says after which steps the
+averages take in the weights. It also gives the function. `WeightAverages` follows the rule:
 
     average ← function(average, weight, n)    the first average is the weight itself
     average ← restore_norms(average)          as after an optimizer step: nGPT's and anGPT's vectors
 
-Lightning would keep a copy of the whole module, on the host and in the precision of the weights.
-Here the averages are in float32 at least, beside the weights, and sharded like them.
+Lightning would keep a copy of the whole module. It is on the host, in the precision of the weights.
+Here the averages are beside the weights and sharded like them. They are in float32 at least.
 """
 
 import logging
@@ -45,17 +45,13 @@ def keep_averages(trainer: L.Trainer) -> None:
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     rules = [callback for callback in callbacks if isinstance(callback, WeightAveraging)]
     if len(rules) > 1:
-        raise UserError(two_averages(*(type(rule).__name__ for rule in rules[:2])))
+        first, second = [type(rule).__name__ for rule in rules[:2]]
+        raise UserError(
+            f"trainer.callbacks has {first} and {second}, and a run has one average of its "
+            "weights: leave one out"
+        )
     for rule in rules:
         callbacks[callbacks.index(rule)] = WeightAverages(rule)
-
-
-def two_averages(first: str, second: str) -> str:
-    """The error for a run with two callbacks that average weights."""
-    return (
-        f"trainer.callbacks has {first} and {second}, and a run has one average of its weights: "
-        "leave one out"
-    )
 
 
 def averages_of(trainer: L.Trainer) -> "WeightAverages | None":
@@ -74,8 +70,8 @@ class WeightAverages(L.Callback):
     one average. Before the first average there are the weights alone.
 
     Args:
-        rule: Says when and how the averages change. Its hook `on_train_start` is called, and its
-            `first_step`, if it has one, is the first step of which the averages may know.
+        rule: Says when and how the averages change. Its hook `on_train_start` is called. A
+            `first_step` is the first step that may be in the averages.
     """
 
     def __init__(self, rule: WeightAveraging) -> None:

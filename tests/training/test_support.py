@@ -186,14 +186,6 @@ def test_a_callback_is_refused_by_its_class_and_arguments(
     assert message in refusal_of({"callbacks": [callback]})
 
 
-def test_two_averages_are_refused() -> None:
-    tail = configure("anlit.training.callbacks.TailAveraging")
-
-    message = refusal_of({"callbacks": [user_object(UserEMA), tail]})
-
-    assert "has UserEMA and TailAveraging, and a run has one average of its weights" in message
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
