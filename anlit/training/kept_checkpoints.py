@@ -1,8 +1,8 @@
-"""The files that a ModelCheckpoint keeps, in a checkpoint that may be moved or come from others.
+"""The files that a ModelCheckpoint keeps, in a checkpoint that may be moved or foreign.
 
 A ModelCheckpoint saves absolute paths, removes the worst of these files, and lets loggers upload
 them. Here a checkpoint holds names within the callback's folder. A continued run takes a name back
-only if it continues from a file in this folder, and the named file exists.
+on two conditions. It continues from a file in this folder, and the named file exists.
 """
 
 import os
@@ -50,7 +50,7 @@ def _with_names(state: dict[str, Any], callback: ModelCheckpoint) -> dict[str, A
 def restore_paths(states: dict[Any, Any], trainer: L.Trainer | None) -> dict[Any, Any]:
     """The states of callbacks, with paths for the files of this run's ModelCheckpoints.
 
-    All other states with paths are left out, so that no path comes out of a checkpoint.
+    All other states with paths are left out. So no path comes out of a checkpoint.
     """
     restored = {}
     for key, state in states.items():
@@ -91,20 +91,18 @@ def _with_paths(state: dict[str, Any], callback: ModelCheckpoint) -> dict[str, A
         restored[key] = _path_of(state.get(key), callback)
     restored["best_k_models"] = scores
     restored["dirpath"] = callback.dirpath
-    if callback.monitor is None:
-        return restored
-    ranked = sorted(scores, key=lambda path: float(scores[path]), reverse=callback.mode == "max")
-    if restored["best_model_path"] not in scores:
-        best = ranked[0] if ranked else ""
+    if callback.monitor is not None:
+        # As Lightning chooses them; a file of the saved state may be gone.
+        lowest = min(scores, key=scores.__getitem__, default="")
+        highest = max(scores, key=scores.__getitem__, default="")
+        best, worst = (highest, lowest) if callback.mode == "max" else (lowest, highest)
         restored |= {"best_model_path": best, "best_model_score": scores.get(best)}
-    if restored["kth_best_model_path"] not in scores:
-        worst = ranked[-1] if ranked else ""
         restored |= {"kth_best_model_path": worst, "kth_value": scores.get(worst)}
     return restored
 
 
 def _path_of(name: Any, callback: ModelCheckpoint) -> str:
-    """The path of the file `name` in the callback's folder; "" if the folder has no such file.
+    """The path of the file `name` in the callback's folder; "" without such a file.
 
     `name` may be the path already: a strategy may load a sharded checkpoint twice.
     """
