@@ -6,10 +6,10 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from anlit.checkpoints.location import complete_checkpoints
 from anlit.errors import UserError
+from anlit.nn.layers.sharded import local_tensor
 from anlit.training.lightning_internals import is_logged
 
 
@@ -17,8 +17,8 @@ class StopOnNonFinite(L.Callback):
     """Raises UserError when a loss or a gradient is NaN or infinite.
 
     The message names the step and the last good checkpoint. On CPU every step is checked before the
-    optimizer's step. On an accelerator every check would wait for the device. So flags stay on the
-    device, and are read at logging steps and before a checkpoint is written.
+    optimizer's step. On an accelerator every check would wait for the device. So flags stay there.
+    They are read at logging steps and before a checkpoint is written.
     """
 
     changes_learning = False
@@ -60,7 +60,9 @@ class StopOnNonFinite(L.Callback):
 
 
 class FiniteCheckpoints(L.Callback):
-    """Refuses to start from, and to write, weights or an optimizer state that are NaN or infinite.
+    """Refuses NaN or infinite weights and optimizer states, at the start and in checkpoints.
+
+    The previous file stays. Only these two checks wait for the device.
 
     The previous file stays. It waits for the device only when training starts and a checkpoint is
     saved.
@@ -98,10 +100,8 @@ def _count_non_finite(trainer: L.Trainer, model: torch.nn.Module) -> int:
         tensors += state.values()
     flags = []
     for tensor in tensors:
-        if isinstance(tensor, DTensor):
-            tensor = tensor.to_local()
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
-            flags.append(~torch.isfinite(tensor).all())
+            flags.append(~torch.isfinite(local_tensor(tensor)).all())
     device = flags[0].device  # unless fused, AdamW counts steps on the host
     n_tensors = torch.stack([flag.to(device) for flag in flags]).sum()
     return int(trainer.strategy.reduce(n_tensors.float(), reduce_op="max"))

@@ -4,24 +4,24 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor
 
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
+from anlit.nn.layers.sharded import local_tensor
 
 
 class StepLoss:
     """Sums the losses of a step's micro-batches, and scales the gradients before clipping.
 
-    Lightning divides each micro-batch's objective by `accumulate_grad_batches`, N, and the
-    strategy averages gradients over R ranks. If all batches count equally many tokens, the result
-    is the mean over tokens. Only if the epoch's end cuts a step short after n < N micro-batches,
-    its gradients are multiplied by N/n.
+    Lightning divides each micro-batch's objective by `accumulate_grad_batches`, N. The strategy
+    averages gradients over R ranks. If all batches count equally many tokens, the result is the
+    mean over tokens. The epoch's end may cut a step short after n < N micro-batches. Then its
+    gradients are multiplied by N/n.
 
-    If the numbers of counted tokens may differ (`counts_vary`), the backward pass takes the sum
+    The numbers of counted tokens may differ (`counts_vary`). Then the backward pass takes the sum
     over tokens divided by a constant K. This `unit` is the context length, which keeps gradients
-    near their usual size. Gradients are then multiplied by K·N·R / C, with C counted tokens in all
-    micro-batches of all ranks. This costs one all-reduce of two numbers a step, and the host does
-    not wait for the device.
+    near their usual size. Gradients are then multiplied by K·N·R / C. C counts the tokens in all
+    micro-batches of all ranks. This costs one all-reduce of two numbers a step. The host does not
+    wait for the device.
     """
 
     def __init__(self, counts_vary: bool = False, unit: int = 1) -> None:
@@ -91,9 +91,6 @@ class StepLoss:
             return
         gradients: list[Tensor] = []
         for parameter in parameters:
-            gradient = parameter.grad
-            if isinstance(gradient, DTensor):
-                gradient = gradient.to_local()
-            if gradient is not None:
-                gradients.append(gradient)
+            if parameter.grad is not None:
+                gradients.append(local_tensor(parameter.grad))
         torch._foreach_mul_(gradients, self.factor)
