@@ -1,1 +1,1 @@
-"""Models on disk: each file is complete or absent, and a reader runs no code that a file names."""
+"""Models on disk. Files are complete or absent. A reader runs no code that a file names."""

@@ -1,4 +1,4 @@
-"""Checkpoints on disk, complete or absent: one file, or a folder with a shard from every rank."""
+"""Checkpoints on disk, complete or absent: a file, or a folder with a shard from each rank."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,8 +32,8 @@ from anlit.errors import UserError
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints to a temporary file and renames it.
 
-    A kill while writing keeps the old file. It removes only files that this process wrote: names
-    of files to remove may come from a foreign checkpoint.
+    A kill while writing keeps the old file. Only files that this process wrote are removed. Other
+    names may come from a foreign checkpoint.
     """
 
     def __init__(self) -> None:
@@ -83,8 +83,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     """Read a checkpoint of any form, or an exported model, to the CPU, with weights_only=True.
 
-    Raises an error of `UNREADABLE`, also if the checkpoint has changed since it was written, or its
-    shards do not match.
+    Raises an error of `UNREADABLE`. It also does if the checkpoint has changed since it was
+    written, or its shards do not match.
     """
     path = Path(path)
     if is_exported(path):

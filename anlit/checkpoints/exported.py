@@ -6,7 +6,7 @@ FOLDER/config.json          architecture, constructor arguments, training step, 
                             separates documents
 FOLDER/tokenizer.json       the tokenizer of the training data
 
-Keys of config.json may be added, not renamed: users have such folders.
+Keys of config.json may be added, not renamed. Users have such folders.
 """
 
 import json
@@ -44,8 +44,8 @@ def write_exported(
     """Write the model of a checkpoint's `content`; each file is complete or absent.
 
     Args:
-        content: A checkpoint as it was loaded, with `state_dict`, `global_step` and `anlit`, which
-            has the origin of the model.
+        content: A loaded checkpoint with `state_dict`, `global_step` and `anlit`, the origin of the
+            model.
         settings: The model's constructor arguments as plain values.
         tokenizer: The content of tokenizer.json; None for no such file.
         separators: How the corpus separates documents, if known: `end_of_document`,

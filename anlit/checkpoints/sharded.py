@@ -1,8 +1,8 @@
 """A sharded checkpoint: a folder with a safetensors file, a shard, from every rank.
 
 A shard holds a part of each tensor. Its header has the part's shape, dtype and offset in the whole
-tensor, so a shard is read without pickle. The structure around the tensors (optimizer states,
-parameter groups) is plain values. `META` holds it, with a mark in place of each tensor.
+tensor. So a shard is read without pickle. `META` holds the structure around the tensors: optimizer
+states and parameter groups. It is plain values, with a mark in place of each tensor.
 """
 
 import shutil
@@ -42,7 +42,7 @@ from anlit.io.write import write_json
 MARK = "tensor of the parts: "
 """The start of a mark, which continues with the name of the tensor."""
 WEIGHTS = ("state_dict", CURRENT)
-"""The keys of a checkpoint with weights by name; the second only if its run averages weights."""
+"""The keys of a checkpoint with weights by name. Only averages of weights need the second."""
 STATES = ("state_dict", "optimizer_states", CURRENT)
 """The keys of a checkpoint with sharded tensors."""
 
@@ -120,7 +120,7 @@ def read_into(tensors: dict[str, Tensor], folder: Path, no_dist: bool = False) -
 class ShardedCheckpoints:
     """Writes each sharded checkpoint into a new folder, and lets the checkpoint's name link to it.
 
-    The link changes only when all ranks have written, so a kill at any moment leaves the previous
+    The link changes only when all ranks have written. So a kill at any moment leaves the previous
     checkpoint. An error of one rank, such as a full disk, is raised on all ranks.
 
     Args:

@@ -91,7 +91,10 @@ class SpecialTokens:
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
-    """The ids in a value such as `eos_token_id`: a number, a list or None; -1 means no token."""
+    """The ids in a value such as `eos_token_id`: a number, a list or None.
+
+    -1 means no token.
+    """
     tokens = value if isinstance(value, list) else [value]
     return tuple(token for token in tokens if token is not None and token >= 0)
 

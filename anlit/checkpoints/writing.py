@@ -1,8 +1,8 @@
 """Writes checkpoints so that a name such as best.ckpt never has an incomplete checkpoint.
 
-A new checkpoint is written under another name, and renamed when it is complete. So a kill or a full
-disk leaves the previous checkpoint in place. A sharded checkpoint is a folder in `.sharded`, and
-its name is a link to the folder.
+A new checkpoint is written under another name. It is renamed when it is complete. So a kill or a
+full disk leaves the previous checkpoint in place. A sharded checkpoint is a folder in `.sharded`.
+Its name is a link to the folder.
 """
 
 import os
@@ -44,7 +44,7 @@ def give_name(complete: Path, name: Path) -> None:
     The sharded checkpoint that had this name is removed.
     """
     if name.is_dir() and not name.is_symlink():
-        # A copied run has a folder in place of the link, and a rename cannot replace a folder.
+        # A copied run has a folder in place of the link. A rename cannot replace a folder.
         (name.parent / SHARDED).mkdir(exist_ok=True)
         os.replace(name, name.parent / SHARDED / f"{name.stem}-{uuid.uuid4().hex[:12]}")
     os.replace(complete, name)
@@ -76,7 +76,7 @@ def write_failed(path: Path, reason: str) -> RunError:
 
 
 def first_cause(error: BaseException) -> str:
-    """An error in a few words: the operating system's error in its chain, else its first line.
+    """An error in a few words: the system's error in its chain, else its first line.
 
     If several ranks failed, the error of the first rank counts.
     """

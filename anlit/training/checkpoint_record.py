@@ -1,8 +1,8 @@
-"""The entry `anlit` of a checkpoint: a model writes it, and checks it before it takes the weights.
+"""The entry `anlit` of a checkpoint. A model writes it, and checks it before the weights.
 
 `fit` continues from a checkpoint, `validate` and `test` evaluate it. All of them refuse another
-architecture, another tokenizer, other shapes, and the changed settings that `resume_checks` names.
-In this file `model` is a `LanguageModel`.
+architecture, another tokenizer and other shapes. They refuse the changed settings that
+`resume_checks` names, too. In this file `model` is a `LanguageModel`.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run says at its start about data of a user's own class: what they lack, and the cost."""
+"""The sentences of a run at its start about data of a user's class: gaps and their cost."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -57,7 +57,7 @@ def data_messages(trainer: L.Trainer, is_continued: bool) -> Iterator[str]:
 
 
 def obstacle_to_exact_resume(trainer: L.Trainer) -> str | None:
-    """Return why a continued run would not have the same batches, and the fix; None if it has."""
+    """Return why a continued run would have other batches, and the fix; None if it has the same."""
     data: Any = getattr(trainer, "datamodule", None)
     name = name_of(data)
     if trainer.num_training_batches == float("inf"):

@@ -1,7 +1,7 @@
 """The default run folder: `runs/NAME`, and for a further try `runs/NAME-2`, `runs/NAME-3` …
 
-Only a new run takes a number. `last` and `best` are of `runs/NAME`, so a job that its cluster starts
-again goes on in the same folder, whatever ran beside it.
+Only a new run takes a number. `last` and `best` are of `runs/NAME`. So a job that its cluster
+starts again goes on in the same folder.
 """
 
 import os
@@ -43,10 +43,10 @@ def default_run_folder(
 ) -> tuple[str, IO[str] | None]:
     """Return the folder of a run whose --run_dir is not given, and perhaps its lock.
 
-    All ranks find the same folder without asking each other: the files that they look for are
+    All ranks find the same folder without asking each other. The files that they look for are
     written when all ranks train. `RunRecord` compares the folders of the ranks nevertheless. A
-    process that starts alone locks the folder of a new run, so that of two runs that start together
-    one takes the next number.
+    process that starts alone locks the folder of a new run. If two runs start together, the second
+    takes the next number.
 
     Args:
         folder: The folder of the first try.
@@ -71,7 +71,9 @@ def numbered(folder: str, number: int) -> str:
 
 
 def _free_folder(folder: str, locks: bool) -> tuple[str, IO[str] | None]:
-    """Return the first of the numbered folders that holds no run, and its lock if it `locks`.
+    """Return the first numbered folder without a run, and its lock if `locks`.
+
+    With `locks` a folder in which another process is about to train is not free.
 
     Then a folder in which another process is about to train is not free.
     """

@@ -1,4 +1,4 @@
-"""Stops a run for a signal at the end of an optimizer step, the same step on all ranks."""
+"""Stops a run for a signal at the end of an optimizer step, which all ranks agree on."""
 
 import os
 import signal
@@ -25,9 +25,9 @@ STILL_SAVING = (
 class Interruption:
     """Records signals. The third Ctrl-C stops at once; other signals may come any number of times.
 
-    Slurm (SIGUSR1), Kubernetes (SIGTERM) or a user (Ctrl-C) signal ranks at different times, and
-    some ranks may receive no signal. So each step starts a small all-reduce on the host, which the
-    next step reads. No rank waits for a device.
+    Slurm (SIGUSR1), Kubernetes (SIGTERM) or a user (Ctrl-C) signal ranks at different times. Some
+    ranks may receive no signal. So each step starts a small all-reduce on the host. The next step
+    reads it. No rank waits for a device.
     """
 
     def __init__(self) -> None:

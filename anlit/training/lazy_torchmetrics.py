@@ -1,11 +1,11 @@
 """Lets Lightning import two classes of torchmetrics without the whole package.
 
-The whole package imports scipy.signal, and transformers and torchvision if they are installed. That
-is a third of the processor time of `anlit fit --help`. `make_torchmetrics_lazy` puts an empty
+The whole package imports scipy.signal, and also transformers and torchvision if they are installed.
+This is a third of the processor time of `anlit fit --help`. `make_torchmetrics_lazy` puts an empty
 module in the package's place, which loads each attribute on demand.
 
-The two classes import matplotlib for their method `plot`. That is an eighth of the processor time,
-so this import is left out too. `plot` then does not work in a process of anlit.
+The two classes import matplotlib for their method `plot`. This is an eighth of the processor time.
+So this import is left out too. `plot` then does not work in a process of anlit.
 """
 
 import importlib
@@ -25,7 +25,7 @@ SUBMODULES = {
 }
 """Each name that Lightning imports → the submodule of the package that defines it.
 
-An entry that a version of torchmetrics does not have costs time only: the whole package is loaded.
+If a version of torchmetrics lacks an entry, the whole package is loaded. This costs time only.
 """
 
 

@@ -54,7 +54,7 @@ def completes_step(trainer: L.Trainer) -> bool:
 def is_logged(trainer: L.Trainer, step: int) -> bool:
     """Whether loggers get step number `step` (from 1), which the current training batch completes.
 
-    In all other steps, and in earlier micro-batches of this step, nothing may wait for the device.
+    Nothing may wait for the device in other steps, nor in earlier micro-batches of this step.
     """
     n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     return n_steps > 0 and step % n_steps == 0 and completes_step(trainer)

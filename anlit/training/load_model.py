@@ -94,7 +94,7 @@ class Checkpoint:
 
 
 def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoint:
-    """Load the model of a run folder (its best checkpoint, else its last) or of a .ckpt file.
+    """Load the model of a .ckpt file, or of a run folder's best checkpoint, else its last.
 
     Args:
         device: A torch device, or auto for the GPU, else the CPU.
@@ -182,7 +182,8 @@ def read_model(file: Path) -> dict[str, Any]:
 def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> LanguageModel:
     """The model with its weights, in float32 on torch's default device.
 
-    Raises UserError if a class may not be built, ValueError if settings and weights do not fit.
+    Raises UserError if a class may not be built. Raises ValueError if settings and weights do not
+    fit.
     """
     architecture = subclass_named(
         LanguageModel, content["anlit"]["architecture"], f"{file}: architecture"
@@ -211,7 +212,7 @@ def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> La
 
 
 def _is_known_class(module: Any) -> bool:
-    """Whether the module is of anlit or torch, so that it has no tensors but its weights."""
+    """Whether the module is of anlit or torch. It then has no tensors but its weights."""
     return type(module).__module__.startswith(("anlit.", "torch."))
 
 

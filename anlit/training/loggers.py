@@ -97,8 +97,8 @@ class MetricsCSV(Logger):
 def log_settings(logger: Logger, settings: dict[str, Any]) -> None:
     """Write a launch's settings to a logger. They replace the settings of earlier launches.
 
-    TensorBoard's HPARAMS tab takes val/loss from the curve; Lightning's call would add a value to
-    the curve. The tab shows the first settings that it finds. So they are in a separate file, which
+    TensorBoard's HPARAMS tab takes val/loss from the curve. Lightning's call would add a value to
+    the curve. The tab shows the first settings that it finds. So they are in a separate file. It
     replaces the earlier launch's file.
     """
     if not isinstance(logger, TensorBoardLogger):

@@ -1,8 +1,8 @@
 """Until training starts, a rank that refuses also ends the ranks that would wait for it.
 
 If Lightning starts the ranks, it ends them too. Ranks of torchrun or Slurm have a store in which
-they meet: a refusing rank leaves its exit code there. From the first step on, ranks notice a lost
-rank by themselves: each step has a small all-reduce on the host (`Interruption`).
+they meet. A refusing rank leaves its exit code there. From the first step on, ranks notice a lost
+rank by themselves. Each step has a small all-reduce on the host (`Interruption`).
 """
 
 import os
@@ -33,7 +33,7 @@ REFUSAL_TIMEOUT = timedelta(seconds=30)
 POLL_S = 0.3
 """Seconds between two looks into the store."""
 GRACE_S = 2.0
-"""Seconds in which a rank may refuse by itself, with its own error, before it is ended."""
+"""Seconds in which a rank may refuse with an error of its own, before it is ended."""
 
 
 class Refusals(L.Callback):

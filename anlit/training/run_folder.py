@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 def make_run_folder(run_dir: str) -> None:
     """Make the run folder. All ranks do this at the same time.
 
-    Raises UserError if the folder cannot be made or written, or something in it is a link.
+    Raises UserError if the folder cannot be made or written. Links in it are refused too.
     """
     try:
         run_dir.encode()
@@ -80,7 +80,7 @@ def _refuse_links(run: Path) -> None:
 
 
 def _refuse_other_kinds(run: Path) -> None:
-    """Raise UserError for a folder in place of a file, or a file in place of a folder."""
+    """Raise UserError for a folder in place of a file, or the reverse."""
     for name in RUN_FILES:
         if (run / name).is_dir():
             raise UserError(
@@ -117,9 +117,9 @@ def _is_removable(path: Path) -> bool:
 def lock_run_folder(run_dir: str) -> IO[str]:
     """Lock the run folder until the returned file is closed or this process ends.
 
-    It is a record lock of the kernel (`lockf`). Data loader workers do not inherit it, so a killed
-    run can be continued at once. Between machines it works if the file system supports such
-    locks: NFS (4, or 3 with lockd), GPFS, Lustre mounted with `flock`.
+    It is a record lock of the kernel (`lockf`). Data loader workers do not inherit it. So a killed
+    run can be continued at once. Between machines the file system must support such locks: NFS (4,
+    or 3 with lockd), GPFS, Lustre mounted with `flock`.
 
     Raises UserError if another process trains in this folder.
     """

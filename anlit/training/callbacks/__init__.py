@@ -1,10 +1,10 @@
 """One concern per file.
 
-Every callback in a file of this folder is available by name, here and in a configuration as
+Every callback in a file of this folder is available here by name. A configuration names it
 `anlit.training.callbacks.<Name>`. `anlit/commands/fit.py` lists the callbacks that every run has.
 
-Each class sets `changes_learning`: whether runs with it belong to another configuration than runs
-without it. Reports read it from the source (`anlit/runs/callbacks.py`).
+Each class sets `changes_learning`. It says whether runs with it belong to another configuration
+than runs without it. Reports read it from the source (`anlit/runs/callbacks.py`).
 """
 
 from lightning import Callback

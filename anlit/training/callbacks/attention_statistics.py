@@ -18,10 +18,10 @@ WITH_EXTREMES = ("entropy", "inverse_largest_weight", "participation", "attentio
 class AttentionStatistics(L.Callback):
     """Logs each layer's attention statistics every n steps, after the step and on its batch.
 
-    `attention/layer_00/entropy` … (see `anlit.nn.attention.statistics`) are means over heads and
-    over all queries of the batch's first sequences. `…/entropy_min` and `…/entropy_max` are the
-    smallest and largest mean of a head. The extra forward pass does not change training: it has no
-    gradient and no dropout, and draws no random numbers.
+    `attention/layer_00/entropy` … are means over heads and over all queries of the batch's first
+    sequences. `anlit.nn.attention.statistics` defines them. `…/entropy_min` and `…/entropy_max` are
+    the smallest and largest mean of a head. The extra forward pass does not change training. It
+    computes no gradient, applies no dropout and draws no random numbers.
 
     Args:
         every_n_steps: Optimizer steps between two measurements.

@@ -16,13 +16,13 @@ _log = logging.getLogger(__name__)
 class BatchRamp(L.Callback):
     """Gives early optimizer steps fewer micro-batches: a ramp of gradient accumulation.
 
-    The batch of a step is data.batch_size × micro-batches × devices. Micro-batches keep their size,
-    so memory and the speed in tokens per second stay. `StepLoss` averages over the micro-batches
-    that a step has. The order of the data does not change.
+    The batch of a step is data.batch_size × micro-batches × devices. Micro-batches keep their size.
+    So memory and the speed in tokens per second stay. `StepLoss` averages over the micro-batches of
+    a step. The order of the data does not change.
 
     Shares of the learning-rate schedule are shares of the training tokens. Optimizer steps remain
     the unit of `max_steps`, `val_check_interval` and checkpoints. An epoch of the Trainer is a
-    number of steps. The ramp is a function of the step, so a continued run needs no state.
+    number of steps. The ramp is a function of the step. So a continued run needs no state.
 
     `train/batch_tokens` has the tokens of a step on all devices.
 
@@ -30,8 +30,8 @@ class BatchRamp(L.Callback):
         schedule: Optimizer step → micro-batches per step from that step on, as
             {0: 1, 1000: 2, 4000: 4}. The last number is the largest, and is
             trainer.accumulate_grad_batches.
-        lr_scaling_method: The rate of a step of n micro-batches, where the largest has N: the
-            schedule's (`none`), or √(n/N) (`sqrt`) or n/N (`linear`) times it.
+        lr_scaling_method: The factor of the rate for a step of n micro-batches, where the largest
+            step has N. It is 1 (`none`), √(n/N) (`sqrt`) or n/N (`linear`).
     """
 
     changes_learning = True

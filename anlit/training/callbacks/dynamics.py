@@ -21,19 +21,19 @@ LONGEST_COPY = 128
 
 
 class TrainingDynamics(L.Callback):
-    """Logs quantities that explain a loss curve, every n steps, after the step and on its batch.
+    """Logs quantities that explain a loss curve, every n steps, on the step's batch.
 
-    - `hidden/layer_00/norm`: the mean of ‖h‖₂ over tokens after this block, and `…/norm_spread`,
-      its standard deviation over its mean. nGPT keeps the norm at 1; anGPT only on average.
+    - `hidden/layer_00/norm`: the mean of ‖h‖₂ over tokens after this block. `…/norm_spread` is the
+      standard deviation over the mean. nGPT keeps the norm at 1; anGPT only on average.
     - `hidden/layer_00/step`: the mean of ‖h' − h‖ / ‖h‖, where the block turns h into h'.
-    - `rotation/W_q` …: the mean angle in radians by which a step, with the restoration of norms,
-      turned a row of these matrices, over all layers. It is the effective step size (Kosson et
-      al., arXiv 2305.17212).
-    - `copying/first`, `copying/second`: the loss in nats per token on random tokens, and on the
-      same tokens once more. A model that has learnt to copy (Olsson et al., arXiv 2209.11895) has
-      a lower loss on the second copy.
-    - `norms/share_at_bound`: the share of constrained vectors with a norm of at least 0.999; not
-      for GPT+.
+    - `rotation/W_q` …: the mean angle in radians by which a step turned a row of these matrices.
+      The mean is over all layers, after norms are restored. It is the effective step size (Kosson
+      et al., arXiv 2305.17212).
+    - `copying/first`, `copying/second`: the loss in nats per token on random tokens, and on their
+      copy. A model that has learnt to copy has a lower loss on the copy (Olsson et al., arXiv
+      2209.11895).
+    - `norms/share_at_bound`: the share of constrained vectors with a norm of at least 0.999. GPT+
+      has no such value.
 
     Training does not change, as in `AttentionStatistics`. A measured step needs one copy of the
     weights.
@@ -78,8 +78,8 @@ class TrainingDynamics(L.Callback):
 def copying(model: Any, length: int, sequences: int, device: torch.device) -> dict[str, float]:
     """Run `model` on random tokens and their copy; return `copying/first` and `copying/second`.
 
-    Every call has the same tokens. The first token of each copy is not counted, because nothing
-    predicts it. A length below 4 has no values.
+    Every call has the same tokens. The first token of each copy does not count. Nothing predicts
+    it. A length below 4 has no values.
     """
     n = min(length // 2, LONGEST_COPY)
     if n < 2:
@@ -99,7 +99,7 @@ def copying(model: Any, length: int, sequences: int, device: torch.device) -> di
 def rotations(old: list[tuple[str, Tensor]], new: list[Tensor]) -> dict[str, float]:
     """The mean angle in radians between old and new rows (out, in): `rotation/<name of the map>`.
 
-    Old or new rows of zeros are left out, such as the rows of gates at the start.
+    Rows of zeros do not count, such as the rows of gates at the start.
     """
     angles_by_name: dict[str, list[Tensor]] = defaultdict(list)
     for (name, old_matrix), new_matrix in zip(old, new, strict=True):
@@ -111,10 +111,10 @@ def rotations(old: list[tuple[str, Tensor]], new: list[Tensor]) -> dict[str, flo
 
 
 def angles(old: Tensor, new: Tensor) -> Tensor:
-    """The angle between each row of two matrices (n, m), (n,) float64, NaN for a row of zeros.
+    """The angle between each row of two matrices (n, m): (n,) float64, NaN for zeros.
 
-    2·atan2(‖u − v‖, ‖u + v‖) of the unit vectors u and v is exact for small angles, where arccos
-    loses half its digits.
+    2·atan2(‖u − v‖, ‖u + v‖) of the unit vectors u and v is exact for small angles. arccos would
+    lose half the digits.
     """
     u = _unit_rows(old.double())
     v = _unit_rows(new.double())
@@ -148,7 +148,7 @@ def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:
 def _record_block(
     values: dict[str, float], prefix: str, block: Any, inputs: tuple[Tensor, ...], output: Tensor
 ) -> None:
-    """A forward hook that puts norm, spread and step of a block (B, T, d) into `values`."""
+    """Put norm, spread and step of a block (B, T, d) into `values`; a forward hook."""
     h = inputs[0].float()
     new_h = output.float()
     norm = vector_norm(new_h, dim=-1)

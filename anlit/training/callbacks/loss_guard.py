@@ -25,14 +25,14 @@ STATE = ("losses", "norms", "recent_bad")
 class LossGuard(L.Callback):
     """Checks the loss and gradient norm of every optimizer step before the optimizer's step.
 
-    A step is bad if its loss or norm is NaN or infinite. It is also bad if either is more than
-    `spike_sigmas` standard deviations above the mean of the last `window` good steps. At least half
-    as many good steps come first (the rule of OLMo's skip-step optimizer).
+    A step is bad if its loss or norm is NaN or infinite. It is also bad if either is far above the
+    mean of the last `window` good steps: by more than `spike_sigmas` standard deviations. At least
+    half as many good steps come first. OLMo's skip-step optimizer has this rule.
 
-    *Skip* drops the step's gradients: weights and optimizer state do not change, not even by weight
+    *Skip* drops the step's gradients. Weights and optimizer state do not change, not even by weight
     decay. Data, schedule and step number continue. `guard/skipped` is the count over the whole run.
     A line in the log names each bad step, and its loss stays in metrics.csv. The checkpoint has the
-    guard's state. The host waits for the device once per step, and several ranks for an all-reduce
+    guard's state. The host waits for the device once per step. Several ranks wait for an all-reduce
     of two numbers.
 
     Args:

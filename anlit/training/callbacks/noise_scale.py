@@ -1,13 +1,13 @@
 """Logs the gradient noise scale, which tells how large a batch pays.
 
 McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, appendix A.1. A step
-averages the gradients of K micro-batches of b tokens. Let G be the gradient of the expected loss, and
-tr Σ / b the variance of a micro-batch's gradient, summed over parameters:
+averages the gradients of K micro-batches of b tokens. Let G be the gradient of the expected loss.
+Let tr Σ / b be the variance of a micro-batch's gradient, summed over parameters:
 
     E|g_micro|² = |G|² + tr Σ / b        E|g_step|² = |G|² + tr Σ / (K b)
 
-So two measured norms give unbiased estimates of |G|² and tr Σ. The noise scale is the ratio of their
-means, in tokens: B_simple = tr Σ / |G|².
+Two measured norms give unbiased estimates of |G|² and tr Σ. The noise scale is the ratio of their
+means, B_simple = tr Σ / |G|² tokens.
 """
 
 import math
@@ -31,26 +31,29 @@ STATE = ("squared_gradient", "trace", "weight")
 
 
 class GradientNoiseScale(L.Callback):
-    """Logs tr Σ / |G|² every n steps: the batch, in tokens, whose noise is as large as its signal.
+    """Logs tr Σ / |G|² every n steps, the tokens of a batch with as much noise as signal.
+
+    Far below it, a larger batch saves as many steps as it costs. Far above it, it saves hardly any.
 
     Far below it, a larger batch saves as many steps as it costs; far above it, hardly any.
 
     - `noise/scale`: the noise scale in tokens, the ratio of the next two. It is left out where the
-      mean of |G|² is not positive: the batch is too small to show G.
+      mean of |G|² is not positive. The batch is then too small to show G.
     - `noise/squared_gradient`: |G|², a moving average of unbiased estimates.
     - `noise/trace`: tr Σ per token, likewise.
 
-    Micro-batches are compared with their step, so a step needs two: on one device
+    Micro-batches are compared with their step. So a step needs two: on one device
     (`accumulate_grad_batches`), or on several with DDP. `anlit.FullySharded` adds up the devices'
     gradients of a micro-batch, so there only accumulation counts.
 
     Gradients are those before clipping. Assumptions: sequences are independent draws, and
-    micro-batches count about equally many targets. For vectors at their norm's bound (all of nGPT,
-    most of anGPT) only the part tangential to the sphere counts. Restoring the norms undoes the
-    radial part. At the constrained optimum it does not vanish, so it would pass for signal.
+    micro-batches count about equally many targets. Vectors at their norm's bound are all of nGPT's
+    and most of anGPT's. Only the part tangential to the sphere counts for them. Restoring the norms
+    undoes the radial part. It does not vanish at the constrained optimum. So it would pass for
+    signal.
 
-    Training does not change. A measured step reads the gradients of each micro-batch once, and with
-    `anlit.FullySharded` holds a copy of this rank's gradients.
+    Training does not change. A measured step reads the gradients of each micro-batch once. With
+    `anlit.FullySharded` it holds a copy of this rank's gradients.
 
     Args:
         every_n_steps: Optimizer steps between two measurements.

@@ -1,4 +1,7 @@
-"""The progress of a run in a line: redrawn in a terminal, printed every 10 s in a log file."""
+"""The progress of a run in a line.
+
+A terminal shows it anew at each step. A log file gets it every 10 s.
+"""
 
 import time
 from datetime import timedelta
@@ -21,8 +24,8 @@ SECONDS_BETWEEN_LINES = 10.0
 class RunProgress(ProgressBar):
     """Shows `step 120/1950 ━━━━ 12.3k tokens/s  loss 3.214  val 3.301  0:04:12 left`.
 
-    The numbers change at logged steps only, where the host waits for the device anyway. Lightning's
-    progress bars count the batches of an epoch; this bar counts the steps of the run.
+    The numbers change at logged steps only. The host waits for the device there anyway. This bar
+    counts the steps of the run. Lightning's bars count the batches of an epoch.
     `enable_progress_bar: false` turns it off.
 
     Args:

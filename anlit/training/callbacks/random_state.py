@@ -1,4 +1,4 @@
-"""Random numbers of a step that do not depend on earlier draws, so a resumed run draws the same."""
+"""Random numbers of a step do not depend on earlier draws. A resumed run draws the same."""
 
 import os
 import random
@@ -12,8 +12,8 @@ import torch
 class RandomState(L.Callback):
     """Seeds Python's, NumPy's and torch's generators before each micro-batch.
 
-    The seed is a function of the run's seed, the optimizer step, the micro-batch in the step and
-    the rank. So a checkpoint needs no state. Without `seed_everything` nothing is seeded.
+    The seed is a function of run seed, optimizer step, micro-batch and rank. So a checkpoint needs
+    no state. Without `seed_everything` nothing is seeded.
     """
 
     changes_learning = False

@@ -40,11 +40,11 @@ class RunRecord(L.Callback):
     """Writes data fingerprint, parameter count, attention kernels, status, and all launches.
 
     A launch is the start of the run or a continuation. It has time, step, command, changed
-    settings, versions, git commit and hardware. Nothing is written before training starts, so a
+    settings, versions, git commit and hardware. Nothing is written before training starts. So a
     refused continuation does not change the record.
 
     When training starts, the loggers get the settings. The run folder gets a copy of the data's
-    tokenizer.json, so it can be moved away from the data. It also gets the special tokens of the
+    tokenizer.json. So it can be moved away from the data. It also gets the special tokens of the
     model that the weights come from.
 
     Args:
@@ -146,7 +146,10 @@ class RunRecord(L.Callback):
             self._write(attention=kernels)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record the end, also if no step was left: the run may have been killed at its end.
+        """Record the end, also if no step was left: the run may have been killed there.
+
+        Raises UserError on all ranks if no step was taken although steps are left. It also does if
+        the folder has no checkpoint.
 
         Raises UserError on all ranks if no step was taken, and steps are left or the folder has no
         checkpoint.
@@ -220,7 +223,7 @@ def settings_of(trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
 
 
 def stopped_early(trainer: L.Trainer) -> dict[str, str]:
-    """The entry of a run that a callback ended before its last step; empty for all other runs."""
+    """The entry of a run that a callback ended early; empty for all other runs."""
     step = trainer.global_step
     n_steps = trainer.estimated_stepping_batches
     if not trainer.should_stop or step >= n_steps:
@@ -236,7 +239,7 @@ def limit_of(trainer: L.Trainer) -> str:
 
 
 def obstacle_to_training(trainer: L.Trainer, has_checkpoint: bool) -> str | None:
-    """The reason why a launch took no step; None for a run that has had all its steps."""
+    """The reason why a launch took no step; None for a run without steps left."""
     if is_out_of_time(trainer) and trainer.global_step < trainer.estimated_stepping_batches:
         return "trainer.max_time leaves no time for a step: give a longer one, or leave it out"
     if has_checkpoint:

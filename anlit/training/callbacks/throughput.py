@@ -22,14 +22,16 @@ HOPPER_PEAKS = {"bfloat16": 989e12, "tfloat32": 494.5e12, "float32": 67e12, "flo
 PEAKS = {"A100": AMPERE_PEAKS, "H100": HOPPER_PEAKS, "H200": HOPPER_PEAKS}
 """FLOP/s without sparsity, from NVIDIA's data sheets (SXM); Lightning doubles the H200's."""
 GPU_MARKS = {"a100": "A100", "hbm3": "H100", "h200": "H200"}
-"""A mark in torch's name of a device → its row in `PEAKS`; hbm3 marks the SXM form of the H100."""
+"""A mark in torch's name of a device → its row in `PEAKS`.
+
+hbm3 marks the SXM form of the H100.
+"""
 
 
 class StepTimes:
     """Seconds between the ends of successive optimizer steps.
 
-    On CUDA the device's clock counts, because the host only queues work. Only `take` waits for the
-    device.
+    On CUDA the device's clock counts. The host only queues work. Only `take` waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,8 +73,8 @@ class Throughput(L.Callback):
     - `train/seconds`: the wall-clock time of training with data loading and checkpoints, without
       validation.
     - `train/tokens_per_second`, `train/mfu`, `train/step_seconds_p50` …: since the last log.
-    - `train/data_wait_share`: the share of seconds since then in which the host waited for the next
-      batch. It is an upper bound of the cost of data, since a device continues with queued work.
+    - `train/data_wait_share`: the share of this time in which the host waited for a batch. It is an
+      upper bound of the cost of data. A device continues with queued work.
     - `train/peak_memory_gb`: the peak in 10⁹ bytes, on CPU the peak of the process.
 
     The host waits for the device at logging steps only.

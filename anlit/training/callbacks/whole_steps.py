@@ -1,6 +1,6 @@
 """Lets validation, checkpoints and the end of a run come only between optimizer steps.
 
-Lightning counts micro-batches, of which `accumulate_grad_batches` make a step. So it could
+Lightning counts micro-batches, and `accumulate_grad_batches` of them make a step. So it could
 validate, save or stop within a step.
 """
 
@@ -33,14 +33,14 @@ class WholeSteps(Checkpoint):
     `trainer.save_checkpoint`, which this callback replaces. A call waits for the step's end, and
     for a validation at this step.
 
-    An integer `val_check_interval` is a number of optimizer steps, of the run or, with
-    `check_val_every_n_epoch`, of each epoch. A float is a share of an epoch. A time is checked
+    An integer `val_check_interval` is a number of optimizer steps. It counts them in the run, or in
+    each epoch with `check_val_every_n_epoch`. A float is a share of an epoch. A time is checked
     after each step. The run's last step is always validated. A request to stop within a step
-    (`max_time`) takes effect after the step. The `step` in the logs is the number of the
-    optimizer step, from 0.
+    (`max_time`) takes effect after the step. The `step` in the logs is the number of the optimizer
+    step, from 0.
 
-    Lightning calls checkpoint callbacks last, so this callback sees the requests and states of all
-    callbacks. Place it before other checkpoint callbacks: at their turn the step has ended, and
+    Lightning calls checkpoint callbacks last. So this callback sees the requests and states of all
+    callbacks. Place it before other checkpoint callbacks. At their turn the step has ended, and
     they save at once.
     """
 
@@ -72,7 +72,7 @@ class WholeSteps(Checkpoint):
         self._is_within_step = False
         self._n_micro_batches = trainer.accumulate_grad_batches
         self._waiting_saves = {}
-        # A fetch moves on in the data: from here on a checkpoint would skip the fetched batch.
+        # A fetch moves on in the data. A checkpoint would now skip the fetched batch.
         call_before_fetches(trainer, self._begin_batch)
         trainer.save_checkpoint = partial(self._save, trainer)  # type: ignore[method-assign]
         for callback in trainer.checkpoint_callbacks:
@@ -99,8 +99,8 @@ class WholeSteps(Checkpoint):
         return is_due
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        # Lightning's own count of logged steps is off by one if a run continues after its end or
-        # with another interval.
+        # Lightning's count of logged steps is sometimes off by one. This happens if a run continues
+        # after its end or with another interval.
         number_logged_steps(trainer, trainer.global_step)
         self._has_trained = True
         if trainer.accumulate_grad_batches != self._n_micro_batches:
@@ -144,7 +144,7 @@ class WholeSteps(Checkpoint):
     ) -> None:
         """Replace `trainer.save_checkpoint`: write at once between steps, else at the step's end.
 
-        If an error ends the run within a step, nothing is written, and a line in the log says so.
+        If an error ends the run within a step, nothing is written. A line in the log says so.
         """
         settings = {"weights_only": weights_only, "storage_options": storage_options}
         if not self._is_within_step:
@@ -206,8 +206,8 @@ def _at_end_of_step(callback: ModelCheckpoint, trainer: L.Trainer, *batch: Any) 
 def _align_progress(trainer: L.Trainer) -> None:
     """Shift a continued run's count of micro-batches to the current `accumulate_grad_batches`.
 
-    Lightning steps when the count in the epoch is a multiple of `accumulate_grad_batches`, which
-    may have changed.
+    Lightning steps when its count is a multiple of `accumulate_grad_batches`. This number may have
+    changed.
     """
     loop = trainer.fit_loop.epoch_loop
     n_micro_batches = trainer.accumulate_grad_batches

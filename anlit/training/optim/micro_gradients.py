@@ -1,7 +1,7 @@
 """Squared norms of the gradients of a step's micro-batches, without a change to training.
 
-For vectors at their norm's bound only the gradient's part tangential to the sphere counts: the
-restoration of norms undoes the radial part.
+For vectors at their norm's bound only the gradient's part tangential to the sphere counts.
+Restoring the norms undoes the radial part.
 """
 
 from functools import partial
@@ -60,7 +60,7 @@ class MicroGradients:
 class LocalMicroGradients(MicroGradients):
     """On one device or with DDP: each micro-batch and rank has its own gradient, before reduction.
 
-    A hook on a weight gets the whole gradient of a backward pass, also of a tied weight.
+    A hook on a weight gets the whole gradient of a backward pass. This holds for tied weights too.
     """
 
     def __init__(self, decoder: Any) -> None:

@@ -1,8 +1,8 @@
 """A step of torch's Muon on matrices that are sharded over ranks by rows (FSDP2).
 
 torch computes Newton-Schulz on the shards, so ranks meet for almost every product. Here each rank
-orthogonalises some whole matrices. Ranks meet twice in a step, for any number of matrices: updates
-go to the matrix's rank in bfloat16, the dtype of torch's computation, and changes come back.
+orthogonalises some whole matrices. Ranks meet twice in a step, for any number of matrices. Updates
+go to the matrix's rank in bfloat16, the dtype of torch's computation. Changes come back.
 """
 
 import math
@@ -81,7 +81,7 @@ def _change(update: Tensor, settings: dict[str, Any], dtype: torch.dtype) -> Ten
 class Exchange:
     """Gathers each matrix of these shapes, sharded over the ranks of `group`, on one rank.
 
-    Every rank has the same number of rows of a matrix, by torch.chunk; missing rows are padded. A
+    Every rank has the same number of rows of a matrix, by torch.chunk. Missing rows are padded. A
     matrix is named by its number in `shapes`.
     """
 

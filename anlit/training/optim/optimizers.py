@@ -90,7 +90,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def _width_of_head(groups: list[dict[str, Any]]) -> int:
-    """The width of the model, or of its base, by the matrix (V, d_model) of the group `head`."""
+    """The width of the model or its base, by the matrix (V, d_model) of the group `head`."""
     for group in groups:
         if isinstance(group, dict) and group.get("name") == "head":
             return int(group.get("base_d_model", group["params"][0].shape[1]))

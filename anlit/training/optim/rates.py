@@ -1,4 +1,4 @@
-"""The rate of each parameter group as a multiple of the optimizer's, by factors and by size.
+"""The rate of each parameter group: the optimizer's, times factors of the user and of the size.
 
     model: {init_args: {lr_factors: {embedding: 10.0, vectors: 0.5}}}
 
@@ -44,9 +44,9 @@ def rate_factors(optimizer: Optimizer, factors: LRFactors, transfer: Transfer) -
 def scale_rates(optimizer: Optimizer, factors: LRFactors, transfer: Transfer) -> Optimizer:
     """Multiply the rates of the optimizer's groups, in place, and return it.
 
-    `factors` leave the weight decay alone, so that a group decays by its rate times the decay, as
-    in torch. `transfer` divides the decay by its factor: the product stays the base's, as
-    CompleteP has it. It also scales Adam's ε.
+    `factors` leave the weight decay alone. So a group decays by its rate times the decay, as in
+    torch. `transfer` divides the decay by its factor. The product stays the base's, as CompleteP
+    has it. It also scales Adam's ε.
 
     Args:
         optimizer: Made from `parameter_groups`.

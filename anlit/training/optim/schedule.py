@@ -1,8 +1,8 @@
-"""Learning rates over a run: each schedule gives the multiple of the peak rate at a step.
+"""Learning rates over a run. A schedule gives the multiple of the peak rate at a step.
 
     model: {init_args: {schedule: {class_path: anlit.WSD, init_args: {warmup: 0.01, decay: 0.2}}}}
 
-A user's schedule is a subclass of `Schedule` with the method `at`, imported by `--import MODULE`.
+A user's schedule is a subclass of `Schedule` with the method `at`. `--import MODULE` imports it.
 """
 
 import math
@@ -14,7 +14,10 @@ from anlit.config.value_checks import check_ranges
 from anlit.errors import UserError
 
 Shape = Literal["linear", "sqrt", "cosine"]
-"""The fall of a rate: 1 − p, 1 − √p (arXiv 2405.18392) or (1 + cos πp)/2 at its share p."""
+"""The fall of a rate at its share p: 1 − p, 1 − √p or (1 + cos πp)/2.
+
+1 − √p is from arXiv 2405.18392.
+"""
 
 
 class Schedule(Configured):
@@ -61,9 +64,6 @@ class Constant(WarmedUp):
         warmup: Share of the optimizer steps with a linear rise to the peak, in [0, 1).
     """
 
-    def __init__(self, warmup: float = 0.0) -> None:
-        super().__init__(warmup)
-
     def after_warmup(self, step: float, n_warmup: int, n_steps: int) -> float:
         return 1.0
 
@@ -101,8 +101,8 @@ class Linear(Cosine):
 class WSD(WarmedUp):
     """Warm-up, stable, decay (arXiv 2404.06395): the rate falls in the last share of the steps.
 
-    A run that continues with more steps from its stable phase keeps the rate, once the longer run's
-    warm-up is over.
+    A run may continue with more steps from its stable phase. It keeps the rate once the longer
+    run's warm-up is over.
 
     Args:
         warmup: Share of the optimizer steps with a linear rise to the peak, in [0, 1).
@@ -130,7 +130,7 @@ class WSD(WarmedUp):
 
 
 class Annealed(Schedule):
-    """A schedule until a step, then a fall from its rate: the end of a run from a checkpoint.
+    """A schedule until a step, then a fall from its rate.
 
     `anlit fit --anneal` sets it.
 
