@@ -88,7 +88,8 @@ def test_training_is_the_same_to_the_bit_with_and_without(
     observed, observed_weights, rows = train_observed(architecture, [callback], tmp_path / "with")
 
     for name in OBSERVERS[observer]:
-        assert [row["step"] for row in rows if row.get(name)] == ["1", "3"]
+        measured_steps = [row["step"] for row in rows if row.get(name)]
+        assert measured_steps == ["1", "3"]
     assert observed.losses == expected.losses
     assert len(set(expected.losses)) == 8
     assert not torch.equal(expected.states[0], expected.states[-1]), "dropout draws numbers"
@@ -119,35 +120,43 @@ def test_values_are_means_over_heads_and_queries(is_low: bool) -> None:
     assert len(inputs) == 2
     assert all(map(math.isfinite, values.values()))
     for number, (q, k, _, documents) in enumerate(inputs):
-        prefix = f"attention/layer_0{number}"
         scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
         is_visible = documents.sees(0, distances(16, 16, q.device), None)
-        weights = scores.masked_fill(~is_visible, -math.inf).softmax(-1)
-        entropies = torch.special.entr(weights).sum(-1).mean((0, 2))  # (H,)
-        assert values[f"{prefix}/entropy"] == pytest.approx(entropies.mean().item(), rel=1e-5)
-        assert values[f"{prefix}/entropy_min"] == pytest.approx(entropies.min().item(), rel=1e-5)
-        assert values[f"{prefix}/entropy_max"] == pytest.approx(entropies.max().item(), rel=1e-5)
-        nearest = weights.diagonal(dim1=-2, dim2=-1).mean().item()
-        assert values[f"{prefix}/weight_0_to_1"] == pytest.approx(nearest, rel=1e-5)
+        scores = scores.masked_fill(~is_visible, -math.inf)
+        weights = scores.softmax(-1)  # (B, H, T, T)
+        entropies = torch.special.entr(weights).sum(-1)
+        means = entropies.mean((0, 2))  # (H,)
+        expected = {
+            "entropy": means.mean(),
+            "entropy_min": means.min(),
+            "entropy_max": means.max(),
+            "weight_0_to_1": weights.diagonal(dim1=-2, dim2=-1).mean(),
+        }
+        for name, value in expected.items():
+            logged = values[f"attention/layer_0{number}/{name}"]
+            assert logged == pytest.approx(value.item(), rel=1e-5)
+
+
+ROWS = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
 
 
 @pytest.mark.parametrize("angle", [1e-7, 0.3, 3.0])
 def test_the_angle_between_old_and_new_rows_is_exact(angle: float) -> None:
-    rows = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     cosine = math.cos(angle)
     sine = math.sin(angle)
     turn = torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
+    turned_rows = 5 * ROWS.double() @ turn.T
 
-    measured = angles(rows, 5 * rows.double() @ turn.T)
+    measured = angles(ROWS, turned_rows)
 
     assert measured.tolist() == pytest.approx([angle, angle, math.nan], rel=1e-6, nan_ok=True)
 
 
 def test_rotation_is_a_mean_over_rows_that_are_not_zero() -> None:
-    old = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     turned = torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    old_matrices = [("W_q", ROWS), ("W_q", ROWS)]
 
-    values = rotations([("W_q", old), ("W_q", old)], [old, turned])
+    values = rotations(old_matrices, [ROWS, turned])
 
     assert values == {"rotation/W_q": pytest.approx(math.pi / 2 / 4)}
 
@@ -166,10 +175,11 @@ def test_hidden_states_are_measured_between_the_blocks() -> None:
     for number, (h, new_h) in enumerate(pairwise(states)):
         prefix = f"hidden/layer_0{number}"
         norms = new_h.norm(dim=-1)
+        mean = norms.mean()
         steps = (new_h - h).norm(dim=-1) / h.norm(dim=-1)
-        expected[f"{prefix}/norm"] = norms.mean().item()
-        expected[f"{prefix}/norm_spread"] = (norms.std() / norms.mean()).item()
-        expected[f"{prefix}/step"] = steps.mean().item()
+        expected[f"{prefix}/norm"] = float(mean)
+        expected[f"{prefix}/norm_spread"] = float(norms.std() / mean)
+        expected[f"{prefix}/step"] = float(steps.mean())
     assert values == pytest.approx(expected, rel=1e-4)
 
 
@@ -205,9 +215,13 @@ def test_copying_compares_random_tokens_with_their_copy() -> None:
         values = copying(model, 17, 2, torch.device("cpu"))
         log_p = model(tokens).log_softmax(-1)
 
-    losses = -log_p[:, :-1].gather(-1, tokens[:, 1:, None]).squeeze(-1)  # (2, 15)
-    assert values["copying/first"] == pytest.approx(losses[:, :7].mean().item(), rel=1e-6)
-    assert values["copying/second"] == pytest.approx(losses[:, 8:].mean().item(), rel=1e-6)
+    targets = tokens[:, 1:, None]
+    losses = -log_p[:, :-1].gather(-1, targets).squeeze(-1)  # (2, 15)
+    expected = {
+        "copying/first": losses[:, :7].mean().item(),
+        "copying/second": losses[:, 8:].mean().item(),
+    }
+    assert values == pytest.approx(expected, rel=1e-6)
 
 
 def test_copying_needs_four_tokens() -> None:

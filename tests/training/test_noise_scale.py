@@ -40,7 +40,8 @@ def tangential(gradient: Tensor, weight: Tensor, axis: int) -> Tensor:
         vector = weight.select(1 - axis, number)
         if vector.norm() >= 0.999:
             part = result.select(1 - axis, number)
-            part -= (part @ vector) / (vector @ vector) * vector
+            radial_length = (part @ vector) / (vector @ vector)
+            part -= radial_length * vector
     return result
 
 
@@ -50,9 +51,11 @@ def naive_gradients(model: Any) -> list[Tensor]:
     axes = {id(weight): axis for weight, axis, _ in model.model.constraints()}
     gradients = []
     for batch in batches(N_MICRO_BATCHES * SEQUENCES, LENGTH, SEQUENCES):
-        loss, _ = next_token_loss(model(batch.tokens, batch.document_ids), batch.targets)
+        logits = model(batch.tokens, batch.document_ids)
+        loss, _ = next_token_loss(logits, batch.targets)
+        of_weights = torch.autograd.grad(loss, weights)
         parts = []
-        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+        for weight, gradient in zip(weights, of_weights, strict=True):
             if id(weight) in axes:
                 gradient = tangential(gradient, weight.detach(), axes[id(weight)])
             parts.append(gradient.flatten())
@@ -90,7 +93,8 @@ def test_a_step_is_measured_as_by_naive_gradients(architecture: Any, settings: d
         callbacks=[measured],
     )
 
-    assert measured.values == [pytest.approx((float(squared_gradient), float(trace)), rel=1e-9)]
+    (values,) = measured.values
+    assert values == pytest.approx((float(squared_gradient), float(trace)), rel=1e-9)
 
 
 def test_only_vectors_at_their_bound_lose_their_radial_part() -> None:
@@ -98,7 +102,8 @@ def test_only_vectors_at_their_bound_lose_their_radial_part() -> None:
     model.model.restore_norms()
     norms = torch.cat(list(model.model.row_norms()))
 
-    assert 0.1 < float((norms < 0.999).double().mean()) < 0.9, "the test above has both kinds"
+    is_shorter = norms < 0.999
+    assert 0.1 < float(is_shorter.double().mean()) < 0.9, "the test above has both kinds"
 
 
 D = 5
@@ -113,6 +118,10 @@ class Examples(NamedTuple):
     tokens: Tensor
 
 
+def as_examples(rows: list[Tensor]) -> Examples:
+    return Examples(torch.stack(rows))
+
+
 class Linear(L.LightningModule):
     """The loss ½|w − x|² at w = 0: an example's gradient is −x, with known mean and variance."""
 
@@ -124,7 +133,8 @@ class Linear(L.LightningModule):
         self.step_loss = SimpleNamespace(factor=1.0)
 
     def training_step(self, batch: Examples, batch_idx: int) -> Tensor:
-        return 0.5 * (self.model.w - batch.tokens).square().sum(-1).mean()
+        squares = (self.model.w - batch.tokens).square().sum(-1)
+        return 0.5 * squares.mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.0)
@@ -135,11 +145,14 @@ def test_the_mean_of_the_estimates_is_the_known_noise_scale() -> None:
     n_steps = 500
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(n_steps * 3 * 2, D, generator=generator, dtype=torch.float64)
-    examples = list(-(GRADIENT + DEVIATIONS * noise))
-    loader = DataLoader(examples, batch_size=2, collate_fn=lambda rows: Examples(torch.stack(rows)))
+    examples = -(GRADIENT + DEVIATIONS * noise)
+    loader = DataLoader(list(examples), batch_size=2, collate_fn=as_examples)
     measured = Estimates()
     trainer = quiet_trainer(
-        max_steps=n_steps, accumulate_grad_batches=3, callbacks=[measured], precision="64-true"
+        max_steps=n_steps,
+        accumulate_grad_batches=3,
+        callbacks=[measured],
+        precision="64-true",
     )
 
     trainer.fit(Linear(), loader)
@@ -156,12 +169,14 @@ def test_the_mean_of_the_estimates_is_the_known_noise_scale() -> None:
 
 def test_the_averages_are_weighted_means_of_the_estimates() -> None:
     callback = GradientNoiseScale(decay=0.5)
-    for estimate in ((4.0, 8.0), (2.0, 16.0), (-1.0, 32.0)):
-        callback._add(*estimate)
 
-    weights = [0.125, 0.25, 0.5]
-    means = [0.125 * 4 + 0.25 * 2 - 0.5, 0.125 * 8 + 0.25 * 16 + 0.5 * 32, sum(weights)]
-    assert [callback.squared_gradient, callback.trace, callback.weight] == pytest.approx(means)
+    callback._add(4.0, 8.0)
+    callback._add(2.0, 16.0)
+    callback._add(-1.0, 32.0)
+
+    assert callback.squared_gradient == pytest.approx(0.125 * 4 + 0.25 * 2 - 0.5)
+    assert callback.trace == pytest.approx(0.125 * 8 + 0.25 * 16 + 0.5 * 32)
+    assert callback.weight == pytest.approx(0.125 + 0.25 + 0.5)
 
 
 def test_equal_gradients_have_no_noise() -> None:

@@ -22,19 +22,23 @@ def seed_micro_batch(step: int, micro_batch: int, rank: int, device: str = "cpu"
 def test_every_micro_batch_of_every_rank_draws_different_numbers_and_again_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def draw(seed: str, step: int, micro_batch: int, rank: int) -> tuple[float, ...]:
+    seeds = ("1", "2")
+    keys = list(product(seeds, (0, 1), (0, 1), (0, 1)))
+
+    draws = {}
+    for seed, step, micro_batch, rank in [*keys, *reversed(keys)]:
         monkeypatch.setenv("PL_GLOBAL_SEED", seed)
         seed_micro_batch(step, micro_batch, rank)
-        return random.random(), np.random.rand(), torch.rand(()).item()
+        numbers = draw()
+        assert draws.setdefault((seed, step, micro_batch, rank), numbers) == numbers
 
-    keys = list(product("12", (0, 1), (0, 1), (0, 1)))
-
-    draws = {key: draw(*key) for key in keys}
-    repeated = {key: draw(*key) for key in reversed(keys)}
-
-    assert repeated == draws
     for numbers in zip(*draws.values(), strict=True):
         assert len(set(numbers)) == len(keys)
+
+
+def draw() -> tuple[float, float, float]:
+    """A number of each generator."""
+    return random.random(), np.random.rand(), torch.rand(()).item()
 
 
 def test_the_generator_of_the_models_device_is_seeded_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Averages of weights equal the formula in float64, and stand in the weights' place where they must."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ class Trace(L.Callback):
     def __init__(self) -> None:
         self.weights: list[Weights] = []
         self.losses: list[float] = []
-        self.validated: list[tuple[float, float]] = []
-        """val/loss and val/averaged_steps of each validation."""
+        self.val_losses: list[float] = []
+        """val/loss of each validation."""
+        self.n_averaged: list[float] = []
+        """val/averaged_steps of each validation; −1 without this metric."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.global_step > len(self.weights):
@@ -44,8 +47,8 @@ class Trace(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
         metrics = trainer.callback_metrics
-        n_averaged = float(metrics.get("val/averaged_steps", -1))
-        self.validated.append((float(metrics["val/loss"]), n_averaged))
+        self.val_losses.append(float(metrics["val/loss"]))
+        self.n_averaged.append(float(metrics.get("val/averaged_steps", -1)))
 
 
 class Whole(GPTDecoder):
@@ -53,6 +56,13 @@ class Whole(GPTDecoder):
 
     def restore_norms(self) -> None:
         torch._foreach_mul_(list(self.parameters()), 0.5)
+
+
+class Never(WeightAveraging):
+    """A user's rule that is never true."""
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return False
 
 
 def weights_of(model: torch.nn.Module) -> Weights:
@@ -64,15 +74,16 @@ def train(
 ) -> tuple[L.Trainer, Trace]:
     """Take steps on random tokens, validate every third step, and return what happened."""
     trace = Trace()
+    n_micro_batches = options.get("accumulate_grad_batches", 1)
     settings: dict[str, Any] = {
         "max_steps": STEPS,
-        "val_check_interval": 3 * options.get("accumulate_grad_batches", 1),
+        "val_check_interval": 3 * n_micro_batches,
         "num_sanity_val_steps": 0,
         "callbacks": [trace] if rule is None else [rule, trace],
         **options,
     }
     trainer = quiet_trainer(**settings)
-    loader = batches(4 * STEPS * options.get("accumulate_grad_batches", 1), 16)
+    loader = batches(4 * STEPS * n_micro_batches, 16)
     trainer.fit(model, loader, batches(8, 16))
     return trainer, trace
 
@@ -89,10 +100,11 @@ def naive_averages(steps: list[Weights], shares: list[float], strict: bool) -> W
     averages = {name: weight.double() for name, weight in steps[0].items()}
     for weights, share in zip(steps[1:], shares[1:], strict=True):
         for name, weight in weights.items():
-            average = averages[name] + share * (weight.double() - averages[name])
+            difference = weight.double() - averages[name]
+            average = averages[name] + share * difference
             if strict and average.dim() == 2:
                 axis = 0 if name.endswith(OF_COLUMNS) else 1
-                average = average / average.square().sum(axis, keepdim=True).sqrt()
+                average = average / average.norm(dim=axis, keepdim=True)
             averages[name] = average
     return averages
 
@@ -107,51 +119,67 @@ def norms_of(model: Any) -> Tensor:
     return torch.cat(list(model.model.row_norms()))
 
 
-RULES = {
-    "EMA": (lambda: EMAWeightAveraging(decay=0.8), range(STEPS), lambda n: 0.2),
-    "EMA of some steps": (
-        lambda: EMAWeightAveraging(decay=0.6, update_every_n_steps=2, update_starting_at_step=3),
+def ema(decay: float = 0.8, **settings: Any) -> EMAWeightAveraging:
+    return EMAWeightAveraging(decay=decay, **settings)
+
+
+EVERY_SECOND = {"update_every_n_steps": 2, "update_starting_at_step": 3}
+RULES = [
+    pytest.param(ema, {}, range(STEPS), 0.2, id="EMA"),
+    pytest.param(ema, {"decay": 0.6, **EVERY_SECOND}, (4, 6, 8), 0.4, id="EMA of some steps"),
+    pytest.param(WeightAveraging, {}, range(STEPS), None, id="mean"),
+    pytest.param(TailAveraging, {"share": 0.5}, (5, 6, 7, 8), None, id="mean of the tail"),
+    pytest.param(
+        TailAveraging,
+        {"share": 0.7, "every_n_steps": 2},
         (4, 6, 8),
-        lambda n: 0.4,
+        None,
+        id="mean of some of the tail",
     ),
-    "mean": (WeightAveraging, range(STEPS), lambda n: 1 / (n + 1)),
-    "mean of the tail": (lambda: TailAveraging(share=0.5), (5, 6, 7, 8), lambda n: 1 / (n + 1)),
-    "mean of some of the tail": (
-        lambda: TailAveraging(share=0.7, every_n_steps=2),
-        (4, 6, 8),
-        lambda n: 1 / (n + 1),
-    ),
-}
-"""A rule → the steps whose weights count, from 0, and the share of a weight after n others."""
+]
+"""A rule, its settings, the steps that count, from 0, and the share of a weight; None: a mean."""
+
+
+def shares_of_mean(n_weights: int) -> list[float]:
+    """The share of each weight when a mean takes it in."""
+    return [1 / (n + 1) for n in range(n_weights)]
 
 
 @pytest.mark.covering(1)
 @architectures
-@pytest.mark.parametrize("name", RULES)
-def test_after_training_the_model_has_the_averages(architecture: Any, name: str) -> None:
-    make_rule, counted, share = RULES[name]
+@pytest.mark.parametrize(("rule", "settings", "steps", "share"), RULES)
+def test_after_training_the_model_has_the_averages(
+    architecture: Any,
+    rule: Callable[..., WeightAveraging],
+    settings: dict[str, Any],
+    steps: Sequence[int],
+    share: float | None,
+) -> None:
     model = small(architecture)
 
-    trainer, trace = train(model, make_rule())
+    trainer, trace = train(model, rule(**settings))
 
-    steps = [trace.weights[step] for step in counted]
-    shares = [share(n) for n in range(len(steps))]
-    expected = naive_averages(steps, shares, strict=architecture is NGPT)
+    weights = [trace.weights[step] for step in steps]
+    n_weights = len(weights)
+    shares = shares_of_mean(n_weights) if share is None else [share] * n_weights
+    expected = naive_averages(weights, shares, strict=architecture is NGPT)
     assert_close(weights_of(model), expected)
-    assert averages_of(trainer).n_averaged == len(steps)
+    assert averages_of(trainer).n_averaged == n_weights
 
 
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 def test_averaged_rows_keep_their_norm_or_bound(architecture: Any) -> None:
     model = small(architecture)
 
-    _, trace = train(model, EMAWeightAveraging(decay=0.9))
+    _, trace = train(model, ema(0.9))
 
     plain = naive_averages(trace.weights, [0.1] * STEPS, strict=False)
-    shortest = plain["model.blocks.0.W_q.weight"].norm(dim=1).min()
-    assert shortest < 0.99, "the plain mean is shorter"
-    assert norms_of(model).max() < 1 + 1e-6
-    assert (norms_of(model).min() > 1 - 1e-6) == (architecture is NGPT)
+    plain_norms = plain["model.blocks.0.W_q.weight"].norm(dim=1)
+    norms = norms_of(model)
+    assert plain_norms.min() < 0.99, "the plain mean is shorter"
+    assert norms.max() < 1 + 1e-6
+    has_unit_norms = bool(norms.min() > 1 - 1e-6)
+    assert has_unit_norms == (architecture is NGPT)
 
 
 @architectures
@@ -160,18 +188,16 @@ def test_validation_has_the_averages_and_training_the_weights(architecture: Any)
     _, plain = train(small(architecture), None)
     model = small(architecture)
 
-    trainer, trace = train(model, EMAWeightAveraging(decay=0.8))
+    trainer, trace = train(model, ema())
 
     assert trace.losses == plain.losses
-    for averaged, weights in zip(trace.weights, plain.weights, strict=True):
-        assert all(torch.equal(averaged[name], weights[name]) for name in weights)
-    assert [n_averaged for _, n_averaged in trace.validated] == [3, 6, 9]
-    assert [n_averaged for _, n_averaged in plain.validated] == [-1, -1, -1], "no such metric"
-    for (averaged_loss, _), (loss, _) in zip(trace.validated, plain.validated, strict=True):
+    torch.testing.assert_close(trace.weights, plain.weights, rtol=0, atol=0)
+    assert trace.n_averaged == [3, 6, 9]
+    assert plain.n_averaged == [-1, -1, -1], "no such metric"
+    for averaged_loss, loss in zip(trace.val_losses, plain.val_losses, strict=True):
         assert averaged_loss != loss
-    last_loss = trace.validated[-1][0]
     (metrics,) = trainer.validate(model, batches(8, 16))
-    assert metrics["val/loss"] == last_loss, "the model has the averages"
+    assert metrics["val/loss"] == trace.val_losses[-1], "the model has the averages"
 
 
 def test_before_the_first_average_the_weights_are_validated() -> None:
@@ -179,13 +205,13 @@ def test_before_the_first_average_the_weights_are_validated() -> None:
 
     _, trace = train(small(NGPT), TailAveraging(share=0.5))
 
-    assert trace.validated[0] == (plain.validated[0][0], 0)
-    assert [n_averaged for _, n_averaged in trace.validated] == [0, 2 - 1, 4]
-    assert trace.validated[2][0] != plain.validated[2][0]
+    assert trace.n_averaged == [0, 1, 4]
+    assert trace.val_losses[0] == plain.val_losses[0]
+    assert trace.val_losses[2] != plain.val_losses[2]
 
 
 def test_averages_count_optimizer_steps() -> None:
-    trainer, trace = train(small(NGPT), EMAWeightAveraging(decay=0.8), accumulate_grad_batches=3)
+    trainer, trace = train(small(NGPT), ema(), accumulate_grad_batches=3)
 
     assert averages_of(trainer).n_averaged == STEPS
     expected = naive_averages(trace.weights, [0.2] * STEPS, strict=True)
@@ -195,49 +221,50 @@ def test_averages_count_optimizer_steps() -> None:
 @pytest.mark.parametrize("architecture", [GPT, NGPT])
 def test_averages_of_bfloat16_weights_are_in_float32(architecture: Any, tmp_path: Path) -> None:
     """In bfloat16 an average would not move by a thousandth."""
-    trainer, trace = train(
-        small(architecture), EMAWeightAveraging(decay=0.999), precision="bf16-true"
-    )
+    trainer, trace = train(small(architecture), ema(0.999), precision="bf16-true")
     trainer.save_checkpoint(tmp_path / "run.ckpt")
 
     saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
     expected = naive_averages(trace.weights, [0.001] * STEPS, strict=architecture is NGPT)
-    assert trace.weights[0]["model.head.weight"].dtype == torch.bfloat16
-    assert saved["current_model_state"]["model.head.weight"].dtype == torch.bfloat16
     averages = {name: saved["state_dict"][name] for name in expected}
     assert_close(averages, expected)
-    assert saved["state_dict"]["model.head.weight"].dtype == torch.float32
+    head = "model.head.weight"
+    assert trace.weights[0][head].dtype == torch.bfloat16
+    assert saved["current_model_state"][head].dtype == torch.bfloat16
+    assert saved["state_dict"][head].dtype == torch.float32
 
 
 def test_a_shared_matrix_has_one_average(tmp_path: Path) -> None:
     model = small(GPT, tie_embeddings=True)
 
-    trainer, trace = train(model, EMAWeightAveraging(decay=0.8))
+    trainer, trace = train(model, ema())
     trainer.save_checkpoint(tmp_path / "run.ckpt")
 
     assert model.model.head.weight is model.model.embedding.weight
-    assert_close(weights_of(model), naive_averages(trace.weights, [0.2] * STEPS, strict=False))
+    expected = naive_averages(trace.weights, [0.2] * STEPS, strict=False)
+    assert_close(weights_of(model), expected)
     saved = torch.load(tmp_path / "run.ckpt", weights_only=True)["state_dict"]
-    shared, head = saved["model.embedding.weight"], saved["model.head.weight"]
-    assert head.untyped_storage().data_ptr() == shared.untyped_storage().data_ptr()
+    embedding = saved["model.embedding.weight"].untyped_storage()
+    head = saved["model.head.weight"].untyped_storage()
+    assert head.data_ptr() == embedding.data_ptr()
 
 
 def test_buffers_are_not_averaged() -> None:
     """The share of a warm start is the step's, and QK-clip's maximum is no weight."""
-    attention = WarmStart(ScaleInvariant(), steps=4)
-    model = small(GPT, attention=attention, qk_clip=0.01)
+    warm_start = WarmStart(ScaleInvariant(), steps=4)
+    model = small(GPT, attention=warm_start, qk_clip=0.01)
 
     _, trace = train(model, WeightAveraging())
 
-    mechanism = model.model.blocks[0].attention.mechanism
-    assert mechanism.share.item() == 1
-    assert not model.model.blocks[0].attention.clip.largest.isnan().any()
-    shares = [1 / (n + 1) for n in range(STEPS)]
-    assert_close(weights_of(model), naive_averages(trace.weights, shares, strict=False))
+    attention = model.model.blocks[0].attention
+    assert attention.mechanism.share.item() == 1
+    assert not attention.clip.largest.isnan().any()
+    expected = naive_averages(trace.weights, shares_of_mean(STEPS), strict=False)
+    assert_close(weights_of(model), expected)
 
 
 def test_a_checkpoint_after_training_has_averages_and_weights(tmp_path: Path) -> None:
-    trainer, trace = train(small(NGPT), EMAWeightAveraging(decay=0.8))
+    trainer, trace = train(small(NGPT), ema())
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
 
@@ -263,20 +290,16 @@ def test_a_longer_run_forgets_the_tail_of_the_shorter_one(tmp_path: Path) -> Non
     longer.fit(model, batches(4 * STEPS, 16), batches(8, 16), ckpt_path=tmp_path / "short.ckpt")
 
     assert averages_of(longer).n_averaged == 3, "steps 5 to 7; step 4 was in the short run"
-    expected = naive_averages(trace.weights[-3:], [1, 1 / 2, 1 / 3], strict=True)
+    expected = naive_averages(trace.weights[-3:], shares_of_mean(3), strict=True)
     assert_close(weights_of(model), expected)
 
 
 def test_a_rule_that_was_never_true_is_reported(caplog) -> None:
-    class Never(WeightAveraging):
-        def should_update(self, step_idx=None, epoch_idx=None) -> bool:
-            return False
-
     _, plain = train(small(NGPT), None)
     _, trace = train(small(NGPT), Never())
 
     assert "Never has averaged no step" in caplog.text
-    assert [loss for loss, _ in trace.validated] == [loss for loss, _ in plain.validated]
+    assert trace.val_losses == plain.val_losses
 
 
 def test_two_averages_are_refused() -> None:
@@ -307,11 +330,15 @@ def test_a_share_out_of_range_is_refused(share: float) -> None:
 
 def test_sharded_training_goes_on_with_the_weights_after_validation() -> None:
     """FSDP2 keeps gathered weights after validation's forward pass: those were the averages."""
+    expected = losses_of_sharded_run(None)
 
-    def losses_with(rule: WeightAveraging | None) -> list[float]:
-        strategy = FullySharded(process_group_backend="gloo", reshard_after_forward=False)
-        _, trace = train(small(NGPT), rule, strategy=strategy, devices=1)
-        distributed.destroy_process_group()
-        return trace.losses
+    losses = losses_of_sharded_run(ema())
 
-    assert losses_with(EMAWeightAveraging(decay=0.8)) == losses_with(None)
+    assert losses == expected
+
+
+def losses_of_sharded_run(rule: WeightAveraging | None) -> list[float]:
+    strategy = FullySharded(process_group_backend="gloo", reshard_after_forward=False)
+    _, trace = train(small(NGPT), rule, strategy=strategy, devices=1)
+    distributed.destroy_process_group()
+    return trace.losses
