@@ -9,13 +9,13 @@ from typing import Any
 CURRENT = "current_model_state"
 """The weights after the last optimizer step."""
 STATE = "averaging_state"
-"""`n_averaged`, the number of steps in the averages, and `first_step`, the first of them from 0."""
+"""`n_averaged` steps are in the averages. `first_step` is the first of them, from 0."""
 AVERAGES = "averages"
 """The averages of a checkpoint that a run continues from. No file has this key."""
 
 
 def separate_averages(checkpoint: dict[str, Any]) -> None:
-    """Move the averages to `AVERAGES`, and the weights to `state_dict`, for a run that continues.
+    """Move averages to `AVERAGES` and weights to `state_dict`, for a run that continues.
 
     A checkpoint without averages, or with averages that were moved, stays.
     """

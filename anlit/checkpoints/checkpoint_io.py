@@ -83,8 +83,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     """Read a checkpoint of any form, or an exported model, to the CPU, with weights_only=True.
 
-    Raises an error of `UNREADABLE`. It also does if the checkpoint has changed since it was
-    written, or its shards do not match.
+    Raises an error of `UNREADABLE`. It also does if the checkpoint has changed, or its shards do
+    not match.
     """
     path = Path(path)
     if is_exported(path):
@@ -108,7 +108,7 @@ def read_without_shards(path: Path, mmap: bool = True) -> dict[str, Any]:
 
 
 def step_of(path: Path) -> int:
-    """The number of optimizer steps before a checkpoint was written; −1 if it cannot be read."""
+    """The optimizer steps before a checkpoint was written; −1 if it cannot be read."""
     try:
         return int(read_without_shards(path)["global_step"])
     except UNREADABLE:

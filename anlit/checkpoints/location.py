@@ -69,7 +69,7 @@ def name_to_continue(folder: Path) -> str:
 
 
 def find_checkpoint(path: str) -> Path:
-    """The checkpoint or exported model `path`; for a run folder its best, else its last checkpoint.
+    """The checkpoint or exported model `path`; a run folder's best, else its last checkpoint.
 
     Raises UserError if the path has no checkpoint.
     """

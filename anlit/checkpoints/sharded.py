@@ -82,7 +82,7 @@ def with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 def read_headers(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """The shape and dtype of each tensor; no tensor is larger than its parts together.
 
-    Raises DamagedError if a header is damaged, or parts of a tensor do not fit together.
+    Raises DamagedError for a damaged header, or parts that do not fit together.
     """
     files = list(folder.glob("*.safetensors"))
     if not files or not all(file.is_file() for file in files):  # a pipe would never end
@@ -118,7 +118,7 @@ def read_into(tensors: dict[str, Tensor], folder: Path, no_dist: bool = False) -
 
 
 class ShardedCheckpoints:
-    """Writes each sharded checkpoint into a new folder, and lets the checkpoint's name link to it.
+    """Writes each sharded checkpoint into a new folder. Its name is a link to the folder.
 
     The link changes only when all ranks have written. So a kill at any moment leaves the previous
     checkpoint. An error of one rank, such as a full disk, is raised on all ranks.
@@ -137,7 +137,7 @@ class ShardedCheckpoints:
     def save(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Write the checkpoint `path`: all ranks write their shard, rank 0 writes the structure.
 
-        In the background, this waits for the previous checkpoint and returns when the state is
+        In the background, this waits for the previous checkpoint. It returns when the state is
         copied. Raises RunError on all ranks if this or the previous checkpoint could not be
         written.
         """
@@ -183,7 +183,7 @@ class ShardedCheckpoints:
     def _agree(self, action: Callable[[], Any], folder: Path, path: Path) -> list[Any]:
         """Run `action` on all ranks and return all results.
 
-        If it fails on a rank, the folder is removed and all ranks raise RunError.
+        If it fails on a rank, the folder is removed. All ranks raise RunError.
         """
         result = None
         cause = None

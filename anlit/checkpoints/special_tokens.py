@@ -33,7 +33,7 @@ TEXT_SCHEMA = {
     "pad_token": (str, dict),
     "unk_token": (str, dict),
 }
-"""The types of the values in tokenizer_config.json; null or a missing key means no value."""
+"""The types of the values in tokenizer_config.json. Null or a missing key means no value."""
 IGNORED_KEYS = ("_from_model_config", "transformers_version", "auto_map")
 """Keys that an import leaves out: the origin of the file, and code in the folder."""
 

@@ -20,12 +20,12 @@ from anlit.errors import RunError
 PARTIAL = ".partial-"
 """The start of the name of an incomplete file or link.
 
-It must not start with `last`: Lightning takes such a file for the last checkpoint.
+It must not start with `last`. Lightning takes such a file for the last checkpoint.
 """
 
 
 def write_durably(content: Any, path: Path) -> None:
-    """Save `content` with torch.save as a new file, and wait until it is on the disk.
+    """Save `content` as a new file, and wait until it is on the disk.
 
     A link of that name is replaced, not followed.
     """

@@ -1,4 +1,4 @@
-"""The sentences of a run at its start about data of a user's class: gaps and their cost."""
+"""What a run says at its start about data of a user's class."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -50,7 +50,7 @@ def data_messages(trainer: L.Trainer, is_continued: bool) -> Iterator[str]:
 
 
 def obstacle_to_exact_resume(trainer: L.Trainer) -> str | None:
-    """Return why a continued run would have other batches, and the fix; None if it has the same."""
+    """Return why a continued run would have other batches, and the fix, or None."""
     data: Any = getattr(trainer, "datamodule", None)
     name = name_of(data)
     if trainer.num_training_batches == float("inf"):

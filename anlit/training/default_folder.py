@@ -74,8 +74,6 @@ def _free_folder(folder: str, locks: bool) -> tuple[str, IO[str] | None]:
     """Return the first numbered folder without a run, and its lock if `locks`.
 
     With `locks` a folder in which another process is about to train is not free.
-
-    Then a folder in which another process is about to train is not free.
     """
     for number in count(1):
         candidate = numbered(folder, number)

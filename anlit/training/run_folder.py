@@ -118,8 +118,8 @@ def lock_run_folder(run_dir: str) -> IO[str]:
     """Lock the run folder until the returned file is closed or this process ends.
 
     It is a record lock of the kernel (`lockf`). Data loader workers do not inherit it. So a killed
-    run can be continued at once. Between machines the file system must support such locks: NFS (4,
-    or 3 with lockd), GPFS, Lustre mounted with `flock`.
+    run can be continued at once. Between machines the file system must support such locks. NFS (4,
+    or 3 with lockd), GPFS and Lustre mounted with `flock` do.
 
     Raises UserError if another process trains in this folder.
     """

@@ -63,9 +63,6 @@ class FiniteCheckpoints(L.Callback):
     """Refuses NaN or infinite weights and optimizer states, at the start and in checkpoints.
 
     The previous file stays. Only these two checks wait for the device.
-
-    The previous file stays. It waits for the device only when training starts and a checkpoint is
-    saved.
     """
 
     changes_learning = False

@@ -26,8 +26,8 @@ class LossGuard(L.Callback):
     """Checks the loss and gradient norm of every optimizer step before the optimizer's step.
 
     A step is bad if its loss or norm is NaN or infinite. It is also bad if either is far above the
-    mean of the last `window` good steps: by more than `spike_sigmas` standard deviations. At least
-    half as many good steps come first. OLMo's skip-step optimizer has this rule.
+    mean of the last `window` good steps. Far is more than `spike_sigmas` standard deviations. At
+    least half as many good steps come first. OLMo's skip-step optimizer has this rule.
 
     *Skip* drops the step's gradients. Weights and optimizer state do not change, not even by weight
     decay. Data, schedule and step number continue. `guard/skipped` is the count over the whole run.

@@ -35,8 +35,6 @@ class GradientNoiseScale(L.Callback):
 
     Far below it, a larger batch saves as many steps as it costs. Far above it, it saves hardly any.
 
-    Far below it, a larger batch saves as many steps as it costs; far above it, hardly any.
-
     - `noise/scale`: the noise scale in tokens, the ratio of the next two. It is left out where the
       mean of |G|² is not positive. The batch is then too small to show G.
     - `noise/squared_gradient`: |G|², a moving average of unbiased estimates.

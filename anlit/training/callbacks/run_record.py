@@ -150,9 +150,6 @@ class RunRecord(L.Callback):
 
         Raises UserError on all ranks if no step was taken although steps are left. It also does if
         the folder has no checkpoint.
-
-        Raises UserError on all ranks if no step was taken, and steps are left or the folder has no
-        checkpoint.
         """
         has_trained = trainer.strategy.broadcast(bool(self.record))
         if not has_trained:
