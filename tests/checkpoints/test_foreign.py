@@ -131,7 +131,8 @@ SHELL = {"class_path": "os.system", "init_args": {"command": "mkdir MARKER"}}
 PROCESS = {"class_path": "subprocess.Popen", "init_args": {"args": ["mkdir", "MARKER"]}}
 INSIDE = {"class_path": "LambdaCallback", "init_args": {"setup": MAKER_PATH}}
 OPTIMIZER = "model.init_args.optimizer"
-CONFIGURED: list[tuple[str, str, Any]] = [
+slow = pytest.mark.slow
+CONFIGURED: list[Any] = [
     ("fit", OPTIMIZER, SHELL),
     ("fit", OPTIMIZER, MAKER),
     ("fit", OPTIMIZER, PROCESS),
@@ -150,11 +151,11 @@ CONFIGURED: list[tuple[str, str, Any]] = [
     ("test", OPTIMIZER, MAKER),
     ("size", OPTIMIZER, MAKER),
     ("lengths", "data", SHELL),
-    ("lengths", "data", PROCESS),
-    ("diagnose", "data", SHELL),
+    pytest.param("lengths", "data", PROCESS, marks=slow),
+    pytest.param("diagnose", "data", SHELL, marks=slow),
     ("diagnose", "data", PROCESS),
     ("needle", "data", SHELL),
-    ("needle", "data", PROCESS),
+    pytest.param("needle", "data", PROCESS, marks=slow),
 ]
 """Command, key of config.yaml, and a value that makes the folder MARKER if something calls it."""
 

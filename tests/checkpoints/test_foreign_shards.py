@@ -39,15 +39,19 @@ def content(trained_run: Path) -> dict[str, Any]:
 
 
 def test_a_single_file_is_not_unpickled(tmp_path: Path) -> None:
-    (tmp_path / "b.ckpt").write_bytes(pickle.dumps(RunsCode(tmp_path / "trace")))
+    hostile = RunsCode(tmp_path / "trace")
+    file = tmp_path / "b.ckpt"
+    file.write_bytes(pickle.dumps(hostile))
 
-    assert_refused(tmp_path / "b.ckpt")
+    assert_refused(file)
 
 
 def test_the_structure_of_a_sharded_checkpoint_is_not_unpickled(content, tmp_path: Path) -> None:
     hostile = {**content, "extra": RunsCode(tmp_path / "trace")}
 
-    assert_refused(write_shard(hostile, tmp_path / "hostile"))
+    folder = write_shard(hostile, tmp_path / "hostile")
+
+    assert_refused(folder)
 
 
 def test_shards_have_the_same_content_as_one_file(content, tmp_path: Path) -> None:
@@ -55,15 +59,17 @@ def test_shards_have_the_same_content_as_one_file(content, tmp_path: Path) -> No
 
     loaded = read_checkpoint(folder)
 
+    weights = dict(content["state_dict"])
     assert loaded.keys() == content.keys()
-    torch.testing.assert_close(loaded["state_dict"], dict(content["state_dict"]), rtol=0, atol=0)
+    torch.testing.assert_close(loaded["state_dict"], weights, rtol=0, atol=0)
     assert str(loaded["optimizer_states"]) == str(content["optimizer_states"])
 
 
 def test_torch_s_pickled_format_beside_the_shards_is_not_read(content, tmp_path: Path) -> None:
     folder = write_shard(content, tmp_path / "a")
+    hostile = pickle.dumps(RunsCode(tmp_path / "trace"))
     for name in (".metadata", "__0.metadata", "__0_0.distcp"):
-        (folder / name).write_bytes(pickle.dumps(RunsCode(tmp_path / "trace")))
+        (folder / name).write_bytes(hostile)
 
     assert read_checkpoint(folder).keys() == content.keys()
 
@@ -81,7 +87,8 @@ def rewrite(file: Path, offsets: dict[str, Any] | None = None, **tensors: Any) -
             saved[name] = tensor
             sharding[name] = {"saved_offsets": [0] * tensor.dim()}
     sharding |= offsets or {}
-    save_file(saved, file, metadata={"DCP_SHARDING_INFO": json.dumps(sharding)})
+    metadata = {"DCP_SHARDING_INFO": json.dumps(sharding)}
+    save_file(saved, file, metadata)
 
 
 def set_offset(*offset: Any) -> Callable[[Path], None]:
@@ -94,11 +101,13 @@ def remove_offsets(file: Path) -> None:
 
 
 def claim_long_header(file: Path) -> None:
-    file.write_bytes(struct.pack("<Q", 2**40) + b"{}")
+    length = struct.pack("<Q", 2**40)
+    file.write_bytes(length + b"{}")
 
 
 def nest_deeply(file: Path) -> None:
-    save_file({"a": torch.ones(1)}, file, metadata={"DCP_SHARDING_INFO": "[" * 60_000})
+    metadata = {"DCP_SHARDING_INFO": "[" * 60_000}
+    save_file({"a": torch.ones(1)}, file, metadata)
 
 
 def replace_by_pipe(file: Path) -> None:
@@ -137,7 +146,9 @@ def test_a_damaged_shard_is_refused(
 def test_weights_of_whole_numbers_are_refused(content, tmp_path: Path) -> None:
     folder = write_shard(content, tmp_path / "shards")
     (file,) = folder.glob("*.safetensors")
-    rewrite(file, **{EMBEDDING: load_file(file)[EMBEDDING].to(torch.int8)})
-    assert "has torch.int8 for the weights model.embedding.weight" in refused(
-        write_checksums(folder)
-    )
+    whole_numbers = load_file(file)[EMBEDDING].to(torch.int8)
+
+    rewrite(file, **{EMBEDDING: whole_numbers})
+
+    message = refused(write_checksums(folder))
+    assert "has torch.int8 for the weights model.embedding.weight" in message

@@ -1,5 +1,6 @@
 """A run begins from the weights of another run; weights that do not fit are refused."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,38 @@ def checkpoint(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("architecture", "settings", "message"),
     [
-        (AnGPT, {}, "holds GPT, but the configuration's model is AnGPT: set --model GPT"),
-        (GPT, {"d_model": 16}, r"embedding.weight is \(29, 32\) in it and \(29, 16\) in the model"),
-        (GPT, {"n_layers": 3}, r"blocks\.2\.\S+ is missing in it and \S+ in the model"),
-        (GPT, {"n_layers": 1}, r"blocks\.1\.\S+ is \S+ in it and missing in the model"),
+        (
+            AnGPT,
+            {},
+            "holds GPT, but the configuration's model is AnGPT: set --model GPT",
+        ),
+        (
+            GPT,
+            {"d_model": 16},
+            r"embedding.weight is \(29, 32\) in it and \(29, 16\) in the model",
+        ),
+        (
+            GPT,
+            {"n_layers": 3},
+            r"blocks\.2\.\S+ is missing in it and \S+ in the model",
+        ),
+        (
+            GPT,
+            {"n_layers": 1},
+            r"blocks\.1\.\S+ is \S+ in it and missing in the model",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(
     checkpoint: Path, architecture: Any, settings: dict[str, int], message: str
 ) -> None:
     model = tiny(architecture, **settings)
-    old_weights = {name: value.clone() for name, value in model.state_dict().items()}
+    old_weights = copy.deepcopy(model.state_dict())
 
     with pytest.raises(UserError, match=message):
         load_initial_weights(model, str(checkpoint))
 
-    torch.testing.assert_close(dict(model.state_dict()), old_weights, rtol=0, atol=0)
+    torch.testing.assert_close(model.state_dict(), old_weights, rtol=0, atol=0)
 
 
 def test_the_same_mechanism_needs_no_line_in_the_log(checkpoint: Path, caplog) -> None:

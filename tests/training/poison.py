@@ -1,5 +1,6 @@
 """Batches that spoil a step, for runs in this process and from the command line."""
 
+import math
 from typing import Any
 
 import lightning as L
@@ -11,7 +12,7 @@ class Poison(L.Callback):
     """Multiplies the loss of some batches, by NaN or a factor, on all ranks or a single rank."""
 
     def __init__(
-        self, batches: list[int], factor: float = float("nan"), rank: int | None = None
+        self, batches: list[int], factor: float = math.nan, rank: int | None = None
     ) -> None:
         self.batches = set(batches)
         self.factor = factor
@@ -19,10 +20,13 @@ class Poison(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         step: Any = pl_module.training_step
+        is_on_rank = self.rank in (None, trainer.global_rank)
 
         def training_step(batch: Any, batch_idx: int) -> Tensor:
-            is_poisoned = batch_idx in self.batches and self.rank in (None, trainer.global_rank)
-            return step(batch, batch_idx) * (self.factor if is_poisoned else 1.0)
+            loss = step(batch, batch_idx)
+            if is_on_rank and batch_idx in self.batches:
+                loss = loss * self.factor
+            return loss
 
         pl_module.training_step = training_step
 
@@ -30,7 +34,7 @@ class Poison(L.Callback):
 class PoisonGradient(L.Callback):
     """Puts a number into an entry of a step's gradient, or of the weight after the step."""
 
-    def __init__(self, step: int, value: float = float("nan"), spoils_weight: bool = False) -> None:
+    def __init__(self, step: int, value: float = math.nan, spoils_weight: bool = False) -> None:
         self.step = step
         self.value = value
         self.spoils_weight = spoils_weight

@@ -1,6 +1,7 @@
 """Training of each architecture: schedule, mean of a validation, precision, tied embeddings."""
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,9 @@ def collate_without_targets(rows: list[torch.Tensor]) -> Any:
     return batch._replace(targets=targets)
 
 
-def train(architecture: Any, precision: str) -> tuple[Any, list[float]]:
-    """The model, and the losses of eight steps on the same batch."""
+@cache
+def trained(architecture: Any, precision: str) -> tuple[Any, list[float]]:
+    """The model, and the losses of eight steps on the same batch; tests do not change it."""
     logged = Logged("train/loss")
     model = tiny(architecture, optimizer=adamw(lr=0.01))
     fit(model, 8, precision=precision, callbacks=[logged], limit_train_batches=1, max_epochs=8)
@@ -175,9 +177,9 @@ def train(architecture: Any, precision: str) -> tuple[Any, list[float]]:
 @architectures
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
 def test_bfloat16_trains_as_float32_does(architecture: Any, precision: str) -> None:
-    _, expected = train(architecture, "32-true")
+    _, expected = trained(architecture, "32-true")
 
-    _, losses = train(architecture, precision)
+    _, losses = trained(architecture, precision)
 
     assert losses[-1] < losses[0] - 0.1
     assert losses == pytest.approx(expected, rel=0.1)
@@ -185,7 +187,7 @@ def test_bfloat16_trains_as_float32_does(architecture: Any, precision: str) -> N
 
 @architectures
 def test_gradients_take_no_memory_beside_the_next_steps_activations(architecture: Any) -> None:
-    model, _ = train(architecture, "32-true")
+    model, _ = trained(architecture, "32-true")
 
     for parameter in model.parameters():
         assert parameter.grad is None

@@ -1,7 +1,7 @@
 """The callbacks that measure between steps do not change training; values match formulas."""
 
 import math
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from anlit import GPT, NGPT, AnGPT, ScaleInvariant
+from anlit.data.batch import Batch
 from anlit.errors import UserError
 from anlit.io.read import read_rows
 from anlit.nn.attention.observe import attention_layers
@@ -73,28 +74,34 @@ def train_observed(
         logger=logger,
         log_every_n_steps=1,
     )
-    assert [block.training for block in model.model.blocks] == [False, True]
+    first_block, second_block = model.model.blocks
+    assert not first_block.training
+    assert second_block.training
     return trajectory, model.state_dict(), read_rows(logger.path)
 
 
-@pytest.mark.parametrize("observer", OBSERVERS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_training_is_the_same_to_the_bit_with_and_without(
-    architecture: Any, observer: Any, tmp_path: Path
+    architecture: Any, tmp_path: Path
 ) -> None:
-    callback = observer(every_n_steps=2, sequences=2)
+    observers = [observer(every_n_steps=2, sequences=2) for observer in OBSERVERS]
 
     expected, weights, _ = train_observed(architecture, [], tmp_path / "without")
-    observed, observed_weights, rows = train_observed(architecture, [callback], tmp_path / "with")
+    observed, observed_weights, rows = train_observed(architecture, observers, tmp_path / "with")
 
-    for name in OBSERVERS[observer]:
+    for name in chain(*OBSERVERS.values()):
         measured_steps = [row["step"] for row in rows if row.get(name)]
-        assert measured_steps == ["1", "3"]
+        assert measured_steps == ["1", "3"], name
     assert observed.losses == expected.losses
     assert len(set(expected.losses)) == 8
     assert not torch.equal(expected.states[0], expected.states[-1]), "dropout draws numbers"
     torch.testing.assert_close(observed.states, expected.states, rtol=0, atol=0)
     torch.testing.assert_close(observed_weights, weights, rtol=0, atol=0)
+
+
+def first_batch() -> Batch:
+    loader = batches(4, 16)
+    return next(iter(loader))
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
@@ -109,12 +116,13 @@ def test_settings_out_of_range_are_refused(observer: Any, setting: str) -> None:
 def test_values_are_means_over_heads_and_queries(is_low: bool) -> None:
     """q and k have the precision of training; all later values are in float32."""
     model = jolt(tiny(GPT)).eval()
-    batch = next(iter(batches(4, 16)))
+    batch = first_batch()
     inputs: list[Any] = []
     for layer in attention_layers(model):
         layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments))
+    precision = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
 
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_low):
+    with torch.no_grad(), precision:
         values = layer_statistics(model, batch, 2)
 
     assert len(inputs) == 2
@@ -163,10 +171,10 @@ def test_rotation_is_a_mean_over_rows_that_are_not_zero() -> None:
 
 def test_hidden_states_are_measured_between_the_blocks() -> None:
     model = jolt(tiny(GPT)).eval()
-    batch = next(iter(batches(4, 16)))
+    batch = first_batch()
     states = [model.model.embedding(batch.tokens[:2])]
     for block in model.model.blocks:
-        block.register_forward_hook(lambda *arguments: states.append(arguments[2]))
+        block.register_forward_hook(lambda _, inputs, output: states.append(output))
 
     with torch.no_grad():
         values = hidden_states(model, batch, 2)
@@ -176,7 +184,8 @@ def test_hidden_states_are_measured_between_the_blocks() -> None:
         prefix = f"hidden/layer_0{number}"
         norms = new_h.norm(dim=-1)
         mean = norms.mean()
-        steps = (new_h - h).norm(dim=-1) / h.norm(dim=-1)
+        changes = (new_h - h).norm(dim=-1)
+        steps = changes / h.norm(dim=-1)
         expected[f"{prefix}/norm"] = float(mean)
         expected[f"{prefix}/norm_spread"] = float(norms.std() / mean)
         expected[f"{prefix}/step"] = float(steps.mean())
@@ -184,7 +193,7 @@ def test_hidden_states_are_measured_between_the_blocks() -> None:
 
 
 def test_hidden_states_of_ngpt_have_a_norm_of_1() -> None:
-    batch = next(iter(batches(4, 16)))
+    batch = first_batch()
 
     with torch.no_grad():
         values = hidden_states(tiny(NGPT), batch, 2)
@@ -195,20 +204,26 @@ def test_hidden_states_of_ngpt_have_a_norm_of_1() -> None:
 def test_a_shrunken_row_of_angpt_is_not_at_its_bound() -> None:
     model = tiny(AnGPT).model
     n_rows = sum(map(len, model.row_norms()))
+    shrunken_rows = model.blocks[0].W_q.weight.data[:16]
 
-    model.blocks[0].W_q.weight.data[:16].mul_(0.5)
+    shrunken_rows.mul_(0.5)
 
-    assert share_at_bound(model) == {"norms/share_at_bound": pytest.approx(1 - 16 / n_rows)}
+    share = 1 - 16 / n_rows
+    assert share_at_bound(model) == {"norms/share_at_bound": pytest.approx(share)}
 
 
 def test_all_rows_of_ngpt_are_at_their_bound_and_gpt_has_no_bound() -> None:
-    assert share_at_bound(tiny(NGPT).model) == {"norms/share_at_bound": 1.0}
-    assert share_at_bound(tiny(GPT).model) == {}
+    share_of_ngpt = share_at_bound(tiny(NGPT).model)
+    share_of_gpt = share_at_bound(tiny(GPT).model)
+
+    assert share_of_ngpt == {"norms/share_at_bound": 1.0}
+    assert share_of_gpt == {}
 
 
 def test_copying_compares_random_tokens_with_their_copy() -> None:
     model = jolt(tiny(GPT)).eval()
-    text = torch.randint(29, (2, 8), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(29, (2, 8), generator=generator)
     tokens = text.repeat(1, 2)
 
     with torch.no_grad():
@@ -225,4 +240,6 @@ def test_copying_compares_random_tokens_with_their_copy() -> None:
 
 
 def test_copying_needs_four_tokens() -> None:
-    assert copying(tiny(GPT), 3, 2, torch.device("cpu")) == {}
+    values = copying(tiny(GPT), 3, 2, torch.device("cpu"))
+
+    assert values == {}

@@ -18,21 +18,31 @@ WIDTH = 64
 
 def gradient(layer: nn.Module, rank: int) -> Any:
     """dL/dW for the batch of a rank."""
-    x = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(rank)).bfloat16()
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(32, WIDTH, generator=generator).bfloat16()
     layer.zero_grad()
-    layer(x).float().square().mean().backward()
-    return next(layer.parameters()).grad
+    loss = layer(x).float().square().mean()
+    loss.backward()
+    (weight,) = layer.parameters()
+    return weight.grad
 
 
 def relative_error(strategy: FullySharded, rank: int) -> float:
     """The error of the sharded gradient, relative to the mean of each rank's gradient."""
     layer = nn.Linear(WIDTH, WIDTH, bias=False)
-    nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(2)
+    nn.init.normal_(layer.weight, generator=generator)
     unsharded = copy.deepcopy(layer).bfloat16()
-    gradients = [gradient(unsharded, number).double() for number in range(N_RANKS)]
+    gradients = []
+    for number in range(N_RANKS):
+        gradients.append(gradient(unsharded, number).double())
     exact = torch.stack(gradients).mean(0)
-    fully_shard(layer, mesh=init_device_mesh("cpu", (N_RANKS,)), mp_policy=strategy.policy)
-    error = gradient(layer, rank).full_tensor().double() - exact
+    mesh = init_device_mesh("cpu", (N_RANKS,))
+
+    fully_shard(layer, mesh=mesh, mp_policy=strategy.policy)
+    sharded = gradient(layer, rank).full_tensor().double()
+
+    error = sharded - exact
     return float(error.norm() / exact.norm())
 
 

@@ -9,6 +9,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils._pytree import tree_leaves
 
 from anlit import GPT, TokenShards
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, read_checkpoint
@@ -159,44 +160,69 @@ def losses_after(step: int, curve: Curve) -> dict[int, float]:
     return {number: loss for number, loss in curve.losses.items() if number > step}
 
 
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("call", [10, 11, 12])
-@pytest.mark.parametrize("hook", HOOKS_WITHIN_STEP)
 def test_a_save_within_a_step_comes_after_it_and_after_its_validation(
-    shards: Path, tmp_path: Path, whole: Any, hook: str, call: int
+    shards: Path, tmp_path: Path, whole: CurveAndWeights, call: int
 ) -> None:
     """Micro-batches 10 to 12 make step 4, and validation is due after it."""
-    if hook in HOOKS_ONCE_A_STEP:
-        call = 4
-    path = tmp_path / "own.ckpt"
+    savers = []
+    for hook in HOOKS_WITHIN_STEP:
+        call_of_hook = 4 if hook in HOOKS_ONCE_A_STEP else call
+        savers.append(SavesIn(hook, call_of_hook, tmp_path / f"{hook}.ckpt"))
 
-    train(shards, SavesIn(hook, call, path))
+    train(shards, *savers)
 
-    assert_continues(shards, path, 4, whole)
+    assert_same_checkpoints(savers)
+    assert_continues(shards, savers[0].path, 4, whole)
 
 
-@pytest.mark.parametrize("hook", HOOKS_IN_VALIDATION)
 def test_a_save_in_a_validation_comes_after_it(
-    shards: Path, tmp_path: Path, whole: Any, hook: str
+    shards: Path, tmp_path: Path, whole: CurveAndWeights
 ) -> None:
-    path = tmp_path / "own.ckpt"
-    call = 3 if "batch" in hook else 2  # in the validation after step 4
+    savers = []
+    for hook in HOOKS_IN_VALIDATION:
+        call = 3 if "batch" in hook else 2  # in the validation after step 4
+        savers.append(SavesIn(hook, call, tmp_path / f"{hook}.ckpt"))
 
-    train(shards, SavesIn(hook, call, path))
+    train(shards, *savers)
 
-    assert_continues(shards, path, 4, whole)
+    assert_same_checkpoints(savers)
+    assert_continues(shards, savers[0].path, 4, whole)
 
 
-@pytest.mark.parametrize("hook", HOOKS_BETWEEN_STEPS)
+def assert_same_checkpoints(savers: list[SavesIn]) -> None:
+    """All files have the same content, to the bit."""
+    expected_tensors, expected_values = content_of(savers[0].path)
+    for saver in savers[1:]:
+        tensors, values = content_of(saver.path)
+        torch.testing.assert_close(tensors, expected_tensors, rtol=0, atol=0)
+        assert values == expected_values
+
+
+def content_of(path: Path) -> tuple[list[torch.Tensor], list[Any]]:
+    """All tensors of a checkpoint, and all other values."""
+    tensors = []
+    values = []
+    for leaf in tree_leaves(read_checkpoint(path)):
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+        else:
+            values.append(leaf)
+    return tensors, values
+
+
 def test_a_save_between_steps_is_written_at_once(
-    shards: Path, tmp_path: Path, whole: Any, hook: str
+    shards: Path, tmp_path: Path, whole: CurveAndWeights
 ) -> None:
-    path = tmp_path / "own.ckpt"
-    step = 0 if hook.endswith("start") else STEPS
+    savers = []
+    for hook in HOOKS_BETWEEN_STEPS:
+        savers.append(SavesIn(hook, 1, tmp_path / f"{hook}.ckpt"))
 
-    train(shards, SavesIn(hook, 1, path))
+    train(shards, *savers)
 
-    assert_continues(shards, path, step, whole)
+    for hook, saver in zip(HOOKS_BETWEEN_STEPS, savers, strict=True):
+        step = 0 if hook.endswith("start") else STEPS
+        assert_continues(shards, saver.path, step, whole)
 
 
 def test_a_save_while_a_batch_is_moved_comes_after_the_step(

@@ -65,6 +65,10 @@ class Never(WeightAveraging):
         return False
 
 
+def slow(architecture: Any) -> Any:
+    return pytest.param(architecture, marks=pytest.mark.slow)
+
+
 def weights_of(model: torch.nn.Module) -> Weights:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
@@ -107,6 +111,14 @@ def naive_averages(steps: list[Weights], shares: list[float], strict: bool) -> W
                 average = average / average.norm(dim=axis, keepdim=True)
             averages[name] = average
     return averages
+
+
+def assert_moving_average(
+    averages: Weights, steps: list[Weights], share: float, strict: bool = False
+) -> None:
+    """The averages took in each step's weights with the same share."""
+    expected = naive_averages(steps, [share] * len(steps), strict)
+    assert_close(averages, expected)
 
 
 def assert_close(actual: Weights, expected: Weights, tolerance: float = 3e-6) -> None:
@@ -182,7 +194,7 @@ def test_averaged_rows_keep_their_norm_or_bound(architecture: Any) -> None:
     assert has_unit_norms == (architecture is NGPT)
 
 
-@architectures
+@pytest.mark.parametrize("architecture", [NGPT, slow(GPT), slow(AnGPT)])
 def test_validation_has_the_averages_and_training_the_weights(architecture: Any) -> None:
     """The run's losses and weights are those of a run without averages."""
     _, plain = train(small(architecture), None)
@@ -214,20 +226,20 @@ def test_averages_count_optimizer_steps() -> None:
     trainer, trace = train(small(NGPT), ema(), accumulate_grad_batches=3)
 
     assert averages_of(trainer).n_averaged == STEPS
-    expected = naive_averages(trace.weights, [0.2] * STEPS, strict=True)
-    assert_close(weights_of(trainer.lightning_module), expected)
+    averages = weights_of(trainer.lightning_module)
+    assert len(trace.weights) == STEPS
+    assert_moving_average(averages, trace.weights, 0.2, strict=True)
 
 
-@pytest.mark.parametrize("architecture", [GPT, NGPT])
+@pytest.mark.parametrize("architecture", [slow(GPT), NGPT])
 def test_averages_of_bfloat16_weights_are_in_float32(architecture: Any, tmp_path: Path) -> None:
     """In bfloat16 an average would not move by a thousandth."""
     trainer, trace = train(small(architecture), ema(0.999), precision="bf16-true")
     trainer.save_checkpoint(tmp_path / "run.ckpt")
 
     saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
-    expected = naive_averages(trace.weights, [0.001] * STEPS, strict=architecture is NGPT)
-    averages = {name: saved["state_dict"][name] for name in expected}
-    assert_close(averages, expected)
+    averages = {name: saved["state_dict"][name] for name in trace.weights[0]}
+    assert_moving_average(averages, trace.weights, 0.001, strict=architecture is NGPT)
     head = "model.head.weight"
     assert trace.weights[0][head].dtype == torch.bfloat16
     assert saved["current_model_state"][head].dtype == torch.bfloat16
@@ -241,8 +253,7 @@ def test_a_shared_matrix_has_one_average(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "run.ckpt")
 
     assert model.model.head.weight is model.model.embedding.weight
-    expected = naive_averages(trace.weights, [0.2] * STEPS, strict=False)
-    assert_close(weights_of(model), expected)
+    assert_moving_average(weights_of(model), trace.weights, 0.2)
     saved = torch.load(tmp_path / "run.ckpt", weights_only=True)["state_dict"]
     embedding = saved["model.embedding.weight"].untyped_storage()
     head = saved["model.head.weight"].untyped_storage()
@@ -270,9 +281,8 @@ def test_a_checkpoint_after_training_has_averages_and_weights(tmp_path: Path) ->
 
     saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
     alone = torch.load(tmp_path / "weights.ckpt", weights_only=True)
-    expected = naive_averages(trace.weights, [0.2] * STEPS, strict=True)
-    assert_close(saved["state_dict"], expected)
-    assert_close(alone["state_dict"], expected)
+    assert_moving_average(saved["state_dict"], trace.weights, 0.2, strict=True)
+    assert_moving_average(alone["state_dict"], trace.weights, 0.2, strict=True)
     assert_close(saved["current_model_state"], trace.weights[-1], tolerance=1e-30)
     assert "current_model_state" not in alone
     assert saved["averaging_state"] == {"n_averaged": torch.tensor(STEPS), "first_step": 0}

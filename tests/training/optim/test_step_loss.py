@@ -71,6 +71,7 @@ def test_the_sequences_count_different_numbers_of_targets() -> None:
     assert min(n_targets) < 0.6 * max(n_targets)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("score_first_token", [False, True])
 def test_micro_batches_train_as_a_single_batch(architecture: Any, score_first_token: bool) -> None:
