@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
 from torch import Tensor, distributed
+from torch.utils.data import DataLoader
 
 from anlit import GPT, NGPT, AnGPT, ScaleInvariant
 from anlit.errors import UserError
@@ -78,18 +79,31 @@ def train(
 ) -> tuple[L.Trainer, Trace]:
     """Take steps on random tokens, validate every third step, and return what happened."""
     trace = Trace()
+    callbacks: list[L.Callback] = [trace]
+    if rule is not None:
+        callbacks.insert(0, rule)
     n_micro_batches = options.get("accumulate_grad_batches", 1)
     settings: dict[str, Any] = {
         "max_steps": STEPS,
         "val_check_interval": 3 * n_micro_batches,
         "num_sanity_val_steps": 0,
-        "callbacks": [trace] if rule is None else [rule, trace],
+        "callbacks": callbacks,
         **options,
     }
     trainer = quiet_trainer(**settings)
     loader = batches(4 * STEPS * n_micro_batches, 16)
-    trainer.fit(model, loader, batches(8, 16))
+    trainer.fit(model, loader, validation_batches())
     return trainer, trace
+
+
+def validation_batches() -> DataLoader:
+    return batches(8, 16)
+
+
+def saved_by(trainer: L.Trainer, file: Path, weights_only: bool = False) -> dict[str, Any]:
+    """The content of a checkpoint that the Trainer saves now."""
+    trainer.save_checkpoint(file, weights_only)
+    return torch.load(file, weights_only=True)
 
 
 def small(architecture: Any, **settings: Any) -> LanguageModel:
@@ -124,7 +138,8 @@ def assert_moving_average(
 def assert_close(actual: Weights, expected: Weights, tolerance: float = 3e-6) -> None:
     assert actual.keys() == expected.keys()
     for name, values in expected.items():
-        assert (actual[name].double() - values).abs().max() < tolerance, name
+        errors = (actual[name].double() - values).abs()
+        assert errors.max() < tolerance, name
 
 
 def norms_of(model: Any) -> Tensor:
@@ -208,7 +223,7 @@ def test_validation_has_the_averages_and_training_the_weights(architecture: Any)
     assert plain.n_averaged == [-1, -1, -1], "no such metric"
     for averaged_loss, loss in zip(trace.val_losses, plain.val_losses, strict=True):
         assert averaged_loss != loss
-    (metrics,) = trainer.validate(model, batches(8, 16))
+    (metrics,) = trainer.validate(model, validation_batches())
     assert metrics["val/loss"] == trace.val_losses[-1], "the model has the averages"
 
 
@@ -235,9 +250,8 @@ def test_averages_count_optimizer_steps() -> None:
 def test_averages_of_bfloat16_weights_are_in_float32(architecture: Any, tmp_path: Path) -> None:
     """In bfloat16 an average would not move by a thousandth."""
     trainer, trace = train(small(architecture), ema(0.999), precision="bf16-true")
-    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    saved = saved_by(trainer, tmp_path / "run.ckpt")
 
-    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
     averages = {name: saved["state_dict"][name] for name in trace.weights[0]}
     assert_moving_average(averages, trace.weights, 0.001, strict=architecture is NGPT)
     head = "model.head.weight"
@@ -250,11 +264,10 @@ def test_a_shared_matrix_has_one_average(tmp_path: Path) -> None:
     model = small(GPT, tie_embeddings=True)
 
     trainer, trace = train(model, ema())
-    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    saved = saved_by(trainer, tmp_path / "run.ckpt")["state_dict"]
 
     assert model.model.head.weight is model.model.embedding.weight
     assert_moving_average(weights_of(model), trace.weights, 0.2)
-    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)["state_dict"]
     embedding = saved["model.embedding.weight"].untyped_storage()
     head = saved["model.head.weight"].untyped_storage()
     assert head.data_ptr() == embedding.data_ptr()
@@ -276,11 +289,10 @@ def test_buffers_are_not_averaged() -> None:
 
 def test_a_checkpoint_after_training_has_averages_and_weights(tmp_path: Path) -> None:
     trainer, trace = train(small(NGPT), ema())
-    trainer.save_checkpoint(tmp_path / "run.ckpt")
-    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
 
-    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
-    alone = torch.load(tmp_path / "weights.ckpt", weights_only=True)
+    saved = saved_by(trainer, tmp_path / "run.ckpt")
+    alone = saved_by(trainer, tmp_path / "weights.ckpt", weights_only=True)
+
     assert_moving_average(saved["state_dict"], trace.weights, 0.2, strict=True)
     assert_moving_average(alone["state_dict"], trace.weights, 0.2, strict=True)
     assert_close(saved["current_model_state"], trace.weights[-1], tolerance=1e-30)
@@ -291,13 +303,15 @@ def test_a_checkpoint_after_training_has_averages_and_weights(tmp_path: Path) ->
 def test_a_longer_run_forgets_the_tail_of_the_shorter_one(tmp_path: Path) -> None:
     """The mean is over the last share of the run's own steps."""
     trainer, _ = train(small(NGPT), TailAveraging(share=0.5), max_steps=5)
-    trainer.save_checkpoint(tmp_path / "short.ckpt")
+    checkpoint = tmp_path / "short.ckpt"
+    trainer.save_checkpoint(checkpoint)
+    loader = batches(4 * STEPS, 16)
     model = small(NGPT)
     trace = Trace()
     callbacks = [TailAveraging(share=0.5), trace]
     longer = quiet_trainer(max_steps=8, callbacks=callbacks, val_check_interval=3)
 
-    longer.fit(model, batches(4 * STEPS, 16), batches(8, 16), ckpt_path=tmp_path / "short.ckpt")
+    longer.fit(model, loader, validation_batches(), ckpt_path=checkpoint)
 
     assert averages_of(longer).n_averaged == 3, "steps 5 to 7; step 4 was in the short run"
     expected = naive_averages(trace.weights[-3:], shares_of_mean(3), strict=True)

@@ -3,6 +3,7 @@
 import copy
 import io
 from itertools import chain, product
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def test_every_parameter_is_in_one_group_by_its_role(architecture) -> None:
 @architectures
 def test_decay_shrinks_matrices_and_leaves_vectors(architecture) -> None:
     model = tiny(architecture).model
-    old_values = {name: value.detach().clone() for name, value in model.named_parameters()}
+    old_values = copy.deepcopy(dict(model.named_parameters()))
     optimizer = AdamW(parameter_groups(model), lr=0.1, weight_decay=0.5)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -50,8 +51,8 @@ def test_decay_shrinks_matrices_and_leaves_vectors(architecture) -> None:
 
     for name, parameter in model.named_parameters():
         factor = 1 - 0.1 * 0.5 if parameter.ndim == 2 else 1.0
-        expected = factor * old_values[name]
-        assert torch.allclose(parameter.detach(), expected, rtol=1.3e-6, atol=1e-5), name
+        expected = factor * old_values[name].detach()
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1.3e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
@@ -60,25 +61,31 @@ def test_settings_of_the_comparison_are_the_defaults(architecture) -> None:
 
     optimizer = model.make_optimizer(parameter_groups(model.model))
 
-    warmup = 0.2 if architecture is GPT else 0.0
+    is_gpt = architecture is GPT
     assert type(model.schedule) is Cosine
-    assert vars(model.schedule) == {"warmup": warmup, "final": 0.01}
+    assert model.schedule.warmup == (0.2 if is_gpt else 0.0)
+    assert model.schedule.final == 0.01
     for group in optimizer.param_groups:
-        has_decay = architecture is GPT and group["name"] != "vectors"
+        has_decay = is_gpt and group["name"] != "vectors"
         assert group["betas"] == (0.9, 0.95)
         assert group["eps"] == 1e-9
         assert group["weight_decay"] == (0.1 if has_decay else 0.0)
 
 
 WEIGHT = torch.nn.Linear(2, 3).weight
+TENSORS = [WEIGHT]
+GROUPS = [{"params": [WEIGHT]}]
 
 
-@pytest.mark.parametrize("groups", [[WEIGHT], [{"params": [WEIGHT]}]], ids=["tensors", "groups"])
-def test_a_rate_that_follows_the_size_needs_the_group_of_the_head(groups) -> None:
+@pytest.mark.parametrize("params", [TENSORS, GROUPS], ids=["tensors", "groups"])
+def test_a_rate_that_follows_the_size_needs_the_group_of_the_head(params: Any) -> None:
     message = r"lr=None follows the width of the group named head.*: give lr a number"
+
     with pytest.raises(UserError, match=message):
-        AdamW(groups, lr=None)
-    assert AdamW(groups, lr=0.1).param_groups[0]["lr"] == 0.1
+        AdamW(params, lr=None)
+
+    (group,) = AdamW(params, lr=0.1).param_groups
+    assert group["lr"] == 0.1
 
 
 RATES = {
@@ -135,10 +142,9 @@ def test_a_saved_run_continues_as_if_it_had_not_stopped(architecture) -> None:
     optimizer = MuonAdamW(parameter_groups(model), **RATES)
     scheduler = decaying(optimizer)
     train(model, optimizer, scheduler)
-    file = io.BytesIO()
-    torch.save([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()], file)
-    file.seek(0)
-    model_state, optimizer_state, scheduler_state = torch.load(file)
+    model_state = saved_and_loaded(model.state_dict())
+    optimizer_state = saved_and_loaded(optimizer.state_dict())
+    scheduler_state = saved_and_loaded(scheduler.state_dict())
     train(model, optimizer, scheduler)
 
     resumed_model = tiny(architecture, seed=5).model
@@ -153,6 +159,13 @@ def test_a_saved_run_continues_as_if_it_had_not_stopped(architecture) -> None:
     expected = model.state_dict()
     torch.testing.assert_close(resumed_model.state_dict(), expected, rtol=0, atol=0)
     assert rates_of(resumed_optimizer) == rates_of(optimizer)
+
+
+def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
