@@ -26,6 +26,8 @@ from tests.checkpoints.foreign import (
     refused,
 )
 
+slow = pytest.mark.slow
+
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Path:
@@ -88,11 +90,22 @@ COMMANDS = {
     "fit --ckpt_path": f"fit {NEW_RUN} --trainer.max_steps=3 --ckpt_path={{path}}",
 }
 """Commands on the model `path`; the intact `run` tells data and configuration."""
+SHARED_READER = ("export", "score", "lengths", "diagnose", "needle")
+"""Commands that load the model as `generate` does."""
 REBUILD_MODEL = ("generate", "export", "score", "lengths", "diagnose", "needle")
 """Commands that build the model from the settings in the checkpoint."""
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+def marked(command: str) -> Any:
+    """A parameter, slow if `generate` shows the same."""
+    marks = [slow] if command in SHARED_READER else []
+    return pytest.param(command, marks=marks)
+
+
+commands = pytest.mark.parametrize("name", list(map(marked, COMMANDS)))
+
+
+@commands
 def test_no_command_calls_a_function_that_a_checkpoint_names(
     name: str, trained_run: Path, tmp_path: Path, marker: Path, capsys
 ) -> None:
@@ -106,7 +119,7 @@ def test_no_command_calls_a_function_that_a_checkpoint_names(
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@commands
 def test_no_command_unpickles_an_object(
     name: str, trained_run: Path, tmp_path: Path, marker: Path
 ) -> None:
@@ -131,7 +144,6 @@ SHELL = {"class_path": "os.system", "init_args": {"command": "mkdir MARKER"}}
 PROCESS = {"class_path": "subprocess.Popen", "init_args": {"args": ["mkdir", "MARKER"]}}
 INSIDE = {"class_path": "LambdaCallback", "init_args": {"setup": MAKER_PATH}}
 OPTIMIZER = "model.init_args.optimizer"
-slow = pytest.mark.slow
 CONFIGURED: list[Any] = [
     ("fit", OPTIMIZER, SHELL),
     ("fit", OPTIMIZER, MAKER),

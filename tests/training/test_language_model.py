@@ -110,14 +110,17 @@ class ValidationLosses(L.Callback):
 
 
 def test_a_model_cast_to_bfloat16_is_validated_in_full_precision() -> None:
-    """A sum in bfloat16 stops to grow: 600 batches of a loss of 6.617 had a mean of 8.0."""
+    """A sum in bfloat16 stops to grow: 600 batches of a loss of 6.617 had a mean of 8.0.
+
+    After 150 batches the mean is wrong in the second digit.
+    """
     validation = ValidationLosses()
-    loader = batches(600, 16, batch_size=1)
+    loader = batches(150, 16, batch_size=1)
     trainer = quiet_trainer(precision="bf16-true", callbacks=[validation])
 
     trainer.validate(tiny(GPT), loader, verbose=False)
 
-    assert len(validation.losses) == 600
+    assert len(validation.losses) == 150
     assert validation.logged["val/loss"] == pytest.approx(np.mean(validation.losses), rel=1e-6)
 
 

@@ -51,6 +51,10 @@ HOOKS_BETWEEN_STEPS = (
 CurveAndWeights = tuple["Curve", dict[str, torch.Tensor]]
 
 
+def slow(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 class Curve(L.Callback):
     """Keeps the loss of each step, and the validated steps; its state counts batches."""
 
@@ -235,7 +239,7 @@ def test_a_save_while_a_batch_is_moved_comes_after_the_step(
     assert_continues(shards, tmp_path / "own.ckpt", 4, whole)
 
 
-@pytest.mark.parametrize("n_validated", [0, 2])
+@pytest.mark.parametrize("n_validated", [slow(0), 2])
 def test_a_run_saved_at_the_ends_of_epochs_has_no_additional_epoch(
     shards: Path, tmp_path: Path, n_validated: int
 ) -> None:
@@ -263,7 +267,11 @@ def test_a_run_saved_at_the_ends_of_epochs_has_no_additional_epoch(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"train_time_interval": timedelta(0)}, {"every_n_train_steps": 1}, {"every_n_train_steps": 3}],
+    [
+        {"train_time_interval": timedelta(0)},
+        slow({"every_n_train_steps": 1}),
+        {"every_n_train_steps": 3},
+    ],
     ids=["every moment", "every step", "every third step"],
 )
 def test_every_file_of_model_checkpoint_is_of_the_step_in_its_name(
