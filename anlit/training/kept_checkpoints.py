@@ -73,7 +73,7 @@ def restore_paths(states: dict[Any, Any], trainer: L.Trainer | None) -> dict[Any
 
 
 def _mark_as_written(state: dict[str, Any], trainer: L.Trainer) -> None:
-    """Let the callback remove the files in its state as if this process had written them."""
+    """Let the callback remove the files in its state, as files of this process."""
     written: set[str] = getattr(trainer.strategy.checkpoint_io, "written", set())
     written.update(state["best_k_models"])
     written.update(state[key] for key in SINGLE_PATHS if state[key])

@@ -84,7 +84,7 @@ class LanguageModel(HostBatches):
     changed_settings: tuple[str, ...] = ()
     """Settings that differ from the continued checkpoint's, as `name old → new`."""
     budget_batch: tuple[int, int] | None = None
-    """Sequences and tokens of a micro-batch by which a budget of tokens was turned into steps."""
+    """Sequences and tokens of a micro-batch in a run with a budget of tokens."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class LanguageModel(HostBatches):
         return self.model(batch.tokens, *packing, targets=batch.targets, z_loss=z_loss)
 
     def _has_documents_as_rows(self, batch: Batch) -> bool:
-        """Whether each row of a user's own data is a document; the host knows the shapes."""
+        """Whether each row of a user's data is a document. The host knows the shapes."""
         if trainer_of(self) is None or isinstance(self.data_module, TokenShards):
             return False
         return len(batch.cu_seqlens) == len(batch.tokens) + 1
@@ -286,7 +286,7 @@ class LanguageModel(HostBatches):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the objective of a micro-batch, and log a loss.
 
-        The last micro-batch of a step logs the step's loss, the others log the micro-batch's loss.
+        The last micro-batch of a step logs the step's loss. Others log their own loss.
         """
         loss, objective = self.loss_of(batch, self.z_loss)
         loss = loss.detach()

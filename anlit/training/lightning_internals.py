@@ -35,7 +35,7 @@ def is_made_by_cli(module: L.LightningModule) -> bool:
 class HostBatches(L.LightningModule):
     """A module whose `on_host_batch` changes each batch on the host, after the data's own hooks.
 
-    Lightning's public hook belongs to the module or to the data, and the data's has precedence.
+    Lightning's public hook belongs to the module or to the data. The data's has precedence.
     """
 
     def on_host_batch(self, batch: Any) -> Any:
@@ -71,7 +71,7 @@ def logged_metrics(trainer: L.Trainer) -> dict[str, Any]:
 
 
 def collect_log_errors(trainer: L.Trainer, note: Callable[[OSError], None]) -> None:
-    """Call `note` when a logger cannot write, which would otherwise end the run within a step."""
+    """Call `note` when a logger cannot write, in place of an end within a step."""
     connector: Any = trainer._logger_connector
     log_metrics = partial(type(connector).log_metrics, connector)
     connector.log_metrics = partial(call_noting_errors, note, log_metrics)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A checkpoint may name any class of these; a class that is not imported is refused.
+# A checkpoint may name any class of these. A class that is not imported is refused.
 import anlit.nn.mechanisms
 import anlit.training.models  # noqa: F401
 from anlit.checkpoints.checkpoint_io import read_checkpoint

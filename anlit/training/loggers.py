@@ -39,7 +39,7 @@ class MetricsCSV(Logger):
         self.path = Path(run_dir) / METRICS
         self._columns: list[str] = []
         self.unwritten: list[dict[str, Any]] = []
-        """Rows that are not in the file because the disk is full; a checkpoint keeps them."""
+        """Rows that are not in the file because the disk is full. A checkpoint keeps them."""
 
     @property
     def save_dir(self) -> str:

@@ -64,7 +64,10 @@ class Refusals(L.Callback):
         self._stopped.set()
 
     def tell(self, exit_code: int) -> None:
-        """Tell all ranks that this rank refuses; return when they know, or after half a minute."""
+        """Tell all ranks that this rank refuses.
+
+        Returns when they know, or after half a minute.
+        """
         environment = self._environment
         if environment is None or self._stopped.is_set():
             return

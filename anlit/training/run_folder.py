@@ -192,7 +192,7 @@ def holds_run(run: Path) -> bool:
 
 @rank_zero_only
 def _refuse_occupied(run: Path, detail: str = "") -> None:
-    """Refuse a folder with the files of a run: only this run may write over them."""
+    """Refuse a folder with files of a run. Only this run may write over them."""
     if holds_run(run):
         checkpoint = location.name_to_continue(run / CHECKPOINTS)
         raise UserError(

@@ -52,8 +52,8 @@ class FullySharded(ModelParallelStrategy):
             file.
         async_checkpoints: Write the shards in the background, from a copy in host memory.
         process_group_backend: nccl or gloo; null takes the device's backend.
-        timeout_minutes: The longest wait for ranks that may be dead, also of a checkpoint in the
-            background.
+        timeout_minutes: The longest wait for ranks that may be dead. Checkpoints in the background
+            have it too.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ def averages_of(trainer: L.Trainer) -> "WeightAverages | None":
 
 
 class WeightAverages(L.Callback):
-    """Keeps the averages of a run's weights, and puts them in the weights' place for validation.
+    """Keeps the averages of a run's weights. Validation has them in the weights' place.
 
     They are there after training too. Buffers are not averaged. A weight that two modules share has
     one average. Before the first average there are the weights alone.

@@ -58,7 +58,7 @@ class MicroGradients:
 
 
 class LocalMicroGradients(MicroGradients):
-    """On one device or with DDP: each micro-batch and rank has its own gradient, before reduction.
+    """On one device or with DDP: each micro-batch and rank has a gradient before reduction.
 
     A hook on a weight gets the whole gradient of a backward pass. This holds for tied weights too.
     """
@@ -79,7 +79,7 @@ class LocalMicroGradients(MicroGradients):
 
 
 class ShardedMicroGradients(MicroGradients):
-    """With FSDP2: a micro-batch's gradient is the mean over ranks, each of which has a shard.
+    """With FSDP2: a micro-batch's gradient is the mean over ranks, in shards.
 
     A copy of the accumulated shards tells what a micro-batch has added. All ranks call each method.
     """

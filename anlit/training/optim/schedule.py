@@ -178,7 +178,7 @@ class _Ramped(Schedule):
 
 
 def ramped(schedule: Schedule, ramp: Ramp) -> Schedule:
-    """The schedule over the steps of `ramp`; the schedule itself if they all have one size.
+    """The schedule over the steps of `ramp`. Nothing changes if all have one size.
 
     The fall of an annealed run is over optimizer steps. It begins where the ramp's rate was.
     """
