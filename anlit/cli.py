@@ -141,7 +141,7 @@ def _completion(shell: str) -> str:
 
 
 def _parser_to_complete(command: str) -> argparse.ArgumentParser:
-    """Return a command's parser. LightningCLI's takes seconds, so its stand-in has --config alone."""
+    """Return a command's parser. LightningCLI's takes seconds: its stand-in has --config alone."""
     if command in LIGHTNING:
         parser = ToolParser()
         parser.add_argument("--config", metavar="FILE")

@@ -130,7 +130,9 @@ def main(argv: list[str]) -> int:
         say(f"round {number_of_round}: {in_words(times)}")
         benchmark.save(rounds=rounds)
     benchmark.save(finished=True)
-    medians = {name: median(times[name] for times in rounds) for name in rounds[0]}
+    medians = {}
+    for name in rounds[0]:
+        medians[name] = median([times[name] for times in rounds])
     echo(f"median of {len(rounds)}: {in_words(medians)}")
     return 0
 

@@ -100,7 +100,7 @@ def our_step(
 
 
 def random_batch(size: Size, documents: bool, device: torch.device) -> Batch:
-    """Return random tokens. With `documents` a row has several documents, else a single document."""
+    """Return random tokens. With `documents` a row has several documents, else a single one."""
     end = size.vocab_size - 1
     shape = (size.batch, size.length + 1)
     blocks = np.random.default_rng(0).integers(0, end, shape)

@@ -1,4 +1,4 @@
-"""The subcommands. A file has the options of a command, and calls the package that does the work."""
+"""The subcommands. A file has the options of a command, and calls the package that works."""
 
 COMMANDS = {
     "demo": "train three architectures here and compare them: anlit demo",

@@ -1,4 +1,4 @@
-"""`anlit fit --max_tokens` and `--tokens_per_parameter`: a run's length in tokens, as optimizer steps."""
+"""`anlit fit --max_tokens` and `--tokens_per_parameter`: a run's length in tokens, as steps."""
 
 from collections.abc import Callable
 
@@ -27,8 +27,8 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[i
         Sequences and tokens of the micro-batches that it counts; None without a budget.
 
     Raises:
-        UserError: Two settings give the length of the run. Or the budget is less than a step. Or the
-            data do not tell their batches.
+        UserError: Two settings give the length of the run. Or the budget is less than a step. Or
+            the data do not tell their batches.
     """
     budgets = {name: config[name] for name in ("max_tokens", "tokens_per_parameter")}
     given = {name: value for name, value in budgets.items() if value is not None}

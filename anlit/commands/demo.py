@@ -1,4 +1,4 @@
-"""`anlit demo`: trains the three architectures on this machine's Python sources, and compares them."""
+"""`anlit demo`: trains and compares the three architectures on this machine's Python sources."""
 
 import subprocess
 import sys
@@ -17,8 +17,9 @@ COMMON = "experiment/demo/common.yaml"
 def parser() -> ToolParser:
     parser = ToolParser(
         prog="anlit demo",
-        description="Trains GPT+, nGPT, anGPT, and anGPT with scale-invariant attention, on the Python sources of this "
-        "machine, and compares them: about ten minutes on two CPU cores. The same command goes on where it was ended.",
+        description="Trains GPT+, nGPT, anGPT, and anGPT with scale-invariant attention, on the "
+        "Python sources of this machine, and compares them: about ten minutes on two CPU cores. "
+        "The same command goes on where it was ended.",
     )
     parser.add_argument(
         "--output",

@@ -27,9 +27,9 @@ DESCRIPTIONS = {
     "the task first, with experiment/needle.yaml.",
     "diagnose": "Attention statistics per layer and head over the context length: entropy, "
     "1/w_max, Σw², the weight on ranges of distances, on the last 100 tokens and on the first "
-    "(the sink), and how large the average of the values is. Also the norms of the vectors by layer "
-    "and the distribution of the scores, trained and untrained. With --gaussian the weights for "
-    "independent normal scores, which needs no model.",
+    "(the sink), and how large the average of the values is. Also the norms of the vectors by "
+    "layer and the distribution of the scores, trained and untrained. With --gaussian the weights "
+    "for independent normal scores, which needs no model.",
 }
 """Command → the description in its help."""
 EPILOGS = {

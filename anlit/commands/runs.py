@@ -29,8 +29,8 @@ UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 def parser() -> ToolParser:
     parser = ToolParser(
         prog="anlit runs",
-        description="Lists all runs below a folder: how far each is, its losses, its speed, and the settings that "
-        "differ from the first run's.",
+        description="Lists all runs below a folder: how far each is, its losses, its speed, "
+        "and the settings that differ from the first run's.",
         epilog="Example: anlit runs runs/sweep --sort val_loss",
     )
     add = parser.add_argument

@@ -81,8 +81,8 @@ def _check_whole_numbers(study: Study, parser: "ConfigurationParser") -> None:
             except UserError:
                 continue
             raise UserError(
-                f"arm '{arm.name}', {study.path}: {search_range.key} takes fractions, and both ends "
-                f"of its range are whole numbers: write low as {float(search_range.low)}"
+                f"arm '{arm.name}', {study.path}: {search_range.key} takes fractions, and both "
+                f"ends of its range are whole numbers: write low as {float(search_range.low)}"
             )
 
 

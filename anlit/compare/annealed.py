@@ -134,8 +134,9 @@ class Trend(NamedTuple):
 def trend(speedups: list[AnnealedSpeedUp]) -> Trend | None:
     """The change over the lengths at which every seed has a value. None for fewer than two.
 
-    Each seed has a line by least squares, log speed-up over log tokens. The interval is a t-interval
-    of the lines' slopes. The lengths of a seed share a stable run, so they are not independent.
+    Each seed has a line by least squares, log speed-up over log tokens. The interval is a
+    t-interval of the lines' slopes. The lengths of a seed share a stable run, so they are not
+    independent.
     """
     exact = [speedup for speedup in speedups if speedup.is_exact]
     if len(exact) < 2 or any(speedup.ratios.keys() != exact[0].ratios.keys() for speedup in exact):

@@ -61,13 +61,13 @@ ACROSS_TOKENIZERS = (
 
 def refuse_other_tokenizers(groups: Sequence[Group]) -> None:
     """Raise UserError if two runs have different tokenizers: nats per token do not compare."""
-    runs = tokenizers_of([run for group in groups for run in group.counted])
+    runs = tokenizers_of(counted_runs(groups))
     if len(runs) > 1:
         first, second, *_ = runs
         raise UserError(
-            f"{runs[first].folder} and {runs[second].folder} were trained with different tokenizers "
-            f"({first[:12]}, {second[:12]}), whose losses per token cannot be compared: give only "
-            "runs that share a tokenizer"
+            f"{runs[first].folder} and {runs[second].folder} were trained with different "
+            f"tokenizers ({first[:12]}, {second[:12]}), whose losses per token cannot "
+            "be compared: give only runs that share a tokenizer"
         )
 
 

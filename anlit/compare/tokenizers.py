@@ -11,7 +11,7 @@ from dataclasses import replace
 from anlit.config.labels import init_args, mapping
 from anlit.errors import UserError
 from anlit.runs.folders import Run
-from anlit.runs.groups import Group
+from anlit.runs.groups import Group, counted_runs
 from anlit.runs.measure import BITS_PER_BYTE, bytes_per_token
 
 OTHER_TEXT = "other text"
@@ -24,7 +24,7 @@ def with_common_measure(groups: Sequence[Group]) -> list[Group]:
 
     Raises UserError if tokenizers differ and a counted run logged no bits per byte.
     """
-    runs = [run for group in groups for run in group.counted]
+    runs = counted_runs(groups)
     if len(tokenizers_of(runs)) < 2:
         return list(groups)
     for run in runs:

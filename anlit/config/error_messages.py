@@ -28,8 +28,8 @@ ADVICE = {
     "was found: set --trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
     "CPUAccelerator|not a valid input using": "trainer.devices is no number of processes: "
     "give --trainer.devices 1 or more on CPU",
-    "`test_dataloader` must be": "the data have no test_dataloader: use `anlit validate` for the loss "
-    "on their validation split",
+    "`test_dataloader` must be": "the data have no test_dataloader: use `anlit validate` for the "
+    "loss on their validation split",
     "Timer.duration=": "trainer.max_time is no duration: give DD:HH:MM:SS, such as 00:12:00:00 for "
     "twelve hours",
 }

@@ -129,7 +129,7 @@ TOP_LEVEL = (
         hidden=True,
         type=list[str] | str | None,
         default=None,
-        help="Tags of the run, as `baseline,english` or a list; `anlit runs --tag` filters by them.",
+        help="Tags of the run, as `baseline,english` or a list; `anlit runs --tag` filters by it.",
     ),
     Option(
         "checkpoint_every_n_steps",

@@ -1,9 +1,12 @@
 """`anlit diagnose --gaussian`: attention mechanisms over independent standard normal scores.
 
 It needs no model. One query sees n keys at distances t = 0 … n−1. The logits are
-L = a(t)·g(n)·S_t + m(t), S_t ~ N(0, 1). Statistics are means over draws of S, which are the same for every mechanism.
-Expected totals E Σ e^L = Σ e^{m + (a g)²/2} are exact. A mean over draws would not converge,
-because e^L has a heavy tail with [SI]'s a(t).
+
+    L = a(t)·g(n)·S_t + m(t),    S_t ~ N(0, 1)
+
+Statistics are means over draws of S, the same for every mechanism. Expected totals
+E Σ e^L = Σ e^{m + (a g)²/2} are exact. A mean over draws would not converge, because e^L has a
+heavy tail with [SI]'s a(t).
 
 [SI] is scale-invariant attention, arXiv 2505.17083. Distances t are in tokens, entropies in nats.
 """

@@ -47,9 +47,9 @@ VECTORS = {
 NORMS_NOTE = """\
 Means over tokens; an untrained model of the same settings in brackets. *h* enters the layer, and
 in the last row the head. *y* are the averages of the H heads side by side, as they enter W_o. *h_A*
-and *h_M* leave W_o and W_d, before a norm that may follow. anGPT's *u∘SiLU(z)* has the factor ν_acf.
-anGPT assumes that all are 1, and nGPT sets h to 1. The figure's bands are one standard deviation
-over tokens."""
+and *h_M* leave W_o and W_d, before a norm that may follow. anGPT's *u∘SiLU(z)* has the factor
+ν_acf. anGPT assumes that all are 1, and nGPT sets h to 1. The figure's bands are one standard
+deviation over tokens."""
 
 
 class NormSums:

@@ -58,9 +58,9 @@ class Samples(L.Callback):
     `anlit generate` prints the same text for the same checkpoint and settings.
 
     Training does not change. The model is in eval mode and has no gradient. No number of the global
-    generators is drawn. The blocks run uncompiled. Rank 0 generates while other ranks wait; all ranks
-    of a sharded model generate together. The time does not count as training. The validation before
-    the first step writes no sample.
+    generators is drawn. The blocks run uncompiled. Rank 0 generates while other ranks wait; all
+    ranks of a sharded model generate together. The time does not count as training. The
+    validation before the first step writes no sample.
 
     Args:
         prompts: Texts, or a file as in `anlit generate --prompts`: a text that is one prompt, or
@@ -230,8 +230,8 @@ class _Session:
         content = tokenizer_content_of(data)
         if content is None:
             raise UserError(
-                f"Samples needs a tokenizer, which {name_of(data)} does not give: set the tokenizer "
-                "of Samples, or give the class the attribute tokenizer"
+                f"Samples needs a tokenizer, which {name_of(data)} does not give: set the "
+                "tokenizer of Samples, or give the class the attribute tokenizer"
             )
         return checkpoint_tokenizer(self.checkpoint, content, f"{name_of(data)}.tokenizer")
 

@@ -1,4 +1,4 @@
-"""The distribution of a model's attention scores, against the normal law of scale-invariant attention.
+"""The distribution of attention scores, against the normal law of scale-invariant attention.
 
 Scores are S = q·k/√D, before the mechanism's a(t), g(n) and m(t). [SI], arXiv 2505.17083, assumes
 that they are independent and standard normal at every distance t. The distribution here is over all

@@ -86,7 +86,7 @@ class CheckpointTokenizer:
     def render_chat(self, messages: Sequence[Message], is_answered: bool = False) -> str:
         """Render a conversation with the model's chat template.
 
-        Encode the text with special tokens (see `load_checkpoint_tokenizer`), and nothing in front of it.
+        Encode the text with special tokens (see `load_checkpoint_tokenizer`). Nothing precedes it.
 
         Raises:
             UserError: The model has no template, or it refuses this conversation.

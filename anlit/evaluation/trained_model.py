@@ -27,7 +27,7 @@ class TrainedModel(Checkpoint):
 
     @cached_property
     def tokenizer(self) -> CheckpointTokenizer:
-        """The tokenizer of the run, the exported folder or the data. Raises UserError without it."""
+        """The tokenizer of the run, exported folder or data. Raises UserError without it."""
         return load_checkpoint_tokenizer(self)
 
     @cached_property
@@ -45,7 +45,7 @@ class TrainedModel(Checkpoint):
         top_p: float | None = None,
         seed: int = 0,
     ) -> str:
-        """Return the text that follows `prompt`; `anlit generate` draws the same with these settings.
+        """Return the text after `prompt`; `anlit generate` draws the same with these settings.
 
         Raises UserError if a number is out of its range, or the prompt has no tokens.
         """
@@ -125,7 +125,7 @@ class TrainedModel(Checkpoint):
 
 
 def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> TrainedModel:
-    """Load the model of a run folder (its best checkpoint, else its last), a .ckpt file or an export.
+    """Load the model of a run folder (best, else last checkpoint), a .ckpt file or an export.
 
     Args:
         path: The folder or file.

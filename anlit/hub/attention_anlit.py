@@ -146,8 +146,8 @@ def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
     """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D).
 
     `index` (B, T) are the positions. `rotation` has the frequency of each pair in radians per
-    token. Without frequencies nothing rotates. Its `scale` multiplies the rotated dimensions (YaRN's
-    attention factor).
+    token. Without frequencies nothing rotates. Its `scale` multiplies the rotated dimensions
+    (YaRN's attention factor).
     """
     half = len(rotation["frequencies"])
     if not half:

@@ -57,7 +57,7 @@ class Annealing:
 
 
 def annealed_settings(settings: dict[str, Any], max_steps: int) -> dict[str, Any]:
-    """`settings` of a stable run for a run of `max_steps`, without schedule and step checkpoints."""
+    """A stable run's settings for `max_steps` steps, without schedule and step checkpoints."""
     remaining: dict[str, Any] = {}
     for key, value in settings.items():
         if not f"{schema_key(key)}.".startswith("model.schedule."):

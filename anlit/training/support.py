@@ -236,6 +236,6 @@ def _check_moving_average(arguments: Mapping[str, Any]) -> None:
         )
     if arguments.get("update_starting_at_epoch") is not None:
         raise UserError(
-            "trainer.callbacks.update_starting_at_epoch counts epochs, of which a run may have one: "
+            "trainer.callbacks.update_starting_at_epoch counts epochs, and a run may have one: "
             "set update_starting_at_step"
         )

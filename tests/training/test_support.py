@@ -175,7 +175,7 @@ def test_a_callback_is_accepted_by_its_class_and_not_by_its_name(
         ),
         (
             lightning_callback("EMAWeightAveraging", update_starting_at_epoch=0),
-            "counts epochs, of which a run may have one: set update_starting_at_step",
+            "counts epochs, and a run may have one: set update_starting_at_step",
         ),
     ],
 )

@@ -1,8 +1,8 @@
 """The skeleton of the three architectures: embed → blocks → head, and the hook that restores norms.
 
 Shapes: B batch, T tokens, d model width, H heads of queries, G heads of keys and values.
-D head width, f MLP width, V vocabulary. A linear map is W of shape (out, in); a "row" has the weights of
-one output.
+D head width, f MLP width, V vocabulary. A linear map is W of shape (out, in); a "row" has
+the weights of one output.
 """
 
 import copy

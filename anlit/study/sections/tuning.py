@@ -45,9 +45,9 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     return [
         "## Tuning",
         f"Tuning budget: {_budget(tunings)}, each trained on {n_seeds} ({', '.join(seeds)}) that "
-        "the measurement does not use, in full length. The best by final validation loss (nats per "
-        f"token) is measured. A best value at the edge of its {noun} means that a wider {noun} might "
-        "find a better one.",
+        "the measurement does not use, in full length. The best by final validation loss (nats "
+        f"per token) is measured. A best value at the edge of its {noun} means that a wider {noun} "
+        "might find a better one.",
         markdown_table([*TUNING_COLUMNS, f"edge of the {noun}"], rows),
         *draws(results),
         *point_paragraphs,

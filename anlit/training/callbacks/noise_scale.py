@@ -1,8 +1,8 @@
 """Logs the gradient noise scale, which tells how large a batch pays.
 
-McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, appendix A.1. A step
-averages the gradients of K micro-batches of b tokens. Let G be the gradient of the expected loss.
-Let tr Σ / b be the variance of a micro-batch's gradient, summed over parameters:
+McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, appendix A.1. A
+step averages the gradients of K micro-batches of b tokens. Let G be the gradient of the expected
+loss. Let tr Σ / b be the variance of a micro-batch's gradient, summed over parameters:
 
     E|g_micro|² = |G|² + tr Σ / b        E|g_step|² = |G|² + tr Σ / (K b)
 
