@@ -12,7 +12,8 @@ import tests.docs.bridge_claims
 import tests.docs.english_tables
 import tests.docs.inside_tables
 import tests.docs.speed_claims
-import tests.docs.speed_tables  # noqa: F401  these modules register tables and sentences
+import tests.docs.speed_tables
+import tests.docs.transfer_tables  # noqa: F401  these modules register tables and sentences
 from anlit.compare.statistics import Interval, median_with_interval
 from tests.docs.page_tables import TABLES, UNRECORDED, Key
 from tests.docs.pages import ROOT
@@ -29,7 +30,15 @@ from tests.docs.records import RESULTS, Study, read_record
 from tests.docs.result_claims import Claim, claims
 from tests.docs.section_claims import section_claims
 
-PAGES = ("architectures.md", "attention.md", "english.md", "inside.md", "nu_att.md", "speed.md")
+PAGES = (
+    "architectures.md",
+    "attention.md",
+    "english.md",
+    "inside.md",
+    "nu_att.md",
+    "speed.md",
+    "transfer.md",
+)
 """tests/docs/test_gpu_page.py tests gpu.md."""
 ESTIMATES = ("speed.md", "Sizes")
 """A table of `anlit size`, which computes and does not measure."""

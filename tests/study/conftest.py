@@ -20,7 +20,15 @@ from anlit.study.grid import GridPoint
 from anlit.study.plan import Study
 from anlit.study.read_study import read_study
 from anlit.study.results import read_tunings, select_points
-from anlit.study.sections import annealed, convergence, draws, loss_gap, scaling, trend
+from anlit.study.sections import (
+    annealed,
+    convergence,
+    draws,
+    loss_gap,
+    scaling,
+    trend,
+    tuned_losses,
+)
 from tests.compare.conftest import drawn, make_run  # noqa: F401
 from tests.data import processes
 
@@ -106,7 +114,7 @@ def best_points(study: Study, output: Path) -> dict[str, GridPoint]:
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are drawn and not saved, which takes most of the time of a report."""
-    for module in (plots, annealed, draws, loss_gap, scaling, trend):
+    for module in (plots, annealed, draws, loss_gap, scaling, trend, tuned_losses):
         monkeypatch.setattr(module, "save", _close)
 
 

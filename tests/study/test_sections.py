@@ -14,7 +14,7 @@ from anlit.compare.statistics import Summary
 from anlit.errors import UserError
 from anlit.study.plan import Study
 from anlit.study.report import write_report
-from anlit.study.sections import loss_gap, trend
+from anlit.study.sections import loss_gap, trend, tuned_losses
 from anlit.study.sections.registry import check_sections
 from tests.study.conftest import ARMS, UNTUNED_ARMS, changed_study
 from tests.study.reports import FINAL_LOSSES, report, results, trained, with_interval
@@ -52,7 +52,7 @@ def test_trends(folder: Path) -> None:
 
     page = report(trained(folder, loss, arms=arms, baseline=None, sections=sections))
 
-    assert len(page.pictures) == 3
+    assert len(page.pictures) == 4, "a trend of rates has the losses of the tuning too"
     over_parameters, _, _, at_64, at_128 = page.rows_of("GPT+", 3)
     assert over_parameters[2] == "3.0200 ± 0.0100"
     assert at_64[1] == "64"
@@ -62,6 +62,27 @@ def test_trends(folder: Path) -> None:
     half = line.stderr * stats.t.ppf(0.975, 1)
     interval = f"{line.slope - half:.2f} … {line.slope + half:.2f}"
     assert page.row("GPT+", 4) == ["GPT+", "3", f"{line.slope:.2f}", interval]
+
+
+def test_losses_of_the_tuning_are_curves_over_the_tried_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The best value of each curve has a ring; a diverged loss is at the end of the axis."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(tuned_losses, "save", lambda figure, path: drawn.append(figure))
+    narrow = {0.1: 3.2, 0.2: 3.0, 0.4: 3.1}
+    wide = {0.1: 2.8, 0.2: 2.9, 0.4: 9.0}
+
+    tuned_losses.draw_tuned_losses({"GPT+": {32: narrow, 64: wide}}, "lr", "d_model", Path("a.png"))
+
+    axes = drawn[0].axes[0]
+    curves = [line.get_xydata().tolist() for line in axes.lines]
+    narrow_curve, narrow_ring, wide_curve, wide_ring = curves
+    assert narrow_curve == [[0.1, 3.2], [0.2, 3.0], [0.4, 3.1]]
+    assert narrow_ring == [[0.2, 3.0]]
+    assert wide_ring == [[0.1, 2.8]]
+    assert wide_curve[:2] == [[0.1, 2.8], [0.2, 2.9]]
+    assert 3.2 < wide_curve[2][1] < axes.get_ylim()[1]
 
 
 def n_parameters(d: int) -> int:

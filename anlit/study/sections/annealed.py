@@ -29,7 +29,7 @@ from anlit.study.annealed_results import (
     annealed_comparisons,
 )
 from anlit.study.results import StudyResults
-from anlit.study.sections.trend import set_ticks
+from anlit.study.sections.axes import set_ticks
 
 HEAD = (
     "arm",

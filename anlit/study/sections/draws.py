@@ -14,13 +14,9 @@ from anlit.reporting.page import listed
 from anlit.reporting.text import literal
 from anlit.study.results import StudyResults, Tuning
 from anlit.study.search import SearchRange
-from anlit.study.sections.trend import UNITS, display_name, set_ticks
+from anlit.study.sections.axes import UNITS, display_name, loss_range, set_ticks, with_margin
 
 PICTURE = "tuning.png"
-TOP = 3.0
-"""The axis of losses ends at this multiple of the median's distance from the best."""
-MARGIN = 0.08
-"""Free share of the axis of losses below the best and above `TOP`."""
 BEST: dict[str, Any] = {"marker": "o", "markersize": 9, "fillstyle": "none", "clip_on": False}
 ABOVE: dict[str, Any] = {"marker": r"$\uparrow$", "markersize": 6, "clip_on": False}
 FAILED: dict[str, Any] = {"marker": "x", "markersize": 5, "clip_on": False}
@@ -70,8 +66,7 @@ def draw_losses(tunings: Sequence[Tuning], path: Path) -> None:
     losses = []
     for arm_tuning in tunings:
         losses += [tuned.loss for tuned in arm_tuning.points if math.isfinite(tuned.loss)]
-    best = min(losses)
-    top = min(max(losses), best + TOP * (float(np.median(losses)) - best))
+    best, top = loss_range(losses)
     with style(8):
         figure, axes = panels(len(names), columns=2)
         for ax, name in zip(axes, names, strict=True):
@@ -120,7 +115,6 @@ def _scale_axes(ax: Axes, name: str, tunings: Sequence[Tuning], best: float, top
         ax.set_xscale("log")
         set_ticks(ax.xaxis, np.geomspace(low, high, 3).tolist())
     ax.set_xlim(low, high)
-    height = (top - best) * MARGIN or 1.0
-    ax.set_ylim(best - height, top + height)
+    ax.set_ylim(*with_margin(best, top))
     ax.set_xlabel(UNITS.get(name, display_name(name)))
     ax.set_ylabel(UNITS["loss"])

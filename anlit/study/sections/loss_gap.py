@@ -30,7 +30,7 @@ from anlit.reporting.figure import (
 from anlit.reporting.table import markdown_table
 from anlit.reporting.text import short_number
 from anlit.study.results import MeasuredArm, StudyResults
-from anlit.study.sections.trend import UNITS, display_name, distinct_values
+from anlit.study.sections.axes import UNITS, display_name, distinct_values
 
 MAX_COLUMNS = 3
 """Panels in a row."""

@@ -1,7 +1,6 @@
 """The section `trend`: the loss, or the best value of a setting, over another value."""
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -9,36 +8,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
-from matplotlib.axis import Axis
-from matplotlib.ticker import NullLocator
 
 from anlit.compare.statistics import Interval, Summary, mean_sd, power_law
-from anlit.reporting.figure import COLUMN_WIDTH, DASHES, line_styles, save, style
+from anlit.reporting.figure import COLUMN_WIDTH, DASHES, legend_below, line_styles, save, style
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import short_number
 from anlit.study.results import StudyResults
-
-DISPLAY_NAMES = {
-    "tokens": "training tokens",
-    "flops": "training compute",
-    "lr": "learning rate",
-    "batch_size": "batch size",
-    "tau": "τ",
-    "d_model": "width",
-    "tokens_per_parameter": "tokens per parameter",
-}
-"""Names of settings in headings and sentences; other settings have their name in the YAML."""
-UNITS = {
-    "flops": "training compute (6 N D, FLOPs)",
-    "lr": "peak learning rate",
-    "batch_size": "batch size (sequences)",
-    "loss": "validation loss (nats per token)",
-}
-"""Labels of axes."""
-MIN_TICK_RATIO = 1.1
-"""Nearer values share a tick: arms of the same width have slightly different parameters."""
-MIN_TICK_DISTANCE = 1 / 8
-"""The least distance of two ticks as a share of an axis. With less, the axis has decades."""
+from anlit.study.sections.axes import UNITS, display_name, set_ticks
+from anlit.study.sections.tuned_losses import tuned_losses
 
 Point = tuple[float, Summary]
 """x, and the values of the seeds."""
@@ -48,11 +25,6 @@ PowerLaw = tuple[float, Interval]
 """Constant, and exponent with its interval."""
 
 
-def display_name(key: str) -> str:
-    """A setting's name for readers."""
-    return DISPLAY_NAMES.get(key, key)
-
-
 def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """A figure and a table of a value over another.
 
@@ -60,9 +32,10 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """
     value = options.get("value", "loss")
     over = options["over"]
+    arms = options.get("arms")
     lines: dict[str, list[Point]] = {}
     for measured in results.measured_arms():
-        if measured.losses and measured.arm.is_named_in(options.get("arms")):
+        if measured.losses and measured.arm.is_named_in(arms):
             y = measured.summary if value == "loss" else Summary([measured.number(value)])
             title = results.study.title_of(measured.arm.base)
             lines.setdefault(title, []).append((measured.number(over), y))
@@ -84,7 +57,8 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
         f"{name} = a · {display_name(over)}^b, fitted over the logarithms, by the grids' steps."
     )
     head = ["arm", "points", "exponent b", "95 % interval"]
-    return [*paragraphs, explanation, markdown_table(head, _law_rows(lines, laws))]
+    table = markdown_table(head, _law_rows(lines, laws))
+    return [*paragraphs, explanation, table, *tuned_losses(results, value, over, arms)]
 
 
 def _fit_laws(lines: Lines) -> dict[str, PowerLaw]:
@@ -153,23 +127,6 @@ def draw_trend(
         axes.set_xlabel(UNITS.get(over, display_name(over)))
         axes.set_ylabel(UNITS.get(value, display_name(value)))
         legend_title = "bars: ± standard deviation over seeds" if has_bars else None
-        figure.legend(loc="outside lower center", ncols=3, title=legend_title)
+        handles, _ = axes.get_legend_handles_labels()
+        legend_below(figure, handles, columns=3, title=legend_title)
         save(figure, path)
-
-
-def set_ticks(axis: Axis, values: Sequence[float]) -> None:
-    """Set a tick for each value on a logarithmic axis if there is room, else for each decade."""
-    ticks = distinct_values(values)
-    min_distance = MIN_TICK_DISTANCE * math.log(ticks[-1] / ticks[0])
-    if len(ticks) == 1 or min(np.diff(np.log(ticks))) > min_distance:
-        axis.set_ticks(ticks, labels=[short_number(tick) for tick in ticks])
-        axis.set_minor_locator(NullLocator())
-
-
-def distinct_values(values: Sequence[float]) -> list[float]:
-    """The values in order, without values that differ little from the previous value."""
-    distinct: list[float] = []
-    for value in sorted(values):
-        if not distinct or value > distinct[-1] * MIN_TICK_RATIO:
-            distinct.append(value)
-    return distinct
