@@ -21,6 +21,7 @@ from anlit.checkpoints.location import (
     checkpoint_of_run,
     complete_checkpoints,
 )
+from anlit.checkpoints.special_tokens import GENERATION_CONFIG, TOKENIZER_CONFIG
 from anlit.config.labels import CONFIG
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
@@ -32,10 +33,10 @@ from anlit.training.loggers import HPARAMS_FILE
 
 FIT_LOCK = ".fit.lock"
 """The file that a training process locks."""
-REMOVABLE = (FIT_LOCK, "events.out.tfevents.*", HPARAMS_FILE)
-"""Patterns of the files that a refused start leaves: the lock, and files of loggers."""
 RUN_FILES = (FIT_LOCK, CONFIG, METRICS, RECORD, SAMPLES, TOKENIZER, HPARAMS_FILE)
 """Files that a run writes into its folder."""
+REMOVABLE = (*RUN_FILES, TOKENIZER_CONFIG, GENERATION_CONFIG, "events.out.tfevents.*")
+"""Patterns of the files that a refused start leaves."""
 CREATED: set[str] = set()
 """The run folders that this process made."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -94,12 +95,12 @@ def _refuse_other_kinds(run: Path) -> None:
 
 @rank_zero_only
 def remove_refused_start(run_dir: str) -> None:
-    """Remove the folder that this process made for a refused start, with its lock and logs.
+    """Remove the folder that this process made for a start that was refused before its first step.
 
-    The folder stays if it has files of a run, foreign files or links. It also stays if another
-    process trains in it.
+    The folder stays if it has checkpoints, foreign files or links. It also stays if another process
+    trains in it.
     """
-    if run_dir not in CREATED:
+    if run_dir not in CREATED or _has_trained(Path(run_dir)):
         return
     paths = list(Path(run_dir).glob("*"))
     if not all(map(_is_removable, paths)):
@@ -108,6 +109,11 @@ def remove_refused_start(run_dir: str) -> None:
         for path in {*paths, Path(run_dir, FIT_LOCK)}:
             path.unlink()
         Path(run_dir).rmdir()
+
+
+def _has_trained(run: Path) -> bool:
+    """Whether a batch was trained on: then the record has the kernels of attention."""
+    return bool(read_json(run / RECORD, RECORD_SCHEMA, missing={}).get("attention"))
 
 
 def _is_removable(path: Path) -> bool:

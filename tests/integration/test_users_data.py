@@ -260,6 +260,8 @@ def test_data_that_cannot_train_are_refused_in_a_sentence(
 
     assert re.search(sentence, refusal(*arguments, "--run_dir=run"))
 
+    assert not Path("run").exists()
+
 
 def test_compare_knows_same_data_by_class_and_settings_or_by_fingerprint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
