@@ -1,7 +1,6 @@
 """A small prepared corpus, finished runs for several tests, and runs that stop and continue."""
 
 import csv
-import json
 import shutil
 import signal
 import sysconfig
@@ -17,7 +16,8 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from anlit import TextFiles
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.location import SHARDED
-from tests.integration.ranks import logged, run_ranks
+from tests.integration.ranks import run_ranks
+from tests.integration.run_files import file_names, logged, record_of, steps
 
 VOCABULARY = 320
 STEPS = 40
@@ -143,12 +143,12 @@ def stop_and_continue(
     is_killed = code == KILLED and codes[0] == code and codes[-1] != 0
     assert codes == [code] * n_ranks or is_killed
     status = "running" if code == KILLED else "interrupted"
-    assert json.loads((cut / "run.json").read_text())["status"] == status
+    assert record_of(cut)["status"] == status
     checkpoint = last_checkpoint(cut)
     if status == "interrupted":
-        rows = logged(whole, "val/loss")
-        rows_before_stop = [row for row in rows if row[0] < checkpoint["global_step"]]
-        assert logged(cut, "val/loss") == rows_before_stop, "a due validation precedes the stop"
+        validations = logged(cut, "val/loss")
+        n_due = sum(step < checkpoint["global_step"] for step in steps(whole, "val/loss"))
+        assert validations == logged(whole, "val/loss")[:n_due], "a due one precedes the stop"
 
     assert run_ranks([*arguments, "--ckpt_path=last"], n_ranks) == [0] * n_ranks
 
@@ -165,23 +165,27 @@ def assert_same_curves(whole: Path, cut: Path) -> None:
         rows = logged(cut, name)
         assert logged(whole, name) == rows
         if rows:
-            assert [event.step for event in events.Scalars(name)] == [step for step, _ in rows]
+            shown = [event.step for event in events.Scalars(name)]
+            assert shown == steps(cut, name)
 
 
 def assert_no_leftovers(checkpoints: Path) -> None:
     """Every file is a checkpoint, and every sharded folder belongs to a checkpoint."""
-    names = {path.name for path in checkpoints.iterdir()}
     targets = {path.resolve() for path in checkpoints.glob("*.ckpt")}
-    folders = {path.resolve() for path in (checkpoints / SHARDED).glob("*")}
-    assert names <= {"last.ckpt", "best.ckpt", SHARDED}
-    assert folders <= targets
+    assert file_names(checkpoints) <= {"last.ckpt", "best.ckpt", SHARDED}
+    for folder in (checkpoints / SHARDED).glob("*"):
+        assert folder.resolve() in targets
 
 
 def steps_logged(run_dir: Path) -> int:
     """The last step in metrics.csv, -1 before the first. The run may be writing its last line."""
     path = run_dir / "metrics.csv"
-    lines = path.read_text().rpartition("\n")[0].splitlines() if path.is_file() else []
-    return max((int(row["step"]) for row in csv.DictReader(lines) if row.get("step")), default=-1)
+    last_step = -1
+    if path.is_file():
+        complete_lines = path.read_text().rpartition("\n")[0].splitlines()
+        for row in csv.DictReader(complete_lines):
+            last_step = int(row["step"] or last_step)
+    return last_step
 
 
 def last_checkpoint(run_dir: Path) -> dict:
@@ -190,9 +194,8 @@ def last_checkpoint(run_dir: Path) -> dict:
 
 def assert_same_training_state(first: dict, second: dict) -> None:
     """Weights, optimizer, schedule and step are identical to the bit."""
-    first_state = {key: first[key] for key in STATE}
-    second_state = {key: second[key] for key in STATE}
-    assert_identical(first_state, second_state, "")
+    for entry in STATE:
+        assert_identical(first[entry], second[entry], entry)
 
 
 def assert_identical(first: object, second: object, label: str) -> None:

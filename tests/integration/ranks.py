@@ -1,6 +1,5 @@
-"""Runs `anlit` in processes that start with everything imported, and reads metrics.csv."""
+"""Runs `anlit` in processes that start with everything imported."""
 
-import csv
 import multiprocessing
 import os
 import sys
@@ -57,26 +56,28 @@ def start_ranks(
 
 def run_ranks(arguments: list[str], n_ranks: int) -> list[int | None]:
     """Run `anlit` on ranks, and return their exit codes. One rank is a plain run."""
-    processes = start_ranks(arguments, n_ranks)
-    for process in processes:
-        process.join(1200)
-    return [process.exitcode for process in processes]
+    return wait_for_ranks(start_ranks(arguments, n_ranks))
 
 
 def run_ranks_with_logs(
     arguments: list[str], n_ranks: int, log: Path
 ) -> tuple[list[int | None], list[str]]:
-    """Run `anlit` on ranks, and return their exit codes and standard errors.
+    """Run `anlit` on ranks, and return their exit codes and standard errors."""
+    codes = wait_for_ranks(start_ranks(arguments, n_ranks, log))
+    logs = []
+    for rank in range(n_ranks):
+        logs.append(Path(f"{log}.{rank}").read_text())
+    return codes, logs
 
-    A rank that hangs is killed, and its exit code is None.
-    """
-    processes = start_ranks(arguments, n_ranks, log)
+
+def wait_for_ranks(processes: list[ForkServerProcess]) -> list[int | None]:
+    """Return the exit codes of processes. One that hangs is killed, and has None."""
     for process in processes:
         process.join(590)  # a collective's time-out is ten minutes or more
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()
-    return codes, [Path(f"{log}.{rank}").read_text() for rank in range(n_ranks)]
+    return codes
 
 
 def _rank_variables(rank: int, n_ranks: int, port: str) -> dict[str, str]:
@@ -113,17 +114,3 @@ def _run_rank(
     sys.stdout = os.fdopen(1, "w")
     sys.stderr = os.fdopen(2, "w", buffering=1)
     raise SystemExit(main(arguments))
-
-
-def logged(run_dir: Path, name: str) -> list[tuple[int, str]]:
-    """Return the steps and values of a metric in metrics.csv, in the order of the file."""
-    if not (run_dir / "metrics.csv").exists():
-        return []
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get(name)]
-    return [(int(row["step"]), row[name]) for row in rows]
-
-
-def column(run_dir: Path, name: str) -> list[float]:
-    """Return the logged values of a metric, in order."""
-    return [float(value) for _, value in logged(run_dir, name)]

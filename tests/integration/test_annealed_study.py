@@ -1,6 +1,5 @@
 """A study with `anneal` over real trainings: its annealed runs are those of `anlit fit --anneal`."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -14,21 +13,15 @@ from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.cli import main
 from anlit.study.plan import AnnealedRun
 from anlit.study.read_study import read_study
-from tests.integration.conftest import VOCABULARY, callback, run
+from tests.integration.conftest import VOCABULARY, assert_identical, callback, run
+from tests.integration.run_files import column, file_names, logged, steps, values
 
 CONSTANT = {"class_path": "anlit.Constant", "init_args": {"warmup": 0.25}}
 COSINE = {"class_path": "anlit.Cosine", "init_args": {"warmup": 0.25}}
 LATE = {"class_path": "anlit.Constant", "init_args": {"warmup": 0.9}}
+SHAPE = {"vocab_size": VOCABULARY, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 32}
 COMMON = {
-    "model": {
-        "init_args": {
-            "vocab_size": VOCABULARY,
-            "context_length": 32,
-            "n_layers": 1,
-            "n_heads": 2,
-            "d_model": 32,
-        }
-    },
+    "model": {"init_args": SHAPE},
     "trainer": {
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -50,7 +43,10 @@ def write_study(folder: Path, shards: Path, schedule: dict[str, Any]) -> Path:
     common.write_text(yaml.safe_dump(COMMON | {"data": data}))
     study = {
         "baseline": "GPT",
-        "arms": {name: {"configs": [f"paper/{name.lower()}.yaml"]} for name in ("GPT", "AnGPT")},
+        "arms": {
+            "GPT": {"configs": ["paper/gpt.yaml"]},
+            "AnGPT": {"configs": ["paper/angpt.yaml"]},
+        },
         "shared": {"configs": [str(common)], "settings": settings},
         "anneal": {"max_steps": [10, 20], "decay": 0.2},
         "seeds": [1],
@@ -72,16 +68,13 @@ def study_file(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def annealed_run(study_file: Path, max_steps: int) -> AnnealedRun:
+    """The first arm's run of that length."""
     study = read_study(str(study_file), None)
-    runs = study.annealed_runs({arm.name: arm.points[0] for arm in study.arms})
+    points = {}
+    for arm in study.arms:
+        points[arm.name] = arm.points[0]
+    runs = study.annealed_runs(points)
     return next(run for run in runs if run.max_steps == max_steps)
-
-
-def rates(folder: Path) -> dict[int, float]:
-    """The logged learning rate by step, from 1."""
-    with (folder / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["train/learning_rate"]]
-    return {int(row["step"]) + 1: float(row["train/learning_rate"]) for row in rows}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -89,22 +82,20 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_weights(first: Path, second: Path) -> None:
-    expected = weights(first)
-    actual = weights(second)
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(value, actual[name]) for name, value in expected.items())
+    assert_identical(weights(first), weights(second), "weights")
 
 
 def test_stable_runs_keep_the_rate_and_checkpoints_and_the_others_fall(study_file: Path) -> None:
     out = study_file.parent / "out"
     run = annealed_run(study_file, 20)
 
-    stable = rates(out / run.stable.name)
-    falling = rates(out / run.name)
+    stable = column(out / run.stable.name, "train/learning_rate")
+    falling = column(out / run.name, "train/learning_rate")
 
-    assert [stable[step] for step in range(4, 17)] == pytest.approx([PEAK] * 13)
-    assert falling == pytest.approx({16 + n: PEAK * (1 - n / 4) for n in (1, 2, 3, 4)})
-    checkpoints = {file.name for file in (out / run.stable.name / "checkpoints").iterdir()}
+    assert stable[3:16] == pytest.approx([PEAK] * 13)
+    assert steps(out / run.name, "train/learning_rate") == [16, 17, 18, 19]
+    assert falling == pytest.approx([PEAK * 0.75, PEAK * 0.5, PEAK * 0.25, 0])
+    checkpoints = file_names(out / run.stable.name / "checkpoints")
     assert checkpoints == {"step-00000008.ckpt", "step-00000016.ckpt", "last.ckpt", "best.ckpt"}
 
 
@@ -114,13 +105,12 @@ def test_its_report_has_the_losses_of_the_annealed_runs(study_file: Path) -> Non
     report = json.loads((out / "report.json").read_text())
 
     (compared,) = report["annealed"]
-    by_length = {point["max_steps"]: point for point in compared["points"]}
-    for length in (10, 20):
-        folder = out / annealed_run(study_file, length).name
-        with (folder / "metrics.csv").open() as file:
-            losses = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
-        assert by_length[length]["baseline_losses"] == [losses[-1]]
-        assert by_length[length]["tokens"] == length * 4 * 32
+    assert values(compared["points"], "max_steps") == [10, 20]
+    for point in compared["points"]:
+        length = point["max_steps"]
+        losses = column(out / annealed_run(study_file, length).name, "val/loss")
+        assert point["baseline_losses"] == [losses[-1]]
+        assert point["tokens"] == length * 4 * 32
 
 
 def test_an_annealed_run_is_that_of_fit_to_the_bit(study_file: Path, tmp_path: Path) -> None:
@@ -150,11 +140,12 @@ def test_an_annealed_run_that_is_killed_goes_on_to_the_same_weights(
     kill = callback("integration.callbacks.Signalled", name="SIGTERM", stage="train", batch=18)
 
     assert run([*arguments, *kill]) == 75
-    assert len(rates(cut)) < 4
+    assert len(column(cut, "train/learning_rate")) < 4
     assert run(arguments) == 0
 
     assert_same_weights(out / annealed.name, cut)
-    assert rates(cut) == rates(out / annealed.name)
+    rates = logged(out / annealed.name, "train/learning_rate")
+    assert logged(cut, "train/learning_rate") == rates
 
 
 @pytest.mark.parametrize("schedule", [LATE, pytest.param(COSINE, marks=pytest.mark.slow)])

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import yaml
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from anlit.cli import main
 from anlit.runs.folders import load_run
@@ -21,7 +19,8 @@ from tests.integration.conftest import (
     signal_at,
     stop_and_continue,
 )
-from tests.integration.ranks import DDP, FSDP, column, logged, run_ranks
+from tests.integration.ranks import DDP, FSDP, run_ranks
+from tests.integration.run_files import column, config_of, logged, steps, tensorboard_steps
 
 TOKENS = 2 * 32
 """Tokens of a micro-batch, of two sequences."""
@@ -42,7 +41,8 @@ RAMP = (
 )
 SIZES = [1, 1, 1, 2, 2, 2, 4, 4, 4]
 """Micro-batches of each step."""
-RUN_TOKENS = [TOKENS * n for n in itertools.accumulate(SIZES)]
+STEP_TOKENS = [TOKENS * n_micro_batches for n_micro_batches in SIZES]
+RUN_TOKENS = [*itertools.accumulate(STEP_TOKENS)]
 """Tokens of the run after each step."""
 CONSTANT = ("--model.schedule=Constant", "--model.optimizer.eps=1e-6")
 RUN = (
@@ -60,16 +60,16 @@ RUN = (
 def test_the_fragment_logs_the_noise_scale(trained: Train) -> None:
     folder = trained(*NOISE, *TWO_MICRO_BATCHES, model="NGPT")
 
-    signals = dict(logged(folder, SIGNAL))
-    traces = dict(logged(folder, TRACE))
-    assert list(signals) == list(traces) == [1, 3, 5, 7]
+    scales = dict(logged(folder, SCALE))
+    assert steps(folder, SIGNAL) == steps(folder, TRACE) == [1, 3, 5, 7]
+    assert tensorboard_steps(folder, TRACE) == [1, 3, 5, 7]
     assert min(column(folder, TRACE)) > 0
-    for step, scale in logged(folder, SCALE):
-        assert float(scale) == pytest.approx(float(traces[step]) / float(signals[step]), rel=1e-6)
-    positive_steps = [step for step, signal in signals.items() if float(signal) > 0]
-    assert [step for step, _ in logged(folder, SCALE)] == positive_steps
-    events = EventAccumulator(str(folder)).Reload()
-    assert [event.step for event in events.Scalars(TRACE)] == [1, 3, 5, 7]
+    for step, signal, trace in zip(
+        steps(folder, SIGNAL), column(folder, SIGNAL), column(folder, TRACE), strict=True
+    ):
+        assert (step in scales) == (signal > 0)
+        if signal > 0:
+            assert float(scales[step]) == pytest.approx(trace / signal, rel=1e-6)
 
 
 def test_the_noise_scale_changes_nothing(trained: Train) -> None:
@@ -112,8 +112,8 @@ def test_a_ramp_takes_the_planned_tokens(trained: Train) -> None:
     folder = trained(*RUN)
 
     assert column(folder, "train/tokens") == RUN_TOKENS
-    assert column(folder, "train/batch_tokens") == [TOKENS * n for n in SIZES]
-    assert [step for step, _ in logged(folder, "val/loss")] == [3, 7, 8]
+    assert column(folder, "train/batch_tokens") == STEP_TOKENS
+    assert steps(folder, "val/loss") == [3, 7, 8]
     curve = load_run(folder).curve
     assert curve.tokens.tolist() == [RUN_TOKENS[3], RUN_TOKENS[7], RUN_TOKENS[8]]
 
@@ -206,7 +206,7 @@ def test_a_budget_of_tokens_counts_the_ramp(
     assert main(fit_arguments(shards, run_dir, *RAMP, *options, "--model.schedule.final=0")) == 0
 
     assert RUN_TOKENS[n_steps - 1] <= budget < RUN_TOKENS[n_steps]
-    assert yaml.safe_load((run_dir / "config.yaml").read_text())["trainer"]["max_steps"] == n_steps
+    assert config_of(run_dir)["trainer"]["max_steps"] == n_steps
     tokens = column(run_dir, "train/tokens")
     assert tokens == RUN_TOKENS[:n_steps]
     largest = TOKENS * SIZES[n_steps - 1]

@@ -10,7 +10,8 @@ import yaml
 from anlit.cli import main
 from anlit.training.optim.schedule import Cosine
 from tests.integration.conftest import Train, fit_arguments, last_checkpoint
-from tests.integration.ranks import FSDP, column, run_ranks
+from tests.integration.ranks import FSDP, run_ranks
+from tests.integration.run_files import column
 
 STEPS, LONGER = 12, 20
 PARTS = ("--model.attention=Plain", "--model.positions=RoPE")

@@ -16,7 +16,7 @@ import yaml
 from anlit.cli import main
 from anlit.training.load_model import load_checkpoint
 from tests.integration.conftest import fit_arguments, last_checkpoint, run
-from tests.integration.ranks import column
+from tests.integration.run_files import column
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("gpt", "ngpt", "angpt")

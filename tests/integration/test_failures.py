@@ -16,7 +16,8 @@ from anlit.errors import UserError
 from anlit.training.callbacks import FiniteCheckpoints
 from tests.data.processes import members, wait_for
 from tests.integration.conftest import KILLED, callback, fit_arguments, last_checkpoint, signal_at
-from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, run_ranks, run_ranks_with_logs
+from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks, run_ranks_with_logs
+from tests.integration.run_files import column
 from tests.nn.models.tiny import fit, tiny
 
 ROOT = Path(__file__).parents[2]

@@ -28,7 +28,8 @@ from tests.integration.conftest import (
     last_checkpoint,
     run,
 )
-from tests.integration.ranks import DDP, logged, run_ranks_with_logs
+from tests.integration.ranks import DDP, run_ranks_with_logs
+from tests.integration.run_files import logged
 
 STEPS = (
     "--trainer.max_steps=9",

@@ -16,7 +16,8 @@ from tests.integration.conftest import (
     signal_at,
     stop_and_continue,
 )
-from tests.integration.ranks import DDP, column
+from tests.integration.ranks import DDP
+from tests.integration.run_files import column
 
 slow = pytest.mark.slow
 BASE = ("--trainer.max_steps=14", "--trainer.val_check_interval=5", "--checkpoint_every_n_steps=4")

@@ -13,8 +13,9 @@ from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.preparing import train_tokenizer
 from tests.data.reader import flip, hashes, read_json, read_texts
-from tests.integration.conftest import fit_arguments, last_checkpoint, logged
+from tests.integration.conftest import fit_arguments, last_checkpoint
 from tests.integration.conftest import run as run_command
+from tests.integration.run_files import logged
 
 TEXTS = [text for text in documents(50, seed=11) if len(text) < 10_000]
 

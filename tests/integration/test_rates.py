@@ -16,7 +16,8 @@ from tests.integration.conftest import (
     signal_at,
     stop_and_continue,
 )
-from tests.integration.ranks import DDP, FSDP, column, run_ranks
+from tests.integration.ranks import DDP, FSDP, run_ranks
+from tests.integration.run_files import column
 
 STEPS = 12
 FLAGS = (

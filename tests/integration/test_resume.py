@@ -20,7 +20,8 @@ from tests.integration.conftest import (
     run,
     signal_at,
 )
-from tests.integration.ranks import BACKGROUND, DDP, FSDP, logged, run_ranks, start_ranks
+from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks, start_ranks
+from tests.integration.run_files import logged
 
 slow = pytest.mark.slow
 INTERRUPTED, PREEMPTED = 1, 75

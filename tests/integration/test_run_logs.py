@@ -21,7 +21,8 @@ from anlit.cli import main
 from anlit.training.callbacks.progress import RunProgress
 from tests.data.modules import quiet_trainer
 from tests.integration import ranks
-from tests.integration.conftest import Train, fit_arguments, logged, run
+from tests.integration.conftest import Train, fit_arguments, run
+from tests.integration.run_files import logged
 from tests.nn.models.tiny import Logged, batches, fit, tiny
 
 SHORT = ("--trainer.max_steps=25", "--trainer.val_check_interval=10")

@@ -22,7 +22,8 @@ from tests.integration.conftest import (
     last_checkpoint,
     run,
 )
-from tests.integration.ranks import DDP, FSDP, logged
+from tests.integration.ranks import DDP, FSDP
+from tests.integration.run_files import logged
 
 DROPOUT = "--model.dropout=0.1"
 SAMPLES = [

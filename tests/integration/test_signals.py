@@ -24,7 +24,8 @@ from tests.integration.conftest import (
     run,
     steps_logged,
 )
-from tests.integration.ranks import DDP, logged, run_ranks_with_logs
+from tests.integration.ranks import DDP, run_ranks_with_logs
+from tests.integration.run_files import logged
 
 ROOT = Path(__file__).parents[2]
 INTERRUPTED, PREEMPTED = 1, 75

@@ -27,7 +27,8 @@ from tests.integration.conftest import (
     last_checkpoint,
     signal_at,
 )
-from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, run_ranks
+from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks
+from tests.integration.run_files import column
 
 STEPS = 10
 SAVED_AT = 7

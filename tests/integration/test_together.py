@@ -17,7 +17,7 @@ from tests.integration.conftest import (
     run,
     signal_at,
 )
-from tests.integration.ranks import column, logged
+from tests.integration.run_files import column, logged
 
 CALLBACKS = ("BatchRamp", "GradientNoiseScale", "TailAveraging", "Samples", "StepCheckpoints")
 FRAGMENTS = """

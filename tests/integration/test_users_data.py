@@ -18,7 +18,8 @@ from anlit.cli import main
 from tests.docs.pages import ROOT, commands, files
 from tests.docs.test_run import copy_texts
 from tests.integration.conftest import signal_at, stop_and_continue
-from tests.integration.ranks import DDP, FSDP, column, logged, run_ranks, run_ranks_with_logs
+from tests.integration.ranks import DDP, FSDP, run_ranks, run_ranks_with_logs
+from tests.integration.run_files import column, logged
 from tests.integration.users_data import Words
 
 STEPS = 20

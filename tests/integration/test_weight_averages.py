@@ -21,7 +21,8 @@ from tests.integration.conftest import (
     signal_at,
     stop_and_continue,
 )
-from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, logged, run_ranks
+from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks
+from tests.integration.run_files import column, logged
 
 slow = pytest.mark.slow
 BASE = ("--trainer.max_steps=14", "--trainer.val_check_interval=5", "--checkpoint_every_n_steps=4")
