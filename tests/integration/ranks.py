@@ -70,6 +70,30 @@ def run_ranks_with_logs(
     return codes, logs
 
 
+class ForkedCommand:
+    """Stands in for `subprocess.Popen` of `python -m anlit`: a process that need not import."""
+
+    def __init__(self, command: list[str], **_: Any) -> None:
+        arguments = command[command.index("anlit") + 1 :]
+        (self._process,) = start_ranks(arguments, 1)
+
+    def __enter__(self) -> "ForkedCommand":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.join()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+
 def wait_for_ranks(processes: list[ForkServerProcess]) -> list[int | None]:
     """Return the exit codes of processes. One that hangs is killed, and has None."""
     for process in processes:

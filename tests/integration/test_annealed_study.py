@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from anlit.cli import main
 from anlit.study.plan import AnnealedRun
 from anlit.study.read_study import read_study
 from tests.integration.conftest import VOCABULARY, assert_identical, callback, run
+from tests.integration.ranks import ForkedCommand
 from tests.integration.run_files import column, file_names, logged, steps, values
 
 CONSTANT = {"class_path": "anlit.Constant", "init_args": {"warmup": 0.25}}
@@ -59,11 +61,16 @@ def write_study(folder: Path, shards: Path, schedule: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def study_file(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a study whose runs are trained, in the folder `out` beside it."""
+    """The file of a study whose runs are trained, in the folder `out` beside it.
+
+    The runs of test_search.py are processes that `anlit study` itself starts.
+    """
     folder = tmp_path_factory.mktemp("study")
     path = write_study(folder, shards, CONSTANT)
     options = ["--config", str(path), "--output", str(folder / "out"), "--jobs=2", "--threads=1"]
-    assert main(["study", *options]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anlit.study.launch.subprocess", SimpleNamespace(Popen=ForkedCommand))
+        assert main(["study", *options]) == 0
     return path
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from anlit.cli import main
 from anlit.runs.folders import load_run
+from tests.integration.cases import slow, slow_cases
 from tests.integration.conftest import (
     KILLED,
     Train,
@@ -19,7 +20,7 @@ from tests.integration.conftest import (
     signal_at,
     stop_and_continue,
 )
-from tests.integration.ranks import DDP, FSDP, run_ranks
+from tests.integration.ranks import DDP, FSDP
 from tests.integration.run_files import column, config_of, logged, steps, tensorboard_steps
 
 TOKENS = 2 * 32
@@ -81,7 +82,7 @@ def test_the_noise_scale_changes_nothing(trained: Train) -> None:
 
 @pytest.mark.parametrize(
     ("n_ranks", "micro_batches", "strategy"),
-    [(2, 1, DDP), pytest.param(2, 2, DDP, marks=pytest.mark.slow), (2, 2, FSDP)],
+    [(2, 1, DDP), *slow_cases([(2, 2, DDP)]), (2, 2, FSDP)],
 )
 def test_ranks_measure_what_micro_batches_do(
     trained: Train, n_ranks: int, micro_batches: int, strategy: list[str]
@@ -134,7 +135,7 @@ def test_the_steps_of_a_ramp_are_those_of_runs_with_their_batch(
             f"--trainer.max_steps={n_steps}",
             "--ckpt_path=last",
         )
-        assert run_ranks(arguments, 1) == [0]
+        assert main(arguments) == 0
 
     weights = last_checkpoint(run_dir)["state_dict"]
     assert_identical(weights, last_checkpoint(ramp)["state_dict"], "weights")
@@ -168,8 +169,9 @@ FOURTH_SAVE = callback(
 @pytest.mark.parametrize(
     ("settings", "stop", "saved_step"),
     [
-        pytest.param((), signal_at("SIGKILL", 4 * 4), 4, id="within the ramp"),
         pytest.param(EPOCHS, FOURTH_SAVE, 3, id="at the end of an epoch"),
+        # test_together.py kills another run within its ramp.
+        pytest.param((), signal_at("SIGKILL", 4 * 4), 4, id="within the ramp", marks=slow),
     ],
 )
 def test_a_run_is_killed_in_its_ramp_and_continued(
@@ -195,7 +197,7 @@ def test_a_run_is_killed_in_its_ramp_and_continued(
         assert logged(cut, name) == logged(whole, name)
 
 
-@pytest.mark.parametrize(("budget", "n_steps"), [(420, 4), (1100, 8)])
+@pytest.mark.parametrize(("budget", "n_steps"), [*slow_cases([(420, 4)]), (1100, 8)])
 def test_a_budget_of_tokens_counts_the_ramp(
     shards: Path, tmp_path: Path, capfd, budget: int, n_steps: int
 ) -> None:

@@ -1,8 +1,8 @@
 """A run that fails ends on every rank, in one sentence, and leaves a good checkpoint."""
 
-import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,20 +15,23 @@ from anlit.cli import main
 from anlit.errors import UserError
 from anlit.training.callbacks import FiniteCheckpoints
 from tests.data.processes import members, wait_for
+from tests.integration.cases import slow, slow_cases
 from tests.integration.conftest import KILLED, callback, fit_arguments, last_checkpoint, signal_at
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks, run_ranks_with_logs
-from tests.integration.run_files import column
+from tests.integration.run_files import column, file_names, lines_with, record_of
 from tests.nn.models.tiny import fit, tiny
 
 ROOT = Path(__file__).parents[2]
-slow = pytest.mark.slow
-EITHER = [pytest.param(DDP, id="ddp", marks=slow), pytest.param(FSDP, id="fsdp")]
-STRATEGIES = pytest.mark.parametrize("strategy", EITHER)
+STRATEGIES = pytest.mark.parametrize("strategy", [*slow_cases([DDP]), FSDP], ids=["ddp", "fsdp"])
 
 
 def errors(output: str) -> list[str]:
     assert "Traceback" not in output
-    return [line for line in output.splitlines() if line.startswith("anlit: error: ")]
+    return lines_with(output, "anlit: error: ")
+
+
+def has_any(phrases: Sequence[str], text: str) -> bool:
+    return any(phrase in text for phrase in phrases)
 
 
 GRADIENT, POISON = "training.poison.PoisonGradient", "training.poison.Poison"
@@ -77,8 +80,9 @@ def test_no_checkpoint_has_numbers_that_are_not_finite(
     for name in ("last", "best"):
         content = read_checkpoint(run_dir / "checkpoints" / f"{name}.ckpt")
         assert content["global_step"] == (5 if step == 9 else 10)
-        assert all(bool(torch.isfinite(tensor).all()) for tensor in content["state_dict"].values())
-    assert json.loads((run_dir / "run.json").read_text())["status"] == "failed"
+        for tensor in content["state_dict"].values():
+            assert torch.isfinite(tensor).all()
+    assert record_of(run_dir)["status"] == "failed"
 
 
 def test_training_does_not_start_from_bad_weights() -> None:
@@ -93,9 +97,10 @@ def test_training_does_not_start_from_bad_weights() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (
+        pytest.param(
             callback("integration.callbacks.Refuses", in_constructor=True, rank=0),
             "this rank alone refuses",
+            marks=slow,
         ),
         (
             callback("integration.callbacks.Refuses", in_constructor=True, rank=1),
@@ -127,10 +132,12 @@ def test_where_one_rank_refuses_all_end_in_a_sentence(
 ) -> None:
     arguments = fit_arguments(shards, tmp_path / "run", *strategy, *flags, "--trainer.max_steps=6")
     codes, output = run_ranks_with_logs(arguments, 2, tmp_path / "log")
+
     assert codes == [2, 2]
-    lines = [line for text in output for line in errors(text)]
+    lines = errors("".join(output))
     assert len(lines) == (1 if "Refuses" in flags[0] else 2), "a rank's own mistake is printed once"
-    assert all(says in line for line in lines)
+    for line in lines:
+        assert says in line
 
 
 @slow
@@ -160,10 +167,7 @@ def test_a_killed_rank_ends_the_other(
     codes, output = run_ranks_with_logs(arguments, 2, tmp_path / "log")
     assert codes[killed] == KILLED
     assert codes[1 - killed] not in (None, 0, 75)
-    assert any(
-        phrase in output[1 - killed]
-        for phrase in ("onnection closed by peer", "onnection reset by peer")
-    )
+    assert has_any(["onnection closed by peer", "onnection reset by peer"], output[1 - killed])
 
 
 @pytest.mark.parametrize(
@@ -181,10 +185,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_checkpoint(
     shards: Path, tmp_path: Path, strategy: list[str], rank: int | None
 ) -> None:
     """Checkpoints are due after steps 8, 16 and 24. From step 10 on a disk is full, or all are."""
-    run_dir, steps = (
-        tmp_path / "run",
-        ("--trainer.max_steps=24", "--trainer.val_check_interval=1000"),
-    )
+    run_dir = tmp_path / "run"
+    steps = ("--trainer.max_steps=24", "--trainer.val_check_interval=1000")
     arguments = fit_arguments(shards, run_dir, *steps, *signal_at("full disk", 10, rank), *strategy)
     codes, output = run_ranks_with_logs(arguments, 2 if strategy else 1, tmp_path / "log")
     assert codes[0] == 1
@@ -197,11 +199,11 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_checkpoint(
             "then continue with --ckpt_path last",
         ):
             assert phrase in error
-    record = json.loads((run_dir / "run.json").read_text())
+    record = record_of(run_dir)
     assert record["status"] == "failed"
     assert "File too large" in record["error"]
     assert last_checkpoint(run_dir)["global_step"] == 8
-    names = {path.name for path in (run_dir / "checkpoints").iterdir()}
+    names = file_names(run_dir / "checkpoints")
     assert names == {"last.ckpt", *([SHARDED] if strategy and strategy != DDP else [])}
     assert len([*(run_dir / "checkpoints" / SHARDED).glob("*")]) == len(names) - 1
 
@@ -227,7 +229,5 @@ def test_one_command_leaves_no_rank_behind(
         assert last_checkpoint(run_dir)["global_step"] == 13
     else:
         assert process.returncode in (1, KILLED), output
-        assert any(
-            phrase in output for phrase in ("closed by peer", "reset by peer", "Child process")
-        )
+        assert has_any(["closed by peer", "reset by peer", "Child process"], output)
     wait_for(lambda: members(process.pid) == [])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from anlit.cli import main
+from tests.integration.cases import slow, slow_cases, slow_except
 from tests.integration.conftest import (
     Train,
     assert_identical,
@@ -19,9 +20,7 @@ from tests.integration.conftest import (
 from tests.integration.ranks import DDP
 from tests.integration.run_files import column
 
-slow = pytest.mark.slow
 BASE = ("--trainer.max_steps=14", "--trainer.val_check_interval=5", "--checkpoint_every_n_steps=4")
-STEPS = 14
 
 
 def of_lightning(name: str, /, **settings: object) -> list[str]:
@@ -46,23 +45,30 @@ CALLBACKS = {
     "LambdaCallback": callback("integration.callbacks.OwnLambda"),
     "a user's own": callback("integration.callbacks.PathFinderLogger"),
 }
-FAST = "EMAWeightAveraging"
 MEANS = ("EMAWeightAveraging", "WeightAveraging")
-TOGETHER = [flag for name, flags in CALLBACKS.items() if name not in MEANS for flag in flags]
 
 
-@pytest.mark.parametrize(
-    "name", [FAST, "all", *(pytest.param(name, marks=slow) for name in CALLBACKS if name != FAST)]
-)
+def flags_of(name: str, folder: Path) -> list[str]:
+    """Flags for a callback, or for all that average no weights. One writes into `folder`."""
+    flags = []
+    for key, flags_of_callback in CALLBACKS.items():
+        if key == name or (name == "all" and key not in MEANS):
+            flags += flags_of_callback
+    return [flag.format(dir=folder) for flag in flags]
+
+
+# test_weight_averages.py kills a run with EMAWeightAveraging.
+@pytest.mark.parametrize("name", ["all", *slow_cases(CALLBACKS)])
 def test_a_run_with_a_callback_of_lightning_is_continued_to_the_bit(
     shards: Path, tmp_path: Path, trained: Train, name: str
 ) -> None:
-    flags = TOGETHER if name == "all" else CALLBACKS[name]
-    settings = [*BASE, *(flag.format(dir=tmp_path / "own") for flag in flags)]
+    settings = [*BASE, *flags_of(name, tmp_path / "own")]
     cut = tmp_path / "cut"
     whole = trained(*settings, model="GPT")
     arguments = fit_arguments(shards, cut, *settings, model="GPT")
+
     checkpoint = stop_and_continue(arguments, cut, whole, signal_at("SIGKILL", 9))
+
     assert checkpoint["global_step"] == 8
     plain = trained(*BASE, model="GPT")
     assert column(cut, "train/loss") == column(plain, "train/loss")
@@ -76,22 +82,28 @@ def test_a_run_with_a_callback_of_lightning_is_continued_to_the_bit(
 @slow
 def test_ranks_average_weights_alike(shards: Path, tmp_path: Path, trained: Train) -> None:
     settings = (*BASE, *EMA, *DDP)
-    whole, cut = trained(*settings, model="GPT", n_ranks=2), tmp_path / "cut"
+    whole = trained(*settings, model="GPT", n_ranks=2)
+    cut = tmp_path / "cut"
     arguments = fit_arguments(shards, cut, *settings, model="GPT")
     stop_and_continue(arguments, cut, whole, signal_at("SIGTERM", 6, 1), 75, n_ranks=2)
 
 
-@pytest.mark.parametrize("validated", ["2", "0"])
+CONSTANT = ("--model.schedule.warmup=0", "--model.schedule.final=1")
+NOT_VALIDATED = (*EMA, *CONSTANT, "--trainer.limit_val_batches=0")
+
+
+@pytest.mark.parametrize("validated", ["0", *slow_cases(["2"])])
 def test_a_longer_run_goes_on_from_the_weights_and_not_from_their_mean(
     shards: Path, tmp_path: Path, trained: Train, validated: str
 ) -> None:
     """At its end a run puts the mean in the place of the weights, after its last checkpoint."""
-    constant = ("--model.schedule.warmup=0", "--model.schedule.final=1")
-    settings = [*EMA, *constant, f"--trainer.limit_val_batches={validated}"]
-    run_dir = tmp_path / "run"
-    shutil.copytree(trained(*settings, "--trainer.max_steps=5", model="GPT"), run_dir)
+    settings = (*EMA, *CONSTANT, f"--trainer.limit_val_batches={validated}")
+    shorter = trained(*settings, "--trainer.max_steps=5", model="GPT")
+    run_dir = shutil.copytree(shorter, tmp_path / "run")
     longer = [*settings, "--trainer.max_steps=9", "--ckpt_path=last"]
+
     assert run(fit_arguments(shards, run_dir, *longer, model="GPT")) == 0
+
     whole = trained(*settings, "--trainer.max_steps=9", model="GPT")
     assert column(run_dir, "train/loss") == column(whole, "train/loss")
 
@@ -99,8 +111,8 @@ def test_a_longer_run_goes_on_from_the_weights_and_not_from_their_mean(
 def test_a_run_with_a_mean_is_not_continued_without_it(
     shards: Path, tmp_path: Path, trained: Train, refusal
 ) -> None:
-    run_dir = tmp_path / "run"
-    shutil.copytree(trained(*BASE, *EMA, model="GPT"), run_dir)
+    averaged = trained(*NOT_VALIDATED, "--trainer.max_steps=5", model="GPT")
+    run_dir = shutil.copytree(averaged, tmp_path / "run")
     without = ["--trainer.max_steps=20", "--ckpt_path=last"]
     error = refusal(*fit_arguments(shards, run_dir, *without, model="GPT"))
     assert "has weights that a callback averages, and trainer.callbacks averages none" in error
@@ -111,14 +123,16 @@ def test_weights_alone_begin_a_run_and_continue_none(
 ) -> None:
     folder = tmp_path / "weights"
     settings = of_lightning("ModelCheckpoint", dirpath=folder, save_weights_only=True)
-    assert run(fit_arguments(shards, tmp_path / "one", *BASE, *settings)) == 0
+    short = "--trainer.max_steps=2"
+    assert main(fit_arguments(shards, tmp_path / "one", short, *settings)) == 0
     (file,) = folder.iterdir()
-    continued = fit_arguments(shards, tmp_path / "two", *BASE, f"--ckpt_path={file}")
-    error = refusal(*continued)
+
+    error = refusal(*fit_arguments(shards, tmp_path / "two", f"--ckpt_path={file}"))
+
     assert "has weights alone (save_weights_only), and no optimizer's state" in error
     assert f"--initial_weights {file}" in error
-    arguments = fit_arguments(shards, tmp_path / "three", *BASE, f"--initial_weights={file}")
-    assert run(arguments) == 0
+    initial = f"--initial_weights={file}"
+    assert main(fit_arguments(shards, tmp_path / "three", short, initial)) == 0
 
 
 SETTINGS = {
@@ -149,19 +163,27 @@ SETTINGS = {
 """Arguments of the Trainer with values that change nothing that is learned."""
 
 
-@pytest.mark.parametrize("name", ["all", *(pytest.param(name, marks=slow) for name in SETTINGS)])
+@pytest.mark.parametrize("name", ["all", *slow_cases(SETTINGS)])
 def test_settings_that_change_no_number(
     shards: Path, tmp_path: Path, trained: Train, name: str
 ) -> None:
     """Also over epochs, at whose end the loader may be made anew."""
-    epochs = ("--trainer.limit_train_batches=4", "--trainer.max_epochs=3", "--trainer.max_steps=-1")
-    named = SETTINGS if name == "all" else {name: SETTINGS[name]}
-    flags = [f"--trainer.{key}={value}" for key, value in named.items()]
-    whole = trained(*epochs, "--trainer.val_check_interval=3")
-    arguments = fit_arguments(
-        shards, tmp_path / "cut", *epochs, "--trainer.val_check_interval=3", *flags
+    epochs = (
+        "--trainer.limit_train_batches=4",
+        "--trainer.max_epochs=3",
+        "--trainer.max_steps=-1",
+        "--trainer.val_check_interval=3",
     )
-    checkpoint = stop_and_continue(arguments, tmp_path / "cut", whole, signal_at("SIGTERM", 2), 75)
+    flags = []
+    for key, value in SETTINGS.items():
+        if name in ("all", key):
+            flags.append(f"--trainer.{key}={value}")
+    whole = trained(*epochs)
+    cut = tmp_path / "cut"
+    arguments = fit_arguments(shards, cut, *epochs, *flags)
+
+    checkpoint = stop_and_continue(arguments, cut, whole, signal_at("SIGTERM", 2), 75)
+
     assert checkpoint["global_step"] == 3
 
 
@@ -178,24 +200,27 @@ STRATEGIES = {
     "a user's own": ["--trainer.strategy=tests.integration.callbacks.OwnDDP"],
     "sharded, by its name alone": ["--trainer.strategy=anlit.FullySharded"],
 }
+ACCUMULATED = (*BASE, "--data.batch_size=2", "--trainer.accumulate_grad_batches=2")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a user's own",
-        *(pytest.param(name, marks=slow) for name in STRATEGIES if name != "a user's own"),
-    ],
-)
-def test_a_strategy_learns_as_ddp_does_and_is_continued_to_the_bit(
+@pytest.mark.parametrize("name", slow_except(["a user's own"], STRATEGIES))
+def test_a_strategy_learns_as_ddp_does(trained: Train, name: str) -> None:
+    run_dir = trained(*ACCUMULATED, *STRATEGIES[name], model="GPT", n_ranks=2)
+    ddp = trained(*ACCUMULATED, *DDP, model="GPT", n_ranks=2)
+
+    for curve in ("train/loss", "train/grad_norm", "val/loss"):
+        assert column(run_dir, curve) == pytest.approx(column(ddp, curve), rel=1e-5)
+
+
+@slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_is_continued_to_the_bit(
     shards: Path, tmp_path: Path, trained: Train, name: str
 ) -> None:
-    accumulated = ("--data.batch_size=2", "--trainer.accumulate_grad_batches=2")
-    settings = (*BASE, *accumulated, *STRATEGIES[name])
+    """test_signals.py continues runs with DDP among the fast tests."""
+    settings = (*ACCUMULATED, *STRATEGIES[name])
     whole = trained(*settings, model="GPT", n_ranks=2)
-    ddp = trained(*BASE, *accumulated, *DDP, model="GPT", n_ranks=2)
-    for curve in ("train/loss", "train/grad_norm", "val/loss"):
-        assert column(whole, curve) == pytest.approx(column(ddp, curve), rel=1e-5)
     cut = tmp_path / "cut"
     arguments = fit_arguments(shards, cut, *settings, model="GPT")
+
     stop_and_continue(arguments, cut, whole, signal_at("SIGTERM", 11, 1), 75, n_ranks=2)

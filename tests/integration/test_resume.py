@@ -10,7 +10,9 @@ from typing import NamedTuple
 import pytest
 
 from anlit.checkpoints.location import SHARDED
+from anlit.cli import main
 from tests.integration import conftest
+from tests.integration.cases import slow, slow_cases
 from tests.integration.conftest import (
     KILLED,
     Train,
@@ -20,10 +22,9 @@ from tests.integration.conftest import (
     run,
     signal_at,
 )
-from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks, start_ranks
-from tests.integration.run_files import logged
+from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks, start_ranks, wait_for_ranks
+from tests.integration.run_files import file_names, lines_with, steps
 
-slow = pytest.mark.slow
 INTERRUPTED, PREEMPTED = 1, 75
 BASE = ("--trainer.max_steps=25", "--trainer.val_check_interval=10")
 NO_CHECKPOINTS = "--checkpoint_every_n_steps=1000"
@@ -72,19 +73,16 @@ class Case(NamedTuple):
     n_ranks: int = 1
 
 
-WORKERS = "--data.num_workers=2"
+WORKERS = ["--data.num_workers=2"]
+WITH_WORKERS = "interrupted, with workers"
 WRITE = "checkpoints.checkpoint_io.AtomicCheckpointIO"
 CASES = {
     "killed between two checkpoints": Case(BASE, signal_at("SIGKILL", 19), KILLED, 16),
     "preempted where a validation is due": Case(BASE, signal_at("SIGTERM", 9), PREEMPTED, 10),
-    "interrupted, with workers": Case((*BASE, WORKERS), signal_at("SIGINT", 11), INTERRUPTED, 12),
+    WITH_WORKERS: Case(BASE, signal_at("SIGINT", 11), INTERRUPTED, 12),
     "a checkpoint without its row": Case(
         BASE, killed_in("training.loggers.MetricsCSV", "log_metrics", 18), KILLED, 16
     ),
-    "a validation without a checkpoint": Case(
-        BASE, killed_in(WRITE, "save_checkpoint", 2), KILLED, 8
-    ),
-    "killed at the last step": Case(BASE, signal_at("SIGKILL", 24), KILLED, 24),
     "dropout, accumulation, a context schedule, warm-up": Case(
         ACCUMULATED, signal_at("SIGKILL", 25), KILLED, 5, "GPT"
     ),
@@ -97,6 +95,11 @@ CASES = {
     ),
 }
 SLOW_CASES = {
+    # test_samples.py kills a run there too.
+    "a validation without a checkpoint": Case(
+        BASE, killed_in(WRITE, "save_checkpoint", 2), KILLED, 8
+    ),
+    "killed at the last step": Case(BASE, signal_at("SIGKILL", 24), KILLED, 24),
     "interrupted at the last step": Case(BASE, signal_at("SIGINT", 24), INTERRUPTED, 25),
     "preempted by Slurm": Case(
         (*BASE, NO_CHECKPOINTS), signal_at("SIGUSR1", 12), PREEMPTED, 13, "NGPT"
@@ -124,68 +127,69 @@ SLOW_CASES = {
 }
 
 
-@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=slow) for name in SLOW_CASES)])
+@pytest.mark.parametrize("name", [*CASES, *slow_cases(SLOW_CASES)])
 def test_stopped_and_continued_is_identical(
     shards: Path, tmp_path: Path, trained: Train, name: str
 ) -> None:
     case = (CASES | SLOW_CASES)[name]
-    settings = [setting for setting in case.settings if setting != WORKERS]  # they change no number
-    whole = trained(*settings, model=case.model, n_ranks=case.n_ranks)
-    arguments = fit_arguments(shards, tmp_path / "cut", *case.settings, model=case.model)
+    whole = trained(*case.settings, model=case.model, n_ranks=case.n_ranks)
+    cut = tmp_path / "cut"
+    workers = WORKERS if name == WITH_WORKERS else []  # they change no number
+    arguments = fit_arguments(shards, cut, *case.settings, *workers, model=case.model)
+
     checkpoint = conftest.stop_and_continue(
-        arguments, tmp_path / "cut", whole, case.stop, case.code, case.n_ranks
+        arguments, cut, whole, case.stop, case.code, case.n_ranks
     )
+
     assert checkpoint["global_step"] == case.saved_step
     if case.settings == GUARDED:
-        guards = [
-            last_checkpoint(run_dir)["callbacks"]["LossGuard"]
-            for run_dir in (whole, tmp_path / "cut")
-        ]
-        assert guards[0] == guards[1]
-        assert guards[0]["skipped"] == 2
-        assert all(map(math.isfinite, guards[0]["losses"]))
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
-def test_a_signal_with_nothing_to_save_asks_to_be_started_again(
-    shards: Path, tmp_path: Path, monkeypatch, name: str, finished: Path
-) -> None:
-    """The signal comes during imports, or in `anlit validate`, where Lightning would exit with 0."""
-    (tmp_path / "preempting.py").write_text(
-        f"import os, signal\nos.kill(os.getpid(), signal.{name})\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert run(fit_arguments(shards, tmp_path / "run", "--import=preempting")) == PREEMPTED
-    assert run(["validate", f"--config={finished}/config.yaml", *signal_at(name, 1)]) == PREEMPTED
+        guard = last_checkpoint(whole)["callbacks"]["LossGuard"]
+        assert last_checkpoint(cut)["callbacks"]["LossGuard"] == guard
+        assert guard["skipped"] == 2
+        assert all(map(math.isfinite, guard["losses"]))
 
 
 @pytest.mark.parametrize(
-    "stop", [signal_at("SIGKILL", 2), killed_in("checkpoints.checkpoint_io", "give_name", 1)]
+    ("in_import", "in_validation"), [("SIGTERM", "SIGUSR1"), *slow_cases([("SIGUSR1", "SIGTERM")])]
+)
+def test_a_signal_with_nothing_to_save_asks_to_be_started_again(
+    shards: Path, tmp_path: Path, monkeypatch, finished: Path, in_import: str, in_validation: str
+) -> None:
+    """The signal comes during imports, or in `anlit validate`, where Lightning would exit with 0."""
+    (tmp_path / "preempting.py").write_text(
+        f"import os, signal\nos.kill(os.getpid(), signal.{in_import})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    validate = ["validate", f"--config={finished}/config.yaml", *signal_at(in_validation, 1)]
+
+    assert run(fit_arguments(shards, tmp_path / "run", "--import=preempting")) == PREEMPTED
+    assert run(validate) == PREEMPTED
+
+
+@pytest.mark.parametrize(
+    ("stop", "left"),
+    [
+        (killed_in("checkpoints.checkpoint_io", "give_name", 1), [".partial-last.ckpt"]),
+        *slow_cases([(signal_at("SIGKILL", 2), [])]),
+    ],
 )
 def test_a_run_killed_before_its_first_checkpoint_starts_again_and_prints_it(
-    shards: Path, tmp_path: Path, stop: list[str], capfd
+    shards: Path, tmp_path: Path, stop: list[str], left: list[str], capfd
 ) -> None:
     """A partial file is not a checkpoint. Studies and the demo always use `--ckpt_path last`."""
-    arguments = fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=3", "--ckpt_path=last")
-    checkpoints = tmp_path / "run" / "checkpoints"
+    run_dir = tmp_path / "run"
+    arguments = fit_arguments(shards, run_dir, "--trainer.max_steps=3", "--ckpt_path=last")
+    checkpoints = run_dir / "checkpoints"
     assert run([*arguments, "--trainer.limit_val_batches=0", *stop]) == KILLED
-    assert [file.name for file in checkpoints.glob("*")] == (
-        [".partial-last.ckpt"] if "give_name" in stop[2] else []
-    )
-    assert run(arguments) == 0
-    output = capfd.readouterr().out
-    assert (
-        output.count(
-            "was stopped before its first checkpoint was complete: it starts again at step 0"
-        )
-        == 1
-    )
-    assert (
-        last_checkpoint(tmp_path / "run")["global_step"]
-        == len(logged(tmp_path / "run", "train/loss"))
-        == 3
-    )
-    assert {file.name for file in checkpoints.iterdir()} == {"last.ckpt", "best.ckpt"}
+    assert [file.name for file in checkpoints.glob("*")] == left
+
+    assert main(arguments) == 0
+
+    sentence = "was stopped before its first checkpoint was complete: it starts again at step 0"
+    assert capfd.readouterr().out.count(sentence) == 1
+    assert steps(run_dir, "train/loss") == [0, 1, 2]
+    assert last_checkpoint(run_dir)["global_step"] == 3
+    assert file_names(checkpoints) == {"last.ckpt", "best.ckpt"}
 
 
 @slow
@@ -199,58 +203,45 @@ def test_killed_at_random_moments_and_continued_is_identical(
 ) -> None:
     """A checkpoint each step, so most kills come while a checkpoint is being written."""
     settings = ("--trainer.max_steps=60", "--checkpoint_every_n_steps=1", *DROPOUT, *strategy)
-    whole, cut = trained(*settings, n_ranks=n_ranks), tmp_path / "cut"
+    whole = trained(*settings, n_ranks=n_ranks)
+    cut = tmp_path / "cut"
     arguments = fit_arguments(shards, cut, *settings, "--ckpt_path=last")
     chance = random.Random(5)
     for step in sorted(chance.sample(range(2, 50), times)):
         processes = start_ranks(arguments, n_ranks)
-        while conftest.steps_logged(cut) < step and all(
-            process.is_alive() for process in processes
-        ):
+        while conftest.steps_logged(cut) < step:
+            assert processes[0].is_alive()
             time.sleep(0.001)
         time.sleep(chance.uniform(0, 0.1))
-        for process in (
-            processes
-        ):  # all before the first is waited for: a rank that sees another gone ends by itself
-            process.kill()
+        # All before the first is waited for: a rank that sees another gone ends by itself.
         for process in processes:
-            process.join()
-        assert {process.exitcode for process in processes} == {KILLED}
+            process.kill()
+        assert wait_for_ranks(processes) == [KILLED] * n_ranks
         assert last_checkpoint(cut)["global_step"] >= (step if n_ranks == 1 else 1)
     assert run_ranks(arguments, n_ranks) == [0] * n_ranks
     conftest.assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
     assert len([*(cut / "checkpoints" / SHARDED).glob("*")]) == n_ranks - 1
 
 
-@pytest.mark.parametrize(("earlier", "later"), [(3, 2), (2, 4)])
+@pytest.mark.parametrize(("earlier", "later"), [(3, 2), *slow_cases([(2, 4)])])
 def test_continued_with_another_accumulation_every_step_is_whole(
     shards: Path, tmp_path: Path, trained: Train, capfd, earlier: int, later: int
 ) -> None:
     """Micro-batches have the numbers of an undisturbed run: random numbers depend on them."""
-    settings_of_both = [
-        setting for setting in EPOCHS if "accumulate" not in setting and "limit" not in setting
-    ]
+    both = ("--data.batch_size=1", NO_CHECKPOINTS, "--trainer.val_check_interval=3")
     accumulated = "--trainer.accumulate_grad_batches="
-    run_dir = tmp_path / "run"
-    shutil.copytree(
-        trained(*settings_of_both, f"{accumulated}{earlier}", "--trainer.max_steps=5"), run_dir
-    )
-    settings = [
-        *settings_of_both,
-        f"{accumulated}{later}",
-        "--ckpt_path=last",
-        "--trainer.max_steps=7",
-    ]
-    capfd.readouterr()
+    first = trained(*both, f"{accumulated}{earlier}", "--trainer.max_steps=5")
+    run_dir = shutil.copytree(first, tmp_path / "run")
+    more = (f"{accumulated}{later}", "--ckpt_path=last", "--trainer.max_steps=7")
     numbers = "--trainer.callbacks+=tests.integration.callbacks.Numbers"
-    assert run(fit_arguments(shards, run_dir, *settings, numbers)) == 0
-    lines = [
-        line.split()[1:]
-        for line in capfd.readouterr().out.splitlines()
-        if line.startswith("micro-batch")
-    ]
-    assert lines == [
-        [str(step), str(later * step + number)] for step in (5, 6) for number in range(later)
-    ]
+    capfd.readouterr()
+
+    assert main(fit_arguments(shards, run_dir, *both, *more, numbers)) == 0
+
+    expected = []
+    for step in (5, 6):
+        for number in range(later):
+            expected.append(f"micro-batch {step} {later * step + number}")
+    assert lines_with(capfd.readouterr().out, "micro-batch") == expected
     assert last_checkpoint(run_dir)["TokenShards"]["drawn"] == 5 * earlier + 2 * later
-    assert [step for step, _ in logged(run_dir, "train/loss")] == [*range(7)]
+    assert steps(run_dir, "train/loss") == [*range(7)]

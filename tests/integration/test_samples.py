@@ -12,6 +12,7 @@ from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.cli import main
 from tests.data.reader import edit
 from tests.evaluation.test_generate_command import generate_records
+from tests.integration.cases import slow_cases
 from tests.integration.conftest import (
     KILLED,
     Train,
@@ -23,7 +24,7 @@ from tests.integration.conftest import (
     run,
 )
 from tests.integration.ranks import DDP, FSDP
-from tests.integration.run_files import logged
+from tests.integration.run_files import column, file_names, samples_of, steps, values
 
 DROPOUT = "--model.dropout=0.1"
 SAMPLES = [
@@ -34,13 +35,12 @@ SAMPLES = [
     "--trainer.callbacks.seed=5",
 ]
 KEEP = ["--config=trainer/keep.yaml", "--trainer.callbacks.steps=10"]
-TWO_RANKS = ["--trainer.max_steps=20", DROPOUT]
+TWO_RANKS = ["--trainer.max_steps=8", "--trainer.val_check_interval=5", DROPOUT]
 GENERATE = ["def main(", "import os", "--max_tokens=12", "--top_p=0.9", "--seed=5", "--device=cpu"]
 
 
-def samples(run_dir: Path) -> list[dict[str, Any]]:
-    lines = (run_dir / "samples.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+def texts_of(records: list[dict[str, Any]]) -> list[str]:
+    return values(records, "text")
 
 
 @pytest.fixture(scope="module")
@@ -52,23 +52,23 @@ def sampled(trained: Train) -> Path:
 def test_prompts_are_continued_at_each_validation_as_by_anlit_generate(
     sampled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records = samples(sampled)
-
-    validations = [(int(step), float(value)) for step, value in logged(sampled, "val/tokens")]
-    points = [(record["step"], record["tokens"]) for record in records]
-    assert points == [point for point in validations for _ in range(2)]
-    assert [step for step, _ in validations] == [16, 33, 39]
-    assert [record["prompt"] for record in records] == ["def main(", "import os"] * 3
+    records = samples_of(sampled)
     expected = generate_records(capsys, sampled / "checkpoints" / "last.ckpt", *GENERATE)
-    assert [record["text"] for record in records[-2:]] == [record["text"] for record in expected]
-    assert len({record["text"] for record in records}) == 6, "the model changes"
+
+    assert texts_of(records[-2:]) == texts_of(expected)
+    assert len(set(texts_of(records))) == 6, "the model changes"
+    assert steps(sampled, "val/tokens") == [16, 33, 39]
+    for prompt, of_prompt in (("def main(", records[::2]), ("import os", records[1::2])):
+        assert values(of_prompt, "prompt") == [prompt] * 3
+        assert values(of_prompt, "step") == [16, 33, 39]
+        assert values(of_prompt, "tokens") == column(sampled, "val/tokens")
 
 
 def test_tensorboard_shows_the_text(sampled: Path) -> None:
     events = EventAccumulator(str(sampled)).Reload()
 
     shown = events.Tensors("samples/1/text_summary")
-    records = samples(sampled)[1::2]
+    records = samples_of(sampled)[1::2]
     assert [event.step for event in shown] == [16, 33, 39]
     for event, record in zip(shown, records, strict=True):
         (text,) = event.tensor_proto.string_val
@@ -84,47 +84,51 @@ def test_training_is_the_same_to_the_bit(sampled: Path, trained: Train) -> None:
 
 
 def test_a_checkpoint_of_every_tenth_step_is_kept(sampled: Path) -> None:
-    steps = {}
+    step_by_name = {}
     for file in (sampled / "checkpoints").glob("*.ckpt"):
-        steps[file.name] = read_checkpoint(file)["global_step"]
+        step_by_name[file.name] = read_checkpoint(file)["global_step"]
 
-    kept = {f"step-{step:08}.ckpt": step for step in (10, 20, 30, 40)}
-    assert steps == {**kept, "last.ckpt": 40, "best.ckpt": 40}
+    assert step_by_name == {
+        "step-00000010.ckpt": 10,
+        "step-00000020.ckpt": 20,
+        "step-00000030.ckpt": 30,
+        "step-00000040.ckpt": 40,
+        "last.ckpt": 40,
+        "best.ckpt": 40,
+    }
 
 
 def test_a_killed_and_continued_run_has_each_step_once(
     shards: Path, tmp_path: Path, sampled: Path
 ) -> None:
     """It is killed between the samples of a validation and its checkpoint."""
-    arguments = fit_arguments(shards, tmp_path / "run", *KEEP, *SAMPLES, DROPOUT)
+    cut = tmp_path / "run"
+    arguments = fit_arguments(shards, cut, *KEEP, *SAMPLES, DROPOUT)
     save = "anlit.training.callbacks.checkpoints:LastCheckpoint"
     kill = callback("integration.callbacks.KilledIn", owner=save, name="on_validation_end", call=2)
     assert run([*arguments, *kill]) == KILLED
-    assert [record["step"] for record in samples(tmp_path / "run")] == [16, 16, 33, 33]
-    assert last_checkpoint(tmp_path / "run")["global_step"] == 32
-    with (tmp_path / "run" / "samples.jsonl").open("a") as file:
+    assert values(samples_of(cut), "step") == [16, 16, 33, 33]
+    assert last_checkpoint(cut)["global_step"] == 32
+    with (cut / "samples.jsonl").open("a") as file:
         file.write('{"step": 3')
 
     assert run([*arguments, "--ckpt_path=last"]) == 0
 
-    assert samples(tmp_path / "run") == samples(sampled)
-    assert_same_training_state(last_checkpoint(sampled), last_checkpoint(tmp_path / "run"))
-    names = [
-        {file.name for file in (path / "checkpoints").iterdir()}
-        for path in (sampled, tmp_path / "run")
-    ]
-    assert names[0] == names[1]
+    assert samples_of(cut) == samples_of(sampled)
+    assert_same_training_state(last_checkpoint(sampled), last_checkpoint(cut))
+    assert_same_curves(sampled, cut)
+    assert file_names(cut / "checkpoints") == file_names(sampled / "checkpoints")
 
 
 def test_a_kept_checkpoint_continues_the_run(tmp_path: Path, sampled: Path) -> None:
-    shutil.copytree(sampled, tmp_path / "run")
-    config = f"--config={tmp_path}/run/config.yaml"
-    kept = tmp_path / "run" / "checkpoints" / "step-00000020.ckpt"
+    run_dir = shutil.copytree(sampled, tmp_path / "run")
+    config = f"--config={run_dir}/config.yaml"
+    kept = run_dir / "checkpoints" / "step-00000030.ckpt"
 
-    assert run(["fit", config, f"--run_dir={tmp_path}/run", f"--ckpt_path={kept}"]) == 0
+    assert main(["fit", config, f"--run_dir={run_dir}", f"--ckpt_path={kept}"]) == 0
 
-    assert samples(tmp_path / "run") == samples(sampled)
-    assert_same_training_state(last_checkpoint(sampled), last_checkpoint(tmp_path / "run"))
+    assert samples_of(run_dir) == samples_of(sampled)
+    assert_same_training_state(last_checkpoint(sampled), last_checkpoint(run_dir))
 
 
 @pytest.mark.parametrize("strategy", [DDP, FSDP], ids=["ddp", "fsdp"])
@@ -133,15 +137,13 @@ def test_two_ranks_write_the_same_samples_once(
 ) -> None:
     folder = trained(*strategy, *SAMPLES, *TWO_RANKS, n_ranks=2)
 
-    records = samples(folder)
-    assert [record["step"] for record in records] == [16, 16, 19, 19]
+    records = samples_of(folder)
     expected = generate_records(capsys, folder / "checkpoints" / "last.ckpt", *GENERATE)
-    assert [record["text"] for record in records[-2:]] == [record["text"] for record in expected]
+    assert values(records, "step") == [4, 4, 7, 7]
+    assert texts_of(records[-2:]) == texts_of(expected)
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param(DDP, marks=pytest.mark.slow), FSDP], ids=["ddp", "fsdp"]
-)
+@pytest.mark.parametrize("strategy", [*slow_cases([DDP]), FSDP], ids=["ddp", "fsdp"])
 def test_training_on_two_ranks_is_the_same_to_the_bit(strategy: list[str], trained: Train) -> None:
     folder = trained(*strategy, *SAMPLES, *TWO_RANKS, n_ranks=2)
     without = trained(*strategy, *TWO_RANKS, n_ranks=2)
@@ -150,22 +152,19 @@ def test_training_on_two_ranks_is_the_same_to_the_bit(strategy: list[str], train
     assert_same_curves(without, folder)
 
 
-@pytest.mark.parametrize("averages_first", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("averages_first", [True, *slow_cases([False])])
 def test_samples_are_of_the_weights_that_are_validated(
     averages_first: bool, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A mean of weights is validated and in last.ckpt, in whatever order the callbacks are."""
     averaging = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay=0.9"]
     flags = [*averaging, *SAMPLES] if averages_first else [*SAMPLES, *averaging]
-    arguments = fit_arguments(
-        shards, tmp_path / "run", *flags, "--trainer.max_steps=6", model="GPT"
-    )
+    run_dir = tmp_path / "run"
 
-    assert run(arguments) == 0
+    assert main(fit_arguments(shards, run_dir, *flags, "--trainer.max_steps=6", model="GPT")) == 0
 
-    texts = [record["text"] for record in samples(tmp_path / "run")]
-    expected = generate_records(capsys, tmp_path / "run" / "checkpoints" / "last.ckpt", *GENERATE)
-    assert texts == [record["text"] for record in expected]
+    expected = generate_records(capsys, run_dir / "checkpoints" / "last.ckpt", *GENERATE)
+    assert texts_of(samples_of(run_dir)) == texts_of(expected)
 
 
 def test_by_default_documents_of_the_validation_split_begin(shards: Path, tmp_path: Path) -> None:
@@ -177,14 +176,14 @@ def test_by_default_documents_of_the_validation_split_begin(shards: Path, tmp_pa
         "--trainer.precision=bf16-mixed",
     )
 
-    assert run(arguments) == 0
+    assert main(arguments) == 0
 
-    records = samples(tmp_path / "run")
-    assert len(records) > 1
+    prompts = values(samples_of(tmp_path / "run"), "prompt")
+    assert len(prompts) > 1
     source = json.loads((shards / "manifest.json").read_text())["settings"]["source"]
     texts = [path.read_text() for path in Path(source).glob("*.py")]
-    for record in records:
-        assert any(text.startswith(record["prompt"]) for text in texts)
+    for prompt in prompts:
+        assert any(text.startswith(prompt) for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -217,4 +216,4 @@ def test_a_corpus_of_tokens_alone_is_refused(shards: Path, tmp_path: Path, refus
     assert f"no tokenizer at {data}/tokenizer.json: set the tokenizer of Samples" in message
     assert not (tmp_path / "run").exists()
     assert main([*arguments, f"--trainer.callbacks.tokenizer={tokenizer}"]) == 0
-    assert len(samples(tmp_path / "run")) == 2
+    assert len(samples_of(tmp_path / "run")) == 2

@@ -16,6 +16,7 @@ from anlit.cli import main
 from anlit.signals import leave_signals_to_parent
 from tests.data.processes import finish, members, start, wait_for
 from tests.integration import conftest
+from tests.integration.cases import slow_cases
 from tests.integration.conftest import (
     Train,
     callback,
@@ -25,9 +26,8 @@ from tests.integration.conftest import (
     steps_logged,
 )
 from tests.integration.ranks import DDP, run_ranks_with_logs
-from tests.integration.run_files import logged
+from tests.integration.run_files import steps
 
-ROOT = Path(__file__).parents[2]
 INTERRUPTED, PREEMPTED = 1, 75
 SETTINGS = (
     "--data.batch_size=2",
@@ -87,7 +87,7 @@ def assert_ends_in_order(
 
 @pytest.fixture
 def printed(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """said() → what was printed since the last call."""
+    """printed() → what was printed since the last call."""
     return lambda: "".join(capfd.readouterr())
 
 
@@ -96,15 +96,17 @@ def test_sigterm_to_the_group_saves_though_there_are_data_workers(
 ) -> None:
     """A user starts it, and scancel, `timeout` or a cloud ends it."""
     stop = signalled("SIGTERM", "the group", "between two micro-batches")
-    arguments = fit_arguments(shards, tmp_path, *SETTINGS, "--data.num_workers=2", *stop)
-    command = [sys.executable, "-m", "anlit", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert result.returncode == PREEMPTED
-    assert result.stderr.splitlines()[-1] == (
+    run_dir = tmp_path / "run"
+    arguments = fit_arguments(shards, run_dir, *SETTINGS, "--data.num_workers=2", *stop)
+
+    codes, (log,) = run_ranks_with_logs(arguments, 1, tmp_path / "log")
+
+    assert codes == [PREEMPTED]
+    assert log.splitlines()[-1] == (
         "Stopped after step 3 and saved: the same command with --ckpt_path last continues"
     )
-    assert "rror" not in result.stderr
-    assert last_checkpoint(tmp_path)["global_step"] == 3
+    assert "rror" not in log
+    assert last_checkpoint(run_dir)["global_step"] == 3
 
 
 @pytest.mark.covering(1)
@@ -144,26 +146,26 @@ def test_a_closed_terminal_does_not_end_a_run_under_nohup(
 ) -> None:
     hangup = signalled("SIGHUP", "the process", "in the first step")
     arguments = fit_arguments(shards, tmp_path / "run", *SETTINGS, *hangup)
-    assert finish(start(partial(run_under_nohup, arguments), trains=True), 300) == 0
+    process = start(partial(run_under_nohup, arguments), trains=True)
+    assert finish(process, 590) == 0
     assert last_checkpoint(tmp_path / "run")["global_step"] == 7
 
 
-@pytest.mark.parametrize("n_presses", [3, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_presses", [3, *slow_cases([2])])
 def test_the_third_ctrl_c_is_one_too_many(
     shards: Path, tmp_path: Path, printed: Callable[[], str], n_presses: int
 ) -> None:
     """All come in step 3: two save it, and the third ends the run before the step is complete."""
-    presses = [
-        flag
-        for _ in range(n_presses)
-        for flag in signalled("SIGINT", "the process", "between two micro-batches")
-    ]
-    assert run(fit_arguments(shards, tmp_path / "run", *SETTINGS, *presses)) == INTERRUPTED
+    presses = n_presses * signalled("SIGINT", "the process", "between two micro-batches")
+    run_dir = tmp_path / "run"
+
+    assert run(fit_arguments(shards, run_dir, *SETTINGS, *presses)) == INTERRUPTED
+
     text = printed()
     assert "Traceback" not in text
     assert "Ctrl-C once more ends it without saving" in text
-    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() is (n_presses == 2)
-    assert run(fit_arguments(shards, tmp_path / "run", *SETTINGS, "--ckpt_path=last")) == 0
+    assert (run_dir / "checkpoints" / "last.ckpt").exists() is (n_presses == 2)
+    assert main(fit_arguments(shards, run_dir, *SETTINGS, "--ckpt_path=last")) == 0
 
 
 def test_a_killed_run_leaves_no_data_worker(shards: Path, tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_a_killed_run_leaves_no_data_worker(shards: Path, tmp_path: Path) -> Non
         shards, tmp_path / "run", "--data.num_workers=2", "--trainer.max_steps=100000"
     )
     process = start(partial(main, arguments), trains=True)
-    wait_for(lambda: steps_logged(tmp_path / "run") > 2)
+    wait_for(lambda: steps_logged(tmp_path / "run") > 2, 590)
     assert len(members(process.pid)) == 3
     process.kill()
     process.join()
@@ -191,12 +193,13 @@ def test_a_child_heeds_no_signal_but_its_parent_s_sigterm(name: str) -> None:
 
     child = context.Process(target=hang)
     child.start()
-    assert is_ready.wait(60)
-    subprocess.run(["/bin/kill", "-s", name.removeprefix("SIG"), str(child.pid)], check=True)
-    child.join(0.3)
+    assert is_ready.wait(590)
+    number = str(child.pid)
+    subprocess.run(["/bin/kill", "-s", name.removeprefix("SIG"), number], check=True)
+    child.join(0.3)  # a child that heeds the signal ends at once
     assert child.is_alive()
     child.terminate()
-    child.join(60)
+    child.join(590)
     assert child.exitcode == 0
 
 
@@ -233,6 +236,6 @@ def test_a_run_goes_on_without_its_output(shards: Path, tmp_path: Path, output: 
     arguments = fit_arguments(shards, tmp_path / "run", *SETTINGS)
     arguments.remove("--trainer.enable_progress_bar=false")
     process = start(partial(run_without_output, arguments, output), trains=True)
-    assert finish(process, 300) == 0
+    assert finish(process, 590) == 0
     assert last_checkpoint(tmp_path / "run")["global_step"] == 7
-    assert [step for step, _ in logged(tmp_path / "run", "train/loss")] == [*range(7)]
+    assert steps(tmp_path / "run", "train/loss") == [*range(7)]
