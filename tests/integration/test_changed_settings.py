@@ -1,17 +1,23 @@
 """A run continued with other settings: another model is refused, other changes are printed."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from anlit.cli import main
 from anlit.training.optim.schedule import Cosine
+from tests.integration.cases import slow_cases
 from tests.integration.conftest import Train, fit_arguments, last_checkpoint
 from tests.integration.ranks import FSDP, run_ranks
-from tests.integration.run_files import column
+from tests.integration.run_files import (
+    column,
+    contents,
+    lines_with,
+    model_settings_of,
+    record_of,
+    values,
+)
 
 STEPS, LONGER = 12, 20
 PARTS = ("--model.attention=Plain", "--model.positions=RoPE")
@@ -47,12 +53,15 @@ def continued(shards: Path, run_dir: Path, *changed: str) -> list[str]:
 def test_another_model_is_refused_in_one_sentence(
     shards: Path, run_dir: Path, changed: list, difference: str, refusal
 ):
-    names = ("config.yaml", "run.json", "metrics.csv", "checkpoints/last.ckpt")
-    contents = [(run_dir / name).read_bytes() for name in names]
+    before = contents(run_dir)
+
     error = refusal(*continued(shards, run_dir, *changed))
+
     assert f"was trained with other settings ({difference})" in error
     assert "--accept_changes true" in error
-    assert [(run_dir / name).read_bytes() for name in names] == contents
+    after = contents(run_dir)
+    for name in ("config.yaml", "run.json", "metrics.csv", "checkpoints/last.ckpt"):
+        assert after[run_dir / name] == before[run_dir / name]
 
 
 def test_weights_that_do_not_fit_are_refused_even_if_accepted(
@@ -104,7 +113,7 @@ def test_a_longer_run_says_how_the_rate_of_its_next_step_changes(
     rate_before = 0.001 * Cosine().factor(STEPS, STEPS)
     rate_after = 0.001 * Cosine().factor(STEPS, LONGER)
     assert main(continued(shards, run_dir)) == 0
-    (line,) = [text for text in caplog.messages if text.startswith("The learning rate of step")]
+    (line,) = lines_with("\n".join(caplog.messages), "The learning rate of step")
     assert f"step {STEPS + 1} is {rate_after:.3g}" in line
     assert f"would be {rate_before:.3g}" in line
     assert column(run_dir, "train/learning_rate")[STEPS] == pytest.approx(rate_after)
@@ -116,14 +125,16 @@ def test_a_new_run_from_weights_says_in_what_its_model_differs(
     flags = [*PARTS, "--trainer.max_steps=2", f"--initial_weights={run_dir}"]
     changed = "--model.positions.base=500"
     assert main(fit_arguments(shards, tmp_path / "new", *flags, changed)) == 0
-    (line,) = [text for text in caplog.messages if text.startswith("initial_weights=")]
+    (line,) = lines_with("\n".join(caplog.messages), "initial_weights=")
     assert line.endswith("the new ones are used: model.positions.base 10000.0 → 500.0")
 
 
-def is_rate(run_dir: Path, peak: float) -> bool:
-    """Whether the rate of the further steps follows the schedule to this peak."""
-    rates = [peak * Cosine().factor(step, LONGER) for step in range(STEPS, LONGER)]
-    return column(run_dir, "train/learning_rate")[STEPS:] == pytest.approx(rates)
+def assert_rate(run_dir: Path, peak: float) -> None:
+    """The rate of the further steps follows the schedule to this peak."""
+    rates = column(run_dir, "train/learning_rate")
+    assert len(rates) == LONGER
+    for step in range(STEPS, LONGER):
+        assert rates[step] == pytest.approx(peak * Cosine().factor(step, LONGER))
 
 
 CHANGED = [
@@ -134,51 +145,55 @@ CHANGED = [
 ]
 
 
-@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_changed_rates_are_taken_and_said(
-    shards: Path, run_dir: Path, n_ranks: int, caplog
-) -> None:
-    if n_ranks == 1:
-        assert main(continued(shards, run_dir, *CHANGED)) == 0
-        (line,) = [
-            message
-            for message in caplog.messages
-            if message.startswith("Continued with changed settings")
-        ]
-        for change in (
-            "lr 0.001 → 0.01",
-            "betas [0.9, 0.95] → [0.8, 0.9]",
-            "weight_decay 0.0 → 0.2",
-        ):
-            assert f"model.optimizer.{change}" in line
-        assert f"trainer.max_steps {STEPS} → {LONGER}" in line
-        assert "data.batch_size 4 → 2" in line
-        first, second = json.loads((run_dir / "run.json").read_text())["launches"]
-        assert (first["changed"], second["step"], ", ".join(second["changed"])) == (
-            [],
-            STEPS,
-            line.partition(": ")[2],
-        )
-        groups = last_checkpoint(run_dir)["optimizer_states"][0]["param_groups"]
-        assert [group["weight_decay"] for group in groups] == [0.2, 0.2, 0.2, 0.0]
-        assert {tuple(group["betas"]) for group in groups} == {(0.8, 0.9)}
-    else:
-        assert run_ranks(continued(shards, run_dir, *CHANGED, *FSDP), n_ranks) == [0, 0]
-    assert is_rate(run_dir, 0.01)
-    taken = yaml.safe_load((run_dir / "config.yaml").read_text())["model"]["init_args"][
-        "optimizer"
-    ]["init_args"]
-    assert (taken["lr"], taken["weight_decay"], taken["betas"]) == (0.01, 0.2, [0.8, 0.9])
+def assert_changed_rates(run_dir: Path) -> None:
+    """The settings of `CHANGED` are used and recorded."""
+    settings = model_settings_of(run_dir)["optimizer"]["init_args"]
+    assert_rate(run_dir, 0.01)
+    assert settings["lr"] == 0.01
+    assert settings["weight_decay"] == 0.2
+    assert settings["betas"] == [0.8, 0.9]
 
 
-@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_changed_rates_are_taken_and_said(shards: Path, run_dir: Path, caplog) -> None:
+    assert main(continued(shards, run_dir, *CHANGED)) == 0
+
+    assert_changed_rates(run_dir)
+    (line,) = lines_with("\n".join(caplog.messages), "Continued with changed settings")
+    for change in (
+        "model.optimizer.lr 0.001 → 0.01",
+        "model.optimizer.betas [0.9, 0.95] → [0.8, 0.9]",
+        "model.optimizer.weight_decay 0.0 → 0.2",
+        f"trainer.max_steps {STEPS} → {LONGER}",
+        "data.batch_size 4 → 2",
+    ):
+        assert change in line
+    first, second = record_of(run_dir)["launches"]
+    assert first["changed"] == []
+    assert second["step"] == STEPS
+    assert ", ".join(second["changed"]) == line.partition(": ")[2]
+    groups = last_checkpoint(run_dir)["optimizer_states"][0]["param_groups"]
+    assert values(groups, "weight_decay") == [0.2, 0.2, 0.2, 0.0]
+    for betas in values(groups, "betas"):
+        assert [*betas] == [0.8, 0.9]
+
+
+@pytest.mark.slow
+def test_changed_rates_are_taken_on_two_ranks(shards: Path, run_dir: Path) -> None:
+    assert run_ranks(continued(shards, run_dir, *CHANGED, *FSDP), 2) == [0, 0]
+
+    assert_changed_rates(run_dir)
+
+
+@pytest.mark.parametrize("n_ranks", [1, *slow_cases([2])])
 def test_another_optimizer_and_other_heads_are_taken_when_told(
     shards: Path, run_dir: Path, n_ranks: int
 ) -> None:
     """The optimizer begins without a state; weights, step and data go on."""
     changed = [*SGD, "--model.optimizer.fused=false", "--model.n_heads=4", "--accept_changes=true"]
     strategy = FSDP if n_ranks > 1 else []
+
     assert run_ranks(continued(shards, run_dir, *changed, *strategy), n_ranks) == [0] * n_ranks
+
     assert len(column(run_dir, "train/loss")) == LONGER
-    assert is_rate(run_dir, 0.1)
+    assert_rate(run_dir, 0.1)
     assert last_checkpoint(run_dir)["hyper_parameters"]["n_heads"] == 4

@@ -11,26 +11,35 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
 import yaml
 
 from anlit.cli import main
 from anlit.training.load_model import load_checkpoint
-from tests.integration.conftest import fit_arguments, last_checkpoint, run
-from tests.integration.run_files import column
+from tests.integration.conftest import fit_arguments, last_checkpoint
+from tests.integration.run_files import column, model_settings_of, record_of
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("gpt", "ngpt", "angpt")
 # A fragment whose name begins with a model's is for that model alone.
-MERGED = [
-    (model, path)
-    for folder in ("block", "runtime", "optimizer", "data", "trainer")
-    for path in sorted((ROOT / "configs" / folder).iterdir())
-    for model in MODELS
-    if (only := path.stem.partition("_")[0]) == model or only not in MODELS
-]
+FOLDERS = ("block", "runtime", "optimizer", "data", "trainer")
 
 
-@pytest.mark.parametrize(("model", "path"), MERGED, ids=lambda value: getattr(value, "stem", value))
+def merged() -> list[tuple[str, Path]]:
+    """Models and the fragments that each may have."""
+    pairs = []
+    for folder in FOLDERS:
+        for path in sorted((ROOT / "configs" / folder).iterdir()):
+            beginning = path.stem.partition("_")[0]
+            for model in MODELS:
+                if beginning == model or beginning not in MODELS:
+                    pairs.append((model, path))
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("model", "path"), merged(), ids=lambda value: getattr(value, "stem", value)
+)
 @pytest.mark.covering(1)
 def test_fragments_merge_with_every_model(printed_config, model: str, path: Path) -> None:
     """tests/nn/attention/test_fragments.py has those of attention."""
@@ -45,9 +54,10 @@ def test_fragments_merge_with_every_model(printed_config, model: str, path: Path
 def part_of(resolved: Any, content: Any) -> Any:
     """Return the values of `resolved` under the keys of `content`. A key with + adds to a list."""
     if isinstance(content, dict):
-        return {
-            key: part_of(resolved[key.removesuffix("+")], value) for key, value in content.items()
-        }
+        part = {}
+        for key, value in content.items():
+            part[key] = part_of(resolved[key.removesuffix("+")], value)
+        return part
     if isinstance(content, list) and all(isinstance(value, dict) for value in content):
         return [part_of(*pair) for pair in zip(resolved, content, strict=True)]
     return resolved
@@ -63,9 +73,13 @@ def test_settings_before_the_file_of_their_class_are_merged(printed_config, tmp_
             "data": {"class_path": "anlit.PythonSources"},
         },
     }
+    options = []
     for name, content in files.items():
         (tmp_path / name).write_text(yaml.safe_dump(content))
-    config = printed_config(*(f"--config={tmp_path}/{name}" for name in files))
+        options.append(f"--config={tmp_path}/{name}")
+
+    config = printed_config(*options)
+
     model = config["model"]["init_args"]
     assert config["model"]["class_path"] == "anlit.AnGPT"
     assert (model["d_model"], model["alpha_init"], model["z_loss"]) == (64, 0.2, 0.3)
@@ -81,10 +95,10 @@ def test_settings_that_the_class_of_a_later_file_lacks_are_refused(refusal, tmp_
 
 
 def test_context_schedule_survives_a_saved_configuration(printed_config, tmp_path: Path) -> None:
-    fragments = [
-        f"--config={ROOT}/configs/data/{name}.yaml" for name in ("fineweb", "context_warmup")
-    ]
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(printed_config("--model=GPT", *fragments)))
+    fragments = ("--config=data/fineweb.yaml", "--config=data/context_warmup.yaml")
+    printed = printed_config("--model=GPT", *fragments)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(printed))
+
     reloaded = printed_config(f"--config={tmp_path}/config.yaml")
     assert reloaded["data"]["init_args"]["context_schedule"] == {"0": 1024, "5000": 2048}
 
@@ -101,17 +115,14 @@ def test_a_configuration_is_read_from_this_machine_alone(
 
 
 def test_run_folder_is_complete(finished: Path) -> None:
-    record = json.loads((finished / "run.json").read_text())
+    record = record_of(finished)
+    weights = last_checkpoint(finished)["state_dict"]
     assert record["status"] == "finished"
-    assert record["parameters"] == sum(
-        t.numel() for t in last_checkpoint(finished)["state_dict"].values()
-    )
+    assert record["parameters"] == sum(map(torch.numel, weights.values()))
     (launch,) = record["launches"]
     assert {"started", "versions", "git", "hardware", "command"} <= launch.keys()
     assert record["data"]["content_sha256"]
-    assert (
-        yaml.safe_load((finished / "config.yaml").read_text())["model"]["init_args"]["d_ff"] is None
-    )
+    assert model_settings_of(finished)["d_ff"] is None
     assert list(finished.glob("events.out.tfevents.*"))
     with (finished / "metrics.csv").open(newline="") as file:
         columns = set(next(csv.reader(file)))
@@ -139,7 +150,7 @@ def test_validate_reads_a_run_folder(tmp_path: Path, finished: Path, capfd) -> N
     assert load_checkpoint(str(best), "cpu").architecture == "AnGPT"
     config = f"--config={run_dir}/config.yaml"
     for checkpoint in ([], [f"--ckpt_path={run_dir}"]):  # both are the run's best
-        assert run(["validate", config, *checkpoint]) == 0
+        assert main(["validate", config, *checkpoint]) == 0
         captured = capfd.readouterr()
         assert f"{column(run_dir, 'val/loss')[-1]:.4f}"[:5] in captured.out
         assert f"validate: {best}" in captured.out
@@ -147,7 +158,8 @@ def test_validate_reads_a_run_folder(tmp_path: Path, finished: Path, capfd) -> N
 
 def test_output_without_a_reader_gives_no_traceback() -> None:
     """As in `anlit compare --help | head -1`."""
-    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    buffered = dict(os.environ)
+    buffered.pop("PYTHONUNBUFFERED", None)
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "anlit", "benchmark", "--help"]
@@ -194,7 +206,7 @@ def test_no_warning_of_a_library_reaches_the_terminal(shards: Path, tmp_path: Pa
     assert result.returncode == 0, result.stderr
     own_lines = ("Continued with changed settings", "The learning rate of step 5 is")
     noise = [line for line in result.stderr.splitlines() if not line.startswith(own_lines)]
-    assert noise == [f"> {command[0]}" for command in commands]
+    assert noise == ["> fit", "> fit", "> validate", "> compare", "> export"]
     assert f"validate: {run_dir}/checkpoints/best.ckpt" in result.stdout, "not the last one"
 
 
@@ -212,13 +224,13 @@ def test_model_takes_the_vocabulary_of_its_data(tmp_path: Path, monkeypatch) -> 
     monkeypatch.chdir(tmp_path)
     Path("texts").mkdir()
     for number in range(40):
-        Path(f"texts/{number}.txt").write_text(" ".join(f"word{number * 7 + k}" for k in range(60)))
+        words = [f"word{index}" for index in range(7 * number, 7 * number + 60)]
+        Path(f"texts/{number}.txt").write_text(" ".join(words))
     for corpus, vocabulary in ((CORPUS, 384), (["--data=FineWeb"], 50_304)):
+        size = ["size", "--model=GPT", *SMALL, *corpus, "--json", "size.json"]
         counts = []
         for option in ([], [f"--model.vocab_size={vocabulary}"]):
-            assert (
-                main(["size", "--model=GPT", *SMALL, *corpus, *option, "--json", "size.json"]) == 0
-            )
+            assert main([*size, *option]) == 0
             counts.append(json.loads(Path("size.json").read_text())["parameters"])
         assert counts[0] == counts[1]
     trainer = [
@@ -227,10 +239,8 @@ def test_model_takes_the_vocabulary_of_its_data(tmp_path: Path, monkeypatch) -> 
         "--trainer.limit_val_batches=1",
     ]
     assert main(["fit", "--model=AnGPT", *SMALL, *CORPUS, *trainer, "--run_dir=run"]) == 0
-    saved, checkpoint = (
-        yaml.safe_load(Path("run/config.yaml").read_text()),
-        last_checkpoint(Path("run")),
-    )
-    assert saved["model"]["init_args"]["vocab_size"] == 384  # 300 rounded up to a multiple of 128
+    checkpoint = last_checkpoint(Path("run"))
+    settings = model_settings_of(Path("run"))
+    assert settings["vocab_size"] == 384  # 300 rounded up to a multiple of 128
     assert checkpoint["hyper_parameters"]["vocab_size"] == 384
     assert checkpoint["state_dict"]["model.embedding.weight"].shape == (384, 16)

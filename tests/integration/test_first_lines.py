@@ -12,41 +12,49 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 
 from anlit.commands.lightning_messages import LOGGERS, hide_messages
-from tests.integration.conftest import fit_arguments
+from tests.integration.conftest import fit_arguments, run
 
 STEP = r"step 3/3(  \S+ tokens/s)?  loss \S+  val \S+  0:00:00 left"
 
 
-@pytest.mark.parametrize(
-    ("options", "devices"),
-    [
-        ([], "cpu"),
-        (["--trainer.devices=2", "--trainer.strategy=ddp"], "2 × cpu"),
-    ],
+SETTINGS = (
+    "--trainer.precision=bf16-mixed",
+    "--trainer.enable_progress_bar=true",
+    "--trainer.max_steps=3",
+    "--trainer.limit_val_batches=1.0",
+    "--data.val_blocks=8",
 )
-def test_a_run_prints_its_own_lines_alone(
-    shards: Path, tmp_path: Path, options: list[str], devices: str
-) -> None:
-    """One about the run, then those of progress. Lightning starts the second rank itself."""
-    run_dir = tmp_path / "run"
-    arguments = fit_arguments(
-        shards,
-        run_dir,
-        "--trainer.precision=bf16-mixed",
-        "--trainer.enable_progress_bar=true",
-        "--trainer.max_steps=3",
-        "--trainer.limit_val_batches=1.0",
-        "--data.val_blocks=8",
-        *options,
-    )
 
-    command = [sys.executable, "-m", "anlit", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    about, progress = run.stdout.splitlines()
+def assert_own_lines(stdout: str, devices: str, run_dir: Path) -> None:
+    """One line is about the run, then come those of progress."""
+    about, progress = stdout.splitlines()
     assert re.fullmatch(rf"AnGPT, \S+ parameters, {devices}, bf16-mixed.*, in {run_dir}", about)
     assert re.fullmatch(STEP, progress)
-    assert run.stderr == ""
+
+
+def test_a_run_prints_its_own_lines_alone(shards: Path, tmp_path: Path, capfd) -> None:
+    """What imports print is in test_command.py."""
+    run_dir = tmp_path / "run"
+
+    assert run(fit_arguments(shards, run_dir, *SETTINGS)) == 0
+
+    printed = capfd.readouterr()
+    assert_own_lines(printed.out, "cpu", run_dir)
+    assert printed.err == ""
+
+
+def test_a_run_prints_once_if_lightning_starts_its_second_rank(
+    shards: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    ranks = ("--trainer.devices=2", "--trainer.strategy=ddp")
+    command = [sys.executable, "-m", "anlit", *fit_arguments(shards, run_dir, *SETTINGS, *ranks)]
+
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert_own_lines(process.stdout, "2 × cpu", run_dir)
+    assert process.stderr == ""
 
 
 def test_what_lightning_says_of_a_gpu_is_hidden(

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from anlit.checkpoints.checkpoint_io import read_checkpoint
+from anlit.cli import main
+from tests.integration.cases import slow_cases
 from tests.integration.conftest import KILLED, fit_arguments, run, signal_at
 
 SETTINGS = (
@@ -39,14 +41,17 @@ def arguments(shards: Path, run_dir: Path, *extra: str) -> list[str]:
     flags = []
     for settings in CALLBACKS.values():
         flags.append("--trainer.callbacks+=ModelCheckpoint")
-        flags += [f"--trainer.callbacks.{name}={value}" for name, value in settings.items()]
+        for name, value in settings.items():
+            flags.append(f"--trainer.callbacks.{name}={value}")
     return fit_arguments(shards, run_dir, *SETTINGS, *flags, *extra)
 
 
 def steps_of_checkpoints(run_dir: Path) -> dict[str, int]:
     """Return name → step of a run's checkpoints."""
-    files = (run_dir / "checkpoints").glob("*.ckpt")
-    return {file.name: read_checkpoint(file)["global_step"] for file in files}
+    step_by_name = {}
+    for file in (run_dir / "checkpoints").glob("*.ckpt"):
+        step_by_name[file.name] = read_checkpoint(file)["global_step"]
+    return step_by_name
 
 
 def scores_by_callback(run_dir: Path) -> dict[str, dict[str, float]]:
@@ -63,13 +68,13 @@ def scores_by_callback(run_dir: Path) -> dict[str, dict[str, float]]:
 def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was never stopped."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
-    assert run(arguments(shards, run_dir)) == 0
+    assert main(arguments(shards, run_dir)) == 0
     for name in CALLBACKS:
         assert any(file.startswith(name) for file in steps_of_checkpoints(run_dir))
     return run_dir
 
 
-@pytest.mark.parametrize("batch", [13, pytest.param(19, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch", [13, *slow_cases([19])])
 def test_a_killed_run_keeps_the_same_files(
     shards: Path, tmp_path: Path, whole: Path, batch: int
 ) -> None:
@@ -81,20 +86,25 @@ def test_a_killed_run_keeps_the_same_files(
     assert scores_by_callback(run_dir) == scores_by_callback(whole)
 
 
-@pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
-def test_a_stopped_run_keeps_the_same_files_where_it_was_moved_to(
-    shards: Path, tmp_path: Path, whole: Path, move
+def test_a_stopped_run_keeps_the_same_files_where_it_was_copied_and_moved_to(
+    shards: Path, tmp_path: Path, whole: Path
 ) -> None:
     """A copied run changes nothing in the folder that it was copied from."""
     first = tmp_path / "first"
-    second = tmp_path / "second"
+    copied = tmp_path / "copied"
+    moved = tmp_path / "moved"
     assert run(arguments(shards, first, *signal_at("SIGTERM", 13))) == 75
     steps_before = steps_of_checkpoints(first)
-    move(first, second)
-    assert run(arguments(shards, second, "--ckpt_path=last")) == 0
-    assert steps_of_checkpoints(second) == steps_of_checkpoints(whole)
-    assert scores_by_callback(second) == scores_by_callback(whole)
-    assert not first.exists() or steps_of_checkpoints(first) == steps_before
+
+    shutil.copytree(first, copied)
+    assert run(arguments(shards, copied, "--ckpt_path=last")) == 0
+    assert steps_of_checkpoints(first) == steps_before
+    shutil.move(first, moved)
+    assert run(arguments(shards, moved, "--ckpt_path=last")) == 0
+
+    for run_dir in (copied, moved):
+        assert steps_of_checkpoints(run_dir) == steps_of_checkpoints(whole)
+        assert scores_by_callback(run_dir) == scores_by_callback(whole)
 
 
 def test_a_new_run_from_another_ones_checkpoint_begins_its_own_list(

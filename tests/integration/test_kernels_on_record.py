@@ -1,46 +1,54 @@
 """Which kernels compute attention is in run.json, and the same in every start."""
 
-import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.integration.cases import slow_cases
 from tests.integration.conftest import Train, fit_arguments, run
 from tests.integration.ranks import DDP, FSDP
+from tests.integration.run_files import record_of, values
 
 SHORT = ("--trainer.max_steps=6", "--model.attention=ScaleInvariant")
 
 
-def kernels(run_dir: Path) -> list[dict]:
-    return json.loads((run_dir / "run.json").read_text())["attention"]
+def kernels(run_dir: Path) -> list[dict[str, Any]]:
+    return record_of(run_dir)["attention"]
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [[], *(pytest.param(s, marks=pytest.mark.slow) for s in (DDP, FSDP))],
+    ("n_ranks", "strategy"),
+    [(1, []), *slow_cases([(2, DDP), (2, FSDP)])],
     ids=["one", "ddp", "fsdp"],
 )
 def test_a_run_tells_the_kernel_of_each_kind_of_attention(
-    trained: Train, strategy: list[str]
+    trained: Train, n_ranks: int, strategy: list[str]
 ) -> None:
-    run_dir = trained(
-        *SHORT, "--model.attention.learned=globally", *strategy, n_ranks=2 if strategy else 1
-    )
-    (record,) = kernels(run_dir)
+    settings = (*SHORT, "--model.attention.learned=globally", *strategy)
+
+    (record,) = kernels(trained(*settings, n_ranks=n_ranks))
+
     assert record["kernel"] == "blockwise"
     assert record["mechanism"] == "ScaleInvariant(decay globally)"
     assert record["packed"]
 
 
-def test_a_continued_run_computes_with_the_same_kernels(shards: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    assert run(fit_arguments(shards, run_dir, *SHORT)) == 0
-    first_kernels = kernels(run_dir)
+def test_a_continued_run_computes_with_the_same_kernels(
+    shards: Path, tmp_path: Path, trained: Train
+) -> None:
+    settings = (*SHORT, "--model.attention.learned=globally")
+    first = trained(*settings)
+    run_dir = shutil.copytree(first, tmp_path / "run")
     more = ("--trainer.max_steps=8", "--ckpt_path=last")
-    assert run(fit_arguments(shards, run_dir, *SHORT, *more)) == 0
-    assert kernels(run_dir) == first_kernels
+
+    assert run(fit_arguments(shards, run_dir, *settings, *more)) == 0
+
+    assert kernels(run_dir) == kernels(first)
 
 
 def test_a_longer_context_adds_its_kernels(trained: Train) -> None:
     run_dir = trained("--trainer.max_steps=4", "--data.context_schedule={0: 16, 2: 32}")
-    assert [record["length"] for record in kernels(run_dir)][:2] == [16, 32]
+
+    assert values(kernels(run_dir), "length")[:2] == [16, 32]

@@ -3,6 +3,7 @@
 The run of the example is made once. Modules lie in the working directory, as the page says.
 """
 
+import itertools
 import json
 import math
 import re
@@ -11,15 +12,23 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-import yaml
 
 from anlit.cli import main
 from tests.docs.pages import ROOT, commands, files
 from tests.docs.test_run import copy_texts
 from tests.integration.conftest import signal_at, stop_and_continue
 from tests.integration.ranks import DDP, FSDP, run_ranks, run_ranks_with_logs
-from tests.integration.run_files import column, logged
+from tests.integration.run_files import (
+    column,
+    config_of,
+    logged,
+    model_settings_of,
+    record_of,
+    samples_of,
+    values,
+)
 from tests.integration.users_data import Words
 
 STEPS = 20
@@ -31,7 +40,8 @@ Refusal = Callable[..., str]
 
 def typed(command: str) -> list[str]:
     """The arguments of the command of docs/data.md that contains `command`."""
-    (arguments,) = (line for line in commands(ROOT / "docs" / "data.md") if command in line)
+    lines = commands(ROOT / "docs" / "data.md")
+    (arguments,) = (line for line in lines if command in line)
     return arguments
 
 
@@ -81,16 +91,15 @@ def fit(data: str, *extra: str) -> list[str]:
 def test_the_example_counts_tokens_and_bits_and_records_its_data(whole: tuple[Path, str]) -> None:
     run, log = whole
 
-    assert column(run, "train/tokens") == [BYTES * (step + 1) for step in range(STEPS)]
-    bits = [loss / math.log(2) for loss in column(run, "val/loss")]
+    assert column(run, "train/tokens") == [*range(BYTES, BYTES * STEPS + 1, BYTES)]
+    bits = np.array(column(run, "val/loss")) / math.log(2)
     assert column(run, "val/bits_per_byte") == pytest.approx(bits, rel=1e-6)
-    record = json.loads((run / "run.json").read_text())["data"]
+    record = record_of(run)["data"]
     assert record["class"] == "mydata.Bytes"
     assert record["vocab_size"] == 256
     assert len(record["content_sha256"]) == 64
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    assert config["data"]["class_path"] == "mydata.Bytes"
-    assert config["model"]["init_args"]["vocab_size"] == 256
+    assert config_of(run)["data"]["class_path"] == "mydata.Bytes"
+    assert model_settings_of(run)["vocab_size"] == 256
     assert "Bytes does not give tokenizer (anlit generate and score need --tokenizer)." in log
     assert "repeat" not in log, "it continues exactly"
 
@@ -110,8 +119,8 @@ def test_the_example_is_validated_as_in_training(
     best = min(column(run, "val/loss"))
 
     assert main(["validate", str(run)]) == 0
-    printed = re.findall(r"val/loss\W+([\d.]+)", capsys.readouterr().out)
-    assert [float(loss) for loss in printed] == pytest.approx([best], rel=1e-5)
+    (loss,) = re.findall(r"val/loss\W+([\d.]+)", capsys.readouterr().out)
+    assert float(loss) == pytest.approx(best, rel=1e-5)
 
 
 @pytest.mark.parametrize("command", ["lengths", "needle", "diagnose"])
@@ -158,27 +167,32 @@ def test_token_data_trains_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
     data += ["--data.vocab_size=50", "--trainer.val_check_interval=5"]
     arguments = fit("TokenData", *data)
 
-    one = [*arguments, "--data.batch_size=4", f"--run_dir={tmp_path / 'one'}"]
-    two = [*arguments, "--data.batch_size=2", f"--run_dir={tmp_path / 'two'}", *DDP]
-    assert run_ranks(one, 1) == [0]
-    assert run_ranks(two, 2) == [0, 0]
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+
+    assert main([*arguments, "--data.batch_size=4", f"--run_dir={one}"]) == 0
+    assert run_ranks([*arguments, "--data.batch_size=2", f"--run_dir={two}", *DDP], 2) == [0, 0]
 
     for name in ("train/loss", "val/loss", "train/tokens"):
-        assert column(tmp_path / "two", name) == pytest.approx(column(tmp_path / "one", name))
+        assert column(two, name) == pytest.approx(column(one, name))
 
 
-def test_a_plain_module_trains_and_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_plain_module_trains_and_says_what_it_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its last batch has one row; a budget of tokens counts full batches."""
-    arguments = fit(f"{MINE}.Pairs", "--model.vocab_size=64", f"--run_dir={tmp_path / 'run'}")
+    run = tmp_path / "run"
+    arguments = fit(f"{MINE}.Pairs", "--model.vocab_size=64", f"--run_dir={run}")
 
-    codes, (log,) = run_ranks_with_logs(arguments, 1, tmp_path / "log")
+    assert main(arguments) == 0
 
-    assert codes == [0], log
     sizes = [4 * 16] * 10 + [16] + [4 * 16] * 2
-    assert column(tmp_path / "run", "train/tokens") == [sum(sizes[: n + 1]) for n in range(13)]
-    assert not logged(tmp_path / "run", "val/bits_per_byte")
-    assert log.count("Pairs does not give bytes_per_token (no bits per byte), tokenizer (") == 1
-    assert "A continued run would repeat or leave out batches: Pairs saves no position" in log
+    assert column(run, "train/tokens") == [*itertools.accumulate(sizes)]
+    assert not logged(run, "val/bits_per_byte")
+    missing = "Pairs does not give bytes_per_token (no bits per byte), tokenizer ("
+    assert caplog.text.count(missing) == 1
+    repeated = "A continued run would repeat or leave out batches: Pairs saves no position"
+    assert repeated in caplog.text
 
     more = [*arguments, "--trainer.max_steps=15", "--ckpt_path=last"]
     codes, (log,) = run_ranks_with_logs(more, 1, tmp_path / "more")
@@ -199,29 +213,28 @@ def test_samples_take_the_tokenizer_of_the_data_or_of_their_setting(
     callbacks = [{"class_path": "anlit.Samples", "init_args": settings}]
     sample = [f"--trainer.callbacks={json.dumps(callbacks)}", "--model.vocab_size=64"]
 
-    assert run_ranks(fit(f"{MINE}.{data}", *sample, "--run_dir=run"), 1) == [0]
+    assert main(fit(f"{MINE}.{data}", *sample, "--run_dir=run")) == 0
 
-    lines = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
-    assert [json.loads(line)["prompt"] for line in lines] == ["1 2", "3"]
-
-
-def test_a_module_without_validation_finishes_and_says_so(tmp_path: Path) -> None:
-    arguments = fit(f"{MINE}.TrainingAlone", f"--run_dir={tmp_path / 'run'}")
-
-    codes, (log,) = run_ranks_with_logs(arguments, 1, tmp_path / "log")
-
-    assert codes == [0], log
-    assert "TrainingAlone has no validation data" in log
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
-    assert column(tmp_path / "run", "train/tokens")[0] == 4 * 16
-    assert not logged(tmp_path / "run", "val/loss")
+    assert values(samples_of(tmp_path / "run"), "prompt") == ["1 2", "3"]
 
 
-def test_a_loader_without_a_length_is_no_exact_resume(tmp_path: Path, capfd) -> None:
+def test_a_module_without_validation_finishes_and_says_so(tmp_path: Path, caplog) -> None:
+    run = tmp_path / "run"
+
+    assert main(fit(f"{MINE}.TrainingAlone", f"--run_dir={run}")) == 0
+
+    assert "TrainingAlone has no validation data" in caplog.text
+    assert record_of(run)["status"] == "finished"
+    assert column(run, "train/tokens")[0] == 4 * 16
+    assert not logged(run, "val/loss")
+
+
+def test_a_loader_without_a_length_is_no_exact_resume(tmp_path: Path, caplog) -> None:
     arguments = fit(f"{MINE}.WithoutLength", "--model.vocab_size=64", "--trainer.max_steps=2")
 
-    assert run_ranks([*arguments, f"--run_dir={tmp_path / 'run'}"], 1) == [0]
-    assert "the training loader of WithoutLength has no length" in capfd.readouterr().err
+    assert main([*arguments, f"--run_dir={tmp_path / 'run'}"]) == 0
+
+    assert "the training loader of WithoutLength has no length" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -268,12 +281,11 @@ def test_compare_knows_same_data_by_class_and_settings_or_by_fingerprint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = ["--trainer.max_steps=2", "--model.vocab_size=64"]
-    for run, extra in (("a", ["--model.n_layers=2"]), ("b", []), ("other", ["--data.first=3"])):
-        arguments = fit(f"{MINE}.Pairs", *short, *extra, f"--run_dir={tmp_path / run}")
-        assert run_ranks(arguments, 1) == [0]
+    runs = tmp_path / "runs"
+    for name, extra in (("a", ["--model.n_layers=2"]), ("b", []), ("other", ["--data.first=3"])):
+        assert main(fit(f"{MINE}.Pairs", *short, *extra, f"--run_dir={runs / name}")) == 0
 
-    runs = [str(tmp_path / run) for run in ("a", "b", "other")]
-    assert main(["compare", *runs, "--output", str(tmp_path / "report")]) == 0
+    assert main(["compare", str(runs), "--output", str(tmp_path / "report")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
 
     assert printed.count("validated on data that may be other data") >= 1
@@ -281,17 +293,32 @@ def test_compare_knows_same_data_by_class_and_settings_or_by_fingerprint(
     assert "(validated differently)" in printed
 
 
-@pytest.mark.parametrize("name", ["TextFiles", "Mixture", "NeedleInHaystack", "TokenData"])
-def test_bare_names_of_corpora_are_found_in_a_new_process(name: str) -> None:
-    """The parser finds bare names of imported classes alone."""
-    commands_of_name = [
-        f"from anlit.cli import main; main(['fit', '--data.help={name}'])",
-        f"from anlit.cli import main; main(['fit', '--model=GPT', '--data={name}'])",
-    ]
-    help_text, refusal = (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        for code in commands_of_name
-    )
+BARE_NAMES = """
+import os, sys
+import jsonargparse, lightning.pytorch.cli
+from anlit.cli import main
+for number, command in enumerate(sys.argv[1:]):
+    if os.fork() == 0:
+        file = os.open(f"{number}.txt", os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        raise SystemExit(main(command.split()))
+    os.wait()
+"""
+"""A program whose children each run a command, before anything has imported anlit's classes."""
 
-    assert f"Help for --data.help=anlit.{name}" in help_text.stdout
-    assert "anlit fit needs --data." in refusal.stderr
+
+def test_bare_names_of_corpora_are_found_in_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser finds bare names of imported classes alone."""
+    monkeypatch.chdir(tmp_path)
+    expected = {}
+    for name in ("TextFiles", "Mixture", "NeedleInHaystack", "TokenData"):
+        expected[f"fit --data.help={name}"] = f"Help for --data.help=anlit.{name}"
+        expected[f"fit --model=GPT --data={name}"] = "anlit fit needs --data."
+
+    subprocess.run([sys.executable, "-c", BARE_NAMES, *expected], check=True)
+
+    for number, sentence in enumerate(expected.values()):
+        assert sentence in Path(f"{number}.txt").read_text()
