@@ -20,23 +20,28 @@ from anlit.errors import PREEMPTED
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
-ARGUMENTS = {
-    name: value.strip('"')
-    for name, value in re.findall(r"^ARG (\w+)=(.*)$", DOCKERFILE, re.MULTILINE)
-}
+ARGUMENTS = dict(re.findall(r'^ARG (\w+)="?(.*?)"?$', DOCKERFILE, re.MULTILINE))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTORCH_JOB = yaml.safe_load((DOCKER / "kubernetes/pytorchjob.yaml").read_text())
+JOB = yaml.safe_load((DOCKER / "kubernetes/job.yaml").read_text())
 REPLICAS = PYTORCH_JOB["spec"]["pytorchReplicaSpecs"]
-PODS = {name.lower(): replica["template"]["spec"] for name, replica in REPLICAS.items()}
-PODS["job"] = yaml.safe_load((DOCKER / "kubernetes/job.yaml").read_text())["spec"]["template"][
-    "spec"
-]
+TEMPLATES = {
+    "job": JOB["spec"]["template"],
+    "master": REPLICAS["Master"]["template"],
+    "worker": REPLICAS["Worker"]["template"],
+}
 SLURM = (DOCKER / "slurm/train.sbatch").read_text()
 
 
 def lines(name: str) -> list[str]:
     """A file's lines without comments."""
-    return [line for line in (DOCKER / name).read_text().splitlines() if not line.startswith("#")]
+    all_lines = (DOCKER / name).read_text().splitlines()
+    return [line for line in all_lines if not line.startswith("#")]
+
+
+def pins(name: str) -> dict[str, str]:
+    """Packages and versions of a file of requirements."""
+    return dict(line.split("==") for line in lines(name))
 
 
 @pytest.mark.parametrize(
@@ -52,31 +57,28 @@ def test_scripts_have_no_complaint(script: Path) -> None:
 def test_pins_satisfy_what_anlit_requires_and_flash_attention_4_is_for_the_cuda_of_the_image() -> (
     None
 ):
-    files = (lines("constraints.txt"), lines("flash-attn-4.txt"))
-    constraints, flash = (dict(line.split("==") for line in file) for file in files)
-    constraints["torch"] = ARGUMENTS["TORCH_VERSION"]
+    constraints = pins("constraints.txt") | {"torch": ARGUMENTS["TORCH_VERSION"]}
+    flash = pins("flash-attn-4.txt")
+    cuda = ARGUMENTS["TORCH_INDEX"].rpartition("/cu")[2][:2]
+
     for requirement in map(Requirement, PROJECT["dependencies"]):
-        assert constraints[canonicalize_name(requirement.name)] in requirement.specifier, str(
-            requirement
-        )
+        version = constraints[canonicalize_name(requirement.name)]
+        assert version in requirement.specifier, str(requirement)
     for requirement in map(Requirement, chain(*PROJECT["optional-dependencies"].values())):
-        if requirement.name in flash:
-            assert requirement.specifier.contains(flash[requirement.name], prereleases=True), str(
-                requirement
-            )
-    assert f"nvidia-cutlass-dsl-libs-cu{ARGUMENTS['TORCH_INDEX'].rpartition('/cu')[2][:2]}" in flash
-    assert (
-        len({version for name, version in flash.items() if name.startswith("nvidia-cutlass-dsl")})
-        == 1
-    )
+        version = flash.get(requirement.name)
+        if version is not None:
+            assert requirement.specifier.contains(version, prereleases=True), str(requirement)
+    assert f"nvidia-cutlass-dsl-libs-cu{cuda}" in flash
+    cutlass = {name: flash[name] for name in flash if name.startswith("nvidia-cutlass-dsl")}
+    assert len(set(cutlass.values())) == 1
 
 
 def test_the_image_has_the_torch_of_the_virtual_environment_with_wheels_for_its_cuda() -> None:
     assert f"TORCH=${{TORCH:-{ARGUMENTS['TORCH_VERSION']}}}" in (DOCKER / "install.sh").read_text()
-    toolkits = {
-        (release, folder): toolkit
-        for release, folder, toolkit in map(str.split, lines("torch-builds.txt"))
-    }
+    toolkits = {}
+    for line in lines("torch-builds.txt"):
+        release, folder, toolkit = line.split()
+        toolkits[release, folder] = toolkit
     release = ARGUMENTS["TORCH_VERSION"].rpartition(".")[0]
     folder = ARGUMENTS["TORCH_INDEX"].rpartition("/")[2]
     assert (release, folder) in toolkits, f"torch {release} has no wheels in {folder}"
@@ -88,11 +90,7 @@ def test_the_image_has_the_torch_of_the_virtual_environment_with_wheels_for_its_
 
 def test_what_the_dockerfile_copies_reaches_the_engine() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
-    allowed = {
-        line[1:]
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    }
+    allowed = set(re.findall("^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
     assert set(" ".join(copied).split()) <= allowed
 
 
@@ -139,41 +137,39 @@ def test_slurm_script_names_the_job_and_starts_it_in_its_image(
     launch = SLURM[SLURM.index("\nmounts=") : SLURM.index("\nesac") + 5]
     variables = {"SLURM_JOB_ID": "31415", **environment}
     script = f'PWD=/here\n{named}\n{launch}\necho "$job ${{step[*]}} ${{launch[*]}}"'
-    assert (
-        subprocess.check_output(["bash", "-uc", script], env=variables, text=True)
-        == f"{job} {started}\n"
-    )
+
+    printed = subprocess.check_output(["bash", "-uc", script], env=variables, text=True)
+
+    assert printed == f"{job} {started}\n"
 
 
 @pytest.mark.parametrize("torch", ["", "2.14.0", "2.13.0+cu129"])
 def test_extras_leave_torch_alone_and_torchvision_out(torch: str, tmp_path: Path) -> None:
     """The packages from pip's report. `make install` and `make image-check` run the whole script."""
-    (script,) = re.findall(
-        r"<< 'PYTHON'\n(.*?)\nPYTHON\n", (DOCKER / "install.sh").read_text(), re.DOTALL
-    )
-    packages = {"sacrebleu": "2.5.1", "torchvision": "0.28.0", "anlit": "0.1.0"} | (
-        {"torch": torch} if torch else {}
-    )
-    report = {
-        "install": [
-            {"metadata": {"name": name, "version": version}} for name, version in packages.items()
-        ]
-    }
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    result = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "report.json"], capture_output=True, text=True
-    )
-    assert (result.returncode != 0) == bool(torch)
-    assert (
-        result.stdout == "sacrebleu==2.5.1\n"
-        if not torch
-        else f"pip would replace torch by {torch}" in result.stderr
-    )
+    installer = (DOCKER / "install.sh").read_text()
+    (script,) = re.findall(r"<< 'PYTHON'\n(.*?)\nPYTHON\n", installer, re.DOTALL)
+    packages = {"sacrebleu": "2.5.1", "torchvision": "0.28.0", "anlit": "0.1.0"}
+    if torch:
+        packages["torch"] = torch
+    installs = []
+    for name, version in packages.items():
+        installs.append({"metadata": {"name": name, "version": version}})
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"install": installs}))
+
+    result = subprocess.run([sys.executable, "-c", script, report], capture_output=True, text=True)
+
+    if torch:
+        assert result.returncode != 0
+        assert f"pip would replace torch by {torch}" in result.stderr
+    else:
+        assert result.returncode == 0
+        assert result.stdout == "sacrebleu==2.5.1\n"
 
 
-@pytest.mark.parametrize("name", PODS)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_pod_runs_anlit_as_the_images_user_with_its_volumes(name: str) -> None:
-    pod = PODS[name]
+    pod = TEMPLATES[name]["spec"]
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsUser"] == int(ARGUMENTS["UID"])
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
@@ -183,16 +179,15 @@ def test_pod_runs_anlit_as_the_images_user_with_its_volumes(name: str) -> None:
     assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
     command, *options = container["args"]
     assert command == "fit"
-    files = [
-        option.removeprefix("--config=") for option in options if option.startswith("--config=")
-    ]
+    files = re.findall(r"--config=(\S+)", " ".join(options))
     assert files
-    assert all((FOLDER / file).is_file() for file in files)
+    for file in files:
+        assert (FOLDER / file).is_file()
     assert container["image"].endswith(f":{PROJECT['version']}")
     gpus = container["resources"]["limits"]["nvidia.com/gpu"]
     assert {f"--trainer.devices={gpus}", "--ckpt_path=last"} <= set(options)
     if name != "job":
-        nodes = sum(replica["replicas"] for replica in REPLICAS.values())
+        nodes = REPLICAS["Master"]["replicas"] + REPLICAS["Worker"]["replicas"]
         assert f"--trainer.num_nodes={nodes}" in options
         assert PYTORCH_JOB["spec"]["nprocPerNode"] == str(gpus)
         assert container["name"] == "pytorch", "the operator looks for a container of this name"

@@ -31,6 +31,8 @@ CTRL_C = b"\x03"
 CTRL_D = b"\x04"
 UP = b"\x1b[A"
 PROMPT = ">>> "
+PATIENCE_S = 590
+"""Seconds in which a slow machine shows what it is asked for."""
 GREEDY = ("--temperature=0", "--device=cpu")
 Capture = pytest.CaptureFixture[str]
 
@@ -57,7 +59,7 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         os.write(self._number, keys)
 
-    def read_until(self, mark: str, seconds: float = 120) -> str:
+    def read_until(self, mark: str, seconds: float = PATIENCE_S) -> str:
         """What the terminal shows up to and with `mark`."""
         assert self._shows(lambda: mark in self._unread, seconds), (
             f"no {mark!r} in {self._unread!r}"
@@ -85,7 +87,7 @@ class Terminal:
     def stop_answer(self, n_characters: int) -> None:
         """Type Ctrl-C after so much text of an answer, unless it has ended."""
         assert self._shows(
-            lambda: len(self._unread) >= n_characters or PROMPT in self._unread, seconds=120
+            lambda: len(self._unread) >= n_characters or PROMPT in self._unread, PATIENCE_S
         )
         if PROMPT not in self._unread:
             self.type(CTRL_C)
@@ -194,7 +196,7 @@ def test_a_terminal_answers_stops_and_ends(finished: Path, capsys: Capture) -> N
         screen.type(CTRL_C)
         screen.type_at_prompt(b"/?\r")
         assert "Ctrl-C  stops an answer" in screen.type_at_prompt(CTRL_D)
-        assert screen.process.wait(60) == 0
+        assert screen.process.wait(PATIENCE_S) == 0
 
 
 def test_a_stopped_answer_stays_in_the_conversation(chat_folder: Path, capsys: Capture) -> None:
@@ -212,11 +214,12 @@ def test_a_stopped_answer_stays_in_the_conversation(chat_folder: Path, capsys: C
         capsys, chat_folder, [{"role": "user", "content": "hello"}], "--max_tokens=2000"
     )
     shown = stopped.partition("^C")[0]
-    (first,) = [
-        whole[:length] for length in range(1, len(whole)) if as_printed(whole[:length]) == shown
+    n_characters = next(n for n in range(len(whole)) if as_printed(whole[:n]) == shown)
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": whole[:n_characters]},
+        {"role": "user", "content": "again"},
     ]
-    turns = [("user", "hello"), ("assistant", first), ("user", "again")]
-    messages = [{"role": role, "content": content} for role, content in turns]
     assert second.startswith(as_printed(chat_text(capsys, chat_folder, messages)))
 
 
@@ -235,7 +238,7 @@ def test_a_terminal_goes_on_after_an_error(chat_folder: Path, tmp_path: Path) ->
         assert "does not render this conversation (one message only)" in message
         screen.type_at_prompt(b"hello\r")
         assert "one message only" not in screen.type_at_prompt(CTRL_D)
-        assert screen.process.wait(60) == 0
+        assert screen.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """`anlit fit --name --tags`: the default folder, its further tries, and where the name is shown."""
 
 import importlib.machinery
-import json
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import CSVLogger
 
@@ -16,6 +15,7 @@ from anlit.cli import main
 from anlit.errors import UserError
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.run_folder import lock_run_folder
+from tests.integration.cases import slow_cases
 from tests.integration.conftest import (
     Train,
     fit_arguments,
@@ -24,27 +24,31 @@ from tests.integration.conftest import (
     stop_and_continue,
 )
 from tests.integration.ranks import DDP, FSDP, run_ranks
+from tests.integration.run_files import config_of, contents, file_names, record_of
 
 
 def named(shards: Path, *extra: str, steps: int = 3) -> list[str]:
     """The command line of a tiny run without --run_dir, named `wide`."""
     arguments = fit_arguments(shards, Path("unused"), f"--trainer.max_steps={steps}", "--name=wide")
-    return [argument for argument in arguments if "--run_dir" not in argument] + [*extra]
+    arguments.remove("--run_dir=unused")
+    return [*arguments, *extra]
 
 
-def record_of(run: Path) -> dict[str, Any]:
-    return json.loads((run / "run.json").read_text())
-
-
-def contents(run: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+@pytest.fixture(scope="module")
+def trained_try(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `runs/wide`, trained with two tags."""
+    folder = tmp_path_factory.mktemp("try")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(named(shards, "--tags=baseline,english")) == 0
+    return folder
 
 
 @pytest.fixture
-def first_try(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def first_try(trained_try: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`runs/wide` in the working directory, trained with two tags."""
+    shutil.copytree(trained_try, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    assert main(named(shards, "--tags=baseline,english")) == 0
     return Path("runs/wide")
 
 
@@ -59,7 +63,7 @@ def test_a_second_try_takes_the_next_folder_and_says_so(
     assert contents(first_try) == before
     assert record_of(first_try)["name"] == record_of(Path("runs/wide-2"))["name"] == "wide"
     assert record_of(first_try)["tags"] == ["baseline", "english"]
-    assert yaml.safe_load(Path("runs/wide-2/config.yaml").read_text())["run_dir"] == "runs/wide-2"
+    assert config_of(Path("runs/wide-2"))["run_dir"] == "runs/wide-2"
     line, _ = capfd.readouterr().out.split("\n", 1)
     assert line == (
         "runs/wide holds a run (finished), so this run takes runs/wide-2: continue it with "
@@ -79,14 +83,15 @@ def test_last_is_of_the_first_try_and_a_checkpoint_of_its_own(
     assert line == "ckpt_path=last is of runs/wide: for runs/wide-2 give --run_dir runs/wide-2 too"
     second = "runs/wide-2/checkpoints/last.ckpt"
     assert main(named(shards, f"--ckpt_path={second}", steps=5)) == 0
-    arguments = [argument for argument in named(shards, steps=6) if "--name" not in argument]
-    assert main([*arguments, "--run_dir=runs/wide", "--ckpt_path=last"]) == 0
+    without_name = named(shards, "--run_dir=runs/wide", "--ckpt_path=last", steps=6)
+    without_name.remove("--name=wide")
+    assert main(without_name) == 0
 
     assert last_checkpoint(Path("runs/wide"))["global_step"] == 6
     assert last_checkpoint(Path("runs/wide-2"))["global_step"] == 5
     assert record_of(first_try)["name"] == "wide"
     assert record_of(first_try)["tags"] == ["baseline", "english"]
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["wide", "wide-2"]
+    assert file_names(Path("runs")) == {"wide", "wide-2"}
 
 
 def test_a_folder_in_which_another_process_starts_is_not_taken(
@@ -101,7 +106,9 @@ def test_a_folder_in_which_another_process_starts_is_not_taken(
     assert record_of(Path("runs/wide-2"))["status"] == "finished"
 
 
-@pytest.mark.parametrize("count", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"])
+@pytest.mark.parametrize(
+    "count", ["SLURM_RESTART_COUNT", *slow_cases(["TORCHELASTIC_RESTART_COUNT"])]
+)
 def test_a_job_that_is_started_again_takes_no_other_folder(
     shards: Path, first_try: Path, monkeypatch: pytest.MonkeyPatch, refusal, count: str
 ) -> None:
@@ -218,5 +225,5 @@ def test_wandb_gets_name_and_tags(
     assert main(named(shards, logger, *options, steps=1)) == 0
 
     assert WandbLogger.made == made
-    config = yaml.safe_load(Path("runs/wide/config.yaml").read_text())["trainer"]["logger"]
-    assert config.get("dict_kwargs") is None
+    logger_settings = config_of(Path("runs/wide"))["trainer"]["logger"]
+    assert logger_settings.get("dict_kwargs") is None

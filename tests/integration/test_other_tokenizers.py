@@ -1,6 +1,5 @@
 """`anlit compare` on runs with two tokenizers: bits per byte of the same text, from raw files on."""
 
-import csv
 import hashlib
 import json
 import math
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer
 from anlit.cli import main
 from anlit.evaluation.trained_model import load_checkpoint
 from anlit.reporting.table import SafeConsole
+from tests.integration.run_files import column
 
 CONTEXT = 32
 VOCABULARIES = {"small": 280, "large": 520}
@@ -74,10 +74,13 @@ def compared(root: Path) -> dict[str, Any]:
     return json.loads((root / "out" / "convergence.json").read_text())
 
 
-def validations(run: Path) -> list[dict[str, float]]:
-    with (run / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["val/loss"]]
-    return [{name: float(value) for name, value in row.items() if value} for row in rows]
+def manifest_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def group_of(comparison: dict[str, Any], label: str) -> dict[str, Any]:
+    (group,) = (group for group in comparison["groups"] if group["label"] == label)
+    return group
 
 
 def val_tokens(folder: Path) -> np.ndarray:
@@ -89,7 +92,7 @@ def val_tokens(folder: Path) -> np.ndarray:
 def val_documents(folder: Path) -> list[bytes]:
     """The documents of the validation split, decoded from their tokens."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    end = json.loads((folder / "manifest.json").read_text())["end_of_document"]
+    end = manifest_of(folder)["end_of_document"]
     documents: list[list[int]] = [[]]
     for token in val_tokens(folder).tolist():
         if token == end:
@@ -117,7 +120,7 @@ def naive_bits_per_byte(run: Path, folder: Path) -> float:
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_the_hash_of_the_text_is_the_sum_of_the_documents_hashes(root: Path, name: str) -> None:
-    manifest = json.loads((root / name / "manifest.json").read_text())
+    manifest = manifest_of(root / name)
     documents = val_documents(root / name)
     sources = {path.read_bytes() for path in (root / "texts").iterdir()}
     total = 0
@@ -130,7 +133,8 @@ def test_the_hash_of_the_text_is_the_sum_of_the_documents_hashes(root: Path, nam
 
 
 def test_two_tokenizers_have_other_tokens_of_the_same_text(root: Path) -> None:
-    small, large = (json.loads((root / n / "manifest.json").read_text()) for n in VOCABULARIES)
+    small = manifest_of(root / "small")
+    large = manifest_of(root / "large")
 
     for split in ("train", "val"):
         assert small[split]["tokens"] > 1.2 * large[split]["tokens"]
@@ -142,8 +146,10 @@ def test_two_tokenizers_have_other_tokens_of_the_same_text(root: Path) -> None:
 def test_losses_are_bits_per_byte_of_the_documents(
     root: Path, compared: dict[str, Any], name: str
 ) -> None:
-    (group,) = (group for group in compared["groups"] if group["label"] == name)
-    naive = [naive_bits_per_byte(root / "runs" / f"{name}-{seed}", root / name) for seed in (1, 2)]
+    group = group_of(compared, name)
+    naive = []
+    for seed in (1, 2):
+        naive.append(naive_bits_per_byte(root / "runs" / f"{name}-{seed}", root / name))
 
     assert compared["loss_unit"] == "bits per byte"
     assert group["final_loss"]["values"] == pytest.approx(naive, rel=1e-5)
@@ -152,25 +158,26 @@ def test_losses_are_bits_per_byte_of_the_documents(
 
 def test_the_speed_up_is_over_bytes_of_training_text(root: Path, compared: dict[str, Any]) -> None:
     """Each seed: the text after which the baseline has its own final loss, over the other's."""
-    (large,) = (group for group in compared["groups"] if group["label"] == "large")
+    large = group_of(compared, "large")
     expected = []
     for seed in (1, 2):
         curves = {}
         for name in VOCABULARIES:
-            counts = json.loads((root / name / "manifest.json").read_text())["train"]
-            points = validations(root / "runs" / f"{name}-{seed}")
-            text = [point["val/tokens"] * counts["bytes"] / counts["tokens"] for point in points]
-            curves[name] = (text, [point["val/bits_per_byte"] for point in points])
+            counts = manifest_of(root / name)["train"]
+            run = root / "runs" / f"{name}-{seed}"
+            text = np.array(column(run, "val/tokens")) * counts["bytes"] / counts["tokens"]
+            curves[name] = (text, column(run, "val/bits_per_byte"))
         target = curves["small"][1][-1]
-        texts = [first_text_at(target, *curves[name]) for name in VOCABULARIES]
-        expected.append(texts[0] / texts[1] if texts[1] else None)
+        text_of_small = first_text_at(target, *curves["small"])
+        text_of_large = first_text_at(target, *curves["large"])
+        expected.append(text_of_small / text_of_large if text_of_large else None)
 
     assert large["speedup_text"]["values"] == pytest.approx(expected, rel=1e-4)
     assert any(expected), "a speed-up is measured"
     assert "speedup_tokens" not in large
 
 
-def first_text_at(target: float, text: list[float], loss: list[float]) -> float | None:
+def first_text_at(target: float, text: Any, loss: list[float]) -> float | None:
     for number, value in enumerate(loss):
         if value <= target:
             if number == 0:
@@ -214,8 +221,8 @@ def test_a_sample_of_blocks_is_other_text_for_each_tokenizer(root: Path, capsys)
     assert main(["compare", str(root / "sampled"), *arguments]) == 0
 
     record = json.loads((root / "parts" / "convergence.json").read_text())
-    (large,) = (group for group in record["groups"] if group["label"] == "large-1")
+    large = group_of(record, "large-1")
     assert large["final_loss"]["mean"] is not None
     assert large["speedup_text"]["values"] == []
-    assert any("validates on 16 blocks (about " in note for note in record["notes"])
+    assert "validates on 16 blocks (about " in "\n".join(record["notes"])
     assert "other parts" in capsys.readouterr().out

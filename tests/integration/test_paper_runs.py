@@ -8,6 +8,14 @@ from anlit.training.optim.optimizers import MuonAdamW, parameter_groups
 SLIMPAJAMA, FINEWEB, OPENWEBTEXT = "angpt_slimpajama", "si_fineweb", "ngpt_openwebtext"
 
 
+def read_experiment(folder: str, files: str) -> ConfigurationParser:
+    """Read the files of configs/experiment/FOLDER with these names."""
+    options = []
+    for name in files.split():
+        options.append(f"--config=experiment/{folder}/{name}.yaml")
+    return read_command(ConfigurationParser, ["fit", *options])
+
+
 @pytest.mark.parametrize(("folder", "files", "parameters", "stated", "tolerance"), [
     (SLIMPAJAMA, "gpt common 32m", 32_051_200, 32e6, 0.32e6),
     (SLIMPAJAMA, "ngpt common 62m", 62_318_976, 62e6, 0.62e6),
@@ -27,8 +35,7 @@ SLIMPAJAMA, FINEWEB, OPENWEBTEXT = "angpt_slimpajama", "si_fineweb", "ngpt_openw
 def test_a_paper_s_run_has_its_size(
     folder: str, files: str, parameters: int, stated: float, tolerance: float
 ) -> None:
-    configs = [f"--config=experiment/{folder}/{name}.yaml" for name in files.split()]
-    command = read_command(ConfigurationParser, ["fit", *configs])
+    command = read_experiment(folder, files)
     model = command.model_of(command.config["fit"])
     assert model.model.n_parameters() == parameters == pytest.approx(stated, abs=tolerance)
     assert model.context_length == (2048 if folder == SLIMPAJAMA else 4096)
@@ -56,7 +63,6 @@ def tokens_a_step(config) -> int:
     (SLIMPAJAMA, "gpt common 1b", 524_288, 20 * 1072.6e6),
 ])  # fmt: skip
 def test_a_paper_s_run_has_its_tokens(folder: str, files: str, step: int, tokens: float) -> None:
-    configs = [f"--config=experiment/{folder}/{name}.yaml" for name in files.split()]
-    config = read_command(ConfigurationParser, ["fit", *configs]).config["fit"]
+    config = read_experiment(folder, files).config["fit"]
     assert tokens_a_step(config) == step
     assert config.trainer.max_steps * step == pytest.approx(tokens, rel=0.02)
