@@ -1,10 +1,10 @@
 """`anlit fit` with factors of the rate and a base: what is logged, kept, continued and annealed."""
 
-import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import yaml
 
 from anlit.cli import main
 from anlit.training.optim.schedule import Cosine
@@ -17,7 +17,7 @@ from tests.integration.conftest import (
     stop_and_continue,
 )
 from tests.integration.ranks import DDP, FSDP, run_ranks
-from tests.integration.run_files import column
+from tests.integration.run_files import column, model_settings_of, record_of, values
 
 STEPS = 12
 FLAGS = (
@@ -49,20 +49,23 @@ def schedule_at(step: int) -> float:
     return Cosine(warmup=0.2).factor(step, STEPS)
 
 
+def scheduled(peak: float) -> Any:
+    """About the rates of the run's steps."""
+    rates = [peak * schedule_at(step) for step in range(STEPS)]
+    return pytest.approx(rates)
+
+
 def test_groups_are_logged_by_name_and_the_rate_before_the_factors_beside_them(
     scaled: Path,
 ) -> None:
-    steps = range(STEPS)
     for name, peak in PEAKS.items():
-        rates = column(scaled, f"lr-AdamW/{name}")
-        assert rates == pytest.approx([peak * schedule_at(step) for step in steps]), name
-    base = column(scaled, "train/learning_rate")
-    assert base == pytest.approx([PEAK * schedule_at(step) for step in steps])
+        assert column(scaled, f"lr-AdamW/{name}") == scheduled(peak), name
+    assert column(scaled, "train/learning_rate") == scheduled(PEAK)
 
 
 def test_the_record_has_the_peak_of_each_group_and_the_settings(scaled: Path) -> None:
-    (launch,) = json.loads((scaled / "run.json").read_text())["launches"]
-    settings = yaml.safe_load((scaled / "config.yaml").read_text())["model"]["init_args"]
+    (launch,) = record_of(scaled)["launches"]
+    settings = model_settings_of(scaled)
     assert launch["peak_rates"] == pytest.approx(PEAKS)
     assert settings["lr_factors"] == {"embedding": 10.0, "matrices": 0.5}
     assert (settings["base_d_model"], settings["base_n_layers"]) == (16, 1)
@@ -87,8 +90,8 @@ def test_a_continued_run_takes_new_factors_and_keeps_its_base(
     assert main([*arguments, "--model.lr_factors.embedding=20"]) == 0
 
     assert "trained with other settings (model.base_d_model 16 → 32)" in error
-    rates = last_checkpoint(tmp_path / "new")["optimizer_states"][0]["param_groups"]
-    peaks = {group["name"]: group["initial_lr"] for group in rates}
+    groups = last_checkpoint(tmp_path / "new")["optimizer_states"][0]["param_groups"]
+    peaks = dict(zip(values(groups, "name"), values(groups, "initial_lr"), strict=True))
     assert peaks == pytest.approx(PEAKS | {"embedding": PEAK * 20})
 
 
@@ -98,9 +101,9 @@ def test_annealing_lowers_all_groups_alike(scaled: Path, tmp_path: Path) -> None
 
     assert main([*run, *options]) == 0
 
-    start = schedule_at(STEPS - 1)
+    shares = np.array([5, 4, 3, 2, 1, 0]) / 6
     for name, peak in PEAKS.items():
-        expected = [peak * start * (1 - step / 6) for step in range(1, 7)]
+        expected = peak * schedule_at(STEPS - 1) * shares
         assert column(tmp_path, f"lr-AdamW/{name}") == pytest.approx(expected, abs=1e-12), name
 
 
@@ -112,8 +115,7 @@ def test_two_processes_have_the_same_rates(shards: Path, tmp_path: Path, strateg
     assert run_ranks(arguments, 2) == [0, 0]
 
     for name, peak in PEAKS.items():
-        rates = column(tmp_path, f"lr-AdamW/{name}")
-        assert rates == pytest.approx([peak * schedule_at(step) for step in range(STEPS)]), name
+        assert column(tmp_path, f"lr-AdamW/{name}") == scheduled(peak), name
 
 
 @pytest.mark.parametrize(
@@ -141,5 +143,5 @@ def test_the_default_rate_is_the_one_of_the_bases_width(shards: Path, tmp_path: 
 
     assert main(arguments) == 0
 
-    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 1 / 128
+    optimizer = model_settings_of(tmp_path)["optimizer"]
+    assert optimizer["init_args"]["lr"] == 1 / 128

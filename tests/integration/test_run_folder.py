@@ -1,10 +1,7 @@
 """A folder has one run at a time, and no run starts over another run."""
 
 import itertools
-import json
-import os
 import shutil
-import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,28 +12,30 @@ from anlit.cli import main
 from anlit.errors import PREEMPTED
 from anlit.study.state import note_end, note_start, read_state
 from anlit.training.run_folder import lock_run_folder
-from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, steps_logged
-from tests.integration.ranks import run_ranks_with_logs, start_ranks
+from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, steps_logged
+from tests.integration.ranks import start_ranks
+from tests.integration.run_files import contents, record_of, values
 
 
-def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path) -> None:
+def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path, refusal) -> None:
     """The first run goes on. After a kill the folder is free at once, though data workers live on."""
     run_dir = tmp_path / "run"
-    arguments = fit_arguments(
-        shards, run_dir, "--ckpt_path=last", "--data.num_workers=1", "--trainer.max_steps=2000"
-    )
+    endless = ("--ckpt_path=last", "--data.num_workers=1", "--trainer.max_steps=1000000")
+    arguments = fit_arguments(shards, run_dir, *endless)
     (first,) = start_ranks(arguments, 1)
     while steps_logged(run_dir) < 10:
         assert first.is_alive()
         time.sleep(0.01)
-    (code,), (error,) = run_ranks_with_logs(arguments, 1, tmp_path / "log")
-    assert code == 2
+
+    error = refusal(*arguments)
+
     assert f"run_dir={run_dir} is being trained in by process {first.pid} on " in error
-    assert "Traceback" not in error
-    assert json.loads((run_dir / "run.json").read_text())["status"] == "running"
-    os.kill(first.pid, signal.SIGKILL)
+    assert record_of(run_dir)["status"] == "running"
+    first.kill()
     first.join()
-    assert run(fit_arguments(shards, run_dir, "--ckpt_path=last", "--trainer.max_steps=12")) == 0
+    last_step = last_checkpoint(run_dir)["global_step"]
+    more = ("--ckpt_path=last", f"--trainer.max_steps={last_step + 2}")
+    assert main(fit_arguments(shards, run_dir, *more)) == 0
 
 
 def test_a_folder_that_cannot_be_locked_gives_a_warning(
@@ -60,20 +59,20 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
     run_dir = shutil.copytree(finished, tmp_path / "run")
     for name in lost:
         (run_dir / "checkpoints" / name).unlink()
-    contents = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    late = "--checkpoint_every_n_steps=100"
-    error = refusal(
-        *fit_arguments(shards, run_dir, "--trainer.max_steps=20", "--ckpt_path=last", late)
-    )
+    before = contents(run_dir)
+    last = ("--trainer.max_steps=20", "--ckpt_path=last", "--checkpoint_every_n_steps=100")
+
+    error = refusal(*fit_arguments(shards, run_dir, *last))
+
     assert "ckpt_path=last finds no checkpoints/last.ckpt" in error
     assert ("best.ckpt" in error) is (len(lost) == 1)
-    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == contents
+    assert contents(run_dir) == before
     best = fit_arguments(shards, run_dir, "--trainer.max_steps=22", "--ckpt_path=best")
     if len(lost) == 1:
         best_checkpoint = f"{run_dir}/checkpoints/best.ckpt"
         fix = f"continue it with --ckpt_path {best_checkpoint}, or choose another --run_dir"
         assert fix in refusal(*fit_arguments(shards, run_dir))
-        assert run(best) == 0
+        assert main(best) == 0
         assert last_checkpoint(run_dir)["global_step"] == 22
     else:
         assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in refusal(*best)
@@ -96,16 +95,24 @@ OTHER = "--ckpt_path={}/checkpoints/last.ckpt"
 def test_a_folder_with_files_of_a_run_is_continued_from_its_own_checkpoints_alone(
     shards: Path, tmp_path: Path, finished: Path, name: str, options: str, refusal
 ) -> None:
-    (run_dir := tmp_path / "run").mkdir()
-    source = finished / (
-        "checkpoints/last.ckpt" if "hpc" in name else name
-    )  # which Lightning's Slurm writes
-    (shutil.copytree if name == "checkpoints" else shutil.copy)(source, run_dir / name)
-    contents = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    if name == "checkpoints":
+        shutil.copytree(finished / name, run_dir / name)
+    elif name == "hpc_ckpt_1.ckpt":  # which Lightning's Slurm writes
+        shutil.copy(finished / "checkpoints" / "last.ckpt", run_dir / name)
+    else:
+        shutil.copy(finished / name, run_dir / name)
+    before = contents(run_dir)
+
     error = refusal(*fit_arguments(shards, run_dir, *options.format(finished).split()))
+
     assert f"run_dir={run_dir} already holds a run" in error
     assert "continue it with --ckpt_path last, or choose another --run_dir" in error
-    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == contents
+    assert contents(run_dir) == before
+
+
+GIT_STATE = "anlit.training.callbacks.run_record.git_state"
 
 
 def test_each_launch_is_recorded_and_in_comparisons(
@@ -113,49 +120,26 @@ def test_each_launch_is_recorded_and_in_comparisons(
 ) -> None:
     """A run starts at a commit, and continues at another. A launch without work is not recorded."""
     run_dir = tmp_path / "runs" / "run"
-    for commit, steps in (
-        ("a" * 40, 5),
-        ("b" * 40, 9),
-        ("b" * 40, 12),
-        ("c" * 40, 12),
-        ("c" * 40, 7),
-    ):
-        state = {"commit": commit, "dirty": False}
-        monkeypatch.setattr(
-            "anlit.training.callbacks.run_record.git_state", lambda state=state: state
-        )
-        assert (
-            main(fit_arguments(shards, run_dir, f"--trainer.max_steps={steps}", "--ckpt_path=last"))
-            == 0
-        )
-    messages = [
-        message
-        for message in caplog.messages
-        if "nothing to do" in message or "changed settings" in message
-    ]
-    more = "nothing to do; more come with --trainer.max_steps N"
-    assert messages[2:] == [
-        f"{run_dir} has its 12 steps (trainer.max_steps={steps}): {more}" for steps in (12, 7)
-    ]
-    launches = json.loads((run_dir / "run.json").read_text())["launches"]
-    assert [(launch["step"], launch["git"]["commit"][0]) for launch in launches] == [
-        (0, "a"),
-        (5, "b"),
-        (9, "b"),
-    ]
-    assert all(
-        {"started", "command", "versions", "hardware"} <= launch.keys() for launch in launches
-    )
+    first = {"commit": "a" * 40, "dirty": False}
+    second = {"commit": "b" * 40, "dirty": False}
+    for state, n_steps in ((first, 2), (second, 3), (second, 4), (first, 4), (first, 1)):
+        settings = (f"--trainer.max_steps={n_steps}", "--ckpt_path=last")
+        monkeypatch.setattr(GIT_STATE, lambda state=state: state)
+        assert main(fit_arguments(shards, run_dir, *settings)) == 0
+
+    printed = "\n".join(caplog.messages)
+    assert printed.count("changed settings") == 2
+    for n_steps in (4, 1):
+        nothing = f"{run_dir} has its 4 steps (trainer.max_steps={n_steps}): nothing to do; more"
+        assert printed.count(nothing) == 1
+    launches = record_of(run_dir)["launches"]
+    assert values(launches, "step") == [0, 2, 3]
+    assert values(launches, "git") == [first, second, second]
+    for launch in launches:
+        assert {"started", "command", "versions", "hardware"} <= launch.keys()
     shutil.copytree(run_dir, tmp_path / "runs" / "other")
-    arguments = [
-        "compare",
-        str(tmp_path / "runs"),
-        "--baseline",
-        "anGPT, plain",
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    assert main(arguments) == 0
+    options = ["--baseline", "anGPT, plain", "--output", str(tmp_path / "out")]
+    assert main(["compare", str(tmp_path / "runs"), *options]) == 0
     assert "aaaaaaaaaa and bbbbbbbbbb" in (tmp_path / "out" / "report.md").read_text()
     assert "different commits of the code" in capsys.readouterr().out
 
@@ -163,20 +147,26 @@ def test_each_launch_is_recorded_and_in_comparisons(
 def test_a_run_that_a_callback_ends_names_the_callback(
     shards: Path, tmp_path: Path, caplog
 ) -> None:
-    settings = {"": "EarlyStopping", ".monitor": "val/loss", ".min_delta": 5, ".patience": 1}
-    stop = [f"--trainer.callbacks{name or '+'}={value}" for name, value in settings.items()]
+    stop = (
+        "--trainer.callbacks+=EarlyStopping",
+        "--trainer.callbacks.monitor=val/loss",
+        "--trainer.callbacks.min_delta=5",
+        "--trainer.callbacks.patience=1",
+    )
+
     assert main(fit_arguments(shards, tmp_path, *stop, "--trainer.val_check_interval=2")) == 0
+
     ending = f"4 of {STEPS} steps, by EarlyStopping"
     assert f"{tmp_path} ends after {ending}" in caplog.messages
-    assert json.loads((tmp_path / "run.json").read_text())["stopped_early"] == ending
+    assert record_of(tmp_path)["stopped_early"] == ending
 
 
 def test_a_moved_run_goes_on_where_it_lies(
     shards: Path, tmp_path: Path, finished: Path, refusal
 ) -> None:
     """Its config.yaml has the earlier folder. A new run in another folder may use that file."""
-    moved, config = tmp_path / "moved", tmp_path / "moved" / "config.yaml"
-    shutil.copytree(finished, moved)
+    moved = shutil.copytree(finished, tmp_path / "moved")
+    config = moved / "config.yaml"
     more = ["fit", f"--config={config}", "--ckpt_path=last", "--trainer.max_steps=21"]
     error = refusal(*more)
     assert f"{config} has run_dir={finished}, which is not the run's own folder" in error
@@ -219,11 +209,11 @@ def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(
     outcomes = []
     for _ in range(3):
         code = main(fit_arguments(shards, tmp_path, *settings))
-        status = json.loads((tmp_path / "run.json").read_text())["status"]
+        status = record_of(tmp_path)["status"]
         note_start(tmp_path, "local")
         note_end(tmp_path, code)
-        outcomes.append(
-            (code, status, read_state(tmp_path).status, last_checkpoint(tmp_path)["global_step"])
-        )
+        status_for_study = read_state(tmp_path).status
+        n_steps = last_checkpoint(tmp_path)["global_step"]
+        outcomes.append((code, status, status_for_study, n_steps))
     interrupted = (PREEMPTED, "interrupted", "interrupted")
     assert outcomes == [(*interrupted, 6), (*interrupted, 12), (0, "finished", "finished", 16)]
