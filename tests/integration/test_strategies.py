@@ -7,6 +7,7 @@ Documents have a few or hundreds of tokens, and their first tokens do not count.
 micro-batches have different numbers of targets, and train like one process with one batch.
 """
 
+import itertools
 import re
 import shutil
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from anlit import TextFiles
 from anlit.checkpoints.location import SHARDED
+from anlit.cli import main
 from tests.integration import conftest
+from tests.integration.cases import slow, slow_except
 from tests.integration.conftest import (
     Train,
     assert_identical,
@@ -28,7 +31,7 @@ from tests.integration.conftest import (
     signal_at,
 )
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks
-from tests.integration.run_files import column
+from tests.integration.run_files import column, file_names
 
 STEPS = 10
 SAVED_AT = 7
@@ -42,8 +45,10 @@ WEIGHT_TOLERANCE = 5e-6  # absolute, at a learning rate of 1e-3 and AdamW's eps 
 MUON = 100
 """Factor of the tolerances with Muon, which orthogonalises in bfloat16."""
 MODELS = ["GPT", "NGPT", "AnGPT"]
-PART_FILES = [f"shard-{rank:05}-model-00001-of-00001.safetensors" for rank in (1, 2)]
-slow = pytest.mark.slow
+PART_FILES = [
+    "shard-00001-model-00001-of-00001.safetensors",
+    "shard-00002-model-00001-of-00001.safetensors",
+]
 
 
 class Way(NamedTuple):
@@ -90,13 +95,13 @@ def flags(way: Way) -> list[str]:
 @pytest.fixture(scope="module")
 def short_and_long(tmp_path_factory) -> Path:
     """Shards of many documents of a few tokens, and some of hundreds."""
-    source, path = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("data") / "shards"
+    source = tmp_path_factory.mktemp("source")
+    path = tmp_path_factory.mktemp("data") / "shards"
     for number in range(400):
         (source / f"short_{number}.txt").write_text(f"{number}")
     for number in range(12):
-        (source / f"long_{number}.txt").write_text(
-            " ".join(f"{number} {word}" for word in range(200))
-        )
+        words = [f"{number} {word}" for word in range(200)]
+        (source / f"long_{number}.txt").write_text(" ".join(words))
     settings = {
         "pattern": "*.txt",
         "vocab_size": conftest.VOCABULARY,
@@ -126,11 +131,9 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
 def assert_same_training(run_dir: Path, reference: Path, factor: float = 1.0) -> None:
     """Losses, gradient norms and final weights agree; `factor` widens the tolerances."""
     for name, tolerance in (("train/loss", LOSS_TOLERANCE), ("train/grad_norm", NORM_TOLERANCE)):
-        values, reference_values = (
-            torch.tensor(column(run, name), dtype=torch.float64) for run in (run_dir, reference)
-        )
-        assert len(values) == len(reference_values) == STEPS
-        assert (values / reference_values - 1).abs().max() < factor * tolerance, name
+        expected = column(reference, name)
+        assert len(expected) == STEPS
+        assert column(run_dir, name) == pytest.approx(expected, rel=factor * tolerance), name
     losses = column(reference, "val/loss")
     assert len(losses) == 2
     assert column(run_dir, "val/loss") == pytest.approx(losses, rel=factor * LOSS_TOLERANCE)
@@ -141,23 +144,23 @@ def assert_same_training(run_dir: Path, reference: Path, factor: float = 1.0) ->
 
 def assert_norms_hold(run_dir: Path, model: str) -> None:
     """After every step; nGPT's vectors have norm 1, anGPT's rows at most 1."""
-    largest, smallest = column(run_dir, "norms/row_max"), column(run_dir, "norms/row_min")
+    largest = column(run_dir, "norms/row_max")
+    smallest = column(run_dir, "norms/row_min")
     assert len(largest) == len(smallest) == STEPS
     assert largest == pytest.approx([1.0] * STEPS, abs=1e-6)
     assert model == "AnGPT" or smallest == pytest.approx([1.0] * STEPS, abs=1e-6)
 
 
 FAST_WAYS = [("accumulated", "AnGPT"), ("ddp2", "NGPT"), ("fsdp2", "AnGPT")]
-ALL_WAYS = [
-    (way, model) for way in ("accumulated", "ddp2", "fsdp2", "fsdp4", "hybrid") for model in MODELS
-]
+ALL_WAYS = [*itertools.product(("accumulated", "ddp2", "fsdp2", "fsdp4", "hybrid"), MODELS)]
 
 
-@pytest.mark.parametrize(
-    ("way", "model"), [w if w in FAST_WAYS else pytest.param(*w, marks=slow) for w in ALL_WAYS]
-)
+@pytest.mark.parametrize(("way", "model"), slow_except(FAST_WAYS, ALL_WAYS))
 def test_every_strategy_trains_alike(train: TrainWay, model: str, way: str) -> None:
-    reference, run_dir = train(model), train(model, WAYS[way])
+    reference = train(model)
+
+    run_dir = train(model, WAYS[way])
+
     assert min(column(reference, "train/grad_norm")) > 2 * CLIP
     assert_same_training(run_dir, reference)
     if model != "GPT":
@@ -224,12 +227,13 @@ VARIANTS = {
 FAST = ("muon_tied", "empty_shards", "every_target_counts")
 
 
-@pytest.mark.parametrize(
-    "variant", [name if name in FAST else pytest.param(name, marks=slow) for name in VARIANTS]
-)
+@pytest.mark.parametrize("variant", slow_except(FAST, VARIANTS))
 def test_what_steps_do_to_sharded_weights(train: TrainWay, variant: str) -> None:
     model, way, *extra = VARIANTS[variant]
-    reference, run_dir = train(model, ONE, *extra), train(model, WAYS[way], *extra)
+    reference = train(model, ONE, *extra)
+
+    run_dir = train(model, WAYS[way], *extra)
+
     assert_same_training(run_dir, reference, factor=MUON if "muon" in variant else 1)
     with pytest.raises(AssertionError):  # the setting does something that the comparison can see
         assert_same_training(run_dir, train(model))
@@ -247,14 +251,15 @@ def test_what_steps_do_to_sharded_weights(train: TrainWay, variant: str) -> None
 @pytest.mark.parametrize(
     ("model", "setting"),
     [
-        *((model, "--model.runtime.meta_init=true") for model in MODELS),
+        *itertools.product(MODELS, ["--model.runtime.meta_init=true"]),
         ("AnGPT", "--model.runtime.recompute_every=1"),
     ],
 )
 def test_weights_drawn_late_and_recomputed_blocks_change_nothing(
     train: TrainWay, model: str, setting: str
 ) -> None:
-    changed, plain = train(model, WAYS["fsdp2"], setting), train(model, WAYS["fsdp2"])
+    plain = train(model, WAYS["fsdp2"])
+    changed = train(model, WAYS["fsdp2"], setting)
     assert column(changed, "train/loss") == column(plain, "train/loss")
     assert_identical(weights(changed), weights(plain), "weights")
 
@@ -287,39 +292,38 @@ def saved(train: TrainWay, way: Way, model: str = "AnGPT", *extra: str) -> Path:
     return train(model, way, *extra, *signal_at("SIGTERM", batch), code=75)
 
 
-FAST_MATRIX = [("fsdp2", "one"), ("one", "fsdp2")]
-MATRIX = [(a, b) for a in ("one", "ddp2", "fsdp2", "fsdp4") for b in ("one", "ddp2", "fsdp2")]
-MATRIX += [("single2", b) for b in ("one", "ddp2", "fsdp2")] + [
-    ("one", "single2"),
-    ("fsdp2", "single2"),
-]
-MATRIX += [("async2", "one"), ("fsdp2", "async2"), ("fsdp2", "fsdp4")]
-OTHERS = [
-    (a, b, model)
-    for a, b in (*FAST_MATRIX, ("single2", "ddp2"))
-    for model in ("GPT", "NGPT", "muon")
+FAST_MATRIX = [("AnGPT", "fsdp2", "one"), ("AnGPT", "one", "fsdp2")]
+CONTINUING = ("one", "ddp2", "fsdp2")
+MATRIX = [
+    *itertools.product(["AnGPT"], ("one", "ddp2", "fsdp2", "fsdp4", "single2"), CONTINUING),
+    ("AnGPT", "one", "single2"),
+    ("AnGPT", "fsdp2", "single2"),
+    ("AnGPT", "async2", "one"),
+    ("AnGPT", "fsdp2", "async2"),
+    ("AnGPT", "fsdp2", "fsdp4"),
+    *itertools.product(("GPT", "NGPT", "muon"), ["fsdp2"], ["one"]),
+    *itertools.product(("GPT", "NGPT", "muon"), ["one"], ["fsdp2"]),
+    *itertools.product(("GPT", "NGPT", "muon"), ["single2"], ["ddp2"]),
 ]
 
 
 @pytest.mark.parametrize(
-    ("saving_way", "continuing_way", "model"),
-    [
-        *(
-            (*w, "AnGPT") if w in FAST_MATRIX else pytest.param(*w, "AnGPT", marks=slow)
-            for w in MATRIX
-        ),
-        *(pytest.param(*w, marks=slow) for w in OTHERS),
-    ],
+    ("model", "saving_way", "continuing_way"), slow_except(FAST_MATRIX, MATRIX)
 )
 def test_saved_there_continued_here(
     short_and_long: Path,
     tmp_path: Path,
     train: TrainWay,
+    model: str,
     saving_way: str,
     continuing_way: str,
-    model: str,
 ) -> None:
-    model, extra, factor = ("AnGPT", MUON_LR, MUON) if model == "muon" else (model, (), 1)
+    extra: tuple[str, ...] = ()
+    factor = 1
+    if model == "muon":
+        model = "AnGPT"
+        extra = MUON_LR
+        factor = MUON
     run_dir = saved(train, WAYS[saving_way], model, *extra)
     assert last_checkpoint(run_dir)["global_step"] == SAVED_AT
     run_dir = continued(
@@ -331,32 +335,35 @@ def test_saved_there_continued_here(
 
 def test_written_in_the_background_is_the_same(train: TrainWay) -> None:
     """Each name has its folder, and replaced folders are gone."""
-    folders = [saved(train, WAYS[name]) / "checkpoints" for name in ("fsdp2", "async2")]
-    direct, later = (last_checkpoint(folder.parent) for folder in folders)
-    conftest.assert_same_training_state(direct, later)
-    assert_identical(direct["loops"], later["loops"], "loops")
-    for folder in folders:
-        assert sorted(p.name for p in (folder / "last.ckpt").iterdir()) == [
-            "meta.pt",
-            *PART_FILES,
-            "sums.json",
-        ]
-        assert sorted(p.name for p in folder.iterdir()) == [SHARDED, "best.ckpt", "last.ckpt"]
-        named = {(folder / name).resolve() for name in ("best.ckpt", "last.ckpt")}
-        assert {p.resolve() for p in (folder / SHARDED).iterdir()} == named
+    direct = saved(train, WAYS["fsdp2"])
+    later = saved(train, WAYS["async2"])
+
+    first = last_checkpoint(direct)
+    second = last_checkpoint(later)
+    conftest.assert_same_training_state(first, second)
+    assert_identical(first["loops"], second["loops"], "loops")
+    for run_dir in (direct, later):
+        folder = run_dir / "checkpoints"
+        assert file_names(folder / "last.ckpt") == {"meta.pt", "sums.json", *PART_FILES}
+        assert file_names(folder) == {SHARDED, "best.ckpt", "last.ckpt"}
+        targets = {(folder / "best.ckpt").resolve(), (folder / "last.ckpt").resolve()}
+        assert {path.resolve() for path in (folder / SHARDED).iterdir()} == targets
 
 
 def test_validate_reads_parts_on_one_process(train: TrainWay, capfd) -> None:
     run_dir = train("AnGPT", WAYS["fsdp2"])
-    saved = [
+    arguments = [
         "validate",
         f"--config={run_dir}/config.yaml",
         f"--ckpt_path={run_dir}/checkpoints/last.ckpt",
+        "--data.batch_size=1",
+        "--trainer.strategy=auto",
+        "--trainer.devices=1",
     ]
     capfd.readouterr()
-    assert run_ranks(
-        [*saved, "--data.batch_size=1", "--trainer.strategy=auto", "--trainer.devices=1"], 1
-    ) == [0]
+
+    assert main(arguments) == 0
+
     (printed,) = re.findall(r"val/loss\D+([\d.]+)", capfd.readouterr().out)
     assert float(printed) == pytest.approx(column(run_dir, "val/loss")[-1], rel=1e-6)
 

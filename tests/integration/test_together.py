@@ -1,10 +1,8 @@
 """Additions to training that meet in one run: averages, a ramp, noise, samples, kept checkpoints."""
 
-import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.integration.conftest import (
     KILLED,
@@ -17,7 +15,15 @@ from tests.integration.conftest import (
     run,
     signal_at,
 )
-from tests.integration.run_files import column, logged
+from tests.integration.run_files import (
+    column,
+    config_of,
+    file_names,
+    logged,
+    samples_of,
+    steps,
+    values,
+)
 
 CALLBACKS = ("BatchRamp", "GradientNoiseScale", "TailAveraging", "Samples", "StepCheckpoints")
 FRAGMENTS = """
@@ -78,10 +84,10 @@ def whole(trained: Train, settings: tuple[str, ...]) -> Path:
 
 
 def test_fragments_add_their_callbacks(whole: Path) -> None:
-    config = yaml.safe_load((whole / "config.yaml").read_text())
-    callbacks = config["trainer"]["callbacks"]
+    paths = values(config_of(whole)["trainer"]["callbacks"], "class_path")
 
-    assert [spec["class_path"].rpartition(".")[2] for spec in callbacks] == list(CALLBACKS)
+    for path, name in zip(paths, CALLBACKS, strict=True):
+        assert path.endswith(f".{name}")
 
 
 def test_each_addition_does_its_work_beside_the_others(whole: Path) -> None:
@@ -89,12 +95,11 @@ def test_each_addition_does_its_work_beside_the_others(whole: Path) -> None:
 
     assert last_checkpoint(whole)["global_step"] == n_steps
     assert column(whole, "train/batch_tokens") == [128.0] * 4 + [256.0] * 4 + [512.0] * 7
-    assert [step for step, _ in logged(whole, "noise/trace")] == [5, 7, 9, 11, 13]
+    assert steps(whole, "noise/trace") == [5, 7, 9, 11, 13]
     assert column(whole, "val/averaged_steps") == [0, 1, 5, 8]
-    samples = [json.loads(line) for line in (whole / "samples.jsonl").read_text().splitlines()]
-    assert [sample["step"] for sample in samples] == [3, 7, 11, 14]
-    kept = sorted(path.name for path in (whole / "checkpoints").glob("step-*"))
-    assert kept == ["step-00000006.ckpt", "step-00000012.ckpt"]
+    assert values(samples_of(whole), "step") == [3, 7, 11, 14]
+    kept = file_names(whole / "checkpoints") - {"last.ckpt", "best.ckpt"}
+    assert kept == {"step-00000006.ckpt", "step-00000012.ckpt"}
 
 
 def test_a_killed_run_continues_to_the_bit(

@@ -1,6 +1,5 @@
 """Runs that average their weights, from the command line: evaluated, continued, on one and two processes."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -8,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import anlit
 from anlit.cli import main
+from tests.integration.cases import slow, slow_cases, slow_except
 from tests.integration.conftest import (
     Train,
     assert_identical,
@@ -22,9 +21,8 @@ from tests.integration.conftest import (
     stop_and_continue,
 )
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks
-from tests.integration.run_files import column, logged
+from tests.integration.run_files import column, config_of, logged, record_of
 
-slow = pytest.mark.slow
 BASE = ("--trainer.max_steps=14", "--trainer.val_check_interval=5", "--checkpoint_every_n_steps=4")
 EMA = ("--config=trainer/ema.yaml", "--trainer.callbacks.decay=0.8")
 TAIL = ("--config=trainer/swa.yaml", "--trainer.callbacks.share=0.7")
@@ -44,21 +42,26 @@ def averaged(trained: Train) -> Path:
 
 def norms(weights: dict[str, Any]) -> torch.Tensor:
     """The norms of the vectors of nGPT's matrices that are rows."""
-    rows = [name for name in weights if name.endswith(("W_q.weight", "embedding.weight"))]
-    return torch.cat([weights[name].float().norm(dim=1) for name in rows])
+    rows = []
+    for name in weights:
+        if name.endswith(("W_q.weight", "embedding.weight")):
+            rows.append(weights[name].float().norm(dim=1))
+    return torch.cat(rows)
 
 
 def distance(first: dict[str, Any], second: dict[str, Any]) -> float:
     """The largest difference of two sets of weights."""
     assert first.keys() == second.keys()
-    return max((first[name] - second[name]).abs().max().item() for name in first)
+    largest = 0.0
+    for name in first:
+        largest = max(largest, (first[name] - second[name]).abs().max().item())
+    return largest
 
 
 def test_the_run_says_that_it_averages(averaged: Path) -> None:
-    record = json.loads((averaged / "run.json").read_text())
-    (callback,) = yaml.safe_load((averaged / "config.yaml").read_text())["trainer"]["callbacks"]
+    (callback,) = config_of(averaged)["trainer"]["callbacks"]
 
-    assert record["averaged_by"] == "EMAWeightAveraging"
+    assert record_of(averaged)["averaged_by"] == "EMAWeightAveraging"
     assert callback["class_path"].endswith("EMAWeightAveraging")
     assert callback["init_args"]["decay"] == 0.8
     assert logged(averaged, "val/averaged_steps") == [(4, "5.0"), (9, "10.0"), (13, "14.0")]
@@ -93,7 +96,7 @@ def test_another_run_begins_from_the_averages(shards: Path, averaged: Path, tmp_
     last = averaged / "checkpoints" / "last.ckpt"
     first = ("--trainer.max_steps=1", "--model.optimizer.lr=0", f"--initial_weights={last}")
 
-    assert run(fit_arguments(shards, run_dir, *first, model="NGPT")) == 0
+    assert main(fit_arguments(shards, run_dir, *first, model="NGPT")) == 0
 
     begun = last_checkpoint(run_dir)
     assert "averaging_state" not in begun
@@ -118,9 +121,8 @@ def test_an_annealed_run_goes_on_with_weights_and_averages(averaged: Path, tmp_p
     ("model", "rule"),
     [
         ("NGPT", EMA),
-        pytest.param("AnGPT", EMA, marks=slow),
         ("AnGPT", TAIL),
-        pytest.param("NGPT", TAIL, marks=slow),
+        *slow_cases([("AnGPT", EMA), ("NGPT", TAIL)]),
     ],
 )
 def test_a_killed_run_is_continued_to_the_bit(
@@ -147,9 +149,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[] if way == "sharded" else slow) for way in WAYS]
-)
+@pytest.mark.parametrize("way", slow_except(["sharded"], WAYS))
 def test_ranks_average_as_one_process_does_and_continue_to_the_bit(
     shards: Path, tmp_path: Path, trained: Train, way: str
 ) -> None:
