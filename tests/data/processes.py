@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 Process = multiprocessing.process.BaseProcess
+PATIENCE_S = 590.0
+"""Seconds in which a slow machine does what a test waits for."""
 
 
 def start(work: Callable[[], Any], output: Path | None = None, trains: bool = False) -> Process:
@@ -46,7 +48,7 @@ def _refuse_gradients(*_: Any, **__: Any) -> None:
     raise AssertionError("a forked process takes gradients: start it with trains=True")
 
 
-def finish(process: Process, seconds: float = 60) -> int | None:
+def finish(process: Process, seconds: float = PATIENCE_S) -> int | None:
     """Wait for a process; return its exit code.
 
     A process that does not end is killed with its children; then return None.
@@ -73,7 +75,7 @@ def members(session: int | None) -> list[int]:
     return living
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
@@ -106,17 +108,14 @@ def on_two_devices(function: Callable[..., Any], **arguments: Any) -> list[Any]:
     context = training_context()
     port = str(free_port())
     results = context.Queue()
-    processes = [
-        context.Process(
-            target=_on_device,
-            args=(rank, port, results, function, arguments),
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
+    processes = []
+    for rank in range(2):
+        work = (rank, port, results, function, arguments)
+        process = context.Process(target=_on_device, args=work)
         process.start()
+        processes.append(process)
     try:
-        result_by_rank = dict(results.get(timeout=600) for _ in processes)
+        result_by_rank = dict(results.get(timeout=PATIENCE_S) for _ in processes)
     finally:
         for process in processes:
             process.join(10)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anlit.cli import main
-from tests.data.processes import free_port, training_context
+from tests.data.processes import PATIENCE_S, free_port, training_context
 
 DDP = ["--trainer.strategy=ddp"]
 FSDP = ["--trainer.strategy=anlit.FullySharded", "--trainer.strategy.process_group_backend=gloo"]
@@ -97,7 +97,7 @@ class ForkedCommand:
 def wait_for_ranks(processes: list[ForkServerProcess]) -> list[int | None]:
     """Return the exit codes of processes. One that hangs is killed, and has None."""
     for process in processes:
-        process.join(590)  # a collective's time-out is ten minutes or more
+        process.join(PATIENCE_S)  # a collective's time-out is ten minutes or more
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()

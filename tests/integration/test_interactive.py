@@ -20,6 +20,7 @@ import pytest
 
 from anlit.cli import main
 from anlit.reporting.text import PLAIN_CONTROLS, without_control_codes
+from tests.data.processes import PATIENCE_S
 from tests.evaluation.test_generate_command import generate_records
 
 TEMPLATE = (
@@ -31,8 +32,6 @@ CTRL_C = b"\x03"
 CTRL_D = b"\x04"
 UP = b"\x1b[A"
 PROMPT = ">>> "
-PATIENCE_S = 590
-"""Seconds in which a slow machine shows what it is asked for."""
 GREEDY = ("--temperature=0", "--device=cpu")
 Capture = pytest.CaptureFixture[str]
 

@@ -14,7 +14,7 @@ import pytest
 
 from anlit.cli import main
 from anlit.signals import leave_signals_to_parent
-from tests.data.processes import finish, members, start, wait_for
+from tests.data.processes import PATIENCE_S, finish, members, start, wait_for
 from tests.integration import conftest
 from tests.integration.cases import slow_cases
 from tests.integration.conftest import (
@@ -147,7 +147,7 @@ def test_a_closed_terminal_does_not_end_a_run_under_nohup(
     hangup = signalled("SIGHUP", "the process", "in the first step")
     arguments = fit_arguments(shards, tmp_path / "run", *SETTINGS, *hangup)
     process = start(partial(run_under_nohup, arguments), trains=True)
-    assert finish(process, 590) == 0
+    assert finish(process) == 0
     assert last_checkpoint(tmp_path / "run")["global_step"] == 7
 
 
@@ -173,7 +173,7 @@ def test_a_killed_run_leaves_no_data_worker(shards: Path, tmp_path: Path) -> Non
         shards, tmp_path / "run", "--data.num_workers=2", "--trainer.max_steps=100000"
     )
     process = start(partial(main, arguments), trains=True)
-    wait_for(lambda: steps_logged(tmp_path / "run") > 2, 590)
+    wait_for(lambda: steps_logged(tmp_path / "run") > 2)
     assert len(members(process.pid)) == 3
     process.kill()
     process.join()
@@ -193,13 +193,13 @@ def test_a_child_heeds_no_signal_but_its_parent_s_sigterm(name: str) -> None:
 
     child = context.Process(target=hang)
     child.start()
-    assert is_ready.wait(590)
+    assert is_ready.wait(PATIENCE_S)
     number = str(child.pid)
     subprocess.run(["/bin/kill", "-s", name.removeprefix("SIG"), number], check=True)
     child.join(0.3)  # a child that heeds the signal ends at once
     assert child.is_alive()
     child.terminate()
-    child.join(590)
+    child.join(PATIENCE_S)
     assert child.exitcode == 0
 
 
@@ -236,6 +236,6 @@ def test_a_run_goes_on_without_its_output(shards: Path, tmp_path: Path, output: 
     arguments = fit_arguments(shards, tmp_path / "run", *SETTINGS)
     arguments.remove("--trainer.enable_progress_bar=false")
     process = start(partial(run_without_output, arguments, output), trains=True)
-    assert finish(process, 590) == 0
+    assert finish(process) == 0
     assert last_checkpoint(tmp_path / "run")["global_step"] == 7
     assert steps(tmp_path / "run", "train/loss") == [*range(7)]

@@ -75,7 +75,7 @@ def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(
     assert start(tmp_path).wait(900) == 0
     undisturbed = results(out.rename(tmp_path / "before"))
     process = start(tmp_path)
-    wait_for(lambda: list(out.glob(last)), 900)
+    wait_for(lambda: list(out.glob(last)))
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for lock in out.glob(f"*/{LOCK}"):  # a killed run may still end what it had asked of the disk
