@@ -54,6 +54,10 @@ class RunError(UserError):
     exit_code = 1
 
 
+class DivergenceError(UserError):
+    """A run's numbers became NaN or infinite. Its folder stays, even without a step."""
+
+
 def install_advice(extra: str, package: str) -> str:
     """Return how to install an optional package: in the repository, or beside a wheel."""
     return f"run `make extras EXTRAS={extra}`, or pip install {package}"

@@ -41,7 +41,7 @@ from anlit.config.labels import class_name
 from anlit.data.attributes import name_of, vocab_size_of
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
-from anlit.errors import PREEMPTED, RUN_FOLDER, Preempted, RunError, UserError
+from anlit.errors import PREEMPTED, RUN_FOLDER, DivergenceError, Preempted, RunError, UserError
 from anlit.nn.models.runtime import flush_denormals
 from anlit.reporting.text import echo, lasting_output
 from anlit.signals import ENDING_SIGNALS
@@ -315,7 +315,7 @@ def main(arguments: list[str]) -> int:
             refusals.tell(machine_error.exit_code)
             raise machine_error from error
         refusals.tell(error.exit_code if isinstance(error, UserError) else 1)
-        if isinstance(error, UserError):
+        if isinstance(error, UserError) and not isinstance(error, RunError | DivergenceError):
             run_folder.remove_refused_start(RUN_FOLDER.get())
         raise
     return 0

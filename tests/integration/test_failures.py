@@ -85,6 +85,17 @@ def test_no_checkpoint_has_numbers_that_are_not_finite(
     assert record_of(run_dir)["status"] == "failed"
 
 
+def test_a_run_that_diverges_at_its_first_step_keeps_its_folder(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+
+    assert main(fit_arguments(shards, run_dir, *callback(GRADIENT, step=0))) == 2
+
+    assert "NaN or infinite at step 1" in capsys.readouterr().err
+    assert record_of(run_dir)["status"] == "failed"
+
+
 def test_training_does_not_start_from_bad_weights() -> None:
     model = tiny(GPT)
     with torch.no_grad():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anlit.checkpoints.location import complete_checkpoints
-from anlit.errors import UserError
+from anlit.errors import DivergenceError, UserError
 from anlit.nn.layers.sharded import local_tensor
 from anlit.training.lightning_internals import is_logged
 
@@ -104,7 +104,7 @@ def _count_non_finite(trainer: L.Trainer, model: torch.nn.Module) -> int:
     return int(trainer.strategy.reduce(n_tensors.float(), reduce_op="max"))
 
 
-def divergence_error(trainer: L.Trainer, event: str) -> UserError:
+def divergence_error(trainer: L.Trainer, event: str) -> DivergenceError:
     """The error that ends a run after `event`. It names the newest checkpoint.
 
     The checkpoint is good, because `FiniteCheckpoints` refuses to write another.
@@ -115,7 +115,7 @@ def divergence_error(trainer: L.Trainer, event: str) -> UserError:
         if folder:
             checkpoints += complete_checkpoints(Path(folder))
     newest = checkpoints[0] if checkpoints else "none yet"
-    return UserError(
+    return DivergenceError(
         f"{event}: lower the learning rate (model.optimizer) or inspect the data; the last good "
         f"checkpoint is {newest}"
     )
