@@ -1,4 +1,4 @@
-"""Comparisons across tokenizers on synthetic runs: units, obstacles, and what notes say of the text.
+"""Comparisons across tokenizers on synthetic runs: units, obstacles, notes on the text.
 
 tests/integration/test_other_tokenizers.py has real runs.
 """

@@ -1,4 +1,4 @@
-"""`TokenData`: every item once in a pass, the same order on any number of devices, and a position."""
+"""`TokenData`: every item once in a pass, one order for any number of devices, a position."""
 
 from collections import Counter
 from itertools import chain, islice, repeat

@@ -62,7 +62,8 @@ def one_million() -> Iterator[str]:
     yield f"end between {from_and(losses)}."
     gained = gain_of_half_the_rate(Study("compute_optimal/1.3m-first"))
     lost = -gain_of_half_the_rate(study)
-    yield f"Half of the rate gained {figure(gained)} in one study and lost {figure(lost)} in the other"
+    gain = f"Half of the rate gained {figure(gained)} in one study"
+    yield f"{gain} and lost {figure(lost)} in the other"
 
 
 def gain_of_half_the_rate(study: Study) -> float:
@@ -104,7 +105,8 @@ def small_model() -> Iterator[str]:
 
     study = Study("compute_optimal/0.4m")
     mean = figure(study.mean_loss("GPT+"))
-    yield f"On it GPT+'s best came to {figure(study.best_tuned_loss('gpt'))}, and to {mean} on the other seeds"
+    best = figure(study.best_tuned_loss("gpt"))
+    yield f"On it GPT+'s best came to {best}, and to {mean} on the other seeds"
 
 
 @section(ARCHITECTURES, "The same model on fewer tokens")

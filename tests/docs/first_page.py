@@ -1,8 +1,9 @@
-"""The picture and the two tables of README that hold results, made from the records in docs/results.
+"""The picture and the two tables of results in README, made from the records in docs/results.
 
     python -m tests.docs.first_page
 
-writes docs/speed-ups.png and both tables into README.md. tests/docs/test_first_page.py compares them.
+writes docs/speed-ups.png, and both tables into README.md. tests/docs/test_first_page.py compares
+them.
 """
 
 from collections.abc import Iterable
@@ -46,7 +47,7 @@ class Comparison:
 
     @property
     def speed_up(self) -> SpeedUp:
-        """Tokens that the baseline needs for its final loss over tokens that the arm needs for it."""
+        """Tokens that the baseline needs for its final loss over the tokens that the arm needs."""
         return self.study.speed_up(self.arm, self.baseline)
 
     @property
@@ -78,7 +79,7 @@ COMPARISONS = (
 
 
 def draw() -> Figure:
-    """The speed-ups with their 95 % intervals, one row each, under the headings of their trainings."""
+    """The speed-ups with their 95 % intervals, a row each, under the headings of trainings."""
     axis_figure, (axes,) = figure.panels(1, 1, width=figure.TEXT_WIDTH, height=3.1)
     row = 0.0
     training = ""
@@ -154,6 +155,9 @@ def linked(claim: str, heading: str) -> str:
 def claims() -> list[tuple[str, ...]]:
     """The rows of "What is proven"; the numbers in brackets are 95 % intervals."""
     invariant = "anGPT, scale-invariant"
+    untuned = linked("nGPT, untuned, is ahead after long training", "13m-parameters")
+    tuned_heading = "equal-tuning-at-13m-parameters"
+    tuned = linked("anGPT, tuned alike, is ahead after long training", tuned_heading)
     with_both = "anGPT, gain, unit norm of each head's average"
     with_norm = "GPT+, norm of each head's average"
     neither = "[nGPT, anGPT are ahead on English](docs/results/english.md): **not shown**"
@@ -165,10 +169,8 @@ def claims() -> list[tuple[str, ...]]:
          times_fewer("convergence/demo", "nGPT", "GPT+")),
         (linked("anGPT is ahead after short training", "convergence"), "1.3M", "0.6", "3",
          times_fewer("convergence/demo", "anGPT", "GPT+")),
-        (linked("nGPT, untuned, is ahead after long training", "13m-parameters") + ": **not shown**",
-         "1.3M", "20", "2", times_fewer("compute_optimal/1.3m", "nGPT", "GPT+")),
-        (linked("anGPT, tuned alike, is ahead after long training", "equal-tuning-at-13m-parameters")
-         + ": **no**", "1.3M", "20", "3", behind("bridge/plain-1.3m", "anGPT", "GPT+")),
+        (f"{untuned}: **not shown**", "1.3M", "20", "2", times_fewer("compute_optimal/1.3m", "nGPT", "GPT+")),
+        (f"{tuned}: **no**", "1.3M", "20", "3", behind("bridge/plain-1.3m", "anGPT", "GPT+")),
         (linked("… both with a QK gain and a norm of attention's average, neither in the paper",
                 "the-norm-of-attentions-average"),
          "1.3M", "20", "3", behind("bridge/plain-1.3m", with_both, with_norm)),
@@ -208,7 +210,7 @@ def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def tables() -> dict[str, str]:
-    """The tables by the name in their marks in README, `<!-- NAME -->` and `<!-- end of NAME -->`."""
+    """The tables by the NAME in their marks, `<!-- NAME -->` and `<!-- end of NAME -->`."""
     return {"claims": markdown(CLAIMS_HEAD, claims()), "gpu": markdown(GPU_HEAD, gpu_rows())}
 
 

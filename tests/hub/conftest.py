@@ -1,4 +1,4 @@
-"""A small run folder whose data have a tokenizer, and a place for the code that transformers copies."""
+"""A small run folder with a tokenizer, and a place for the code that transformers copies."""
 
 from pathlib import Path
 from typing import Any

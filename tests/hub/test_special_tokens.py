@@ -1,4 +1,4 @@
-"""Special tokens and chat templates of models from elsewhere: token for token as in transformers."""
+"""Special tokens and chat templates of foreign models: token for token as in transformers."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A study with `anneal` over real trainings: its annealed runs are those of `anlit fit --anneal`."""
+"""A study with `anneal` over real trainings: its annealed runs equal `anlit fit --anneal`."""
 
 import json
 import shutil

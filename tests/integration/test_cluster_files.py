@@ -145,7 +145,7 @@ def test_slurm_script_names_the_job_and_starts_it_in_its_image(
 
 @pytest.mark.parametrize("torch", ["", "2.14.0", "2.13.0+cu129"])
 def test_extras_leave_torch_alone_and_torchvision_out(torch: str, tmp_path: Path) -> None:
-    """The packages from pip's report. `make install` and `make image-check` run the whole script."""
+    """The packages in pip's report. `make install` and `make image-check` run all of it."""
     installer = (DOCKER / "install.sh").read_text()
     (script,) = re.findall(r"<< 'PYTHON'\n(.*?)\nPYTHON\n", installer, re.DOTALL)
     packages = {"sacrebleu": "2.5.1", "torchvision": "0.28.0", "anlit": "0.1.0"}

@@ -1,4 +1,4 @@
-"""`anlit demo`: which commands it runs. What they do has its own tests; `make demo` runs them for real."""
+"""`anlit demo`: which commands it runs. `make demo` runs them for real."""
 
 import json
 from pathlib import Path

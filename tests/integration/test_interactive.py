@@ -76,7 +76,7 @@ class Terminal:
         return shown
 
     def interrupt_prompt(self, mark: str) -> str:
-        """Type Ctrl-C at a prompt, again if Python was not yet waiting for a key; read to `mark`."""
+        """Type Ctrl-C at a prompt, again if Python was not waiting for a key. Read to `mark`."""
         for _ in range(40):
             self.type(CTRL_C)
             if self._shows(lambda: mark in self._unread, seconds=3):

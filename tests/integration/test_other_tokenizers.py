@@ -1,4 +1,4 @@
-"""`anlit compare` on runs with two tokenizers: bits per byte of the same text, from raw files on."""
+"""`anlit compare` on runs with two tokenizers: bits per byte of the same text."""
 
 import hashlib
 import json

@@ -155,7 +155,7 @@ def test_stopped_and_continued_is_identical(
 def test_a_signal_with_nothing_to_save_asks_to_be_started_again(
     shards: Path, tmp_path: Path, monkeypatch, finished: Path, in_import: str, in_validation: str
 ) -> None:
-    """The signal comes during imports, or in `anlit validate`, where Lightning would exit with 0."""
+    """The signal comes during imports, or in `anlit validate`: Lightning would exit with 0."""
     (tmp_path / "preempting.py").write_text(
         f"import os, signal\nos.kill(os.getpid(), signal.{in_import})\n"
     )

@@ -18,7 +18,7 @@ from tests.integration.run_files import contents, record_of, values
 
 
 def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path, refusal) -> None:
-    """The first run goes on. After a kill the folder is free at once, though data workers live on."""
+    """The first run goes on. A kill frees the folder at once, though data workers live on."""
     run_dir = tmp_path / "run"
     endless = ("--ckpt_path=last", "--data.num_workers=1", "--trainer.max_steps=1000000")
     arguments = fit_arguments(shards, run_dir, *endless)

@@ -287,7 +287,7 @@ def continued(
 
 
 def saved(train: TrainWay, way: Way, model: str = "AnGPT", *extra: str) -> Path:
-    """A run that stopped after SAVED_AT steps. With several ranks the signal comes a step earlier."""
+    """A run that stopped after SAVED_AT steps. Several ranks get the signal a step earlier."""
     batch = (SAVED_AT - 1 - (way.n_ranks > 1)) * way.micro_batches
     return train(model, way, *extra, *signal_at("SIGTERM", batch), code=75)
 

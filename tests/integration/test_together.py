@@ -1,4 +1,4 @@
-"""Additions to training that meet in one run: averages, a ramp, noise, samples, kept checkpoints."""
+"""Additions to training in one run: averages, a ramp, noise, samples, kept checkpoints."""
 
 from pathlib import Path
 

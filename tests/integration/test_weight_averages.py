@@ -1,4 +1,4 @@
-"""Runs that average their weights, from the command line: evaluated, continued, on one and two processes."""
+"""Runs that average their weights: evaluated, continued, on one and two processes."""
 
 import re
 import shutil

@@ -17,7 +17,7 @@ TRUE = np.array([1.69, 406.4, 410.7, 0.34, 0.28])
 
 
 def runs(noise: float = 0.0) -> np.ndarray:
-    """Parameters, tokens and losses of a grid of six sizes and five lengths, with relative noise."""
+    """Parameters, tokens, losses of a grid of six sizes and five lengths, with relative noise."""
     sizes = np.geomspace(1e6, 1e9, 6)
     lengths = np.geomspace(2e7, 2e10, 5)
     n = np.tile(sizes, 5)

@@ -1,4 +1,4 @@
-"""Averages of weights equal the formula in float64, and stand in the weights' place where they must."""
+"""Averages of weights equal the formula in float64, and take the weights' place."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -27,7 +27,7 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(run: Path) -> Path:
-    """A checkpoint that accepts any tokenizer, beside a tokenizer that decodes to terminal codes."""
+    """A checkpoint that accepts any tokenizer, beside one that decodes to terminal codes."""
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     content["anlit"]["data"] = None
     torch.save(content, run.parent / "a.ckpt")

@@ -13,7 +13,7 @@ SHARED = {80: 166_912, 90: 232_448}
 
 
 def compile_kernels(tool: str, **options: Any) -> list[dict[str, Any]]:
-    """A record per kernel: capability, kernel, and the numbers that a tool of this folder prints."""
+    """A record per kernel: capability, kernel, and the numbers that a tool here prints."""
     command = [sys.executable, "-m", f"tests.nn.attention.{tool}"]
     for name, value in options.items():
         command += [f"--{name}", str(value)]

@@ -78,7 +78,7 @@ def slow_except(fast_names: Collection[str], names: Iterable[str]) -> list[Any]:
 
 
 def inputs(*shape: int, dtype: torch.dtype, n_heads_kv: int | None = None) -> list[Tensor]:
-    """q, k, v and weights for a scalar of the output, (B, H or G, T, D), in the projections' layout."""
+    """q, k, v and weights of the output, (B, H or G, T, D), in the projections' layout."""
     B, H, T, D = shape
     G = n_heads_kv or H
     generator = torch.Generator().manual_seed(0)
@@ -196,7 +196,7 @@ def check(
 
 
 def layer_of(name: str, kind: str, n_heads: int, d_head: int) -> Mechanism:
-    """The mechanism of a layer, from a copy: a shared coefficient changes its dtype with a layer."""
+    """A layer's mechanism, from a copy: a shared coefficient takes the dtype of a layer."""
     return windowed(copy.deepcopy(MECHANISMS[name]), kind).for_layer(n_heads, d_head, 0)
 
 

@@ -1,4 +1,4 @@
-"""Attention statistics against loops over pairs in float64, and for attention with known numbers."""
+"""Attention statistics against loops over pairs in float64, and against known numbers."""
 
 import math
 from collections.abc import Callable

@@ -63,7 +63,7 @@ def test_every_length_is_the_reference(length) -> None:
 
 @pytest.mark.parametrize("name", ["straight", "alibi"])
 def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
-    """With straight tables, and limits that make tiles of 16 × 16 far after one block, in float32."""
+    """Straight tables, and limits that make tiles of 16 × 16 far after a block, in float32."""
     monkeypatch.setattr(tables, "FIRST_LINE", 16)
     monkeypatch.setattr(tables, "LONGEST_WITHOUT_LINES", 0)
     monkeypatch.setattr(tables, "LARGEST_RISE", 1e3)

@@ -90,7 +90,7 @@ def test_one_graph_of_our_own_kernels_serves_all_batches(graphs, monkeypatch) ->
 
 
 def test_one_graph_of_a_gpu_s_kernels_serves_all_batches(graphs, monkeypatch) -> None:
-    """On a CPU: flash by the operator's slow kernel, flex uncompiled and without a backward pass."""
+    """On a CPU: flash by the operator's slow kernel, flex uncompiled, without a backward pass."""
     assert test_flash.flash is flash, "its module registers the kernel"
     monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
     monkeypatch.setattr(flex, "_compiled", lambda: flex._run)

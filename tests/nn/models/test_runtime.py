@@ -58,7 +58,7 @@ def test_what_runs_compiled_on_a_gpu_gives_the_same(architecture, monkeypatch) -
 
 
 def test_a_thread_that_recomputes_has_room_for_as_many_compilations(monkeypatch) -> None:
-    """Like the backward pass on a GPU, which runs in another thread, with torch's default limit of 8."""
+    """Like the backward pass on a GPU, in another thread, with torch's default limit of 8."""
     compiled: list[torch.fx.GraphModule] = []
 
     def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:

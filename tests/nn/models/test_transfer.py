@@ -1,4 +1,4 @@
-"""Rates and initial values that follow the size from a base: formulas, and activations over width."""
+"""Rates and initial values that follow the size: formulas, and activations over width."""
 
 import math
 from functools import partial
