@@ -94,6 +94,8 @@ class LanguageModel(HostBatches):
         schedule: Schedule,
         lr_factors: LRFactors | None = None,
     ) -> None:
+        _refuse_empty("optimizer", optimizer)
+        _refuse_empty("schedule", schedule)
         check_lr_factors(lr_factors or {})
         schedule = made_real(schedule)
         super().__init__()
@@ -412,6 +414,11 @@ class LanguageModel(HostBatches):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         load_record(checkpoint, self)
+
+
+def _refuse_empty(name: str, setting: Any) -> None:
+    if setting is None:
+        raise UserError(f"model.{name} is empty: leave it out for the default")
 
 
 def _explain_failed_step(optimizer: Optimizer, error: Exception) -> None:

@@ -15,7 +15,7 @@ SCALE_INVARIANT = f"{FIT} --model.attention=ScaleInvariant"
 FAST = [
     (
         "fit",
-        r"needs --data \(SlimPajama, .*\) and --model \(GPT, NGPT or AnGPT\): give it in a --config",
+        r"needs --data \(SlimPajama, .*\) and --model \(GPT, NGPT or AnGPT\): give it in a --co",
     ),
     (
         "fit --model.d_model 64 --data.path data",

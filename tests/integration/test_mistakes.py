@@ -1,6 +1,7 @@
 """A table of mistakes on the command line: exit code 2, and a sentence with the fix.
 
-    MISTAKES_TABLE=docs/reference/mistakes.md python -m pytest -m "slow or not slow" tests/integration/test_mistakes.py
+    MISTAKES_TABLE=docs/reference/mistakes.md python -m pytest -m "slow or not slow" \\
+        tests/integration/test_mistakes.py
 
 writes it to the file that the variable names.
 """
@@ -26,15 +27,17 @@ from tests.integration.mistakes import FAST, SLOW
 
 PAGE = """# Mistakes and their answers
 
-Each row was typed in a folder with a small trained run, its exports and prepared data. Each ends with exit code 2 and
-this sentence on standard error, without a traceback. `tiny.yaml` is the configuration of a small run. A test asserts
-the exit code and what the sentence says:
+Each row was typed in a folder with a small trained run, its exports and prepared data. Each ends
+with exit code 2 and this sentence on standard error, without a traceback. `tiny.yaml` is the
+configuration of a small run. A test asserts the exit code and what the sentence says:
 
 ```bash
-MISTAKES_TABLE=docs/reference/mistakes.md python -m pytest -m "slow or not slow" tests/integration/test_mistakes.py -q
+MISTAKES_TABLE=docs/reference/mistakes.md python -m pytest -m "slow or not slow" \\
+    tests/integration/test_mistakes.py -q
 ```
 
-Paths are shortened to the file's name. Foreign and damaged files have [a table of their own](trust.md).
+Paths are shortened to the file's name. Foreign and damaged files have
+[a table of their own](trust.md).
 """
 RATE = "model.init_args.optimizer.init_args.lr"
 SHAPE = {"vocab_size": 320, "context_length": 16, "n_layers": 1, "n_heads": 2, "d_model": 16}

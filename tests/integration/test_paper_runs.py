@@ -23,7 +23,8 @@ def read_experiment(folder: str, files: str) -> ConfigurationParser:
     (SLIMPAJAMA, "angpt common 250m", 247_214_208, 247e6, 2.47e6),
     (SLIMPAJAMA, "angpt common 0.5b", 505_775_232, 506e6, 5.06e6),
     (SLIMPAJAMA, "angpt common 1b", 1_072_639_104, 1.07e9, 10.7e6),
-    # 12 d² a layer and two matrices of the vocabulary: the paper's blocks have ReLU² between d × 4d and 4d × d
+    # 12 d² a layer and two matrices of the vocabulary. The paper's blocks have ReLU² between
+    # d × 4d and 4d × d.
     (FINEWEB, "common 162m", 162_222_336, 12 * 12 * 768**2 + 2 * 50_304 * 768, 0.32e6),
     (FINEWEB, "common 304m", 304_647_168, 16 * 12 * 1024**2 + 2 * 50_304 * 1024, 0.6e6),
     # table 2 gives one decimal, of nGPT's cut off

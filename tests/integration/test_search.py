@@ -72,8 +72,10 @@ def test_a_study_trains_its_draws_and_measures_the_best(shards: Path, tmp_path: 
 @pytest.mark.parametrize(("tune", "message"), [
     ({DECAY: {"low": 0, "high": 1}, RATE: TUNE[RATE]},
      f"{DECAY} takes fractions, and both ends of its range are whole numbers: write low as 0.0"),
-    ({"model.init_args.qk_norm": {"low": 0.0, "high": 1.0}}, "is of the wrong type: give true or false"),
-    ({"model.init_args.n_layers": {"low": 1.0, "high": 4.0}}, "is of the wrong type: give an integer"),
+    ({"model.init_args.qk_norm": {"low": 0.0, "high": 1.0}},
+     "is of the wrong type: give true or false"),
+    ({"model.init_args.n_layers": {"low": 1.0, "high": 4.0}},
+     "is of the wrong type: give an integer"),
     ({RATE: {"low": 0.1, "high": 0.01}}, "has low 0.1 and high 0.01: give a higher high"),
 ])  # fmt: skip
 def test_a_range_that_a_setting_cannot_take_is_refused(

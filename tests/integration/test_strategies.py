@@ -38,8 +38,8 @@ SAVED_AT = 7
 GLOBAL_BATCH = 12
 CLIP = 0.03  # below every gradient norm, so that each step is clipped
 LOSS_TOLERANCE = 1e-5
-"""Relative. float32 has 1.2e-7, and a loss is a sum of 384 terms, split over ranks. Strategies differ
-by 2.5e-7, and the settings that the comparison must tell apart by 8e-4."""
+"""Relative. float32 has 1.2e-7, and a loss is a sum of 384 terms, split over ranks. Strategies
+differ by 2.5e-7, and the settings that the comparison must tell apart by 8e-4."""
 NORM_TOLERANCE = 3e-6  # relative, of the gradient norm after up to 9 earlier steps
 WEIGHT_TOLERANCE = 5e-6  # absolute, at a learning rate of 1e-3 and AdamW's eps of 1e-6
 MUON = 100

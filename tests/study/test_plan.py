@@ -196,7 +196,7 @@ def test_a_list_in_the_mapping_of_a_seed_makes_several_seeds(folder: Path) -> No
         ),
         (
             {"baseline": "lstm"},
-            "baseline of study.yaml names 'lstm', which is none of its arms: choose among gpt, angpt",
+            "baseline of study.yaml names 'lstm', which is none of its arms: choose among gpt",
         ),
         (
             {"comparisons": [{"baseline": "gpt", "arms": ["ngtp"]}]},

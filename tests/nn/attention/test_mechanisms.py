@@ -124,7 +124,7 @@ def form(mechanism: Any, layer: int) -> Form:
         window, g, a, m = form(mechanism.g, layer)
         if (window, a, m) != (None, None, None):
             raise ValueError(
-                "LogBias's g must be a mechanism of g.* changes logits by distance: choose Plain, LogN"
+                "LogBias's g must be a mechanism of g.* changes logits by distance: choose Plain"
             )
         return Form(None, g, None, -torch.log1p(DISTANCES / 2))
     if isinstance(mechanism, SlidingWindow | WarmStart):
