@@ -64,13 +64,9 @@ def set_plain_encoding(tokenizer: Tokenizer) -> Tokenizer:
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer.json. Raise UserError if the file is missing, too large or foreign."""
-    try:
-        content = read_small_file(str(path))
-    except FileNotFoundError as error:
-        raise UserError(
-            f"there is no tokenizer at {path}: give the path of a tokenizer.json"
-        ) from error
-    return parse_tokenizer(content, str(path))
+    if not Path(path).is_file():  # a folder of the user's is not damaged
+        raise UserError(f"there is no tokenizer at {path}: give the path of a tokenizer.json")
+    return parse_tokenizer(read_small_file(str(path)), str(path))
 
 
 def parse_tokenizer(content: bytes, origin: str) -> Tokenizer:

@@ -166,7 +166,7 @@ def draw_norms(trained: dict[str, Any], untrained: dict[str, Any], has_unit_norm
         _draw_norm(axes, untrained[vector], "untrained", RED, "^--")
         if has_unit_norms:
             axes.axhline(1, color=INK, linewidth=0.8, linestyle=BASELINE_LINE, label="assumed")
-        axes.set(title=VECTORS[vector], xlabel="layer")
+        axes.set(title=VECTORS[vector], xlabel="layer", yscale="log")  # before its limits are read
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.45), max(high, 2.2))  # so that an axis has several ticks

@@ -67,17 +67,18 @@ def _read_index(index: Path) -> dict[Path, list[str]]:
 
 def _check_shards(tensors: dict[Path, list[str]], index: Path) -> None:
     """Raise UserError unless each file has exactly the tensors that the index expects in it."""
-    holders: dict[str, str] = {}
+    holders: dict[str, Path] = {}
     for file, expected_names in tensors.items():
         if not file.is_file():
             raise UserError(f"{index} names {file.name}, which is not there: {ADVICE}")
         for name in tensor_names(file):
             if name in holders:
                 raise UserError(
-                    f"{file} and {holders[name]} both hold {name}: {ADVICE}, into an empty folder"
+                    f"{file} and {holders[name].name} both hold {name}: "
+                    f"{ADVICE}, into an empty folder"
                 )
-            holders[name] = file.name
-        missing = [name for name in expected_names if holders.get(name) != file.name]
+            holders[name] = file
+        missing = [name for name in expected_names if holders.get(name) != file]
         if missing:
             raise UserError(
                 f"{file} lacks {min(missing)}, which {index.name} expects in it: {ADVICE}"

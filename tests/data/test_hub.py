@@ -209,7 +209,11 @@ def test_a_pattern_that_matches_no_file(server: Hub) -> None:
         ((401, "RepoNotFound"), r"\(RepositoryNotFoundError, status 401\): check the name"),
         ((403, ""), r"\(HfHubHTTPError, status 403\): .* and log in with `hf auth login`"),
         ((404, "RevisionNotFound"), r"revision main \(RevisionNotFoundError, status 404\)"),
-        ((503, ""), r"127.0.0.1 refuses the dataset allenai/c4 .* status 503\): .*, or prepare"),
+        (
+            (503, ""),
+            r"127.0.0.1 refuses the dataset allenai/c4 .* status 503\): .* or try again later, "
+            "or prepare",
+        ),
     ],
 )
 def test_a_refusal_is_one_sentence(server: Hub, refusal: tuple[int, str], message: str) -> None:

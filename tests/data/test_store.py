@@ -193,6 +193,18 @@ def test_an_error_names_the_limit_of_open_files_and_calls_no_chunk_damaged(
     assert re.search(message, output.read_text())
 
 
+def test_a_reader_closes_its_chunks_before_it_fails(folder: Path, tokens: np.ndarray) -> None:
+    """Its chunks may be the only files that can be closed."""
+
+    def read_without_free_files() -> None:
+        reader = open_store(folder)
+        reader.read(0, 3000)
+        open_all_files()
+        np.testing.assert_array_equal(reader.read(3000, 2000), tokens[3000:])
+
+    assert finish_call(read_without_free_files) == 0
+
+
 def test_an_error_of_the_disk_names_the_chunk(folder: Path, monkeypatch) -> None:
     reader = open_store(folder)
     monkeypatch.setattr(os, "preadv", lambda *arguments: os.stat("/none"))

@@ -97,6 +97,12 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         load_tokenizer(path)
 
 
+def test_a_folder_in_place_of_a_tokenizer_is_not_called_damaged(tmp_path: Path) -> None:
+    """The advice for damage is to remove the folder."""
+    with pytest.raises(UserError, match=f"^there is no tokenizer at {tmp_path}: give the path"):
+        load_tokenizer(tmp_path)
+
+
 LONGER_STRING = replace({"String": "a"}, "a" * 50)
 LONGER_PATTERN = replace({"Regex": "a"}, "a" * 50)
 PREPEND = {"type": "Prepend", "prepend": "aaaa"}

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from torch.nn.functional import silu
 
 from anlit import GPT, NGPT, AnGPT, ScaleInvariant, load_checkpoint
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.evaluation.data import load_validation_data
 from anlit.evaluation.diagnose import Diagnose
-from anlit.evaluation.hidden_norms import measure_norms, norms_table
+from anlit.evaluation.hidden_norms import draw_norms, measure_norms, norms_table
 from anlit.evaluation.score_distribution import (
     BIN_WIDTH,
     LARGEST_SCORE,
@@ -272,3 +273,15 @@ def test_the_table_has_a_row_for_each_layer_and_for_the_head() -> None:
 
     assert list(table.head) == ["layer", "‖h‖", "‖h_M‖"]
     assert table.rows == [["0", "1 (1)", "3 (0.75)"], ["head", "2 (0.5)", "–"]]
+
+
+def test_the_axis_of_norms_ends_near_them() -> None:
+    """Norms over a factor of 1000: an axis that begins below zero shows none of them."""
+    norms = {"h": {"mean": [0.3, 10.0, 400.0], "standard_deviation": [0.1, 3.0, 100.0]}}
+
+    figure = draw_norms(norms, norms, False)
+
+    low, high = figure.axes[0].get_ylim()
+    plt.close(figure)
+    assert 0.01 < low < 0.3
+    assert 400 < high < 4000

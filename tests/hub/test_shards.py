@@ -85,6 +85,18 @@ def lose_a_tensor(folder: Path) -> None:
     save_file(tensors, owner)
 
 
+def hold_in_a_namesake(folder: Path) -> None:
+    """The embedding is in a file of the same name in another folder, which is read first."""
+    files = weight_map(folder)
+    owner = folder / files.pop(EMBEDDING)
+    namesake = folder / "a" / owner.name
+    namesake.parent.mkdir()
+    save_file({EMBEDDING: load_file(owner)[EMBEDDING], "a.weight": torch.zeros(1)}, namesake)
+    lose_a_tensor(folder)
+    files = {"a.weight": f"a/{owner.name}", EMBEDDING: owner.name, **files}
+    (folder / INDEX).write_text(json.dumps({"weight_map": files}))
+
+
 def add_second_model(folder: Path) -> None:
     save_file({}, folder / "model.safetensors")
 
@@ -96,6 +108,7 @@ def lose_index(folder: Path) -> None:
 CHANGED_FOLDERS = {
     hold_twice: f"both hold {EMBEDDING}: download the model again, into an empty folder",
     lose_a_tensor: f"lacks {EMBEDDING}, which {INDEX} expects in it",
+    hold_in_a_namesake: f"lacks {EMBEDDING}, which {INDEX} expects in it",
     lose_index: f"has no model.safetensors and no {INDEX}",
     add_second_model: "model.safetensors and an index of other files",
 }

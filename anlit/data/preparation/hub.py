@@ -171,7 +171,8 @@ def _explain(error: Exception, repository: str, revision: str) -> str:
         return (
             f"{host} refuses {repository} in revision {revision} ({reason}, status "
             f"{error.response.status_code}): check the name, the revision and this machine's "
-            "clock, accept the terms on its page, and log in with `hf auth login` or HF_TOKEN"
+            "clock, accept the terms on its page, and log in with `hf auth login` or HF_TOKEN, or "
+            "try again later"
         )
     detail = (str(error) or reason).splitlines()[0]
     return (

@@ -5,6 +5,7 @@ while it is in use stays readable for the processes that have it open.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import resource
@@ -146,6 +147,9 @@ class OpenFiles:
         except FileNotFoundError:
             raise
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and self._descriptors:
+                self.close_all_but(0)  # they may be the only files that can be closed
+                return self.open(path)
             raise UserError(
                 f"{path} cannot be opened ({error.strerror}): make it readable, or raise the limit "
                 f"of open files (`ulimit -n`, now {soft_limit:,})"
