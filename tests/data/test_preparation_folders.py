@@ -233,6 +233,25 @@ def test_a_damaged_file_is_made_again(
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def damage_hash(record: dict[str, Any]) -> None:
+    record["files"][0]["sha256"] = [1]
+
+
+def damage_name(record: dict[str, Any]) -> None:
+    record["files"][0]["name"] = 3
+
+
+@pytest.mark.parametrize("change", [damage_hash, damage_name])
+def test_a_hash_that_no_task_wrote_differs_from_the_source_file(
+    change: Callable[[dict[str, Any]], None], recipe: Recipe, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "out")
+    edit(tmp_path / "out" / RECORD, change)
+
+    with pytest.raises(UserError, match="is not what .*out was prepared from: remove"):
+        make(tmp_path / "out", recipe, verify=True)
+
+
 def write_brace(path: Path) -> None:
     path.write_text("{")
 

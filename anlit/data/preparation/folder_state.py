@@ -206,7 +206,8 @@ def _recorded_hashes(folder: Path, n_tasks: int) -> dict[PieceKey, str] | None:
     try:
         for record in read_records(folder, n_tasks).values():
             for file in record["files"]:
-                hashes[file["name"], file.get("part")] = file["sha256"]
+                # As text, because anyone may have written the record.
+                hashes[str(file["name"]), file.get("part")] = str(file["sha256"])
     except (OSError, *RECORD_ERRORS):
         return None
     return hashes
