@@ -248,7 +248,7 @@ def test_a_hash_that_no_task_wrote_differs_from_the_source_file(
     shutil.copytree(finished, tmp_path / "out")
     edit(tmp_path / "out" / RECORD, change)
 
-    with pytest.raises(UserError, match="is not what .*out was prepared from: remove"):
+    with pytest.raises(UserError, match=r"is not what .*out was prepared from: remove"):
         make(tmp_path / "out", recipe, verify=True)
 
 
