@@ -7,6 +7,7 @@ arm have their lowest points above each other.
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -100,7 +101,7 @@ def draw_tuned_losses(curves: Panels, value: str, over: str, path: Path) -> None
 def _looks(numbers: Sequence[float]) -> dict[float, tuple[tuple[float, ...], str]]:
     """Colour and marker of each value of `over`, from dark to pale."""
     colours = matplotlib.colormaps[COLOUR_MAP]
-    looks = {}
+    looks: dict[float, tuple[tuple[float, ...], str]] = {}
     for i, number in enumerate(numbers):
         share = DARKEST * i / max(len(numbers) - 1, 1)
         looks[number] = (colours(share), MARKERS[i % len(MARKERS)])
@@ -112,5 +113,5 @@ def _draw_curve(ax: Axes, curve: Curve, top: float, colour: tuple[float, ...], m
     shown = [min(loss, top) for loss in curve.values()]
     ax.plot(values, shown, color=colour, marker=marker, markersize=4, linewidth=1.2)
     best = min(curve, key=curve.__getitem__)
-    ring = {"marker": "o", "markersize": 9, "fillstyle": "none", "color": INK}
+    ring: dict[str, Any] = {"marker": "o", "markersize": 9, "fillstyle": "none", "color": INK}
     ax.plot(best, min(curve[best], top), **ring)
