@@ -172,8 +172,8 @@ def claims() -> list[tuple[str, ...]]:
         (f"{untuned}: **not shown**", "1.3M", "20", "2",
          times_fewer("compute_optimal/1.3m", "nGPT", "GPT+")),
         (f"{tuned}: **no**", "1.3M", "20", "3", behind("bridge/plain-1.3m", "anGPT", "GPT+")),
-        (linked("… both with a QK gain and a norm of attention's average, neither in the paper",
-                "the-norm-of-attentions-average"),
+        (linked("… both with a QK gain and a norm of attention's average, neither in the paper as "
+                "we read it", "the-norm-of-attentions-average"),
          "1.3M", "20", "3", behind("bridge/plain-1.3m", with_both, with_norm)),
         (linked("scale-invariant attention, with p-RoPE, helps anGPT", "scale-invariant-attention"),
          "0.1M", "20", "3", times_fewer("compute_optimal/0.1m", invariant, "anGPT")),
