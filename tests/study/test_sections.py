@@ -85,6 +85,20 @@ def test_losses_of_the_tuning_are_curves_over_the_tried_values(
     assert 3.2 < wide_curve[2][1] < axes.get_ylim()[1]
 
 
+def test_a_setting_that_was_also_tried_at_zero_has_its_losses(folder: Path) -> None:
+    """A logarithmic axis has no zero."""
+    decays = {"model.init_args.weight_decay": [0.0, 0.1, 0.2]}
+    arms = {"gpt": UNTUNED_ARMS["gpt"] | {"vary": SIZES, "tune": decays}}
+    sections = [{"trend": {"value": "weight_decay", "over": "parameters"}}]
+
+    def loss(run, values, parameters, tokens):
+        return 3 + abs(values["weight_decay"] - 0.1)
+
+    page = report(trained(folder, loss, arms=arms, baseline=None, sections=sections))
+
+    assert "losses-weight_decay-parameters.png" in page.pictures
+
+
 def n_parameters(d: int) -> int:
     """The parameters of the study's models with four layers and 1024 tokens, of width d."""
     return 2 * 1024 * d + 4 * 16 * d * d

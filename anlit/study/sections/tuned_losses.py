@@ -85,8 +85,9 @@ def draw_tuned_losses(curves: Panels, value: str, over: str, path: Path) -> None
             for number, curve in sorted(arm_curves.items()):
                 _draw_curve(ax, curve, top, *looks[number])
             ax.set_title(title)
-            ax.set_xscale("log")
-            set_ticks(ax.xaxis, sorted(tried))
+            if min(tried) > 0:
+                ax.set_xscale("log")
+                set_ticks(ax.xaxis, sorted(tried))
             ax.set_ylim(*with_margin(best, top))
             ax.set_xlabel(UNITS.get(value, display_name(value)))
             ax.set_ylabel(UNITS["loss"])
