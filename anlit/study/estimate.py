@@ -142,6 +142,9 @@ def _merge_layer(config: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any
         trainer["callbacks"] = [*callbacks, *as_list(trainer.pop("callbacks+"))]
     changes = trainer.get("callbacks")
     if callbacks and isinstance(changes, dict) and "class_path" not in changes:
-        arguments = init_args(callbacks[-1]) | changes.get("init_args", changes)
-        trainer["callbacks"] = [*callbacks[:-1], callbacks[-1] | {"init_args": arguments}]
+        last = callbacks[-1]
+        if isinstance(last, str):
+            last = {"class_path": last}
+        arguments = init_args(last) | changes.get("init_args", changes)
+        trainer["callbacks"] = [*callbacks[:-1], last | {"init_args": arguments}]
     return merge(config, layer | {"trainer": trainer})

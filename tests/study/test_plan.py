@@ -294,6 +294,21 @@ def test_the_estimate_counts_a_ramp_that_an_option_changes(folder: Path, key: st
     assert cost.tokens == (100 * 1 + 300 * 4) * 8 * 256
 
 
+def test_the_estimate_counts_a_ramp_whose_callback_is_a_name(folder: Path) -> None:
+    name = "anlit.training.callbacks.BatchRamp"
+    settings = {
+        "trainer.accumulate_grad_batches": 4,
+        "trainer.callbacks": [name],
+        "trainer.callbacks.schedule": {0: 1, 100: 4},
+    }
+    shared = {"configs": ["common.yaml"], "settings": settings}
+    study = changed_study(folder, shared=shared)
+
+    cost = estimate_cost(study.tuning_runs()[0])
+
+    assert cost.tokens == (100 * 1 + 300 * 4) * 8 * 256
+
+
 @pytest.mark.parametrize(
     ("budget", "n_tokens"),
     [
