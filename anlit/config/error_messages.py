@@ -26,8 +26,10 @@ NOT_FOR_USERS = ("Schedule", "WarmedUp", "Annealed")
 ADVICE = {
     "No supported gpu backend found|CUDAAccelerator": "trainer.accelerator needs a GPU, and none "
     "was found: set --trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
-    "CPUAccelerator|not a valid input using": "trainer.devices is no number of processes: "
+    "CPUAccelerator|not a valid input using cpu": "trainer.devices is no number of processes: "
     "give --trainer.devices 1 or more on CPU",
+    "not a valid input using": "trainer.devices is no number of devices: give --trainer.devices 1 "
+    "or more, or -1 for all devices",
     "`test_dataloader` must be": "the data have no test_dataloader: use `anlit validate` for the "
     "loss on their validation split",
     "Timer.duration=": "trainer.max_time is no duration: give DD:HH:MM:SS, such as 00:12:00:00 for "
@@ -48,7 +50,7 @@ _TYPE = re.compile(
     r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<values>.*?)\])"
 )
 _ARGUMENT = r"unrecognized arguments: (?P<name>[^\s=]+)"
-_MONITOR = "which is not available|could not find the monitored key"
+_MONITOR = "metric .* which is not available|could not find the monitored key"
 """Lightning's words for a metric that a callback monitors and nobody logs."""
 
 
@@ -251,8 +253,9 @@ def _expected_types(message: str) -> list[str]:
 def _explain_cause(error: ParserError, match: re.Match[str]) -> str:
     """Any other mistake below a key, in the words of its innermost cause."""
     *_, details = _HEADER.split(error.message)
-    *_, cause = _END_OF_CAUSES.split(details)[0].strip().splitlines()
-    return f"{error.key}: {cause.lstrip(' -').rstrip('.')}: {error.help}"
+    causes = _END_OF_CAUSES.split(details)[0].strip().splitlines()
+    cause = causes[-1].lstrip(" -").rstrip(".") if causes else "the value is wrong"
+    return f"{error.key}: {cause}: {error.help}"
 
 
 EXPLANATIONS: tuple[tuple[Sequence[str], Callable[[ParserError, re.Match[str]], str]], ...] = (

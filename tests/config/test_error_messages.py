@@ -1,0 +1,42 @@
+"""Sentences for errors that no command of `mistakes.py` causes."""
+
+import pytest
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from anlit.config.error_messages import (
+    explain_lightning_error,
+    explain_parser_error,
+    is_lightning_error,
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'Parser key "trainer": ',
+        'Parser key "trainer":\n    Given value: 3',
+        "Parser key \"trainer\":\n    - Expected a <class 'NoneType'>. Got value: 3",
+    ],
+)
+def test_an_error_without_a_cause_is_a_sentence_too(message: str) -> None:
+    sentence = explain_parser_error(message, [], "anlit fit")
+
+    assert sentence == "trainer: the value is wrong: anlit fit --help lists the options"
+
+
+def test_an_error_of_torch_is_none_of_lightnings() -> None:
+    error = RuntimeError("the operator needs NVLink, which is not available")
+
+    assert not is_lightning_error(error)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "advice"),
+    [("cpu", "give --trainer.devices 1 or more on CPU"), ("cuda", "or -1 for all devices")],
+)
+def test_no_devices_are_refused_with_advice_for_the_machine(accelerator: str, advice: str) -> None:
+    error = MisconfigurationException(
+        f"`Trainer(devices='0')` value is not a valid input using {accelerator} accelerator."
+    )
+
+    assert explain_lightning_error(error).endswith(advice)
