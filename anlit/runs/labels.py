@@ -179,6 +179,7 @@ def short_names(keys: list[str]) -> dict[str, str]:
 def _endings(key: str) -> list[str]:
     """The last component of a key, the last two, … without `init_args` and `class_path`."""
     components = [name for name in key.split(".") if name not in ("init_args", "class_path")]
+    components = components or [key]
     return [".".join(components[first:]) for first in reversed(range(len(components)))]
 
 

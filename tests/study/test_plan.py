@@ -21,6 +21,14 @@ def test_a_grid_is_the_product_of_its_lines_and_a_list_of_grids_their_union() ->
     assert names == ["depth=1_lr=0.1", "depth=1_lr=0.2", "depth=2_lr=0.1", "depth=2_lr=0.2"]
 
 
+@pytest.mark.parametrize("key", ["class_path", "init_args"])
+def test_a_key_that_names_no_setting_is_its_own_name(key: str) -> None:
+    """`anlit fit` refuses the key in a sentence."""
+    (point,) = expand_grid({key: [1]}, "tune")
+
+    assert point.name == f"{key}=1"
+
+
 def test_keys_with_the_same_last_name_keep_what_tells_them_apart() -> None:
     points = expand_grid([{"m.first.lr": [1], "m.second.lr": [2]}, {"m.second.lr": 2}], "here")
 
