@@ -22,6 +22,7 @@ Curve = dict[float, float]
 """Value of the tuned setting → lowest loss with it."""
 Panels = Mapping[str, Mapping[float, Curve]]
 """Title of an arm → value of `over` → curve."""
+Colour = tuple[float, float, float, float]
 DARKEST = 0.85
 """The share of the colour map that the curves use. The rest is too pale on white."""
 
@@ -99,17 +100,17 @@ def draw_tuned_losses(curves: Panels, value: str, over: str, path: Path) -> None
         save(figure, path)
 
 
-def _looks(numbers: Sequence[float]) -> dict[float, tuple[tuple[float, ...], str]]:
+def _looks(numbers: Sequence[float]) -> dict[float, tuple[Colour, str]]:
     """Colour and marker of each value of `over`, from dark to pale."""
     colours = matplotlib.colormaps[COLOUR_MAP]
-    looks: dict[float, tuple[tuple[float, ...], str]] = {}
+    looks: dict[float, tuple[Colour, str]] = {}
     for i, number in enumerate(numbers):
         share = DARKEST * i / max(len(numbers) - 1, 1)
         looks[number] = (colours(share), MARKERS[i % len(MARKERS)])
     return looks
 
 
-def _draw_curve(ax: Axes, curve: Curve, top: float, colour: tuple[float, ...], marker: str) -> None:
+def _draw_curve(ax: Axes, curve: Curve, top: float, colour: Colour, marker: str) -> None:
     values = list(curve)
     shown = [min(loss, top) for loss in curve.values()]
     ax.plot(values, shown, color=colour, marker=marker, markersize=4, linewidth=1.2)
