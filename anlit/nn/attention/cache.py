@@ -86,7 +86,10 @@ class KeyValueCache:
             older_k, older_v = self._layers[layer]
             visible = [torch.cat((older_k, k), -2), torch.cat((older_v, v), -2)]
         begin = max(0, visible[0].shape[-2] - window + 1)
-        self._layers[layer] = [tensor[..., begin:, :] for tensor in visible]
+        latest = [tensor[..., begin:, :] for tensor in visible]
+        if k.shape[-2] > 1:  # a view would hold the memory of a whole prompt
+            latest = [tensor.clone() for tensor in latest]
+        self._layers[layer] = latest
         return visible
 
     def _find_begins(

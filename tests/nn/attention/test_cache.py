@@ -154,7 +154,27 @@ def test_a_window_bounds_the_memory_and_takes_more_new_tokens_than_a_block_of_qu
 
     assert_same(logits, model(tokens))
     assert model.cache_bytes(700, 8) == n_visible * n_kv_heads * 512
-    n_bytes = 0
-    for keys, values in cache._layers.values():
-        n_bytes += keys.nbytes + values.nbytes
-    assert n_bytes == n_kept * n_kv_heads * 512
+    assert bytes_held(cache) == n_kept * n_kv_heads * 512
+
+
+@torch.no_grad()
+def test_a_window_does_not_hold_the_memory_of_a_long_prompt() -> None:
+    model = decoder(GPT, attention=SlidingWindow(40), n_kv_heads=2)
+    cache = KeyValueCache(701)
+
+    model(random_tokens(1, 700), cache=cache)
+    bytes_after_prompt = bytes_held(cache)
+    model(random_tokens(1, 1), cache=cache)
+
+    assert bytes_after_prompt == 39 * 2 * 512
+    assert bytes_held(cache) == 40 * 2 * 512
+
+
+def bytes_held(cache: KeyValueCache) -> int:
+    """The memory of a cache, with what lies beside its keys and values in their storages."""
+    storages = {}
+    for keys_and_values in cache._layers.values():
+        for tensor in keys_and_values:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
