@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from anlit import GPT, TokenShards
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from anlit.errors import UserError
-from anlit.training.callbacks import WholeSteps
+from anlit.training.callbacks import StepCheckpoints, WholeSteps
 from anlit.training.lightning_internals import completes_step
 from tests.data.modules import quiet_trainer
 from tests.data.prepared import VOCABULARY, random_tokens, write_prepared
@@ -286,6 +286,21 @@ def test_every_file_of_model_checkpoint_is_of_the_step_in_its_name(
     for step, file in files.items():
         assert read_checkpoint(file)["global_step"] == step
     assert_continues(shards, files[3], 3, whole)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_weights_alone_do_not_replace_a_file_that_continues_a_run(
+    shards: Path, tmp_path: Path, whole: CurveAndWeights, order: int
+) -> None:
+    """An annealed study keeps its branches, and an arm may keep weights of the same steps."""
+    savers = [StepCheckpoints([4]), StepCheckpoints(2, save_weights_only=True)]
+
+    train(shards, *savers[::order], default_root_dir=str(tmp_path))
+
+    files = {path.stem: path for path in tmp_path.rglob("*.ckpt")}
+    assert sorted(files) == [f"step-0000000{step}" for step in (2, 4, 6, 8)]
+    assert "optimizer_states" not in read_checkpoint(files["step-00000002"])
+    assert_continues(shards, files["step-00000004"], 4, whole)
 
 
 class PassesAnHour(L.Callback):

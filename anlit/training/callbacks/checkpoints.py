@@ -66,13 +66,24 @@ class StepCheckpoints(ModelCheckpoint):
         return f"{type(self).__qualname__}{self.steps}"
 
     def on_train_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
-        if completes_step(trainer) and self._keeps(trainer.global_step):
+        if not completes_step(trainer) or not self._keeps(trainer.global_step):
+            return
+        if not self.save_weights_only or not _is_kept_whole(trainer):
             super().on_train_batch_end(trainer, *batch)
 
     def _keeps(self, step: int) -> bool:
         if isinstance(self.steps, int):
             return step % self.steps == 0
         return step in self.steps
+
+
+def _is_kept_whole(trainer: L.Trainer) -> bool:
+    """Whether a callback keeps this step with all that continues a run, in a file of one name."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, StepCheckpoints) and not callback.save_weights_only:
+            if callback._keeps(trainer.global_step):
+                return True
+    return False
 
 
 class LastCheckpoint(ModelCheckpoint):
