@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import DataLoader, IterableDataset
 
 from anlit.data.attributes import bytes_per_token_of, name_of
 from anlit.data.batch import Batch
@@ -47,6 +48,12 @@ def data_messages(trainer: L.Trainer, is_continued: bool) -> Iterator[str]:
         )
     elif obstacle is not None:
         yield f"A continued run would repeat or leave out batches: {obstacle}."
+    if trainer.world_size > 1 and not isinstance(data, ResumableData):
+        if any(map(_is_iterable, _leaves(trainer.train_dataloader))):
+            yield (
+                f"{name} trains on an IterableDataset on {trainer.world_size} ranks: it has to "
+                "give each rank its own share and as many batches, nothing checks this."
+            )
 
 
 def obstacle_to_exact_resume(trainer: L.Trainer) -> str | None:
@@ -92,3 +99,7 @@ def _leaves(loaders: Any) -> list[Any]:
     if isinstance(loaders, dict):
         loaders = list(loaders.values())
     return list(loaders) if isinstance(loaders, list | tuple) else [loaders]
+
+
+def _is_iterable(loader: Any) -> bool:
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)

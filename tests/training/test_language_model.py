@@ -55,6 +55,12 @@ def test_the_rate_peaks_after_warm_up_and_ends_at_final(accumulate: int) -> None
     assert rates[-1] == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("name", ["optimizer", "schedule"])
+def test_none_in_place_of_an_optimizer_or_a_schedule_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"model.{name} is empty: leave it out for the default"):
+        tiny(GPT, **{name: None})
+
+
 def test_a_schedule_without_an_end_is_refused() -> None:
     message = r"max_steps=-1 .*: set trainer\.max_steps or trainer\.max_epochs"
     with pytest.raises(UserError, match=message):
