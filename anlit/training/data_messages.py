@@ -48,12 +48,12 @@ def data_messages(trainer: L.Trainer, is_continued: bool) -> Iterator[str]:
         )
     elif obstacle is not None:
         yield f"A continued run would repeat or leave out batches: {obstacle}."
-    if trainer.world_size > 1 and not isinstance(data, ResumableData):
-        if any(map(_is_iterable, _leaves(trainer.train_dataloader))):
-            yield (
-                f"{name} trains on an IterableDataset on {trainer.world_size} ranks: it has to "
-                "give each rank its own share and as many batches, nothing checks this."
-            )
+    is_iterable = any(map(_is_iterable, _leaves(trainer.train_dataloader)))
+    if is_iterable and trainer.world_size > 1 and not isinstance(data, ResumableData):
+        yield (
+            f"{name} trains on an IterableDataset on {trainer.world_size} ranks: it has to give "
+            "each rank its own share and as many batches, nothing checks this."
+        )
 
 
 def obstacle_to_exact_resume(trainer: L.Trainer) -> str | None:

@@ -80,9 +80,10 @@ class StepCheckpoints(ModelCheckpoint):
 def _is_kept_whole(trainer: L.Trainer) -> bool:
     """Whether a callback keeps this step with all that continues a run, in a file of one name."""
     for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, StepCheckpoints) and not callback.save_weights_only:
-            if callback._keeps(trainer.global_step):
-                return True
+        if not isinstance(callback, StepCheckpoints) or callback.save_weights_only:
+            continue
+        if callback._keeps(trainer.global_step):
+            return True
     return False
 
 
