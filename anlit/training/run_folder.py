@@ -112,8 +112,12 @@ def remove_refused_start(run_dir: str) -> None:
 
 
 def _has_trained(run: Path) -> bool:
-    """Whether a batch was trained on: then the record has the kernels of attention."""
-    return bool(read_json(run / RECORD, RECORD_SCHEMA, missing={}).get("attention"))
+    """Whether a batch was trained on: the record has the kernels of attention, or a loss is logged.
+
+    A decoder of a user's own may have no attention.
+    """
+    record = read_json(run / RECORD, RECORD_SCHEMA, missing={})
+    return bool(record.get("attention")) or (run / METRICS).is_file()
 
 
 def _is_removable(path: Path) -> bool:
