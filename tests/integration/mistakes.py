@@ -187,7 +187,7 @@ SLOW = [
         "would average no gradients: set --trainer.strategy anlit",
     ),
     # the command itself
-    ("trian --config tiny.yaml", r"unknown command 'trian': choose one of prepare, fit"),
+    ("trian --config tiny.yaml", r"unknown command 'trian': choose one of demo, prepare, fit"),
     (
         "generate run hello --import nowhere",
         r"--import nowhere fails .* a file in this folder or PYTHONPATH",

@@ -88,6 +88,8 @@ def prepare(
             check_sources(folder, recipe, source, manifest, times, verify)
             return manifest
         _refuse_links(folder)
+        if not folder.exists():
+            source.refuse_if_empty()
         with _locked(folder):
             if is_finished(folder, settings):
                 damage = find_damage(folder, verify)

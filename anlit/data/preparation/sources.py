@@ -60,6 +60,9 @@ class CorpusFiles:
     def release(self, file: SourceFile, folder: Path) -> None:
         """Remove the fetched copy of a file, which is not needed any more."""
 
+    def refuse_if_empty(self) -> None:
+        """Raise UserError if no local file matches, before a folder for shards is made."""
+
 
 class LocalFiles(CorpusFiles):
     """A folder with the corpus, in the first of several layouts (lists of globs) that matches."""
@@ -77,6 +80,10 @@ class LocalFiles(CorpusFiles):
         self.other_formats = sorted(all_names - set(self.paths))
         """Files of other layouts, which may be copies."""
 
+    def refuse_if_empty(self) -> None:
+        if not self.paths:
+            raise self._no_files()
+
     def listing(self) -> Listing:
         files: list[SourceFile] = []
         irregular: list[str] = []
@@ -86,12 +93,7 @@ class LocalFiles(CorpusFiles):
             else:
                 irregular.append(name)
         if not files:
-            problem = f"There is no folder {self.root}"
-            if self.root.is_dir():
-                problem = f"{self.root} has no file that matches {self.patterns}"
-            raise UserError(
-                f"{problem}: set --source to the folder that holds the corpus in the hub's layout"
-            )
+            raise self._no_files()
         files.sort(key=lambda file: (natural_order(file.name), file.name))
         skipped: dict[str, list[str]] = {}
         bad = ""
@@ -101,6 +103,14 @@ class LocalFiles(CorpusFiles):
         if self.other_formats:
             skipped[OTHER_FORMAT] = self.other_formats
         return Listing(files, skipped, bad)
+
+    def _no_files(self) -> UserError:
+        problem = f"There is no folder {self.root}"
+        if self.root.is_dir():
+            problem = f"{self.root} has no file that matches {self.patterns}"
+        return UserError(
+            f"{problem}: set --source to the folder that holds the corpus in the hub's layout"
+        )
 
 
 class DistinctTexts(CorpusFiles):
@@ -129,12 +139,15 @@ class DistinctTexts(CorpusFiles):
         self.may_skip = may_skip
         self.settings = {"val_fraction": val_fraction}
 
-    def listing(self) -> Listing:
+    def refuse_if_empty(self) -> None:
         if not self.paths:
             raise UserError(
                 f"No file matches {self.description}: set --source (--data.source) to the folder "
                 "with the text, or --pattern (--data.pattern) to the names of its files"
             )
+
+    def listing(self) -> Listing:
+        self.refuse_if_empty()
         skipped: dict[str, list[str]] = {}
         distinct: dict[str, SourceFile] = {}
         bad = ""
