@@ -34,7 +34,7 @@ help:  ## Show what can be made
 demo: $(VENV)/.installed  ## Train GPT+, nGPT, anGPT on this machine's Python sources and plot them (10 minutes on 2 cores)
 	$(BIN)/anlit demo --output $(RUNS)
 
-test: $(VENV)/.installed-dev  ## Fast tests (less than 20 minutes on 2 cores; JOBS=4 on more)
+test: $(VENV)/.installed-dev  ## Fast tests (10 to 12 minutes on 2 cores; JOBS=4 on more)
 	$(BIN)/python -m pytest $(BESIDE)
 
 test-slow: $(VENV)/.installed-dev  ## Also the long ones: real runs, killed and resumed
