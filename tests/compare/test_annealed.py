@@ -92,7 +92,7 @@ def test_an_irreducible_loss_makes_it_at_most_2_percent_too_large() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speedup", "length", "words"),
+    ("speedup", "length", "sentence"),
     [
         (1.5, 4000, "> 1.00"),
         (5.0, 2000, "> 2.00"),
@@ -100,13 +100,13 @@ def test_an_irreducible_loss_makes_it_at_most_2_percent_too_large() -> None:
         (0.3, 1000, "< 0.50"),
     ],
 )
-def test_beyond_the_baselines_lengths_there_is_a_bound(speedup, length, words: str) -> None:
+def test_beyond_the_baselines_lengths_there_is_a_bound(speedup, length, sentence: str) -> None:
     baseline = {1: ends_of(law())}
     arm = {1: ends_of(law(speedup))}
 
     result = annealed_speed_up(baseline, arm, length)
 
-    assert result.words == words
+    assert result.words == sentence
     assert not result.is_exact
 
 
@@ -124,12 +124,12 @@ def test_the_interval_is_a_t_test_of_the_logarithms_over_pairs_of_seeds() -> Non
     baseline = {seed: ends_of(law(seed)) for seed in speedups}
     arm = {seed: ends_of(law(seed * speedup)) for seed, speedup in speedups.items()}
 
-    words = annealed_speed_up(baseline, arm, 1000).words
+    sentence = annealed_speed_up(baseline, arm, 1000).words
 
     ratios = list(speedups.values())
     interval = stats.ttest_1samp(np.log(ratios), 0).confidence_interval()
     low, high = np.exp(interval)
-    assert words == f"{stats.gmean(ratios):.2f} ({low:.2f} … {high:.2f})"
+    assert sentence == f"{stats.gmean(ratios):.2f} ({low:.2f} … {high:.2f})"
 
 
 @pytest.mark.parametrize("lost", ["arm", "baseline"])
@@ -170,7 +170,7 @@ def test_the_trend_is_a_t_test_of_the_slopes_of_the_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "sentence"),
     [
         (
             {500: [1.5, 1.6, 1.55], 1000: [1.3, 1.38, 1.35], 2000: [1.1, 1.2, 1.15]},
@@ -187,11 +187,11 @@ def test_the_trend_is_a_t_test_of_the_slopes_of_the_seeds() -> None:
         ({500: [1.5], 1000: [1.2]}, "without an interval no trend is shown"),
     ],
 )
-def test_a_trend_claims_what_its_interval_shows(values: dict, words: str) -> None:
+def test_a_trend_claims_what_its_interval_shows(values: dict, sentence: str) -> None:
     result = trend(speedups_of(values))
 
     assert result is not None
-    assert result.words == words
+    assert result.words == sentence
 
 
 def test_one_length_and_lengths_with_bounds_have_no_trend() -> None:

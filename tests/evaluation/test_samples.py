@@ -105,13 +105,13 @@ class Watch(L.Callback):
 
 
 def test_nothing_of_the_model_and_of_random_numbers_changes(shards: Path, tmp_path: Path) -> None:
-    before = Watch()
-    after = Watch()
+    first_watch = Watch()
+    last_watch = Watch()
 
-    train(shards, tmp_path, [before, Samples(["the cat"], 8), after], dropout=0.5)
+    train(shards, tmp_path, [first_watch, Samples(["the cat"], 8), last_watch], dropout=0.5)
 
-    assert len(after.states) == 3  # with the validation before the first step
-    assert after.states == before.states
+    assert len(last_watch.states) == 3  # with the validation before the first step
+    assert last_watch.states == first_watch.states
 
 
 class Wandb(WandbLogger):

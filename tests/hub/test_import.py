@@ -58,13 +58,13 @@ NEMO = pytest.param("Mistral-Nemo", marks=pytest.mark.slow)
 @torch.no_grad()
 def test_a_family_comes_in_and_goes_back(case: str, tmp_path: Path) -> None:
     """The same logits as transformers', and out again in the same class with the same weights."""
-    hub_model = published(case, tmp_path / "theirs")
+    hub_model = published(case, tmp_path / "hub_folder")
     n_parameters = sum(parameter.numel() for parameter in hub_model.parameters())
     expected = hub_model(TOKENS).logits
     assert expected.std() > 0.5, "logits near zero would agree whatever the network"
 
-    loaded = load_imported(tmp_path / "theirs", tmp_path / "ours")
-    back = exported(tmp_path / "ours", tmp_path / "back")
+    loaded = load_imported(tmp_path / "hub_folder", tmp_path / "imported_folder")
+    back = exported(tmp_path / "imported_folder", tmp_path / "back")
 
     assert (loaded.architecture, loaded.training_length) == ("GPT", 64)
     assert loaded.model.model.n_parameters() == n_parameters
@@ -95,11 +95,13 @@ def test_a_run_from_imported_weights_keeps_family_and_longest_context(
     context_length: int, tmp_path: Path
 ) -> None:
     """A Mistral without a window is a Llama but for its name. The export goes through a copy."""
-    theirs = tmp_path / "theirs"
-    published("Mistral-7B-v0.3", theirs)
-    ours = import_model(theirs, tmp_path / "ours", f"--context_length={context_length}")
-    model = load_checkpoint(str(ours), "cpu").model.requires_grad_(True)
-    load_initial_weights(model, str(ours))
+    hub_folder = tmp_path / "hub_folder"
+    published("Mistral-7B-v0.3", hub_folder)
+    imported_folder = import_model(
+        hub_folder, tmp_path / "imported_folder", f"--context_length={context_length}"
+    )
+    model = load_checkpoint(str(imported_folder), "cpu").model.requires_grad_(True)
+    load_initial_weights(model, str(imported_folder))
     file = save(model, tmp_path / "run" / "checkpoints" / "last.ckpt")
 
     copy = export(file, tmp_path / "copy")
@@ -124,18 +126,18 @@ def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
 
     So a prompt begins with it, and a text is scored after it.
     """
-    theirs = tmp_path / "theirs"
-    hub_model = published("Llama-2-7b", theirs, vocab_size=300)
-    tokenizer = write_tokenizer_with_frame(theirs)
+    hub_folder = tmp_path / "hub_folder"
+    hub_model = published("Llama-2-7b", hub_folder, vocab_size=300)
+    tokenizer = write_tokenizer_with_frame(hub_folder)
     tokens = tokenizer.encode("abcba", add_special_tokens=False).ids
     with_begin = [tokenizer.token_to_id("<s>"), *tokens]
     text = tmp_path / "text.txt"
     text.write_text("abcba")
     table = tmp_path / "scores.parquet"
 
-    ours = import_model(theirs, tmp_path / "ours", "--context_length=16")
-    (record,) = generate_records(capsys, ours, "abcba", "--max_tokens=1")
-    assert main(["score", str(ours), str(text), f"--output={table}"]) == 0
+    imported_folder = import_model(hub_folder, tmp_path / "imported_folder", "--context_length=16")
+    (record,) = generate_records(capsys, imported_folder, "abcba", "--max_tokens=1")
+    assert main(["score", str(imported_folder), str(text), f"--output={table}"]) == 0
 
     assert record["prompt_tokens"] == with_begin
     rows = pq.read_table(table).to_pydict()
@@ -144,7 +146,7 @@ def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
     assert rows["log_likelihood"] == pytest.approx(expected.tolist(), abs=1e-5)
     assert rows["token"] == tokens
     assert rows["n_context"] == list(range(len(tokens)))
-    loaded = load_checkpoint(str(ours), "cpu")
+    loaded = load_checkpoint(str(imported_folder), "cpu")
     assert loaded.training_length == 16
     assert load_checkpoint_tokenizer(loaded).separator == Separator(7, "end")
 
@@ -230,7 +232,7 @@ def test_a_folder_with_custom_code_is_refused_with_the_way_to_an_anlit_folder(
     """No architecture of transformers has a rotation of half the dimensions."""
     model = small(GPT, attention=Plain(), positions=RoPE(fraction=0.5))
     file = save(model, tmp_path / "run" / "checkpoints" / "last.ckpt")
-    folder = export_to_transformers(file, tmp_path / "theirs")
+    folder = export_to_transformers(file, tmp_path / "hub_folder")
 
     sentence = refused(folder, refusal)
 
@@ -249,16 +251,16 @@ def change_weights(folder: Path, **tensors: torch.Tensor) -> None:
 
 
 def test_a_head_beside_a_tied_embedding_is_compared(tmp_path: Path, refusal) -> None:
-    theirs = tmp_path / "theirs"
-    hub_model = published("Qwen3-0.6B", theirs)
+    hub_folder = tmp_path / "hub_folder"
+    hub_model = published("Qwen3-0.6B", hub_folder)
     embedding = hub_model.get_input_embeddings().weight.detach()
 
-    change_weights(theirs, **{"lm_head.weight": embedding.clone()})
-    import_model(theirs, tmp_path / "same")
-    change_weights(theirs, **{"lm_head.weight": embedding + 1})
-    sentence = refused(theirs, refusal)
-    change_config(theirs, tie_word_embeddings=False)
-    loaded = load_imported(theirs, tmp_path / "head")
+    change_weights(hub_folder, **{"lm_head.weight": embedding.clone()})
+    import_model(hub_folder, tmp_path / "same")
+    change_weights(hub_folder, **{"lm_head.weight": embedding + 1})
+    sentence = refused(hub_folder, refusal)
+    change_config(hub_folder, tie_word_embeddings=False)
+    loaded = load_imported(hub_folder, tmp_path / "head")
 
     advice = "is not the embedding: set tie_word_embeddings to false"
     assert f"a head (lm_head.weight) that {advice}" in sentence

@@ -45,8 +45,8 @@ CASES = {"Qwen": "SmolLM2-135M", "Llama 3": "Llama-3.2-1B"}
 class Folders(NamedTuple):
     """A model as transformers has it, and as `anlit import` writes it."""
 
-    theirs: Path
-    ours: Path
+    hub_folder: Path
+    imported_folder: Path
 
 
 def source(folder: Path, kind: str) -> Path:
@@ -70,19 +70,19 @@ def folders_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fold
     def make(kind: str) -> Folders:
         if kind not in made:
             folder = tmp_path_factory.mktemp("model")
-            theirs = source(folder / "theirs", kind)
-            made[kind] = Folders(theirs, imported(theirs, folder / "ours"))
+            hub_folder = source(folder / "hub_folder", kind)
+            made[kind] = Folders(hub_folder, imported(hub_folder, folder / "imported_folder"))
         return made[kind]
 
     return make
 
 
 @pytest.fixture
-def copy_theirs(folders_of, tmp_path: Path) -> Callable[[str], Path]:
-    """copy_theirs(kind) → a folder of transformers that the test may change."""
+def copy_hub_folder(folders_of, tmp_path: Path) -> Callable[[str], Path]:
+    """copy_hub_folder(kind) → a folder of transformers that the test may change."""
 
     def copy(kind: str) -> Path:
-        return Path(shutil.copytree(folders_of(kind).theirs, tmp_path / "theirs"))
+        return Path(shutil.copytree(folders_of(kind).hub_folder, tmp_path / "hub_folder"))
 
     return copy
 
@@ -125,8 +125,8 @@ def test_a_conversation_is_answered_as_by_transformers(
     kind: str, folders_of, tmp_path: Path, capsys
 ) -> None:
     """Also by the folder that `export` writes, read there."""
-    theirs, ours = folders_of(kind)
-    back = export_to_transformers(ours, tmp_path / "back")
+    hub_folder, imported_folder = folders_of(kind)
+    back = export_to_transformers(imported_folder, tmp_path / "back")
     chats = write_json(tmp_path / "chats.jsonl", {"prompt": CONVERSATION})
     single_message = [{"role": "user", "content": "the cat"}]
     cases = [
@@ -135,9 +135,9 @@ def test_a_conversation_is_answered_as_by_transformers(
     ]
 
     for prompt, conversation in cases:
-        (record,) = generate_records(capsys, ours, "--chat", prompt, *GREEDY)
+        (record,) = generate_records(capsys, imported_folder, "--chat", prompt, *GREEDY)
 
-        expected = answer(theirs, conversation)
+        expected = answer(hub_folder, conversation)
         assert (record["prompt_tokens"], record["tokens"]) == expected
         assert answer(back, conversation) == expected
 
@@ -146,12 +146,12 @@ def test_an_end_of_a_turn_does_not_hide_the_earlier_turns(
     folders_of, tmp_path: Path, capsys
 ) -> None:
     """The model has document masking, and the end of a turn is its end of a document."""
-    ours = folders_of("Qwen").ours
+    imported_folder = folders_of("Qwen").imported_folder
     chats = write_json(tmp_path / "chats.jsonl", {"prompt": CONVERSATION})
-    model = load_checkpoint(str(ours), "cpu").model.model
-    end = stop_tokens(ours)
+    model = load_checkpoint(str(imported_folder), "cpu").model.model
+    end = stop_tokens(imported_folder)
 
-    (record,) = generate_records(capsys, ours, "--chat", f"--prompts={chats}", *GREEDY)
+    (record,) = generate_records(capsys, imported_folder, "--chat", f"--prompts={chats}", *GREEDY)
 
     assert model.document_masking
     assert end in record["prompt_tokens"]
@@ -214,8 +214,8 @@ def test_a_stream_is_the_text_whatever_the_tokens(kind: str, prompt: str) -> Non
 
 @pytest.mark.parametrize("kind", ["Llama 2", "Gemma"])
 def test_bytes_that_are_no_character_do_not_end_a_stream(kind: str, folders_of, capsys) -> None:
-    ours = folders_of(kind).ours
-    command = [str(ours), "the cat", "--max_tokens=60", "--temperature=3", "--seed=2"]
+    imported_folder = folders_of(kind).imported_folder
+    command = [str(imported_folder), "the cat", "--max_tokens=60", "--temperature=3", "--seed=2"]
 
     (record,) = generate_records(capsys, *command)
     assert main(["generate", *command]) == 0
@@ -231,18 +231,18 @@ def test_a_prompt_that_ends_in_a_replacement_character_is_shown_once(run: Path, 
 
 
 def test_every_end_token_ends_and_generation_config_is_the_last_word(
-    folders_of, copy_theirs, tmp_path: Path, capsys
+    folders_of, copy_hub_folder, tmp_path: Path, capsys
 ) -> None:
-    (free,) = generate_records(capsys, folders_of("Qwen").ours, "the cat", *GREEDY)
+    (free,) = generate_records(capsys, folders_of("Qwen").imported_folder, "the cat", *GREEDY)
     third = free["tokens"][2]
     n_before = free["tokens"].index(third)
     assert free["finish"] == "length"
-    theirs = copy_theirs("Qwen")
-    write_tokenizer(theirs, "Qwen", eos_token_id=[LAST_TOKEN, third], temperature=0.5)
+    hub_folder = copy_hub_folder("Qwen")
+    write_tokenizer(hub_folder, "Qwen", eos_token_id=[LAST_TOKEN, third], temperature=0.5)
 
-    ours = imported(theirs, tmp_path / "ours")
-    (record,) = generate_records(capsys, ours, "the cat", *GREEDY)
-    back = export_to_transformers(ours, tmp_path / "back")
+    imported_folder = imported(hub_folder, tmp_path / "imported_folder")
+    (record,) = generate_records(capsys, imported_folder, "the cat", *GREEDY)
+    back = export_to_transformers(imported_folder, tmp_path / "back")
 
     assert record["tokens"] == free["tokens"][:n_before]
     assert record["finish"] == "end_of_document"
@@ -285,14 +285,16 @@ def train_on(folder: Path, weights: Path, tokenizer: Path, *options: str) -> Pat
     return run
 
 
-def test_a_run_from_chat_weights_is_a_chat_model_too(copy_theirs, tmp_path: Path, capsys) -> None:
+def test_a_run_from_chat_weights_is_a_chat_model_too(
+    copy_hub_folder, tmp_path: Path, capsys
+) -> None:
     """Its folder has the template and all end tokens.
 
     So have its export and a run from its checkpoint.
     """
-    theirs = copy_theirs("Qwen")
-    write_tokenizer(theirs, "Qwen", eos_token_id=[LAST_TOKEN, 5])
-    weights = imported(theirs, tmp_path / "ours")
+    hub_folder = copy_hub_folder("Qwen")
+    write_tokenizer(hub_folder, "Qwen", eos_token_id=[LAST_TOKEN, 5])
+    weights = imported(hub_folder, tmp_path / "imported_folder")
     chat = ["--chat", "the cat", *GREEDY]
     (first,) = generate_records(capsys, weights, *chat)
 
@@ -326,7 +328,7 @@ def test_a_run_from_chat_weights_is_a_chat_model_too(copy_theirs, tmp_path: Path
 def test_a_run_with_another_tokenizer_does_not_keep_the_template(
     folders_of, tmp_path: Path, capsys, refusal, caplog
 ) -> None:
-    weights = folders_of("Qwen").ours
+    weights = folders_of("Qwen").imported_folder
     other = tmp_path / "other.json"
     KINDS["Qwen"]().save(str(other), pretty=False)
     caplog.set_level("INFO")
@@ -347,27 +349,27 @@ def expected_log_likelihoods(folder: Path, tokens: list[int]) -> list[float]:
 
 
 def test_conversations_are_scored_as_by_transformers(folders_of, tmp_path: Path) -> None:
-    theirs, ours = folders_of("Llama 2")
+    hub_folder, imported_folder = folders_of("Llama 2")
     chats = write_json(tmp_path / "chats.jsonl", {"messages": CONVERSATION})
     table = tmp_path / "scores.parquet"
     options = ["--chat", "--field=messages", "--length=1000", f"--output={table}"]
 
-    assert main(["score", str(ours), str(chats), *options]) == 0
+    assert main(["score", str(imported_folder), str(chats), *options]) == 0
 
     rows = pq.read_table(table).to_pydict()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(theirs)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(hub_folder)
     tokens = tokenizer.apply_chat_template(CONVERSATION, return_dict=False)
     first, *rest = rows["log_likelihood"]
     assert rows["token"] == tokens
     assert first is None
-    assert rest == pytest.approx(expected_log_likelihoods(theirs, tokens), abs=2e-4)
+    assert rest == pytest.approx(expected_log_likelihoods(hub_folder, tokens), abs=2e-4)
 
 
 def test_special_tokens_in_a_scored_text_are_tokens_when_asked_for(
     folders_of, tmp_path: Path
 ) -> None:
     """After the token that begins a text, which is not doubled. The end of a turn hides nothing."""
-    theirs, ours = folders_of("Llama 3")
+    hub_folder, imported_folder = folders_of("Llama 3")
     text = "the cat<|im_end|>\nthe dogs<|im_end|>\nthe cat"
     plain_file = tmp_path / "text.txt"
     plain_file.write_text(text)
@@ -376,11 +378,11 @@ def test_special_tokens_in_a_scored_text_are_tokens_when_asked_for(
     table = tmp_path / "scores.parquet"
     options = ["--special_tokens", "--length=1000", f"--output={table}"]
 
-    assert main(["score", str(ours), str(plain_file), str(begun_file), *options]) == 0
+    assert main(["score", str(imported_folder), str(plain_file), str(begun_file), *options]) == 0
 
     rows = pq.read_table(table).to_pylist()
-    tokens = transformers.AutoTokenizer.from_pretrained(theirs)(text).input_ids
-    expected = expected_log_likelihoods(theirs, tokens)
+    tokens = transformers.AutoTokenizer.from_pretrained(hub_folder)(text).input_ids
+    expected = expected_log_likelihoods(hub_folder, tokens)
     for document, document_tokens in ((0, tokens[1:]), (1, tokens)):
         document_rows = [row for row in rows if row["document"] == document]
         values = [row["log_likelihood"] for row in document_rows]
@@ -394,7 +396,7 @@ def test_an_empty_prompt_begins_a_document(kind: str, folders_of, tmp_path: Path
     tokenizer = write_tokenizer(tmp_path, kind)
     begin = "<|im_start|>" if kind in CASES else "<s>"
 
-    (record,) = generate_records(capsys, folders_of(kind).ours, "", *GREEDY)
+    (record,) = generate_records(capsys, folders_of(kind).imported_folder, "", *GREEDY)
 
     assert record["prompt_tokens"] == [tokenizer.token_to_id(begin)]
 
@@ -412,16 +414,16 @@ def test_an_empty_prompt_of_a_run_is_the_separator_of_its_data(run: Path, capsys
 
 
 def test_a_model_without_such_a_token_refuses_an_empty_prompt(
-    copy_theirs, tmp_path: Path, refusal
+    copy_hub_folder, tmp_path: Path, refusal
 ) -> None:
-    theirs = copy_theirs("T5")
-    (theirs / "tokenizer_config.json").unlink()
-    (theirs / "generation_config.json").unlink()
+    hub_folder = copy_hub_folder("T5")
+    (hub_folder / "tokenizer_config.json").unlink()
+    (hub_folder / "generation_config.json").unlink()
     no_tokens = {"bos_token_id": None, "eos_token_id": None}
-    edit(theirs / "config.json", lambda record: record.update(no_tokens))
-    ours = imported(theirs, tmp_path / "ours")
+    edit(hub_folder / "config.json", lambda record: record.update(no_tokens))
+    imported_folder = imported(hub_folder, tmp_path / "imported_folder")
 
-    message = refusal("generate", ours, "")
+    message = refusal("generate", imported_folder, "")
 
     assert "has no token that begins a document: give some text" in message
 
@@ -455,35 +457,35 @@ DAMAGE = [
 
 @pytest.mark.parametrize(("name", "content", "complaint"), DAMAGE)
 def test_damaged_special_tokens_are_refused(
-    name: str, content: str, complaint: str, copy_theirs, tmp_path: Path, refusal
+    name: str, content: str, complaint: str, copy_hub_folder, tmp_path: Path, refusal
 ) -> None:
-    theirs = copy_theirs("Qwen")
-    output = tmp_path / "ours"
-    (theirs / name).write_bytes(content.encode(errors="surrogateescape"))
+    hub_folder = copy_hub_folder("Qwen")
+    output = tmp_path / "imported_folder"
+    (hub_folder / name).write_bytes(content.encode(errors="surrogateescape"))
 
-    assert complaint in refusal("import", theirs, "--output", output)
+    assert complaint in refusal("import", hub_folder, "--output", output)
     assert not output.exists()
 
 
 def test_a_template_may_lie_in_any_place_where_transformers_finds_it(
-    copy_theirs, tmp_path: Path, capsys
+    copy_hub_folder, tmp_path: Path, capsys
 ) -> None:
-    theirs = copy_theirs("Qwen")
+    hub_folder = copy_hub_folder("Qwen")
     template = "{{ messages[0].content }} and"
-    template_file = theirs / "chat_template.jinja"
+    template_file = hub_folder / "chat_template.jinja"
     template_list = [
         {"name": "tool_use", "template": "no"},
         {"name": "default", "template": template},
     ]
 
     template_file.write_text(template)
-    one = imported(theirs, tmp_path / "one")
+    one = imported(hub_folder, tmp_path / "one")
     template_file.unlink()
     edit(
-        theirs / "tokenizer_config.json",
+        hub_folder / "tokenizer_config.json",
         lambda config: config.update(chat_template=template_list),
     )
-    two = imported(theirs, tmp_path / "two")
+    two = imported(hub_folder, tmp_path / "two")
     (from_file,) = generate_records(capsys, one, "--chat", "the cat", *GREEDY)
     (from_list,) = generate_records(capsys, two, "--chat", "the cat", *GREEDY)
     (without_template,) = generate_records(capsys, two, "the cat and", *GREEDY)

@@ -38,7 +38,7 @@ def weights(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_rate_falls_from_the_runs_to_zero_in_a_folder_of_its_own(stable_run, tmp_path) -> None:
-    before = weights(stable_run)
+    stable_weights = weights(stable_run)
     branch = tmp_path / "branch"
 
     assert anneal(stable_run, "--anneal=0.5", f"--run_dir={branch}") == 0
@@ -48,7 +48,7 @@ def test_the_rate_falls_from_the_runs_to_zero_in_a_folder_of_its_own(stable_run,
     expected = [peak * share for share in shares]
     assert steps(branch, "train/learning_rate") == [*range(N_STEPS, N_STEPS + 10)]
     assert column(branch, "train/learning_rate") == pytest.approx(expected)
-    assert_identical(before, weights(stable_run), "weights of the run")
+    assert_identical(stable_weights, weights(stable_run), "weights of the run")
 
 
 def test_it_branches_beside_the_run_without_a_run_dir_and_once_more_in_the_next_folder(

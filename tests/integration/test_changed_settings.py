@@ -53,7 +53,7 @@ def continued(shards: Path, run_dir: Path, *changed: str) -> list[str]:
 def test_another_model_is_refused_in_one_sentence(
     shards: Path, run_dir: Path, changed: list, difference: str, refusal
 ):
-    before = contents(run_dir)
+    contents_before = contents(run_dir)
 
     error = refusal(*continued(shards, run_dir, *changed))
 
@@ -61,7 +61,7 @@ def test_another_model_is_refused_in_one_sentence(
     assert "--accept_changes true" in error
     after = contents(run_dir)
     for name in ("config.yaml", "run.json", "metrics.csv", "checkpoints/last.ckpt"):
-        assert after[run_dir / name] == before[run_dir / name]
+        assert after[run_dir / name] == contents_before[run_dir / name]
 
 
 def test_weights_that_do_not_fit_are_refused_even_if_accepted(

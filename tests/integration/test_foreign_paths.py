@@ -34,14 +34,14 @@ def outside(tmp_path: Path) -> Path:
 def test_a_partial_file_that_is_a_link_is_replaced(
     shards: Path, tmp_path: Path, outside: Path
 ) -> None:
-    before = contents(outside)
+    contents_before = contents(outside)
     checkpoints = tmp_path / "run" / CHECKPOINTS
     checkpoints.mkdir(parents=True)
     (checkpoints / ".partial-last.ckpt").symlink_to(outside / "last.ckpt")
 
     assert main(fit_arguments(shards, tmp_path / "run", *SHORT)) == 0
 
-    assert contents(outside) == before
+    assert contents(outside) == contents_before
     assert not (checkpoints / "last.ckpt").is_symlink()
 
 
@@ -51,7 +51,7 @@ def test_a_partial_file_that_is_a_link_is_replaced(
 def test_nothing_of_a_run_is_written_through_a_link(
     shards: Path, tmp_path: Path, outside: Path, name: str, refusal
 ):
-    before = contents(outside)
+    contents_before = contents(outside)
     path = tmp_path / "run" / name
     path.parent.mkdir(parents=True)
     target = outside if CHECKPOINTS in name else outside / "last.ckpt"
@@ -60,11 +60,11 @@ def test_nothing_of_a_run_is_written_through_a_link(
     error = refusal(*fit_arguments(shards, tmp_path / "run", *SHORT))
 
     assert f"{path} is a link to {target}, and a run writes into its own folder" in error
-    assert contents(outside) == before
+    assert contents(outside) == contents_before
 
 
 def test_what_is_a_link_or_has_a_name_is_no_leftover(tmp_path: Path, outside: Path) -> None:
-    before = contents(outside)
+    contents_before = contents(outside)
     folder = tmp_path / "run" / SHARDED
     (folder / "last-2").mkdir(parents=True)
     (folder / "last-0").symlink_to(outside, target_is_directory=True)
@@ -75,7 +75,7 @@ def test_what_is_a_link_or_has_a_name_is_no_leftover(tmp_path: Path, outside: Pa
         remove_unnamed(tmp_path / checkpoints)
 
     assert file_names(folder) == {"last-0"}
-    assert contents(outside) == before
+    assert contents(outside) == contents_before
 
 
 def test_a_folder_of_another_name_or_run_is_not_removed_with_a_checkpoint(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def fit_with_kept_checkpoints(
 def test_a_trainer_of_ones_own_removes_nothing_that_a_checkpoint_names(
     tmp_path: Path, outside: Path, scheme
 ) -> None:
-    before = contents(outside)
+    contents_before = contents(outside)
     foreign = tmp_path / "foreign.ckpt"
     path = f"{scheme}{outside}"
     worst = torch.tensor(9e9)
@@ -141,7 +141,7 @@ def test_a_trainer_of_ones_own_removes_nothing_that_a_checkpoint_names(
     second = fit_with_kept_checkpoints(tmp_path, 4, foreign)
 
     assert second.global_step == 4
-    assert contents(outside) == before
+    assert contents(outside) == contents_before
     for callback in second.checkpoint_callbacks:
         assert str(outside) not in callback.best_model_path
 
@@ -154,9 +154,9 @@ def test_a_continued_run_keeps_its_best_checkpoint_where_later_ones_are_worse(
     best = folder / "checkpoints" / "best.ckpt"
     lowest = torch.tensor(0.0)  # no later loss is below it
     change_states(last, last, best_k_models={"best.ckpt": lowest}, best_model_score=lowest)
-    before = best.read_bytes()
+    contents_before = best.read_bytes()
 
     longer = ("--ckpt_path=last", "--trainer.max_steps=24")
     assert main(fit_arguments(shards, folder, *longer)) == 0
 
-    assert best.read_bytes() == before
+    assert best.read_bytes() == contents_before

@@ -55,12 +55,12 @@ def first_try(trained_try: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_second_try_takes_the_next_folder_and_says_so(
     shards: Path, first_try: Path, capfd
 ) -> None:
-    before = contents(first_try)
+    contents_before = contents(first_try)
     capfd.readouterr()
 
     assert main(named(shards)) == 0
 
-    assert contents(first_try) == before
+    assert contents(first_try) == contents_before
     assert record_of(first_try)["name"] == record_of(Path("runs/wide-2"))["name"] == "wide"
     assert record_of(first_try)["tags"] == ["baseline", "english"]
     assert config_of(Path("runs/wide-2"))["run_dir"] == "runs/wide-2"
@@ -113,11 +113,11 @@ def test_a_job_that_is_started_again_takes_no_other_folder(
     shards: Path, first_try: Path, monkeypatch: pytest.MonkeyPatch, refusal, count: str
 ) -> None:
     monkeypatch.setenv(count, "1")
-    before = contents(first_try)
+    contents_before = contents(first_try)
 
     error = refusal(*named(shards))
     assert "run_dir=runs/wide already holds a run: continue it with --ckpt_path last" in error
-    assert contents(first_try) == before
+    assert contents(first_try) == contents_before
     assert main(named(shards, "--ckpt_path=last", steps=4)) == 0
 
     assert os.listdir("runs") == ["wide"]

@@ -59,14 +59,14 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
     run_dir = shutil.copytree(finished, tmp_path / "run")
     for name in lost:
         (run_dir / "checkpoints" / name).unlink()
-    before = contents(run_dir)
+    contents_before = contents(run_dir)
     last = ("--trainer.max_steps=20", "--ckpt_path=last", "--checkpoint_every_n_steps=100")
 
     error = refusal(*fit_arguments(shards, run_dir, *last))
 
     assert "ckpt_path=last finds no checkpoints/last.ckpt" in error
     assert ("best.ckpt" in error) is (len(lost) == 1)
-    assert contents(run_dir) == before
+    assert contents(run_dir) == contents_before
     best = fit_arguments(shards, run_dir, "--trainer.max_steps=22", "--ckpt_path=best")
     if len(lost) == 1:
         best_checkpoint = f"{run_dir}/checkpoints/best.ckpt"
@@ -103,13 +103,13 @@ def test_a_folder_with_files_of_a_run_is_continued_from_its_own_checkpoints_alon
         shutil.copy(finished / "checkpoints" / "last.ckpt", run_dir / name)
     else:
         shutil.copy(finished / name, run_dir / name)
-    before = contents(run_dir)
+    contents_before = contents(run_dir)
 
     error = refusal(*fit_arguments(shards, run_dir, *options.format(finished).split()))
 
     assert f"run_dir={run_dir} already holds a run" in error
     assert "continue it with --ckpt_path last, or choose another --run_dir" in error
-    assert contents(run_dir) == before
+    assert contents(run_dir) == contents_before
 
 
 GIT_STATE = "anlit.training.callbacks.run_record.git_state"

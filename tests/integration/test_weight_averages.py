@@ -109,12 +109,16 @@ def test_an_annealed_run_goes_on_with_weights_and_averages(averaged: Path, tmp_p
 
     assert main([*arguments, "--anneal=0.3", f"--run_dir={branch}"]) == 0
 
-    before = last_checkpoint(averaged)
-    after = last_checkpoint(branch)
-    assert after["global_step"] == 18
-    assert after["averaging_state"]["n_averaged"] == 18
-    change = distance(after["state_dict"], before["state_dict"])
-    assert 0 < change < distance(after["current_model_state"], before["state_dict"])
+    checkpoint_before = last_checkpoint(averaged)
+    checkpoint_after = last_checkpoint(branch)
+    assert checkpoint_after["global_step"] == 18
+    assert checkpoint_after["averaging_state"]["n_averaged"] == 18
+    change = distance(checkpoint_after["state_dict"], checkpoint_before["state_dict"])
+    assert (
+        0
+        < change
+        < distance(checkpoint_after["current_model_state"], checkpoint_before["state_dict"])
+    )
 
 
 @pytest.mark.parametrize(

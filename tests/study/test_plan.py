@@ -336,14 +336,14 @@ def test_the_estimate_takes_a_budget_of_tokens(folder: Path, budget: dict, n_tok
 
 
 def test_a_name_and_tags_change_no_hash(folder: Path) -> None:
-    before = attributes(changed_study(folder).tuning_runs(), "hash")
+    hashes_before = attributes(changed_study(folder).tuning_runs(), "hash")
     common = Path("common.yaml").read_text()
     Path("common.yaml").write_text(f"{common}\nname: wide\ntags: [a]\n")
     shared = {"configs": ["common.yaml"], "settings": {"tags": ["baseline"]}}
 
     runs = changed_study(folder, shared=shared).tuning_runs()
 
-    assert attributes(runs, "hash") == before
+    assert attributes(runs, "hash") == hashes_before
     assert '--tags=["baseline"]' in runs[0].options(Path("runs"))
 
 

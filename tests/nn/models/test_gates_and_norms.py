@@ -144,12 +144,12 @@ def test_all_settings_train_and_come_back_from_a_checkpoint(architecture, tmp_pa
         attention_gate="per_head",
         post_norm=True,
     )
-    before = copy.deepcopy(dict(model.named_parameters()))
+    initial_parameters = copy.deepcopy(dict(model.named_parameters()))
 
     fit(model, max_steps=3)
 
     for name, parameter in model.named_parameters():
-        assert not torch.equal(parameter, before[name]), f"{name} did not learn"
+        assert not torch.equal(parameter, initial_parameters[name]), f"{name} did not learn"
     model.trainer.strategy.connect(model)
     file = tmp_path / "model.ckpt"
     model.trainer.save_checkpoint(file, weights_only=True)

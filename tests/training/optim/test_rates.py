@@ -46,13 +46,13 @@ def test_each_group_has_its_rate_times_its_factor(optimizer) -> None:
     plain = tiny(AnGPT, optimizer=optimizer)
     scaled = tiny(AnGPT, optimizer=optimizer, lr_factors=FACTORS)
 
-    before = rates_of(plain)
-    after = rates_of(scaled)
+    plain_rates = rates_of(plain)
+    factored_rates = rates_of(scaled)
 
-    assert after.keys() == before.keys()
-    for name, rate in after.items():
+    assert factored_rates.keys() == plain_rates.keys()
+    for name, rate in factored_rates.items():
         factor = FACTORS.get(name, 1.0)
-        assert rate == pytest.approx(factor * before[name])
+        assert rate == pytest.approx(factor * plain_rates[name])
 
 
 def test_a_step_moves_a_group_by_its_factor_and_decays_it_by_its_factor() -> None:
@@ -94,14 +94,14 @@ def parameters_by_group(model: Any) -> dict[str, list[torch.nn.Parameter]]:
 
 def test_a_factor_of_0_freezes_a_group() -> None:
     model = tiny(GPT, lr_factors={"embedding": 0.0})
-    before = copy.deepcopy(model.model)
+    initial_model = copy.deepcopy(model.model)
     optimizer = optimizer_of(model)
 
     backward(model)
     optimizer.step()
 
-    assert torch.equal(model.model.embedding.weight, before.embedding.weight)
-    assert not torch.equal(model.model.head.weight, before.head.weight)
+    assert torch.equal(model.model.embedding.weight, initial_model.embedding.weight)
+    assert not torch.equal(model.model.head.weight, initial_model.head.weight)
 
 
 def test_a_shared_matrix_has_the_factor_of_the_head() -> None:

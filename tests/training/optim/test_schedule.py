@@ -101,8 +101,8 @@ def test_annealing_begins_at_the_rate_of_the_run_and_ends_at_zero(schedule: Sche
 
     values = factors(annealed, 60)
 
-    before = schedule.factor(49, 100)
-    fall = [before * (1 - step / 10) for step in range(1, 11)]
+    factor_before = schedule.factor(49, 100)
+    fall = [factor_before * (1 - step / 10) for step in range(1, 11)]
     assert values[:50] == factors(schedule, 100)[:50]
     assert values[50:] == pytest.approx(fall)
 
