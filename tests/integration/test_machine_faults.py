@@ -168,7 +168,9 @@ def test_a_lost_worker_is_named_where_a_logger_wraps_the_error(tmp_path: Path, m
 def test_a_fault_of_the_machine_is_one_sentence(
     shards: Path, tmp_path: Path, fault: str, sentence: str
 ) -> None:
-    arguments = fit_arguments(shards, tmp_path / "run", *STEPS, "--data.num_workers=1")
+    # Far more batches than a lost worker may have delivered ahead
+    settings = (*STEPS, "--trainer.max_steps=60", "--data.num_workers=1")
+    arguments = fit_arguments(shards, tmp_path / "run", *settings)
     error = sentence_of([*arguments, *at_step(fault)], tmp_path / "log")
     assert sentence in error
     assert error.endswith("then continue with --ckpt_path last")
