@@ -105,13 +105,7 @@ def json_lines(
 ) -> list[bytes]:
     """Return a line for each text, with subsets in turn; every second line has JSON's escapes."""
     lines = []
-    for number, (text, subset) in enumerate(
-        zip(
-            texts,
-            itertools.cycle(subsets),
-            strict=False,
-        )
-    ):
+    for number, (text, subset) in enumerate(zip(texts, itertools.cycle(subsets), strict=False)):
         values = {field: text, "meta": {"redpajama_set_name": subset}}
         line = json.dumps(values, ensure_ascii=number % 2 == 1)
         lines.append(f"{line}\n".encode())
@@ -160,10 +154,7 @@ def openwebtext(
 
 
 def fineweb(
-    folder: Path,
-    texts: Sequence[str],
-    n_files: int = 2,
-    sample: str = "10BT",
+    folder: Path, texts: Sequence[str], n_files: int = 2, sample: str = "10BT"
 ) -> list[Path]:
     """Write HuggingFaceFW/fineweb: sample/10BT/000_00000.parquet and so on, with more columns."""
     more_columns = {
@@ -197,20 +188,11 @@ def fineweb_bin(
 
 
 def bin_tokens(
-    tokens: Sequence[int],
-    magic: int = 20240520,
-    version: int = 1,
-    count: int | None = None,
+    tokens: Sequence[int], magic: int = 20240520, version: int = 1, count: int | None = None
 ) -> bytes:
     """Return a .bin file; its header says `count` tokens, by default as many as there are."""
     n_tokens = len(tokens) if count is None else count
-    header = struct.pack(
-        "<256i",
-        magic,
-        version,
-        n_tokens,
-        *[0] * 253,
-    )
+    header = struct.pack("<256i", magic, version, n_tokens, *[0] * 253)
     return header + struct.pack(f"<{len(tokens)}H", *tokens)
 
 

@@ -22,17 +22,7 @@ def write_stream(folder: Path, tokens: np.ndarray, chunk_tokens: int) -> dict[st
         chunk = tokens[first : first + chunk_tokens]
         body = chunk.astype(tokens.dtype.newbyteorder("<")).tobytes()
         size = CHUNK_HEADER_BYTES + len(body)
-        content = (
-            np.array(
-                [
-                    1,
-                    CHUNK_HEADER_BYTES,
-                    size,
-                ],
-                dtype="<u4",
-            ).tobytes()
-            + body
-        )
+        content = np.array([1, CHUNK_HEADER_BYTES, size], dtype="<u4").tobytes() + body
         name = f"chunk-0-{number}.bin"
         (folder / name).write_bytes(content)
         entry = {
@@ -112,10 +102,7 @@ def seal(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def random_tokens(
-    n: int,
-    seed: int,
-    vocabulary: int = VOCABULARY,
-    dtype: type = np.uint16,
+    n: int, seed: int, vocabulary: int = VOCABULARY, dtype: type = np.uint16
 ) -> np.ndarray:
     """Return random tokens; about one in 60 ends a document."""
     rng = np.random.default_rng(seed)

@@ -123,13 +123,7 @@ def on_two_devices(function: Callable[..., Any], **arguments: Any) -> list[Any]:
     return [result_by_rank[0], result_by_rank[1]]
 
 
-def _on_device(
-    rank: int,
-    port: str,
-    results: Any,
-    function: Any,
-    arguments: dict,
-) -> None:
+def _on_device(rank: int, port: str, results: Any, function: Any, arguments: dict) -> None:
     # Lightning learns from the environment that the processes already exist.
     os.environ |= {
         "LOCAL_RANK": str(rank),

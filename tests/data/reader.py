@@ -83,11 +83,7 @@ def read_stream(folder: Path, stream: str) -> np.ndarray:
     for chunk in index["chunks"]:
         content = (folder / stream / chunk["filename"]).read_bytes()
         array = np.frombuffer(content[12:], dtype)
-        assert struct.unpack("<3I", content[:12]) == (
-            1,
-            12,
-            len(content),
-        )
+        assert struct.unpack("<3I", content[:12]) == (1, 12, len(content))
         assert chunk["chunk_size"] == 1
         assert chunk["chunk_bytes"] == len(content)
         assert chunk["crc32"] == zlib.crc32(content)

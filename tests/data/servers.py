@@ -49,12 +49,7 @@ class _Server(ThreadingHTTPServer):
         def do_HEAD(self) -> None:
             self.do_GET()
 
-        def answer(
-            self,
-            content: bytes,
-            status: int = 200,
-            headers: Any = (),
-        ) -> None:
+        def answer(self, content: bytes, status: int = 200, headers: Any = ()) -> None:
             self.send_response(status)
             for name, value in {**dict(headers), "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)
@@ -69,11 +64,7 @@ S = TypeVar("S", bound=_Server)
 
 @contextmanager
 def serving(server: S) -> Iterator[S]:
-    threading.Thread(
-        target=server.serve_forever,
-        args=(SERVER_POLL_S,),
-        daemon=True,
-    ).start()
+    threading.Thread(target=server.serve_forever, args=(SERVER_POLL_S,), daemon=True).start()
     try:
         yield server
     finally:
@@ -167,14 +158,7 @@ class Hub(_Server):
                 return self.refuse(404, "EntryNotFound")
             entries = [_entry(root, path) for path in sorted(folder.rglob("*"), reverse=True)]
             for name in self.server.names:
-                entries.append(
-                    {
-                        "type": "file",
-                        "oid": "0" * 40,
-                        "size": 5,
-                        "path": name,
-                    }
-                )
+                entries.append({"type": "file", "oid": "0" * 40, "size": 5, "path": name})
             return self.answer(json.dumps(entries).encode())
 
         def resolve(self, root: Path, name: str) -> None:
@@ -210,11 +194,7 @@ def _entry(root: Path, path: Path) -> dict[str, Any]:
     if path.is_file():
         entry |= {"type": "file", "size": path.stat().st_size}
         if path.suffix != ".md":
-            entry["lfs"] = {
-                "oid": _sha256(path),
-                "size": path.stat().st_size,
-                "pointerSize": 130,
-            }
+            entry["lfs"] = {"oid": _sha256(path), "size": path.stat().st_size, "pointerSize": 130}
     return entry
 
 

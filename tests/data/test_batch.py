@@ -7,35 +7,17 @@ from anlit.data.batch import TokenAt, batch_from_blocks
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 
-BLOCKS = torch.tensor(
-    [
-        [5, 6, 0, 7, 0, 0, 8, 9],
-        [1, 2, 3, 4, 5, 6, 7, 0],
-    ],
-    dtype=torch.int32,
-)
+BLOCKS = torch.tensor([[5, 6, 0, 7, 0, 0, 8, 9], [1, 2, 3, 4, 5, 6, 7, 0]], dtype=torch.int32)
 CPU = torch.device("cpu")
 
 
 def test_targets_are_the_next_tokens_and_a_document_has_the_token_that_ends_it() -> None:
     batch = batch_from_blocks(BLOCKS, end_of_document=0)
 
-    assert batch.tokens.tolist() == [
-        [5, 6, 0, 7, 0, 0, 8],
-        [1, 2, 3, 4, 5, 6, 7],
-    ]
-    assert batch.targets.tolist() == [
-        [6, 0, 7, 0, 0, 8, 9],
-        [2, 3, 4, 5, 6, 7, 0],
-    ]
-    assert batch.document_ids.tolist() == [
-        [0, 0, 0, 1, 1, 2, 3],
-        [0] * 7,
-    ]
-    assert batch.positions.tolist() == [
-        [0, 1, 2, 0, 1, 0, 0],
-        [0, 1, 2, 3, 4, 5, 6],
-    ]
+    assert batch.tokens.tolist() == [[5, 6, 0, 7, 0, 0, 8], [1, 2, 3, 4, 5, 6, 7]]
+    assert batch.targets.tolist() == [[6, 0, 7, 0, 0, 8, 9], [2, 3, 4, 5, 6, 7, 0]]
+    assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1, 2, 3], [0] * 7]
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6]]
     assert batch.cu_seqlens.tolist() == [0, 3, 5, 6, 7, 14]
     assert batch.longest == 7
     assert [tensor.dtype for tensor in batch[:4]] == [torch.int64] * 4
@@ -46,10 +28,7 @@ def test_targets_are_the_next_tokens_and_a_document_has_the_token_that_ends_it()
 def test_a_document_has_the_token_that_starts_it() -> None:
     batch = batch_from_blocks(BLOCKS, end_of_document=0, token_at="start")
 
-    assert batch.document_ids.tolist() == [
-        [0, 0, 1, 1, 2, 3, 3],
-        [0] * 7,
-    ]
+    assert batch.document_ids.tolist() == [[0, 0, 1, 1, 2, 3, 3], [0] * 7]
     assert batch.cu_seqlens.tolist() == [0, 2, 4, 5, 7, 14]
 
 
@@ -64,13 +43,7 @@ def test_a_row_that_begins_with_a_document_begins_with_number_0() -> None:
 @pytest.mark.parametrize(
     ("token_at", "targets"),
     [
-        (
-            "end",
-            [
-                [6, 0, IGNORE_INDEX, 0, IGNORE_INDEX, IGNORE_INDEX, 9],
-                [2, 3, 4, 5, 6, 7, 0],
-            ],
-        ),
+        ("end", [[6, 0, IGNORE_INDEX, 0, IGNORE_INDEX, IGNORE_INDEX, 9], [2, 3, 4, 5, 6, 7, 0]]),
         (
             "start",
             [
@@ -90,12 +63,7 @@ def test_first_tokens_of_documents_can_be_left_out_of_the_loss(
 
 @pytest.mark.parametrize("token_at", ["end", "start"])
 def test_attention_derives_the_same_boundaries(token_at: TokenAt) -> None:
-    blocks = torch.randint(
-        0,
-        9,
-        (5, 41),
-        generator=torch.Generator().manual_seed(0),
-    )
+    blocks = torch.randint(0, 9, (5, 41), generator=torch.Generator().manual_seed(0))
     batch = batch_from_blocks(blocks, 0, token_at)
 
     documents = Documents(batch.document_ids, 40, CPU)
@@ -110,40 +78,15 @@ def test_attention_without_documents_takes_the_whole_row() -> None:
 
 
 def test_a_batch_can_be_cut_into_shorter_sequences() -> None:
-    blocks = torch.tensor(
-        [
-            [5, 6, 0, 7, 8, 9, 0, 3, 2],
-            [1, 2, 3, 4, 5, 6, 7, 0, 4],
-        ]
-    )
+    blocks = torch.tensor([[5, 6, 0, 7, 8, 9, 0, 3, 2], [1, 2, 3, 4, 5, 6, 7, 0, 4]])
     batch = batch_from_blocks(blocks, 0)
 
     cut = batch.split(4)
 
-    assert cut.tokens.tolist() == [
-        [5, 6, 0, 7],
-        [8, 9, 0, 3],
-        [1, 2, 3, 4],
-        [5, 6, 7, 0],
-    ]
-    assert cut.targets.tolist() == [
-        [6, 0, 7, 8],
-        [9, 0, 3, 2],
-        [2, 3, 4, 5],
-        [6, 7, 0, 4],
-    ]
-    assert cut.document_ids.tolist() == [
-        [0, 0, 0, 1],
-        [0, 0, 0, 1],
-        [0] * 4,
-        [0] * 4,
-    ]
-    assert cut.positions.tolist() == [
-        [0, 1, 2, 0],
-        [0, 1, 2, 0],
-        [0, 1, 2, 3],
-        [0, 1, 2, 3],
-    ]
+    assert cut.tokens.tolist() == [[5, 6, 0, 7], [8, 9, 0, 3], [1, 2, 3, 4], [5, 6, 7, 0]]
+    assert cut.targets.tolist() == [[6, 0, 7, 8], [9, 0, 3, 2], [2, 3, 4, 5], [6, 7, 0, 4]]
+    assert cut.document_ids.tolist() == [[0, 0, 0, 1], [0, 0, 0, 1], [0] * 4, [0] * 4]
+    assert cut.positions.tolist() == [[0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert cut.cu_seqlens.tolist() == [0, 3, 4, 7, 8, 12, 16]
 
 
@@ -153,11 +96,7 @@ def test_a_cut_to_the_same_length_changes_nothing() -> None:
     cut = batch.split(7)
 
     assert cut.longest == batch.longest
-    for cut_tensor, tensor in zip(
-        cut[:5],
-        batch[:5],
-        strict=True,
-    ):
+    for cut_tensor, tensor in zip(cut[:5], batch[:5], strict=True):
         assert torch.equal(cut_tensor, tensor)
 
 

@@ -14,38 +14,16 @@ from anlit.data.batch_forms import as_batch
 from anlit.data.tokenizer import parse_tokenizer, train_bpe
 from anlit.errors import UserError
 
-TOKENS = torch.tensor(
-    [
-        [5, 6, 7, 8],
-        [9, 5, 5, 6],
-    ]
-)
-TARGETS = torch.tensor(
-    [
-        [6, 7, 8, 1],
-        [5, -100, 6, -100],
-    ]
-)
-LABELS = torch.tensor(
-    [
-        [5, 6, 7, 8],
-        [9, 5, -100, -100],
-    ]
-)
+TOKENS = torch.tensor([[5, 6, 7, 8], [9, 5, 5, 6]])
+TARGETS = torch.tensor([[6, 7, 8, 1], [5, -100, 6, -100]])
+LABELS = torch.tensor([[5, 6, 7, 8], [9, 5, -100, -100]])
 
 
 def converted(value: Any) -> Batch:
     return as_batch(value, "Mine", vocab_size=10)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.int64,
-        torch.int32,
-        torch.uint16,
-    ],
-)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint16])
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_a_pair_is_a_batch_of_one_document_per_row(kind: type, dtype: torch.dtype) -> None:
     batch = converted(kind([TOKENS.to(dtype), TARGETS]))
@@ -60,10 +38,7 @@ def test_a_pair_is_a_batch_of_one_document_per_row(kind: type, dtype: torch.dtyp
 
 
 def test_an_anlit_batch_keeps_its_documents() -> None:
-    batch = batch_from_blocks(
-        [[1, 0, 2, 3, 4]],
-        end_of_document=0,
-    )
+    batch = batch_from_blocks([[1, 0, 2, 3, 4]], end_of_document=0)
 
     assert converted(batch) is batch
 
@@ -76,11 +51,7 @@ def test_a_dictionary_has_the_loss_that_transformers_gives() -> None:
         num_attention_heads=2,
     )  # fmt: skip
     theirs = LlamaForCausalLM(config).double()
-    values = {
-        "input_ids": TOKENS,
-        "labels": LABELS,
-        "attention_mask": (LABELS >= 0).long(),
-    }
+    values = {"input_ids": TOKENS, "labels": LABELS, "attention_mask": (LABELS >= 0).long()}
     expected = theirs(**values).loss
 
     batch = converted(BatchEncoding(values))
@@ -114,11 +85,7 @@ def test_a_dictionary_has_the_loss_that_transformers_gives() -> None:
             "a dictionary with position_ids",
         ),
         (
-            {
-                "input_ids": TOKENS,
-                "labels": LABELS,
-                "attention_mask": LABELS.flip(1).ge(0),
-            },
+            {"input_ids": TOKENS, "labels": LABELS, "attention_mask": LABELS.flip(1).ge(0)},
             "an attention_mask that hides tokens in front of others",
         ),
     ],
@@ -132,13 +99,7 @@ def test_any_other_batch_is_refused_by_name(value: Any, sentence: str) -> None:
 
 def test_rows_of_one_document_are_attended_to_like_a_batch_of_documents() -> None:
     """A model in a Trainer leaves out the masks; the loss is the same."""
-    model = GPT(
-        vocab_size=10,
-        context_length=4,
-        n_layers=2,
-        n_heads=2,
-        d_model=8,
-    )
+    model = GPT(vocab_size=10, context_length=4, n_layers=2, n_heads=2, d_model=8)
     batch = converted((TOKENS, TARGETS))
     with_masks, _ = model.loss_of(batch)
     model._trainer = SimpleNamespace(datamodule=object())  # type: ignore[assignment]
@@ -160,12 +121,7 @@ def test_the_tokenizer_of_the_data_may_have_three_forms(tmp_path) -> None:
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<|endoftext|>")
 
     hashes = set()
-    for tokenizer in (
-        bpe,
-        fast,
-        str(tmp_path),
-        str(tmp_path / "tokenizer.json"),
-    ):
+    for tokenizer in (bpe, fast, str(tmp_path), str(tmp_path / "tokenizer.json")):
         data = Mine()
         data.tokenizer = tokenizer
         content = tokenizer_content_of(data)

@@ -82,12 +82,7 @@ FOREIGN: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("name", "content", "expected"), FOREIGN)
 def test_a_file_of_another_format_is_named_as_the_cause(
-    name: str,
-    content: bytes,
-    expected: str,
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
+    name: str, content: bytes, expected: str, tokenizer: str, tmp_path: Path, out: Path
 ) -> None:
     write(tmp_path / "text" / name, content)
     for number in range(2):
@@ -105,11 +100,7 @@ def test_a_file_of_another_format_is_named_as_the_cause(
 
 
 def test_a_pointer_in_place_of_tokens(tmp_path: Path, out: Path) -> None:
-    files = layouts.fineweb_bin(
-        tmp_path / "hub",
-        [[1, 2], [3]],
-        tokens_per_file=3,
-    )
+    files = layouts.fineweb_bin(tmp_path / "hub", [[1, 2], [3]], tokens_per_file=3)
     files[1].write_bytes(LFS_POINTER)
 
     with pytest.raises(UserError, match=r"train_000001\.bin is a Git LFS pointer"):
@@ -122,14 +113,7 @@ def test_a_pointer_in_place_of_tokens(tmp_path: Path, out: Path) -> None:
 def test_a_text_that_only_begins_like_another_format_is_a_text(text: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", text.encode())
 
-    assert [
-        record.text
-        for record in read_file(
-            path.name,
-            path,
-            Columns(),
-        )
-    ] == [text]
+    assert [record.text for record in read_file(path.name, path, Columns())] == [text]
 
 
 @pytest.mark.parametrize(
@@ -137,22 +121,12 @@ def test_a_text_that_only_begins_like_another_format_is_a_text(text: str, tmp_pa
 )
 @pytest.mark.parametrize("n_zeros", [1, 511, 100_000])
 def test_zeros_after_compressed_data_are_no_damage(
-    ending: str,
-    compress: Callable[[bytes], bytes],
-    n_zeros: int,
-    tmp_path: Path,
+    ending: str, compress: Callable[[bytes], bytes], n_zeros: int, tmp_path: Path
 ) -> None:
     content = compress(LINES[:500]) + compress(LINES[500:])
     path = write(tmp_path / f"a.jsonl{ending}", content + bytes(n_zeros))
 
-    assert [
-        record.text
-        for record in read_file(
-            path.name,
-            path,
-            Columns(),
-        )
-    ] == TEXTS
+    assert [record.text for record in read_file(path.name, path, Columns())] == TEXTS
 
     path.write_bytes(bytes(n_zeros) + content)
     *_, last = read_file(path.name, path, Columns())
@@ -170,36 +144,19 @@ def test_zeros_after_compressed_data_are_no_damage(
     ],
 )
 def test_all_names_of_json_lines(
-    ending: str,
-    compress: Callable[[bytes], bytes],
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
+    ending: str, compress: Callable[[bytes], bytes], tokenizer: str, tmp_path: Path, out: Path
 ) -> None:
     assert not is_one_text(f"a{ending}")
     write(tmp_path / "text" / f"a{ending}", compress(LINES))
 
-    make(
-        out,
-        recipe_of(
-            "TextFiles",
-            tmp_path / "text",
-            tokenizer=tokenizer,
-            pattern="*",
-        ),
-    )
+    make(out, recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, pattern="*"))
 
     assert sorted(read_texts(out, "train") + read_texts(out, "val")) == sorted(TEXTS)
 
 
 @pytest.mark.parametrize(("field", "text"), [("body.text", "whole"), ("body.deep.text", "deeper")])
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_names_of_fields_with_dots(
-    field: str,
-    text: str,
-    ending: str,
-    tmp_path: Path,
-) -> None:
+def test_names_of_fields_with_dots(field: str, text: str, ending: str, tmp_path: Path) -> None:
     """The complete name comes first; otherwise dots lead into nested fields."""
     values = {"body.text": "whole", "body": {"text": "nested", "deep": {"text": "deeper"}}}
     path = write(tmp_path / f"a{ending}", json.dumps(values).encode())
@@ -212,16 +169,9 @@ def test_names_of_fields_with_dots(
     assert record.problem is None
 
 
-@pytest.mark.parametrize(
-    "trains",
-    [True, False],
-    ids=["bpe", "tokenizer.json"],
-)
+@pytest.mark.parametrize("trains", [True, False], ids=["bpe", "tokenizer.json"])
 def test_a_wrong_text_field_is_noticed_first_and_the_fields_are_listed(
-    trains: bool,
-    tokenizer: str,
-    tmp_path: Path,
-    capsys,
+    trains: bool, tokenizer: str, tmp_path: Path, capsys
 ) -> None:
     write(tmp_path / "text" / "a.jsonl", LINES)
     command = ["prepare", "TextFiles", "--source", str(tmp_path / "text"), "--pattern", "*.jsonl"]
@@ -253,14 +203,7 @@ def test_a_tokenizer_with_another_end_token_names_the_option_of_prepare(
     edit(path, lambda content: content["added_tokens"][0].update(content="<|end_of_text|>"))
     for number in range(3):
         write(tmp_path / "text" / f"{number}.txt", TEXTS[number].encode())
-    command = [
-        "prepare",
-        "TextFiles",
-        "--source",
-        str(tmp_path / "text"),
-        "--tokenizer",
-        str(path),
-    ]
+    command = ["prepare", "TextFiles", "--source", str(tmp_path / "text"), "--tokenizer", str(path)]
     command += ["--output", str(tmp_path / "out")]
 
     assert main(command) == 2

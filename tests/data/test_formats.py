@@ -27,13 +27,7 @@ SUBSETS = [f"RedPajama{number % 3}" for number in range(len(TEXTS))]
 def json_lines() -> bytes:
     """`TEXTS` as JSON lines; every second has escapes."""
     lines = []
-    for number, (text, subset) in enumerate(
-        zip(
-            TEXTS,
-            SUBSETS,
-            strict=True,
-        )
-    ):
+    for number, (text, subset) in enumerate(zip(TEXTS, SUBSETS, strict=True)):
         values = {"text": text, "meta": {"redpajama_set_name": subset}}
         lines.append(json.dumps(values, ensure_ascii=number % 2 == 0) + "\n")
     return "".join(lines).encode()
@@ -69,14 +63,7 @@ def write_texts(path: Path) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(parquet_table(), path, row_group_size=30)
     else:
-        path.write_bytes(
-            {
-                ".json": LINES,
-                ".jsonl": LINES,
-                ".zst": ZSTD,
-                ".gz": GZIP,
-            }[path.suffix]
-        )
+        path.write_bytes({".json": LINES, ".jsonl": LINES, ".zst": ZSTD, ".gz": GZIP}[path.suffix])
     return path
 
 
@@ -132,24 +119,9 @@ def test_pieces_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) ->
         texts.append(f"{number} {''.join(letters)}")
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     if ending == ".parquet":
-        pq.write_table(
-            pa.table({"text": texts}),
-            path,
-            row_group_size=10,
-        )
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=10)
 
-    pieces = [
-        list(
-            read_file(
-                path.name,
-                path,
-                Columns(),
-                piece,
-                8,
-            )
-        )
-        for piece in range(8)
-    ]
+    pieces = [list(read_file(path.name, path, Columns(), piece, 8)) for piece in range(8)]
 
     records = itertools.chain(*pieces)
     assert values_of(records, "text") == texts
@@ -172,11 +144,7 @@ def test_pieces_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) ->
 )
 def test_the_format_follows_from_the_name(name: str, is_text: bool, can_be_cut: bool) -> None:
     assert is_one_text(name) == is_text
-    assert n_pieces_of(
-        name,
-        10 << 20,
-        1 << 20,
-    ) == (10 if can_be_cut else 1)
+    assert n_pieces_of(name, 10 << 20, 1 << 20) == (10 if can_be_cut else 1)
 
 
 @pytest.mark.parametrize(
@@ -192,11 +160,7 @@ def test_the_format_follows_from_the_name(name: str, is_text: bool, can_be_cut: 
 )
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_plain_text_is_one_document(
-    tmp_path: Path,
-    ending: str,
-    content: bytes,
-    text: str | None,
-    problem: str | None,
+    tmp_path: Path, ending: str, content: bytes, text: str | None, problem: str | None
 ) -> None:
     path = tmp_path / f"a.txt{ending}"
     path.write_bytes(COMPRESS[ending](content))
@@ -261,10 +225,7 @@ def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str) -> None:
     ids=["blank lines", "byte-order mark"],
 )
 def test_blank_lines_marks_and_carriage_returns_are_not_text(
-    tmp_path: Path,
-    content: bytes,
-    expected: list[tuple[str, str]],
-    piece_bytes: int,
+    tmp_path: Path, content: bytes, expected: list[tuple[str, str]], piece_bytes: int
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
 
@@ -280,11 +241,7 @@ def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> Non
 
     tracemalloc.start()
     try:
-        first, bad, last = records(
-            path,
-            Columns(max_document_bytes=1 << 20),
-            piece_bytes=24 << 20,
-        )
+        first, bad, last = records(path, Columns(max_document_bytes=1 << 20), piece_bytes=24 << 20)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -372,11 +329,7 @@ def test_a_broken_row_group_costs_its_own_rows(tmp_path: Path, checksums: bool) 
 def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.parquet")
     content = path.read_bytes()
-    for damaged_content in (
-        content[:-5],
-        b"",
-        content[:-200] + b"\xff" * 180 + content[-20:],
-    ):
+    for damaged_content in (content[:-5], b"", content[:-200] + b"\xff" * 180 + content[-20:]):
         path.write_bytes(damaged_content)
 
         (bad,) = records(path, piece_bytes=9000)
@@ -396,10 +349,7 @@ def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_parquet_without_a_column_of_strings(
-    columns: Columns,
-    problem: str,
-    missing: str,
-    tmp_path: Path,
+    columns: Columns, problem: str, missing: str, tmp_path: Path
 ) -> None:
     (bad,) = records(write_texts(tmp_path / "a.parquet"), columns, piece_bytes=9000)
 

@@ -45,25 +45,12 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the repositories of all corpora and tokenizers."""
     root = tmp_path_factory.mktemp("hub")
     folders = {corpus: root / "datasets" / name for corpus, name in REPOSITORIES.items()}
-    texts_by_folder = {
-        "train": TEXTS[:30],
-        "validation": TEXTS[30:36],
-        "test": TEXTS[36:],
-    }
+    texts_by_folder = {"train": TEXTS[:30], "validation": TEXTS[30:36], "test": TEXTS[36:]}
     layouts.slimpajama(folders["SlimPajama"], texts_by_folder)
     layouts.openwebtext(folders["OpenWebText"], TEXTS, n_files=4)
     layouts.fineweb(folders["FineWeb"], TEXTS, n_files=3)
-    layouts.fineweb(
-        folders["FineWeb"],
-        TEXTS[:4],
-        n_files=1,
-        sample="100BT",
-    )
-    layouts.fineweb_bin(
-        folders["FineWebBin"],
-        [list(range(100))] * 60,
-        tokens_per_file=1500,
-    )
+    layouts.fineweb(folders["FineWeb"], TEXTS[:4], n_files=1, sample="100BT")
+    layouts.fineweb_bin(folders["FineWebBin"], [list(range(100))] * 60, tokens_per_file=1500)
     for folder in folders.values():
         write(folder / "README.md", b"read me")
     c4 = root / "datasets" / "allenai" / "c4"
@@ -120,10 +107,7 @@ def test_a_corpus_that_is_not_prepared_names_the_command(corpus: str, tmp_path: 
 
 @pytest.mark.parametrize("corpus", REPOSITORIES)
 def test_the_hub_gives_what_a_copy_gives(
-    corpus: str,
-    server: Hub,
-    tmp_path: Path,
-    out: Path,
+    corpus: str, server: Hub, tmp_path: Path, out: Path
 ) -> None:
     manifest = make(out, from_hub(corpus), workers=2)
     copy_manifest = make(tmp_path / "copy", from_copy(corpus, server.root))
@@ -253,10 +237,7 @@ def test_a_port_that_never_answers_and_a_port_where_nothing_listens(
 
 
 def test_the_command_goes_on_in_the_same_folder_after_the_hub_was_away(
-    server: Hub,
-    tmp_path: Path,
-    monkeypatch,
-    capsys,
+    server: Hub, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     command = ["prepare", "SlimPajama", "--output", str(tmp_path / "out")]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

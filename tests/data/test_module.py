@@ -21,26 +21,13 @@ from tests.data.processes import on_two_devices
 
 N_VAL_BLOCKS = 79  # of 64 targets in the 4999 targets of the validation split
 SCHEDULE = {0: 16, 2: 32, 5: LENGTH}
-SCHEDULED_SHAPES = [
-    (16, 16),
-    (16, 16),
-    (8, 32),
-    (8, 32),
-    (8, 32),
-    (4, 64),
-]
+SCHEDULED_SHAPES = [(16, 16), (16, 16), (8, 32), (8, 32), (8, 32), (4, 64)]
 """Sequences and their length in the batches of six steps."""
 
 
 def make_model(length: int) -> GPT:
     torch.manual_seed(0)
-    return GPT(
-        vocab_size=320,
-        context_length=length,
-        n_layers=1,
-        n_heads=1,
-        d_model=8,
-    )
+    return GPT(vocab_size=320, context_length=length, n_layers=1, n_heads=1, d_model=8)
 
 
 def validation_loss(path: str, length: int = LENGTH, devices: Any = None, **settings: Any) -> float:
@@ -108,12 +95,7 @@ def test_validation_can_have_a_longer_context_than_training(prepared: str) -> No
 
 
 @pytest.mark.parametrize("n", [1, 100, 10_000])
-def test_validation_on_the_first_tokens(
-    prepared: str,
-    streams: Any,
-    n: int,
-    caplog,
-) -> None:
+def test_validation_on_the_first_tokens(prepared: str, streams: Any, n: int, caplog) -> None:
     caplog.set_level(logging.INFO, "anlit")
 
     batches = list(ready(prepared, val_tokens=n).val_dataloader())
@@ -137,12 +119,7 @@ def counted_rows(loaders: list[Any]) -> list[list[int]]:
 @pytest.mark.parametrize("n_targets", [None, 1000])
 @pytest.mark.parametrize("n", [1, 10, 1_000_000])
 def test_validation_blocks_are_spread_evenly_over_the_split(
-    prepared: str,
-    streams: Any,
-    n: int,
-    n_targets: Any,
-    devices: int,
-    caplog,
+    prepared: str, streams: Any, n: int, n_targets: Any, devices: int, caplog
 ) -> None:
     """The split is cut into n equal pieces; the middle block of each is read."""
     caplog.set_level(logging.INFO, "anlit")
@@ -174,22 +151,11 @@ def test_validation_blocks_are_spread_evenly_over_the_split(
     ids=str,
 )
 def test_a_limit_that_reads_only_the_beginning_of_validation_is_logged(
-    prepared: str,
-    options: Any,
-    n_read: int | None,
-    caplog,
+    prepared: str, options: Any, n_read: int | None, caplog
 ) -> None:
     trainer = quiet_trainer(**{"max_steps": 1, "devices": 1, **options})
 
-    trainer.fit(
-        Recorder(),
-        TokenShards(
-            prepared,
-            4,
-            val_batch_size=4,
-            val_blocks=75,
-        ),
-    )
+    trainer.fit(Recorder(), TokenShards(prepared, 4, val_batch_size=4, val_blocks=75))
 
     if n_read is None:
         assert "limit_val_batches" not in caplog.text
@@ -211,11 +177,7 @@ def test_a_limit_that_reads_only_the_beginning_of_the_test_is_logged(
 ) -> None:
     trainer = quiet_trainer(devices=1, limit_test_batches=1)
 
-    trainer.test(
-        Recorder(),
-        TokenShards(folder_with_test, 4, val_batch_size=4),
-        verbose=False,
-    )
+    trainer.test(Recorder(), TokenShards(folder_with_test, 4, val_batch_size=4), verbose=False)
 
     message = "limit_test_batches=1 reads the first 1 of .*/test and no sample of it: leave the"
     assert re.search(message, caplog.text)
@@ -308,11 +270,7 @@ def fit_with_schedule(
     """Train six steps with a context schedule, or from a checkpoint on; return the record."""
     recorder = Recorder()
     trainer = quiet_trainer(**{"max_steps": 6, "val_check_interval": 3, **options})
-    trainer.fit(
-        recorder,
-        TokenShards(path, 4, context_schedule=schedule),
-        ckpt_path=start,
-    )
+    trainer.fit(recorder, TokenShards(path, 4, context_schedule=schedule), ckpt_path=start)
     if save is not None:
         trainer.save_checkpoint(save)
     return recorder
@@ -360,10 +318,7 @@ def test_a_context_schedule_continues_after_a_resume(prepared: str, tmp_path: Pa
     [
         ({}, "does not begin at step 0"),
         ({-1: 32, 0: 64}, "does not begin at step 0"),
-        (
-            {0: 48, 5: 64},
-            "has length 48 at step 0, which does not divide the context length 64",
-        ),
+        ({0: 48, 5: 64}, "has length 48 at step 0, which does not divide the context length 64"),
         ({0: 0, 5: 64}, "has length 0 at step 0"),
         ({0: 64, 5: 32}, "ends with 32 and the context length is 64: end it with 64"),
     ],

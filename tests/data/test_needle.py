@@ -38,12 +38,7 @@ def haystack(tiny_shards: str) -> Haystack:
 
 
 def needle_data(path: str, *device: int, **changes: object) -> NeedleInHaystack:
-    return ready(
-        path,
-        *device,
-        kind=NeedleInHaystack,
-        **{"context_length": LENGTH, **changes},
-    )
+    return ready(path, *device, kind=NeedleInHaystack, **{"context_length": LENGTH, **changes})
 
 
 def sequences(batches: Iterable[Batch], n_batches: int | None = None) -> list[tuple[int, ...]]:
@@ -100,12 +95,7 @@ def test_a_length_without_room_for_text_is_refused(haystack: Haystack) -> None:
         haystack.check(shortest - 1)
 
     for seed in range(300):
-        sample = haystack.sample(
-            shortest,
-            0.5,
-            np.random.RandomState(seed),
-            held_out=True,
-        )
+        sample = haystack.sample(shortest, 0.5, np.random.RandomState(seed), held_out=True)
         assert sample.tokens.shape == (shortest + 1,)
 
 
@@ -144,13 +134,7 @@ def test_only_the_answer_is_a_target(tiny_shards: str, split: str) -> None:
     answer_lengths = set()
     for batch in islice(loader, 3):
         assert batch.tokens.shape == batch.targets.shape == (4, LENGTH)
-        assert batch.cu_seqlens.tolist() == [
-            0,
-            LENGTH,
-            2 * LENGTH,
-            3 * LENGTH,
-            4 * LENGTH,
-        ]
+        assert batch.cu_seqlens.tolist() == [0, LENGTH, 2 * LENGTH, 3 * LENGTH, 4 * LENGTH]
         for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
             n_answer = int((targets != IGNORE_INDEX).sum())
             question_end = LENGTH + 1 - n_answer
@@ -178,15 +162,7 @@ def test_the_samples_depend_only_on_seed_and_number(tiny_shards: str) -> None:
 
 
 def test_three_devices_share_the_samples_of_one(tiny_shards: str) -> None:
-    samples_of_ranks = [
-        first_samples(
-            tiny_shards,
-            rank,
-            3,
-            batch_size=2,
-        )
-        for rank in range(3)
-    ]
+    samples_of_ranks = [first_samples(tiny_shards, rank, 3, batch_size=2) for rank in range(3)]
 
     samples = []
     for first in range(0, 8, 2):

@@ -40,11 +40,7 @@ def draw_blocks(order: BlockOrder, first: int, count: int) -> list[int]:
 
 def chunks_of(blocks: Iterable[int]) -> np.ndarray:
     """Return the chunk in which each block begins."""
-    return np.searchsorted(
-        np.cumsum(CHUNK_BLOCKS),
-        list(blocks),
-        side="right",
-    )
+    return np.searchsorted(np.cumsum(CHUNK_BLOCKS), list(blocks), side="right")
 
 
 @pytest.mark.parametrize("window", [1, 20, 60, 1000])
@@ -64,11 +60,7 @@ def test_a_draw_is_the_same_wherever_the_stream_is_entered(window: int) -> None:
     rng = np.random.default_rng(0)
     for first in rng.integers(0, 700, 30).tolist():
         count = int(rng.integers(0, 300))
-        for order in (
-            make_order(window),
-            used_order,
-            pickle.loads(pickle.dumps(used_order)),
-        ):
+        for order in (make_order(window), used_order, pickle.loads(pickle.dumps(used_order))):
             assert draw_blocks(order, first, count) == all_draws[first : first + count]
 
 
@@ -88,15 +80,7 @@ def test_a_window_mixes_its_chunks() -> None:
     assert (np.diff(chunks) != 0).mean() > 0.4
 
     chunks_in_one_window = chunks_of(draw_blocks(make_order(1000), 0, 40))
-    assert set(chunks_in_one_window.tolist()) == {
-        0,
-        2,
-        3,
-        4,
-        5,
-        6,
-        7,
-    }
+    assert set(chunks_in_one_window.tolist()) == {0, 2, 3, 4, 5, 6, 7}
 
 
 ready_mixture = partial(ready, kind=Mixture)
@@ -161,12 +145,7 @@ def test_weights_decide_how_often_a_subset_is_drawn(corpus: Corpus, shuffle: boo
     books = all_blocks(tokens_by_name["books"])
     web = all_blocks(tokens_by_name["web"])
     weights = {"books": 3, "web": 1.0, "code": 0}
-    loader = ready(
-        path,
-        batch_size=8,
-        shuffle=shuffle,
-        weights=weights,
-    ).train_dataloader()
+    loader = ready(path, batch_size=8, shuffle=shuffle, weights=weights).train_dataloader()
 
     blocks = drawn_blocks(loader, tokens_by_name, n_batches=1250)
 
@@ -181,14 +160,7 @@ def test_weights_decide_how_often_a_subset_is_drawn(corpus: Corpus, shuffle: boo
 def test_a_subset_without_a_weight_is_left_out(corpus: Corpus, shuffle: bool) -> None:
     path, tokens_by_name = corpus
     blocks = []
-    for weights in (
-        {
-            "books": 3,
-            "web": 1,
-            "code": 0,
-        },
-        {"books": 3, "web": 1},
-    ):
+    for weights in ({"books": 3, "web": 1, "code": 0}, {"books": 3, "web": 1}):
         data = ready(path, batch_size=8, shuffle=shuffle, weights=weights)
         blocks.append(drawn_blocks(data.train_dataloader(), tokens_by_name, n_batches=1250))
 
@@ -218,10 +190,7 @@ def test_a_subset_without_a_weight_is_left_out(corpus: Corpus, shuffle: bool) ->
     ],
 )
 def test_weights_that_do_not_fit_are_refused(
-    subsets: Corpus,
-    weights: Any,
-    settings: Any,
-    message: str,
+    subsets: Corpus, weights: Any, settings: Any, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         ready(subsets[0], weights=weights, **settings)
@@ -253,11 +222,7 @@ def folders(tmp_path: Path, corpus: Corpus) -> Folders:
 
 def test_weights_decide_how_often_a_folder_is_drawn(folders: Folders) -> None:
     paths, tokens_by_name = folders
-    data = ready_mixture(
-        paths,
-        batch_size=8,
-        weights={"plain": 1, "slim": 4},
-    )
+    data = ready_mixture(paths, batch_size=8, weights={"plain": 1, "slim": 4})
 
     blocks = drawn_blocks(data.train_dataloader(), tokens_by_name, n_batches=1250)
 

@@ -40,11 +40,7 @@ def copied_recipe(recipe: Recipe, copied_hub: Path, tokenizer: str) -> Recipe:
 
 @pytest.mark.parametrize("is_finished", [False, True])
 def test_a_source_file_that_has_changed(
-    copied_recipe: Recipe,
-    copied_hub: Path,
-    finished: Path,
-    out: Path,
-    is_finished: bool,
+    copied_recipe: Recipe, copied_hub: Path, finished: Path, out: Path, is_finished: bool
 ) -> None:
     """Even if it keeps its length: for an unfinished folder, or for a folder that is mended."""
     if is_finished:
@@ -65,11 +61,7 @@ def test_a_source_file_that_has_changed(
 
 
 def test_a_source_file_that_changes_while_it_is_read(
-    copied_recipe: Recipe,
-    copied_hub: Path,
-    finished: Path,
-    out: Path,
-    monkeypatch,
+    copied_recipe: Recipe, copied_hub: Path, finished: Path, out: Path, monkeypatch
 ) -> None:
     """Chunks of a task that was given up do not stay."""
     file = copied_hub / "plain_text" / "train-00001-of-00080.parquet"
@@ -144,12 +136,7 @@ def test_other_settings_are_refused(
 
 
 def test_the_same_tokenizer_in_another_folder_is_the_same(
-    recipe: Recipe,
-    finished: Path,
-    session_folder: Path,
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
+    recipe: Recipe, finished: Path, session_folder: Path, tokenizer: str, tmp_path: Path, out: Path
 ) -> None:
     interrupt(out, recipe, tasks=2)
     moved = str(shutil.copy(tokenizer, tmp_path / "moved.json"))
@@ -206,12 +193,7 @@ def miscount_skipped(record: dict[str, Any]) -> None:
     ],
 )
 def test_a_damaged_file_is_made_again(
-    name: str,
-    damage: DamageFile,
-    recipe: Recipe,
-    finished: Path,
-    tmp_path: Path,
-    capsys,
+    name: str, damage: DamageFile, recipe: Recipe, finished: Path, tmp_path: Path, capsys
 ) -> None:
     """By the task that made it alone. Only `verify` reads all chunks."""
     folder = tmp_path / "a" / "b" / "out"
@@ -260,14 +242,7 @@ def lead_commit_astray(plan: dict[str, Any]) -> None:
     plan["commit"] = 13 * "../" + "x"
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        Path.unlink,
-        write_brace,
-        in_json(lead_commit_astray),
-    ],
-)
+@pytest.mark.parametrize("damage", [Path.unlink, write_brace, in_json(lead_commit_astray)])
 def test_a_folder_with_a_damaged_plan(damage: DamageFile, recipe: Recipe, out: Path) -> None:
     interrupt(out, recipe, tasks=1)
     damage(out / "tasks" / "plan.json")
@@ -279,11 +254,7 @@ def test_a_folder_with_a_damaged_plan(damage: DamageFile, recipe: Recipe, out: P
 
 @pytest.mark.parametrize("name", ["tasks", "train"])
 def test_links_are_not_followed(
-    name: str,
-    recipe: Recipe,
-    finished: Path,
-    tmp_path: Path,
-    out: Path,
+    name: str, recipe: Recipe, finished: Path, tmp_path: Path, out: Path
 ) -> None:
     """In a foreign folder with a link to the user's own files, which has to be mended."""
     target = tmp_path / "elsewhere"
@@ -314,11 +285,7 @@ def test_links_are_not_followed(
     ],
 )
 def test_something_else_is_not_touched(
-    name: str,
-    content: bytes,
-    message: str,
-    recipe: Recipe,
-    out: Path,
+    name: str, content: bytes, message: str, recipe: Recipe, out: Path
 ) -> None:
     write(out / name, content)
     contents = hashes(out.parent)
@@ -376,10 +343,7 @@ def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
 
 
 def test_a_bad_line_stops_or_is_skipped(
-    tokenizer: str,
-    tmp_path: Path,
-    monkeypatch,
-    capsys,
+    tokenizer: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """Earlier tasks are kept. The file is cut into pieces, and lines count from its beginning."""
     texts = list(documents(60, seed=3))[10:]

@@ -47,13 +47,7 @@ def test_processes_at_once_wait_for_each_other(recipe: Recipe, finished: Path, o
     message = f"Another process is preparing {out}: waiting for it."
 
     with FileLock(out / ".prepare.lock"):
-        processes = [
-            start(
-                lambda: make(out, recipe, 2),
-                printed,
-            )
-            for _ in range(2)
-        ]
+        processes = [start(lambda: make(out, recipe, 2), printed) for _ in range(2)]
         wait_for(lambda: printed.exists() and printed.read_text().count(message) == 2)
 
     assert [finish(process) for process in processes] == [0, 0]
@@ -86,24 +80,14 @@ def dask(log: Path, *arguments: str) -> Iterator[subprocess.Popen]:
     command = [sys.executable, "-m", "dask", *arguments, "--no-dashboard"]
     with (
         log.open("a") as file,
-        subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=file,
-            cwd=log.parent,
-        ) as process,
+        subprocess.Popen(command, stdout=file, stderr=file, cwd=log.parent) as process,
     ):
         yield process
         process.terminate()
 
 
 def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
-    recipe: Recipe,
-    finished: Path,
-    tmp_path: Path,
-    out: Path,
-    monkeypatch,
-    capsys,
+    recipe: Recipe, finished: Path, tmp_path: Path, out: Path, monkeypatch, capsys
 ) -> None:
     pytest.importorskip("distributed")
     (tmp_path / "killer.py").write_text(KILLER)
@@ -121,11 +105,7 @@ def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
         assert (tmp_path / "killed").exists()
 
         # An error of a worker reaches the user.
-        (file,) = layouts.openwebtext(
-            tmp_path / "hub",
-            ["a", "b"],
-            n_files=1,
-        )
+        (file,) = layouts.openwebtext(tmp_path / "hub", ["a", "b"], n_files=1)
         file.write_bytes(b"PAR1")
         monkeypatch.chdir(tmp_path)
         command = ["prepare", "OpenWebText", "--source", "hub", "--tokenizer", "bpe"]
@@ -156,10 +136,7 @@ def test_a_cluster_with_tls_needs_certificates(recipe: Recipe, out: Path) -> Non
 
 
 def test_a_dask_scheduler_that_is_killed(
-    recipe: Recipe,
-    finished: Path,
-    out: Path,
-    tmp_path: Path,
+    recipe: Recipe, finished: Path, out: Path, tmp_path: Path
 ) -> None:
     """The scheduler is alone, so no task is done before it is gone."""
     pytest.importorskip("distributed")
@@ -177,26 +154,14 @@ def test_a_dask_scheduler_that_is_killed(
 
 @pytest.mark.parametrize("task_bytes", [1000, 1 << 30])
 def test_tokens_do_not_depend_on_the_size_of_tasks(
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
-    task_bytes: int,
+    tokenizer: str, tmp_path: Path, out: Path, task_bytes: int
 ) -> None:
     texts = list(documents(80, seed=9))[10:]
     pattern = layouts.json_files(tmp_path / "text", texts)
     options = {"text_field": "content", "pattern": pattern, "val_fraction": 0.2}
     sizes = SMALL | {"task_bytes": task_bytes}
 
-    make(
-        out,
-        recipe_of(
-            "TextFiles",
-            tmp_path / "text",
-            sizes,
-            tokenizer=tokenizer,
-            **options,
-        ),
-    )
+    make(out, recipe_of("TextFiles", tmp_path / "text", sizes, tokenizer=tokenizer, **options))
 
     assert task_bytes > 1000 or len(record_times(out)) > 20
     assert_holds(out, by_split(texts, 0.2))
@@ -228,17 +193,10 @@ def exit_code_of_preparation(
 
 
 @pytest.mark.parametrize(
-    ("n_ends", "stride"),
-    [
-        (6, 16),
-        pytest.param(12, 4, marks=pytest.mark.slow),
-    ],
+    ("n_ends", "stride"), [(6, 16), pytest.param(12, 4, marks=pytest.mark.slow)]
 )
 def test_killed_before_any_step(
-    n_ends: int,
-    stride: int,
-    session_folder: Path,
-    tmp_path: Path,
+    n_ends: int, stride: int, session_folder: Path, tmp_path: Path
 ) -> None:
     """Before the first and the last steps, and some between; a tokenizer is trained too."""
     texts = list(documents(50, seed=1))[10:]
@@ -308,12 +266,7 @@ def test_killed_at_random_moments_with_two_workers(
 
 @pytest.mark.parametrize(("workers", "code"), [(1, errno.ENOSPC), (2, errno.EDQUOT)])
 def test_a_full_disk(
-    recipe: Recipe,
-    finished: Path,
-    out: Path,
-    monkeypatch,
-    workers: int,
-    code: int,
+    recipe: Recipe, finished: Path, out: Path, monkeypatch, workers: int, code: int
 ) -> None:
     """The disk is full at a file of a process, each time at a later file; then it has room."""
     for n_files in (1, 2, 4, 6):
@@ -344,12 +297,7 @@ def before_task_3(action: Callable[[Job], object]) -> Callable[[Job, Task], int]
     return act_and_encode
 
 
-def test_a_worker_that_is_killed(
-    recipe: Recipe,
-    finished: Path,
-    out: Path,
-    monkeypatch,
-) -> None:
+def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monkeypatch) -> None:
     kill_worker = before_task_3(lambda job: os.kill(os.getpid(), signal.SIGKILL))
     monkeypatch.setattr(executors, "encode_task", kill_worker)
 
@@ -372,11 +320,7 @@ def test_a_worker_that_is_killed(
         (signal.SIGHUP, 2, 75),
     ],
 )
-@pytest.mark.parametrize(
-    "are_slow",
-    [False, True],
-    ids=["", "slow workers"],
-)
+@pytest.mark.parametrize("are_slow", [False, True], ids=["", "slow workers"])
 def test_a_signal_to_the_group(
     recipe: Recipe,
     finished: Path,
@@ -400,14 +344,7 @@ def test_a_signal_to_the_group(
 
     monkeypatch.setattr(executors, "encode_task", before_task_3(wait_without_end))
     monkeypatch.setitem(RECIPES, "OpenWebText", recipe)
-    command = [
-        "prepare",
-        "OpenWebText",
-        "--output",
-        str(out),
-        "--workers",
-        str(workers),
-    ]
+    command = ["prepare", "OpenWebText", "--output", str(out), "--workers", str(workers)]
     process = start(lambda: sys.exit(main(command)), printed)
     monkeypatch.undo()
     wait_for(reached.exists)

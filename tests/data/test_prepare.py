@@ -49,30 +49,14 @@ def names_in(folder: Path) -> set[str]:
 def test_slimpajama(tokenizer: str, tmp_path: Path, out: Path) -> None:
     """With unicode of all kinds, and a document of more than a megabyte."""
     texts = list(documents(70))
-    texts_by_folder = {
-        "train": texts[:50],
-        "validation": texts[50:61],
-        "test": texts[61:],
-    }
+    texts_by_folder = {"train": texts[:50], "validation": texts[50:61], "test": texts[61:]}
     files = layouts.slimpajama(tmp_path / "hub", texts_by_folder, n_files=3)
 
-    manifest = make(
-        out,
-        recipe_of(
-            "SlimPajama",
-            tmp_path / "hub",
-            BIG,
-            tokenizer=tokenizer,
-        ),
-    )
+    manifest = make(out, recipe_of("SlimPajama", tmp_path / "hub", BIG, tokenizer=tokenizer))
 
     streams: dict[str, list[str]] = {}
     file_texts: list[list[str]] = []
-    for split, folder in (
-        ("train", "train"),
-        ("val", "validation"),
-        ("test", "test"),
-    ):
+    for split, folder in (("train", "train"), ("val", "validation"), ("test", "test")):
         for number, text in enumerate(texts_by_folder[folder]):
             streams.setdefault(f"{split}/{SUBSETS[number % 7]}", []).append(text)
         file_texts += cut(texts_by_folder[folder], 3)
@@ -127,20 +111,9 @@ def test_openwebtext_holds_out_as_many_documents_as_the_papers(tmp_path: Path) -
     assert round(8_013_769 * recipe_of("OpenWebText", tmp_path).val_fraction) == 10_000
 
 
-@pytest.mark.parametrize(
-    ("past_the_end", "n_held_out"),
-    [
-        (-1, 5),
-        (0, 5),
-        (1, 6),
-    ],
-)
+@pytest.mark.parametrize(("past_the_end", "n_held_out"), [(-1, 5), (0, 5), (1, 6)])
 def test_fineweb_is_cut_at_the_end_of_a_document(
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
-    past_the_end: int,
-    n_held_out: int,
+    tokenizer: str, tmp_path: Path, out: Path, past_the_end: int, n_held_out: int
 ) -> None:
     texts = list(documents(60, seed=4))[10:]
     layouts.fineweb(tmp_path / "hub", texts, n_files=4)
@@ -179,41 +152,21 @@ def test_fineweb_bin_with_its_tokenizer(tokenizer: str, tmp_path: Path, out: Pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            layouts.bin_tokens(
-                [
-                    1,
-                    2,
-                    3,
-                ],
-                magic=20240521,
-            ),
-            r"begins with \[20240521, 1, 3\]\)",
-        ),
+        (layouts.bin_tokens([1, 2, 3], magic=20240521), r"begins with \[20240521, 1, 3\]\)"),
         (
             layouts.bin_tokens([1, 2, 3], count=4),
             r"1,030 bytes it has to begin with \[20240520, 1, 3\] and .* 4\]\): fetch",
         ),
-        (
-            layouts.bin_tokens([1]) + b"\0",
-            r"is not a complete file of tokens \(with 1,027 bytes",
-        ),
+        (layouts.bin_tokens([1]) + b"\0", r"is not a complete file of tokens \(with 1,027 bytes"),
         (bytes(1023), "with 1,023 bytes"),
         (layouts.bin_tokens([50257]), "has token 50257, and the vocabulary has 50257:"),
     ],
     ids=["magic number", "count", "odd size", "no header", "vocabulary"],
 )
 def test_wrong_token_files_are_refused(
-    tmp_path: Path,
-    out: Path,
-    content: bytes,
-    message: str,
+    tmp_path: Path, out: Path, content: bytes, message: str
 ) -> None:
-    files = layouts.fineweb_bin(
-        tmp_path / "hub",
-        [[1, 2], [3]],
-        tokens_per_file=3,
-    )
+    files = layouts.fineweb_bin(tmp_path / "hub", [[1, 2], [3]], tokens_per_file=3)
     files[1].write_bytes(content)
 
     with pytest.raises(UserError, match=rf"train_000001\.bin .*{message}"):
@@ -222,37 +175,19 @@ def test_wrong_token_files_are_refused(
 
 @pytest.mark.parametrize("fraction", [1e-6, 1 - 1e-6])
 def test_a_few_text_files_give_both_splits(
-    fraction: float,
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
+    fraction: float, tokenizer: str, tmp_path: Path, out: Path
 ) -> None:
     for text in ("a", "b", "c"):
         write(tmp_path / "text" / f"{text}.txt", text.encode())
 
-    make(
-        out,
-        recipe_of(
-            "TextFiles",
-            tmp_path / "text",
-            tokenizer=tokenizer,
-            val_fraction=fraction,
-        ),
-    )
+    make(out, recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, val_fraction=fraction))
 
-    assert sorted(read_texts(out, "val") + read_texts(out, "train")) == [
-        "a",
-        "b",
-        "c",
-    ]
+    assert sorted(read_texts(out, "val") + read_texts(out, "train")) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("pattern", ["*", "**/[a-c].*"])
 def test_documents_are_held_out_whatever_the_pattern(
-    pattern: str,
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
+    pattern: str, tokenizer: str, tmp_path: Path, out: Path
 ) -> None:
     """The kind of the files decides: a tenth of a file's documents is held out, not all or none."""
     texts = list(documents(100, seed=8))[10:]
@@ -273,12 +208,7 @@ def test_documents_are_held_out_whatever_the_pattern(
         assert sorted(read_texts(out, split)) == sorted(expected)
 
 
-def test_names_of_all_kinds(
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
-    monkeypatch,
-) -> None:
+def test_names_of_all_kinds(tokenizer: str, tmp_path: Path, out: Path, monkeypatch) -> None:
     """Separators, letters beyond ASCII, bytes that are not UTF-8; and two names of the source."""
     good_names = ["a\u2028b.txt", "c\x85d.txt", "größe.txt", "new\nline.txt"]
     bad_names = ["\udcff.txt", "latin\udce4.txt"]
@@ -393,10 +323,7 @@ def test_the_trained_tokenizer_has_seen_the_training_texts_only(
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "uint16"), (65_537, "int32")])
 def test_tokens_take_two_bytes_where_they_can_and_litdata_reads_them(
-    tmp_path: Path,
-    out: Path,
-    vocab_size: int,
-    dtype: str,
+    tmp_path: Path, out: Path, vocab_size: int, dtype: str
 ) -> None:
     """With a tokenizer of bytes first, then words that no text has, the end of a document last."""
     path = train_tokenizer(tmp_path / "tokenizer.json", 257)

@@ -222,10 +222,7 @@ def test_training_downloads_the_chunks_of_the_next_draws(store: ObjectStore, mon
     ],
 )
 def test_an_address_that_cannot_be_read_is_one_sentence(
-    store: ObjectStore,
-    status: int,
-    address: str,
-    message: str,
+    store: ObjectStore, status: int, address: str, message: str
 ) -> None:
     store.status = status
 

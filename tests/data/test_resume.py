@@ -47,14 +47,7 @@ def train(
     first_step = int(start.stem) if start is not None else 0
     if stop is not None:
         crash_after = stop + 2 - first_step
-        callbacks = [
-            ModelCheckpoint(
-                folder,
-                str(stop),
-                every_n_train_steps=stop,
-                save_top_k=-1,
-            )
-        ]
+        callbacks = [ModelCheckpoint(folder, str(stop), every_n_train_steps=stop, save_top_k=-1)]
     limits = {"max_steps": STEPS, "val_check_interval": 0.5, "limit_val_batches": 1}
     trainer = quiet_trainer(
         callbacks=callbacks, enable_checkpointing=bool(callbacks), **{**limits, **options}
@@ -131,10 +124,7 @@ def test_a_resumed_run_has_the_batches_of_an_unstopped_run(
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 1, "max_steps": -1}, {"max_steps": 20}])
 def test_a_finished_run_can_be_prolonged(
-    limit: Any,
-    make: MakeData,
-    unstopped: list[Rows],
-    tmp_path: Path,
+    limit: Any, make: MakeData, unstopped: list[Rows], tmp_path: Path
 ) -> None:
     model = Recorder()
     trainer = quiet_trainer(limit_val_batches=0, **limit)
@@ -160,10 +150,7 @@ def test_another_run_with_the_same_data_begins_at_the_start(
 
 @pytest.mark.parametrize(
     ("change", "logged_change"),
-    [
-        ({"num_workers": 2}, "num_workers 0 → 2"),
-        ({"batch_size": 36}, "batch_size 48 → 36"),
-    ],
+    [({"num_workers": 2}, "num_workers 0 → 2"), ({"batch_size": 36}, "batch_size 48 → 36")],
 )
 def test_other_workers_or_another_batch_size_continue_after_the_last_sequence(
     change: dict[str, int],
@@ -222,17 +209,11 @@ def test_a_run_can_move_to_two_devices_and_back(
             {"weights": {"web": 1, "code": 2}},
             r"for --data.weights {'web': 1, 'code': 1} and this run has",
         ),
-        (
-            {"path": "prepared", "weights": None},
-            r"position in the data is for --data\.path",
-        ),
+        ({"path": "prepared", "weights": None}, r"position in the data is for --data\.path"),
     ],
 )
 def test_a_position_in_other_data_or_in_another_order_is_refused(
-    change: dict,
-    message: str,
-    subsets: Any,
-    prepared: str,
+    change: dict, message: str, subsets: Any, prepared: str
 ) -> None:
     settings = {"path": subsets[0], "weights": {"web": 1, "code": 1}}
     data = ready(**settings)

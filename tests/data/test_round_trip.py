@@ -44,15 +44,7 @@ TABLE: dict[str, dict[str, str]] = {
     "bytes, NFKC": {"decomposed": NORMALISED, "ligature": CHANGED},
     "bytes, Lowercase": {"capitals": CHANGED},
     "bytes, Strip": {"control": CHANGED, "spaces": NO_TOKEN, "padded": CHANGED},
-    "bytes, prefix space": dict.fromkeys(
-        TEXTS.keys()
-        - {
-            "spaces",
-            "padded",
-            "empty",
-        },
-        CHANGED,
-    ),
+    "bytes, prefix space": dict.fromkeys(TEXTS.keys() - {"spaces", "padded", "empty"}, CHANGED),
     "letters": {
         "emoji": NO_TOKEN,
         "accents": CHANGED,
@@ -150,11 +142,7 @@ def test_each_text_changes_as_the_table_says(kind: str, tmp_path: Path) -> None:
         decoded = tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=False)
         assert (decoded == text) == (change is None), name
 
-    assert changes == {
-        **dict.fromkeys(TEXTS, SAME),
-        "empty": NO_TOKEN,
-        **TABLE[kind],
-    }
+    assert changes == {**dict.fromkeys(TEXTS, SAME), "empty": NO_TOKEN, **TABLE[kind]}
     assert round_trip.decodes == (kind in DECODED)
 
 
@@ -182,11 +170,7 @@ def test_prepare_counts_and_reports_the_changes(kind: str, tmp_path: Path, capsy
     n_documents = len(texts) - 1 - expected[NO_TOKEN] - expected[LOST]
     assert manifest["documents"] == n_documents
     skipped = {reason: entry["count"] for reason, entry in manifest["skipped"].items()}
-    expected_skipped = {
-        "empty": 1,
-        "no_token": expected[NO_TOKEN],
-        "no_text": expected[LOST],
-    }
+    expected_skipped = {"empty": 1, "no_token": expected[NO_TOKEN], "no_text": expected[LOST]}
     assert skipped == without_zeros(expected_skipped)
     clauses = {NORMALISED: "in another Unicode", CHANGED: "as another text, so no"}
     for change, clause in clauses.items():
@@ -222,11 +206,7 @@ def test_a_repair_makes_the_same_tokens_with_a_tokenizer_that_has_dropout(tmp_pa
     ],
 )
 def test_a_document_that_leaves_nothing_stops_the_command(
-    kind: str,
-    text: str,
-    problem: str,
-    tmp_path: Path,
-    capsys,
+    kind: str, text: str, problem: str, tmp_path: Path, capsys
 ) -> None:
     tokenizer = write_tokenizer(kind, tmp_path / "tokenizer.json")
     for number, content in enumerate([text, *PLAIN[:3]]):
@@ -251,11 +231,7 @@ def test_a_document_that_leaves_nothing_stops_the_command(
     ],
 )
 def test_bits_per_byte_are_reported_only_if_validation_texts_come_back(
-    kind: str,
-    texts: list[str],
-    has_bits: bool,
-    tmp_path: Path,
-    caplog,
+    kind: str, texts: list[str], has_bits: bool, tmp_path: Path, caplog
 ) -> None:
     tokenizer = write_tokenizer(kind, tmp_path / "tokenizer.json")
     texts_by_split = {"train": PLAIN, "validation": texts}
@@ -268,11 +244,7 @@ def test_bits_per_byte_are_reported_only_if_validation_texts_come_back(
     data = TokenShards(out, batch_size=1, context_length=2)
     with caplog.at_level("INFO"):
         data.setup()
-    mixture = Mixture(
-        {"first": out, "second": out},
-        batch_size=1,
-        context_length=2,
-    )
+    mixture = Mixture({"first": out, "second": out}, batch_size=1, context_length=2)
     mixture.setup()
 
     assert (data.bytes_per_token("val") is not None) == has_bits
@@ -301,12 +273,7 @@ def test_a_split_that_cuts_and_drops_is_decoded(tmp_path: Path) -> None:
     """Some tokenizers keep only the matches of an expression; decoding tells if these are all."""
     path = write_tokenizer("bytes", tmp_path / "tokenizer.json")
     content = json.loads(path.read_text())
-    split = {
-        "type": "Split",
-        "pattern": {"String": " "},
-        "behavior": "Removed",
-        "invert": False,
-    }
+    split = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
     steps = [split, {**content["pre_tokenizer"], "use_regex": False}]
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
 

@@ -34,15 +34,7 @@ def test_links_to_folders_and_files_are_followed(tokenizer: str, tmp_path: Path,
     (tmp_path / "elsewhere" / "more").symlink_to(tmp_path / "further")
     (tmp_path / "text" / "file.txt").symlink_to(tmp_path / "alone.txt")
 
-    make(
-        out,
-        recipe_of(
-            "TextFiles",
-            tmp_path / "text",
-            tokenizer=tokenizer,
-            val_fraction=0.2,
-        ),
-    )
+    make(out, recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, val_fraction=0.2))
 
     expected = ["alone"]
     for number in range(4):
@@ -54,11 +46,7 @@ def test_a_copy_of_slimpajama_with_links_to_its_chunks(
     tokenizer: str, tmp_path: Path, out: Path
 ) -> None:
     texts = [f"document {number}" for number in range(56)]
-    by_folder = {
-        "train": texts[:42],
-        "validation": texts[42:49],
-        "test": texts[49:],
-    }
+    by_folder = {"train": texts[:42], "validation": texts[42:49], "test": texts[49:]}
     layouts.slimpajama(tmp_path / "disk", by_folder, n_files=3)
     for split in by_folder:
         for chunk in ("chunk1", "chunk2", "chunk3"):
@@ -71,16 +59,7 @@ def test_a_copy_of_slimpajama_with_links_to_its_chunks(
     assert manifest["documents"] == 56
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "**/*.txt",
-        "**",
-        "*/*.txt",
-        "a/**/*.txt",
-        "./**/*.txt",
-    ],
-)
+@pytest.mark.parametrize("pattern", ["**/*.txt", "**", "*/*.txt", "a/**/*.txt", "./**/*.txt"])
 def test_a_folder_that_contains_itself_is_read_once(tmp_path: Path, pattern: str) -> None:
     write(tmp_path / "a" / "1.txt", b"one")
     (tmp_path / "a" / "again").symlink_to("..")
@@ -133,16 +112,9 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path: Path, monkeypa
 
 
 def test_files_in_another_format_are_counted_and_named(
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
-    capsys,
+    tokenizer: str, tmp_path: Path, out: Path, capsys
 ) -> None:
-    layouts.slimpajama(
-        tmp_path / "hub",
-        {"train": ["a", "b"], "validation": ["c"]},
-        n_files=1,
-    )
+    layouts.slimpajama(tmp_path / "hub", {"train": ["a", "b"], "validation": ["c"]}, n_files=1)
     write(tmp_path / "hub" / "train" / "chunk9" / "b.jsonl", json_lines(["d"])[0])
 
     manifest = make(out, recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
@@ -183,25 +155,14 @@ def edit_text(path: Path) -> None:
 
 def prepare_command(source: Path, name: str, out: Path) -> list[str]:
     """Return the command that prepares all files with the ending of `name`."""
-    command = [
-        "prepare",
-        "TextFiles",
-        "--source",
-        str(source),
-        "--output",
-        str(out),
-    ]
+    command = ["prepare", "TextFiles", "--source", str(source), "--output", str(out)]
     command += ["--vocab_size", "260", "--val_fraction", "0.3"]
     return [*command, "--pattern", f"*{Path(name).suffix}"]
 
 
 @each_source
 def test_an_edited_text_of_the_same_size_is_noticed_at_the_next_prepare(
-    write_source: WriteSource,
-    name: str,
-    tmp_path: Path,
-    out: Path,
-    capsys,
+    write_source: WriteSource, name: str, tmp_path: Path, out: Path, capsys
 ) -> None:
     source = write_source(tmp_path / "text")
     command = prepare_command(source, name, out)
@@ -223,19 +184,11 @@ def test_an_edited_text_of_the_same_size_is_noticed_at_the_next_prepare(
 
 @each_source
 def test_an_edited_text_of_the_same_size_is_noticed_at_the_next_fit(
-    write_source: WriteSource,
-    name: str,
-    tmp_path: Path,
-    out: Path,
+    write_source: WriteSource, name: str, tmp_path: Path, out: Path
 ) -> None:
     source = write_source(tmp_path / "text")
     options: dict[str, Any] = {"vocab_size": 260, "val_fraction": 0.3}
-    data = TextFiles(
-        str(source),
-        str(out),
-        pattern=f"*{Path(name).suffix}",
-        **options,
-    )
+    data = TextFiles(str(source), str(out), pattern=f"*{Path(name).suffix}", **options)
     data.prepare_data()
     data.prepare_data()
     edit_text(source / name)
@@ -246,11 +199,7 @@ def test_an_edited_text_of_the_same_size_is_noticed_at_the_next_fit(
 
 @each_source
 def test_an_edit_that_keeps_size_and_time_is_noticed_by_verify(
-    write_source: WriteSource,
-    name: str,
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
+    write_source: WriteSource, name: str, tokenizer: str, tmp_path: Path, out: Path
 ) -> None:
     source = write_source(tmp_path / "text")
     options = {"tokenizer": tokenizer, "pattern": f"*{Path(name).suffix}", "val_fraction": 0.3}
@@ -268,11 +217,7 @@ def test_an_edit_that_keeps_size_and_time_is_noticed_by_verify(
 
 @each_source
 def test_a_source_that_was_copied_is_compared_once_and_found_the_same(
-    write_source: WriteSource,
-    name: str,
-    tmp_path: Path,
-    out: Path,
-    capsys,
+    write_source: WriteSource, name: str, tmp_path: Path, out: Path, capsys
 ) -> None:
     source = write_source(tmp_path / "text")
     command = prepare_command(source, name, out)
@@ -341,11 +286,7 @@ def write_numbers(source: Path, word: str) -> Path:
     ids=["chunks", "end_of_document", "document_token_at"],
 )
 def test_a_folder_that_is_not_what_its_manifest_says_is_refused_and_mended(
-    damage: Damage,
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
-    capsys,
+    damage: Damage, tokenizer: str, tmp_path: Path, out: Path, capsys
 ) -> None:
     source = write_numbers(tmp_path / "text", "number")
     recipe = recipe_of("TextFiles", source, SIZES, tokenizer=tokenizer)
@@ -357,10 +298,7 @@ def test_a_folder_that_is_not_what_its_manifest_says_is_refused_and_mended(
 
 
 def test_chunks_of_another_corpus_with_as_many_tokens_are_refused_and_mended(
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
-    capsys,
+    tokenizer: str, tmp_path: Path, out: Path, capsys
 ) -> None:
     recipe = recipe_of(
         "TextFiles", write_numbers(tmp_path / "text", "number"), SIZES, tokenizer=tokenizer
@@ -379,12 +317,7 @@ def test_chunks_of_another_corpus_with_as_many_tokens_are_refused_and_mended(
     assert_refused_and_mended(out, recipe, finished, capsys)
 
 
-def assert_refused_and_mended(
-    folder: Path,
-    recipe: Any,
-    finished: object,
-    capsys,
-) -> None:
+def assert_refused_and_mended(folder: Path, recipe: Any, finished: object, capsys) -> None:
     """Training refuses the folder, and preparing makes it as it was."""
     data = TokenShards(str(folder), context_length=16)
     message = r"out is damaged \(manifest\.json and the chunks that each"
@@ -403,19 +336,11 @@ def flip_chunk(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        in_manifest(documents=7),
-        in_manifest(bytes=7),
-        in_manifest(vocab_size=900),
-        flip_chunk,
-    ],
+    [in_manifest(documents=7), in_manifest(bytes=7), in_manifest(vocab_size=900), flip_chunk],
     ids=["documents", "bytes", "vocab_size", "chunk"],
 )
 def test_verify_compares_counts_and_contents(
-    damage: Damage,
-    tokenizer: str,
-    tmp_path: Path,
-    out: Path,
+    damage: Damage, tokenizer: str, tmp_path: Path, out: Path
 ) -> None:
     recipe = recipe_of("TextFiles", write_text_files(tmp_path / "text"), tokenizer=tokenizer)
     make(out, recipe)

@@ -57,22 +57,10 @@ def folder(tmp_path: Path, tokens: np.ndarray) -> Path:
 
 @pytest.mark.parametrize(
     ("first", "count"),
-    [
-        (0, 5000),
-        (0, 777),
-        (776, 2),
-        (777, 777),
-        (1553, 1700),
-        (4999, 1),
-        (5000, 0),
-        (10, 0),
-    ],
+    [(0, 5000), (0, 777), (776, 2), (777, 777), (1553, 1700), (4999, 1), (5000, 0), (10, 0)],
 )
 def test_any_range_of_the_array_is_read_across_chunks(
-    first: int,
-    count: int,
-    folder: Path,
-    tokens: np.ndarray,
+    first: int, count: int, folder: Path, tokens: np.ndarray
 ) -> None:
     read_tokens = open_store(folder).read(first, count)
 
@@ -149,9 +137,7 @@ def test_chunks_that_are_damaged_vanish_or_shrink_during_training_are_named(
             reader.read(CHUNK_TOKENS * number, CHUNK_TOKENS)
 
 
-def test_a_mixture_of_many_chunks_stays_under_the_usual_limit_of_open_files(
-    tmp_path: Path,
-) -> None:
+def test_a_mixture_of_many_chunks_stays_under_the_usual_limit_of_open_files(tmp_path: Path) -> None:
     """20 folders of 70 chunks each: more than `ulimit -n 1024` allows to open."""
     paths = {}
     for number in range(20):

@@ -28,11 +28,7 @@ class Numbered(Dataset):
         return self.n
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return np.arange(
-            index,
-            index + index % 3 + 2,
-            dtype=np.uint16,
-        )
+        return np.arange(index, index + index % 3 + 2, dtype=np.uint16)
 
 
 class Iterated(IterableDataset):
@@ -78,11 +74,7 @@ def rows_of(batches: list[Batch]) -> list[list[int]]:
     """Return the tokens of each row, without what fills it up."""
     rows = []
     for batch in batches:
-        for tokens, targets in zip(
-            batch.tokens.tolist(),
-            batch.targets.tolist(),
-            strict=True,
-        ):
+        for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist(), strict=True):
             counted_targets = [target for target in targets if target != IGNORE_INDEX]
             rows.append([tokens[0], *counted_targets])
     return rows
@@ -94,20 +86,7 @@ def first_tokens(batches: list[Batch]) -> list[int]:
 
 
 def test_rows_are_shifted_and_filled_up_with_what_does_not_count() -> None:
-    (batch,) = first(
-        ready(
-            train=[
-                [
-                    1,
-                    2,
-                    3,
-                ],
-                [4, 5],
-            ],
-            shuffle=False,
-        ),
-        1,
-    )
+    (batch,) = first(ready(train=[[1, 2, 3], [4, 5]], shuffle=False), 1)
 
     assert batch.tokens.tolist() == [[1, 2], [4, 5]]
     assert batch.targets.tolist() == [[2, 3], [5, -100]]
@@ -115,14 +94,7 @@ def test_rows_are_shifted_and_filled_up_with_what_does_not_count() -> None:
 
 
 def test_a_separator_ends_documents_inside_of_an_item() -> None:
-    (batch,) = first(
-        ready(
-            train=[[1, 0, 2, 3]],
-            batch_size=1,
-            end_of_document=0,
-        ),
-        1,
-    )
+    (batch,) = first(ready(train=[[1, 0, 2, 3]], batch_size=1, end_of_document=0), 1)
 
     assert batch.document_ids.tolist() == [[0, 0, 1]]
 
@@ -145,17 +117,7 @@ def test_devices_share_the_order_of_one_device(dataset: type, settings: dict[str
     ranks = settings["ranks"]
     whole = first_tokens(first(ready(train=dataset(), batch_size=2 * ranks), 20))
 
-    by_rank = [
-        first(
-            ready(
-                rank,
-                ranks,
-                train=dataset(),
-            ),
-            20,
-        )
-        for rank in range(ranks)
-    ]
+    by_rank = [first(ready(rank, ranks, train=dataset()), 20) for rank in range(ranks)]
     together = []
     for batches in zip(*by_rank, strict=True):
         together += first_tokens(list(batches))
@@ -181,15 +143,7 @@ def test_a_saved_position_continues_with_the_next_batch(dataset: type, n_drawn: 
     again.load_state_dict(state)
     assert rows_of(first(again, 20 - n_drawn)) == whole[2 * n_drawn :]
 
-    shared = [
-        ready(
-            rank,
-            2,
-            train=dataset(),
-            batch_size=1,
-        )
-        for rank in range(2)
-    ]
+    shared = [ready(rank, 2, train=dataset(), batch_size=1) for rank in range(2)]
     for data in shared:
         data.load_state_dict(state)
     (one,), (other,) = (first(data, 1) for data in shared)
@@ -215,26 +169,14 @@ def test_a_trainer_stops_and_continues_with_the_same_batches(tmp_path) -> None:
 def test_a_position_of_other_data_is_refused() -> None:
     data = ready()
     first(data, 1)
-    for settings in (
-        {"train": Numbered(22)},
-        {"seed": 1},
-        {"fingerprint": "other"},
-    ):
+    for settings in ({"train": Numbered(22)}, {"seed": 1}, {"fingerprint": "other"}):
         other = ready(**settings)
         other.load_state_dict(data.state_dict())
         with pytest.raises(UserError, match="position in the data is for"):
             other.train_dataloader()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "n_batches"),
-    [
-        (1, 12),
-        (2, 6),
-        (3, 4),
-        (5, 3),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "n_batches"), [(1, 12), (2, 6), (3, 4), (5, 3)])
 def test_evaluation_has_every_target_once_on_any_number_of_devices(
     ranks: int, n_batches: int
 ) -> None:
@@ -244,13 +186,7 @@ def test_evaluation_has_every_target_once_on_any_number_of_devices(
 
     targets: list[int] = []
     for rank in range(ranks):
-        batches = list(
-            ready(
-                rank,
-                ranks,
-                val=Numbered(),
-            ).val_dataloader()
-        )
+        batches = list(ready(rank, ranks, val=Numbered()).val_dataloader())
         assert len(batches) == n_batches, "all devices stay in step"
         targets += counted(batches)
     assert Counter(targets) == Counter(expected)
@@ -262,25 +198,8 @@ def test_evaluation_has_every_target_once_on_any_number_of_devices(
         [1, 2, 3],
         np.array([1, 2, 3], dtype=np.int32),
         torch.tensor([1, 2, 3]),
-        {
-            "input_ids": [
-                1,
-                2,
-                3,
-            ],
-            "attention_mask": [1, 1, 1],
-        },
-        TensorDataset(
-            torch.tensor(
-                [
-                    [
-                        1,
-                        2,
-                        3,
-                    ]
-                ]
-            )
-        )[0],
+        {"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]},
+        TensorDataset(torch.tensor([[1, 2, 3]]))[0],
     ],
 )
 def test_an_item_is_an_array_of_tokens_in_any_form(item: Any) -> None:
@@ -290,17 +209,7 @@ def test_an_item_is_an_array_of_tokens_in_any_form(item: Any) -> None:
     assert batch.targets.tolist() == [[2, 3]]
 
 
-@pytest.mark.parametrize(
-    "item",
-    [
-        [1],
-        [[1, 2]],
-        [0.5, 1.0],
-        "text",
-        {"text": "a"},
-        [[1], [2, 3]],
-    ],
-)
+@pytest.mark.parametrize("item", [[1], [[1, 2]], [0.5, 1.0], "text", {"text": "a"}, [[1], [2, 3]]])
 def test_another_item_is_refused(item: Any) -> None:
     with pytest.raises(UserError, match=r"TokenData has an item that is a .*: give two or"):
         first(ready(train=[item], batch_size=1), 1)

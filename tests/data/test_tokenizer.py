@@ -109,11 +109,7 @@ PREPEND = {"type": "Prepend", "prepend": "aaaa"}
 BOMBS = [
     sequence("normalizer", *[LONGER_STRING] * 12),
     sequence("normalizer", *[PREPEND] * 2000),
-    sequence(
-        "decoder",
-        LONGER_PATTERN,
-        sequence("decoder", *[LONGER_PATTERN] * 9)["decoder"],
-    ),
+    sequence("decoder", LONGER_PATTERN, sequence("decoder", *[LONGER_PATTERN] * 9)["decoder"]),
 ]
 
 
@@ -127,13 +123,7 @@ def test_a_tokenizer_that_makes_texts_grow_is_refused(bomb: dict[str, Any]) -> N
 
 def test_replacing_as_in_published_tokenizers_is_accepted() -> None:
     prepend = {"type": "Prepend", "prepend": "▁"}
-    content = tokenizer_json(
-        **sequence(
-            "normalizer",
-            prepend,
-            replace({"String": " "}, "▁"),
-        )
-    )
+    content = tokenizer_json(**sequence("normalizer", prepend, replace({"String": " "}, "▁")))
 
     assert parse_tokenizer(content, "a.json").encode("a b").ids
 

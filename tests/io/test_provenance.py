@@ -20,11 +20,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_git(folder: Path, *arguments: str) -> None:
-    subprocess.run(
-        ["git", *IDENTITY, *arguments],
-        cwd=folder,
-        check=True,
-    )
+    subprocess.run(["git", *IDENTITY, *arguments], cwd=folder, check=True)
 
 
 def make_repository(folder: Path) -> None:

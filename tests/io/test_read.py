@@ -95,11 +95,7 @@ def run(trained_run: Path, tmp_path: Path) -> Path:
     ("name", "content"), DAMAGED_FILES, ids=lambda value: ascii(value[:20]).replace("\\", "")
 )
 def test_compare_names_a_damaged_file(
-    name: str,
-    content: str,
-    run: Path,
-    trained_run: Path,
-    refusal,
+    name: str, content: str, run: Path, trained_run: Path, refusal
 ) -> None:
     (run / name).write_text(content)
 
@@ -113,10 +109,7 @@ def test_compare_names_a_damaged_file(
     ("name", "content"), [("run.json", '{"status": "fini'), ("metrics.csv", "[1, 2]\n3, 4\n")]
 )
 def test_fit_continues_no_run_with_a_damaged_file(
-    name: str,
-    content: str,
-    run: Path,
-    refusal,
+    name: str, content: str, run: Path, refusal
 ) -> None:
     (run / name).write_text(content)
 
@@ -152,11 +145,7 @@ baseline: gpt
 """
 
 
-def test_a_study_names_damaged_launches(
-    run: Path,
-    refusal,
-    monkeypatch,
-) -> None:
+def test_a_study_names_damaged_launches(run: Path, refusal, monkeypatch) -> None:
     monkeypatch.chdir(run.parent)
     Path("study.yaml").write_text(STUDY)
     study = read_study("study.yaml", None)
@@ -172,11 +161,7 @@ def test_a_study_names_damaged_launches(
 
 @pytest.mark.parametrize("content", ["{", '{"arms": [{"seconds_per_token": ["a"]}]}'])
 def test_compare_names_damaged_timings(
-    content: str,
-    run: Path,
-    trained_run: Path,
-    tmp_path: Path,
-    refusal,
+    content: str, run: Path, trained_run: Path, tmp_path: Path, refusal
 ) -> None:
     output = tmp_path / "out"
     output.mkdir()
@@ -199,11 +184,7 @@ NOT_FILES = [os.mkfifo, make_endless, Path.mkdir]
 
 @pytest.mark.parametrize("make", NOT_FILES)
 def test_compare_reads_only_regular_files(
-    make: MakePath,
-    run: Path,
-    trained_run: Path,
-    tmp_path: Path,
-    refusal,
+    make: MakePath, run: Path, trained_run: Path, tmp_path: Path, refusal
 ) -> None:
     metrics = run / "metrics.csv"
     metrics.unlink()
@@ -229,21 +210,13 @@ COMMANDS = [
 @pytest.mark.parametrize("make", NOT_FILES)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_reads_only_regular_files(
-    command: str,
-    make: MakePath,
-    trained_run: Path,
-    tmp_path: Path,
-    refusal,
+    command: str, make: MakePath, trained_run: Path, tmp_path: Path, refusal
 ) -> None:
     path = tmp_path / "strange"
     make(path)
     output = tmp_path / "output.parquet"
 
-    arguments = command.format(
-        run=trained_run,
-        path=path,
-        output=output,
-    ).split()
+    arguments = command.format(run=trained_run, path=path, output=output).split()
 
     assert str(path) in refusal(*arguments)
 
@@ -269,11 +242,7 @@ def test_yaml_with_few_aliases_is_read() -> None:
 @pytest.mark.parametrize(
     ("value", "schema", "message"),
     [
-        (
-            {"a": {"b": [1]}},
-            {"a": {"b": [str]}},
-            "an entry of a.b is int in place of str",
-        ),
+        ({"a": {"b": [1]}}, {"a": {"b": [str]}}, "an entry of a.b is int in place of str"),
         ({"a": True}, {"a": (int, float)}, "a is bool in place of int or float"),
         ([], {"a": int}, "its content is list in place of dict"),
         ({"a": [None]}, {"a": [str]}, "an entry of a is empty"),

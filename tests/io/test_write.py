@@ -29,35 +29,14 @@ def test_values_that_json_does_not_have_are_null_or_strings(tmp_path: Path) -> N
     file = tmp_path / "a.json"
     numbers = [float("nan"), float("inf"), 2.5, True, None]
 
-    write_json(
-        file,
-        {
-            1: numbers,
-            "path": Path("b"),
-            "name": "é\udc80",
-        },
-    )
+    write_json(file, {1: numbers, "path": Path("b"), "name": "é\udc80"})
 
-    expected = {
-        "1": [None, None, 2.5, True, None],
-        "path": "b",
-        "name": "é\udc80",
-    }
+    expected = {"1": [None, None, 2.5, True, None], "path": "b", "name": "é\udc80"}
     assert json.loads(file.read_text()) == expected
 
 
 def test_numbers_can_be_rounded_to_significant_digits() -> None:
-    value = jsonable(
-        {
-            256: [
-                float("nan"),
-                0.123456789,
-                3,
-                True,
-            ]
-        },
-        digits=7,
-    )
+    value = jsonable({256: [float("nan"), 0.123456789, 3, True]}, digits=7)
 
     assert value == {"256": [None, 0.1234568, 3, True]}
 
