@@ -79,6 +79,14 @@ def assert_the_same(model: LanguageModel, hub_model: Any, **options: Any) -> Non
         logits = hub_model(PROMPT).logits
     assert expected.std() > 0.5, "logits near zero would agree whatever the network"
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert_continues_alike(model, hub_model, tokens, mask, **options)
+
+
+def assert_continues_alike(
+    model: LanguageModel, hub_model: Any, tokens: Tensor, mask: Tensor, **options: Any
+) -> None:
+    """The same tokens after a batch of two prompts, the second of them padded at the left."""
+    n_padded = int((mask[1] == 0).sum())
     generated = hub_model.generate(
         tokens,
         attention_mask=mask,

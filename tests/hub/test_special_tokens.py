@@ -1,7 +1,6 @@
 """Special tokens and chat templates of foreign models: token for token as in transformers."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -129,10 +128,7 @@ def test_a_conversation_is_answered_as_by_transformers(
     back = export_to_transformers(imported_folder, tmp_path / "back")
     chats = write_json(tmp_path / "chats.jsonl", {"prompt": CONVERSATION})
     single_message = [{"role": "user", "content": "the cat"}]
-    cases = [
-        (f"--prompts={chats}", CONVERSATION),
-        ("the cat", single_message),
-    ]
+    cases = [(f"--prompts={chats}", CONVERSATION), ("the cat", single_message)]
 
     for prompt, conversation in cases:
         (record,) = generate_records(capsys, imported_folder, "--chat", prompt, *GREEDY)
@@ -492,22 +488,3 @@ def test_a_template_may_lie_in_any_place_where_transformers_finds_it(
 
     assert from_file == from_list
     assert from_file["prompt_tokens"] == without_template["prompt_tokens"]
-
-
-def test_files_whose_names_are_not_utf8_are_read_and_written(
-    run: Path, tmp_path: Path, capsys
-) -> None:
-    text = tmp_path / "caf\udce9.txt"
-    text.write_text("the cat sat")
-    output = tmp_path / "caf\udce9.parquet"
-
-    assert main(["generate", str(run), f"--prompts={text}", "--max_tokens=2"]) == 0
-    generated = capsys.readouterr().out
-    assert main(["score", str(run), str(text), f"--output={output}", "--json"]) == 0
-    totals = json.loads(capsys.readouterr().out)
-
-    assert generated.startswith("the cat sat")
-    assert math.isfinite(totals["nats"])
-    with output.open("rb") as file:
-        rows = pq.read_table(file).to_pydict()
-    assert set(rows["source"]) == {f"{tmp_path}/caf\\xe9.txt, the file"}

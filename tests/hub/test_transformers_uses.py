@@ -25,7 +25,7 @@ from anlit import (
 )
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.training.language_model import LanguageModel
-from tests.hub.models import N_NEW, greedy, loud, pad_left, read, write
+from tests.hub.models import N_NEW, assert_continues_alike, loud, pad_left, read, write
 from tests.nn.models.tiny import next_token_loss, random_tokens
 
 transformers = pytest.importorskip("transformers")
@@ -214,17 +214,7 @@ CACHES: dict[str, dict[str, Any]] = {
 def test_a_padded_batch_is_continued_as_anlit_does(cache: str, anlit_model, hub_model) -> None:
     tokens, mask = pad_left(TOKENS, N_PADDED)
 
-    generated = hub_model.generate(
-        tokens,
-        attention_mask=mask,
-        max_new_tokens=N_NEW,
-        do_sample=False,
-        **CACHES[cache],
-    )
-
-    whole, short = generated.tolist()
-    assert whole == greedy(anlit_model, tokens[0].tolist())
-    assert short[N_PADDED:] == greedy(anlit_model, tokens[1, N_PADDED:].tolist())
+    assert_continues_alike(anlit_model, hub_model, tokens, mask, **CACHES[cache])
 
 
 @torch.no_grad()

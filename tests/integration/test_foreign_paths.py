@@ -1,10 +1,13 @@
-"""Links out of a run folder, and paths in a checkpoint: no file outside changes."""
+"""Links out of a run folder, paths in a checkpoint, and names of files that are not UTF-8."""
 
+import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import pyarrow.parquet as pq
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -160,3 +163,22 @@ def test_a_continued_run_keeps_its_best_checkpoint_where_later_ones_are_worse(
     assert main(fit_arguments(shards, folder, *longer)) == 0
 
     assert best.read_bytes() == contents_before
+
+
+def test_files_whose_names_are_not_utf8_are_read_and_written(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "caf\udce9.txt"
+    text.write_text("the cat sat")
+    output = tmp_path / "caf\udce9.parquet"
+
+    assert main(["generate", str(finished), f"--prompts={text}", "--max_tokens=2"]) == 0
+    generated = capsys.readouterr().out
+    assert main(["score", str(finished), str(text), f"--output={output}", "--json"]) == 0
+    totals = json.loads(capsys.readouterr().out)
+
+    assert generated.startswith("the cat sat")
+    assert math.isfinite(totals["nats"])
+    with output.open("rb") as file:
+        rows = pq.read_table(file).to_pydict()
+    assert set(rows["source"]) == {f"{tmp_path}/caf\\xe9.txt, the file"}
