@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anlit.compare.comparison import Comparison, Result
-from anlit.compare.statistics import Summary, Test, mean_sd
+from anlit.compare.statistics import SpeedUp, Summary, Test, mean_sd
 from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, minus, without_control_codes
@@ -20,11 +20,12 @@ DEFINITION = """\
 Losses are in nats per token at the end of training, and values mean ± standard deviation over
 seeds. *Speed-up, tokens* is the tokens at which the baseline first has its own final loss over
 those at which the other first has it, never smoothed or extrapolated: the geometric mean over the
-seeds that both have, or "k of n seeds" if a run never gets there. *% of tokens* is its inverse.
-*Time per token* is that of training steps in turns in one process over the baseline's; *speed-up,
-wall-clock* is the speed-up in tokens divided by it. *Seconds* of the runs include other work of
-the machine. Intervals are of 95 %. *Holm* corrects p for the number of configurations;
-significant is below 0.05. Few seeds make wide intervals: read those first."""
+seeds that both have, or "k of n seeds" if a run never gets there. "≥" marks a bound: a run was
+there at its first validation. *% of tokens* is its inverse. *Time per token* is that of training
+steps in turns in one process over the baseline's; *speed-up, wall-clock* is the speed-up in tokens
+divided by it. *Seconds* of the runs include other work of the machine. Intervals are of 95 %.
+*Holm* corrects p for the number of configurations; significant is below 0.05. Few seeds make wide
+intervals: read those first."""
 """What the columns mean."""
 
 
@@ -34,12 +35,12 @@ bytes per token of the validation split. *Text* is the training text in bytes: t
 token of the training split. Values are mean ± standard deviation over seeds. *Speed-up, text* is
 the text after which the baseline first has its own final loss over that after which the other first
 has it, never smoothed or extrapolated: the geometric mean over the seeds that both have, or "k of n
-seeds" if a run never gets there. *% of text* is its inverse. *Time per byte* is that of training
-steps in turns in one process over the baseline's; *speed-up, wall-clock* is the speed-up in text
-divided by it. *Seconds* of the runs include other work of the machine. Intervals are of 95 %.
-*Holm* corrects p for the number of configurations; significant is below 0.05. There is a test, and
-a speed-up, only if both validate on all of the same text. Few seeds make wide intervals: read those
-first."""
+seeds" if a run never gets there. "≥" marks a bound: a run was there at its first validation. *% of
+text* is its inverse. *Time per byte* is that of training steps in turns in one process over the
+baseline's; *speed-up, wall-clock* is the speed-up in text divided by it. *Seconds* of the runs
+include other work of the machine. Intervals are of 95 %. *Holm* corrects p for the number of
+configurations; significant is below 0.05. There is a test, and a speed-up, only if both validate on
+all of the same text. Few seeds make wide intervals: read those first."""
 """What the columns mean if tokenizers differ."""
 
 
@@ -142,10 +143,18 @@ def _cells(result: Result) -> dict[str, str]:
         "tokens": mean_sd(Summary([summaries["tokens"].mean]), 0),
         "seconds": mean_sd(summaries["seconds"], 0),
         f"speed-up, {length}": speedup.words,
-        f"% of {length}": NONE if speedup.mean is None else f"{100 / speedup.mean:.0f} %",
+        f"% of {length}": _share(speedup),
         f"time per {measure.unit}": str(result.time or NONE),
         "speed-up, wall-clock": _wall_clock(result) if result.wall_clock else NONE,
     }
+
+
+def _share(speedup: SpeedUp) -> str:
+    """The inverse of a speed-up, `71 %`; `≤ 71 %` of a bound."""
+    if speedup.mean is None:
+        return NONE
+    bound = "≤ " if speedup.bound else ""
+    return f"{bound}{100 / speedup.mean:.0f} %"
 
 
 def _seeds_in_words(result: Result) -> str:

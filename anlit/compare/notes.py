@@ -187,7 +187,7 @@ def _loss_of_guessing(group: Group) -> float:
 def _notes_against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
     """Differences from the baseline in seeds, in the task, in tokens and parameters."""
     if not speedup.paired:
-        consequence = "so its speed-up is over the baseline's mean curve"
+        consequence = "so its speed-up is over the baseline's mean curve, without an interval"
         yield f"{group.label}: no seed in common with the baseline, {consequence}."
     yield from _notes_on_task(group, baseline)
     if has_other_tokenizer(group, baseline):

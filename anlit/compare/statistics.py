@@ -273,12 +273,23 @@ class SpeedUp:
         return math.exp(self._logarithms().mean())
 
     @property
+    def has_spread(self) -> bool:
+        """Whether the values have the spread of the speed-up over seeds.
+
+        A single pair has none. A bound may be far from its value. Against the baseline's mean curve
+        the values lack the baseline's spread.
+        """
+        return len(self.values) > 1 and self.paired and not self.bound
+
+    @property
     def test(self) -> Test | None:
         """The t-test of the logarithm against 0 with its interval.
 
-        None without a mean or with fewer than two pairs.
+        None without a mean, or if the spread over seeds is not known.
         """
-        test = None if self.mean is None else _one_sample(self._logarithms(), LOG_TEST)
+        if self.mean is None or not self.has_spread:
+            return None
+        test = _one_sample(self._logarithms(), LOG_TEST)
         if test is None:
             return None
         return replace(
@@ -294,12 +305,12 @@ class SpeedUp:
     def over(self, time: Interval) -> Interval | None:
         """Return the speed-up in wall-clock: the mean divided by `time`. None without a mean.
 
-        `time` is the time per token over the baseline's. The interval has both uncertainties. A
-        single pair has no interval, because the spread over seeds, the larger part, is not known.
+        `time` is the time per token over the baseline's. The interval has both uncertainties. There
+        is none if the spread over seeds, the larger part, is not known.
         """
         if self.mean is None:
             return None
-        if len(self.values) < 2:
+        if not self.has_spread:
             return Interval(self.mean / time.median, math.nan, math.nan)
         tokens = Interval(self.mean, self.mean, self.mean)
         if self.test:
@@ -310,8 +321,8 @@ class SpeedUp:
     def words(self) -> str:
         """The speed-up for a table.
 
-        `1.40 (1.31 … 1.50)`, `1.40` for one pair, `1.40 (1 seed)` if runs are left out, `2 of 3
-        seeds`, `not reached` or `– (baseline unfinished)`.
+        `1.40 (1.31 … 1.50)`, `1.40` for one pair, `≥ 1.40` for a bound, `1.40 (1 seed)` if runs are
+        left out, `2 of 3 seeds`, `not reached` or `– (baseline unfinished)`.
         """
         if self.obstacle:
             return f"{NONE} ({self.obstacle})"

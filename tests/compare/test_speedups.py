@@ -88,6 +88,7 @@ def test_a_bound_is_shown_alike_in_every_sentence(make_run, tmp_path):
     _, _, markdown = compared(tmp_path / "runs", tmp_path / "out")
 
     assert "speed-up ≥ 2.00 in tokens, ≥ 1.00 in wall-clock" in markdown
+    assert table_row(markdown, "nGPT, plain")[7:9] == ["≥ 2.00", "≤ 50 %"]
 
 
 @pytest.mark.usefixtures("no_plot")

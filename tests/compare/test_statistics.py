@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from anlit.compare.notes import split_by_gap
-from anlit.compare.statistics import difference, holm, speed_up
+from anlit.compare.statistics import Interval, difference, holm, speed_up
 from anlit.errors import UserError
 from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve
@@ -170,6 +170,32 @@ def test_without_a_common_seed_runs_are_compared_with_the_mean_curve() -> None:
 
     assert not speedup.paired
     assert speedup.words == "1 of 2 seeds"
+
+
+def test_against_a_mean_curve_there_is_no_interval() -> None:
+    """The runs' spread is not that of the speed-up: the baseline's seeds differ too."""
+    slower = curve((100, 5.0), (230, 2.0))
+
+    speedup = speed_up([(1, EASY), (2, HARD)], [(3, QUICK_EASY), (4, slower)])
+
+    assert speedup.mean is not None
+    assert speedup.test is None
+    assert speedup.words == f"{speedup.mean:.2f}"
+    time = Interval(2.0, 1.9, 2.1)
+    assert str(speedup.over(time)) == f"{speedup.mean / 2:.2f}"
+
+
+def test_a_bound_has_no_interval() -> None:
+    """The run of the second seed may have had the loss long before."""
+    starts_below = curve((100, 2.5), (400, 1.0))
+
+    speedup = speed_up([(1, EASY), (2, HARD)], [(1, QUICK_EASY), (2, starts_below)])
+
+    assert speedup.values == (2.0, 4.0)
+    assert speedup.test is None
+    assert speedup.words == "≥ 2.83"
+    time = Interval(2.0, 1.9, 2.1)
+    assert str(speedup.over(time)) == "1.41"
 
 
 def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> None:
