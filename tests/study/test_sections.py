@@ -209,6 +209,33 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, d
     assert unpaired[3:] == ["1 of 2", "4.0150 ± 0.0071", "1 of 2 seeds", "1 of 2 seeds"]
 
 
+OTHER_BLOCKS: dict[str, Any] = {"settings": {"data.init_args.val_blocks": 64}}
+"""The loss of an arm with them is that of other tokens."""
+APART = UNTUNED_ARMS | {"angpt": UNTUNED_ARMS["angpt"] | OTHER_BLOCKS}
+
+
+def test_losses_on_other_tokens_have_no_gap(folder: Path, monkeypatch, drawn) -> None:
+    monkeypatch.setattr(loss_gap, "save", lambda figure, path: drawn.append(figure))
+
+    def loss(run, values, parameters, tokens):
+        return 3.4 if run.arm.base == "gpt" else 3.3
+
+    options = {
+        "arms": APART,
+        "shared": {"configs": ["common.yaml"], "vary": SIZES},
+        "sections": [{"loss_gap": {"baseline": "gpt", "each": "d"}}],
+        "baseline": None,
+    }
+
+    page = report(trained(folder, loss, **options))
+
+    rows = [row for row in page.rows if row[2:3] == ["anGPT"]]
+    assert len(rows) == 3
+    for row in rows:
+        assert row[5:] == ["–", "– (validated differently)"]
+    assert drawn == page.pictures == []
+
+
 def onset_of(loss: float, level: float) -> float:
     """The tokens at which a synthetic run is at a level."""
     return float(np.interp(-level, -curve_to(loss), SHARE * TOKENS))
@@ -255,6 +282,14 @@ def test_a_level_that_one_seed_reaches_has_one_onset(folder: Path) -> None:
     assert gpt[2] == "1 of 3 seeds"
 
 
+def test_onsets_by_losses_on_other_tokens_are_not_subtracted(folder: Path) -> None:
+    section = {"onset": {"loss": 4.3, "after": 200_000, "baseline": "gpt"}}
+
+    page = report(trained(folder, arms=APART, sections=[section]))
+
+    assert page.row("anGPT", 5)[2::2] == ["– (validated differently)"] * 2
+
+
 def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -> None:
     arms = {
         "gpt": UNTUNED_ARMS["gpt"] | {"vary": SIZES},
@@ -276,6 +311,27 @@ def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -
     ("section", "message"),
     [
         (
+            {"onset": {"loss": 4.3, "after": 1, "baseline": "gpt"}},
+            "has the baseline 'gpt', which is none of gpt_d=64, gpt_d=128, gpt_d=256, angpt",
+        ),
+        (
+            {"loss_gap": {"baseline": "gpt_d=64", "each": "d"}},
+            "has the baseline 'gpt_d=64', which is none of gpt, angpt",
+        ),
+    ],
+)
+def test_the_baseline_of_a_section_is_an_arm_or_all_its_points(
+    folder: Path, section: Any, message: str
+) -> None:
+    arms = UNTUNED_ARMS | {"gpt": UNTUNED_ARMS["gpt"] | {"vary": SIZES}}
+    with pytest.raises(UserError, match=message):
+        check_sections(changed_study(folder, arms=arms, baseline=None, sections=[section]))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
             {"loss_gap": {"baseline": "gpt"}},
             "the section 'loss_gap' of study.yaml lacks the option 'each'",
         ),
@@ -290,7 +346,7 @@ def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -
         ({"tuning": 3}, "the section 'tuning' of study.yaml is not .* is int in place of dict"),
         (
             {"loss_gap": {"baseline": "other", "each": "lr"}},
-            "names the arm 'other', which is none of gpt, angpt",
+            "has the baseline 'other', which is none of gpt, angpt",
         ),
         ({"loss_gap": {"baseline": "gpt", "each": "size"}}, "each 'size': choose one of none"),
         (

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from anlit.compare import statistics
+from anlit.compare.notes import obstacle_to_comparison
 from anlit.compare.statistics import (
     SpeedUp,
     Summary,
@@ -27,7 +28,7 @@ from anlit.reporting.figure import (
     save,
     style,
 )
-from anlit.reporting.table import markdown_table
+from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import short_number
 from anlit.study.results import MeasuredArm, StudyResults
 from anlit.study.sections.axes import UNITS, display_name, distinct_values
@@ -82,7 +83,11 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     if not gaps:
         return [title, "No pair of runs has finished yet."]
     path = results.output / f"loss_gap-{over}.png"
-    draw_gaps(gaps, baseline, panel_key, over, path)
+    comparable = [gap for gap in gaps if not gap.speedup.obstacle]
+    picture = ""
+    if comparable:
+        draw_gaps(comparable, baseline, panel_key, over, path)
+        picture = f"![loss minus the baseline's over {display_name(over)}]({path.name})"
     head = [
         panel_key,
         display_name(over),
@@ -94,7 +99,7 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     ]
     return [
         title,
-        f"![loss minus the baseline's over {display_name(over)}]({path.name})",
+        picture,
         "Final validation losses in nats per token, same seeds; below zero the arm is ahead. "
         "Intervals of two or three seeds are wide.",
         markdown_table(head, list(map(_row, gaps)), left=(0, 2)),
@@ -102,13 +107,16 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
 
 
 def _row(gap: Gap) -> list[str]:
+    difference = NONE
+    if not gap.speedup.obstacle:
+        difference = mean_difference(gap.arm_losses, gap.baseline_losses, "+.4f")
     return [
         gap.panel,
         short_number(gap.x),
         gap.title,
         gap.seeds,
         mean_sd(Summary([*gap.baseline_losses.values()]), 4),
-        mean_difference(gap.arm_losses, gap.baseline_losses, "+.4f"),
+        difference,
         gap.speedup.words,
     ]
 
@@ -157,11 +165,14 @@ def _gap(
     common_seeds = [seed for seed in losses if seed in baseline_losses]
     if not common_seeds:
         return None
+    speedup = SpeedUp((), obstacle=obstacle_to_comparison(group, baseline_group))
+    if not speedup.obstacle:
+        speedup = speed_up(baseline_group.seeded_curves(), group.seeded_curves())
     return Gap(
         panel=str(measured.arm.varied.shown[panel_key]),
         title=results.study.title_of(measured.arm.base),
         x=baseline.number(over),
-        speedup=speed_up(baseline_group.seeded_curves(), group.seeded_curves()),
+        speedup=speedup,
         arm_losses={seed: losses[seed] for seed in common_seeds},
         baseline_losses={seed: baseline_losses[seed] for seed in common_seeds},
     )

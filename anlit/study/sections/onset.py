@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from anlit.compare.notes import obstacle_to_comparison
 from anlit.compare.statistics import Summary, mean_difference, mean_sd, tokens_to_loss
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal, short_number
@@ -33,7 +34,10 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
             continue
         onset_gap = NONE
         loss_gap = NONE
-        if arm is not baseline:
+        obstacle = _obstacle(results, arm, baseline)
+        if obstacle:
+            onset_gap = loss_gap = f"{NONE} ({obstacle})"
+        elif arm is not baseline:
             baseline_onsets = onsets[baseline.name]
             baseline_losses = later_losses[baseline.name]
             onset_gap = mean_difference(onsets[arm.name], baseline_onsets, ".3f")
@@ -60,6 +64,13 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
         "intervals of a paired t-test.",
         markdown_table(head, rows, left=(0, 1)),
     ]
+
+
+def _obstacle(results: StudyResults, arm: Arm, baseline: Arm) -> str:
+    """Why losses of two arms cannot be compared, in two words. "" if they can."""
+    group = results.group(arm)
+    baseline_group = results.group(baseline)
+    return obstacle_to_comparison(group, baseline_group) if group and baseline_group else ""
 
 
 def _measure_onsets(

@@ -58,6 +58,10 @@ def check_sections(study: Study) -> None:
             if option not in options:
                 raise UserError(f"{location} lacks the option '{option}': give it")
         _check_arm_names(study, options, location)
+        if name == "loss_gap":
+            _check_baseline(options, [arm.base for arm in study.arms], location)
+        if name == "onset":
+            _check_baseline(options, [arm.name for arm in study.arms], location)
         if name == "embed":
             _check_embed(study, options, location)
         if name in ("trend", "loss_gap"):
@@ -70,14 +74,20 @@ def _check_arm_names(study: Study, options: dict[str, Any], location: str) -> No
     names: dict[str, None] = {}
     for arm in study.arms:
         names |= {arm.base: None, arm.name: None}
-    arms = list(options.get("arms") or ())
-    if "baseline" in options:
-        arms.append(options["baseline"])
-    for name in arms:
+    for name in options.get("arms") or ():
         if name not in names:
             raise UserError(
                 f"{location} names the arm '{name}', which is none of {', '.join(names)}"
             )
+
+
+def _check_baseline(options: dict[str, Any], names: list[str], location: str) -> None:
+    """Raise UserError if the baseline is not an arm: of `loss_gap`, one with all its points."""
+    if options["baseline"] not in names:
+        raise UserError(
+            f"{location} has the baseline '{options['baseline']}', which is none of "
+            f"{', '.join(dict.fromkeys(names))}"
+        )
 
 
 def _check_embed(study: Study, options: dict[str, Any], location: str) -> None:
