@@ -88,7 +88,9 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
     has_one_mechanism = len({mechanism or "plain" for mechanism in mechanisms}) == 1
     by_architecture = has_one_mechanism or len(set(architectures)) > 1
     styles: dict[str, LineStyle] = {}
-    for number, label in enumerate(labels):
+    # The shortest first, so that a name alone has its own marker in every figure.
+    for number in sorted(range(len(labels)), key=lambda number: len(labels[number])):
+        label = labels[number]
         architecture = architectures[number]
         mechanism = mechanisms[number]
         colour, marker = MECHANISMS[mechanism or "plain"]
@@ -101,7 +103,7 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
             marker = MARKERS[number % len(MARKERS)]
         marker = _free_marker(marker, colour, list(styles.values()))
         styles[label] = LineStyle(colour, marker, DASHES[number % len(DASHES)])
-    return styles
+    return {label: styles[label] for label in labels}
 
 
 def _free_marker(marker: str, colour: str, styles: Sequence[LineStyle]) -> str:

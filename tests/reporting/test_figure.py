@@ -30,6 +30,17 @@ def test_beside_other_architectures_a_mechanism_has_its_marker() -> None:
     assert styles["nGPT, scale-invariant"].marker == marker
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_name_alone_has_its_marker_in_any_order(order: int) -> None:
+    labels = ["anGPT, gain", "anGPT", "GPT+"][::order]
+
+    styles = line_styles(labels)
+
+    assert list(styles) == labels
+    assert styles["anGPT"].marker == ARCHITECTURES["anGPT"][1]
+    assert styles["anGPT, gain"].marker != styles["anGPT"].marker
+
+
 def test_a_mechanism_of_one_architecture_has_its_colour_and_marker_in_each_spelling() -> None:
     mechanisms = {
         "anGPT, plain": "plain",
