@@ -52,8 +52,8 @@ class AnnealedSpeedUp:
 
     @property
     def speedup(self) -> SpeedUp:
-        """The ratios as a speed-up, with mean and t-test."""
-        return SpeedUp(tuple(self.ratios.values()), obstacle=self.obstacle)
+        """The ratios as a speed-up, with mean and t-test. A bound has no test."""
+        return SpeedUp(tuple(self.ratios.values()), bool(self.bounds), obstacle=self.obstacle)
 
     @property
     def is_exact(self) -> bool:

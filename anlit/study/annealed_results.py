@@ -12,7 +12,7 @@ import numpy as np
 
 from anlit.compare.annealed import AnnealedSpeedUp, End, Trend, annealed_speed_up, trend
 from anlit.compare.notes import obstacle_to_comparison
-from anlit.compare.statistics import SpeedUp, Summary, speed_up
+from anlit.compare.statistics import Losses, SpeedUp, speed_up
 from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import mapping
 from anlit.runs.folders import Curve
@@ -38,10 +38,14 @@ class AnnealedArm(NamedTuple):
         lengths: set[int] = set()
         return sorted(lengths.union(*self.ends.values()))
 
-    def losses(self, length: int) -> Summary:
-        """The annealed losses of the seeds at a length."""
-        ends = [by_length[length] for by_length in self.ends.values() if length in by_length]
-        return Summary([end.loss if end else None for end in ends])
+    def losses(self, length: int) -> dict[Hashable, float | None]:
+        """The annealed losses at a length, by seed."""
+        losses: dict[Hashable, float | None] = {}
+        for seed, by_length in self.ends.items():
+            if length in by_length:
+                end = by_length[length]
+                losses[seed] = end.loss if end else None
+        return losses
 
     def tokens(self, length: int) -> float:
         """Training tokens at a length. NaN if no run has ended there."""
@@ -65,8 +69,9 @@ class Point(NamedTuple):
 
     length: int
     tokens: float
-    losses: Summary
-    baseline_losses: Summary
+    losses: Losses
+    """Annealed losses by seed."""
+    baseline_losses: Losses
     annealed: AnnealedSpeedUp
     crossing: SpeedUp
     """The speed-up of the same runs by their curves."""
@@ -156,9 +161,7 @@ def _line(results: StudyResults, arm: AnnealedArm, baseline: AnnealedArm) -> Lin
     if arm.group is not None and baseline.group is not None:
         obstacle = obstacle_to_comparison(arm.group, baseline.group)
         for length in annealing.max_steps:
-            losses = arm.losses(length)
-            baseline_losses = baseline.losses(length)
-            if losses.values and baseline_losses.values:
+            if arm.losses(length) and baseline.losses(length):
                 points.append(_point(arm, baseline, length, obstacle))
     speedups = [point.annealed for point in points]
     return Line(arm, points, trend(speedups))

@@ -28,7 +28,7 @@ from anlit.study.sections.registry import check_sections
 from anlit.study.state import read_state
 from tests.compare.conftest import write_run
 from tests.study.conftest import UNTUNED_ARMS, Launch, attributes, changed_study, first_points
-from tests.study.reports import Page
+from tests.study.reports import Page, with_interval
 from tests.study.test_launch import finish, report_lines, starts, wait_until_half_trained
 
 pytestmark = pytest.mark.usefixtures("unsaved")
@@ -322,15 +322,25 @@ def test_the_section_recovers_the_speed_up_of_its_runs(folder: Path) -> None:
 
     page = report(study)
 
-    rows = page.rows_of("anGPT", 7)
+    rows = page.rows_of("anGPT", 8)
     exact = geometric_mean(list(SPEEDUPS.values()))
-    _, tokens, _, _, _, speedups, _ = zip(*rows, strict=True)
+    _, tokens, _, _, _, differences, speedups, _ = zip(*rows, strict=True)
     assert tokens == ("205k", "410k", "819k", "1.64M")
     assert speedups == (exact, exact, exact, "> 1.00")
     assert rows[0][2] == f"{100 * TOKENS_PER_STEP / 10_000:.3g}"
     losses = [law(100 * TOKENS_PER_STEP, SPEEDUPS["angpt", seed], seed) for seed in SEEDS]
     assert rows[0][3] == f"{np.mean(losses):.4f} ± {np.std(losses, ddof=1):.4f}"
     assert f"At 819k tokens {exact}: ahead." in page.text
+    gaps = []
+    for seed in SEEDS:
+        tokens_at_end = 800 * TOKENS_PER_STEP
+        speedup = SPEEDUPS["angpt", seed]
+        gaps.append(law(tokens_at_end, speedup, seed) - law(tokens_at_end, 1.0, seed))
+    low, high = stats.ttest_1samp(gaps, 0).confidence_interval()
+    difference = with_interval("+.4f", np.mean(gaps), low, high)
+    assert differences[-1] == difference
+    longest = f"At 1.64M tokens > 1.00: its loss minus the baseline's is {difference}."
+    assert longest in page.text
     assert page.pictures[0] == "1-annealed.png"
 
 
@@ -346,13 +356,13 @@ def test_the_crossing_is_that_of_the_whole_curves(
     study = annealed_study(folder, seeds=[1])
     train(study, folder / "out")
 
-    row = report(study).rows_of("anGPT", 7)[1]
+    row = report(study).rows_of("anGPT", 8)[1]
 
     tokens = np.arange(20, 201, 20) * TOKENS_PER_STEP
     loss = np.array([0.2 + law(x, speedup, 1) for x in tokens])
     loss[-1] = law(tokens[-1], speedup, 1)
     target = law(tokens[-1], 1.0, 1)
-    assert row[6] == f"{tokens[-1] / np.interp(-target, -loss, tokens):.2f}"
+    assert row[7] == f"{tokens[-1] / np.interp(-target, -loss, tokens):.2f}"
 
 
 RAMP = {
@@ -427,6 +437,9 @@ def test_the_console_and_the_record_have_the_annealed_speed_ups(folder: Path) ->
     assert at_400["speedup_annealed"][1] is None
     assert len(at_800["losses"]) == 2
     assert at_800["bounds"] == [">"]
+    assert at_800["test"] is None, "a bound has no interval"
+    gaps = np.subtract(at_100["losses"], at_100["baseline_losses"])
+    assert at_100["loss_difference"]["difference"] == pytest.approx(gaps.mean())
 
 
 def test_curves_of_other_validation_tokens_are_not_compared(folder: Path) -> None:
@@ -435,10 +448,11 @@ def test_curves_of_other_validation_tokens_are_not_compared(folder: Path) -> Non
     study = annealed_study(folder, arms=UNTUNED_ARMS | {"angpt": angpt})
     train(study, folder / "out")
 
-    rows = report(study).rows_of("anGPT", 7)
+    rows = report(study).rows_of("anGPT", 8)
 
     for row in rows:
-        assert row[5] == row[6] == "– (validated differently)"
+        assert row[5] == "–"
+        assert row[6] == row[7] == "– (validated differently)"
 
 
 def test_an_arm_that_failed_at_every_length_has_no_value(folder: Path) -> None:
@@ -449,10 +463,10 @@ def test_an_arm_that_failed_at_every_length_has_no_value(folder: Path) -> None:
 
     page = report(study)
 
-    rows = page.rows_of("anGPT", 7)
+    rows = page.rows_of("anGPT", 8)
     assert len(rows) == 4
-    for _, tokens, per_parameter, loss, _, annealed_speedup, crossing in rows:
-        assert tokens == per_parameter == loss == annealed_speedup == "–"
+    for _, tokens, per_parameter, loss, _, difference, annealed_speedup, crossing in rows:
+        assert tokens == per_parameter == loss == difference == annealed_speedup == "–"
         assert crossing == "not reached"
     assert "anGPT: fewer than two lengths have a value on every seed" in page.text
 
@@ -482,3 +496,18 @@ def test_the_picture_has_exact_values_bounds_and_crossings(
     assert bound.get_ydata() == pytest.approx([1.0])
     assert len(crossing.get_xdata()) == 4
     assert one.get_ydata() == [1, 1]
+
+
+def test_intervals_of_several_arms_stand_side_by_side(folder: Path, monkeypatch, drawn) -> None:
+    monkeypatch.setattr(annealed, "save", lambda figure, path: drawn.append(figure))
+    ngpt = UNTUNED_ARMS["angpt"] | {"title": "nGPT"}
+    study = annealed_study(folder, arms=UNTUNED_ARMS | {"ngpt": ngpt})
+    train(study, folder / "out")
+
+    annealed.annealed(read_results(study, Path("out")), {})
+
+    _, speedups = drawn[0].axes
+    angpt, ngpt_tokens = (container.lines[0].get_xdata()[:3] for container in speedups.containers)
+    assert all(angpt < ngpt_tokens)
+    middles = np.sqrt(angpt * ngpt_tokens)
+    assert middles == pytest.approx(np.array(LENGTHS[:3]) * TOKENS_PER_STEP)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from anlit.compare.statistics import mean_sd
+from anlit.compare.statistics import Losses, Summary, difference, mean_difference, mean_sd
 from anlit.reporting.figure import (
     BASELINE_LINE,
     INK,
@@ -37,9 +37,21 @@ HEAD = (
     "per parameter",
     "annealed loss",
     "baseline's",
+    "minus the baseline's (95 %)",
     "speed-up, annealed",
     "speed-up, crossing",
 )
+
+CONSOLE_HEAD = {
+    0: "arm",
+    1: "tokens",
+    5: "loss minus the\nbaseline's",
+    6: "speed-up,\nannealed",
+    7: "speed-up,\ncrossing",
+}
+"""Columns of `HEAD` for which a terminal of 80 characters has room, and their headings there."""
+INTERVAL_DISTANCE = 1.04
+"""Factor of tokens between the intervals of two arms at the same length."""
 
 
 def annealed(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -65,14 +77,13 @@ def annealed(results: StudyResults, options: dict[str, Any]) -> list[str]:
 
 def summary_tables(results: StudyResults) -> Iterator[Table]:
     """A table for the console of each comparison that has a pair of annealed runs."""
-    columns = (0, 1, 3, 5, 6)
     for comparison in annealed_comparisons(results):
         rows = []
         for row in _rows(comparison):
-            rows.append([row[column] for column in columns])
+            rows.append([row[column].replace(" (", "\n(") for column in CONSOLE_HEAD])
         if rows:
-            head = [HEAD[column].replace("speed-up, ", "speed-up,\n") for column in columns]
-            yield Table(f"{results.study.title}: {comparison.planned.title}", head, rows)
+            title = f"{results.study.title}: {comparison.planned.title}"
+            yield Table(title, list(CONSOLE_HEAD.values()), rows)
 
 
 def _explanation(results: StudyResults) -> str:
@@ -82,12 +93,16 @@ def _explanation(results: StudyResults) -> str:
         f"Each seed has one stable run. At each length the rate falls to 0 over the last "
         f"{annealing.decay:.0%} of the steps. **Speed-up, annealed:** tokens that the baseline "
         "needs for the arm's annealed loss, over the arm's tokens. The baseline's annealed losses "
-        "of a seed are joined by lines in the logarithms of tokens and loss. Nothing is "
+        "of a seed are joined by lines in the logarithms of tokens and loss. They lie above a "
+        "convex curve, so a speed-up is a little too large. Nothing is "
         "extrapolated: > and < are bounds, where the loss is beyond the baseline's longest or "
-        "shortest run. **Speed-up, crossing:** the same runs by the definition of other sections, "
-        "where the arm's curve first has the baseline's final loss. Both are geometric means over "
-        "pairs of seeds, with 95 % t-intervals of the logarithm. An arm has one rate at all "
-        "lengths."
+        "shortest run. An arm that leads has a bound at the greatest length. There the difference "
+        "of the losses, paired by seed, tells whether it leads. **Speed-up, crossing:** the same "
+        "runs by the definition of other sections, where the arm's curve first has the baseline's "
+        "final loss. Curves are steep where the rate falls, so a crossing there is nearer to 1. "
+        "Both are geometric means over pairs of seeds, with 95 % t-intervals of the logarithm. "
+        "Intervals are not corrected for the number of arms and lengths. An arm has one rate, and "
+        "one warm-up in steps, at all lengths."
     )
 
 
@@ -105,15 +120,27 @@ def _rows(comparison: AnnealedComparison) -> Iterator[list[str]]:
                 literal(line.arm.title),
                 tokens,
                 per_parameter,
-                mean_sd(point.losses, 4),
-                mean_sd(point.baseline_losses, 4),
+                _mean_loss(point.losses),
+                _mean_loss(point.baseline_losses),
+                _difference(point),
                 point.annealed.words,
                 point.crossing.words,
             ]
 
 
+def _mean_loss(losses: Losses) -> str:
+    return mean_sd(Summary([*losses.values()]), 4)
+
+
+def _difference(point: Point) -> str:
+    """The arm's annealed losses minus the baseline's, with the interval of a paired t-test."""
+    if point.annealed.obstacle:
+        return NONE
+    return mean_difference(point.losses, point.baseline_losses, "+.4f")
+
+
 def _trend_in_words(line: Line) -> str:
-    """A line of Markdown: the change with the length, and the lead at the greatest length."""
+    """A line of Markdown: the change with the length, and the lead at the greatest lengths."""
     exact = [point for point in line.points if point.annealed.is_exact]
     text = f"- {literal(line.arm.title)}: "
     if line.trend is None:
@@ -126,6 +153,12 @@ def _trend_in_words(line: Line) -> str:
     if exact:
         last = exact[-1]
         text += f" At {short_number(last.tokens)} tokens {last.annealed.words}: {_lead(last)}."
+    longest = line.points[-1]
+    if longest.annealed.bounds:
+        text += (
+            f" At {short_number(longest.tokens)} tokens {longest.annealed.words}: its loss minus "
+            f"the baseline's is {_difference(longest)}."
+        )
     return text
 
 
@@ -149,8 +182,9 @@ def raw_numbers(results: StudyResults) -> list[dict[str, Any]]:
                 points.append({
                     "max_steps": point.length,
                     "tokens": point.tokens,
-                    "losses": point.losses.values,
-                    "baseline_losses": point.baseline_losses.values,
+                    "losses": list(point.losses.values()),
+                    "baseline_losses": list(point.baseline_losses.values()),
+                    "loss_difference": difference(point.losses, point.baseline_losses),
                     "speedup_annealed": list(point.annealed.ratios.values()),
                     "bounds": sorted(point.annealed.bounds),
                     "test": point.annealed.speedup.test,
@@ -174,11 +208,13 @@ def draw(comparison: AnnealedComparison, path: Path) -> None:
         figure, (losses, speedups) = plt.subplots(1, 2, figsize=(TEXT_WIDTH, 3.1))
         for arm in arms:
             _draw_losses(losses, arm, styles[arm.title])
-        for line in comparison.lines:
-            _draw_speedups(speedups, line, styles[line.arm.title])
+        middle = (len(comparison.lines) - 1) / 2
+        for number, line in enumerate(comparison.lines):
+            shift = INTERVAL_DISTANCE ** (number - middle)
+            _draw_speedups(speedups, line, styles[line.arm.title], shift)
         speedups.axhline(1, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1)
         losses.set(title="annealed losses", ylabel="validation loss (nats per token)")
-        speedups.set(title="speed-up in tokens")
+        speedups.set(title="speed-up in tokens over the baseline")
         tokens = _tokens_of(comparison)
         for axes in (losses, speedups):
             axes.set_xscale("log")
@@ -186,7 +222,8 @@ def draw(comparison: AnnealedComparison, path: Path) -> None:
             axes.set_xlabel("training tokens")
             axes.grid()
         legend_title = (
-            "right: solid with 95 % intervals, annealed; hollow, its bounds; dotted, crossing"
+            "left: means over seeds; right: solid with 95 % intervals, annealed;\n"
+            "hollow triangles, its bounds; dotted, crossing"
         )
         handles, labels = losses.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, title=legend_title)
@@ -206,13 +243,16 @@ def _draw_losses(axes: Axes, arm: AnnealedArm, look: LineStyle) -> None:
     means = []
     for length in arm.lengths:
         tokens.append(arm.tokens(length))
-        means.append(arm.losses(length).mean or np.nan)
+        means.append(Summary([*arm.losses(length).values()]).mean or np.nan)
     axes.plot(tokens, means, look.marker, color=look.colour, linestyle=look.dash, markersize=4,
               linewidth=1.2, label=arm.title)  # fmt: skip
 
 
-def _draw_speedups(axes: Axes, line: Line, look: LineStyle) -> None:
-    """Draw exact speed-ups as a line with intervals, bounds hollow, crossings dotted."""
+def _draw_speedups(axes: Axes, line: Line, look: LineStyle, shift: float) -> None:
+    """Draw exact speed-ups as a line with intervals, bounds hollow, crossings dotted.
+
+    Tokens are multiplied by `shift`, so that intervals of several arms stand side by side.
+    """
     colour: dict[str, Any] = {"color": look.colour}
     exact = []
     for point in line.points:
@@ -222,13 +262,14 @@ def _draw_speedups(axes: Axes, line: Line, look: LineStyle) -> None:
         if annealed.is_exact:
             below = mean - test.low if test else np.nan
             above = test.high - mean if test else np.nan
-            exact.append((point.tokens, mean, below, above))
+            exact.append((shift * point.tokens, mean, below, above))
         elif len(annealed.bounds) == 1:
             marker = "^" if ">" in annealed.bounds else "v"
-            axes.plot(point.tokens, mean, marker, fillstyle="none", **colour)
+            axes.plot(shift * point.tokens, mean, marker, fillstyle="none", **colour)
     tokens, means, *bars = np.reshape(exact, (-1, 4)).T
     axes.errorbar(tokens, means, bars, fmt=look.marker, markersize=4, linestyle="-",
                   linewidth=1.2, capsize=2, elinewidth=0.8, **colour)  # fmt: skip
-    all_tokens = [point.tokens for point in line.points]
+    all_tokens = [shift * point.tokens for point in line.points]
     crossings = [point.crossing.mean or np.nan for point in line.points]
-    axes.plot(all_tokens, crossings, linestyle=":", linewidth=1, **colour)
+    axes.plot(all_tokens, crossings, look.marker, markersize=2.5, linestyle=":", linewidth=1,
+              **colour)  # fmt: skip

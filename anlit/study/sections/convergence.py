@@ -13,9 +13,13 @@ def convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """The comparisons in Markdown. It has no options."""
     paragraphs: list[str] = []
     for number, (planned, comparison) in enumerate(results.comparisons):
-        paragraphs.append(f"## {planned.title}")
-        if results.study.annealing is not None:
-            paragraphs.append("The stable runs, with losses at their peak rate.")
+        if results.study.annealing is None:
+            paragraphs.append(f"## {planned.title}")
+        else:
+            paragraphs.append(f"## Stable runs: {planned.title}")
+            paragraphs.append(
+                "The rate of these runs has not fallen, so their losses are above annealed ones."
+            )
         if comparison is None:
             baseline = planned.baseline.title
             paragraphs.append(
