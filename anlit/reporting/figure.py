@@ -6,6 +6,7 @@ differ in marker and dashes.
 """
 
 import re
+import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,6 +31,8 @@ TEXT_WIDTH = 6.75
 """Width of a figure across the text of a page, in inches."""
 LETTER_WIDTH = 0.06
 """Mean width of a letter in a legend, in inches."""
+LEGEND_LINE = 10
+"""Width of a legend's line and margins, in letters."""
 INK = "#333333"
 # Okabe and Ito's palette without its yellow, which is too light for a line on white.
 BLUE = "#0072B2"
@@ -131,11 +134,16 @@ def legend_name(label: str) -> str:
 def legend_below(
     figure: Figure, handles: Sequence[Any], columns: int = 2, title: str | None = None
 ) -> None:
-    """Draw a legend below the panels, row by row, in at most `columns` columns that fit."""
+    """Draw a legend below the panels, row by row, in at most `columns` columns that fit.
+
+    A label that is longer than the figure is wide has several lines.
+    """
+    letters = int(figure.get_figwidth() / LETTER_WIDTH)
     for handle in handles:
-        handle.set_label(legend_name(handle.get_label()))
+        label = legend_name(handle.get_label())
+        handle.set_label(textwrap.fill(label, letters - LEGEND_LINE))
     longest = max(len(handle.get_label()) for handle in handles)
-    fitting_columns = int(figure.get_figwidth() / (LETTER_WIDTH * (longest + 6)))
+    fitting_columns = letters // (longest + LEGEND_LINE)
     columns = max(1, min(columns, len(handles), fitting_columns))
     ordered_handles: list[Any] = []
     for column in range(columns):  # matplotlib fills column after column

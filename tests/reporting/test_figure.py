@@ -6,7 +6,16 @@ import pytest
 from matplotlib import pyplot as plt
 from PIL import Image
 
-from anlit.reporting.figure import ARCHITECTURES, MECHANISMS, line_styles, save, style
+from anlit.reporting.figure import (
+    ARCHITECTURES,
+    COLUMN_WIDTH,
+    MECHANISMS,
+    TEXT_WIDTH,
+    legend_below,
+    line_styles,
+    save,
+    style,
+)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +88,26 @@ def test_no_two_lines_are_alike(labels: list[str]) -> None:
     colours_and_dashes = {(look.colour, look.dash) for look in looks}
     assert len(colours_and_markers) == 6
     assert len(colours_and_dashes) == 6
+
+
+LONG_LABEL = "anGPT, gain on q and k, unit norm of each head's average of values, twice the rate"
+
+
+@pytest.mark.parametrize("width", [COLUMN_WIDTH, TEXT_WIDTH])
+@pytest.mark.parametrize("length", [5, 20, 45, len(LONG_LABEL)])
+def test_a_legend_lies_within_its_figure(width: float, length: int) -> None:
+    with style(8):
+        figure, axes = plt.subplots(figsize=(width, 3))
+        for number in range(7):
+            axes.plot([0, 1], [number, number], label=f"{number} {LONG_LABEL[:length]}")
+
+        legend_below(figure, axes.get_lines(), columns=3)
+
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        extent = legend.get_window_extent()
+        assert 0 <= extent.x0 < extent.x1 <= figure.bbox.width
+        plt.close(figure)
 
 
 def test_a_figure_is_written_for_pages_and_for_papers(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from anlit.reporting.figure import (
     INK,
     TEXT_WIDTH,
     LineStyle,
+    legend_below,
     line_styles,
     save,
     style,
@@ -225,8 +226,8 @@ def draw(comparison: AnnealedComparison, path: Path) -> None:
             "left: means over seeds; right: solid with 95 % intervals, annealed;\n"
             "hollow triangles, its bounds; dotted, crossing"
         )
-        handles, labels = losses.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, title=legend_title)
+        handles, _ = losses.get_legend_handles_labels()
+        legend_below(figure, handles, columns=2, title=legend_title)
         save(figure, path)
 
 

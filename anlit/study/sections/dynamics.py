@@ -9,7 +9,15 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from anlit.io.read import parse_cell, read_rows
-from anlit.reporting.figure import TEXT_WIDTH, LineStyle, line_styles, panels, save, style
+from anlit.reporting.figure import (
+    TEXT_WIDTH,
+    LineStyle,
+    legend_below,
+    line_styles,
+    panels,
+    save,
+    style,
+)
 from anlit.reporting.table import NONE, markdown_table
 from anlit.runs.folders import METRICS, Run
 from anlit.study.results import StudyResults
@@ -137,8 +145,8 @@ def _draw_panels(
             axes.locator_params(axis="x", nbins=4)
             if name.startswith("rotation/") or name.endswith("/norm"):
                 axes.set_yscale("log")
-        handles, labels = all_axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        handles, _ = all_axes[0].get_legend_handles_labels()
+        legend_below(figure, handles, columns=3)
         save(figure, path)
 
 

@@ -24,6 +24,7 @@ from anlit.reporting.figure import (
     COLUMN_WIDTH,
     INK,
     LineStyle,
+    legend_below,
     line_styles,
     save,
     style,
@@ -200,7 +201,7 @@ def draw_gaps(gaps: list[Gap], baseline: str, panel_key: str, over: str, path: P
             line: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash}
             handles.append(Line2D([], [], markersize=4, label=title, **line))
         legend_title = "dots: seeds; lines: their means"
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, title=legend_title)
+        legend_below(figure, handles, columns=3, title=legend_title)
         save(figure, path)
 
 

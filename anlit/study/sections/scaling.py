@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from anlit.reporting.figure import COLUMN_WIDTH, line_styles, save, style
+from anlit.reporting.figure import COLUMN_WIDTH, legend_below, line_styles, save, style
 from anlit.reporting.table import markdown_table
 from anlit.study.results import StudyResults
 
@@ -235,7 +235,8 @@ def _draw_laws(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> 
             "marks: runs; lines: best split of N and D;\n"
             "dotted: extrapolated; bands: 95 % of the bootstrap's laws"
         )
-        figure.legend(loc="outside lower center", ncols=3, title=legend_title)
+        handles, _ = axes.get_legend_handles_labels()
+        legend_below(figure, handles, columns=3, title=legend_title)
         save(figure, path)
 
 
