@@ -511,3 +511,19 @@ def test_intervals_of_several_arms_stand_side_by_side(folder: Path, monkeypatch,
     assert all(angpt < ngpt_tokens)
     middles = np.sqrt(angpt * ngpt_tokens)
     assert middles == pytest.approx(np.array(LENGTHS[:3]) * TOKENS_PER_STEP)
+
+
+def test_a_wide_interval_does_not_flatten_the_picture(folder: Path, monkeypatch, drawn) -> None:
+    monkeypatch.setattr(annealed, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setitem(SPEEDUPS, ("angpt", 1), 0.7)
+    study = annealed_study(folder, seeds=[1, 2])
+    train(study, folder / "out")
+
+    annealed.annealed(read_results(study, Path("out")), {})
+
+    _, speedups = drawn[0].axes
+    mean = stats.gmean([0.7, SPEEDUPS["angpt", 2]])
+    _, high = stats.ttest_1samp(np.log([0.7, SPEEDUPS["angpt", 2]]), 0).confidence_interval()
+    assert np.exp(high) > 50
+    low, high = speedups.get_ylim()
+    assert low < mean < 1 < high < 2

@@ -51,6 +51,8 @@ CONSOLE_HEAD = {
     7: "speed-up,\ncrossing",
 }
 """Columns of `HEAD` for which a terminal of 80 characters has room, and their headings there."""
+CUT = 1.5
+"""Factor from the values of the picture at which intervals are cut off."""
 INTERVAL_DISTANCE = 1.04
 """Factor of tokens between the intervals of two arms at the same length."""
 
@@ -216,6 +218,7 @@ def draw(comparison: AnnealedComparison, path: Path) -> None:
         speedups.axhline(1, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1)
         losses.set(title="annealed losses", ylabel="validation loss (nats per token)")
         speedups.set(title="speed-up in tokens over the baseline")
+        speedups.set_ylim(*_limits(comparison, speedups.get_ylim()))
         tokens = _tokens_of(comparison)
         for axes in (losses, speedups):
             axes.set_xscale("log")
@@ -229,6 +232,19 @@ def draw(comparison: AnnealedComparison, path: Path) -> None:
         handles, _ = losses.get_legend_handles_labels()
         legend_below(figure, handles, columns=2, title=legend_title)
         save(figure, path)
+
+
+def _limits(comparison: AnnealedComparison, limits: tuple[float, float]) -> tuple[float, float]:
+    """`limits` of the speed-ups' axis, at most `CUT` times the values.
+
+    So an interval of few seeds does not flatten the others.
+    """
+    values = [1.0]
+    for line in comparison.lines:
+        for point in line.points:
+            values += filter(None, (point.annealed.speedup.mean, point.crossing.mean))
+    low, high = limits
+    return max(low, min(values) / CUT), min(high, CUT * max(values))
 
 
 def _tokens_of(comparison: AnnealedComparison) -> list[float]:
