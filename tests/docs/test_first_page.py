@@ -18,5 +18,12 @@ def test_the_picture_shows_every_comparison() -> None:
     drawn = first_page.draw()
 
     texts = {text.get_text() for text in drawn.axes[0].texts}
-    assert {comparison.label for comparison in first_page.COMPARISONS} <= texts
+    for comparison in first_page.COMPARISONS:
+        assert {comparison.label, comparison.result} <= texts
     assert first_page.PICTURE.is_file()
+
+
+def test_only_a_loss_that_no_seed_reaches_is_never_reached() -> None:
+    results = {comparison.result for comparison in first_page.COMPARISONS}
+
+    assert {"never reaches that loss", "1 of 3 seeds reach that loss"} <= results
