@@ -52,6 +52,20 @@ def test_a_step_follows_from_its_record(model: str) -> None:
     assert expected in PAGE.splitlines()
 
 
+def test_the_clock_under_angpt_follows_from_its_record() -> None:
+    rows = rows_of(read_record("step"))
+    gpt = rows[STEP_NAMES["GPT+"]]
+    angpt = rows[STEP_NAMES["anGPT"]]
+    clock = angpt["clocks"]["mhz"] / gpt["clocks"]["mhz"]
+    time = median_ms(angpt, "train") / median_ms(gpt, "train")
+
+    page = " ".join(PAGE.split())
+    assert f"{1 - time:.0%} less time than GPT+, at an {clock - 1:.0%} h".replace("%", " %") in page
+    assert f"its step has {time * clock - 1:.0%} more cycles".replace("%", " %") in page
+    readme = " ".join(Path("README.md").read_text().split())
+    assert f"anGPT's clock was {clock - 1:.0%} higher".replace("%", " %") in readme
+
+
 @pytest.mark.parametrize("model", STEP_NAMES)
 def test_a_step_beside_peers_follows_from_its_record(model: str) -> None:
     record = read_record("step-with-peers")
