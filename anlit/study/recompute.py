@@ -44,8 +44,8 @@ def _update_page(page: Path, comparisons: list[Comparison]) -> None:
     for number, comparison in enumerate(comparisons):
         for index, section in enumerate(sections):
             if f"({comparison.plot.name})" in section:
-                title, *_ = section.splitlines()
-                paragraphs = [title, *compared(comparison, is_explained=number > 0)]
+                head, _, _ = section.partition("\n\n- ")  # the findings are a list
+                paragraphs = [head, *compared(comparison, is_explained=number > 0)]
                 sections[index] = "\n\n".join(filter(None, paragraphs)) + "\n"
     write_text(page, SECTION_START.join(sections).rstrip("\n") + "\n")
 

@@ -17,6 +17,7 @@ from scipy import stats
 from anlit.checkpoints.location import is_sharded
 from anlit.checkpoints.writing import give_name
 from anlit.commands.annealed_runs import place
+from anlit.commands.study import main
 from anlit.errors import UserError
 from anlit.study import annealed_results
 from anlit.study.estimate import describe_plan, estimate_cost, merge_configuration
@@ -527,3 +528,19 @@ def test_a_wide_interval_does_not_flatten_the_picture(folder: Path, monkeypatch,
     assert np.exp(high) > 50
     low, high = speedups.get_ylim()
     assert low < mean < 1 < high < 2
+
+
+def test_a_recomputed_report_still_says_that_its_comparisons_are_of_stable_runs(
+    folder: Path,
+) -> None:
+    study = annealed_study(folder)
+    train(study, folder / "out")
+    text = report(study).text
+    sentence = "The rate of these runs has not fallen"
+    assert f"## Stable runs: {study.comparisons[0].title}\n\n{sentence}" in text
+
+    assert main(["--recompute", "out"]) == 0
+
+    recomputed = (folder / "out" / "report.md").read_text()
+    assert recomputed.count(sentence) == text.count(sentence) == 1
+    assert len(recomputed.splitlines()) == len(text.splitlines())
