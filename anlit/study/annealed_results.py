@@ -31,6 +31,8 @@ class AnnealedArm(NamedTuple):
     curves: dict[Hashable, dict[int, Curve | None]]
     """The curve of the stable run until the branch, and of the annealed run."""
     parameters: int | None
+    lost: list[str]
+    """Names of the runs without an annealed loss, each with its reason."""
 
     @property
     def lengths(self) -> list[int]:
@@ -111,7 +113,7 @@ def annealed_comparisons(results: StudyResults) -> list[AnnealedComparison]:
 def read_arm(results: StudyResults, arm: Arm) -> AnnealedArm:
     """The annealed runs of an arm that have ended."""
     stable_runs = {result.planned.name: result for result in results.runs}
-    read = AnnealedArm(arm.title, results.group(arm), {}, {}, None)
+    read = AnnealedArm(arm.title, results.group(arm), {}, {}, None, [])
     for result in results.runs:
         planned = result.planned
         if planned.arm is not arm or not isinstance(planned, AnnealedRun):
@@ -122,9 +124,21 @@ def read_arm(results: StudyResults, arm: Arm) -> AnnealedArm:
         end, curve = _end_and_curve(result, stable_runs[planned.stable.name])
         read.ends.setdefault(seed, {})[planned.max_steps] = end
         read.curves.setdefault(seed, {})[planned.max_steps] = curve
+        if end is None:
+            read.lost.append(f"{planned.name} ({_obstacle(result)})")
         if result.run is not None and result.run.parameters:
             read = read._replace(parameters=result.run.parameters)
     return read
+
+
+def _obstacle(result: RunResult) -> str:
+    """Why a run that has ended has no annealed loss, in words; "" if it has one."""
+    run = result.run
+    if result.state.status == "failed" or run is None:
+        return "failed"
+    if run.record.get("stopped_early"):
+        return f"ended early, after {run.record['stopped_early']}"
+    return "" if run.complete else run.state
 
 
 def _end_and_curve(result: RunResult, stable_result: RunResult) -> tuple[End | None, Curve | None]:
@@ -134,7 +148,7 @@ def _end_and_curve(result: RunResult, stable_result: RunResult) -> tuple[End | N
     """
     run = result.run
     stable = stable_result.run
-    if result.state.status == "failed" or run is None or not run.complete:
+    if run is None or _obstacle(result):
         return None, None
     end = End(float(run.curve.tokens[-1]), run.final_loss)
     curve = run.curve.finite()

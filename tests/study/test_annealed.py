@@ -472,6 +472,26 @@ def test_an_arm_that_failed_at_every_length_has_no_value(folder: Path) -> None:
     assert "anGPT: fewer than two lengths have a value on every seed" in page.text
 
 
+def test_runs_without_an_annealed_loss_are_named(folder: Path) -> None:
+    """One diverged; one was stopped before its rate was 0, and its last loss is no annealed one."""
+    study = annealed_study(folder)
+    train(study, folder / "out")
+    diverged = next(folder.glob("out/angpt_seed=1_annealed=100*"))
+    table = (diverged / "metrics.csv").read_text().splitlines()
+    (diverged / "metrics.csv").write_text("\n".join([*table[:-1], "19,,nan,204800,1,nan", ""]))
+    stopped = next(folder.glob("out/angpt_seed=2_annealed=200*"))
+    record = json.loads((stopped / "run.json").read_text())
+    early = {"stopped_early": "190 of 200 steps, by Timer"}
+    (stopped / "run.json").write_text(json.dumps(record | early))
+
+    page = report(study)
+
+    at_100, at_200, _, _ = page.rows_of("anGPT", 8)
+    assert at_100[3] == at_100[6] == at_200[3] == at_200[6] == "2 of 3 seeds"
+    names = f"{diverged.name} (failed), {stopped.name} (ended early, after 190 of 200"
+    assert f"- LOST {names}" in page.text.replace("\\", "")
+
+
 def test_before_any_annealed_run_the_section_says_so(folder: Path) -> None:
     assert "No pair of annealed runs has finished yet." in report(annealed_study(folder)).text
 

@@ -73,7 +73,7 @@ def annealed(results: StudyResults, options: dict[str, Any]) -> list[str]:
             paragraphs.append(f"![annealed losses, and speed-ups over tokens]({path.name})")
         paragraphs += [
             markdown_table(HEAD, list(_rows(comparison)), left=(0,)),
-            "\n".join(map(_trend_in_words, comparison.lines)),
+            "\n".join([*map(_trend_in_words, comparison.lines), *_lost_runs(comparison)]),
         ]
     return paragraphs
 
@@ -163,6 +163,16 @@ def _trend_in_words(line: Line) -> str:
             f"the baseline's is {_difference(longest)}."
         )
     return text
+
+
+def _lost_runs(comparison: AnnealedComparison) -> list[str]:
+    """A line of Markdown on the runs without an annealed loss. [] if there are none."""
+    lost = list(comparison.baseline.lost)
+    for line in comparison.lines:
+        lost += line.arm.lost
+    if not lost:
+        return []
+    return [f"- LOST {literal(', '.join(lost))}: a lost run counts as a seed without a value."]
 
 
 def _lead(point: Point) -> str:
