@@ -8,7 +8,9 @@ import numpy as np
 from tests.docs.page_tables import ATTENTION
 from tests.docs.records import (
     Lengths,
+    column,
     figure,
+    read_record,
 )
 from tests.docs.result_claims import leading
 from tests.docs.section_claims import section
@@ -50,10 +52,14 @@ def mechanisms_by_length() -> Iterator[str]:
         if label not in (alibi, invariant):
             others.add(float(leading(accuracy)))
     yield (
-        f"At 16 times it ALiBi finds {accuracies[alibi]}, scale-invariant attention "
-        f"{accuracies[invariant]}, the others none"
+        f"At 16 times it ALiBi finds {accuracies[alibi]} and scale-invariant attention "
+        f"{accuracies[invariant]}, only needles at the end of the text; the others find none"
     )
     assert others == {0.0}
+    for points in read_record("attention/0.4m/needle/needle.json")["measurements"]:
+        *earlier, end = points[-1]["by_depth"]
+        assert end["depth"] == 1.0
+        assert not any(column(earlier, "matches"))
 
 
 @section(ATTENTION, "Changing a trained model's attention")
