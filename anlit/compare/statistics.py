@@ -248,7 +248,8 @@ class SpeedUp:
             the pair failed. () with an obstacle.
         bound: A run had the loss at its first validation. The speed-up is at least this.
         paired: The seeds were compared in pairs, not with the baseline's mean curve.
-        left_out: The number of runs on seeds that the baseline does not have.
+        left_out: The number of runs in no pair: on seeds that the baseline does not have, or that
+            a later run has too.
         obstacle: Why the runs cannot be compared, in two words. "" if they can.
     """
 
@@ -345,7 +346,8 @@ def tokens_to_loss(curve: Curve, loss: float) -> float | None:
 def speed_up(baseline: SeededCurves, curves: SeededCurves) -> SpeedUp:
     """The speed-up of the runs with `curves` over the runs of `baseline`."""
     partners = dict(baseline)
-    pairs = [(partners[seeds], curve) for seeds, curve in curves if seeds in partners]
+    # Of runs with the same seeds the last counts, as in `Group.loss_by_seed`.
+    pairs = [(partners[seeds], run) for seeds, run in dict(curves).items() if seeds in partners]
     is_paired = bool(pairs)
     if not is_paired:
         mean = _mean_of_all(baseline)

@@ -172,6 +172,16 @@ def test_without_a_common_seed_runs_are_compared_with_the_mean_curve() -> None:
     assert speedup.words == "1 of 2 seeds"
 
 
+def test_a_seed_that_was_run_twice_is_one_pair() -> None:
+    """Two runs of a seed are not independent: they must not narrow the interval."""
+    runs = [(1, EASY), (1, QUICK_EASY), (2, QUICK_HARD)]
+
+    speedup = speed_up([(1, EASY), (2, HARD)], runs)
+
+    assert speedup.values == (2.0, 2.0)
+    assert speedup.words == "2.00 (2 seeds)"
+
+
 def test_against_a_mean_curve_there_is_no_interval() -> None:
     """The runs' spread is not that of the speed-up: the baseline's seeds differ too."""
     slower = curve((100, 5.0), (230, 2.0))
