@@ -46,10 +46,10 @@ def print_summary(results: StudyResults, console: SafeConsole | None = None) -> 
         for table in summary_tables(results):
             console.print(table)
         return
-    speedups = _speedups(results)
+    baseline, speedups = _speedups(results)
     head = ["arm", "setting", "seeds", "final loss"]
     if speedups:
-        head.append("speed-up in tokens")
+        head.append(f"speed-up in tokens over {baseline}")
     rows = []
     for measured in results.measured_arms():
         title = measured.arm.title
@@ -70,16 +70,23 @@ def print_summary(results: StudyResults, console: SafeConsole | None = None) -> 
             console.print(without_control_codes(note))
 
 
-def _speedups(results: StudyResults) -> dict[str, str]:
-    """The speed-up of each arm over the baseline of the first comparison that has it."""
+def _speedups(results: StudyResults) -> tuple[str, dict[str, str]]:
+    """The first baseline, and the speed-up of each arm in the first comparison that has it.
+
+    A speed-up over another baseline names it.
+    """
+    comparisons = [comparison for _, comparison in results.comparisons if comparison is not None]
     speedups: dict[str, str] = {}
-    for _, comparison in results.comparisons:
-        if comparison is None:
-            continue
+    if not comparisons:
+        return "", speedups
+    first_baseline = comparisons[0].baseline.label
+    for comparison in comparisons:
+        baseline = comparison.baseline.label
+        suffix = "" if baseline == first_baseline else f"\nover {baseline}"
         for result in comparison.results:
             if not result.group.unfinished:
-                speedups.setdefault(result.label, result.speedup.words)
-    return speedups
+                speedups.setdefault(result.label, f"{result.speedup.words}{suffix}")
+    return first_baseline, speedups
 
 
 def _paragraphs(results: StudyResults) -> list[str]:

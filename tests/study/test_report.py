@@ -282,6 +282,36 @@ def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Pa
     assert edge in report(study).text
 
 
+def test_the_printed_table_names_the_baseline_of_each_speed_up(folder: Path) -> None:
+    arms = UNTUNED_ARMS | {
+        "slow": UNTUNED_ARMS["gpt"] | {"title": "slow"},
+        "quick": UNTUNED_ARMS["gpt"] | {"title": "quick"},
+    }
+    comparisons = [
+        {"title": "first", "baseline": "gpt", "arms": ["gpt", "angpt"]},
+        {"title": "second", "baseline": "slow", "arms": ["slow", "quick"]},
+    ]
+    losses = {"gpt": 3.5, "angpt": 3.3, "slow": 4.0, "quick": 3.0}
+    study = trained(
+        folder,
+        lambda run, *_: losses[run.arm.base],
+        arms=arms,
+        baseline=None,
+        comparisons=comparisons,
+        sections=["convergence"],
+    )
+
+    printed = printed_summary(study)
+
+    head, _, _ = printed.partition("─")
+    assert {"over", "GPT+"} < {*head.split()}
+    lines = printed.splitlines()
+    (quick,) = [number for number, line in enumerate(lines) if line.startswith("quick")]
+    assert lines[quick + 1].split() == ["over", "slow"]
+    (angpt,) = [number for number, line in enumerate(lines) if line.startswith("anGPT")]
+    assert "over" not in lines[angpt + 1]
+
+
 def test_the_printed_table_has_no_speed_up_of_an_arm_that_has_not_ended(folder: Path) -> None:
     study = trained(folder, lambda *_: 3.0, arms=UNTUNED_ARMS, sections=["convergence"])
     for file in folder.glob("out/angpt*/run.json"):
