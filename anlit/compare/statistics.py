@@ -352,6 +352,8 @@ def speed_up(baseline: SeededCurves, curves: SeededCurves) -> SpeedUp:
     if not is_paired:
         mean = _mean_of_all(baseline)
         pairs = [(mean, curve) for _, curve in curves]
+    if any(_rises(partner) for partner, _ in pairs):
+        return SpeedUp((), paired=is_paired, obstacle="baseline rises")
     values = [_speed_up_of_pair(partner, curve) for partner, curve in pairs]
     bound = any(_starts_below(partner, curve) for partner, curve in pairs)
     return SpeedUp(tuple(values), bound, is_paired, len(curves) - len(pairs))
@@ -371,6 +373,16 @@ def _speed_up_of_pair(baseline: Curve | None, curve: Curve | None) -> float | No
     baseline_tokens = tokens_to_loss(baseline, target)
     tokens = tokens_to_loss(curve, target)
     return baseline_tokens / tokens if baseline_tokens and tokens else None
+
+
+def _rises(baseline: Curve | None) -> bool:
+    """Whether a curve is at or below its last loss from the start.
+
+    Then the tokens for this loss are not known.
+    """
+    return (
+        baseline is not None and len(baseline) > 1 and bool(baseline.loss[0] <= baseline.loss[-1])
+    )
 
 
 def _starts_below(baseline: Curve | None, curve: Curve | None) -> bool:

@@ -125,6 +125,17 @@ def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing() -> Non
     assert result.mean == pytest.approx(250 / 150)
 
 
+def test_a_baseline_that_starts_at_its_final_loss_gives_no_speed_up() -> None:
+    """It had the loss at some time before its first validation."""
+    diverging = curve((100, 3.0), (200, 2.5), (300, 3.6))
+    run = curve((100, 4.0), (200, 3.0))
+
+    result = speed_up([(1, diverging)], [(1, run)])
+
+    assert result.values == ()
+    assert result.words == "– (baseline rises)"
+
+
 EASY = curve((100, 4.0), (400, 1.0))
 HARD = curve((100, 6.0), (400, 3.0))
 QUICK_EASY = curve((100, 3.0), (200, 1.0))

@@ -48,6 +48,8 @@ class Gap(NamedTuple):
     arm_losses: statistics.Losses
     """Final losses by seed, of the seeds that both have."""
     baseline_losses: statistics.Losses
+    obstacle: str = ""
+    """Why the losses cannot be compared, in two words. "" if they can."""
 
     @property
     def differences(self) -> list[float]:
@@ -84,7 +86,7 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     if not gaps:
         return [title, "No pair of runs has finished yet."]
     path = results.output / f"loss_gap-{over}.png"
-    comparable = [gap for gap in gaps if not gap.speedup.obstacle]
+    comparable = [gap for gap in gaps if not gap.obstacle]
     picture = ""
     if comparable:
         draw_gaps(comparable, baseline, panel_key, over, path)
@@ -109,7 +111,7 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
 
 def _row(gap: Gap) -> list[str]:
     difference = NONE
-    if not gap.speedup.obstacle:
+    if not gap.obstacle:
         difference = mean_difference(gap.arm_losses, gap.baseline_losses, "+.4f")
     return [
         gap.panel,
@@ -166,8 +168,9 @@ def _gap(
     common_seeds = [seed for seed in losses if seed in baseline_losses]
     if not common_seeds:
         return None
-    speedup = SpeedUp((), obstacle=obstacle_to_comparison(group, baseline_group))
-    if not speedup.obstacle:
+    obstacle = obstacle_to_comparison(group, baseline_group)
+    speedup = SpeedUp((), obstacle=obstacle)
+    if not obstacle:
         speedup = speed_up(baseline_group.seeded_curves(), group.seeded_curves())
     return Gap(
         panel=str(measured.arm.varied.shown[panel_key]),
@@ -176,6 +179,7 @@ def _gap(
         speedup=speedup,
         arm_losses={seed: losses[seed] for seed in common_seeds},
         baseline_losses={seed: baseline_losses[seed] for seed in common_seeds},
+        obstacle=obstacle,
     )
 
 
